@@ -1,0 +1,65 @@
+"""A plugin of pytest for scripts/test: which tests may be skipped, and what else went wrong.
+
+With CI=true a skip whose reason is not excused here is a failure: on a machine that was set up by
+scripts/test everything else has to run.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+
+import pytest
+
+EXCUSED = (
+    r"GPU|NVML's library|NVIDIA|NCCL|CUDA",
+    r"pyslurm",
+    r"the fake ",
+    r"/dev/kmsg",
+    r"recorded samples are not beside this tree|published scripts are not at hand",
+    r"SRES_TEST_SLURM_ROOTS",
+    r"systemd-analyze",
+)
+"""Regular expressions, searched in the reason: what no machine has to have."""
+
+_EXCUSED = re.compile("|".join(EXCUSED), re.IGNORECASE)
+_skipped = set[str]()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note why a test was skipped."""
+    _note(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Note why a whole file was skipped."""
+    _note(report)
+
+
+def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        _skipped.add(reason.removeprefix("Skipped: "))
+
+
+def _unexcused() -> list[str]:
+    if os.environ.get("CI", "").lower() not in ("true", "1"):
+        return []
+    return [reason for reason in sorted(_skipped) if not _EXCUSED.search(reason)]
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """An unexcused skip fails the run; what complains when it is collected does so now."""
+    gc.collect()
+    if exitstatus == pytest.ExitCode.OK and _unexcused():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Before the closing line, besides the reasons that pytest's -ra gives: what makes it fail."""
+    for reason in _unexcused():
+        text = f"not excused by scripts/skips.py, and so an error in CI: {reason}"
+        terminalreporter.write_line(text, red=True)
+    if gates := os.environ.get("SRES_GATES_FAILED", "").strip():
+        terminalreporter.write_line(f"gates that failed (above): {gates}", red=True)

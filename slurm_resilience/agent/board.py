@@ -1,0 +1,109 @@
+"""What this node says about itself: checks and kernel log fill it, the link empties it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from slurm_resilience.health.incident import Change, heals
+from slurm_resilience.model import CheckResult, Finding
+from slurm_resilience.wire.messages import Report
+
+Key = tuple[str, str, str]
+
+
+class Board:
+    """Thread safe. Each entry calls ``wake`` when there is something new to send."""
+
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        self._lock = threading.Lock()
+        self._wake = wake
+        self._results: dict[str, CheckResult] = {}
+        self._held: dict[str, tuple[Finding, ...]] = {}
+        """Findings of each check's last judged run: an unjudged run does not take them back."""
+        self._findings: dict[Key, Finding] = {}
+        """The kernel log's: they hold until this boot ends, or until a line cancels them."""
+        self._new_results: dict[str, CheckResult] = {}
+        self._new_findings: dict[Key, Finding] = {}
+        self._notes: list[Finding] = []
+        self._cleared: dict[Key, None] = {}
+
+    def result(self, result: CheckResult) -> bool:
+        """Put up a check's result; True when it differs from the one before in more than words."""
+        with self._lock:
+            before = self._results.get(result.check)
+            self._results[result.check] = result
+            if result.verdict != "unjudged":
+                now = {finding.key for finding in result.findings}
+                for finding in self._held.get(result.check, ()):
+                    if finding.key not in now:
+                        self._cleared[finding.key] = None
+                self._held[result.check] = result.findings
+            if before is not None and _same(before, result):
+                return False
+            self._new_results[result.check] = result
+        self._wake()
+        return True
+
+    def change(self, change: Change) -> None:
+        """Put up what the kernel log's incidents became."""
+        with self._lock:
+            healed = [k for k, f in self._findings.items() if heals(f, change.recovered)]
+            for key in (*change.cleared, *healed):
+                if self._findings.pop(key, None):
+                    self._new_findings.pop(key, None)
+                    self._cleared[key] = None
+            if change.report is not None:
+                self._findings[change.report.key] = change.report
+                self._new_findings[change.report.key] = change.report
+                self._cleared.pop(change.report.key, None)
+        if change.report is not None or change.cleared or healed:
+            self._wake()
+
+    def note(self, finding: Finding) -> None:
+        """Put up something that is said once, whenever sresctld can be reached."""
+        with self._lock:
+            self._notes.append(finding)
+        self._wake()
+
+    def take(self) -> Report | None:
+        """What is new since the last call; None when there is nothing."""
+        with self._lock:
+            report = Report(
+                tuple(self._new_results.values()),
+                (*self._new_findings.values(), *self._notes),
+                tuple(self._cleared),
+            )
+            self._forget_new()
+        return report if report.results or report.findings or report.cleared else None
+
+    def take_all(self) -> Report:
+        """Everything that holds, for a sresctld that may know nothing."""
+        with self._lock:
+            held = tuple(
+                finding
+                for name, findings in self._held.items()
+                if self._results[name].verdict == "unjudged"
+                for finding in findings
+            )
+            report = Report(
+                tuple(self._results.values()),
+                (*self._findings.values(), *held, *self._notes),
+                tuple(self._cleared),
+                full=True,
+            )
+            self._forget_new()
+        return report
+
+    def _forget_new(self) -> None:
+        self._new_results.clear()
+        self._new_findings.clear()
+        self._notes.clear()
+        self._cleared.clear()
+
+
+def _same(a: CheckResult, b: CheckResult) -> bool:
+    """Numbers in the text may move; verdict, findings and their severities may not."""
+    return a.verdict == b.verdict and {(f.key, f.severity) for f in a.findings} == {
+        (f.key, f.severity) for f in b.findings
+    }

@@ -1,0 +1,126 @@
+"""sresd's threads: the link that beats, the kernel log, the checks, the fence.
+
+They share one board and one stop event. A thread that ends by an exception ends the daemon, and
+systemd starts it again: half an agent would beat on while nobody watches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm_resilience import __version__
+from slurm_resilience.agent import identity
+from slurm_resilience.agent.board import Board
+from slurm_resilience.agent.facts import Facts
+from slurm_resilience.agent.fence import Fence
+from slurm_resilience.agent.follow import Follower
+from slurm_resilience.agent.link import Link, Wakeup
+from slurm_resilience.agent.rounds import Rounds
+from slurm_resilience.clock import Clock
+from slurm_resilience.config import Config
+from slurm_resilience.errors import AuthError, WireError
+from slurm_resilience.wire.client import Connection
+from slurm_resilience.wire.messages import NodeHello
+
+log = logging.getLogger("sresd")
+
+GOODBYE_SECONDS = 1.0
+"""How long a stopping sresd waits for its goodbye to leave."""
+
+
+class Daemon:
+    """Everything of one sresd process but its command line."""
+
+    def __init__(
+        self, settings: Config, node: str, facts: Facts, clock: Clock, stop: threading.Event
+    ) -> None:
+        self._settings = settings
+        self._node = node
+        self._facts = facts
+        self._stop = stop
+        self._failed = False
+        self._clock = clock
+        self._turn = itertools.count()
+        self._wakeup = Wakeup()
+        self.board = Board(self._wakeup.ring)
+        hello = NodeHello(identity.boot_id(), identity.instance(), __version__)
+        beat = settings.agent.beat
+        self.link = Link(self.dial, hello, self.board, self._wakeup, beat, clock, stop)
+
+    def run(self, kernel_log: Path) -> int:
+        """Run until `stop` is set; the exit code."""
+        agent = self._settings.agent
+        follower = Follower(kernel_log, agent.accept_injected, self.board, self._clock, self._stop)
+        log.info("sresd %s watches node %s", __version__, self._node)
+        link = self._start("link", self.link.run)
+        self._start("kernel_log", follower.run)
+        rounds = Rounds(self._settings, self._facts, self.board, self._clock, self._stop)
+        self._start("checks", rounds.run)
+        fence = Fence(
+            self._settings,
+            self._node,
+            self._facts,
+            lambda: self.link.state,
+            self.board,
+            self._clock,
+            self._stop,
+        )
+        self._start("fence", fence.run)
+        self._stop.wait()
+        follower.wake()
+        self._wakeup.ring()
+        link.join(GOODBYE_SECONDS)
+        return 1 if self._failed else 0
+
+    def dial(self) -> Connection:
+        """One attempt to reach sresctld; with several SlurmctldHosts they take turns.
+
+        Raises:
+            SresError: no answer, or Slurm does not say where sresctld would be.
+        """
+        settings = self._settings
+        if settings.controller.host:
+            hosts: tuple[str, ...] = (settings.controller.host,)
+        else:
+            hosts = self._facts.ask_cluster().controllers
+        if not hosts:
+            raise WireError("where sresctld runs is unknown; set controller.host")
+        host = hosts[next(self._turn) % len(hosts)]
+        try:
+            return self._open(host)
+        except AuthError:
+            # SlurmUser and munge's socket are Slurm's to say. It is not asked before, because
+            # sresctld must be found while slurmctld is down.
+            if self._facts.cluster is not None:
+                raise
+            self._facts.ask_cluster()
+            return self._open(host)
+
+    def _open(self, host: str) -> Connection:
+        wire, cluster = self._settings.wire, self._facts.cluster
+        return Connection.open(
+            host,
+            self._settings.controller.port,
+            "node",
+            self._node,
+            munge_socket=wire.munge_socket or (cluster.munge_socket if cluster else ""),
+            trusted_uids=frozenset({0} if cluster is None else {0, cluster.slurm_user_uid}),
+        )
+
+    def _start(self, name: str, body: Callable[[], None]) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                body()
+            except Exception:
+                log.exception("%s failed; sresd ends", name)
+                self._failed = True
+                self._stop.set()
+
+        # Daemon threads: a check that hangs in the kernel must not keep sresd from ending.
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread.start()
+        return thread

@@ -1,0 +1,60 @@
+"""What sresd has to know of Slurm: asked once, then remembered; asked again until it answers."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+
+from slurm_resilience.errors import SresError
+from slurm_resilience.model import Node
+from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
+
+log = logging.getLogger("sresd.slurm")
+
+
+class Facts:
+    """Thread safe; a question that failed is asked again by the next who needs it."""
+
+    def __init__(self, client: SlurmClient, node: str) -> None:
+        self._client = client
+        self._name = node
+        self._lock = threading.Lock()
+        self._cluster: ClusterInfo | None = None
+        self._node: Node | None = None
+
+    @property
+    def cluster(self) -> ClusterInfo | None:
+        """What is known of the cluster; None when Slurm has not answered yet. Never asks."""
+        return self._cluster
+
+    def ask_cluster(self) -> ClusterInfo:
+        """The cluster's configuration.
+
+        Raises:
+            SresError: Slurm does not answer.
+        """
+        with self._lock:
+            if self._cluster is None:
+                self._cluster = self._client.info()
+            return self._cluster
+
+    def ask_node(self, again: bool = False) -> Node | None:
+        """This node as Slurm describes it; None while that is unknown.
+
+        Args:
+            again: ask although an answer is known; the old one stays when Slurm does not answer.
+        """
+        with self._lock:
+            if self._node is None or again:
+                try:
+                    self._node = self._client.node(self._name)
+                except SresError as error:
+                    log.debug("%s", error)
+            return self._node
+
+
+def gpus(gres: str) -> int:
+    """GPUs in a node's GRES, e.g. ``gpu:h100:8(S:0-1),gpu:2,nvme:1`` → 10. Pure."""
+    counts = re.findall(r"(?:^|,)gpu(?::[^,:(]+)??(?::([0-9]+))?(?=[,(]|$)", gres)
+    return sum(int(count or 1) for count in counts)

@@ -1,0 +1,181 @@
+"""A node that is cut off goes on computing; this ends what auto-resume started on it.
+
+sresctld starts the job again elsewhere, so two copies would write the same checkpoint. Nothing is
+ended as long as anybody answers: then it is the control plane that is down, or this daemon.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from slurm_resilience.agent import reach, steps
+from slurm_resilience.agent.board import Board
+from slurm_resilience.agent.facts import Facts
+from slurm_resilience.agent.link import LinkState
+from slurm_resilience.clock import Clock
+from slurm_resilience.config import Config
+from slurm_resilience.errors import SresError, UsageError
+from slurm_resilience.model import Finding, Severity
+
+log = logging.getLogger("sresd.fence")
+
+LOOK_EVERY = 1.0
+LOOK_TIMEOUT = 1.0
+"""Seconds between two looks while disconnected, and for one look."""
+LEAST_LOOKS = 3
+"""Looks in a row that found nobody: a machine that was frozen for a minute was not alone."""
+GRACE = 3.0
+"""Seconds between SIGTERM and SIGKILL. Short: the other copy is starting."""
+ASK_AGAIN = 30.0
+"""Seconds until Slurm is asked again where slurmctld listens."""
+
+
+class Contact(NamedTuple):
+    """What one look found."""
+
+    control: bool
+    """The machine of sresctld or slurmctld answered."""
+    peers: int
+    """Other nodes that were tried."""
+    answered: int
+
+
+class Verdict(NamedTuple):
+    end: bool
+    reason: str
+
+
+def decide(silence: float, looks: int, contact: Contact, fence_after: float) -> Verdict:
+    """Is this node cut off, for long enough? Pure.
+
+    Args:
+        silence: seconds since anybody was heard.
+        looks: looks in a row that found nobody, this one included.
+        contact: what this look found.
+        fence_after: seconds of silence that end steps; 0: never.
+    """
+    if contact.control:
+        return Verdict(False, "the controller's machine answers")
+    if contact.answered:
+        return Verdict(False, "other nodes answer: the control plane is down, not this node")
+    if not contact.peers:
+        return Verdict(False, "no other node is known, so nobody can tell who is cut off")
+    if fence_after <= 0:
+        return Verdict(False, "cut off; fencing is switched off (agent.fence_after)")
+    if silence < fence_after or looks < LEAST_LOOKS:
+        return Verdict(False, f"nobody answers; steps are ended after {fence_after:g} s of this")
+    return Verdict(True, f"cut off from the controller and {contact.peers} nodes")
+
+
+class Fence:
+    """Looks around while the link is down; `run` is a thread's body."""
+
+    def __init__(
+        self,
+        settings: Config,
+        node: str,
+        facts: Facts,
+        link: Callable[[], LinkState],
+        board: Board,
+        clock: Clock,
+        stop: threading.Event,
+    ) -> None:
+        self._settings = settings
+        self._node = node
+        self._facts = facts
+        self._link = link
+        self._board = board
+        self._clock = clock
+        self._stop = stop
+        self._control: frozenset[reach.Address] = frozenset()
+        self._peers: frozenset[reach.Address] = frozenset()
+        self._learned = (0, 0.0)
+        self._said = ""
+        self._ended: set[str] = set()
+        """Steps that were ended in this solitude; one that will not die is told once."""
+
+    def run(self) -> None:
+        heard, looks = self._clock.monotonic(), 0
+        while not self._clock.wait(self._stop, LOOK_EVERY):
+            state = self._link()
+            # A session may have come and gone between two looks: its peers count all the same.
+            if state.connected or state.sessions != self._learned[0]:
+                self._learn(state)
+            if state.connected:
+                heard, looks, self._said = self._clock.monotonic(), 0, ""
+                self._ended.clear()
+                continue
+            contact = self.look()
+            if contact.control or contact.answered:
+                heard, looks = self._clock.monotonic(), 0
+            else:
+                looks += 1
+            silence = self._clock.monotonic() - heard
+            verdict = decide(silence, looks, contact, self._settings.agent.fence_after)
+            if verdict.reason != self._said:
+                log.warning("%s", verdict.reason)
+                self._said = verdict.reason
+            if verdict.end and not self._link().connected:
+                self.end_steps(f"{verdict.reason} for {silence:.0f} s")
+
+    def look(self) -> Contact:
+        """Try everybody once."""
+        answered = reach.reach(self._control | self._peers, LOOK_TIMEOUT)
+        return Contact(
+            bool(answered & self._control), len(self._peers), len(answered & self._peers)
+        )
+
+    def end_steps(self, reason: str) -> None:
+        """End every step that asked for auto-resume; done again as long as the node is alone."""
+        for step in steps.asked_for(steps.running(self._node)):
+            if not step.members:
+                continue  # ended; its slurmstepd waits for slurmctld
+            log.warning("ending step %s: %s", step.id, reason)
+            killed = steps.end(step, GRACE)
+            count = f"{len(step.members)} processes, {killed} killed"
+            text = f"ended step {step.id} ({count}): {reason}"
+            log.warning("%s", text)
+            if step.id not in self._ended:
+                self._ended.add(step.id)
+                at = self._clock.now()
+                self._board.note(Finding("fence", Severity.MONITOR, text, at, subject=step.id))
+
+    def _learn(self, state: LinkState) -> None:
+        """Resolve everybody's address while name servers can still be reached."""
+        session, asked = self._learned
+        now = self._clock.monotonic()
+        known = self._facts.cluster is not None
+        if session == state.sessions and (known or now - asked < ASK_AGAIN):
+            return
+        port, host = self._settings.controller.port, self._settings.controller.host
+        control = [(host, port)] if host else []
+        try:
+            cluster = self._facts.ask_cluster()
+        except SresError as error:
+            log.debug("%s", error)
+        else:
+            control += [(one, cluster.slurmctld_port) for one in cluster.controllers]
+            control += [] if host else [(one, port) for one in cluster.controllers]
+        self._control = _addresses(control)
+        own = reach.own_addresses()
+        peers = _addresses(_well_formed(state.peers))
+        self._peers = frozenset(peer for peer in peers if peer.ip not in own)
+        self._learned = (state.sessions, now)
+        log.debug("control %s, peers %s", self._control, self._peers)
+
+
+def _well_formed(peers: Iterable[str]) -> list[tuple[str, int]]:
+    pairs = []
+    for peer in peers:
+        try:
+            pairs.append(reach.split(peer))
+        except UsageError as error:
+            log.error("sresctld names a peer that is none: %s", error)
+    return pairs
+
+
+def _addresses(pairs: Iterable[tuple[str, int]]) -> frozenset[reach.Address]:
+    return frozenset(address for host, port in pairs for address in reach.resolve(host, port))

@@ -1,0 +1,136 @@
+"""Follows the kernel log: sleeps in select() until a line is there, never polls."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from slurm_resilience.agent.board import Board
+from slurm_resilience.agent.link import Wakeup
+from slurm_resilience.clock import Clock
+from slurm_resilience.health.incident import Incident, absorb
+from slurm_resilience.health.kernel_log import Classifier
+from slurm_resilience.model import CheckResult, Finding, Severity
+
+log = logging.getLogger("sresd.kernel_log")
+
+READ_BYTES = 8192
+"""/dev/kmsg hands out one record a read, and refuses a smaller buffer with EINVAL."""
+RETRY_SECONDS = 5.0
+"""Until a kernel log that cannot be opened is tried again."""
+MAX_PARTIAL = 65536
+"""Bytes of an unfinished FIFO line that are kept."""
+
+
+class Source:
+    """An open kernel log: a character device (records) or a FIFO (lines)."""
+
+    def __init__(self, path: Path) -> None:
+        mode = path.stat().st_mode
+        if not (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)):
+            raise OSError(errno.EINVAL, "neither a kernel log device nor a FIFO", str(path))
+        self.is_device = stat.S_ISCHR(mode)
+        # A FIFO opened for both never reports end-of-file when a writer leaves.
+        how = os.O_RDONLY if self.is_device else os.O_RDWR
+        self._fd = os.open(path, how | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._partial = b""
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def read(self) -> Iterator[str]:
+        """The lines that are there now. Decoding never fails: a log holds any byte."""
+        while True:
+            try:
+                data = os.read(self._fd, READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.EPIPE:
+                    raise
+                log.warning("the kernel log overran: lines were lost")
+                continue
+            if not data:
+                return
+            if self.is_device:
+                yield data.decode(errors="replace")
+                continue
+            *lines, self._partial = (self._partial + data).split(b"\n")
+            if len(self._partial) > MAX_PARTIAL:
+                self._partial = b""
+            yield from (line.decode(errors="replace") for line in lines)
+
+
+class Follower:
+    """Kernel log lines to the board. The first read of a device takes this boot's older records,
+    so that a fault which came while sresd was away is not lost."""
+
+    def __init__(
+        self, path: Path, accept_injected: bool, board: Board, clock: Clock, stop: threading.Event
+    ) -> None:
+        self._path = path
+        self._board = board
+        self._clock = clock
+        self._stop = stop
+        self._classifier = Classifier(accept_injected)
+        self._incidents: tuple[Incident, ...] = ()
+        self._wakeup = Wakeup()
+
+    def wake(self) -> None:
+        """Make `run` look at `stop`."""
+        self._wakeup.ring()
+
+    def run(self) -> None:
+        """The thread's body."""
+        while not self._stop.is_set():
+            try:
+                source = Source(self._path)
+            except OSError as error:
+                self._say("unjudged", f"{self._path} cannot be read: {error.strerror}")
+                self._clock.wait(self._stop, RETRY_SECONDS)
+                continue
+            try:
+                self._follow(source)
+            except OSError as error:
+                self._say("unjudged", f"{self._path} cannot be read: {error.strerror}")
+                self._clock.wait(self._stop, RETRY_SECONDS)
+            finally:
+                source.close()
+
+    def _follow(self, source: Source) -> None:
+        booted = self._clock.now() - self._clock.monotonic() if source.is_device else None
+        self._say("pass", f"following {self._path}")
+        while not self._stop.is_set():
+            for line in source.read():
+                self.feed(line, booted)
+                if self._stop.is_set():
+                    return
+            select.select([source.fileno(), self._wakeup.fileno()], [], [])
+
+    def feed(self, line: str, booted: float | None = None) -> None:
+        """Classify one line and put up what it changes."""
+        for finding in self._classifier.feed(line, self._clock.now(), booted):
+            change = absorb(self._incidents, finding)
+            self._incidents = change.incidents
+            if change.report is not None:
+                _log(change.report)
+            self._board.change(change)
+
+    def _say(self, verdict: str, text: str) -> None:
+        result = CheckResult("kernel_log", "pass" if verdict == "pass" else "unjudged", text)
+        if self._board.result(result):
+            log.log(logging.INFO if verdict == "pass" else logging.WARNING, "%s", text)
+
+
+def _log(finding: Finding) -> None:
+    level = logging.INFO if finding.severity is Severity.MONITOR else logging.WARNING
+    log.log(level, "%s: %s [%s]", finding.severity, finding.text, finding.evidence)

@@ -1,0 +1,140 @@
+"""The one connection to sresctld: beats on time, reports at once, reconnects for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import select
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from slurm_resilience.agent.board import Board
+from slurm_resilience.clock import Clock
+from slurm_resilience.errors import SresError, WireError
+from slurm_resilience.wire.client import Connection
+from slurm_resilience.wire.messages import Beat, Goodbye, NodeHello, Refused
+
+log = logging.getLogger("sresd.link")
+
+BACKOFF_FIRST, BACKOFF_MOST = 0.2, 5.0
+"""Seconds between two attempts. Quick, because sresctld takes a missing beat for a missing node;
+capped, because 10,000 nodes knock after a restart of sresctld."""
+SETTLED_SECONDS = 5.0
+"""A connection that lived this long was a good one: the next backoff starts small again."""
+
+
+def next_due(due: float, period: float, now: float) -> float:
+    """When the next beat is due. Late beats are dropped, never sent in a burst."""
+    following = due + period
+    return following if following > now else now + period
+
+
+def backoff(attempt: int, chance: float) -> float:
+    """Seconds before attempt number ``attempt`` (from 0); ``chance`` is uniform in [0, 1)."""
+    ceiling: float = min(BACKOFF_MOST, BACKOFF_FIRST * 2 ** min(attempt, 10))
+    return ceiling * (0.5 + 0.5 * chance)
+
+
+class Wakeup:
+    """Something select() can wait for, that any thread can ring."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def ring(self) -> None:
+        os.eventfd_write(self._fd, 1)
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._fd)
+
+
+class LinkState(NamedTuple):
+    """What the fence needs to know, replaced as a whole."""
+
+    connected: bool = False
+    peers: tuple[str, ...] = ()
+    """`address:port` of other nodes, from the last welcome."""
+    sessions: int = 0
+
+
+class Link:
+    """Keeps one session with sresctld going until `stop` is set."""
+
+    def __init__(
+        self,
+        dial: Callable[[], Connection],
+        hello: NodeHello,
+        board: Board,
+        wakeup: Wakeup,
+        beat: float,
+        clock: Clock,
+        stop: threading.Event,
+    ) -> None:
+        self._dial = dial
+        self._hello = hello
+        self._board = board
+        self._wakeup = wakeup
+        self._beat = beat
+        self._clock = clock
+        self._stop = stop
+        self.state = LinkState()
+
+    def run(self) -> None:
+        """The thread's body."""
+        attempt, said = 0, ""
+        while not self._stop.is_set():
+            try:
+                with self._dial() as connection:
+                    log.info("connected to sresctld")
+                    said, began = "", self._clock.monotonic()
+                    try:
+                        self._session(connection)
+                    finally:
+                        self.state = self.state._replace(connected=False)
+                        if self._clock.monotonic() - began > SETTLED_SECONDS:
+                            attempt = 0
+            except SresError as error:
+                # Each trouble once: the same line every five seconds helps nobody.
+                log.log(logging.DEBUG if str(error) == said else logging.WARNING, "%s", error)
+                said = str(error)
+            if self._clock.wait(self._stop, backoff(attempt, random.random())):
+                return
+            attempt += 1
+
+    def _session(self, connection: Connection) -> None:
+        connection.send(self._hello)
+        connection.send(self._board.take_all())
+        peers = connection.welcome.peers
+        self.state = LinkState(True, peers, self.state.sessions + 1)
+        seq, due = 0, self._clock.monotonic()
+        while not self._stop.is_set():
+            now = self._clock.monotonic()
+            if now >= due:
+                connection.send(Beat(seq))
+                seq, due = seq + 1, next_due(due, self._beat, now)
+            fds = [connection.fileno(), self._wakeup.fileno()]
+            ready, _, _ = select.select(fds, [], [], max(0.0, due - now))
+            if fds[1] in ready:
+                self._wakeup.clear()
+                report = self._board.take()
+                if report is not None:
+                    connection.send(report)
+            if fds[0] in ready:
+                self._listen(connection)
+        with contextlib.suppress(WireError):
+            connection.send(Goodbye("sresd stops"))
+
+    def _listen(self, connection: Connection) -> None:
+        """sresctld has nothing to ask of a node yet; what it says is read, so that it never fills
+        the buffer, and a refusal is passed on."""
+        while (message := connection.receive(0.0)) is not None:
+            if isinstance(message, Refused):
+                raise WireError(f"sresctld refused: {message.reason}")
+            log.debug("sresctld says %s", type(message).__name__)

@@ -1,0 +1,64 @@
+"""sresd: the health agent of one node."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import click
+
+from slurm_resilience import __version__, config
+from slurm_resilience.agent import identity
+from slurm_resilience.agent.daemon import Daemon
+from slurm_resilience.agent.facts import Facts
+from slurm_resilience.clock import SystemClock
+from slurm_resilience.errors import SresError
+from slurm_resilience.slurm.cli import CliClient
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command()
+@click.option("--config", "path", metavar="FILE", help="Configuration file.")
+@click.option("--node", default="", metavar="NAME", help="NodeName. Default: the host name.")
+@click.option("--once", is_flag=True, help="Run every check once, print, exit 0, 1 or 2.")
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table")
+@click.option("--log-level", type=click.Choice(LEVELS), default="info")
+@click.version_option(__version__, message="sresd %(version)s")
+def sresd(path: str | None, node: str, once: bool, form: str, log_level: str) -> None:
+    """Watch this node's health and tell sresctld."""
+    logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    settings = config.load(path)
+    name = identity.node_name(node)
+    facts = Facts(CliClient(settings.slurm_bin, timeout=5.0), name)
+    if once:
+        sys.exit(_once(settings, name, facts, form))
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    daemon = Daemon(settings, name, facts, SystemClock(), stop)
+    sys.exit(daemon.run(Path(settings.agent.kernel_log)))
+
+
+def _once(settings: config.Config, name: str, facts: Facts, form: str) -> int:
+    # Only here: what prints tables stays out of the daemon's memory.
+    from slurm_resilience.agent import once
+
+    results = once.run(settings, facts, SystemClock())
+    if form == "json":
+        click.echo(once.as_json(name, results))
+    else:
+        once.print_table(name, results)
+    return once.exit_code(results)
+
+
+def main() -> None:
+    """Console entry: expected errors become one line and an exit code."""
+    try:
+        sresd(standalone_mode=True)
+    except SresError as error:
+        print(f"sresd: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,91 @@
+"""`sresd --once`: every check one time, for people and for HealthCheckProgram."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from slurm_resilience.agent.board import Board
+from slurm_resilience.agent.facts import Facts
+from slurm_resilience.agent.follow import Source
+from slurm_resilience.agent.rounds import context
+from slurm_resilience.clock import Clock
+from slurm_resilience.config import Config
+from slurm_resilience.health import registry
+from slurm_resilience.health.incident import Incident, absorb
+from slurm_resilience.health.kernel_log import Classifier
+from slurm_resilience.health.runner import Runner
+from slurm_resilience.model import FAULTY, CheckResult
+
+OK, WARNING, CRITICAL = 0, 1, 2
+"""Exit codes as Nagios reads them."""
+MOST_TOLD = 3
+"""Kernel log findings in the line for people; all of them are in the result."""
+
+
+def run(settings: Config, facts: Facts, clock: Clock) -> list[CheckResult]:
+    """All results, the kernel log of this boot first."""
+    results = [kernel_log(settings, clock)]
+    checks = registry.checks(settings.checks.disabled)
+    Runner(checks, context(settings, facts), clock).run(results.append)
+    return results
+
+
+def exit_code(results: list[CheckResult]) -> int:
+    """Critical: a finding that takes the node out of service. Warning: any other, or a check that
+    could not judge."""
+    if any(f.severity in FAULTY for result in results for f in result.findings):
+        return CRITICAL
+    return OK if all(result.verdict == "pass" for result in results) else WARNING
+
+
+def kernel_log(settings: Config, clock: Clock) -> CheckResult:
+    """What the kernel has said since it booted. Only a device remembers that; a FIFO is read by
+    whoever comes first, so it is left to the daemon."""
+    path = Path(settings.agent.kernel_log)
+    if path.is_fifo():
+        return CheckResult("kernel_log", "unjudged", f"{path} is a FIFO: sresd follows it")
+    try:
+        source = Source(path)
+    except OSError as error:
+        return CheckResult("kernel_log", "unjudged", f"{path} cannot be read: {error.strerror}")
+    classifier = Classifier(settings.agent.accept_injected)
+    booted = clock.now() - clock.monotonic()
+    board = Board()
+    incidents: tuple[Incident, ...] = ()
+    for line in source.read():
+        for finding in classifier.feed(line, clock.now(), booted):
+            change = absorb(incidents, finding)
+            incidents = change.incidents
+            board.change(change)
+    source.close()
+    findings = board.take_all().findings
+    text = "; ".join(finding.text for finding in findings[-MOST_TOLD:])
+    if len(findings) > MOST_TOLD:
+        text = f"{len(findings)} findings, the last: {text}"
+    text = text or f"{path} names no fault"
+    return CheckResult("kernel_log", "fail" if findings else "pass", text, findings)
+
+
+def as_json(node: str, results: list[CheckResult]) -> str:
+    """One JSON document."""
+    document = {"node": node, "exit_code": exit_code(results), "results": results}
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+
+def print_table(node: str, results: list[CheckResult]) -> None:
+    """A table for people."""
+    # Only here: the daemon does not carry rich in its memory.
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("CHECK", "VERDICT", "ASKS FOR", "SECONDS", "WHAT", title=node, box=None)
+    colours = {"pass": "green", "fail": "red", "unjudged": "yellow"}
+    for result in results:
+        verdict = f"[{colours[result.verdict]}]{result.verdict}[/]"
+        asks = ", ".join(sorted({str(f.severity) for f in result.findings}))
+        table.add_row(result.check, verdict, asks, f"{result.seconds:.3f}", result.text)
+    width = None if os.isatty(1) else 200
+    Console(width=width).print(table)

@@ -1,0 +1,85 @@
+"""Who answers? TCP connects to many addresses at once, with one time limit for all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import selectors
+import socket
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import psutil
+
+from slurm_resilience.errors import UsageError
+
+
+class Address(NamedTuple):
+    """A resolved TCP address: it can be tried when no name server can be reached any more."""
+
+    family: int
+    sockaddr: tuple[Any, ...]
+
+    @property
+    def ip(self) -> str:
+        return str(self.sockaddr[0])
+
+
+def split(text: str) -> tuple[str, int]:
+    """``address:port`` (an IPv6 address may stand in brackets).
+
+    Raises:
+        UsageError: no port.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UsageError(f"'{text}' is not address:port")
+    return host.strip("[]"), int(port)
+
+
+def resolve(host: str, port: int) -> tuple[Address, ...]:
+    """The addresses of a name; none when it cannot be looked up. May block on name servers."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return ()
+    return tuple(Address(int(family), sockaddr) for family, _, _, _, sockaddr in found)
+
+
+def own_addresses() -> frozenset[str]:
+    """This machine's addresses: an answer from one of them proves nothing about the cable."""
+    interfaces = psutil.net_if_addrs().values()
+    return frozenset(one.address.split("%")[0] for each in interfaces for one in each)
+
+
+def reach(addresses: Iterable[Address], timeout: float) -> frozenset[Address]:
+    """The addresses that answered. A refusal is an answer: somebody is there.
+
+    Args:
+        addresses: what to connect to; each connection is closed at once.
+        timeout: seconds for all of them together.
+    """
+    answered: set[Address] = set()
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for address in set(addresses):
+            try:
+                sock = stack.enter_context(socket.socket(address.family, socket.SOCK_STREAM))
+                sock.setblocking(False)
+                code = sock.connect_ex(address.sockaddr)
+            except OSError:
+                continue
+            if code in (0, errno.ECONNREFUSED):
+                answered.add(address)
+            elif code == errno.EINPROGRESS:
+                selector.register(sock, selectors.EVENT_WRITE, address)
+        deadline = time.monotonic() + timeout
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                done = key.fileobj
+                assert isinstance(done, socket.socket)
+                selector.unregister(done)
+                if done.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (0, errno.ECONNREFUSED):
+                    answered.add(key.data)
+    return frozenset(answered)

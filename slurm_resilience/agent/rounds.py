@@ -1,0 +1,58 @@
+"""The checks, round after round, in a thread of their own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from slurm_resilience.agent.board import Board
+from slurm_resilience.agent.facts import Facts, gpus
+from slurm_resilience.clock import Clock
+from slurm_resilience.config import Config
+from slurm_resilience.health import registry
+from slurm_resilience.health.check import Context, Expected
+from slurm_resilience.health.runner import Runner
+from slurm_resilience.model import CheckResult
+
+log = logging.getLogger("sresd.checks")
+
+
+class Rounds:
+    """Runs all checks every ``agent.check_interval`` seconds and puts the results up."""
+
+    def __init__(
+        self, settings: Config, facts: Facts, board: Board, clock: Clock, stop: threading.Event
+    ) -> None:
+        self._settings = settings
+        self._facts = facts
+        self._board = board
+        self._clock = clock
+        self._stop = stop
+        self._failing = False
+        self._runner = Runner(registry.checks(settings.checks.disabled), Context(), clock)
+
+    def run(self) -> None:
+        """The thread's body."""
+        while not self._stop.is_set():
+            # What Slurm expects is read again while something fails: an administrator may have
+            # taken the missing GPU out of slurm.conf, so that the node can go on without it.
+            given = context(self._settings, self._facts, again=self._failing)
+            self._failing = False
+            self._runner.run(self._put_up, given)
+            self._clock.wait(self._stop, self._settings.agent.check_interval)
+
+    def _put_up(self, result: CheckResult) -> None:
+        self._failing |= result.verdict == "fail"
+        if self._board.result(result):
+            level = logging.WARNING if result.verdict == "fail" else logging.INFO
+            log.log(level, "%s: %s: %s", result.check, result.verdict, result.text)
+
+
+def context(settings: Config, facts: Facts, again: bool = False) -> Context:
+    """What the checks are given: settings, and what Slurm expects of this node."""
+    node = facts.ask_node(again)
+    # Slurm's RealMemory is 1 where nobody has set it: that expects nothing.
+    memory = node.memory if node and node.memory > 1 else None
+    expected = Expected(memory, gpus(node.gres) if node else None)
+    return Context(Path(settings.agent.sysroot), settings.checks, expected)

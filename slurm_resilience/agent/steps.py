@@ -1,0 +1,145 @@
+"""The job steps that run on this node, as the process table shows them.
+
+Slurm cannot be asked here: this is for a node that reaches nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+
+import psutil
+
+TOKEN = "SRES_TOKEN"
+"""Set in every task of an attempt that auto-resume started: the job asked for it."""
+SUPERVISOR = "sres-resume"
+STEPD = re.compile(r"slurmstepd: \[([0-9]+)(?:\+[0-9]+)?\.([A-Za-z0-9]+)\]")
+"""slurmstepd's title, e.g. ``slurmstepd: [12.0]``, ``[12.batch]``; ``[12+1.0]`` in a het job."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step on this node."""
+
+    job: int
+    step: str
+    has_token: bool = False
+    """A task was started by auto-resume."""
+    has_supervisor: bool = False
+    """The supervisor of its job runs in it."""
+    members: tuple[psutil.Process, ...] = field(default=(), compare=False)
+    """Its processes, slurmstepd itself not among them."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.job}.{self.step}"
+
+
+def asked_for(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """The steps that may be ended when the node is cut off. Pure.
+
+    Those that auto-resume started, and the batch script of the same job: it would start another
+    attempt. Other sruns of the job, and jobs that did not ask, are not ours to touch.
+    """
+    steps = tuple(steps)
+    jobs = {step.job for step in steps if step.has_token or step.has_supervisor}
+    return tuple(s for s in steps if s.has_token or (s.step == "batch" and s.job in jobs))
+
+
+def running(node: str) -> tuple[Step, ...]:
+    """All steps of this node.
+
+    Args:
+        node: the node's name; where several slurmds share a machine, the others' are left out.
+    """
+    steps, strays = [], _with_token()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            # The title replaces the command line. Anybody can give himself one, so it has to be
+            # root's: a user must not speak for another user's job.
+            found = STEPD.match(" ".join(process.cmdline()))
+            if found and process.uids().real in (0, os.geteuid()) and _here(process):
+                job, step = int(found[1]), found[2]
+                seen = _look(process, job, step, node, strays.get((found[1], step), ()))
+                steps += [seen] if seen else []
+    return tuple(steps)
+
+
+def _here(process: psutil.Process) -> bool:
+    """In our own process table: a container or a lab on this machine has a slurmd of its own, with
+    a node that may well have the same name as ours."""
+    try:
+        theirs = Path(f"/proc/{process.pid}/ns/pid").stat().st_ino
+    except OSError:
+        return False
+    return theirs == Path("/proc/self/ns/pid").stat().st_ino
+
+
+def _look(
+    stepd: psutil.Process, job: int, step: str, node: str, strays: Sequence[psutil.Process]
+) -> Step | None:
+    """One step; None when it belongs to another slurmd of this machine."""
+    members = stepd.children(recursive=True)
+    environments = [_environment(member) for member in members]
+    if any(env.get("SLURMD_NODENAME", node) != node for env in environments):
+        return None
+    token = step not in ("batch", "extern") and any(TOKEN in env for env in environments)
+    supervisor = any(_is_supervisor(member) for member in members)
+    if token:
+        known = {member.pid for member in members}
+        owners = {member.uids().real for member in members}
+        members += [p for p in strays if p.pid not in known and p.uids().real in owners]
+    return Step(job, step, token, supervisor, tuple(members))
+
+
+def end(step: Step, grace: float) -> int:
+    """End a step's processes: SIGTERM, then SIGKILL after ``grace`` seconds.
+
+    slurmstepd is left: it sees its tasks end, cleans up and tells slurmctld when it can.
+
+    Returns:
+        How many processes had to be killed.
+    """
+    _signal(step.members, terminate=True)
+    _, alive = psutil.wait_procs(step.members, timeout=grace)
+    _signal(alive, terminate=False)
+    return len(alive)
+
+
+def _signal(processes: Sequence[psutil.Process], terminate: bool) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # gone already; psutil checks against pid reuse
+            if terminate:
+                process.terminate()
+            else:
+                process.kill()
+
+
+def _with_token() -> dict[tuple[str, str], list[psutil.Process]]:
+    """Processes with a token by job and step: some leave their slurmstepd (daemonised helpers)."""
+    found: dict[tuple[str, str], list[psutil.Process]] = {}
+    for process in psutil.process_iter():
+        env = _environment(process)
+        if TOKEN in env:
+            key = (env.get("SLURM_JOB_ID", ""), env.get("SLURM_STEP_ID", ""))
+            found.setdefault(key, []).append(process)
+    return found
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except (psutil.Error, OSError):
+        return {}
+
+
+def _is_supervisor(process: psutil.Process) -> bool:
+    try:
+        words = process.cmdline()[:3]
+    except psutil.Error:
+        return False
+    return any(PurePath(word).name == SUPERVISOR for word in words)

@@ -1,0 +1,157 @@
+"""The cluster as `sres` sees it: the configuration, Slurm, and sresctld over the wire."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurm_resilience.errors import NotFound, SlurmError, SresError, WireError
+
+if TYPE_CHECKING:
+    from slurm_resilience.config import Config
+    from slurm_resilience.model import Node
+    from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
+    from slurm_resilience.wire.client import Connection
+    from slurm_resilience.wire.messages import Message
+
+OPEN_TIMEOUT = 3.0
+"""Seconds for a connection to sresctld, at each of its possible addresses."""
+
+
+class Cluster:
+    """click's ``ctx.obj``: what the commands work on. Each part is made when first used."""
+
+    def __init__(self) -> None:
+        self.config_path: str | None = None
+
+    @functools.cached_property
+    def config(self) -> Config:
+        from slurm_resilience.config import load
+
+        return load(self.config_path)
+
+    @functools.cached_property
+    def client(self) -> SlurmClient:
+        from slurm_resilience.slurm.cli import CliClient
+
+        return CliClient(self.config.slurm_bin)
+
+    @functools.cached_property
+    def info(self) -> ClusterInfo:
+        return self.client.info()
+
+    @property
+    def uid(self) -> int:
+        """Who calls."""
+        return os.geteuid()
+
+    @property
+    def is_privileged(self) -> bool:
+        """Root or SlurmUser: sees everybody's jobs."""
+        return self.uid in (0, self.info.slurm_user_uid)
+
+    def nodes(self) -> dict[str, Node]:
+        """All nodes by name, as Slurm shows them now."""
+        return {node.name: node for node in self.client.nodes()}
+
+    def named(self, hostlist: str) -> dict[str, Node]:
+        """The nodes of a hostlist, in its order.
+
+        Raises:
+            UsageError: not a hostlist.
+            NotFound: some of them do not exist; all of those are named.
+        """
+        from slurm_resilience.slurm.hostlists import expand, fold
+
+        names = expand(hostlist)
+        known = self.nodes()
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise NotFound(f"Slurm knows no node {fold(unknown)}; it has {fold(known)}")
+        return {name: known[name] for name in names}
+
+    def connect(self) -> Connection:
+        """A proven connection to sresctld; the caller closes it.
+
+        Raises:
+            WireError: it answers at none of its addresses.
+            AuthError: munge vouches for neither side.
+        """
+        from slurm_resilience.wire.client import Connection
+
+        config, info = self.config, self.info
+        hosts: Sequence[str] = (config.controller.host,) if config.controller.host else ()
+        failed = WireError("sresctld does not answer: Slurm names no controller")
+        # It runs where slurmctld is primary: after a take-over that is another of them.
+        for host in hosts or info.controllers:
+            try:
+                return Connection.open(
+                    host,
+                    config.controller.port,
+                    "query",
+                    munge_socket=config.wire.munge_socket or info.munge_socket,
+                    trusted_uids=frozenset({0, info.slurm_user_uid}),
+                    timeout=OPEN_TIMEOUT,
+                )
+            except WireError as error:
+                failed = error
+        raise failed
+
+    def ask(self, message: Message) -> dict[str, Any]:
+        """Ask sresctld one thing; the answer's data."""
+        with self.connect() as connection:
+            return ask(connection, message)
+
+    def status(self) -> dict[str, Any]:
+        """What sresctld's last cycle found.
+
+        Raises:
+            WireError: it does not answer, or has not finished a cycle yet.
+        """
+        from slurm_resilience.wire.messages import StatusRequest
+
+        data = self.ask(StatusRequest("status"))
+        if not data:
+            raise WireError(
+                "sresctld answers, but has not finished a cycle yet; ask again in a few seconds, "
+                "and read its log if that does not help"
+            )
+        return data
+
+    def try_status(self) -> tuple[dict[str, Any] | None, SresError | None]:
+        """`status`, or why there is none: for commands that have something to show without it."""
+        try:
+            return self.status(), None
+        except SlurmError:
+            raise
+        except SresError as error:
+            return None, error
+
+    def history(self, node: str = "", limit: int = 1000) -> list[dict[str, Any]]:
+        """Events of the journal, oldest first."""
+        from slurm_resilience.wire.messages import StatusRequest
+
+        events: list[dict[str, Any]] = self.ask(StatusRequest("history", node, limit))["events"]
+        return events[::-1]
+
+
+def ask(connection: Connection, message: Message) -> dict[str, Any]:
+    """Ask over an open connection.
+
+    Raises:
+        WireError: the answer is not a status.
+        SresError: the request was refused.
+    """
+    from slurm_resilience.wire.messages import Status
+
+    answer = connection.ask(message)
+    if not isinstance(answer, Status):
+        raise WireError(f"sresctld answered a {type(answer).__name__}; is it of the same version?")
+    return answer.data
+
+
+pass_cluster = click.make_pass_decorator(Cluster, ensure=True)

@@ -1,0 +1,124 @@
+"""`sres job`: the jobs that auto-resume keeps alive, and what happened to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+
+from slurm_resilience.cli.controller import Cluster, pass_cluster
+from slurm_resilience.cli.node_read import events_table
+from slurm_resilience.cli.options import config_option, format_option
+from slurm_resilience.cli.tables import duration, plain, print_json, table, user_name
+from slurm_resilience.errors import NotFound, NotPermitted, UsageError
+from slurm_resilience.model import Job
+from slurm_resilience.slurm.hostlists import fold
+
+
+@click.group()
+def job() -> None:
+    """Jobs that a supervisor keeps alive (srun --auto-resume=1)."""
+
+
+@job.command("list")
+@format_option
+@config_option
+@pass_cluster
+def list_jobs(cluster: Cluster, form: str) -> None:
+    """Supervised jobs: yours, or as root everybody's."""
+    views = [
+        view
+        for view in job_views(cluster.status(), cluster.client.jobs())
+        if cluster.is_privileged or view["user"] == user_name(cluster.uid)
+    ]
+    if form == "json":
+        print_json(views)
+    else:
+        click.echo(jobs_table(views, time.time()) if views else "no supervised job")
+
+
+def job_views(status: Mapping[str, Any] | None, jobs: Iterable[Job]) -> list[dict[str, Any]]:
+    """Supervised jobs, sresctld's word and Slurm's together."""
+    known = {job.id: job for job in jobs}
+    supervised = (status or {}).get("jobs", {})
+    return [_view(int(job), seen, known.get(int(job))) for job, seen in supervised.items()]
+
+
+def jobs_table(views: Iterable[Mapping[str, Any]], now: float, indent: int = 0) -> str:
+    """One line a job."""
+    rows = [
+        (
+            v["job"],
+            v["user"],
+            v["state"],
+            v["attempt"],
+            fold(v["nodes"]),
+            duration(now - v["since"]),
+        )
+        for v in views
+    ]
+    return table(("JOB", "USER", "STATE", "ATTEMPT", "NODES", "SINCE"), rows, indent)
+
+
+@job.command("show")
+@click.argument("number", metavar="JOB")
+@format_option
+@config_option
+@pass_cluster
+def show_job(cluster: Cluster, number: str, form: str) -> None:
+    """One job: its attempts, and what the journal has on it. A user sees only his own jobs."""
+    if not number.isascii() or not number.isdigit() or len(number) > 10:
+        raise UsageError(f"'{plain(number)}' is not a job id; write a number, as squeue shows it")
+    found = _find(cluster, int(number))
+    seen = cluster.status()["jobs"].get(str(int(number)))
+    events = [event for event in cluster.history() if event["job"] == int(number)]
+    if found is None and not events:
+        raise NotFound(
+            f"job {number} does not exist, and the journal's last events have none of it"
+        )
+    view = _view(int(number), seen, found) | {"events": events}
+    if form == "json":
+        print_json(view)
+        return
+    where = f" on {fold(view['nodes'])}" if view["nodes"] else ""
+    click.echo(
+        f"job {view['job']}: {view['state']}{where}" + (f", {view['user']}" if found else "")
+    )
+    if seen is None:
+        click.echo("  no supervisor: no srun --auto-resume=1 runs in it now")
+    else:
+        age = duration(time.time() - seen["since"])
+        click.echo(f"  attempt {seen['attempt']} on {fold(seen['nodes'])}, started {age} ago")
+    if events:
+        click.echo(events_table(events, time.time(), indent=2))
+
+
+def _find(cluster: Cluster, number: int) -> Job | None:
+    """The job in Slurm; None when it has ended, which only root may look further into."""
+    try:
+        found = cluster.client.job(number)
+    except NotFound:
+        if cluster.is_privileged:
+            return None
+        raise
+    if not cluster.is_privileged and not _is_own(cluster, found):
+        raise NotPermitted(f"job {number} is not yours")
+    return found
+
+
+def _is_own(cluster: Cluster, found: Job | None) -> bool:
+    return found is not None and found.uid == cluster.uid
+
+
+def _view(number: int, seen: dict[str, Any] | None, found: Job | None) -> dict[str, Any]:
+    return {
+        "job": number,
+        "user": user_name(found.uid) if found else "",
+        "state": found.state if found else "ended",
+        "nodes": (seen or {}).get("nodes") or list(found.nodes if found else ()),
+        "supervised": seen is not None,
+        "attempt": (seen or {}).get("attempt", 0),
+        "since": (seen or {}).get("since", 0.0),
+    }

@@ -1,0 +1,114 @@
+"""`sres`: the administrator's and the researcher's command.
+
+Commands are imported when they are called: `sres run` stands before every training step, and must
+not wait for what it does not use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from slurm_resilience import __version__
+from slurm_resilience.cli.controller import Cluster
+from slurm_resilience.cli.options import config_option
+from slurm_resilience.errors import SresError, UsageError
+
+_COMMANDS = {
+    "check": ("check:check", "Check the configuration."),
+    "job": ("job:job", "Jobs that a supervisor keeps alive."),
+    "lab": ("lab:lab", "A real Slurm cluster on this machine, whose power can be cut."),
+    "node": ("node:node", "List, replace, reboot and watch nodes."),
+    "pause": ("pause:pause", "Let sresctld act on nothing until further notice."),
+    "run": ("run:run", "Keep a step alive: sres run -- srun [options] program."),
+    "status": ("status:status", "What sresctld sees, and what is under way."),
+    "unpause": ("pause:unpause", "Let sresctld act again."),
+    "version": ("main:version", "Show the version."),
+}
+"""Name → (module:attribute below this package, one line of help)."""
+
+_BROKEN_PIPE = 141  # what the shell shows for a program that SIGPIPE ended
+
+
+class _Lazy(click.Group):
+    """A group whose commands are imported when called; `--help` needs none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        found = getattr(importlib.import_module(f"slurm_resilience.cli.{module}"), attribute)
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@config_option
+@click.version_option(__version__, prog_name="slurm-resilience", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Keeps training runs alive on Slurm: finds broken nodes, has them replaced, resumes steps."""
+    ctx.ensure_object(Cluster)
+
+
+@click.command()
+def version() -> None:
+    """Show the version."""
+    click.echo(f"slurm-resilience {__version__}")
+
+
+def call(args: list[str] | None = None, cluster: Cluster | None = None) -> int:
+    """Run one command line; what goes wrong is one line on stderr, and the exit code.
+
+    Args:
+        args: the words after `sres`; None: this process's.
+        cluster: what to work on; None: what the configuration says.
+    """
+    try:
+        result: Any = cli.main(args, "sres", standalone_mode=False, obj=cluster or Cluster())
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except SresError as error:
+        return _complain(str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return UsageError.exit_code
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "sres"
+        return _complain(f"{error.format_message()} (see `{path} --help`)", UsageError.exit_code)
+    except click.ClickException as error:
+        return _complain(error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:
+        return _BROKEN_PIPE
+
+
+def _complain(text: str, code: int) -> int:
+    line = " ".join(text.split())
+    click.echo("sres: error: " + "".join(c if c.isprintable() else "?" for c in line), err=True)
+    return code
+
+
+def main() -> None:
+    """The console entry."""
+    code = call()
+    if code == _BROKEN_PIPE:
+        # Python flushes stdout once more at its end, and would complain about the pipe again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""`sres node list|show|history`: what is known of nodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from slurm_resilience.cli.controller import Cluster, ask, pass_cluster
+from slurm_resilience.cli.options import config_option, format_option, hostlist_argument
+from slurm_resilience.cli.tables import (
+    clock_time,
+    duration,
+    field,
+    print_json,
+    seconds_since,
+    table,
+)
+from slurm_resilience.cli.view import is_faulty, node_view, node_views
+
+
+@click.command("list")
+@click.argument("hostlist", required=False)
+@click.option("--faulty", is_flag=True, help="Only nodes that are not simply in service.")
+@format_option
+@config_option
+@pass_cluster
+def list_nodes(cluster: Cluster, hostlist: str | None, faulty: bool, form: str) -> None:
+    """One line a node: state, health, reason, jobs."""
+    nodes = cluster.named(hostlist) if hostlist else cluster.nodes()
+    data, failed = cluster.try_status()
+    views = node_views(nodes.values(), cluster.client.jobs(), data)
+    views = [view for view in views if is_faulty(view)] if faulty else views
+    if form == "json":
+        print_json(views)
+    elif views or not faulty:
+        now = time.time()
+        columns = ("NODE", "STATE", "HEALTH", "SRESD", "REASON", "JOBS", "SINCE")
+        click.echo(table(columns, [_row(view, now) for view in views]))
+    else:
+        click.echo("no faulty node")
+    if failed is not None:
+        raise failed
+
+
+def _row(view: dict[str, Any], now: float) -> list[str]:
+    incident = view["incident"]
+    age = now - incident["opened"] if incident else seconds_since(view["reason_at"], now)
+    by = f" (by {view['reason_by']})" if view["reason_by"] else ""
+    why = view["why"] if view["health"] in ("sick", "dead", "suspect") else ""
+    return [
+        view["node"],
+        view["state"],
+        view["health"],
+        view["sresd"].removesuffix(" seen"),
+        f"{view['reason']}{by}" if view["reason"] else why,
+        _few(view["jobs"]),
+        duration(age) if age is not None else "",
+    ]
+
+
+def _few(jobs: list[int]) -> str:
+    """The first and how many more: a shared node has dozens, and a line 80 characters."""
+    return f"{jobs[0]}{f' +{len(jobs) - 1}' if len(jobs) > 1 else ''}" if jobs else ""
+
+
+@click.command("show")
+@hostlist_argument
+@format_option
+@config_option
+@pass_cluster
+def show_nodes(cluster: Cluster, hostlist: str, form: str) -> None:
+    """Findings with evidence, the incident, last events."""
+    nodes, jobs = cluster.named(hostlist), cluster.client.jobs()
+    data, failed = cluster.try_status()
+    views = [node_view(found, jobs, data) for found in nodes.values()]
+    for view in views:
+        view["events"] = cluster.history(view["node"], 10) if failed is None else []
+    if form == "json":
+        print_json(views)
+    else:
+        now = time.time()
+        click.echo("\n\n".join("\n".join(_sheet(view, now)) for view in views))
+    if failed is not None:
+        raise failed
+
+
+def _sheet(view: dict[str, Any], now: float) -> Iterator[str]:
+    yield f"{view['node']}: {view['state']}"
+
+    def line(title: str, text: object) -> str:
+        return field(title, text, indent=2)
+
+    yield line("health", f"{view['health']}: {view['why']}" if view["why"] else view["health"])
+    if view["reason"]:
+        age = seconds_since(view["reason_at"], now)
+        ago = f", {duration(age)} ago" if age is not None else ""
+        yield line("reason", f"{view['reason']} (by {view['reason_by'] or 'somebody'}{ago})")
+    machine = "".join(
+        f"; {title} {view[key]}"
+        for title, key in (("machine", "instance"), ("boot", "boot_id"))
+        if view[key]
+    )
+    yield line("sresd", view["sresd"] + machine)
+    yield line("jobs", ", ".join(str(job) for job in view["jobs"]) or "none")
+    for title in ("gres", "comment"):
+        if view[title]:
+            yield line(title, view[title])
+    if view["unjudged"]:
+        yield line("unjudged", ", ".join(view["unjudged"]))
+    for finding in view["findings"]:
+        mark = " [injected]" if finding["injected"] else ""
+        subject = f" {finding['subject']}" if finding["subject"] else ""
+        yield line(
+            "finding",
+            f"{clock_time(finding['at'], now)} {finding['check']}{subject}: {finding['text']} "
+            f"(calls for: {finding['severity']}){mark}",
+        )
+        if finding["evidence"]:
+            yield line("", finding["evidence"])
+    if view["incident"]:
+        yield line("incident", _incident(view["incident"], now))
+    if view["gave_up"]:
+        yield line("gave up", _incident(view["gave_up"], now))
+    if view["events"]:
+        yield "  events"
+        yield events_table(view["events"], now, indent=4, with_node=False)
+
+
+def _incident(incident: dict[str, Any], now: float) -> str:
+    opened = incident["opened"]
+    times = [
+        f"{word} +{incident[key] - opened:.1f} s"
+        for word, key in (
+            ("marked", "marked"),
+            ("replacement started", "run_started"),
+            ("ended", "run_ended"),
+            ("node resumed", "resumed"),
+        )
+        if incident[key]
+    ]
+    times.insert(0, f"opened {clock_time(opened, now)}")
+    waits = incident["next_try"] - now
+    if waits > 0:
+        times.append(f"next try in {duration(waits)}")
+    attempts = f", attempt {incident['attempts']}" if incident["attempts"] else ""
+    return (
+        f"{incident['id']} {incident['state']}{attempts}: {incident['kind']}, {incident['action']} "
+        f"({incident['reason']}); {', '.join(times)}"
+    )
+
+
+def events_table(
+    events: list[dict[str, Any]], now: float, *, indent: int = 0, with_node: bool = True
+) -> str:
+    """Events of the journal, oldest first."""
+    columns = ("TIME", *(("NODE",) if with_node else ()), "EVENT", "TEXT")
+    rows = [
+        [
+            clock_time(event["at"], now),
+            *([event["node"]] if with_node else []),
+            event["kind"],
+            event["text"],
+        ]
+        for event in events
+    ]
+    return table(columns, rows, indent)
+
+
+@click.command("history")
+@hostlist_argument
+@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@format_option
+@config_option
+@pass_cluster
+def history(cluster: Cluster, hostlist: str, limit: int, form: str) -> None:
+    """The journal's events, oldest first."""
+    from slurm_resilience.wire.messages import StatusRequest
+
+    events: list[dict[str, Any]] = []
+    names = list(cluster.named(hostlist))
+    with cluster.connect() as connection:
+        for name in names:
+            events += ask(connection, StatusRequest("history", name, limit))["events"]
+    events = sorted(events, key=lambda event: event["id"])[-limit:]
+    if form == "json":
+        print_json(events)
+    elif events:
+        click.echo(events_table(events, time.time(), with_node=len(names) > 1))
+    else:
+        click.echo("the journal has nothing on them" if len(names) > 1 else "no event")

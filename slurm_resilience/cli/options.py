@@ -1,0 +1,44 @@
+"""Options that several commands have in common, each defined once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from slurm_resilience.cli.controller import Cluster
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _remember_config(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.ensure_object(Cluster).config_path = value
+
+
+config_option = click.option(
+    "--config",
+    metavar="FILE",
+    expose_value=False,
+    callback=_remember_config,
+    help="Configuration.  [default: $SRES_CONFIG, else /etc/slurm-resilience/sres.toml]",
+)
+"""Taken before or after the command's name."""
+
+format_option = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="For people, or for programs (described in sres(1)).",
+)
+
+
+def yes_option(text: str) -> Callable[[F], F]:
+    """``--yes``; ``text`` says to what."""
+    return click.option("--yes", is_flag=True, help=text)
+
+
+hostlist_argument = click.argument("hostlist")

@@ -1,0 +1,52 @@
+"""`sres pause` and `sres unpause`: the switch for the moment when a person must think first."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from slurm_resilience.cli.controller import Cluster, ask, pass_cluster
+from slurm_resilience.cli.options import config_option
+from slurm_resilience.cli.tables import user_name
+from slurm_resilience.wire.messages import PauseRequest, StatusRequest
+
+_TAKEN_UP_WITHIN = 5.0
+
+
+@click.command()
+@click.argument("reason", nargs=-1)
+@config_option
+@pass_cluster
+def pause(cluster: Cluster, reason: tuple[str, ...]) -> None:
+    """Let sresctld act on nothing until `sres unpause`; it goes on watching. Needs root."""
+    # Without a reason the message would mean the opposite.
+    text = " ".join(" ".join(reason).split()) or f"by {user_name(cluster.uid)}"
+    taken_up = _request(cluster, text)
+    click.echo(f"paused: {text}; nodes are watched, nothing is done until `sres unpause`")
+    if not taken_up:
+        click.echo("sresctld has it, but no cycle has taken it up yet: see `sres status`")
+
+
+@click.command()
+@config_option
+@pass_cluster
+def unpause(cluster: Cluster) -> None:
+    """Let sresctld act again. Needs root."""
+    before = str(cluster.status().get("paused", ""))
+    taken_up = _request(cluster, "")
+    click.echo(f"sresctld goes on (was paused: {before})" if before else "sresctld was not paused")
+    if not taken_up:
+        click.echo("sresctld has it, but no cycle has taken it up yet: see `sres status`")
+
+
+def _request(cluster: Cluster, reason: str) -> bool:
+    """Ask, and see that a cycle knows it."""
+    deadline = time.monotonic() + _TAKEN_UP_WITHIN
+    with cluster.connect() as connection:
+        ask(connection, PauseRequest(reason))
+        while ask(connection, StatusRequest("status")).get("paused", "") != reason:
+            if time.monotonic() > deadline:
+                return False
+            connection.receive(0.05)  # says nothing unasked: a pause that notices a lost connection
+    return True

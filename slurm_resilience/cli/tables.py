@@ -1,0 +1,102 @@
+"""What people read: tables, times, and text that cannot play tricks on a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pwd
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+
+_WIDE = 4000
+_FREE_TEXT = frozenset({"REASON", "TEXT", "NODES"})
+"""Columns that are broken over lines where the terminal is narrow; the others never are."""
+_LONG_STATE = 16
+
+
+def plain(value: object) -> str:
+    """One line without control characters: reasons and outcomes are other people's text."""
+    text = " ".join(str(value).split())
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], indent: int = 0) -> str:
+    """Lines of a table, as wide as the terminal; one line a row where there is none."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    width = _width()
+    made = Table(box=None, pad_edge=False, padding=(0, 1), header_style="")
+    for column in columns:
+        made.add_column(column, overflow="fold", no_wrap=column not in _FREE_TEXT)
+    for row in rows:
+        cells = [plain(cell) for cell in row]
+        for index, column in enumerate(columns):
+            if width != _WIDE and column == "STATE" and len(cells[index]) > _LONG_STATE:
+                cells[index] = cells[index].replace("+", "\n+")
+        made.add_row(*(Text(cell) for cell in cells))
+    paper = io.StringIO()
+    Console(file=paper, width=width - indent, color_system=None, highlight=False).print(made)
+    return "\n".join(" " * indent + line.rstrip() for line in paper.getvalue().splitlines())
+
+
+def field(title: str, text: object, indent: int = 0) -> str:
+    """A line with its title in front; what does not fit the terminal goes on below the text."""
+    start = f"{' ' * indent}{title:<11}"
+    below = " " * len(start)
+    return textwrap.fill(plain(text), _width(), initial_indent=start, subsequent_indent=below)
+
+
+def _width() -> int:
+    """The terminal's; so wide that nothing is broken where there is none."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return max(40, shutil.get_terminal_size((80, 24)).columns)
+    return _WIDE
+
+
+def print_json(data: Any) -> None:
+    click.echo(json.dumps(data, indent=1))
+
+
+def duration(seconds: float) -> str:
+    """``7s``, ``12m``, ``5h``, ``3d``: one unit is enough to act on."""
+    seconds = max(0.0, seconds)
+    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def clock_time(at: float, now: float) -> str:
+    """Local time with tenths; with its date when that is not today's."""
+    moment = datetime.fromtimestamp(at)
+    text = f"{moment:%H:%M:%S}.{moment.microsecond // 100000}"
+    return text if moment.date() == datetime.fromtimestamp(now).date() else f"{moment:%F} {text}"
+
+
+def seconds_since(stamp: str, now: float) -> float | None:
+    """Seconds since a time as Slurm prints it; None when it is not one."""
+    try:
+        return now - datetime.fromisoformat(stamp).timestamp()
+    except ValueError:
+        return None
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def count(number: int, word: str) -> str:
+    """``1 job``, ``2 jobs``."""
+    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -1,0 +1,131 @@
+"""`sres node watch`: a replacement, live."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import click
+
+from slurm_resilience.cli.controller import Cluster, ask, pass_cluster
+from slurm_resilience.cli.options import config_option, hostlist_argument
+from slurm_resilience.cli.tables import clock_time, plain
+from slurm_resilience.clock import SystemClock
+from slurm_resilience.errors import SresError, WireError
+from slurm_resilience.wire.client import Connection
+from slurm_resilience.wire.messages import StatusRequest
+
+POLL = 0.5
+_ENDS = frozenset({"closed", "cancelled", "gave_up"})
+_RECENT = 200
+
+
+class _Watched:
+    """One node: which events were shown, and whether its trouble has ended."""
+
+    def __init__(self, name: str, incident: int, after: int) -> None:
+        self.name = name
+        self.incident = incident
+        """The open one; 0: it is yet to come."""
+        self.after = after
+        self.end = ""
+
+    def take(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The events (newest first) that were not shown yet, oldest first."""
+        new = [event for event in reversed(events) if event["id"] > self.after]
+        for event in new:
+            self.after = event["id"]
+            self.incident = self.incident or event["incident"]
+            if event["kind"] in _ENDS and event["incident"] == self.incident:
+                self.end = event["kind"]
+        return new
+
+
+@click.command()
+@hostlist_argument
+@click.option("--timeout", type=click.FloatRange(min=0), help="Give up after this many seconds.")
+@config_option
+@pass_cluster
+def watch(cluster: Cluster, hostlist: str, timeout: float | None) -> None:
+    """Follow nodes until they are back. Ctrl-C ends.
+
+    A node that nothing happens to is waited for; so is a sresctld that is being restarted.
+    """
+    nodes = cluster.named(hostlist)
+    deadline = time.monotonic() + timeout if timeout is not None else float("inf")
+    connection = cluster.connect()
+    try:
+        watched, paused = _begin(connection, list(nodes))
+        quiet = [w.name for w in watched if not w.incident and not nodes[w.name].requested_action]
+        if quiet:
+            click.echo(f"{', '.join(quiet)}: nothing is under way; waiting for it", err=True)
+        if paused:
+            click.echo(f"sresctld is paused ({plain(paused)}): nothing goes on", err=True)
+        while True:
+            try:
+                _show(watched, connection)
+                pending = [entry.name for entry in watched if not entry.end]
+                if not pending:
+                    break
+                _check_deadline(deadline, f"{', '.join(pending)}: not at an end")
+                connection.receive(min(POLL, max(0.0, deadline - time.monotonic())))
+            except WireError as error:
+                connection.close()
+                connection = _reconnect(cluster, deadline, error)
+    finally:
+        connection.close()
+    given_up = [entry.name for entry in watched if entry.end == "gave_up"]
+    if given_up:
+        raise SresError(f"{', '.join(given_up)}: sresctld gave up; a person must look")
+
+
+def _begin(connection: Connection, names: list[str]) -> tuple[list[_Watched], str]:
+    """Where each node stands, and why sresctld is paused, if it is.
+
+    History first, then the status: what ends in between is in neither's blind spot.
+    """
+    histories = {name: _history(connection, name) for name in names}
+    status = ask(connection, StatusRequest("status"))
+    nodes = status.get("nodes", {})
+    watched = []
+    for name, events in histories.items():
+        incident = (nodes.get(name, {}).get("incident") or {}).get("id", 0)
+        mine = [event["id"] for event in events if incident and event["incident"] == incident]
+        newest = events[0]["id"] if events else 0
+        watched.append(_Watched(name, incident, min(mine) - 1 if mine else newest))
+    return watched, str(status.get("paused", ""))
+
+
+def _show(watched: list[_Watched], connection: Connection) -> None:
+    """What is new on all of them, in the order in which it happened."""
+    new: list[dict[str, Any]] = []
+    for entry in watched:
+        if not entry.end:
+            new += entry.take(_history(connection, entry.name))
+    for event in sorted(new, key=lambda event: int(event["id"])):
+        when = clock_time(event["at"], time.time())
+        click.echo(f"{when}  {event['node']}  {event['kind']:<12} {plain(event['text'])}")
+
+
+def _history(connection: Connection, name: str) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = ask(connection, StatusRequest("history", name, _RECENT))[
+        "events"
+    ]
+    return events
+
+
+def _reconnect(cluster: Cluster, deadline: float, lost: WireError) -> Connection:
+    click.echo(f"{lost}; waiting for it", err=True)
+    clock, never = SystemClock(), threading.Event()
+    while True:
+        try:
+            return cluster.connect()
+        except WireError as error:
+            _check_deadline(deadline, str(error))
+            clock.wait(never, POLL)
+
+
+def _check_deadline(deadline: float, seen: str) -> None:
+    if time.monotonic() > deadline:
+        raise SresError(f"--timeout is over; {seen}")

@@ -1,0 +1,36 @@
+"""Time as a collaborator, so that tests and the simulator can own it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where "now" comes from, and how waiting is done."""
+
+    def now(self) -> float:
+        """Seconds since the epoch. Written to journals; compared between machines."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary start, never going back. Used for durations."""
+        ...
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Wait until ``event`` is set or ``seconds`` have passed; True when it was set."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        return event.wait(seconds)

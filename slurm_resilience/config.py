@@ -1,0 +1,238 @@
+"""The one TOML file that sresctld, sresd, the supervisor and `sres` share.
+
+Read from ``$SRES_CONFIG``, else ``/etc/slurm-resilience/sres.toml``; without a file every default
+holds. An unknown key is an error that names the nearest known one: a typo must never be a silent
+default on a machine that marks nodes down.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from slurm_resilience.errors import ConfigError
+
+DEFAULT_PATH = Path("/etc/slurm-resilience/sres.toml")
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the file."""
+
+
+class Controller(_Section, frozen=True):
+    """Where sresctld listens, keeps its state, and how often it reads Slurm."""
+
+    host: str = ""
+    """Name or address of sresctld. Empty: the first SlurmctldHost."""
+    port: int = 6829
+    state_dir: str = "/var/lib/sresctld"
+    interval: float = 2.0
+    """Seconds between two reads of Slurm when nothing else wakes the cycle."""
+
+
+class Wire(_Section, frozen=True):
+    munge_socket: str = ""
+    """munged's socket. Empty: munge's own default."""
+
+
+class Agent(_Section, frozen=True):
+    """sresd, on every node."""
+
+    beat: float = 0.5
+    """Seconds between heartbeats."""
+    kernel_log: str = "/dev/kmsg"
+    """A kernel log device or a FIFO; lines are read as they arrive."""
+    accept_injected: bool = False
+    """Take kernel log records that a user-space program wrote (facility 1) for real ones."""
+    check_interval: float = 60.0
+    sysroot: str = "/"
+    """Where /proc and /sys are looked up by the checks."""
+    fence_after: float = 15.0
+    """A node that reaches neither sresctld, slurmctld nor any peer for this long ends its
+    auto-resume steps. 0 switches fencing off."""
+
+
+class Checks(_Section, frozen=True):
+    disabled: tuple[str, ...] = ()
+    disk_full_percent: float = 95.0
+    inodes_full_percent: float = 95.0
+    mounts: tuple[str, ...] = ("/", "/tmp", "/var")
+    """Mount points whose space and inodes are watched."""
+    memory_tolerance_percent: float = 5.0
+    """How much less memory than Slurm's RealMemory is a fault (NHC's check_hw_physmem: 5 %)."""
+
+
+class Detect(_Section, frozen=True):
+    """When silence becomes death."""
+
+    silent_after: float = 1.5
+    """Seconds without a beat until the node is probed."""
+    dead_after: float = 4.0
+    """Seconds without a beat and without one answered probe until the node is dead."""
+    probe_timeout: float = 1.0
+    refused_after: float = 60.0
+    """Seconds during which the machine answers but refuses slurmd's port, sresd gone too, until the
+    node counts as dead. Long, because it is also what a package upgrade looks like."""
+    max_faulty_percent: float = 20.0
+    """If more nodes than this share (and more than ``max_faulty_nodes``) are found faulty by us at
+    once, the fault is more likely ours or the network's: nobody is marked."""
+    max_faulty_nodes: int = 2
+    start_grace: float = 10.0
+    """After a start of sresctld, seconds before a node that never spoke can be found silent."""
+
+
+class Recovery(_Section, frozen=True):
+    mode: Literal["automatic", "none"] = "automatic"
+    """``none`` only reports."""
+    drain_alarm: float = 86400.0
+    """Seconds a node may wait for its jobs before an alarm is raised. No job is ever killed."""
+
+
+class Replace(_Section, frozen=True):
+    program: tuple[str, ...] = ()
+    """The replacement program and its first arguments; `replace NODE` or `reboot NODE` is appended.
+    Empty: nodes are marked, and wait for a person."""
+    timeout: float = 3600.0
+    attempts: int = 3
+    backoff: float = 60.0
+    """Seconds before a failed replacement is tried again; doubled each time."""
+    return_timeout: float = 900.0
+    """Seconds between the end of the program and the node's registration."""
+    max_running: int = 8
+    """Replacements that run at the same time."""
+
+
+class Resume(_Section, frozen=True):
+    """What the supervisor behind `srun --auto-resume=1` may do."""
+
+    grace: float = 10.0
+    """Seconds between SIGTERM and SIGKILL for a step that has to make room."""
+    diagnosis_wait: float = 1.0
+    """Seconds to wait after a failed step for a finding about its nodes."""
+    max_relaunches: int = 3
+    """Relaunches in a row without a fault of any node and without progress."""
+    progress_after: float = 300.0
+    """An attempt that ran this long counts as progress when the program reports none."""
+    max_attempts: int = 1000
+    swap_wait: float = 3600.0
+    """Seconds to wait for an idle node before the job is requeued instead."""
+    requeue_wait: float = 60.0
+    """Seconds sresctld is given to requeue the job before the supervisor does it itself."""
+
+
+class Config(_Section, frozen=True):
+    controller: Controller = Controller()
+    wire: Wire = Wire()
+    agent: Agent = Agent()
+    checks: Checks = Checks()
+    detect: Detect = Detect()
+    recovery: Recovery = Recovery()
+    replace: Replace = Replace()
+    resume: Resume = Resume()
+    slurm_bin: str = ""
+    """Directory of Slurm's commands. Empty: looked up on PATH."""
+
+
+def parse(text: str, where: str = "configuration") -> Config:
+    """Read a configuration from TOML text.
+
+    Raises:
+        ConfigError: malformed TOML, an unknown key, a wrong type, a value out of range.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: not valid TOML: {error}") from None
+    _refuse_unknown(data, where)
+    try:
+        config = msgspec.convert(data, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {_plain(str(error))}") from None
+    _check_ranges(config, where)
+    return config
+
+
+def load(path: str | os.PathLike[str] | None = None) -> Config:
+    """Read the configuration file.
+
+    Args:
+        path: the file; None: ``$SRES_CONFIG``, else the default path, which may be missing.
+
+    Raises:
+        ConfigError: a named file that cannot be read, or any fault that `parse` finds.
+    """
+    named = path or os.environ.get("SRES_CONFIG")
+    file = Path(named) if named else DEFAULT_PATH
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if named:
+            raise ConfigError(
+                f"{file}: no such file; write one, or unset SRES_CONFIG to use the defaults"
+            ) from None
+        return Config()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from None
+    return parse(text, str(file))
+
+
+def _refuse_unknown(data: dict[str, Any], where: str) -> None:
+    known = {field.name: field.type for field in msgspec.structs.fields(Config)}
+    for name, value in data.items():
+        if name not in known:
+            raise ConfigError(f"{where}: unknown key '{name}'{_nearest(name, known)}")
+        section = known[name]
+        if not (isinstance(section, type) and issubclass(section, _Section)):
+            continue
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}: '{name}' is a table: write [{name}]")
+        keys = {field.name for field in msgspec.structs.fields(section)}
+        for key in value:
+            if key not in keys:
+                raise ConfigError(f"{where}: unknown key '{name}.{key}'{_nearest(key, keys)}")
+
+
+def _nearest(name: str, known: Any) -> str:
+    match = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean '{match[0]}'?" if match else f"; known: {', '.join(sorted(known))}"
+
+
+def _plain(message: str) -> str:
+    return message.replace("`", "'").replace("$.", "")
+
+
+_POSITIVE = {
+    "controller": ("interval",),
+    "agent": ("beat", "check_interval"),
+    "detect": ("silent_after", "dead_after", "probe_timeout", "refused_after"),
+    "replace": ("timeout", "attempts", "backoff", "return_timeout", "max_running"),
+}
+
+
+def _check_ranges(config: Config, where: str) -> None:
+    for section in msgspec.structs.fields(Config):
+        table = getattr(config, section.name)
+        if not isinstance(table, _Section):
+            continue
+        for field in msgspec.structs.fields(type(table)):
+            value = getattr(table, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            positive = field.name in _POSITIVE.get(section.name, ())
+            if value < 0 or (positive and value == 0):
+                bound = "greater than 0" if positive else "0 or more"
+                raise ConfigError(f"{where}: {section.name}.{field.name} must be {bound}")
+    if not 0 < config.controller.port < 65536:
+        raise ConfigError(f"{where}: controller.port must be between 1 and 65535")
+    if config.detect.silent_after <= 2 * config.agent.beat:
+        raise ConfigError(
+            f"{where}: detect.silent_after must be more than two beats (agent.beat is "
+            f"{config.agent.beat} s), or one late packet is a silence"
+        )
+    if config.detect.dead_after <= config.detect.silent_after:
+        raise ConfigError(f"{where}: detect.dead_after must be more than detect.silent_after")

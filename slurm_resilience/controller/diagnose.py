@@ -1,0 +1,177 @@
+"""Diagnose: what is each node's trouble, if any? Pure: a world in, verdicts out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from slurm_resilience.config import Config
+from slurm_resilience.controller.board import AgentView
+from slurm_resilience.controller.observe import World
+from slurm_resilience.controller.probe import Probe
+from slurm_resilience.model import FAULTY, REBOOT, REPLACE, SEVERITIES, Finding, Node, Severity
+
+Kind = Literal[
+    "healthy",
+    "unknown",  # nobody speaks for it, and nothing says that it is ill
+    "suspect",  # silent; being probed
+    "dead",  # silent to sresd's connection and to probes
+    "sick",  # it answers, and a finding says that it must go
+    "requested",  # its reason is Action:Replace or Action:Reboot
+    "held",  # an administrator (or power saving) keeps it out: hands off
+    "down",  # Slurm says so, for a reason that is not ours to judge
+]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """One node's diagnosis, with its reason in words."""
+
+    node: str
+    kind: Kind
+    reason: str
+    action: str = ""
+    """Action:Replace or Action:Reboot, where one is called for."""
+    probe: bool = False
+    """A probe would tell more."""
+
+
+# Reasons that slurmctld and slurmd write themselves. Everything else is a person's (or another
+# program's) word, and stays.
+_SLURMS_OWN = (
+    "Not responding",
+    "Node unexpectedly rebooted",
+    "Low ",
+    "gres/",
+    "Kill task failed",
+    "Prolog error",
+    "Epilog error",
+    "batch job complete failure",
+    "Duplicate jobid",
+    "ResumeTimeout reached",
+    "Invalid slurmd version",
+)
+MIN_SILENT_PROBES = 2
+
+
+def diagnose(world: World, config: Config) -> dict[str, Verdict]:
+    """A verdict for every node.
+
+    Args:
+        world: one observation.
+        config: thresholds (`[detect]`).
+    """
+    return {name: _node(world, config, node) for name, node in world.nodes.items()}
+
+
+def _node(world: World, config: Config, node: Node) -> Verdict:
+    agent = world.agents.get(node.name)
+    life = _life(world, config, node, agent)
+    out_of_service = node.is_fail or node.is_down or node.is_drain
+    if node.is_powered_off_on_purpose:
+        return Verdict(node.name, "held", f"{node.state}: powered off by Slurm")
+    if node.base == "FUTURE" or "REBOOT_ISSUED" in node.flags:
+        # Not there yet, or going down and up by Slurm's own order, with its own time limit.
+        return Verdict(node.name, "held", f"{node.state}: silence is expected")
+    if node.requested_action and out_of_service:
+        if life.kind == "dead" and node.has_work and not node.is_down:
+            # It was to be left gracefully, and died meanwhile: its jobs must be freed now.
+            return Verdict(node.name, "dead", life.reason, node.requested_action)
+        by = f" by {node.reason_by}" if node.reason_by else ""
+        return Verdict(node.name, "requested", f"{node.reason}{by}", node.requested_action)
+    if out_of_service and is_a_persons(node):
+        if life.kind == "dead" and node.has_work and not node.is_down:
+            # Its jobs must be freed, its reason stays: no action, so nobody replaces it. Without
+            # jobs there is nothing to do: people power off what they have drained.
+            return Verdict(node.name, "dead", f"{life.reason}; kept out: {node.reason}")
+        return Verdict(node.name, "held", _held(node))
+    if "MAINTENANCE" in node.flags and not node.has_work:
+        return Verdict(node.name, "held", f"{node.state}: in a maintenance reservation")
+    if life.kind in ("dead", "suspect"):
+        return life
+    sick = _sick(node, agent, world.settled.get(node.name, 0.0))
+    if sick is not None:
+        return sick
+    if node.is_down or node.is_drain or node.is_fail:
+        reason = node.reason or "no reason given"
+        return Verdict(node.name, "down", f"{node.state}: {reason}", probe=life.probe)
+    return life
+
+
+def is_a_persons(node: Node) -> bool:
+    return bool(node.reason.strip()) and not node.reason.startswith(_SLURMS_OWN)
+
+
+def _held(node: Node) -> str:
+    if node.near_miss:
+        return (
+            f"reason {node.reason!r} is not {node.near_miss!r}, so nothing is done; write exactly "
+            f"{node.near_miss}"
+        )
+    return f"kept out by {node.reason_by or 'an administrator'}: {node.reason}"
+
+
+def _life(world: World, config: Config, node: Node, agent: AgentView | None) -> Verdict:
+    """Is it alive? Silence alone is never death: the probes must agree."""
+    detect = config.detect
+    speaks = agent is not None and not agent.said_goodbye
+    if agent is not None and speaks:
+        if not agent.spoke and world.uptime < detect.start_grace:
+            return Verdict(node.name, "unknown", "sresctld has just started; waiting for its sresd")
+        if agent.silence <= detect.silent_after:
+            if not node.is_responding:
+                # slurmd is gone or hung; the machine is not. Slurm will say DOWN if it stays so.
+                return Verdict(node.name, "unknown", "sresd beats, slurmd does not answer Slurm")
+            return Verdict(node.name, "healthy", "sresd beats")
+        heard_at, silence = agent.heard_at, agent.silence
+        said = f"no beat for {silence:.1f} s"
+    elif node.is_responding:
+        why = "sresd was stopped" if agent else "no sresd has spoken for it"
+        return Verdict(node.name, "unknown", why)
+    else:
+        # Nobody beats for it, and Slurm itself gets no answer.
+        heard_at, silence, said = world.moment - 600.0, 600.0, "Slurm gets no answer"
+    probes = [p for p in world.probes.get(node.name, ()) if p.started > heard_at]
+    return _judge_probes(world, config, node, probes, silence, said)
+
+
+def _judge_probes(
+    world: World, config: Config, node: Node, probes: list[Probe], silence: float, said: str
+) -> Verdict:
+    detect = config.detect
+    answered = [index for index, p in enumerate(probes) if p.answer == "answered"]
+    if answered:
+        since = probes[answered[-1] + 1 :]
+        if len(since) < MIN_SILENT_PROBES or silence <= detect.dead_after:
+            text = f"{said}, but slurmd's port answers: sresd is missing"
+            return Verdict(node.name, "unknown", text, probe=True)
+        probes = since
+    refused = [p for p in probes if p.answer == "refused"]
+    if refused:
+        gone_for = world.moment - refused[0].started
+        if gone_for > detect.refused_after and len(probes) >= MIN_SILENT_PROBES:
+            text = f"{said}; the machine has refused slurmd's port for {gone_for:.0f} s"
+            return Verdict(node.name, "dead", text, REPLACE)
+        text = f"{said}; the machine answers, slurmd does not run ({gone_for:.0f} s)"
+        return Verdict(node.name, "suspect", text, probe=True)
+    if silence > detect.dead_after and len(probes) >= MIN_SILENT_PROBES:
+        text = f"{said}, {len(probes)} probes of slurmd's port unanswered"
+        return Verdict(node.name, "dead", text, REPLACE)
+    return Verdict(node.name, "suspect", f"{said}; probing", probe=True)
+
+
+def _sick(node: Node, agent: AgentView | None, settled: float) -> Verdict | None:
+    if agent is None:
+        return None
+    # The kernel log keeps its lines: an administrator who resumed the node has answered them.
+    faulty = [f for f in agent.findings if f.severity in FAULTY and f.at > settled]
+    if not faulty:
+        return None
+    worst = max(faulty, key=_gravity)
+    # A GPU reset needs an idle node and is not ours to do yet; a reboot resets it as well.
+    action = REPLACE if worst.severity is Severity.REPLACE else REBOOT
+    return Verdict(node.name, "sick", f"{worst.check}: {worst.text}", action)
+
+
+def _gravity(finding: Finding) -> tuple[int, float]:
+    return (SEVERITIES.index(finding.severity), -finding.at)

@@ -1,0 +1,89 @@
+"""Decide, for jobs: whom to requeue and start, and whose supervisors to tell. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from slurm_resilience.controller.actions import (
+    Action,
+    Alarm,
+    EndChase,
+    KeepChasing,
+    Prefer,
+    Requeue,
+    StartNow,
+    Tell,
+)
+from slurm_resilience.controller.diagnose import Verdict
+from slurm_resilience.controller.observe import World
+from slurm_resilience.controller.record import Chase
+
+CHASE_SECONDS = 600.0
+"""How long a requeued job is followed until it runs."""
+
+
+def requeues(world: World) -> Iterator[Action]:
+    for job in world.jobs.values():
+        if job.is_zombie and job.id not in world.chases:
+            if not job.requeue:
+                text = f"job {job.id} has lost its batch script, and may not be requeued"
+                yield Alarm(f"zombie-{job.id}-{job.restarts}", text, job=job.id)
+                continue
+            reason = f"its batch host {job.batch_host} is gone"
+            yield KeepChasing(Chase(job.id, reason, True, job.restarts, world.now))
+            yield Requeue(job.id, reason)
+    for chase in world.chases.values():
+        yield from _chase(world, chase)
+
+
+def _chase(world: World, chase: Chase) -> Iterator[Action]:
+    job = world.jobs.get(chase.job)
+    if job is None:
+        yield EndChase(chase.job, "the job is gone")
+    elif job.state == "RUNNING" and job.restarts > chase.restarts_before:
+        yield EndChase(chase.job, f"runs again {world.now - chase.since:.1f} s after")
+    elif world.now - chase.since > CHASE_SECONDS:
+        # Also one that is PENDING: it may start, and waits for nodes like any other.
+        yield EndChase(chase.job, f"not seen running within {CHASE_SECONDS:.0f} s: {job.state}")
+    elif job.state == "PENDING":
+        # Only now: given while the job is COMPLETING it is lost (and returns 0).
+        if not chase.pending_since:
+            yield KeepChasing(msgspec.structs.replace(chase, pending_since=world.now))
+        elif int(world.now) > int(chase.pending_since):
+            # And not within the second in which it ended: slurmd would take the new credential for
+            # the one just revoked (it compares whole seconds), and Slurm would fail the job.
+            yield StartNow(chase.job)
+    elif job.state == "RUNNING" and (chase.wanted or job.is_zombie):
+        yield Requeue(chase.job, chase.reason)
+
+
+def preferences(world: World) -> Iterator[Prefer]:
+    """A supervised job that has fewer nodes than its step had waits for others in their place, its
+    remaining nodes idle. It gets back no more than it had, so nobody jumps the queue."""
+    for entry in world.supervised.values():
+        job = world.jobs.get(entry.job)
+        if job is None or job.state != "RUNNING" or job.gres or not world.permits_expansion:
+            continue
+        if 0 < len(job.nodes) < entry.size:
+            yield Prefer(job.id, entry.size - len(job.nodes))
+
+
+def tells(world: World, verdicts: dict[str, Verdict]) -> Iterator[Tell]:
+    """Only what is marked: a supervisor leaves a node because everybody must."""
+    for incident in world.incidents.values():
+        node, verdict = world.nodes.get(incident.node), verdicts.get(incident.node)
+        if node is None or verdict is None or verdict.kind != "requested":
+            continue
+        kind: Literal["dead", "sick", "requested"] = "requested"
+        if node.is_down or incident.kind == "dead":
+            kind = "dead"
+        elif incident.kind == "sick":
+            kind = "sick"
+        for entry in world.supervised.values():
+            if node.name in entry.nodes:
+                yield Tell(
+                    entry.job, node.name, kind, incident.action, incident.reason, incident.id
+                )

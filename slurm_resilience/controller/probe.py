@@ -1,0 +1,115 @@
+"""Is anybody there? A TCP connection to a node's slurmd, tried from a few threads."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections import defaultdict, deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, NamedTuple
+
+from slurm_resilience.clock import Clock
+
+KEPT = 128
+"""Answers kept of each node. At `GROWTH` they reach back for more than a day."""
+LEAST, GROWTH = 0.25, 0.1
+"""Seconds between two probes: at least, and per second since the first of the series."""
+FORGET = 60.0
+"""Seconds after which a new series begins."""
+
+Answer = Literal["answered", "refused", "silent"]
+
+
+class Probe(NamedTuple):
+    """One try. Times are of the monotonic clock."""
+
+    started: float
+    ended: float
+    answer: Answer
+
+
+_OURS = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOBUFS,
+        errno.EADDRNOTAVAIL,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+    }
+)
+
+
+def _is_ours(error: OSError) -> bool:
+    """This machine could not even ask: no file descriptor, no network, no name service. That says
+    nothing about the node."""
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_AGAIN
+    return error.errno in _OURS
+
+
+def probe(address: str, port: int, timeout: float) -> Answer | None:
+    """Connect once. The kernel answers for slurmd however busy the node is, so load is no silence;
+    ``refused`` is a living machine without slurmd; None says nothing about it."""
+    try:
+        with socket.create_connection((address, port), timeout=timeout):
+            return "answered"
+    except ConnectionRefusedError:
+        return "refused"
+    except OSError as error:
+        return None if _is_ours(error) else "silent"
+
+
+class Prober:
+    """Runs probes beside the cycle and keeps each node's last answers."""
+
+    def __init__(self, clock: Clock, timeout: float) -> None:
+        self._clock = clock
+        self._timeout = timeout
+        self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="probe")
+        self._lock = threading.Lock()
+        self._flying: set[str] = set()
+        self._results: dict[str, deque[Probe]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self.done = threading.Event()
+
+    def request(self, node: str, address: str, port: int) -> None:
+        """Probe a node, unless that is under way or was done just now.
+
+        A refusal comes back in microseconds. The longer a node has been probed, the less often it
+        is: the answers kept then reach back far enough for ``detect.refused_after``.
+        """
+        with self._lock:
+            known = self._results.get(node)
+            if known:
+                now = self._clock.monotonic()
+                if now - known[-1].ended > FORGET:
+                    known.clear()
+                elif now - known[-1].ended < max(LEAST, GROWTH * (now - known[0].started)):
+                    return
+            if node in self._flying:
+                return
+            self._flying.add(node)
+        self._pool.submit(self._work, node, address, port)
+
+    def results(self) -> dict[str, tuple[Probe, ...]]:
+        """Each node's last probes, oldest first."""
+        with self._lock:
+            return {node: tuple(probes) for node, probes in self._results.items()}
+
+    def forget(self, node: str) -> None:
+        with self._lock:
+            self._results.pop(node, None)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _work(self, node: str, address: str, port: int) -> None:
+        started = self._clock.monotonic()
+        answer = probe(address, port, self._timeout)
+        with self._lock:
+            if answer is not None:
+                self._results[node].append(Probe(started, self._clock.monotonic(), answer))
+            self._flying.discard(node)
+        self.done.set()

@@ -1,0 +1,101 @@
+"""What others are told of a cycle: supervisors that ask, and people with `sres`. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from slurm_resilience import __version__
+from slurm_resilience.config import Config
+from slurm_resilience.controller.actions import Mark
+from slurm_resilience.controller.board import AgentView
+from slurm_resilience.controller.decide import Decision
+from slurm_resilience.controller.diagnose import Verdict
+from slurm_resilience.controller.observe import World
+from slurm_resilience.controller.record import Incident
+from slurm_resilience.model import Node
+from slurm_resilience.wire.messages import NodeVerdict
+
+
+def for_supervisors(verdict: Verdict, node: Node, incident: Incident | None) -> NodeVerdict:
+    """What a supervisor that asks is told. It leaves a node that is dead, sick or requested, so
+    these words are kept for nodes that everybody must leave: the marked ones. What was found but
+    not marked (paused, ``recovery.mode`` none, too many at once) is a suspicion."""
+    kind = verdict.kind
+    marked = incident is not None and incident.state != "open"
+    if kind == "held" or (kind == "down" and not node.is_down):
+        kind = "unknown"  # draining: jobs may end on it
+    elif kind == "down":
+        kind = "dead"
+    elif kind in ("dead", "sick") and not marked:
+        kind = "suspect"
+    return NodeVerdict(
+        verdict.node, kind, verdict.reason, verdict.action, incident.id if incident else 0
+    )
+
+
+def status(
+    world: World,
+    verdicts: dict[str, Verdict],
+    decision: Decision,
+    config: Config,
+    incidents: dict[str, Any],
+) -> dict[str, Any]:
+    """What `sres status` and `sres node` show, as plain data."""
+    jobs_on: dict[str, list[int]] = {}
+    for job in world.jobs.values():
+        for name in job.nodes:
+            jobs_on.setdefault(name, []).append(job.id)
+    nodes = {}
+    for name, node in world.nodes.items():
+        agent, verdict = world.agents.get(name), verdicts[name]
+        incident = incidents.get(name)
+        nodes[name] = {
+            "state": node.state,
+            "verdict": verdict.kind,
+            "why": verdict.reason,
+            "reason": node.reason,
+            "reason_by": node.reason_by,
+            "sresd": _sresd(agent),
+            "findings": [msgspec.to_builtins(f) for f in agent.findings] if agent else [],
+            "unjudged": list(agent.unjudged) if agent else [],
+            "incident": msgspec.to_builtins(incident) if incident else None,
+            "gave_up": _gave_up(world, node),
+            "boot_id": agent.boot_id if agent else "",
+            "instance": agent.instance if agent else "",
+            "jobs": jobs_on.get(name, []),
+        }
+    return {
+        "version": __version__,
+        "at": world.now,
+        "uptime": world.uptime,
+        "mode": config.recovery.mode,
+        "paused": world.paused,
+        "can_replace": world.can_replace,
+        "permits_expansion": world.permits_expansion,
+        "sentence": decision.sentence,
+        "marks_now": sum(isinstance(a, Mark) for a in decision.actions),
+        "nodes": nodes,
+        "jobs": {
+            str(job): {"attempt": s.attempt, "nodes": list(s.nodes), "since": s.since}
+            for job, s in world.supervised.items()
+        },
+    }
+
+
+def _sresd(agent: AgentView | None) -> str:
+    if agent is None:
+        return "never seen"
+    if agent.connected:
+        return "connected"
+    return "stopped" if agent.said_goodbye else "silent"
+
+
+def _gave_up(world: World, node: Node) -> dict[str, Any] | None:
+    """The incident that was given up, while the request it was about still stands."""
+    incident = world.gave_up.get(node.name)
+    if incident is None or not node.requested_action or incident.reason_at != node.reason_at:
+        return None
+    given_up: dict[str, Any] = msgspec.to_builtins(incident)
+    return given_up

@@ -1,0 +1,64 @@
+"""What a check is: a probe that looks and a judge that decides.
+
+The probe does the I/O, below `Context.sysroot`; the judge is pure. Time limits, exceptions, logging
+and reporting belong to the runner, so that a check is about forty lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slurm_resilience import config
+from slurm_resilience.model import Finding
+
+
+class Unjudged(Exception):
+    """Raised by a probe or a judge that cannot tell, with the reason. Neither pass nor fail."""
+
+
+class Judgement(NamedTuple):
+    """What a judge says: one line, and a finding for each trouble. No findings: pass."""
+
+    text: str
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What Slurm says this node has; None where that is unknown."""
+
+    memory: int | None = None
+    """RealMemory, MiB."""
+    gpus: int | None = None
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every probe and judge is given."""
+
+    sysroot: Path = Path("/")
+    settings: config.Checks = field(default_factory=config.Checks)
+    expected: Expected = field(default_factory=Expected)
+    now: float = 0.0
+    """Seconds since the epoch."""
+    first: Any = None
+    """What this check's probe saw the first time; None while that is now."""
+
+    def path(self, absolute: str) -> Path:
+        """A path of the machine below the sysroot."""
+        return self.sysroot / absolute.lstrip("/")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check. A module defines one as ``CHECK``; a site's own comes by the entry point group
+    ``slurm_resilience.checks``."""
+
+    name: str
+    probe: Callable[[Context], Any]
+    judge: Callable[[Any, Context], Judgement]
+    timeout: float = 10.0
+    """Seconds for one run."""

@@ -1,0 +1,27 @@
+"""Inodes on the watched mount points: a disk full of small files says ENOSPC with space to spare.
+
+Watched, never acted on, as for space; default 95 %.
+"""
+
+from __future__ import annotations
+
+import os
+
+from slurm_resilience.health.check import Check, Context, Judgement
+from slurm_resilience.health.checks.disk import Usage, fullness, usage
+
+
+def probe(context: Context) -> tuple[Usage, ...]:
+    def inodes(mount: str, stat: os.statvfs_result) -> Usage:
+        # btrfs and some network file systems make inodes as they go, and count none.
+        return Usage(mount, stat.f_files, stat.f_favail)
+
+    return usage(context, inodes)
+
+
+def judge(seen: tuple[Usage, ...], context: Context) -> Judgement:
+    limit = context.settings.inodes_full_percent
+    return fullness(seen, limit, CHECK.name, "inodes", context.now)
+
+
+CHECK = Check("inodes", probe, judge)

@@ -1,0 +1,149 @@
+"""Kernel log lines into findings. No I/O: lines go in, findings come out.
+
+Understands what dmesg, journald, syslog and /dev/kmsg make of one message: a prefix never changes
+the classification. A record of /dev/kmsg also tells who wrote it: the facility is 0 for the kernel
+and cannot be forged by a program, so anything else is an injected line.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import msgspec
+
+from slurm_resilience.health import xid
+from slurm_resilience.model import Finding, Severity
+
+MAX_EVIDENCE = 400
+"""Characters of a line kept as evidence."""
+INTRODUCTION_LINES = 4
+"""Lines after `NVRM: The NVIDIA GPU <address>` in which its verdict may follow."""
+
+_RECORD = re.compile(r"([0-9]{1,6}),([0-9]+),([0-9]+),[^;]*;(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
+_BDF = r"(?P<bdf>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
+# A MIG instance may follow the address: `Xid (PCI:0000:01:00 GPU-I:05): 94`.
+_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BDF}[^)]*\): (?P<code>[0-9]{{1,5}})\b(?P<rest>.*)")
+_SXID = re.compile(rf"\bSXid \((?:PCI:)?{_BDF}[^)]*\): (?P<code>[0-9]{{1,6}})\b(?P<rest>.*)")
+_GPU_LOST = re.compile(rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_BDF}.*fallen off the bus")
+_GPU_NAMED = re.compile(rf"NVRM: The NVIDIA GPU (?:PCI:)?{_BDF}\s*$")
+_FATAL = re.compile(r"^,?\s*Fatal\b")
+
+
+class Record(NamedTuple):
+    """A line without what /dev/kmsg puts around it."""
+
+    text: str
+    facility: int = 0
+    uptime: float | None = None
+    """Seconds since boot, when the line says so."""
+
+
+def record(line: str) -> Record:
+    """Undo the framing of a /dev/kmsg record; any other line is taken as it is."""
+    found = _RECORD.match(line)
+    if not found:
+        return Record(line)
+    # Lines after the first are the record's dictionary (SUBSYSTEM=..., DEVICE=...).
+    body = found.group(4).split("\n", 1)[0]
+    text = _ESCAPE.sub(lambda escape: chr(int(escape.group(1), 16)), body)
+    return Record(text, int(found.group(1)) >> 3, int(found.group(3)) / 1e6)
+
+
+class Classifier:
+    """Reads lines in their order; remembers only which GPU the last lines were about."""
+
+    def __init__(self, accept_injected: bool = False) -> None:
+        self._accept_injected = accept_injected
+        self._named = ""
+        self._lines_left = 0
+
+    def feed(self, line: str, now: float, booted: float | None = None) -> list[Finding]:
+        """Findings of one line (or of one /dev/kmsg record, which may hold several lines).
+
+        Args:
+            line: as it was read.
+            now: when it was read, seconds since the epoch.
+            booted: when this kernel started; records then carry their own time.
+
+        Findings that ask for nothing (Xid 45) come with severity ``none``: they still belong to an
+        incident.
+        """
+        entry = record(line)
+        at = now if booted is None or entry.uptime is None else booted + entry.uptime
+        seen = (self._line(text, at) for text in entry.text.split("\n"))
+        marked = (self._mark(found, entry.facility) for found in seen if found)
+        return [finding for finding in marked if finding]
+
+    def _line(self, text: str, at: float) -> Finding | None:
+        self._lines_left -= 1
+        if "NVRM" not in text and "SXid" not in text:
+            return None
+        if found := _XID.search(text):
+            return _xid(found, at)
+        if found := _SXID.search(text):
+            return _sxid(found, at)
+        if found := _GPU_LOST.search(text):
+            return _lost(found["bdf"], text, at)
+        if found := _GPU_NAMED.search(text):
+            self._named, self._lines_left = found["bdf"], INTRODUCTION_LINES
+        elif self._lines_left > 0 and "fallen off the bus" in text:
+            self._lines_left = 0
+            return _lost(self._named, text, at)
+        return None
+
+    def _mark(self, finding: Finding, facility: int) -> Finding | None:
+        if facility == 0:
+            return finding
+        if self._accept_injected:
+            return msgspec.structs.replace(finding, injected=True)
+        if finding.severity is Severity.NONE:
+            return None  # it would only take back what the kernel itself has said
+        text = (
+            f"{finding.text}; a program wrote this line, so nothing is done "
+            "(agent.accept_injected is off)"
+        )
+        return msgspec.structs.replace(finding, injected=True, severity=Severity.MONITOR, text=text)
+
+
+def _xid(found: re.Match[str], at: float) -> Finding:
+    row = xid.judge(int(found["code"]), found["rest"])
+    gpu = found["bdf"].lower()
+    return Finding(
+        check="xid",
+        severity=row.action,
+        text=f"Xid {row.code} on GPU {gpu}: {row.meaning}",
+        at=at,
+        subject=gpu,
+        code=str(row.code),
+        evidence=found.group(0)[:MAX_EVIDENCE],
+    )
+
+
+def _sxid(found: re.Match[str], at: float) -> Finding:
+    """NVSwitch errors: the driver's own word decides, as fabric manager does."""
+    fatal = bool(_FATAL.match(found["rest"]))
+    switch = found["bdf"].lower()
+    return Finding(
+        check="sxid",
+        severity=Severity.RESET if fatal else Severity.MONITOR,
+        text=f"SXid {int(found['code'])} on NVSwitch {switch}: {'' if fatal else 'not '}fatal",
+        at=at,
+        subject=switch,
+        code=str(int(found["code"])),
+        evidence=found.group(0)[:MAX_EVIDENCE],
+    )
+
+
+def _lost(bdf: str, text: str, at: float) -> Finding:
+    """What Xid 79 says, said without one (the driver's probe finds the GPU gone)."""
+    gpu = bdf.lower()
+    return Finding(
+        check="gpu_lost",
+        severity=xid.table()[79].action,
+        text=f"GPU {gpu} has fallen off the bus",
+        at=at,
+        subject=gpu,
+        evidence=text.strip()[:MAX_EVIDENCE],
+    )

@@ -1,0 +1,60 @@
+"""All checks: ours, and those that a site's packages bring."""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from slurm_resilience.health.check import Check, Context, Judgement, Unjudged
+from slurm_resilience.health.checks import (
+    disk,
+    filesystem_readonly,
+    gpu_count,
+    inodes,
+    memory,
+)
+
+log = logging.getLogger("sresd.checks")
+
+GROUP = "slurm_resilience.checks"
+BUILT_IN: tuple[Check, ...] = (
+    filesystem_readonly.CHECK,
+    disk.CHECK,
+    inodes.CHECK,
+    memory.CHECK,
+    gpu_count.CHECK,
+)
+
+
+def checks(disabled: tuple[str, ...] = ()) -> tuple[Check, ...]:
+    """Every check that is not switched off. A site's check replaces ours of the same name."""
+    found = {check.name: check for check in BUILT_IN}
+    for point in entry_points(group=GROUP):
+        check = _load(point)
+        found[check.name] = check
+    for name in disabled:
+        if found.pop(name, None) is None:
+            log.warning("checks.disabled names '%s', which is no check", name)
+    return tuple(found.values())
+
+
+def _load(point: EntryPoint) -> Check:
+    """A site's check; one that cannot be loaded stays visible as unjudged."""
+    try:
+        check = point.load()
+    except Exception as error:
+        return _broken(point.name, f"{point.value} cannot be loaded: {error}")
+    if not isinstance(check, Check):
+        return _broken(point.name, f"{point.value} is a {type(check).__name__}, not a Check")
+    return check
+
+
+def _broken(name: str, reason: str) -> Check:
+    def probe(context: Context) -> Any:
+        raise Unjudged(reason)
+
+    def judge(seen: Any, context: Context) -> Judgement:
+        raise Unjudged(reason)
+
+    return Check(name, probe, judge)

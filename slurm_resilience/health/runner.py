@@ -1,0 +1,94 @@
+"""Runs checks: time limits, exceptions and log lines are here, so that they are in no check.
+
+A check that raises, hangs or cannot tell is *unjudged*: it never makes a node sick, and never
+vouches for one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slurm_resilience.clock import Clock
+from slurm_resilience.health.check import Check, Context, Judgement, Unjudged
+from slurm_resilience.model import CheckResult
+
+log = logging.getLogger("sresd.checks")
+
+
+class Runner:
+    """Runs its checks one after the other, each in a thread of its own.
+
+    A thread that hangs in the kernel (a dead file server under statvfs) cannot be ended; it is left
+    behind, and its check is not started again until it has come back: one lost thread a check.
+    """
+
+    def __init__(self, checks: Sequence[Check], context: Context, clock: Clock) -> None:
+        self._checks = tuple(checks)
+        self._context = context
+        self._clock = clock
+        self._first: dict[str, Any] = {}
+        self._hanging: dict[str, tuple[threading.Thread, float]] = {}
+
+    def run(self, done: Callable[[CheckResult], object], context: Context | None = None) -> None:
+        """Run every check once, handing each result to ``done`` as it comes.
+
+        Args:
+            done: called with each result.
+            context: replaces the one given at first, e.g. when Slurm has answered meanwhile.
+        """
+        self._context = context or self._context
+        for check in self._checks:
+            done(self.run_one(check))
+
+    def run_one(self, check: Check) -> CheckResult:
+        """Run one check within its time limit."""
+        began = self._clock.monotonic()
+        try:
+            judgement = self._within_limit(check)
+        except Unjudged as reason:
+            return CheckResult(check.name, "unjudged", str(reason), (), self._since(began))
+        except Exception as error:
+            log.warning("%s raised %s: %s", check.name, type(error).__name__, error)
+            text = f"{type(error).__name__}: {error}"
+            return CheckResult(check.name, "unjudged", text, (), self._since(began))
+        text, findings = judgement
+        seconds = self._since(began)
+        return CheckResult(check.name, "fail" if findings else "pass", text, findings, seconds)
+
+    def _since(self, began: float) -> float:
+        return round(self._clock.monotonic() - began, 6)
+
+    def _within_limit(self, check: Check) -> Judgement:
+        if check.name in self._hanging:
+            thread, began = self._hanging[check.name]
+            if thread.is_alive():
+                since = self._clock.monotonic() - began
+                raise Unjudged(f"a run that began {since:.0f} s ago still hangs")
+            del self._hanging[check.name]
+        seen: list[Any] = []
+        raised: list[BaseException] = []
+        context = dataclasses.replace(
+            self._context, now=self._clock.now(), first=self._first.get(check.name)
+        )
+
+        def body() -> None:
+            try:
+                seen.append(check.probe(context))
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=body, name=f"check {check.name}", daemon=True)
+        began = self._clock.monotonic()
+        thread.start()
+        thread.join(check.timeout)
+        if raised:
+            raise raised[0]
+        if not seen:
+            self._hanging[check.name] = (thread, began)
+            raise Unjudged(f"no answer within {check.timeout:g} s")
+        self._first.setdefault(check.name, seen[0])
+        return check.judge(seen[0], context)

@@ -1,0 +1,73 @@
+"""What each NVIDIA Xid asks for: the table in ``xid_table.csv``, unless the line itself says it."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+from importlib import resources
+from typing import NamedTuple
+
+from slurm_resilience.model import Severity
+
+NVLINK5 = frozenset(range(144, 151))
+"""NVLink 5 units: their lines say themselves whether the error was fatal."""
+
+_FATAL = re.compile(r"\bFatal\b")
+_RECOVERY = re.compile(r"\bto\s+0x[0-9a-fA-F]+\s*\(([^)]*)\)")
+
+
+class Xid(NamedTuple):
+    """One row of the table."""
+
+    code: int
+    meaning: str
+    action: Severity
+    source: str
+    """Where the action comes from: NVIDIA's catalogue, or a decision and its reason."""
+
+
+@functools.cache
+def table() -> dict[int, Xid]:
+    """The table, by code."""
+    text = resources.files("slurm_resilience.health").joinpath("xid_table.csv").read_text("utf-8")
+    rows = csv.DictReader(text.splitlines())
+    return {
+        int(row["code"]): Xid(
+            int(row["code"]), row["meaning"], Severity(row["action"]), row["source"]
+        )
+        for row in rows
+    }
+
+
+def judge(code: int, text: str) -> Xid:
+    """The row for ``code``, with the action that this line asks for.
+
+    Args:
+        code: the Xid number.
+        text: what follows the number in the line.
+
+    A code that is not in the table is watched, never acted on: new drivers bring new codes.
+    """
+    row = table().get(code)
+    if row is None:
+        return Xid(code, "unknown code", Severity.MONITOR, "not in the table")
+    if code == 154:
+        return row._replace(action=_recovery_action(text))
+    if code in NVLINK5 and _FATAL.search(text):
+        return row._replace(action=Severity.RESET)
+    return row
+
+
+def _recovery_action(text: str) -> Severity:
+    """Xid 154: the recovery the driver recommends, ``changed from 0x0 (None) to 0x2 (...)``."""
+    found = _RECOVERY.search(text)
+    words = found.group(1).lower() if found else ""
+    if "reboot" in words:
+        return Severity.REBOOT
+    if "reset" in words or "drain" in words:
+        # "Drain P2P" too: peer traffic has to stop first, then the GPU's recovery is asked again.
+        return Severity.RESET
+    if words == "none":
+        return Severity.NONE
+    return Severity.MONITOR

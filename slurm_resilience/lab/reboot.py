@@ -1,0 +1,15 @@
+"""What RebootProgram runs: reboots the lab node it is run on, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+
+from slurm_resilience.lab.linux import reboot_this_node
+
+
+def main() -> None:
+    """reboot(2), or one line that says why not."""
+    try:
+        reboot_this_node()
+    except OSError as error:
+        sys.exit(f"reboot-node: {error}")

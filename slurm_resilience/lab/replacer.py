@@ -1,0 +1,28 @@
+"""The lab's replacement program: ``replace-node replace|reboot NODE``, run by sresctld.
+
+Safe to run again at any time: an order that is under way already is joined, not repeated.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from slurm_resilience.errors import SresError
+from slurm_resilience.lab.client import ask
+
+
+def main() -> None:
+    """``SOCKET VERB NODE``; exits 0 when the new node has joined."""
+    if len(sys.argv) != 4 or sys.argv[2] not in ("replace", "reboot"):
+        sys.exit("usage: replace-node replace|reboot NODE")
+    path, verb, node = sys.argv[1:]
+    began = time.monotonic()
+    print(f"{verb} {node}: asking the lab's keeper", flush=True)
+    try:
+        seen = ask(path, {"do": verb, "nodes": [node]})["nodes"][node]
+    except SresError as error:
+        print(f"{verb} {node}: failed: {error}", flush=True)
+        sys.exit(error.exit_code)
+    took = time.monotonic() - began
+    print(f"{verb} {node}: joined as instance {seen['instance']} after {took:.1f} s", flush=True)

@@ -1,0 +1,178 @@
+"""The world as this project sees it: frozen snapshots in Slurm's words.
+
+Nothing here does I/O. Node and job are what Slurm said at one moment; report and finding are what
+sresd said; an action is something to do, as data.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Literal
+
+import msgspec
+
+REPLACE = "Action:Replace"
+REBOOT = "Action:Reboot"
+
+
+class Node(msgspec.Struct, frozen=True):
+    """One line of `scontrol show node`."""
+
+    name: str
+    base: str
+    """IDLE, ALLOCATED, MIXED, DOWN, UNKNOWN, FUTURE, ERROR."""
+    flags: frozenset[str] = frozenset()
+    """DRAIN, FAIL, NOT_RESPONDING, COMPLETING, MAINTENANCE, REBOOT_REQUESTED, POWERED_DOWN, ..."""
+    reason: str = ""
+    reason_by: str = ""
+    """The user who set the reason."""
+    reason_at: str = ""
+    address: str = ""
+    port: int = 6818
+    gres: str = ""
+    """Configured GRES, e.g. ``gpu:2``; empty when there is none."""
+    gres_used: str = ""
+    cpus: int = 0
+    cpus_alloc: int = 0
+    memory: int = 0
+    """RealMemory in MiB."""
+    boot_time: str = ""
+    comment: str = ""
+    partitions: tuple[str, ...] = ()
+
+    @property
+    def is_down(self) -> bool:
+        return self.base == "DOWN"
+
+    @property
+    def is_fail(self) -> bool:
+        """FAIL, whether jobs still run on it (Slurm prints FAILING) or not."""
+        return "FAIL" in self.flags
+
+    @property
+    def is_drain(self) -> bool:
+        return "DRAIN" in self.flags
+
+    @property
+    def is_responding(self) -> bool:
+        return "NOT_RESPONDING" not in self.flags
+
+    @property
+    def has_work(self) -> bool:
+        """A job runs or is completing here: nobody may throw the node away."""
+        return self.base in ("ALLOCATED", "MIXED") or "COMPLETING" in self.flags
+
+    @property
+    def is_available(self) -> bool:
+        """Slurm may start jobs here, now or when the present ones end."""
+        return self.base in ("IDLE", "ALLOCATED", "MIXED") and not (
+            self.flags
+            & {"DRAIN", "FAIL", "NOT_RESPONDING", "MAINTENANCE", "POWERED_DOWN", "POWERING_DOWN"}
+        )
+
+    @property
+    def is_powered_off_on_purpose(self) -> bool:
+        return bool(self.flags & {"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "PLANNED_DOWN"})
+
+    @property
+    def state(self) -> str:
+        """State as text, base and flags, e.g. ``ALLOCATED+FAIL``."""
+        return "+".join([self.base, *sorted(self.flags)])
+
+    @property
+    def requested_action(self) -> str:
+        """`Action:Replace` or `Action:Reboot` when the reason is exactly that, else empty."""
+        return self.reason if self.reason in (REPLACE, REBOOT) else ""
+
+    @property
+    def near_miss(self) -> str:
+        """The action that the reason nearly spells (wrong case, blank, trailing dot)."""
+        if self.requested_action or not self.reason:
+            return ""
+        bare = "".join(self.reason.split()).rstrip(".,;!").lower()
+        bare = bare.replace("_", ":").replace("=", ":")
+        return {"action:replace": REPLACE, "action:reboot": REBOOT}.get(bare, "")
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One job, as squeue prints it."""
+
+    id: int
+    uid: int
+    state: str
+    """RUNNING, PENDING, COMPLETING, ..."""
+    nodes: tuple[str, ...] = ()
+    num_nodes: int = 0
+    batch_host: str = ""
+    is_batch: bool = False
+    requeue: bool = False
+    restarts: int = 0
+    exclusive: bool = False
+    gres: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    reservation: str = ""
+    time_left: str = ""
+    work_dir: str = ""
+
+    @property
+    def is_zombie(self) -> bool:
+        """RUNNING without its batch script: the batch host was taken out of the allocation."""
+        return (
+            self.state == "RUNNING"
+            and self.is_batch
+            and bool(self.batch_host)
+            and bool(self.nodes)
+            and self.batch_host not in self.nodes
+        )
+
+
+class Severity(enum.StrEnum):
+    """What a finding calls for. Ordered by `SEVERITIES`."""
+
+    NONE = "none"
+    MONITOR = "monitor"
+    JOB = "job"
+    RESET = "reset"
+    REBOOT = "reboot"
+    REPLACE = "replace"
+
+
+SEVERITIES: tuple[Severity, ...] = tuple(Severity)
+FAULTY = frozenset({Severity.RESET, Severity.REBOOT, Severity.REPLACE})
+"""Severities that take the node out of service. A GPU reset needs an idle node too."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something a check or the kernel log says about one node."""
+
+    check: str
+    """Name of the check, e.g. ``xid``, ``filesystem_readonly``."""
+    severity: Severity
+    text: str
+    """One line for people: what was seen, the threshold, the value."""
+    at: float
+    """When it was seen, seconds since the epoch."""
+    subject: str = ""
+    """Which part: a PCI address, a mount point."""
+    code: str = ""
+    """E.g. the Xid number."""
+    evidence: str = ""
+    """The raw line or value."""
+    injected: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Two findings with the same key are the same trouble, seen again."""
+        return (self.check, self.subject, self.code)
+
+
+class CheckResult(msgspec.Struct, frozen=True):
+    """One run of one check. ``unjudged`` is neither pass nor fail."""
+
+    check: str
+    verdict: Literal["pass", "fail", "unjudged"]
+    text: str
+    findings: tuple[Finding, ...] = ()
+    seconds: float = 0.0

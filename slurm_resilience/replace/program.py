@@ -1,0 +1,142 @@
+"""The program hook: any executable replaces or reboots a node, called as ``PROGRAM ACTION NODE``.
+
+A run is a directory. Making it is what starts the run, so no run is ever started twice; reading it
+tells what became of it, also after a restart of sresctld.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import psutil
+
+from slurm_resilience.errors import SresError
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What is known of one run of the program."""
+
+    state: Literal["running", "ended", "lost"]
+    """``lost``: it is gone without an exit code (the machine was rebooted, somebody killed it)."""
+    rc: int = -1
+    output: str = ""
+    """The last lines it printed."""
+    ended_at: float = 0.0
+
+
+BEGINNING = 20.0
+"""Seconds that a run may take until its runner has written down who it is."""
+
+
+class RunExists(SresError):
+    """This run was started before."""
+
+
+def start(directory: Path, program: Sequence[str], action: str, node: str, seconds: float) -> None:
+    """Start ``program ACTION NODE`` detached.
+
+    Args:
+        directory: names the run; must not exist.
+        program: executable and first arguments.
+        action: ``replace`` or ``reboot``.
+        node: the node's name.
+        seconds: time limit.
+
+    Raises:
+        RunExists: the run was started before.
+    """
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        raise RunExists(f"{directory} was started before") from None
+    argv = [sys.executable, "-m", "slurm_resilience.replace.runner", str(directory), str(seconds)]
+    runner = subprocess.Popen(
+        [*argv, "--", *program, action, node],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        close_fds=True,
+    )
+    note(directory, runner.pid)
+    _children.append(runner)
+
+
+def note(directory: Path, pid: int) -> None:
+    """Write down which process the runner is. It does so itself as well: we may be killed first."""
+    text = f"{pid} {_started(pid)}\n"
+    temporary = directory / f"runner.{os.getpid()}"
+    temporary.write_text(text)
+    temporary.replace(directory / "runner")
+
+
+_children: list[subprocess.Popen[bytes]] = []
+
+
+def status(directory: Path) -> Run:
+    """What became of the run."""
+    for child in list(_children):
+        if child.poll() is not None:
+            _children.remove(child)
+    ended = _ended(directory)
+    if ended is not None:
+        return ended
+    try:
+        pid, started = (directory / "runner").read_text().split()
+    except (FileNotFoundError, ValueError):
+        # Between mkdir and the note of the pid: sresctld died there, or is there right now.
+        young = directory.exists() and time.time() - directory.stat().st_mtime < BEGINNING
+        return Run("running" if young else "lost")
+    if _started(int(pid)) == started:
+        return Run("running", output=_tail(directory / "output"))
+    # It may have ended since we looked for its exit code.
+    lost = Run("lost", output=_tail(directory / "output"), ended_at=time.time())
+    return _ended(directory) or lost
+
+
+def _ended(directory: Path) -> Run | None:
+    try:
+        rc = directory / "rc"
+        code = int(rc.read_text())
+        return Run("ended", code, _tail(directory / "output"), rc.stat().st_mtime)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def stop(directory: Path) -> None:
+    """Ask a running program to end (SIGTERM to its process group)."""
+    try:
+        pid, started = (directory / "runner").read_text().split()
+        if _started(int(pid)) == started:
+            os.kill(int(pid), signal.SIGTERM)
+    except (FileNotFoundError, ValueError, ProcessLookupError):
+        return
+
+
+def _started(pid: int) -> str:
+    """A process's start time: with the pid it names one process for good."""
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return "zombie"
+        return f"{process.create_time():.2f}"
+    except psutil.Error:
+        return "gone"
+
+
+def _tail(path: Path, limit: int = 2000) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - limit))
+            return file.read().decode(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,68 @@
+"""For programs under `srun --auto-resume=1`: am I still the valid attempt, and my progress.
+
+Needs nothing but Python's own library, so that any training script can import it::
+
+    from slurm_resilience.resume import attempt
+
+    if attempt.is_current():        # a node that was cut off must not write any more
+        os.replace(temporary, checkpoint)
+        attempt.report(step)        # shown in the job's log after a failure; counts as progress
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+FENCE = "token"
+PROGRESS = "progress"
+
+
+def token() -> str:
+    """This process's attempt, e.g. ``12.0.2`` (job, restarts, attempt); empty when unsupervised."""
+    return os.environ.get("SRES_TOKEN", "")
+
+
+def is_current() -> bool:
+    """Is this attempt still the one that may write?
+
+    True as well where nothing supervises (plain srun). False when a later attempt has begun, or
+    when the shared directory cannot be read: who cannot see the fence must not write.
+    """
+    own, directory = token(), os.environ.get("SRES_DIR", "")
+    if not own or not directory:
+        return True
+    try:
+        return (Path(directory) / FENCE).read_text(encoding="utf-8").strip() == own
+    except OSError:
+        return False
+
+
+def report(step: int, **details: object) -> None:
+    """Tell the supervisor the last step from which training could go on (a checkpoint).
+
+    A full disk or a directory that is gone is no reason to end a training: then nothing is told.
+
+    Args:
+        step: optimizer steps completed.
+        details: anything that can be written as JSON, e.g. ``loss``.
+    """
+    directory = os.environ.get("SRES_DIR", "")
+    if not directory:
+        return
+    own = Path(directory) / f"{PROGRESS}.{os.getpid()}"
+    text = json.dumps({"step": step, "token": token()} | details)
+    with contextlib.suppress(OSError):
+        own.write_text(text, encoding="utf-8")
+        own.replace(Path(directory) / PROGRESS)
+
+
+def read_progress(directory: str) -> int:
+    """The last reported step; -1 when there is none."""
+    try:
+        data = json.loads((Path(directory) / PROGRESS).read_text(encoding="utf-8"))
+        return int(data["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return -1

@@ -1,0 +1,58 @@
+"""The supervisor's variables as one option value, the way the SPANK plugin reads it.
+
+``NAME=VALUE`` pairs joined by ``;``. Names and values are percent-encoded: everything but
+``A-Za-z0-9_.-`` is ``%XX``. The decoder that counts is ``spank/carrier.c``; ``decode`` here accepts
+and refuses the same texts.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping
+
+from slurm_resilience.errors import UsageError
+
+OPTION = "--sres-env"
+
+# Values that the plugin replaces in each task by the task's own.
+NODEID = "@NODEID"
+PROCID = "@PROCID"
+LOCALID = "@LOCALID"
+
+_PLAIN = frozenset((string.ascii_letters + string.digits + "_.-").encode())
+_WORD = r"(?:[A-Za-z0-9_.-]|%[0-9A-F]{2})"
+_PAIR = re.compile(rf"({_WORD}+)=({_WORD}*)")
+
+
+def encode(pairs: Mapping[str, str]) -> str:
+    """The carrier of ``pairs``; an empty mapping is the empty carrier."""
+    for name, value in pairs.items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise UsageError(f"no environment can hold the variable {name!r} with value {value!r}")
+    return ";".join(f"{_quote(name)}={_quote(value)}" for name, value in pairs.items())
+
+
+def decode(carrier: str) -> dict[str, str]:
+    """The pairs of ``carrier``. The last one wins where a name stands twice, as in a task."""
+    pairs: dict[str, str] = {}
+    for pair in carrier.split(";") if carrier else ():
+        match = _PAIR.fullmatch(pair)
+        if match is None:
+            raise UsageError(f"malformed carrier: {pair!r} is not an encoded NAME=VALUE")
+        name, value = (_unquote(word) for word in match.groups())
+        if "=" in name or "\0" in name or "\0" in value:
+            raise UsageError(f"malformed carrier: no environment can hold {pair!r}")
+        pairs[name] = value
+    return pairs
+
+
+# An environment is bytes; Python shows those that are no text as surrogates, and back.
+def _quote(text: str) -> str:
+    data = text.encode("utf-8", "surrogateescape")
+    return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in data)
+
+
+def _unquote(text: str) -> str:
+    data = re.sub(rb"%(..)", lambda match: bytes.fromhex(match[1].decode()), text.encode())
+    return data.decode("utf-8", "surrogateescape")

@@ -1,0 +1,73 @@
+"""Classify: why did the step end? Pure.
+
+srun's exit code never decides (137 on Slurm 22.05 and 1 on 26.05 for the same lost node): node
+states, sresctld's word and what a person did come first.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Literal
+
+import msgspec
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """All that is known when srun has ended."""
+
+    code: int
+    """srun's exit code as a shell shows it (128 + n for signal n)."""
+    ran_for: float
+    """Seconds from start to end."""
+    progressed: bool
+    """The program reported a later step than the attempt before it."""
+    job_state: str
+    """RUNNING, COMPLETING, …; empty when Slurm no longer knows the job."""
+    faulty: dict[str, str] = {}
+    """The step's nodes that are down, failing or marked, with the reason."""
+    interrupted: str = ""
+    """A person's signal to the supervisor that ends a step (e.g. ``SIGTERM``)."""
+    cancelled: bool = False
+    """Slurm said that the step was cancelled, and not by us."""
+    stopped_by_us: bool = False
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Why it ended, with the reason in words."""
+
+    kind: Literal["done", "person", "job_over", "node", "program"]
+    reason: str
+    nodes: tuple[str, ...] = ()
+    """The nodes to leave, for ``node``."""
+
+
+def classify(ending: Ending) -> Cause:
+    """Why the step ended."""
+    if ending.code == 0 and not ending.stopped_by_us:
+        return Cause("done", "the program ended well")
+    if ending.job_state not in ("RUNNING", "SUSPENDED"):
+        state = ending.job_state or "gone"
+        return Cause("job_over", f"the job is {state}")
+    if ending.interrupted:
+        return Cause("person", f"somebody sent {ending.interrupted}")
+    if ending.cancelled and not ending.stopped_by_us:
+        return Cause("person", "the step was cancelled")
+    if ending.faulty:
+        names = tuple(sorted(ending.faulty))
+        reasons = "; ".join(f"{name}: {ending.faulty[name]}" for name in names)
+        return Cause("node", reasons, names)
+    return Cause("program", f"it ended with {describe(ending.code)} after {ending.ran_for:.0f} s")
+
+
+def killed(code: int) -> bool:
+    """Does the code stand for a signal? (255 is only a program's ``exit(-1)``.)"""
+    return 128 < code <= 128 + signal.SIGRTMAX
+
+
+def describe(code: int) -> str:
+    """An exit code in words."""
+    if killed(code):
+        names = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+        number = code - 128
+        return f"exit code {code} ({names.get(number, f'signal {number}')})"
+    return f"exit code {code}"

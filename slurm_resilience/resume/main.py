@@ -1,0 +1,169 @@
+"""Entry of the supervisor: `srun --auto-resume=1 …` (the plugin), `sres run -- srun …` (without).
+
+Checks everything before anything is started; what is wrong is one line, and nothing has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from slurm_resilience.config import load
+from slurm_resilience.errors import (
+    MissingTool,
+    NotFound,
+    NotPermitted,
+    SlurmUnreachable,
+    SresError,
+    UsageError,
+)
+from slurm_resilience.model import Job
+from slurm_resilience.resume import signals
+from slurm_resilience.resume.link import Link
+from slurm_resilience.resume.srun_options import SrunCommand, read_table, split
+from slurm_resilience.resume.supervise import GUARD, Supervisor
+from slurm_resilience.slurm.cli import CliClient
+from slurm_resilience.slurm.client import SlurmClient
+
+_EXAMPLE = (
+    "put it into a batch script (sbatch --nodes=4 --exclusive job.sh, with "
+    "`srun --auto-resume=1 program` in job.sh), or write "
+    "salloc --nodes=4 --exclusive srun --auto-resume=1 program"
+)
+_NOT_A_STEP = ("help", "usage", "version", "test-only")
+
+
+def supervise(srun: str, args: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Check the call, then keep the step alive.
+
+    Args:
+        srun: path of the real srun.
+        args: its arguments as the user wrote them, --auto-resume included.
+        environment: the caller's.
+
+    Returns:
+        srun's exit code.
+
+    Raises:
+        SresError: the call cannot be supervised; nothing was started.
+    """
+    table = read_table(srun)
+    command = split(args, table)
+    flag = command.value("auto-resume")
+    if flag not in (None, "0", "1"):
+        raise UsageError(f"--auto-resume={flag}: write 1 (on) or 0 (off)")
+    bare = command.without("auto-resume")
+    if flag == "0" or any(bare.has(name) for name in _NOT_A_STEP):
+        env = dict(environment) | ({GUARD: "1"} if table.listed("sres-env") else {})
+        os.execve(srun, [srun, *bare.argv], env)
+    if bare.heterogeneous or environment.get("SLURM_HET_SIZE"):
+        raise UsageError("--auto-resume: heterogeneous jobs and steps cannot be resumed")
+    if bare.has("no-allocate"):
+        raise UsageError("--auto-resume: a step without an allocation (-Z) cannot be resumed")
+    config = load(environment.get("SRES_CONFIG") or None)
+    client = CliClient(config.slurm_bin)
+    job = _job(client, bare, environment)
+    info = client.info()
+    link = Link(
+        config.controller.host or (info.controllers[0] if info.controllers else "localhost"),
+        config.controller.port,
+        job.id,
+        config.wire.munge_socket or info.munge_socket,
+        frozenset({0, info.slurm_user_uid}),
+    )
+    supervisor = Supervisor(
+        config,
+        client,
+        link,
+        srun,
+        bare,
+        job,
+        # The built-in table names the option whether this srun has it or not.
+        has_plugin=table.listed("sres-env"),
+        permits_expansion=info.permits_expansion,
+        environment=environment,
+    )
+    signals.block()
+    link.start()
+    return supervisor.run()
+
+
+def _job(client: SlurmClient, command: SrunCommand, environment: Mapping[str, str]) -> Job:
+    text = command.jobid or environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID")
+    if not text:
+        raise UsageError(
+            "--auto-resume: this srun would create its own allocation, which Slurm never requeues "
+            f"and which cannot outlive srun; {_EXAMPLE}"
+        )
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"--auto-resume: '{text}' is not a job id")
+    try:
+        job = client.job(int(text))
+    except NotFound:
+        raise NotFound(f"--auto-resume: job {text} does not exist or has ended") from None
+    except SlurmUnreachable as error:
+        raise SlurmUnreachable(
+            f"--auto-resume: Slurm cannot be asked about job {text}, so nothing was started; see "
+            f"whether `scontrol ping` answers here ({error})"
+        ) from None
+    if job.uid != os.geteuid() and os.geteuid() != 0:
+        raise NotPermitted(f"--auto-resume: job {job.id} is not yours")
+    if job.state != "RUNNING":
+        raise UsageError(f"--auto-resume: job {job.id} is {job.state}, not RUNNING")
+    if not job.exclusive:
+        raise UsageError(
+            f"--auto-resume: job {job.id} shares its nodes with others, so none of them could be "
+            "exchanged; add --exclusive to its sbatch or salloc"
+        )
+    return job
+
+
+def find_srun(environment: Mapping[str, str]) -> str:
+    """srun on PATH.
+
+    Raises:
+        MissingTool: there is none.
+    """
+    found = shutil.which("srun", path=environment.get("PATH"))
+    if not found:
+        raise MissingTool("srun is not on PATH; install Slurm's client commands")
+    return str(Path(found).resolve())
+
+
+def main() -> None:
+    """``sres-resume --srun PATH -- ARG...``, what the plugin executes."""
+    argv = sys.argv[1:]
+    if len(argv) < 3 or argv[0] != "--srun" or argv[2] != "--":
+        print(
+            "sres-resume: error: this is what srun --auto-resume=1 becomes; do not call it "
+            "yourself, write srun --auto-resume=1 … or sres run -- srun …",
+            file=sys.stderr,
+        )
+        sys.exit(UsageError.exit_code)
+    sys.exit(run(argv[1], argv[3:]))
+
+
+def run(srun: str, args: Sequence[str]) -> int:
+    """`supervise` at a process border: errors become a line and a code."""
+    _open_standard_streams()
+    try:
+        return supervise(srun, args, dict(os.environ))
+    except SresError as error:
+        print(f"srun: error: sres: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _open_standard_streams() -> None:
+    """A closed one would become the next file or connection that is opened."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Plan: which rung of the ladder comes next? Pure: cause, facts and history in, a plan out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from slurm_resilience.config import Resume
+from slurm_resilience.resume.classify import Cause, Ending, describe, killed
+
+SHORT_LIFE = 10.0
+"""Seconds: a program that fails faster than this with an exit code of its own, on its first
+attempt, has a fault of its own (a typo, a missing file); another attempt would show the same."""
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What the job allows."""
+
+    job_nodes: tuple[str, ...]
+    step_size: int
+    """Nodes that the step needs."""
+    has_gres: bool
+    """GRES on the job or any of its nodes: Slurm cannot grow such an allocation."""
+    permits_expansion: bool
+    is_batch: bool
+    requeue: bool
+    """Slurm may requeue this job (not `--no-requeue`)."""
+    batch_host: str = ""
+    """The node that runs the batch script; empty for salloc."""
+    swap_failed: str = ""
+    """Why a swap was tried in this incident and did not work."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What to do next, with its reason."""
+
+    kind: Literal["relaunch", "swap", "requeue", "stop"]
+    reason: str
+    leave: tuple[str, ...] = ()
+    """Nodes that the job gives up."""
+    take: int = 0
+    """Nodes to be added."""
+    nodes: tuple[str, ...] = ()
+    """For a relaunch: where. Empty: wherever the step ran."""
+
+
+def plan(cause: Cause, facts: Facts, history: tuple[Ending, ...], limits: Resume) -> Plan:
+    """The cheapest rung that can work.
+
+    Args:
+        cause: why the last attempt ended.
+        facts: what the job allows.
+        history: every ending so far, the last one included.
+        limits: `[resume]` of the configuration.
+    """
+    if cause.kind in ("done", "person", "job_over"):
+        return Plan("stop", cause.reason)
+    if len(history) >= limits.max_attempts:
+        return Plan("stop", f"{len(history)} attempts were made (resume.max_attempts)")
+    if cause.kind == "program":
+        return _after_program(history, limits)
+    return _after_node(cause, facts)
+
+
+def _after_program(history: tuple[Ending, ...], limits: Resume) -> Plan:
+    last = history[-1]
+    moved = last.progressed or last.ran_for >= limits.progress_after
+    if not moved and len(history) == 1 and not killed(last.code) and last.ran_for < SHORT_LIFE:
+        return Plan(
+            "stop",
+            f"no node is at fault, and {describe(last.code)} after {last.ran_for:.1f} s without "
+            "progress is the program's own",
+        )
+    stuck = _stuck(history, limits)
+    same = [ending for ending in stuck if ending.code == last.code]
+    if not killed(last.code) and len(same) >= 2:
+        return Plan(
+            "stop",
+            f"no node is at fault, and the program ended with {describe(last.code)} "
+            f"{len(same)} times without progress",
+        )
+    if len(stuck) > limits.max_relaunches:
+        return Plan(
+            "stop",
+            f"no node is at fault, and {len(stuck)} attempts in a row made no progress "
+            "(resume.max_relaunches)",
+        )
+    return Plan("relaunch", "no node is at fault: again on the same nodes")
+
+
+def _stuck(history: tuple[Ending, ...], limits: Resume) -> list[Ending]:
+    """The last endings in a row that no node explains and that made no progress."""
+    row: list[Ending] = []
+    for ending in reversed(history):
+        if ending.faulty or ending.progressed or ending.ran_for >= limits.progress_after:
+            break
+        row.append(ending)
+    return row
+
+
+def _after_node(cause: Cause, facts: Facts) -> Plan:
+    good = tuple(name for name in facts.job_nodes if name not in cause.nodes)
+    leave = tuple(name for name in facts.job_nodes if name in cause.nodes)
+    if len(good) >= facts.step_size:
+        text = f"{len(good)} good nodes are in the allocation"
+        return Plan("relaunch", text, leave, nodes=good[: facts.step_size])
+    needed = facts.step_size - len(good)
+    obstacle = _swap_obstacle(facts, good, leave)
+    if not obstacle:
+        return Plan("swap", f"{needed} of {facts.step_size} nodes to be exchanged", leave, needed)
+    if facts.is_batch and facts.requeue:
+        return Plan("requeue", f"{obstacle}; the job is requeued")
+    forbidden = "may not be requeued (--no-requeue)" if facts.is_batch else "is not a batch job"
+    return Plan("stop", f"{obstacle}, and the job {forbidden}")
+
+
+def _swap_obstacle(facts: Facts, good: tuple[str, ...], leave: tuple[str, ...]) -> str:
+    if facts.has_gres:
+        return "Slurm cannot exchange nodes of a job on nodes with GRES"
+    if not good:
+        return "no node of the job is left"
+    if facts.is_batch and facts.batch_host in leave:
+        return f"{facts.batch_host} runs the batch script, and cannot be taken out of the job"
+    if not facts.permits_expansion:
+        return "this site does not permit job expansion (SchedulerParameters)"
+    return facts.swap_failed

@@ -1,0 +1,78 @@
+"""What a researcher reads in the job's log: one block for each failure, one line for the rest.
+
+Everything goes to standard error, prefixed like srun's own messages; standard output belongs to
+the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """What happened between two attempts. Times are seconds since the epoch; 0: did not happen."""
+
+    what: str
+    nodes: tuple[str, ...]
+    done: str
+    attempt: int
+    step_ended: float
+    nodes_ready: float
+    relaunched: float
+    noticed: float
+    from_step: int = -1
+
+
+def say(text: str) -> None:
+    """One line. Nobody may be reading: that is no reason to fail, as it is none for srun."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"sres: {text}\n".encode(errors="surrogateescape"))
+
+
+def block(recovery: Recovery) -> None:
+    """The block after a failure."""
+    took = recovery.relaunched - recovery.noticed
+    ended = recovery.step_ended - recovery.noticed
+    ready = recovery.nodes_ready - recovery.step_ended
+    where = (
+        f"from step {recovery.from_step} (the last one reported)"
+        if recovery.from_step >= 0
+        else "from the program's own last checkpoint"
+    )
+    title = f"recovered: attempt {recovery.attempt}"
+    lines = [
+        f"──── {title} ".ljust(72, "─"),
+        f"what failed   {recovery.what}",
+        f"what was done {recovery.done}",
+        f"how long      {took:.1f} s (step ended {max(0, ended):.1f} s, "
+        f"nodes ready {max(0, ready):.1f} s)",
+        f"training      goes on {where}",
+        "─" * 72,
+    ]
+    for line in lines:
+        say(line)
+
+
+class EventLog:
+    """The supervisor's own account in `$SRES_EVENTS`, one JSON object a line (for the demo)."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path) if path else None
+
+    def write(self, event: str, **data: Any) -> None:
+        if self._path is None:
+            return
+        line = json.dumps({"at": time.time(), "event": event} | data)
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            say(f"{self._path} cannot be written: {error}")
+            self._path = None

@@ -1,0 +1,310 @@
+"""Slurm through its own commands: argument lists, time limits, never a shell."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Event
+
+from slurm_resilience.errors import (
+    MissingTool,
+    NotFound,
+    NotPermitted,
+    SlurmError,
+    SlurmUnreachable,
+)
+from slurm_resilience.model import Job, Node
+from slurm_resilience.slurm import parse
+from slurm_resilience.slurm.client import ClusterInfo, Step
+from slurm_resilience.slurm.hostlists import fold
+
+log = logging.getLogger("sres.slurm")
+
+_libc = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+_KINDS: tuple[tuple[type[SlurmError | NotFound | NotPermitted], re.Pattern[str]], ...] = (
+    (
+        SlurmUnreachable,
+        re.compile(
+            r"Unable to contact slurm controller|Connection refused|Socket timed out|"
+            r"Could not establish a configuration|Unable to establish|Zero Bytes|"
+            r"Protocol authentication error|Invalid authentication credential|"
+            r"authentication plugin|in standby mode",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        NotPermitted,
+        re.compile(
+            r"Invalid user id|Access/permission denied|access denied|Permission denied",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        NotFound,
+        re.compile(
+            r"Invalid node name|Node \S+ not found|Invalid job id|Job/step already compl|"
+            r"Job step \S+ not found",
+            re.IGNORECASE,
+        ),
+    ),
+)
+
+
+TOP_PRIORITY = 4294967200
+"""Above every job of priority/basic, which counts down from 4294901759 (seen on 22.05)."""
+
+
+class CliClient:
+    """`SlurmClient` over scontrol, squeue, scancel and salloc."""
+
+    def __init__(self, slurm_bin: str = "", timeout: float = 20.0) -> None:
+        """
+        Args:
+            slurm_bin: directory of Slurm's commands; empty: looked up on PATH.
+            timeout: seconds one command may take.
+        """
+        self._bin = slurm_bin
+        self._timeout = timeout
+
+    def nodes(self) -> tuple[Node, ...]:
+        return parse.nodes(self._run("scontrol", "show", "node", "-a", "-d", "-o"))
+
+    def node(self, name: str) -> Node:
+        found = parse.nodes(self._run("scontrol", "show", "node", "-a", "-d", "-o", fold([name])))
+        if not found:
+            raise NotFound(f"node {name} does not exist")
+        return found[0]
+
+    def jobs(self) -> tuple[Job, ...]:
+        return self._squeue()
+
+    def job(self, job_id: int) -> Job:
+        try:
+            found = self._squeue("-j", str(job_id))
+        except NotFound:
+            found = ()
+        if not found:
+            raise NotFound(f"job {job_id} does not exist or has ended")
+        return found[0]
+
+    def steps(self, job_id: int) -> tuple[Step, ...]:
+        try:
+            text = self._run("scontrol", "show", "step", str(int(job_id)), "-o")
+        except NotFound:
+            return ()
+        return parse.steps(text, int(job_id))
+
+    def info(self) -> ClusterInfo:
+        return parse.config(self._run("scontrol", "show", "config"))
+
+    def set_node(self, names: Sequence[str], *, state: str = "", reason: str = "") -> None:
+        words = [f"nodename={fold(names)}"]
+        words += [f"state={state}"] if state else []
+        words += [f"reason={reason}"] if reason else []
+        self._run("scontrol", "update", *words)
+
+    def set_comment(self, names: Sequence[str], comment: str) -> None:
+        self._run("scontrol", "update", f"nodename={fold(names)}", f"comment={comment}")
+
+    def shrink(self, job_id: int, keep: Sequence[str]) -> None:
+        # Where Slurm will not do it (22.05 without slurmdbd, the second time) it blocks for 5 s.
+        words = (f"jobid={int(job_id)}", f"nodelist={fold(keep)}")
+        self._run("scontrol", "update", *words, timeout=2.0)
+
+    def requeue(self, job_id: int) -> None:
+        self._run("scontrol", "requeue", str(int(job_id)))
+
+    def start_now(self, job_id: int) -> None:
+        self._run("scontrol", "update", f"jobid={int(job_id)}", "starttime=now")
+
+    def cancel_step(self, job_id: int, step: str, signal: str = "") -> None:
+        words = [f"--signal={signal}"] if signal else []
+        self._run("scancel", *words, f"{int(job_id)}.{step}")
+
+    def cancel_job(self, job_id: int) -> None:
+        self._run("scancel", str(int(job_id)))
+
+    def allocate_for(self, job: Job, nodes: int, wait: float, stop: Event | None = None) -> int:
+        words = ["--no-shell", f"--nodes={nodes}", "--exclusive", f"--dependency=expand:{job.id}"]
+        words += [f"--job-name=sres-{job.id}", "--no-bell", f"--immediate={max(1, round(wait))}"]
+        words += [f"--partition={job.partition}"] if job.partition else []
+        words += [f"--account={job.account}"] if job.account else []
+        words += [f"--qos={job.qos}"] if job.qos else []
+        words += [f"--reservation={job.reservation}"] if job.reservation else []
+        code, text = self._salloc(words, wait + 20, stop)
+        granted = re.search(r"Granted job allocation (\d+)", text)
+        if stop is not None and stop.is_set():
+            # It may have got one without having said so.
+            self._run("scancel", f"--name=sres-{job.id}", f"--user={job.uid}")
+            raise SlurmError("salloc was stopped")
+        if code != 0 or not granted:
+            raise _error("salloc", words, text)
+        helper = int(granted[1])
+        # If we are killed before it is merged, nobody is left who would give it back. Slurm takes
+        # no limit of its own for such a job from salloc.
+        with contextlib.suppress(SlurmError, NotPermitted, NotFound):
+            self._run("scontrol", "update", f"jobid={helper}", "timelimit=1", timeout=2.0)
+        return helper
+
+    def _salloc(self, words: Sequence[str], timeout: float, stop: Event | None) -> tuple[int, str]:
+        """salloc's exit code and what it said. It withdraws its request when ``stop`` is set, and
+        when we die."""
+        process = subprocess.Popen(
+            [self._path("salloc"), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment(),
+            preexec_fn=_end_with_parent,
+        )
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                text, _ = process.communicate(timeout=0.05)
+                return process.returncode, text
+            except subprocess.TimeoutExpired:
+                late = time.monotonic() > deadline
+                if late or (stop is not None and stop.is_set()):
+                    process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
+
+    def prefer_exchange(self, job: Job, nodes: int) -> None:
+        words = ["squeue", "-h", "-t", "PENDING", f"--name=sres-{job.id}", f"--user={job.uid}"]
+        for line in self._run(*words, "-o", "%A %D").splitlines():
+            helper, size = line.split()
+            if int(size) <= nodes:
+                self._run("scontrol", "update", f"jobid={helper}", f"priority={TOP_PRIORITY}")
+
+    def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:
+        """Two updates. On 22.05 without slurmdbd the second one takes effect at once and then
+        blocks for 5 s before it complains ("the DB index is being set"), so it is watched from
+        the side and ended once the nodes are in."""
+        new = set(self.job(helper).nodes)
+        self._run("scontrol", "update", f"jobid={int(helper)}", "numnodes=0")
+        argv = [self._path("scontrol"), "update", f"jobid={int(job_id)}", "numnodes=ALL"]
+        update = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(),
+        )
+        deadline = time.monotonic() + timeout
+        try:
+            while True:
+                ended = update.poll() is not None
+                have = self.job(job_id).nodes
+                if new <= set(have):
+                    return have
+                if ended or time.monotonic() > deadline:
+                    said = (update.communicate()[0] if ended else "no answer").strip()
+                    raise SlurmError(
+                        f"nodes {fold(new)} of job {helper} did not move into job {job_id}: {said}"
+                    )
+                # Nothing tells when an allocation has changed but looking.
+                _wait_for_exit(update, 0.05)
+        finally:
+            if update.poll() is None:
+                update.kill()
+            update.wait()
+
+    def _squeue(self, *words: str) -> tuple[Job, ...]:
+        # Array tasks are jobs of their own; %A is each one's real id.
+        base = ("squeue", "-a", "-r", "-h", *words)
+        mark = f"<{secrets.token_hex(8)}>"
+        columns = self._run(*base, "-O", parse.JOB_COLUMNS)
+        text = self._run(*base, "-o", parse.job_format(mark))
+        return parse.jobs(text, mark, columns)
+
+    def _path(self, program: str) -> str:
+        if self._bin:
+            path = Path(self._bin) / program
+            if os.access(path, os.X_OK):
+                return str(path)
+            raise MissingTool(f"{path} is not there (slurm_bin in the configuration)")
+        found = shutil.which(program)
+        if not found:
+            raise MissingTool(f"{program} is not on PATH; install Slurm's client commands")
+        return found
+
+    def _run(
+        self, program: str, *words: str, timeout: float | None = None, both: bool = False
+    ) -> str:
+        argv = [self._path(program), *words]
+        try:
+            done = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout or self._timeout,
+                env=environment(),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise SlurmUnreachable(
+                f"{program} {words[0] if words else ''} gave no answer within "
+                f"{timeout or self._timeout:g} s"
+            ) from None
+        except OSError as error:
+            raise MissingTool(f"{argv[0]} cannot be started: {error}") from None
+        log.debug("%s -> %d", " ".join(argv), done.returncode)
+        if done.returncode != 0 or _complained(program, done.stderr):
+            raise _error(program, words, done.stderr or done.stdout)
+        return done.stdout + done.stderr if both else done.stdout
+
+
+def _end_with_parent() -> None:
+    """In a child: TERM when the thread that started it ends; no signal blocked."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without the job's own SLURM_* and squeue's format variables: they
+    would change what the commands do and print."""
+    kept = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS"}
+    prefixes = ("SLURM_", "SQUEUE_", "SALLOC_", "SCANCEL_", "SBATCH_", "SINFO_", "SLURMD_")
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name in kept or not name.startswith(prefixes)
+    }
+    return env | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+
+
+def _wait_for_exit(process: subprocess.Popen[str], seconds: float) -> None:
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return
+
+
+def _complained(program: str, stderr: str) -> bool:
+    """scancel exits 0 for some refusals; what it says then is an error all the same."""
+    return program == "scancel" and "error:" in stderr and "already compl" not in stderr
+
+
+def _error(program: str, words: Sequence[str], said: str) -> SlurmError | NotFound | NotPermitted:
+    line = " ".join(said.split()) or "no reason given"
+    line = re.sub(rf"{program}: error: ", "", line)
+    what = " ".join([program, *words[:3]])
+    for kind, pattern in _KINDS:
+        if pattern.search(line):
+            return kind(f"{what}: {line[:300]}")
+    return SlurmError(f"{what}: {line[:300]}")

@@ -1,0 +1,111 @@
+"""The one door to Slurm: what the rest of the project may ask of it.
+
+Two adapters stand behind it (Slurm's own commands, and pyslurm for reading where it matches), and a
+fake for tests; `tests/contract` runs the same tests on each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Event
+from typing import Protocol
+
+import msgspec
+
+from slurm_resilience.model import Job, Node
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A running job step."""
+
+    job: int
+    step: str
+    """``0``, ``1``, … or ``batch``, ``extern``."""
+    nodes: tuple[str, ...] = ()
+    srun_host: str = ""
+    srun_pid: int = 0
+
+
+class ClusterInfo(msgspec.Struct, frozen=True):
+    """What `scontrol show config` says that we need."""
+
+    cluster: str
+    version: str
+    controllers: tuple[str, ...]
+    """Addresses of slurmctld, primary first."""
+    slurmctld_port: int
+    slurm_user_uid: int
+    munge_socket: str
+    scheduler_parameters: str
+    accounting: str
+    raw: dict[str, str]
+
+    @property
+    def permits_expansion(self) -> bool:
+        return "permit_job_expansion" in self.scheduler_parameters.split(",")
+
+
+class SlurmClient(Protocol):
+    """Everything we ask of Slurm. Each call raises `SlurmUnreachable` when nobody answers,
+    `NotFound` for a node or job that does not exist, `NotPermitted` where Slurm says no, and
+    `SlurmError` for any other refusal; then nothing was changed."""
+
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes."""
+        ...
+
+    def node(self, name: str) -> Node:
+        """One node, read now."""
+        ...
+
+    def jobs(self) -> tuple[Job, ...]:
+        """Jobs that are not finished."""
+        ...
+
+    def job(self, job_id: int) -> Job:
+        """One job that is not finished."""
+        ...
+
+    def steps(self, job_id: int) -> tuple[Step, ...]:
+        """Running steps of a job."""
+        ...
+
+    def info(self) -> ClusterInfo: ...
+
+    def set_node(self, names: Sequence[str], *, state: str = "", reason: str = "") -> None:
+        """Set state (`fail`, `down`, `resume`, …) and reason of nodes."""
+        ...
+
+    def set_comment(self, names: Sequence[str], comment: str) -> None: ...
+
+    def shrink(self, job_id: int, keep: Sequence[str]) -> None:
+        """Give all nodes of a running job back but ``keep``."""
+        ...
+
+    def requeue(self, job_id: int) -> None: ...
+
+    def start_now(self, job_id: int) -> None:
+        """Lift the start time that a requeue put into the future. Only a PENDING job keeps it."""
+        ...
+
+    def cancel_step(self, job_id: int, step: str, signal: str = "") -> None:
+        """Signal a step's tasks; without a signal: end them (SIGKILL)."""
+        ...
+
+    def cancel_job(self, job_id: int) -> None: ...
+
+    def allocate_for(self, job: Job, nodes: int, wait: float, stop: Event | None = None) -> int:
+        """A helper allocation of the caller that is to be merged into ``job``; its id.
+
+        Waits up to ``wait`` seconds for nodes, or until ``stop`` is set: then there is none.
+        """
+        ...
+
+    def prefer_exchange(self, job: Job, nodes: int) -> None:
+        """Put the pending requests of `allocate_for` this job, of at most ``nodes`` nodes, before
+        everything else in the queue. Needs an operator's rights."""
+        ...
+
+    def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:
+        """Move the helper's nodes into the job; the job's new node list."""
+        ...

@@ -1,0 +1,43 @@
+"""Hostlists, the way Slurm writes them, through ClusterShell's NodeSet. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ClusterShell.NodeSet import NodeSet, NodeSetException
+
+from slurm_resilience.errors import UsageError
+
+# NodeSet also knows groups (@name), wildcards and set operators (!, &, ^): Slurm does not.
+_SLURM_CHARACTERS = re.compile(r"[A-Za-z0-9_.,\[\]-]+")
+_RANGE = re.compile(r"(\d{1,18})-(\d{1,18})")
+MAX_NODES = 100_000
+
+
+def expand(hostlist: str) -> tuple[str, ...]:
+    """The names of a hostlist, in its own order: ``n[1-3]`` → ``("n1", "n2", "n3")``.
+
+    Raises:
+        UsageError: malformed, or empty.
+    """
+    text = hostlist.strip()
+    if not _SLURM_CHARACTERS.fullmatch(text) or text.startswith("-"):
+        raise UsageError(f"'{hostlist}' is not a hostlist; write e.g. n1 or n[1-3,7]")
+    if any(int(end) - int(start) >= MAX_NODES for start, end in _RANGE.findall(text)):
+        raise UsageError(f"'{hostlist}' names more than {MAX_NODES} nodes")
+    try:
+        nodes = NodeSet(text)
+    except NodeSetException as error:
+        raise UsageError(f"'{hostlist}' is not a hostlist: {error}") from None
+    if not nodes or len(nodes) > MAX_NODES:
+        raise UsageError(f"'{hostlist}' names {len(nodes)} nodes; write e.g. n1 or n[1-3,7]")
+    return tuple(nodes)
+
+
+def fold(names: Iterable[str]) -> str:
+    """A hostlist of names: ``["n1", "n2"]`` → ``n[1-2]``; empty for none."""
+    nodes = NodeSet()
+    for name in names:
+        nodes.add(name)
+    return str(nodes)

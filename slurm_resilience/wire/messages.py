@@ -1,0 +1,173 @@
+"""What sresctld, sresd, the supervisor and `sres` say to each other.
+
+msgspec tagged structs in msgpack. Unknown fields are ignored (a newer sresd may say more), unknown
+messages are refused. A report carries no node name: the connection's identity is the node.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from slurm_resilience.model import CheckResult, Finding
+
+PROTOCOL = 1
+
+Role = Literal["node", "job", "query"]
+
+
+class Challenge(msgspec.Struct, frozen=True, tag=True):
+    """sresctld's first word."""
+
+    nonce: bytes
+    protocol: int = PROTOCOL
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """What a munge credential of either side carries. The nonce ties it to this connection."""
+
+    nonce: bytes
+    role: str = ""
+    subject: str = ""
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The answer to the challenge: who I am, proven; and my own challenge."""
+
+    credential: bytes
+    """munge over a `Proof` with sresctld's nonce, and the same role and subject as here."""
+    role: Role
+    subject: str
+    """The node's name, the job id, or empty."""
+    nonce: bytes
+    protocol: int = PROTOCOL
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """sresctld's own proof over the caller's nonce."""
+
+    credential: bytes
+    peers: tuple[str, ...] = ()
+    """`address:port` of other nodes' slurmds: a node that reaches none of them is cut off."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Why the connection ends, or why a request was not done."""
+
+    reason: str
+    code: int = 7
+
+
+class NodeHello(msgspec.Struct, frozen=True, tag=True):
+    """sresd's first message after the welcome."""
+
+    boot_id: str
+    """Changes with every boot (and every replacement)."""
+    instance: str = ""
+    """Identity of the machine itself: a serial number or an instance id. Changes when replaced."""
+    version: str = ""
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """I am alive."""
+
+    seq: int
+
+
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """Results of checks, and findings of the kernel log as they arrive."""
+
+    results: tuple[CheckResult, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    cleared: tuple[tuple[str, str, str], ...] = ()
+    """Keys of findings that no longer hold."""
+    full: bool = False
+    """The first report of a connection: everything that holds; what is not in it no longer does."""
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag=True):
+    """sresd is stopped on purpose: what follows is not a silence."""
+
+    reason: str = ""
+
+
+class AttemptStarted(msgspec.Struct, frozen=True, tag=True):
+    """The supervisor: I keep this job's step alive, and it now runs on these nodes."""
+
+    attempt: int
+    nodes: tuple[str, ...]
+    step: str = ""
+
+
+class AttemptEnded(msgspec.Struct, frozen=True, tag=True):
+    attempt: int
+    exit_code: int
+    outcome: str
+    """What the supervisor does next, with its reason, in one line."""
+
+
+class RequeueRequest(msgspec.Struct, frozen=True, tag=True):
+    """The supervisor: only a requeue helps; bring the job back at once."""
+
+    reason: str
+
+
+class EvidenceRequest(msgspec.Struct, frozen=True, tag=True):
+    """The supervisor: is anything known about these nodes?"""
+
+    nodes: tuple[str, ...]
+
+
+class NodeVerdict(msgspec.Struct, frozen=True):
+    """What sresctld holds of a node of the job."""
+
+    node: str
+    verdict: Literal["healthy", "unknown", "suspect", "dead", "sick", "requested"]
+    reason: str
+    action: str = ""
+    incident: int = 0
+    at: float = 0.0
+
+
+class Evidence(msgspec.Struct, frozen=True, tag=True):
+    """The answer to an `EvidenceRequest`, and what is sent unasked when a node turns bad."""
+
+    verdicts: tuple[NodeVerdict, ...]
+    asked: bool = False
+
+
+class PauseRequest(msgspec.Struct, frozen=True, tag=True):
+    """An administrator: act on nothing until further notice (or, without a reason, go on)."""
+
+    reason: str = ""
+
+
+class StatusRequest(msgspec.Struct, frozen=True, tag=True):
+    what: Literal["status", "nodes", "history"]
+    node: str = ""
+    limit: int = 100
+
+
+class Status(msgspec.Struct, frozen=True, tag=True):
+    data: dict[str, Any]
+
+
+Message = (
+    Challenge
+    | Hello
+    | Welcome
+    | Refused
+    | NodeHello
+    | Beat
+    | Report
+    | Goodbye
+    | AttemptStarted
+    | AttemptEnded
+    | RequeueRequest
+    | EvidenceRequest
+    | Evidence
+    | PauseRequest
+    | StatusRequest
+    | Status
+)

@@ -1,0 +1,132 @@
+"""munge says who speaks: encode and decode credentials through libmunge.
+
+A thin ctypes binding: libmunge comes with every Slurm, while the Python bindings for it need a
+compiler and its headers on each node.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import NamedTuple
+
+from slurm_resilience.errors import AuthError, MissingTool
+
+_OPT_SOCKET = 8  # MUNGE_OPT_SOCKET of munge.h
+
+
+class Identity(NamedTuple):
+    """Who made a credential, and what it carried."""
+
+    uid: int
+    gid: int
+    payload: bytes
+
+
+@functools.cache
+def _library() -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    try:
+        munge = ctypes.CDLL("libmunge.so.2")
+    except OSError:
+        raise MissingTool("libmunge.so.2 is not installed; install libmunge2 (munge)") from None
+    munge.munge_ctx_create.restype = ctypes.c_void_p
+    munge.munge_ctx_destroy.argtypes = [ctypes.c_void_p]
+    munge.munge_ctx_set.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p]
+    munge.munge_strerror.restype = ctypes.c_char_p
+    munge.munge_ctx_strerror.argtypes = [ctypes.c_void_p]
+    munge.munge_ctx_strerror.restype = ctypes.c_char_p
+    munge.munge_encode.argtypes = [
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.c_int,
+    ]
+    munge.munge_decode.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_void_p,
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.POINTER(ctypes.c_int),
+        ctypes.POINTER(ctypes.c_uint32),
+        ctypes.POINTER(ctypes.c_uint32),
+    ]
+    libc = ctypes.CDLL(None)
+    libc.free.argtypes = [ctypes.c_void_p]
+    return munge, libc
+
+
+class _Context:
+    """A munge context for one call, bound to one munged."""
+
+    def __init__(self, socket: str) -> None:
+        self.munge, self.libc = _library()
+        self.ctx = self.munge.munge_ctx_create()
+        if not self.ctx:
+            raise AuthError("munge: no context (out of memory)")
+        if socket:
+            code = self.munge.munge_ctx_set(self.ctx, _OPT_SOCKET, socket.encode())
+            self.check(code, socket)
+
+    def check(self, code: int, socket: str) -> None:
+        """Raise when libmunge's return code is not success."""
+        if code:
+            text = self.munge.munge_ctx_strerror(self.ctx) or self.munge.munge_strerror(code)
+            where = f" (socket {socket})" if socket else ""
+            raise AuthError(
+                f"munge: {text.decode(errors='replace')}{where}; is munged running here, "
+                "with the cluster's key?"
+            )
+
+    def __enter__(self) -> _Context:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.munge.munge_ctx_destroy(self.ctx)
+
+
+def encode(payload: bytes, socket: str = "") -> bytes:
+    """A credential of this process's user over ``payload``.
+
+    Args:
+        payload: any bytes; munge encrypts them, but anybody with the key may read them.
+        socket: munged's socket; empty: munge's default.
+
+    Raises:
+        AuthError: no munged answers, or it has no key.
+        MissingTool: libmunge is not installed.
+    """
+    with _Context(socket) as context:
+        out = ctypes.c_void_p()
+        code = context.munge.munge_encode(ctypes.byref(out), context.ctx, payload, len(payload))
+        context.check(code, socket)
+        try:
+            return ctypes.string_at(out.value or 0)
+        finally:
+            context.libc.free(out)
+
+
+def decode(credential: bytes, socket: str = "") -> Identity:
+    """Who made ``credential``, and its payload.
+
+    Raises:
+        AuthError: forged, expired, replayed or made with another key; or no munged answers.
+        MissingTool: libmunge is not installed.
+    """
+    with _Context(socket) as context:
+        out, size = ctypes.c_void_p(), ctypes.c_int()
+        uid, gid = ctypes.c_uint32(), ctypes.c_uint32()
+        code = context.munge.munge_decode(
+            credential,
+            context.ctx,
+            ctypes.byref(out),
+            ctypes.byref(size),
+            ctypes.byref(uid),
+            ctypes.byref(gid),
+        )
+        try:
+            # An expired or replayed credential still fills the payload: the code decides.
+            context.check(code, socket)
+            payload = ctypes.string_at(out.value, size.value) if out.value else b""
+            return Identity(uid.value, gid.value, payload)
+        finally:
+            if out.value:
+                context.libc.free(out)

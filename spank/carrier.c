@@ -1,0 +1,91 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "carrier.h"
+
+static bool is_plain(char c)
+{
+	return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') ||
+	       c == '_' || c == '.' || c == '-';
+}
+
+static int hex_digit(char c)
+{
+	if (c >= '0' && c <= '9')
+		return c - '0';
+	if (c >= 'A' && c <= 'F')
+		return c - 'A' + 10;
+	return -1;
+}
+
+/*
+ * Decode text in place up to the first unencoded byte (the separator), which *text is left at.
+ * Returns the end of what was decoded, NULL when an escape is malformed.
+ */
+static char *decode(char **text)
+{
+	char *in = *text, *out = *text;
+	int high, low;
+
+	for (;;) {
+		if (is_plain(*in)) {
+			*out++ = *in++;
+			continue;
+		}
+		if (*in != '%')
+			break;
+		high = hex_digit(in[1]);
+		low = high < 0 ? -1 : hex_digit(in[2]);
+		/* %00 would end the string early; no environment can hold it. */
+		if (low < 0 || (high == 0 && low == 0))
+			return NULL;
+		*out++ = (char)(high * 16 + low);
+		in += 3;
+	}
+	*text = in;
+	return out;
+}
+
+int carrier_next(char **cursor, char **name, char **value)
+{
+	char *in = *cursor, *end, separator;
+
+	if (*in == '\0')
+		return 0;
+
+	*name = in;
+	end = decode(&in);
+	if (end == NULL || end == *name || *in != '=')
+		return -1;
+	*end = '\0';
+	if (strchr(*name, '=') != NULL)
+		return -1;
+
+	*value = ++in;
+	end = decode(&in);
+	if (end == NULL || (*in != ';' && *in != '\0'))
+		return -1;
+	separator = *in;
+	*end = '\0';
+	if (separator == ';') {
+		in++;
+		/* A separator promises another pair. */
+		if (*in == '\0')
+			return -1;
+	}
+	*cursor = in;
+	return 1;
+}
+
+bool carrier_valid(const char *carrier)
+{
+	char *copy = strdup(carrier), *cursor = copy, *name, *value;
+	int more = -1;
+
+	if (copy == NULL)
+		return false;
+	while ((more = carrier_next(&cursor, &name, &value)) > 0)
+		;
+	free(copy);
+	return more == 0;
+}

@@ -1,0 +1,181 @@
+/* In srun: the options, and the hand-over to the supervisor. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "carrier.h"
+#include "sres.h"
+
+/*
+ * How an option travels in the environment. The first is left by `sbatch --auto-resume` and would flag
+ * every srun of that job; the second is what srun itself keeps for the tasks.
+ */
+#define OPTION_FROM_JOB "SLURM_SPANK__SLURM_SPANK_OPTION_sres_auto_resume"
+#define OPTION_FOR_TASKS "_SLURM_SPANK_OPTION_sres_auto_resume"
+
+static struct sres_config config;
+static bool asked;      /* --auto-resume=1 stands on this srun's own command line */
+static bool supervised; /* the supervisor started this srun */
+
+static int on_auto_resume(int val, const char *value, int remote)
+{
+	(void)val;
+	(void)remote;
+	if (value != NULL && strcmp(value, "1") == 0) {
+		asked = true;
+	} else if (value != NULL && strcmp(value, "0") == 0) {
+		asked = false;
+	} else {
+		slurm_error("sres: --auto-resume=%s: write 1 (on) or 0 (off)", value ? value : "");
+		sres_refuse();
+	}
+	return ESPANK_SUCCESS;
+}
+
+static int on_carrier(int val, const char *value, int remote)
+{
+	(void)val;
+	(void)remote;
+	if (value == NULL || !carrier_valid(value)) {
+		slurm_error("sres: --sres-env: malformed value; this option is for the supervisor only");
+		sres_refuse();
+	}
+	return ESPANK_SUCCESS;
+}
+
+int sres_srun_init(spank_t sp, int ac, char *av[])
+{
+	struct spank_option auto_resume = {
+		.name = "auto-resume",
+		.arginfo = "N",
+		.usage = "1: bring the step back after a node failure (0: off)",
+		.has_arg = 1,
+		.cb = on_auto_resume,
+	};
+	struct spank_option carrier = {
+		.name = "sres-env",
+		.arginfo = "CARRIER",
+		.usage = "(internal)",
+		.has_arg = 1,
+		.cb = on_carrier,
+	};
+	const char *guard = getenv(SRES_GUARD);
+
+	config = sres_config_parse(ac, av);
+	supervised = guard != NULL && strcmp(guard, "1") == 0;
+	/* A task that saw the guard could not have its own flagged srun supervised. */
+	unsetenv(SRES_GUARD);
+	/* With this gone, the callback is called for the command line only. */
+	unsetenv(OPTION_FROM_JOB);
+
+	/* A failure here only means that the option is unknown to this srun: nobody else is to suffer. */
+	if (spank_option_register(sp, &auto_resume) != ESPANK_SUCCESS ||
+	    spank_option_register(sp, &carrier) != ESPANK_SUCCESS)
+		slurm_verbose("sres: could not register --auto-resume");
+	return ESPANK_SUCCESS;
+}
+
+/*
+ * The bytes of /proc/self/cmdline: arguments, each ended by a NUL. It has no size to ask for and no
+ * upper limit worth a fixed buffer. NULL with errno set on failure; the caller frees.
+ */
+static char *read_command_line(size_t *length)
+{
+	size_t capacity = 4096, used = 0;
+	char *buffer = malloc(capacity), *grown;
+	ssize_t got;
+	int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+
+	if (buffer == NULL || fd < 0)
+		goto fail;
+	while ((got = read(fd, buffer + used, capacity - used)) != 0) {
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			goto fail;
+		used += (size_t)got;
+		if (used < capacity)
+			continue;
+		grown = realloc(buffer, capacity * 2);
+		if (grown == NULL)
+			goto fail;
+		buffer = grown;
+		capacity *= 2;
+	}
+	if (used == 0 || buffer[used - 1] != '\0') {
+		errno = EINVAL;
+		goto fail;
+	}
+	close(fd);
+	*length = used;
+	return buffer;
+
+fail:
+	if (fd >= 0)
+		close(fd);
+	free(buffer);
+	return NULL;
+}
+
+/*
+ * SUPERVISOR --srun /path/of/srun -- <srun's own arguments>. Returns only on failure, with errno set.
+ */
+static void become_supervisor(void)
+{
+	size_t length = 0, count = 0, next = 0;
+	char **argv = NULL, *srun = NULL, *line = read_command_line(&length);
+	sigset_t none;
+	int saved;
+
+	if (line == NULL)
+		goto fail;
+	srun = realpath("/proc/self/exe", NULL);
+	if (srun == NULL)
+		goto fail;
+	for (size_t i = 0; i < length; i++)
+		count += line[i] == '\0';
+	/* count includes srun's argv[0], which is dropped; four words and the NULL come on top. */
+	argv = calloc(count + 4, sizeof(*argv));
+	if (argv == NULL)
+		goto fail;
+	argv[next++] = (char *)config.supervisor;
+	argv[next++] = "--srun";
+	argv[next++] = srun;
+	argv[next++] = "--";
+	for (char *word = line + strlen(line) + 1; word < line + length; word += strlen(word) + 1)
+		argv[next++] = word;
+
+	unsetenv(OPTION_FOR_TASKS);
+	/* srun has blocked INT, TERM, HUP and more by now, and a blocked mask outlives execv. */
+	sigemptyset(&none);
+	if (sigprocmask(SIG_SETMASK, &none, NULL) != 0)
+		goto fail;
+	execv(config.supervisor, argv);
+
+fail:
+	saved = errno;
+	free(argv);
+	free(srun);
+	free(line);
+	errno = saved;
+}
+
+int sres_srun_post_opt(void)
+{
+	if (!asked || supervised)
+		return ESPANK_SUCCESS;
+	if (config.unknown != NULL) {
+		slurm_error("sres: plugstack.conf: unknown argument \"%s\"; the only one is supervisor=PATH",
+			    config.unknown);
+		sres_refuse();
+	}
+	become_supervisor();
+	slurm_error("sres: cannot start the supervisor %s: %s; install slurm-resilience on this machine "
+		    "or give supervisor=PATH in plugstack.conf (or leave out --auto-resume)",
+		    config.supervisor, strerror(errno));
+	sres_refuse();
+}

@@ -1,0 +1,101 @@
+/* In slurmstepd: the supervisor's variables, in the environment of each task. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "carrier.h"
+#include "sres.h"
+
+/* Slurm numbers the batch script, the external step and the interactive step from the top. */
+#define FIRST_SPECIAL_STEP 0xfffffff0u
+
+static char *carrier;
+
+static int ignore(int val, const char *value, int remote)
+{
+	(void)val;
+	(void)value;
+	(void)remote;
+	return ESPANK_SUCCESS;
+}
+
+static int on_carrier(int val, const char *value, int remote)
+{
+	(void)val;
+	(void)remote;
+	free(carrier);
+	carrier = strdup(value ? value : "");
+	return carrier ? ESPANK_SUCCESS : ESPANK_ERROR;
+}
+
+int sres_stepd_init(spank_t sp)
+{
+	/* srun sends every option that was given; slurmstepd complains of those it does not know. */
+	struct spank_option auto_resume = {
+		.name = "auto-resume", .arginfo = "N", .usage = "-", .has_arg = 1, .cb = ignore,
+	};
+	struct spank_option env = {
+		.name = "sres-env", .arginfo = "CARRIER", .usage = "-", .has_arg = 1, .cb = on_carrier,
+	};
+
+	if (spank_option_register(sp, &auto_resume) != ESPANK_SUCCESS ||
+	    spank_option_register(sp, &env) != ESPANK_SUCCESS)
+		slurm_error("sres: could not register --sres-env");
+	return ESPANK_SUCCESS;
+}
+
+/* The text of a value that each task has its own of; NULL when the value is an ordinary one. */
+static const char *own_value(spank_t sp, const char *value, char *text, size_t size)
+{
+	uint32_t number;
+	int local;
+
+	if (strcmp(value, "@NODEID") == 0) {
+		if (spank_get_item(sp, S_JOB_NODEID, &number) != ESPANK_SUCCESS)
+			return NULL;
+	} else if (strcmp(value, "@PROCID") == 0) {
+		if (spank_get_item(sp, S_TASK_GLOBAL_ID, &number) != ESPANK_SUCCESS)
+			return NULL;
+	} else if (strcmp(value, "@LOCALID") == 0) {
+		if (spank_get_item(sp, S_TASK_ID, &local) != ESPANK_SUCCESS)
+			return NULL;
+		number = (uint32_t)local;
+	} else {
+		return value;
+	}
+	snprintf(text, size, "%" PRIu32, number);
+	return text;
+}
+
+int sres_stepd_task_init(spank_t sp)
+{
+	uint32_t step;
+	char *cursor = carrier, *name, *value, text[16];
+	const char *own;
+	int more;
+
+	if (carrier == NULL)
+		return ESPANK_SUCCESS;
+	if (spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS)
+		goto fail;
+	if (step >= FIRST_SPECIAL_STEP)
+		return ESPANK_SUCCESS;
+	while ((more = carrier_next(&cursor, &name, &value)) > 0) {
+		own = own_value(sp, value, text, sizeof(text));
+		if (own == NULL || spank_setenv(sp, name, own, 1) != ESPANK_SUCCESS)
+			goto fail;
+	}
+	if (more < 0)
+		goto fail;
+	return ESPANK_SUCCESS;
+
+fail:
+	/*
+	 * A task with half of its world would train wrongly or hang. This is the task's own process
+	 * before it becomes the program, and Slurm ignores an error from an "optional" plugin: so end it.
+	 */
+	slurm_error("sres: the supervisor's environment could not be set; the task is not started");
+	_exit(1);
+}

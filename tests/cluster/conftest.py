@@ -1,0 +1,99 @@
+"""Labs for the tests in here: real Slurm, started by the test, gone after it.
+
+    def test_something(shared_lab, wait_for):
+        lab = shared_lab(LabSpec(nodes=3, daemons=False))
+
+``shared_lab`` hands the same lab to every test that asks for the same spec: for tests that leave it
+as they found it. ``fresh_lab`` builds one for this test alone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from slurm_resilience.lab import Lab, LabSpec
+from slurm_resilience.lab.life import missing
+
+T = TypeVar("T")
+LabFactory = Callable[[LabSpec], Lab]
+WaitFor = Callable[..., T]
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this directory is a cluster test."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+
+
+class _Labs:
+    """Labs with names that no other run on this machine has."""
+
+    def __init__(self) -> None:
+        self.up: dict[str, Lab] = {}
+
+    def build(self, spec: LabSpec) -> Lab:
+        lack = missing(spec)
+        if lack is not None:
+            pytest.skip(f"needs a lab: {lack}")
+        name = f"test-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        lab = Lab.up(spec, name=name, tied=True)
+        self.up[name] = lab
+        return lab
+
+    def end(self) -> None:
+        for lab in self.up.values():
+            if lab.directory.exists():
+                lab.down()
+
+
+@pytest.fixture(scope="session")
+def shared_lab() -> Iterator[LabFactory]:
+    """Labs by spec, shared by the tests that do not disturb them."""
+    labs, by_spec = _Labs(), dict[str, Lab]()
+
+    def factory(spec: LabSpec) -> Lab:
+        key = spec.to_json()
+        if key not in by_spec:
+            by_spec[key] = labs.build(spec)
+        return by_spec[key]
+
+    yield factory
+    labs.end()
+
+
+@pytest.fixture
+def fresh_lab() -> Iterator[LabFactory]:
+    """Labs of this test's own."""
+    labs = _Labs()
+    yield labs.build
+    labs.end()
+
+
+@pytest.fixture(scope="session")
+def wait_for() -> WaitFor[object]:
+    """``wait_for(predicate, seconds, what)``: poll until the value is true, and return it.
+
+    Fails with the last value seen when it is not by then.
+    """
+
+    def wait(predicate: Callable[[], T], seconds: float, what: str) -> T:
+        deadline = time.monotonic() + seconds
+        while True:
+            value = predicate()
+            if value:
+                return value
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {seconds:g} s: {what}; last seen: {value!r}")
+            time.sleep(0.02)
+
+    return wait

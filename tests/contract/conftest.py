@@ -1,0 +1,200 @@
+"""One world for each client: a fake one in memory, and a lab with real Slurm.
+
+A test takes ``world`` and runs on the fake, on Slurm's commands and on pyslurm. What is missing is
+skipped by name.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import pytest
+
+from slurm_resilience.errors import SresError
+from slurm_resilience.lab import Lab, LabSpec
+from slurm_resilience.lab.life import missing
+from slurm_resilience.model import Job, Node
+from slurm_resilience.slurm.cli import CliClient
+from slurm_resilience.slurm.client import SlurmClient
+from slurm_resilience.slurm.fake import FakeSlurm
+from slurm_resilience.slurm.pyslurm import PyslurmClient
+
+T = TypeVar("T")
+HERE = Path(__file__).parent
+NODES = 4
+SPEC = LabSpec(nodes=NODES, daemons=False, plugin=None, lifecycle=None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this directory is a contract test, and those on a lab are cluster tests."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.contract)
+            if "fake" not in item.name:
+                item.add_marker(pytest.mark.cluster)
+
+
+class World(Protocol):
+    """A cluster of four nodes, n1 to n4, and its client."""
+
+    client: SlurmClient
+    is_real: bool
+
+    def submit(
+        self,
+        nodes: int,
+        *,
+        batch: bool = True,
+        requeue: bool = True,
+        no_kill: bool = False,
+        exclusive: bool = True,
+        words: tuple[str, ...] = (),
+    ) -> int:
+        """Submit a job that would run long; its id."""
+        ...
+
+    def power_off(self, node: str) -> None: ...
+
+    def until(self, look: Callable[[], T], what: str) -> T:
+        """Wait until ``look`` returns something true, and return it."""
+        ...
+
+
+class FakeWorld:
+    is_real = False
+
+    def __init__(self) -> None:
+        self.client: FakeSlurm = FakeSlurm(NODES)
+
+    def submit(self, nodes: int, *, words: tuple[str, ...] = (), **job: bool) -> int:
+        return self.client.submit(nodes, uid=0, **job)
+
+    def power_off(self, node: str) -> None:
+        self.client.power_off(node)
+
+    def until(self, look: Callable[[], T], what: str) -> T:
+        for _ in range(5):
+            if value := look():
+                return value
+            self.client.pass_time()
+        pytest.fail(f"does not come true: {what}")
+
+
+class LabWorld:
+    is_real = True
+
+    def __init__(self, lab: Lab, client: SlurmClient) -> None:
+        self._lab, self.client = lab, client
+        self._off: list[str] = []
+
+    def submit(
+        self,
+        nodes: int,
+        *,
+        batch: bool = True,
+        requeue: bool = True,
+        no_kill: bool = False,
+        exclusive: bool = True,
+        words: tuple[str, ...] = (),
+    ) -> int:
+        options = [f"--nodes={nodes}", *words]
+        options += ["--exclusive"] if exclusive else []
+        options += ["--no-kill"] if no_kill else []
+        if not batch:
+            said = self._lab.run(["salloc", "--no-shell", *options], check=True).stderr
+            return int(said.split()[-1])
+        options += ["--requeue" if requeue else "--no-requeue", "--parsable", "--output=/dev/null"]
+        script = f"srun --nodes={nodes} --ntasks={nodes} sleep 600; sleep 600"
+        said = self._lab.run(["sbatch", *options, f"--wrap={script}"], check=True).stdout
+        return int(said)
+
+    def power_off(self, node: str) -> None:
+        self._lab.power_off(node)
+        self._off.append(node)
+
+    def until(self, look: Callable[[], T], what: str) -> T:
+        deadline = time.monotonic() + 15
+        pause = threading.Event()
+        while True:
+            value = look()
+            if value:
+                return value
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within 15 s: {what}; last seen: {value!r}")
+            pause.wait(0.05)
+
+    def tidy(self) -> None:
+        """As it was before the test."""
+        for job in self.client.jobs():
+            self.client.cancel_job(job.id)
+        for node in self._off:
+            self.client.set_node([node], state="down", reason="tidied up")
+            self._lab.power_on(node)
+        self._off.clear()
+        self.until(lambda: not self.client.jobs(), "no job is left")
+        self.until(lambda: all(map(self._ready, self.client.nodes())), "all nodes are idle")
+        # 22.05 believes for ever that a node which was shrunk out of a job is partly taken: it is
+        # IDLE, and no job starts on it.
+        self._lab.run(["scontrol", "reconfigure"], check=True)
+
+    def _ready(self, node: Node) -> bool:
+        if node.comment:
+            self.client.set_comment([node.name], "")
+        if node.is_down or node.is_fail or node.is_drain:
+            self.client.set_node([node.name], state="resume")
+            return False
+        return node.base == "IDLE" and not node.flags
+
+
+@pytest.fixture(scope="session")
+def _lab() -> Iterator[Lab]:
+    lack = missing(SPEC)
+    if lack is not None:
+        pytest.skip(f"needs a lab: {lack}")
+    name = f"contract-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+    with Lab.up(SPEC, name=name, tied=True) as lab:
+        yield lab
+
+
+@pytest.fixture(params=["fake", "commands", "pyslurm"])
+def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    if request.param == "fake":
+        yield FakeWorld()
+        return
+    lab: Lab = request.getfixturevalue("_lab")
+    monkeypatch.setenv("SLURM_CONF", str(lab.directory / "etc" / "slurm.conf"))
+    client: SlurmClient = CliClient()
+    if request.param == "pyslurm":
+        try:
+            client = PyslurmClient(CliClient(), client.info().version)
+        except SresError as error:
+            pytest.skip(f"needs pyslurm: {error}")
+    real = LabWorld(lab, client)
+    yield real
+    real.tidy()
+
+
+@pytest.fixture
+def running(world: World) -> Callable[..., Job]:
+    """Submit a job and wait until it (and, for a batch job, its step) runs."""
+
+    def run(nodes: int, **how: bool) -> Job:
+        job_id = world.submit(nodes, **how)
+        world.until(lambda: world.client.job(job_id).state == "RUNNING", "the job runs")
+        if how.get("batch", True):
+            world.until(lambda: step_of(world.client, job_id), "its step runs")
+        return world.client.job(job_id)
+
+    return run
+
+
+def step_of(client: SlurmClient, job_id: int) -> str:
+    """The name of the job's first step of srun, or nothing."""
+    names = [step.step for step in client.steps(job_id)]
+    return next((name for name in names if name.isdecimal()), "")

@@ -1,0 +1,473 @@
+"""Act: what is decided is done once, journaled before and after, and looked at again before."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from worlds import CONFIG, FakeClock, agent, config, finding
+
+from slurm_resilience.controller import act, actions, decide, observe
+from slurm_resilience.controller.act import Actor
+from slurm_resilience.controller.board import AgentView, Board
+from slurm_resilience.controller.diagnose import diagnose
+from slurm_resilience.controller.observe import Blind, World
+from slurm_resilience.controller.probe import Probe, Prober
+from slurm_resilience.controller.record import Chase, Journal, Supervised
+from slurm_resilience.errors import SlurmError
+from slurm_resilience.model import REPLACE
+from slurm_resilience.replace import program
+from slurm_resilience.replace.program import Run
+from slurm_resilience.slurm.fake import FakeSlurm
+from slurm_resilience.wire.messages import Evidence, Message
+
+
+class Peer:
+    """A supervisor's connection."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        return [
+            (v.node, v.verdict) for m in self.sent if isinstance(m, Evidence) for v in m.verdicts
+        ]
+
+
+class TestBoard(Board):
+    """A board whose agents and supervisors a test sets."""
+
+    __test__ = False
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(
+            clock, trusted_uids=frozenset({0}), find_job=lambda _: None, history=lambda *_: []
+        )  # type: ignore[arg-type, return-value]
+        self.views: dict[str, AgentView] = {}
+        self.peers: dict[int, list[Any]] = {}
+
+    def agents(self) -> dict[str, AgentView]:
+        return self.views
+
+    def supervisors(self, job: int) -> list[Any]:
+        return self.peers.get(job, [])
+
+
+class TestProber(Prober):
+    """Probes that a test answers."""
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.answers: dict[str, tuple[Probe, ...]] = {}
+
+    def request(self, node: str, address: str, port: int) -> None:
+        self.asked.append(node)
+
+    def results(self) -> dict[str, tuple[Probe, ...]]:
+        return self.answers
+
+    def forget(self, node: str) -> None:
+        self.answers.pop(node, None)
+
+
+class Controller:
+    """The five steps on a fake Slurm, with a journal on disk. `restart` is a crash."""
+
+    def __init__(self, state_dir: Path, nodes: int = 8, **how: Any) -> None:
+        self.state_dir, self.clock = state_dir, FakeClock()
+        self.slurm = FakeSlurm(nodes)
+        self.config = config(replace={"program": ("replace-node",), "backoff": 5.0})
+        self.how = how
+        self.start()
+
+    def start(self) -> None:
+        self.journal = Journal(self.state_dir / "journal.db")
+        self.board, self.prober = TestBoard(self.clock), TestProber()
+        self.everybody_beats()
+        self.actor = Actor(
+            self.slurm,
+            self.journal,
+            self.board,
+            self.prober,
+            self.clock,
+            self.config,
+            self.state_dir,
+            **self.how,
+        )
+
+    def restart(self) -> None:
+        self.journal.close()
+        peers, views, answers = self.board.peers, self.board.views, self.prober.answers
+        self.start()
+        self.board.peers, self.board.views, self.prober.answers = peers, views, answers
+
+    def everybody_beats(self) -> None:
+        self.board.views = {node.name: agent(node.name) for node in self.slurm.nodes()}
+
+    def is_dead(self, name: str) -> None:
+        now = self.clock.monotonic()
+        self.slurm.power_off(name)
+        silent = agent(name, connected=False)
+        self.board.views[name] = msgspec.structs.replace(silent, silence=6.0, heard_at=now - 6.0)
+        self.prober.answers[name] = tuple(Probe(now - a, now - a + 0.1, "silent") for a in (2, 1))
+
+    def comes_back(self, name: str) -> None:
+        now = self.clock.monotonic()
+        self.slurm.power_on(name)
+        self.board.views[name] = agent(name, boot_id="boot-2")
+        self.prober.answers[name] = (Probe(now, now, "answered"),)
+
+    def observe(self) -> World | Blind:
+        return observe.observe(
+            self.slurm,
+            self.board,
+            self.prober,
+            self.journal,
+            self.clock,
+            started=0.0,
+            state_dir=self.state_dir,
+            can_replace=True,
+            permits_expansion=True,
+        )
+
+    def cycle(self) -> str:
+        world = self.observe()
+        assert isinstance(world, World), world
+        said = decide.decide(world, diagnose(world, self.config), self.config)
+        self.actor.act(world, said.actions)
+        return said.sentence
+
+    def supervise(self, job_id: int) -> Peer:
+        nodes = self.slurm.job(job_id).nodes
+        self.journal.put_supervised(Supervised(job_id, 1000, 1, nodes, self.clock.now()))
+        peer = Peer()
+        self.board.peers.setdefault(job_id, []).append(peer)
+        return peer
+
+    def events(self, *kinds: str) -> list[str]:
+        found = reversed(self.journal.events())
+        return [event["kind"] for event in found if not kinds or event["kind"] in kinds]
+
+    @property
+    def incident(self) -> Any:
+        (found,) = self.journal.incidents(open_only=False)
+        return found
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> dict[Path, Run]:
+    """Replacement runs without processes: what the test puts in is their end."""
+    known: dict[Path, Run] = {}
+
+    def start(directory: Path, *_: object) -> None:
+        if directory in known:
+            raise program.RunExists("started before")
+        known[directory] = Run("running")
+
+    monkeypatch.setattr(program, "start", start)
+    monkeypatch.setattr(program, "status", lambda directory: known.get(directory, Run("lost")))
+    monkeypatch.setattr(program, "stop", lambda directory: known.pop(directory))
+    return known
+
+
+@pytest.fixture
+def sresctld(tmp_path: Path) -> Controller:
+    return Controller(tmp_path)
+
+
+# -- a whole life -----------------------------------------------------------------------------
+
+
+def test_from_death_to_service(sresctld: Controller, runs: dict[Path, Run]) -> None:
+    job_id = sresctld.slurm.submit(3)
+    peer = sresctld.supervise(job_id)
+    sresctld.is_dead("n3")
+    sresctld.cycle()
+    assert [call[0] for call in sresctld.slurm.calls] == ["shrink", "set_node", "set_comment"]
+    assert sresctld.slurm.job(job_id).nodes == ("n1", "n2")
+    assert sresctld.slurm.node("n3").requested_action == REPLACE
+    assert peer.told == [("n3", "dead")]
+    sresctld.cycle()
+    (run,) = runs
+    for _ in range(3):
+        sresctld.cycle()
+    assert list(runs) == [run]
+    runs[run] = Run("ended", 0, "", sresctld.clock.now())
+    sresctld.cycle()
+    assert sresctld.incident.state == "returning"
+    sresctld.clock.pass_time(1)
+    sresctld.cycle()
+    sresctld.comes_back("n3")
+    sresctld.cycle()
+    assert sresctld.slurm.node("n3").is_available
+    sresctld.cycle()
+    assert sresctld.incident.state == "closed"
+    assert sresctld.cycle() == "8 nodes: nothing to do"
+    assert sresctld.events() == [
+        "detected",
+        "taken-out",
+        "marking",
+        "marked",
+        "replacing",
+        "returning",
+        "resuming",
+        "closed",
+    ]
+    assert peer.told == [("n3", "dead")]
+
+
+def test_the_same_with_a_crash_after_each_step(tmp_path: Path, runs: dict[Path, Run]) -> None:
+    """Whatever step sresctld dies in, the next one goes on, and nothing is done twice."""
+    sresctld = Controller(tmp_path)
+    job_id = sresctld.slurm.submit(3)
+    sresctld.supervise(job_id)
+    sresctld.is_dead("n3")
+    for step in range(12):
+        sresctld.restart()
+        sresctld.cycle()
+        sresctld.clock.pass_time(1)
+        if step == 4:
+            (run,) = runs
+            runs[run] = Run("ended", 0, "", sresctld.clock.now())
+        if step == 7:
+            sresctld.comes_back("n3")
+        elif step < 7:
+            sresctld.is_dead("n3")
+    assert sresctld.incident.state == "closed"
+    assert len(runs) == 1
+    changes = [call[0] for call in sresctld.slurm.calls if call[0] != "set_comment"]
+    assert changes == ["shrink", "set_node", "set_node"]
+
+
+def test_a_crash_between_shrink_and_mark(sresctld: Controller, runs: dict[Path, Run]) -> None:
+    job_id = sresctld.slurm.submit(3)
+    sresctld.supervise(job_id)
+    sresctld.is_dead("n3")
+    sresctld.slurm.refusals["set_node"] = SlurmError("slurmctld hiccups")
+    sresctld.cycle()
+    assert sresctld.incident.state == "open"
+    assert "failed" in sresctld.events()
+    sresctld.restart()
+    del sresctld.slurm.refusals["set_node"]
+    sresctld.cycle()
+    assert sresctld.incident.state == "marked"
+    assert sresctld.slurm.node("n3").is_down
+    assert [call[0] for call in sresctld.slurm.calls].count("shrink") == 1
+
+
+def test_a_crash_between_slurms_mark_and_ours(sresctld: Controller, runs: dict[Path, Run]) -> None:
+    sresctld.is_dead("n3")
+    sresctld.journal.open_incident("n3", "dead", REPLACE, "silent", sresctld.clock.now())
+    sresctld.slurm.set_node(["n3"], state="down", reason=REPLACE)
+    sresctld.restart()
+    sresctld.cycle()
+    assert sresctld.incident.state == "marked"
+    assert len(sresctld.slurm.calls) == 1
+
+
+def test_a_crash_between_our_note_of_a_run_and_its_start(
+    sresctld: Controller, runs: dict[Path, Run]
+) -> None:
+    sresctld.slurm.set_node(["n3"], state="fail", reason=REPLACE)
+    sresctld.cycle()
+    sresctld.journal.save(msgspec.structs.replace(sresctld.incident, state="replacing", attempts=1))
+    sresctld.restart()
+    sresctld.cycle()
+    assert sresctld.incident.state == "marked"
+    sresctld.clock.pass_time(6)
+    sresctld.cycle()
+    assert (sresctld.incident.attempts, len(runs)) == (2, 1)
+
+
+def test_a_program_that_always_fails_ends_with_a_person(
+    sresctld: Controller, runs: dict[Path, Run]
+) -> None:
+    sresctld.slurm.set_node(["n3"], state="fail", reason=REPLACE)
+    for _ in range(40):
+        sresctld.cycle()
+        for run in runs:
+            runs[run] = Run("ended", 1, "no spare")
+        sresctld.clock.pass_time(5)
+    assert len(runs) == sresctld.config.replace.attempts
+    assert sresctld.incident.state == "gave_up"
+    sresctld.slurm.now += 60
+    sresctld.slurm.set_node(["n3"], state="fail", reason=REPLACE)
+    sresctld.cycle()
+    assert len(sresctld.journal.incidents()) == 1
+
+
+# -- looked at again before -------------------------------------------------------------------
+
+
+def test_a_person_who_was_faster_is_not_overridden(sresctld: Controller) -> None:
+    sresctld.is_dead("n3")
+
+    def administrator() -> None:
+        sresctld.slurm.set_node(["n3"], state="drain", reason="I look at it")
+
+    sresctld.slurm.before["node"] = administrator
+    sresctld.cycle()
+    assert sresctld.slurm.node("n3").reason == "I look at it"
+    assert not sresctld.slurm.node("n3").is_down
+    assert sresctld.journal.incidents() == []
+
+
+def test_an_administrators_reason_survives_our_down(sresctld: Controller) -> None:
+    sresctld.slurm.submit(3)
+    sresctld.slurm.set_node(["n3"], state="drain", reason="new disk")
+    sresctld.is_dead("n3")
+    sresctld.cycle()
+    node = sresctld.slurm.node("n3")
+    assert (node.is_down, node.reason) == (True, "new disk")
+    assert sresctld.journal.incidents() == []
+
+
+def test_a_job_that_was_requeued_meanwhile_is_not_shrunk(sresctld: Controller) -> None:
+    job_id = sresctld.slurm.submit(3)
+    sresctld.supervise(job_id)
+    sresctld.is_dead("n3")
+
+    def requeued() -> None:
+        sresctld.slurm.power_on("n3")
+        sresctld.slurm.requeue(job_id)
+        sresctld.slurm.pass_time()
+
+    sresctld.slurm.before["job"] = requeued
+    sresctld.cycle()
+    assert "shrink" not in [call[0] for call in sresctld.slurm.calls]
+
+
+def test_a_shrink_that_slurm_refuses_becomes_a_requeue(sresctld: Controller) -> None:
+    job_id = sresctld.slurm.submit(3)
+    sresctld.supervise(job_id)
+    sresctld.is_dead("n3")
+    sresctld.slurm.refusals["shrink"] = SlurmError("the DB index is being set")
+    sresctld.cycle()
+    assert sresctld.slurm.node("n3").is_down
+    assert list(sresctld.journal.chases()) == [job_id]
+    for _ in range(4):
+        sresctld.slurm.pass_time()
+        sresctld.clock.pass_time(1)
+        sresctld.cycle()
+    assert sresctld.slurm.job(job_id).state == "RUNNING"
+    assert sresctld.slurm.now < 1_000_000 + 10
+    assert sresctld.journal.chases() == {}
+
+
+def test_work_that_came_meanwhile_delays_the_replacement(
+    sresctld: Controller, runs: dict[Path, Run]
+) -> None:
+    sresctld.slurm.set_node(["n3"], state="fail", reason=REPLACE)
+    sresctld.cycle()
+    busy = msgspec.structs.replace(sresctld.slurm.node("n3"), base="ALLOCATED")
+    sresctld.slurm.before["node"] = lambda: sresctld.slurm.put(busy)
+    sresctld.cycle()
+    assert runs == {}
+    assert sresctld.incident.state == "marked"
+
+
+def test_a_resumed_node_stops_its_replacement(sresctld: Controller, runs: dict[Path, Run]) -> None:
+    sresctld.slurm.set_node(["n3"], state="fail", reason=REPLACE)
+    sresctld.cycle()
+    sresctld.cycle()
+    assert len(runs) == 1
+    sresctld.slurm.set_node(["n3"], state="resume")
+    sresctld.cycle()
+    assert runs == {}
+    assert sresctld.incident.state == "cancelled"
+
+
+# -- blind, dry, told, chased -----------------------------------------------------------------
+
+
+def test_blind_is_still(sresctld: Controller) -> None:
+    sresctld.slurm.unreachable = True
+    blind = sresctld.observe()
+    assert isinstance(blind, Blind) and "Unable to contact" in blind.reason
+    empty = Controller(sresctld.state_dir / "other", nodes=0)
+    assert isinstance(empty.observe(), Blind)
+
+
+def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
+    sresctld = Controller(tmp_path, dry_run=True)
+    sresctld.is_dead("n3")
+    assert "mark n3 down Action:Replace" in sresctld.cycle()
+    assert sresctld.slurm.calls == []
+    assert sresctld.journal.incidents() == [] and sresctld.journal.events() == []
+
+
+def test_one_action_that_fails_does_not_stop_the_others(sresctld: Controller) -> None:
+    world = sresctld.observe()
+    assert isinstance(world, World)
+    sresctld.actor.act(world, (actions.Requeue(999, "gone"), actions.Alarm("k", "look here")))
+    assert sresctld.events() == ["failed", "alarm"]
+
+
+def test_a_supervisor_is_told_once_and_a_new_one_again(sresctld: Controller) -> None:
+    job_id = sresctld.slurm.submit(3)
+    peer = sresctld.supervise(job_id)
+    sresctld.board.views["n3"] = agent("n3", findings=(finding(),))
+    for _ in range(3):
+        sresctld.cycle()
+    assert peer.told == [("n3", "sick")]
+    for _ in range(5):
+        # A connection that is gone leaves its id() to the next one.
+        sresctld.board.peers.clear()
+        del peer
+        gc.collect()
+        peer = sresctld.supervise(job_id)
+        sresctld.cycle()
+        assert peer.told == [("n3", "sick")]
+
+
+def test_an_alarm_is_said_once(sresctld: Controller) -> None:
+    sresctld.slurm.set_node(["n3"], state="fail", reason="action:replace")
+    for _ in range(3):
+        sresctld.cycle()
+    assert sresctld.events("alarm") == ["alarm"]
+
+
+def test_a_zombie_runs_again_at_once(sresctld: Controller) -> None:
+    job_id = sresctld.slurm.submit(3, no_kill=True)
+    sresctld.slurm.power_off("n1")
+    sresctld.slurm.set_node(["n1"], state="down", reason="person's word")
+    assert sresctld.slurm.job(job_id).is_zombie
+    for _ in range(6):
+        sresctld.cycle()
+        sresctld.slurm.pass_time()
+        sresctld.clock.pass_time(1)
+    after = sresctld.slurm.job(job_id)
+    assert (after.state, after.restarts) == ("RUNNING", 1)
+    assert [call[0] for call in sresctld.slurm.calls].count("requeue") == 1
+    assert sresctld.journal.chases() == {}
+
+
+def test_a_job_that_waits_for_nodes_is_not_pushed_all_the_time(sresctld: Controller) -> None:
+    job_id = sresctld.slurm.submit(8)
+    sresctld.slurm.requeue(job_id)
+    sresctld.slurm.pass_time()
+    sresctld.slurm.set_node(["n8"], state="drain", reason="one too few")
+    sresctld.journal.put_chase(Chase(job_id, "why", True, 0, sresctld.clock.now()))
+    sresctld.slurm.calls.clear()
+    for _ in range(100):
+        sresctld.cycle()
+        sresctld.clock.pass_time(0.25)
+    given = [call[0] for call in sresctld.slurm.calls].count("start_now")
+    assert 3 <= given <= 3 + 25 / act.START_AGAIN + 1
+
+
+def test_every_kind_of_action_has_its_handler(sresctld: Controller) -> None:
+    assert set(sresctld.actor._handlers) == set(actions.Action.__args__)
+
+
+def test_the_defaults_leave_marked_nodes_to_a_person() -> None:
+    assert CONFIG.replace.program == ()

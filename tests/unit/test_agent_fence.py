@@ -1,0 +1,221 @@
+"""Fencing: who is cut off, and whose steps may be ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from slurm_resilience import config
+from slurm_resilience.agent import reach, steps
+from slurm_resilience.agent.board import Board
+from slurm_resilience.agent.facts import Facts
+from slurm_resilience.agent.fence import LEAST_LOOKS, Contact, Fence, decide
+from slurm_resilience.agent.link import LinkState
+from slurm_resilience.agent.steps import Step, asked_for
+from slurm_resilience.clock import SystemClock
+from slurm_resilience.errors import SlurmUnreachable, UsageError
+
+ALONE = Contact(control=False, peers=5, answered=0)
+
+
+@pytest.mark.parametrize(
+    ("silence", "looks", "contact", "after", "ends", "says"),
+    [
+        (15.0, 9, ALONE, 15.0, True, "cut off from the controller and 5 nodes"),
+        (14.9, 9, ALONE, 15.0, False, "after 15 s"),
+        (900.0, LEAST_LOOKS - 1, ALONE, 15.0, False, "after 15 s"),
+        (900.0, 9, Contact(True, 5, 0), 15.0, False, "controller's machine answers"),
+        (900.0, 9, Contact(False, 5, 1), 15.0, False, "the control plane is down"),
+        (900.0, 9, Contact(False, 0, 0), 15.0, False, "no other node is known"),
+        (900.0, 9, ALONE, 0.0, False, "switched off"),
+    ],
+)
+def test_the_decision(
+    silence: float, looks: int, contact: Contact, after: float, ends: bool, says: str
+) -> None:
+    verdict = decide(silence, looks, contact, after)
+    assert verdict.end is ends
+    assert says in verdict.reason
+
+
+def test_only_jobs_that_asked_are_touched() -> None:
+    running = [
+        Step(1, "0", has_token=True),
+        Step(1, "1"),
+        Step(1, "batch"),
+        Step(1, "extern"),
+        Step(2, "0"),
+        Step(2, "batch"),
+        Step(3, "batch", has_supervisor=True),
+        Step(3, "0"),
+    ]
+    assert [step.id for step in asked_for(running)] == ["1.0", "1.batch", "3.batch"]
+
+
+def test_addresses() -> None:
+    assert reach.split("10.0.0.1:6818") == ("10.0.0.1", 6818)
+    assert reach.split("[fd00::1]:6818") == ("fd00::1", 6818)
+    for text in ("n1", "n1:", ":6818", "n1:x"):
+        with pytest.raises(UsageError):
+            reach.split(text)
+
+
+@pytest.fixture
+def silent() -> Iterator[tuple[str, int]]:
+    """An address where nobody answers: a listener whose queue is full drops what comes."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.2", 0), backlog=0))
+        where = listener.getsockname()
+        for _ in range(3):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(where)
+        yield where
+
+
+def test_an_answer_and_a_refusal_are_contact_but_silence_is_not(silent: tuple[str, int]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
+        open_one = reach.resolve("127.0.0.1", listener.getsockname()[1])
+        refused = reach.resolve("127.0.0.1", taken.getsockname()[1])
+        began = time.monotonic()
+        answered = reach.reach((*open_one, *refused, *reach.resolve(*silent)), 0.3)
+        assert answered == {*open_one, *refused}
+        assert time.monotonic() - began < 5
+
+
+FakeStep = Callable[..., psutil.Process]
+
+
+@pytest.fixture
+def fake_step() -> Iterator[FakeStep]:
+    """Processes that look like a slurmstepd with one task."""
+    if not shutil.which("bash"):
+        pytest.skip("bash is not installed")
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(step: str, task: str = "exec sleep 600", **env: str) -> psutil.Process:
+        script = f'exec -a "slurmstepd: [{step}]" bash -c \'bash -c "$TASK" & wait\''
+        process = subprocess.Popen(
+            ["bash", "-c", script],
+            env=os.environ | env | {"TASK": task},
+            start_new_session=True,
+        )
+        started.append(process)
+        wait_until(lambda: has_title(process.pid, step) and children(process.pid))
+        return psutil.Process(process.pid)
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def has_title(pid: int, step: str) -> bool:
+    return psutil.Process(pid).cmdline()[:1] == [f"slurmstepd: [{step}]"]
+
+
+def children(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def wait_until(predicate: Callable[[], Any], seconds: float = 10.0) -> None:
+    deadline, tick = time.monotonic() + seconds, threading.Event()
+    while not (last := predicate()):
+        assert time.monotonic() < deadline, f"last seen: {last}"
+        tick.wait(0.01)
+
+
+RUNNING = steps.running
+
+
+def ours(node: str) -> tuple[Step, ...]:
+    """The fake steps only: this machine may run real ones, and none of them is to be ended."""
+    return tuple(step for step in RUNNING(node) if step.job > 900_000_000)
+
+
+def found(node: str = "n1") -> dict[str, Step]:
+    return {step.id: step for step in ours(node)}
+
+
+def test_steps_are_found_by_their_slurmstepd(fake_step: FakeStep) -> None:
+    fake_step("900000001.0", SRES_TOKEN="t", SLURMD_NODENAME="n1")
+    fake_step("900000001.batch")
+    fake_step("900000002.3", SLURMD_NODENAME="n1")
+    fake_step("900000003.0", SRES_TOKEN="t", SLURMD_NODENAME="n2")
+    seen = found()
+    assert set(seen) == {"900000001.0", "900000001.batch", "900000002.3"}
+    assert seen["900000001.0"].has_token
+    assert not seen["900000002.3"].has_token
+    assert {step.id for step in asked_for(seen.values())} == {"900000001.0", "900000001.batch"}
+
+
+def test_a_process_that_left_its_slurmstepd_is_found_by_its_environment(
+    fake_step: FakeStep,
+) -> None:
+    mark = {"SRES_TOKEN": "t", "SLURM_JOB_ID": "900000004", "SLURM_STEP_ID": "0"}
+    fake_step("900000004.0", **mark)
+    stray = subprocess.Popen(["sleep", "600"], env=os.environ | mark, start_new_session=True)
+    try:
+        assert stray.pid in {p.pid for p in found()["900000004.0"].members}
+    finally:
+        stray.kill()
+        stray.wait()
+
+
+def test_a_task_that_ignores_sigterm_is_killed(fake_step: FakeStep) -> None:
+    deaf = "trap '' TERM; while :; do sleep 600; done"
+    process = fake_step("900000005.0", task=deaf, SRES_TOKEN="t")
+    wait_until(lambda: len(children(process.pid)) == 2)
+    assert steps.end(found()["900000005.0"], 0.2) >= 1
+    wait_until(lambda: not psutil.pid_exists(process.pid) or not children(process.pid))
+
+
+class NoSlurm:
+    def info(self) -> object:
+        raise SlurmUnreachable("nobody is there")
+
+
+def test_a_cut_off_node_ends_the_step_that_asked_and_no_other(
+    fake_step: FakeStep, silent: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "running", ours)
+    asked = fake_step("900000006.0", SRES_TOKEN="t", SLURMD_NODENAME="n1")
+    theirs = fake_step("900000007.0", SLURMD_NODENAME="n1")
+    host, port = silent
+    state = LinkState(True, (f"{host}:{port}", "nonsense"), 1)
+    board, stop = Board(), threading.Event()
+    settings = config.Config(
+        agent=config.Agent(fence_after=0.2), controller=config.Controller(host=host, port=port)
+    )
+    monkeypatch.setattr("slurm_resilience.agent.fence.LOOK_EVERY", 0.05)
+    monkeypatch.setattr("slurm_resilience.agent.fence.LOOK_TIMEOUT", 0.05)
+    facts = Facts(NoSlurm(), "n1")  # type: ignore[arg-type]
+    fence = Fence(settings, "n1", facts, lambda: state, board, SystemClock(), stop)
+    thread = threading.Thread(target=fence.run, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: fence.look().peers == 1)
+        assert children(asked.pid)
+        state = state._replace(connected=False)
+        wait_until(lambda: not psutil.pid_exists(asked.pid) or not children(asked.pid))
+        report = []
+        wait_until(lambda: report.extend(board.take_all().findings) or report)
+        assert [finding.subject for finding in report] == ["900000006.0"]
+        assert children(theirs.pid)
+    finally:
+        stop.set()
+        thread.join(5)
+    assert not thread.is_alive()

@@ -1,0 +1,143 @@
+"""Following the kernel log: a FIFO, and this machine's own /dev/kmsg where it may be written."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_resilience.agent.board import Board
+from slurm_resilience.agent.follow import READ_BYTES, Follower, Source
+from slurm_resilience.clock import SystemClock
+from slurm_resilience.model import Finding, Severity
+
+XID = "NVRM: Xid (PCI:0000:%02x:00): %d, x"
+KMSG = Path("/dev/kmsg")
+
+
+class Following:
+    """A follower in a thread, and what it has put up so far."""
+
+    def __init__(self, path: Path, accept_injected: bool = False) -> None:
+        self.news = threading.Event()
+        self.board = Board(self.news.set)
+        self.stop = threading.Event()
+        clock = SystemClock()
+        self.follower = Follower(path, accept_injected, self.board, clock, self.stop)
+        self.thread = threading.Thread(target=self.follower.run, daemon=True)
+        self.thread.start()
+
+    def wait(self, wanted: Callable[[Finding], bool], seconds: float = 10.0) -> Finding:
+        deadline = time.monotonic() + seconds
+        while True:
+            self.news.clear()
+            findings = self.board.take_all().findings
+            if found := [finding for finding in findings if wanted(finding)]:
+                return found[0]
+            left = deadline - time.monotonic()
+            assert left > 0, f"last seen: {findings}"
+            self.news.wait(left)
+
+    def end(self) -> None:
+        self.stop.set()
+        self.follower.wake()
+        self.thread.join(5)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "kmsg"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.fixture
+def following(fifo: Path) -> Iterator[Following]:
+    one = Following(fifo)
+    yield one
+    one.end()
+
+
+def test_writers_come_and_go(fifo: Path, following: Following) -> None:
+    for code, wanted in ((13, "job"), (48, "reset"), (64, "replace")):
+        with fifo.open("w", encoding="utf-8") as log:
+            log.write(XID % (1, code) + "\n")
+        assert following.wait(lambda f, w=wanted: f.severity == w).subject == "0000:01:00"
+
+
+def test_a_line_in_pieces_is_one_line(fifo: Path, following: Following) -> None:
+    with fifo.open("wb", buffering=0) as log:
+        log.write(b"\xff\xfe noise\nNVRM: Xid (PCI:0000")
+        log.write(b":02:00): 79, gone\n")
+    assert following.wait(lambda f: True).severity is Severity.REBOOT
+
+
+def test_a_flood_of_other_lines_hides_nothing(fifo: Path, following: Following) -> None:
+    with fifo.open("wb", buffering=0) as log:
+        for number in range(2000):
+            log.write(b"kernel: something else %d\n" % number)
+        log.write((XID % (3, 79) + "\n").encode())
+    assert following.wait(lambda f: True).subject == "0000:03:00"
+
+
+def test_a_log_that_is_not_there_yet_is_unjudged(tmp_path: Path) -> None:
+    one = Following(tmp_path / "later")
+    deadline = time.monotonic() + 5
+    while not (results := one.board.take_all().results):
+        assert time.monotonic() < deadline
+        one.news.wait(1)
+    assert (results[0].check, results[0].verdict) == ("kernel_log", "unjudged")
+    assert "No such file" in results[0].text
+    one.end()
+
+
+def test_a_plain_file_is_no_kernel_log(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("")
+    with pytest.raises(OSError, match="neither a kernel log device nor a FIFO"):
+        Source(tmp_path / "log")
+
+
+@pytest.fixture
+def written() -> str:
+    """A line in this machine's kernel log that nobody else writes; harmless if taken for real."""
+    if not os.access(KMSG, os.R_OK | os.W_OK):
+        pytest.skip("/dev/kmsg cannot be read and written here")
+    address = os.getpid() % 0xFFFF
+    line = f"NVRM: Xid (PCI:{address:04x}:7f:00): 63, written by a test of slurm-resilience"
+    with KMSG.open("w", encoding="utf-8") as log:
+        log.write(line + "\n")
+    return f"{address:04x}:7f:00"
+
+
+def test_the_kernels_own_log_tells_what_came_before_the_start(written: str) -> None:
+    before = time.time()
+    one = Following(KMSG, accept_injected=True)
+    finding = one.wait(lambda f: f.subject == written)
+    one.end()
+    assert finding.injected
+    assert finding.severity is Severity.MONITOR
+    assert abs(finding.at - before) < 60, "the record's own time, on our clock"
+
+
+def test_a_record_that_was_overrun_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: Iterator[bytes | OSError] = iter(
+        [OSError(32, "Broken pipe"), b"6,1,1,-;after", BlockingIOError()]
+    )
+
+    def read(fd: int, size: int) -> bytes:
+        assert size == READ_BYTES
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    # Any character device that everybody may open: what it reads is given.
+    source = Source(Path("/dev/null"))
+    monkeypatch.setattr(os, "read", read)
+    assert list(source.read()) == ["6,1,1,-;after"]
+    source.close()

@@ -1,0 +1,241 @@
+"""sresd against the real server: hello, full report, beats, kernel log lines, reconnects."""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_resilience import config
+from slurm_resilience.agent import link
+from slurm_resilience.agent.daemon import Daemon
+from slurm_resilience.agent.facts import Facts
+from slurm_resilience.clock import SystemClock
+from slurm_resilience.errors import SlurmUnreachable
+from slurm_resilience.health import registry
+from slurm_resilience.health.check import Check, Context, Judgement
+from slurm_resilience.model import Severity
+from slurm_resilience.wire.messages import Beat, Goodbye, Hello, Message, NodeHello, Report
+from slurm_resilience.wire.server import Peer, Server
+
+LINE = "NVRM: Xid (PCI:0000:91:00): 79, pid='<unknown>', GPU has fallen off the bus."
+
+
+class Recorder:
+    """A sresctld that writes down what it hears, with the time."""
+
+    def __init__(self) -> None:
+        self.heard: queue.Queue[tuple[float, str, Message]] = queue.Queue()
+        self.peers: list[Peer] = []
+
+    def authorize(self, hello: Hello, uid: int, address: str) -> tuple[str, ...]:
+        return ("192.0.2.1:6818",)
+
+    def opened(self, peer: Peer) -> None:
+        self.peers.append(peer)
+
+    def received(self, peer: Peer, message: Message) -> None:
+        self.heard.put((time.monotonic(), peer.subject, message))
+
+    def closed(self, peer: Peer) -> None:
+        pass
+
+    def wait_for(self, wanted: Callable[[Message], bool], seconds: float = 10.0) -> Message:
+        deadline, last = time.monotonic() + seconds, None
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                _, _, last = self.heard.get(timeout=left)
+            except queue.Empty:
+                break
+            if wanted(last):
+                return last
+        raise AssertionError(f"not heard within {seconds} s; the last message was {last}")
+
+
+class NoSlurm:
+    """Slurm does not answer."""
+
+    def info(self) -> object:
+        raise SlurmUnreachable("nobody is there")
+
+    def node(self, name: str) -> object:
+        raise SlurmUnreachable("nobody is there")
+
+
+@pytest.fixture(scope="module")
+def munged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if not shutil.which("munged"):
+        pytest.skip("munged is not installed")
+    place = tmp_path_factory.mktemp("munge")
+    place.chmod(0o755)
+    key = place / "key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o600)
+    socket = place / "socket"
+    words = [f"--socket={socket}", f"--key-file={key}", f"--pid-file={place}/pid"]
+    words += [f"--seed-file={place}/seed", f"--log-file={place}/log", "--foreground", "--force"]
+    process = subprocess.Popen(["munged", *words], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 10
+    tick = threading.Event()
+    while not socket.exists():
+        assert time.monotonic() < deadline, f"munged did not start: {process.poll()}"
+        tick.wait(0.02)
+    yield str(socket)
+    process.terminate()
+    process.wait()
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def server(recorder: Recorder, munged: str) -> Iterator[Server]:
+    one = Server(recorder, 0, "127.0.0.1", munged)
+    one.start()
+    yield one
+    one.stop()
+
+
+class Running:
+    """A sresd in this process, on a kernel log that the test writes."""
+
+    def __init__(self, port: int, munged: str, place: Path) -> None:
+        self.fifo = place / "kmsg"
+        if not self.fifo.exists():
+            os.mkfifo(self.fifo)
+        base = config.Config()
+        settings = msgspec.structs.replace(
+            base,
+            controller=msgspec.structs.replace(base.controller, host="127.0.0.1", port=port),
+            wire=config.Wire(munge_socket=munged),
+            agent=msgspec.structs.replace(base.agent, beat=0.1, kernel_log=str(self.fifo)),
+        )
+        self.stop = threading.Event()
+        facts = Facts(NoSlurm(), "n1")  # type: ignore[arg-type]
+        self.daemon = Daemon(settings, "n1", facts, SystemClock(), self.stop)
+        self.code: list[int] = []
+        self.thread = threading.Thread(
+            target=lambda: self.code.append(self.daemon.run(self.fifo)), daemon=True
+        )
+        self.thread.start()
+
+    def write(self, text: str) -> None:
+        with self.fifo.open("w", encoding="utf-8") as log:
+            log.write(text + "\n")
+
+    def end(self) -> int:
+        self.stop.set()
+        self.thread.join(5)
+        assert not self.thread.is_alive(), "sresd did not end"
+        return self.code[0]
+
+
+@pytest.fixture
+def sresd(server: Server, munged: str, tmp_path: Path) -> Iterator[Running]:
+    one = Running(server.port, munged, tmp_path)
+    yield one
+    one.end()
+
+
+def test_hello_then_a_full_report_then_beats(sresd: Running, recorder: Recorder) -> None:
+    hello = recorder.wait_for(lambda m: True)
+    assert isinstance(hello, NodeHello)
+    assert hello.boot_id
+    first = recorder.wait_for(lambda m: True)
+    assert isinstance(first, Report)
+    assert first.full
+    beats = [recorder.wait_for(lambda m: isinstance(m, Beat)) for _ in range(3)]
+    assert [b.seq for b in beats if isinstance(b, Beat)] == [0, 1, 2]
+
+
+def test_a_kernel_line_is_reported_once_and_again_after_a_reconnect(
+    sresd: Running, recorder: Recorder, server: Server
+) -> None:
+    recorder.wait_for(lambda m: isinstance(m, Beat))
+    sresd.write("\n".join([LINE] * 50))
+
+    def tells(message: Message) -> bool:
+        return isinstance(message, Report) and bool(message.findings)
+
+    report = recorder.wait_for(tells)
+    assert isinstance(report, Report)
+    (finding,) = report.findings
+    assert (finding.severity, finding.code) == (Severity.REBOOT, "79")
+    assert finding.subject == "0000:91:00"
+    recorder.peers[0].close()
+    again = recorder.wait_for(lambda m: isinstance(m, Report) and m.full)
+    assert isinstance(again, Report)
+    assert again.findings == (finding,)
+
+
+def test_a_stop_says_goodbye_at_once(sresd: Running, recorder: Recorder) -> None:
+    recorder.wait_for(lambda m: isinstance(m, Beat))
+    assert sresd.end() == 0
+    recorder.wait_for(lambda m: isinstance(m, Goodbye), 2.0)
+
+
+def test_sresd_waits_for_a_controller_that_comes_later(munged: str, tmp_path: Path) -> None:
+    recorder = Recorder()
+    holder = Server(recorder, 0, "127.0.0.1", munged)
+    port = holder.port
+    holder.stop()
+    one = Running(port, munged, tmp_path)
+    try:
+        server = Server(recorder, port, "127.0.0.1", munged)
+        server.start()
+        try:
+            recorder.wait_for(lambda m: isinstance(m, Beat))
+        finally:
+            server.stop()
+    finally:
+        assert one.end() == 0
+
+
+def test_beats_go_on_while_a_check_hangs_and_the_kernel_log_floods(
+    server: Server,
+    munged: str,
+    tmp_path: Path,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hangs, go = threading.Event(), threading.Event()
+
+    def probe(context: Context) -> bool:
+        hangs.set()
+        return go.wait(30)
+
+    check = Check("hangs", probe, lambda seen, context: Judgement("ok"), timeout=30.0)
+    monkeypatch.setattr(registry, "checks", lambda disabled: (check,))
+    one = Running(server.port, munged, tmp_path)
+    try:
+        assert hangs.wait(10)
+        flood = threading.Thread(target=lambda: [one.write("noise\n" * 500) for _ in range(50)])
+        flood.start()
+        first = recorder.wait_for(lambda m: isinstance(m, Beat))
+        assert isinstance(first, Beat)
+        recorder.wait_for(lambda m: isinstance(m, Beat) and m.seq >= first.seq + 5)
+        flood.join(10)
+    finally:
+        go.set()
+        one.end()
+
+
+def test_late_beats_are_dropped() -> None:
+    assert link.next_due(10.0, 0.5, 10.1) == 10.5
+    assert link.next_due(10.0, 0.5, 17.0) == 17.5
+
+
+def test_backoff_is_short_capped_and_spread() -> None:
+    assert link.backoff(0, 0.999) <= link.BACKOFF_FIRST
+    assert link.BACKOFF_MOST / 2 <= link.backoff(30, 0.0) <= link.BACKOFF_MOST
+    assert link.backoff(3, 0.1) != link.backoff(3, 0.9)

@@ -1,0 +1,114 @@
+"""The command: --once, its exit codes and formats; a daemon that ends at once when told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_resilience import __version__
+from slurm_resilience.agent import identity, once
+from slurm_resilience.agent.main import sresd
+from slurm_resilience.model import CheckResult, Finding, Severity
+
+
+def result(verdict: str, severity: Severity | None = None) -> CheckResult:
+    findings = (Finding("c", severity, "t", 0.0),) if severity else ()
+    return CheckResult("c", verdict, "t", findings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("results", "code"),
+    [
+        ([result("pass")], 0),
+        ([result("pass"), result("unjudged")], 1),
+        ([result("fail", Severity.MONITOR)], 1),
+        ([result("fail", Severity.JOB), result("unjudged")], 1),
+        ([result("fail", Severity.RESET), result("pass")], 2),
+        ([result("fail", Severity.REPLACE)], 2),
+    ],
+)
+def test_exit_codes(results: list[CheckResult], code: int) -> None:
+    assert once.exit_code(results) == code
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    os.mkfifo(tmp_path / "kmsg")
+    file = tmp_path / "sres.toml"
+    file.write_text(
+        f'slurm_bin = "{tmp_path}"\n[controller]\nhost = "127.0.0.2"\nport = 1\n'
+        f'[agent]\nkernel_log = "{tmp_path}/kmsg"\n'
+    )
+    return file
+
+
+def test_once_as_json_and_as_a_table(settings: Path) -> None:
+    words = ["--config", str(settings), "--once", "--node", "n9"]
+    done = CliRunner().invoke(sresd, [*words, "--format", "json"])
+    document = json.loads(done.stdout)
+    assert document["node"] == "n9"
+    assert {r["check"] for r in document["results"]} >= {"kernel_log", "disk", "memory"}
+    assert done.exit_code == document["exit_code"]
+    table = CliRunner().invoke(sresd, words).stdout
+    assert "filesystem_readonly" in table
+    assert "what Slurm expects is unknown" in table
+
+
+def test_version() -> None:
+    assert CliRunner().invoke(sresd, ["--version"]).output == f"sresd {__version__}\n"
+
+
+def test_a_bad_file_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("[agent]\nbeet = 1\n")
+    argv = [str(Path(sys.executable).parent / "sresd"), "--config", str(tmp_path / "bad.toml")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 3
+    assert done.stderr.startswith("sresd: error: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_at_once(settings: Path, number: int) -> None:
+    argv = [str(Path(sys.executable).parent / "sresd"), "--config", str(settings)]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        seen = ""
+        while "does not answer" not in seen:
+            line = process.stderr.readline()
+            assert line, f"sresd ended: {seen}"
+            seen += line
+        began = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(10) == 0
+        assert time.monotonic() - began < 5
+
+
+def test_the_node_is_named_by_option_slurmd_or_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n3")
+    assert identity.node_name("n7") == "n7"
+    assert identity.node_name() == "n3"
+    monkeypatch.delenv("SLURMD_NODENAME")
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu17.example.org")
+    assert identity.node_name() == "gpu17"
+
+
+def test_who_the_machine_is(tmp_path: Path) -> None:
+    (tmp_path / "dmi").mkdir()
+    (tmp_path / "dmi/product_uuid").write_text("uuid\n")
+    assert identity.instance(tmp_path, tmp_path / "dmi") == "uuid"
+    (tmp_path / "dmi/board_asset_tag").write_text("i-0123456789abcdef0\n")
+    assert identity.instance(tmp_path, tmp_path / "dmi") == "i-0123456789abcdef0"
+    (tmp_path / "instance-id").write_text("lab-1\n")
+    assert identity.instance(tmp_path, tmp_path / "dmi") == "lab-1"
+    assert identity.instance(tmp_path / "no", tmp_path / "no") == ""
+    assert identity.boot_id(tmp_path) == identity.boot_id(tmp_path) != ""
+    (tmp_path / "boot-id").write_text("b1\n")
+    assert identity.boot_id(tmp_path) == "b1"

@@ -1,0 +1,91 @@
+"""Rounds of checks: what Slurm expects, and that an administrator's word is noticed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from slurm_resilience import config
+from slurm_resilience.agent import rounds
+from slurm_resilience.agent.board import Board
+from slurm_resilience.agent.facts import Facts
+from slurm_resilience.clock import SystemClock
+from slurm_resilience.errors import SlurmUnreachable
+from slurm_resilience.health.check import Check, Context
+from slurm_resilience.health.checks import memory
+from slurm_resilience.model import Node
+
+
+class Slurm:
+    """Answers for one node; None: does not answer."""
+
+    def __init__(self, *answers: Node | None) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    def node(self, name: str) -> Node:
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer is None:
+            raise SlurmUnreachable("nobody is there")
+        return answer
+
+
+def facts(*answers: Node | None) -> tuple[Facts, Slurm]:
+    slurm = Slurm(*answers)
+    return Facts(slurm, "n1"), slurm  # type: ignore[arg-type]
+
+
+def node(mib: int, gres: str = "") -> Node:
+    return Node("n1", "IDLE", memory=mib, gres=gres)
+
+
+def test_what_slurm_expects() -> None:
+    known, slurm = facts(None, node(64000, "gpu:h100:8(S:0-1)"))
+    assert rounds.context(config.Config(), known).expected == rounds.Expected(None, None)
+    assert rounds.context(config.Config(), known).expected == rounds.Expected(64000, 8)
+    rounds.context(config.Config(), known)
+    assert slurm.asked == 2
+
+
+def test_slurms_default_memory_expects_nothing() -> None:
+    known, _ = facts(node(1))
+    assert rounds.context(config.Config(), known).expected == rounds.Expected(None, 0)
+
+
+def test_an_old_answer_stays_when_slurm_is_silent() -> None:
+    known, _ = facts(node(64000), None)
+    known.ask_node()
+    assert known.ask_node(again=True) == node(64000)
+
+
+def test_while_something_fails_the_expectation_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def probe(context: Context) -> int:
+        return 48000
+
+    def checks(disabled: tuple[str, ...]) -> tuple[Check, ...]:
+        return (Check("memory", probe, memory.judge),)
+
+    monkeypatch.setattr(rounds.registry, "checks", checks)
+    known, slurm = facts(node(64000), node(64000), node(48000))
+    news, stop = threading.Event(), threading.Event()
+    board = Board(news.set)
+    settings = config.Config(agent=config.Agent(check_interval=0.01))
+    one = rounds.Rounds(settings, known, board, SystemClock(), stop)
+    thread = threading.Thread(target=one.run, daemon=True)
+    thread.start()
+    seen: list[str] = []
+    try:
+        while seen[-1:] != ["pass"]:
+            assert news.wait(5), seen
+            news.clear()
+            report = board.take()
+            seen += [r.verdict for r in report.results] if report else []
+    finally:
+        stop.set()
+        thread.join(5)
+    assert seen == ["fail", "pass"]
+    assert slurm.asked == 3

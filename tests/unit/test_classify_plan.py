@@ -1,0 +1,207 @@
+"""Classify and plan: why a step ended, and the cheapest way on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_resilience.config import Resume
+from slurm_resilience.resume.classify import Cause, Ending, classify, describe
+from slurm_resilience.resume.plan import Facts, Plan, plan
+
+LIMITS = Resume()
+LONG = LIMITS.progress_after + 1
+NODES = ("n1", "n2", "n3")
+ENDED = Ending(code=1, ran_for=60.0, progressed=False, job_state="RUNNING")
+FACTS = Facts(NODES, 3, False, True, True, True)
+NODE = Cause("node", "n2: dead", ("n2",))
+
+
+def ending(**more: Any) -> Ending:
+    return msgspec.structs.replace(ENDED, **more)
+
+
+def facts(**more: Any) -> Facts:
+    return msgspec.structs.replace(FACTS, **more)
+
+
+# -- classify ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"code": 0}, "done"),
+        ({"code": 0, "stopped_by_us": True, "faulty": {"n2": "dead"}}, "node"),
+        ({"job_state": "COMPLETING"}, "job_over"),
+        ({"job_state": ""}, "job_over"),
+        ({"interrupted": "SIGTERM"}, "person"),
+        ({"cancelled": True}, "person"),
+        ({"cancelled": True, "stopped_by_us": True, "faulty": {"n2": "dead"}}, "node"),
+        ({"faulty": {"n2": "dead"}}, "node"),
+        ({"faulty": {"n2": "dead"}, "interrupted": "SIGTERM"}, "person"),
+        ({"faulty": {"n2": "dead"}, "job_state": ""}, "job_over"),
+        ({}, "program"),
+        ({"code": 137}, "program"),
+        ({"job_state": "SUSPENDED"}, "program"),
+    ],
+)
+def test_why_it_ended(changes: dict[str, Any], kind: str) -> None:
+    assert classify(ending(**changes)).kind == kind
+
+
+@given(st.integers(1, 255))
+def test_the_exit_code_alone_never_blames_a_node(code: int) -> None:
+    assert classify(ending(code=code)).kind == "program"
+    assert classify(ending(code=code, faulty={"n2": "dead"})).nodes == ("n2",)
+
+
+def test_all_faulty_nodes_are_named_with_their_reasons() -> None:
+    cause = classify(ending(faulty={"n3": "Xid 79", "n1": "no beat"}))
+    assert (cause.nodes, cause.reason) == (("n1", "n3"), "n1: no beat; n3: Xid 79")
+
+
+def test_exit_codes_in_words() -> None:
+    assert describe(137) == "exit code 137 (SIGKILL)"
+    assert describe(129) == "exit code 129 (signal 1)"
+    assert describe(3) == "exit code 3"
+
+
+# -- plan: a node is at fault -----------------------------------------------------------------
+
+
+def node_plan(cause: Cause = NODE, **more: Any) -> Plan:
+    return plan(cause, facts(**more), (ending(faulty={"n2": "dead"}),), LIMITS)
+
+
+def test_a_spare_in_the_allocation_is_the_cheapest() -> None:
+    chosen = node_plan(step_size=2)
+    assert (chosen.kind, chosen.nodes, chosen.leave) == ("relaunch", ("n1", "n3"), ("n2",))
+
+
+def test_else_the_node_is_swapped() -> None:
+    chosen = node_plan()
+    assert (chosen.kind, chosen.leave, chosen.take) == ("swap", ("n2",), 1)
+
+
+def test_a_node_that_left_the_job_already_is_replaced_too() -> None:
+    chosen = node_plan(job_nodes=("n1", "n3"))
+    assert (chosen.kind, chosen.leave, chosen.take) == ("swap", (), 1)
+
+
+@pytest.mark.parametrize(
+    "obstacle",
+    [
+        {"has_gres": True},
+        {"permits_expansion": False},
+        {"swap_failed": "no idle node within 3600 s"},
+        {"job_nodes": ("n2",), "step_size": 1},
+    ],
+)
+def test_where_no_swap_can_be_the_job_is_requeued(obstacle: dict[str, Any]) -> None:
+    assert node_plan(**obstacle).kind == "requeue"
+    assert node_plan(**obstacle, requeue=False).kind == "stop"
+    assert node_plan(**obstacle, is_batch=False).kind == "stop"
+
+
+def test_the_last_attempt_is_the_last() -> None:
+    history = (ending(faulty={"n2": "dead"}),) * 4
+    limits = msgspec.structs.replace(LIMITS, max_attempts=4)
+    assert plan(NODE, FACTS, history, limits).kind == "stop"
+
+
+@pytest.mark.parametrize("kind", ["done", "person", "job_over"])
+def test_nothing_is_resumed_after(kind: Any) -> None:
+    assert plan(Cause(kind, "why"), FACTS, (ENDED,), LIMITS) == Plan("stop", "why")
+
+
+# -- plan: no node is at fault ----------------------------------------------------------------
+
+PROGRAM = Cause("program", "it ended")
+
+
+def program_plan(*history: Ending) -> Plan:
+    return plan(PROGRAM, FACTS, history, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("history", "kind"),
+    [
+        ((ending(ran_for=2.0),), "stop"),
+        ((ending(ran_for=2.0, progressed=True),), "relaunch"),
+        ((ending(ran_for=2.0, code=137),), "relaunch"),
+        ((ending(),), "relaunch"),
+        ((ending(), ending()), "stop"),
+        ((ending(), ending(code=2)), "relaunch"),
+        ((ending(), ending(progressed=True)), "relaunch"),
+        ((ending(), ending(ran_for=LONG)), "relaunch"),
+        ((ending(), ending(progressed=True), ending()), "relaunch"),
+        ((ending(code=137),) * 3, "relaunch"),
+        ((ending(code=137),) * 4, "stop"),
+    ],
+)
+def test_a_program_that_fails(history: tuple[Ending, ...], kind: str) -> None:
+    assert program_plan(*history).kind == kind
+
+
+@given(
+    code=st.integers(1, 255),
+    ran_for=st.floats(0, LIMITS.progress_after - 1),
+    same=st.booleans(),
+    data=st.data(),
+)
+def test_a_program_that_makes_no_progress_is_stopped_soon(
+    code: int, ran_for: float, same: bool, data: st.DataObject
+) -> None:
+    history: list[Ending] = []
+    while True:
+        now = code if same else data.draw(st.integers(1, 255))
+        history.append(ending(code=now, ran_for=ran_for))
+        if program_plan(*history).kind == "stop":
+            return
+        assert len(history) <= LIMITS.max_relaunches
+
+
+ENDINGS = st.builds(
+    Ending,
+    code=st.integers(0, 255),
+    ran_for=st.floats(0, 1e5),
+    progressed=st.booleans(),
+    job_state=st.sampled_from(("RUNNING", "COMPLETING", "")),
+    faulty=st.dictionaries(st.sampled_from(NODES), st.just("dead"), max_size=3),
+    interrupted=st.sampled_from(("", "SIGTERM")),
+    cancelled=st.booleans(),
+    stopped_by_us=st.booleans(),
+)
+ALL_FACTS = st.builds(
+    Facts,
+    job_nodes=st.lists(st.sampled_from((*NODES, "n4")), min_size=1, unique=True).map(tuple),
+    step_size=st.integers(1, 3),
+    has_gres=st.booleans(),
+    permits_expansion=st.booleans(),
+    is_batch=st.booleans(),
+    requeue=st.booleans(),
+    swap_failed=st.sampled_from(("", "no idle node")),
+)
+
+
+@given(history=st.lists(ENDINGS, min_size=1, max_size=6), seen=ALL_FACTS)
+def test_what_may_never_be_planned(history: list[Ending], seen: Facts) -> None:
+    cause = classify(history[-1])
+    chosen = plan(cause, seen, tuple(history), LIMITS)
+    assert chosen.reason
+    assert chosen == plan(cause, seen, tuple(history), LIMITS)
+    if chosen.kind == "swap":
+        assert not seen.has_gres and seen.permits_expansion and not seen.swap_failed
+        assert chosen.take > 0 and set(seen.job_nodes) - set(chosen.leave)
+    if chosen.kind == "requeue":
+        assert seen.is_batch and seen.requeue
+    if chosen.kind == "relaunch" and chosen.nodes:
+        assert len(chosen.nodes) == seen.step_size
+        assert not set(chosen.nodes) & set(cause.nodes)
+    if cause.kind in ("done", "person", "job_over"):
+        assert chosen.kind == "stop"

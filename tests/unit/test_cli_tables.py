@@ -1,0 +1,88 @@
+"""Tables and times for people."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from slurm_resilience.cli.node_read import _row
+from slurm_resilience.cli.tables import clock_time, count, duration, plain, seconds_since, table
+from slurm_resilience.cli.view import is_faulty, node_view, slurm_state
+from slurm_resilience.model import Job, Node
+
+COLUMNS = ("NODE", "STATE", "HEALTH", "SRESD", "REASON", "JOBS", "SINCE")
+
+
+def nasty() -> list[list[str]]:
+    flags = frozenset({"NOT_RESPONDING", "DRAIN", "COMPLETING"})
+    node = Node(
+        "ip-10-1-23-45",
+        "ALLOCATED",
+        flags,
+        reason="waits for the vendor \x1b[31m since Monday, ticket 44512; [bold]leave it[/bold]",
+        reason_by="administrator",
+        reason_at="2026-11-20T10:00:00",
+    )
+    jobs = [Job(1234560 + n, 0, "RUNNING", nodes=(node.name,)) for n in range(9)]
+    seen = {"verdict": "requested", "why": "", "sresd": "never seen", "incident": None}
+    return [_row(node_view(node, jobs, {"nodes": {node.name: seen}}), time.time())]
+
+
+def test_a_list_fits_80_columns_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = table(COLUMNS, nasty())
+    assert max(len(line) for line in text.splitlines()) <= 80
+    bare = "".join(text.split())
+    for word in ("ip-10-1-23-45", "+COMPLETING", "requested", "never", "1234560+8", "44512"):
+        assert word in bare
+
+
+def test_no_terminal_is_one_line_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    text = table(COLUMNS, nasty())
+    assert len(text.splitlines()) == 2
+    assert "ALLOCATED*+COMPLETING+DRAIN" in text
+
+
+def test_other_peoples_text_does_nothing_to_the_terminal() -> None:
+    assert plain("a\x1b[31m\x07b\nc\u202ed") == "a?[31m?b c?d"
+    assert "[bold]" in table(("TEXT",), [["[bold]x[/bold]"]])
+
+
+def test_durations_have_one_unit() -> None:
+    assert [duration(s) for s in (-1, 0.4, 119, 120, 7199, 7200, 180000)] == [
+        "0s", "0s", "119s", "2m", "120m", "2h", "2d",
+    ]  # fmt: skip
+
+
+def test_times() -> None:
+    now = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
+    assert clock_time(now - 0.75, now) == "11:59:59.2"
+    assert clock_time(now - 86400, now).startswith("2026-11-19 ")
+    assert seconds_since("2026-11-20T11:59:00", now) == 60.0
+    assert seconds_since("Unknown", now) is None
+
+
+def test_counts() -> None:
+    assert (count(1, "job"), count(0, "job"), count(2, "job")) == ("1 job", "0 jobs", "2 jobs")
+
+
+def test_states_are_slurms_words() -> None:
+    assert slurm_state(Node("n", "DOWN", frozenset({"NOT_RESPONDING", "FAIL"}))) == "DOWN*+FAIL"
+    assert slurm_state(Node("n", "IDLE")) == "IDLE"
+
+
+@pytest.mark.parametrize(
+    ("node", "health", "faulty"),
+    [
+        (Node("n", "IDLE"), "healthy", False),
+        (Node("n", "IDLE"), "unknown", False),
+        (Node("n", "IDLE"), "sick", True),
+        (Node("n", "IDLE", frozenset({"DRAIN"})), "healthy", True),
+        (Node("n", "IDLE", frozenset({"NOT_RESPONDING"})), "unknown", True),
+    ],
+)
+def test_faulty_is_what_either_says(node: Node, health: str, faulty: bool) -> None:
+    view = node_view(node, (), {"nodes": {"n": {"verdict": health}}})
+    assert is_faulty(view) is faulty

@@ -1,0 +1,579 @@
+"""Decide: every rule, and what may never be decided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import (
+    CONFIG,
+    NOW,
+    actions,
+    agent,
+    config,
+    dead,
+    decision,
+    finding,
+    incident,
+    job,
+    node,
+    probes,
+    supervised,
+    world,
+)
+
+from slurm_resilience.controller import actions as act
+from slurm_resilience.controller import decide as d
+from slurm_resilience.controller.diagnose import diagnose
+from slurm_resilience.controller.observe import World
+from slurm_resilience.controller.record import Chase
+from slurm_resilience.model import REBOOT, REPLACE, Severity
+from slurm_resilience.replace.program import Run
+
+SICK = agent(findings=(finding(),))
+MARKED = node(state="IDLE+FAIL", reason=REPLACE)
+
+
+# -- marking ----------------------------------------------------------------------------------
+
+
+def test_all_well_is_nothing_to_do() -> None:
+    said = decision(world(node(), agents=(agent(),)))
+    assert said.actions == ()
+    assert said.sentence == "7 nodes: nothing to do"
+
+
+def test_a_sick_node_is_failed_and_its_jobs_go_on() -> None:
+    seen = world(node(state="ALLOCATED"), jobs=(job(),), watched=(supervised(),), agents=(SICK,))
+    (mark,) = actions(seen, act.Mark)
+    assert (mark.state, mark.action, mark.take_out, mark.chase) == ("fail", REPLACE, (), ())
+
+
+def test_a_dead_node_goes_down_after_its_jobs_were_shrunk() -> None:
+    survivor = job(7, ("n2", "n1"))
+    seen = world(node(state="ALLOCATED"), jobs=(survivor,), watched=(supervised(),), **dead())
+    (mark,) = actions(seen, act.Mark)
+    assert (mark.state, mark.action) == ("down", REPLACE)
+    assert mark.take_out == (act.TakeOut(7, ("n2",)),)
+    assert mark.chase == ()
+
+
+@pytest.mark.parametrize(
+    ("the_job", "more"),
+    [
+        (job(nodes=("n1", "n2")), {}),
+        (job(nodes=("n2", "n1"), gres="gpu:2"), {}),
+        (job(nodes=("n1",)), {}),
+        (job(nodes=("n2", "n1")), {"permits_expansion": False}),
+    ],
+    ids=["it is the batch host", "GRES", "the only node", "the site forbids it"],
+)
+def test_a_job_that_cannot_be_shrunk_is_requeued_and_started_at_once(
+    the_job: Any, more: dict[str, Any]
+) -> None:
+    seen = world(
+        node(state="ALLOCATED"), jobs=(the_job,), watched=(supervised(),), **dead(), **more
+    )
+    (mark,) = actions(seen, act.Mark)
+    assert (mark.take_out, mark.chase) == ((), (7,))
+
+
+def test_gres_on_any_node_of_the_job_forbids_a_swap() -> None:
+    with_gpu = node("n2", "ALLOCATED", gres="gpu:2")
+    the_job = job(nodes=("n2", "n1"))
+    seen = world(
+        node(state="ALLOCATED"), with_gpu, jobs=(the_job,), watched=(supervised(),), **dead()
+    )
+    assert not d.can_take_out(seen, the_job, "n1")
+
+
+def test_jobs_that_did_not_ask_are_left_to_slurm() -> None:
+    seen = world(node(state="ALLOCATED"), jobs=(job(7, ("n2", "n1")),), **dead())
+    (mark,) = actions(seen, act.Mark)
+    assert (mark.take_out, mark.chase) == ((), ())
+
+
+def test_a_job_that_may_not_be_requeued_is_not_chased() -> None:
+    for the_job in (job(requeue=False), job(is_batch=False, nodes=("n1",))):
+        seen = world(node(state="ALLOCATED"), jobs=(the_job,), watched=(supervised(),), **dead())
+        assert actions(seen, act.Mark)[0].chase == ()
+
+
+def test_an_administrators_reason_stays_when_its_node_dies() -> None:
+    seen = world(node(state="ALLOCATED+DRAIN", reason="new disk"), **dead())
+    (mark,) = actions(seen, act.Mark)
+    assert (mark.state, mark.action) == ("down", "")
+
+
+def test_dead_while_failing_and_busy_goes_down_within_the_same_incident() -> None:
+    known = incident(kind="sick", opened=NOW - 400)
+    lost = node(state="ALLOCATED+FAIL", reason=REPLACE)
+    seen = world(lost, jobs=(job(),), incidents=(known,), **dead())
+    (mark,) = actions(seen, act.Mark)
+    assert mark.state == "down"
+    assert actions(seen, act.StartReplacement) == []
+
+
+@pytest.mark.parametrize("state", ["replacing", "returning", "resumed"])
+def test_silence_during_a_replacement_is_normal(state: str) -> None:
+    seen = world(MARKED, incidents=(incident(state=state),), **dead())
+    assert actions(seen, act.Mark) == []
+
+
+# -- what holds it back -----------------------------------------------------------------------
+
+
+def lost_nodes(count: int, others: int, **more: Any) -> World:
+    names = [f"n{i}" for i in range(1, count + 1)]
+    return world(
+        *[node(name) for name in names],
+        agents=tuple(agent(name, silence=6.0) for name in names),
+        probes={name: probes("silent", "silent") for name in names},
+        others=others,
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "others", "marks"),
+    [(2, 0, 2), (3, 0, 0), (2, 6, 2), (3, 6, 0), (3, 12, 3), (4, 12, 0), (20, 80, 20), (21, 80, 0)],
+)
+def test_too_many_at_once_are_not_marked(count: int, others: int, marks: int) -> None:
+    seen = lost_nodes(count, others)
+    assert len(actions(seen, act.Mark)) == marks
+    assert bool(actions(seen, act.Alarm)) == (marks == 0)
+
+
+def test_those_marked_a_moment_ago_count() -> None:
+    recent = tuple(incident(f"y{i}", opened=NOW - 60, id=i) for i in (1, 2))
+    assert actions(lost_nodes(1, 6, incidents=recent), act.Mark) == []
+    older = tuple(msgspec.structs.replace(i, opened=NOW - 121) for i in recent)
+    assert len(actions(lost_nodes(1, 6, incidents=older), act.Mark)) == 1
+
+
+def test_another_blast_is_another_alarm() -> None:
+    def key(count: int) -> str:
+        (alarm,) = actions(lost_nodes(count, 0), act.Alarm)
+        return str(alarm.key)
+
+    assert key(3) == key(3) != key(4)
+
+
+def test_ten_dead_nodes_that_a_person_asks_for_are_no_blast() -> None:
+    names = [f"n{i}" for i in range(10)]
+    seen = world(
+        *[node(name, "IDLE+FAIL", REPLACE) for name in names],
+        agents=tuple(agent(name, silence=6.0) for name in names),
+        probes={name: probes("silent", "silent") for name in names},
+    )
+    assert {a.node for a in actions(seen, act.Adopt)} == set(names)
+
+
+def test_mode_none_says_it_and_does_nothing() -> None:
+    quiet = config(recovery={"mode": "none"})
+    for seen in (lost_nodes(1, 6), world(MARKED, agents=(agent(),))):
+        kinds = {type(action) for action in decision(seen, quiet).actions}
+        assert kinds == {act.Alarm}
+
+
+def test_a_pause_stops_everything_but_looking() -> None:
+    seen = lost_nodes(1, 6, paused="maintenance", incidents=(incident("x1"),))
+    said = decision(seen)
+    assert {type(action) for action in said.actions} <= {act.Probe}
+    assert said.sentence == "paused (maintenance): nothing is done"
+
+
+def test_a_near_miss_is_an_alarm_with_its_correction_and_no_act() -> None:
+    seen = world(node(state="IDLE+FAIL", reason="action:replace"), agents=(agent(),))
+    (alarm,) = decision(seen).actions
+    assert isinstance(alarm, act.Alarm) and "write exactly Action:Replace" in alarm.text
+
+
+# -- requests ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", [REPLACE, REBOOT])
+def test_a_request_opens_an_incident_once(action: str) -> None:
+    asked = node(state="IDLE+FAIL", reason=action)
+    (adopt,) = actions(world(asked, agents=(agent(),)), act.Adopt)
+    assert adopt.action == action
+    known = incident(action=action)
+    assert actions(world(asked, agents=(agent(),), incidents=(known,)), act.Adopt) == []
+
+
+def test_a_request_that_was_given_up_waits_for_a_newer_one() -> None:
+    tried = incident(state="gave_up", reason_at=MARKED.reason_at)
+    assert actions(world(MARKED, agents=(agent(),), gave_up=(tried,)), act.Adopt) == []
+    again = msgspec.structs.replace(MARKED, reason_at="2026-01-02T00:00:00")
+    assert len(actions(world(again, agents=(agent(),), gave_up=(tried,)), act.Adopt)) == 1
+
+
+def test_a_node_given_up_stays_so_when_it_dies() -> None:
+    tried = incident(state="gave_up", reason_at=MARKED.reason_at)
+    seen = world(MARKED, gave_up=(tried,), **dead())
+    assert decision(seen).actions == ()
+
+
+# -- an incident's way, also after a restart in the middle -------------------------------------
+
+
+def advance(seen: World, settings: Any = CONFIG) -> act.Advance:
+    (found,) = actions(seen, act.Advance, settings)
+    return found  # type: ignore[no-any-return]
+
+
+def test_open_and_marked_in_slurm_goes_on() -> None:
+    seen = world(MARKED, agents=(agent(),), incidents=(incident(state="open"),))
+    assert advance(seen).state == "marked"
+
+
+def test_open_and_still_dead_is_marked_now() -> None:
+    seen = world(node(), incidents=(incident(state="open"),), **dead())
+    assert len(actions(seen, act.Mark)) == 1
+    assert actions(seen, act.Advance) == []
+
+
+def test_open_and_well_again_is_cancelled() -> None:
+    seen = world(node(), agents=(agent(),), incidents=(incident(state="open"),))
+    assert advance(seen).state == "cancelled"
+
+
+def test_a_node_that_slurm_forgot_ends_its_incident() -> None:
+    assert advance(world(incidents=(incident("gone"),))).state == "cancelled"
+
+
+def test_marked_without_work_is_replaced() -> None:
+    seen = world(MARKED, agents=(agent(),), incidents=(incident(),))
+    assert actions(seen, act.StartReplacement) == [act.StartReplacement("n1", 1)]
+
+
+@pytest.mark.parametrize("state", ["ALLOCATED+FAIL", "MIXED+FAIL", "DOWN+COMPLETING"])
+def test_marked_with_work_waits(state: str) -> None:
+    seen = world(node(state=state, reason=REPLACE), agents=(agent(),), incidents=(incident(),))
+    assert actions(seen, act.StartReplacement) == []
+
+
+def test_a_long_wait_for_jobs_raises_one_alarm() -> None:
+    busy = node(state="ALLOCATED+FAIL", reason=REPLACE)
+    for marked, alarmed, expected in (
+        (NOW - 90000, False, 1),
+        (NOW - 90000, True, 0),
+        (NOW, False, 0),
+    ):
+        known = incident(marked=marked, alarmed=alarmed)
+        seen = world(busy, agents=(agent(),), incidents=(known,))
+        assert len(actions(seen, act.Alarm)) == expected
+
+
+@pytest.mark.parametrize(
+    "changed", [node(), node(state="IDLE+DRAIN", reason="I look at it"), node(state="IDLE+FAIL")]
+)
+def test_marked_and_taken_back_is_cancelled(changed: Any) -> None:
+    assert advance(world(changed, agents=(agent(),), incidents=(incident(),))).state == "cancelled"
+
+
+def test_a_replacement_waits_for_its_backoff_its_turn_and_a_program() -> None:
+    later = incident(next_try=NOW + 1)
+    assert actions(world(MARKED, agents=(agent(),), incidents=(later,)), act.StartReplacement) == []
+    running = tuple(incident(f"x{i}", state="replacing", id=i) for i in range(2, 5))
+    one_at_a_time = config(replace={"max_running": 3})
+    seen = world(MARKED, agents=(agent(),), incidents=(incident(), *running))
+    assert actions(seen, act.StartReplacement, one_at_a_time) == []
+    seen = world(MARKED, agents=(agent(),), incidents=(incident(),), can_replace=False)
+    assert actions(seen, act.StartReplacement) == []
+    assert "waiting for a person" in actions(seen, act.Alarm)[0].text
+
+
+def replacing(run: Run | None, **more: Any) -> World:
+    runs = {1: run} if run else {}
+    known = incident(state="replacing", attempts=1, **more)
+    return world(MARKED, agents=(agent(),), incidents=(known,), runs=runs)
+
+
+def test_a_run_is_waited_for() -> None:
+    assert decision(replacing(Run("running"))).actions == ()
+    assert decision(replacing(None)).actions == ()
+
+
+def test_a_run_that_ended_well() -> None:
+    assert advance(replacing(Run("ended", 0))).state == "returning"
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (Run("ended", 3, "first\nno spare left"), "the program exited 3: no spare left"),
+        (Run("ended", 1), "the program exited 1: it printed nothing"),
+        (Run("lost"), "the program disappeared: it printed nothing"),
+    ],
+)
+def test_a_run_that_failed_is_tried_again_later(run: Run, says: str) -> None:
+    step = advance(replacing(run))
+    assert (step.state, step.next_try) == ("marked", NOW + 60)
+    assert step.reason.startswith(says)
+
+
+def test_the_wait_doubles_and_there_is_an_end() -> None:
+    second = replacing(Run("ended", 1))
+    known = msgspec.structs.replace(second.incidents["n1"], attempts=2)
+    second = msgspec.structs.replace(second, incidents={"n1": known})
+    assert advance(second).next_try == NOW + 120
+    known = msgspec.structs.replace(known, attempts=3)
+    third = msgspec.structs.replace(second, incidents={"n1": known})
+    assert advance(third).state == "gave_up"
+
+
+def test_a_person_who_resumes_the_node_stops_the_run() -> None:
+    seen = world(node(), agents=(agent(),), incidents=(incident(state="replacing"),))
+    step = advance(seen)
+    assert (step.state, step.stop_run) == ("cancelled", True)
+
+
+def returning(speaks: Any, answered: bool = True, ended: float = 10.0) -> World:
+    known = incident(
+        state="returning",
+        attempts=1,
+        run_ended=NOW - ended,
+        boot_before="boot-1",
+        instance_before="machine-n1",
+    )
+    tried = {"n1": probes("answered")} if answered else {}
+    spoken = (speaks,) if speaks else ()
+    return world(MARKED, agents=spoken, incidents=(known,), probes=tried)
+
+
+def test_back_is_a_new_boot_that_speaks_and_a_slurmd_that_answers() -> None:
+    back = agent(boot_id="boot-2")
+    assert actions(returning(back), act.Return) == [act.Return("n1", 1)]
+    other_machine = agent(instance="machine-9")
+    assert len(actions(returning(other_machine), act.Return)) == 1
+
+
+@pytest.mark.parametrize(
+    ("speaks", "answered"),
+    [
+        (agent(), True),
+        (agent(boot_id="boot-2"), False),
+        (agent(boot_id="boot-2", silence=6.0, connected=False), True),
+        (agent(boot_id="boot-2", said_goodbye=True), True),
+        (None, True),
+    ],
+    ids=["the old boot", "no slurmd", "silent", "stopped", "nobody speaks"],
+)
+def test_not_back_yet(speaks: Any, answered: bool) -> None:
+    assert actions(returning(speaks, answered), act.Return) == []
+
+
+def test_a_probe_from_before_the_programs_end_says_nothing() -> None:
+    assert actions(returning(agent(boot_id="boot-2"), ended=0.2), act.Return) == []
+
+
+def test_a_node_that_does_not_come_back_is_tried_again() -> None:
+    assert actions(returning(None, ended=901.0), act.Advance)[0].state == "marked"
+
+
+def resumed(the_node: Any, ago: float, **more: Any) -> World:
+    known = incident(state="resumed", attempts=1, resumed=NOW - ago, **more)
+    return world(the_node, agents=(agent(),), incidents=(known,))
+
+
+def test_resumed_and_available_is_the_end() -> None:
+    step = advance(resumed(node(), 1.0))
+    assert (step.state, step.reason) == ("closed", "replaced and back in service after 300.0 s")
+
+
+def test_a_resume_that_slurm_did_not_take_is_given_again() -> None:
+    known = {"reason_at": MARKED.reason_at}
+    assert actions(resumed(MARKED, 5.0, **known), act.Return) == []
+    assert len(actions(resumed(MARKED, 11.0, **known), act.Return)) == 1
+
+
+def test_a_request_after_our_resume_is_a_new_one() -> None:
+    asked = msgspec.structs.replace(MARKED, reason_at="2026-01-02T00:00:00")
+    seen = resumed(asked, 11.0, reason_at=MARKED.reason_at)
+    assert actions(seen, act.Return) == []
+    assert advance(seen).state == "cancelled"
+
+
+# -- supervisors ------------------------------------------------------------------------------
+
+
+def test_supervisors_hear_of_marked_nodes_only() -> None:
+    busy = node(state="ALLOCATED+FAIL", reason=REPLACE)
+    more: dict[str, Any] = {"jobs": (job(),), "watched": (supervised(),), "agents": (agent(),)}
+    (tell,) = actions(world(busy, incidents=(incident(kind="sick"),), **more), act.Tell)
+    assert (tell.job, tell.node, tell.kind) == (7, "n1", "sick")
+    assert actions(world(busy, **more), act.Tell) == []
+    elsewhere = more | {"watched": (supervised(nodes=("n3",)),)}
+    assert actions(world(busy, incidents=(incident(),), **elsewhere), act.Tell) == []
+
+
+# -- jobs -------------------------------------------------------------------------------------
+
+ZOMBIE = job(7, ("n2", "n3"), batch_host="n1")
+
+
+def test_a_zombie_is_requeued_and_chased() -> None:
+    found = decision(world(jobs=(ZOMBIE,))).actions
+    assert found == (
+        act.KeepChasing(Chase(7, "its batch host n1 is gone", True, 0, NOW)),
+        act.Requeue(7, "its batch host n1 is gone"),
+    )
+
+
+def test_a_zombie_that_may_not_be_requeued_is_an_alarm() -> None:
+    dead_script = msgspec.structs.replace(ZOMBIE, requeue=False)
+    assert {type(a) for a in decision(world(jobs=(dead_script,))).actions} == {act.Alarm}
+
+
+@pytest.mark.parametrize(
+    ("the_job", "since", "wanted", "expected"),
+    [
+        (None, 1, True, act.EndChase),
+        (job(state="PENDING", nodes=(), restarts=1), 1, True, act.StartNow),
+        (job(state="PENDING", nodes=(), restarts=1), 601, True, act.EndChase),
+        (job(restarts=1), 1, True, act.EndChase),
+        (job(), 1, True, act.Requeue),
+        (job(), 1, False, None),
+        (ZOMBIE, 1, False, act.Requeue),
+        (job(state="COMPLETING"), 1, True, None),
+        (job(state="COMPLETING"), 601, True, act.EndChase),
+    ],
+)
+def test_a_chase(the_job: Any, since: float, wanted: bool, expected: type | None) -> None:
+    chase = Chase(7, "node n1 died", wanted, 0, NOW - since, pending_since=NOW - 1)
+    seen = world(jobs=(the_job,) if the_job else (), chases={7: chase})
+    assert [type(a) for a in decision(seen).actions] == ([expected] if expected else [])
+
+
+def test_a_requeued_job_is_not_started_in_the_second_of_its_end() -> None:
+    waiting = job(state="PENDING", nodes=(), restarts=1)
+    chase = Chase(7, "node n1 died", True, 0, NOW)
+    (noted,) = decision(world(jobs=(waiting,), chases={7: chase})).actions
+    assert noted == act.KeepChasing(msgspec.structs.replace(chase, pending_since=NOW))
+    seen = world(jobs=(waiting,), chases={7: noted.chase}, now=NOW + 0.9)
+    assert decision(seen).actions == ()
+    seen = world(jobs=(waiting,), chases={7: noted.chase}, now=NOW + 1.0)
+    assert decision(seen).actions == (act.StartNow(7),)
+
+
+# -- what never happens -----------------------------------------------------------------------
+
+STATES = (
+    "IDLE",
+    "ALLOCATED",
+    "IDLE+NOT_RESPONDING",
+    "ALLOCATED+FAIL",
+    "IDLE+FAIL",
+    "IDLE+DRAIN",
+    "ALLOCATED+DRAIN",
+    "DOWN",
+    "DOWN+NOT_RESPONDING",
+    "IDLE+MAINTENANCE",
+    "IDLE+POWERED_DOWN",
+    "IDLE+COMPLETING",
+)
+REASONS = ("", REPLACE, REBOOT, "action:replace", "bad disk", "Not responding", "Action:Replace ")
+NAMES = tuple(f"n{i}" for i in range(1, 7))
+
+
+@st.composite
+def worlds_(draw: st.DrawFn) -> World:
+    nodes, agents, tried, incidents = [], [], {}, []
+    for number, name in enumerate(NAMES, 1):
+        gres = draw(st.sampled_from(("", "", "gpu:2")))
+        nodes.append(
+            node(name, draw(st.sampled_from(STATES)), draw(st.sampled_from(REASONS)), gres=gres)
+        )
+        if draw(st.booleans()):
+            agents.append(
+                agent(
+                    name,
+                    draw(st.sampled_from((0.1, 2.0, 6.0, 100.0))),
+                    said_goodbye=draw(st.integers(0, 5)) == 0,
+                    boot_id=draw(st.sampled_from(("boot-1", "boot-2"))),
+                    findings=tuple(
+                        finding(severity)
+                        for severity in draw(st.lists(st.sampled_from(tuple(Severity)), max_size=2))
+                    ),
+                )
+            )
+        answers = draw(st.lists(st.sampled_from(("silent", "refused", "answered")), max_size=3))
+        tried[name] = probes(*answers)
+        state = draw(
+            st.sampled_from(("", "", "open", "marked", "replacing", "returning", "resumed"))
+        )
+        if state:
+            incidents.append(
+                incident(
+                    name,
+                    state,
+                    id=number,
+                    kind=draw(st.sampled_from(("dead", "sick", "requested"))),
+                    opened=NOW - draw(st.sampled_from((10.0, 1000.0))),
+                    attempts=draw(st.integers(0, 4)),
+                    boot_before="boot-1",
+                    resumed=NOW - draw(st.sampled_from((1.0, 20.0))),
+                )
+            )
+    jobs, watched = [], []
+    for job_id in range(1, draw(st.integers(0, 3)) + 1):
+        held = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True))
+        jobs.append(
+            job(job_id, tuple(held), requeue=draw(st.booleans()), is_batch=draw(st.booleans()))
+        )
+        if draw(st.booleans()):
+            watched.append(supervised(job_id, tuple(held)))
+    return world(
+        *nodes,
+        jobs=tuple(jobs),
+        agents=tuple(agents),
+        incidents=tuple(incidents),
+        watched=tuple(watched),
+        probes=tried,
+        others=draw(st.sampled_from((0, 4, 20))),
+        runs={i: Run("ended", i % 2) for i in range(1, 7)},
+        paused=draw(st.sampled_from(("", "", "", "by hand"))),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(seen=worlds_())
+def test_what_may_never_be_decided(seen: World) -> None:
+    verdicts = diagnose(seen, CONFIG)
+    said = d.decide(seen, verdicts, CONFIG)
+    assert said == d.decide(seen, diagnose(seen, CONFIG), CONFIG), "the same world, another answer"
+    assert said.sentence
+    marks = [a for a in said.actions if isinstance(a, act.Mark)]
+    recent = [
+        i
+        for i in seen.incidents.values()
+        if i.kind in ("dead", "sick") and NOW - i.opened < d.AT_ONCE and i.state != "open"
+    ]
+    limit = max(2, int(len(seen.nodes) * 0.2))
+    assert not marks or len(marks) + len(recent) <= limit
+    for mark in marks:
+        marked = seen.nodes[mark.node]
+        assert verdicts[mark.node].kind in ("dead", "sick")
+        assert mark.action in (REPLACE, REBOOT) or marked.reason
+        if marked.reason in ("bad disk", "action:replace", "Action:Replace "):
+            assert mark.action == "" or not (marked.is_fail or marked.is_down or marked.is_drain)
+        for out in mark.take_out:
+            shrunk = seen.jobs[out.job]
+            assert out.keep and set(out.keep) == set(shrunk.nodes) - {mark.node}
+            assert not any(seen.nodes[name].gres for name in shrunk.nodes)
+            assert not (shrunk.is_batch and shrunk.batch_host == mark.node)
+        assert all(seen.jobs[chased].requeue for chased in mark.chase)
+    for action in said.actions:
+        if isinstance(action, act.StartReplacement):
+            assert not seen.nodes[action.node].has_work
+            assert seen.nodes[action.node].requested_action
+        if isinstance(action, act.Adopt):
+            assert seen.nodes[action.node].reason == action.action
+    if seen.paused:
+        assert all(isinstance(action, act.Probe) for action in said.actions)
+    nodes_moved = [a.node for a in said.actions if isinstance(a, act.Advance)]
+    assert len(nodes_moved) == len(set(nodes_moved)), "two ways at once for one incident"

@@ -1,0 +1,209 @@
+"""Diagnose: one verdict for each node, and nobody is judged on silence alone."""
+
+from __future__ import annotations
+
+import pytest
+from worlds import agent, config, dead, finding, job, node, probes, verdict, world
+
+from slurm_resilience.controller.diagnose import diagnose
+from slurm_resilience.model import REBOOT, REPLACE, Severity
+
+
+def test_a_beating_node_is_healthy() -> None:
+    assert verdict(world(node(), agents=(agent(),))).kind == "healthy"
+
+
+def test_a_node_without_sresd_is_unknown_while_slurm_hears_it() -> None:
+    assert verdict(world(node())).kind == "unknown"
+
+
+def test_a_stopped_sresd_is_no_silence() -> None:
+    stopped = agent(silence=900, said_goodbye=True)
+    seen = verdict(world(node(), agents=(stopped,)))
+    assert (seen.kind, seen.probe) == ("unknown", False)
+
+
+def test_a_node_that_slurmd_left_is_not_dead_while_its_sresd_beats() -> None:
+    assert verdict(world(node(state="IDLE+NOT_RESPONDING"), agents=(agent(),))).kind == "unknown"
+
+
+# -- silence ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("silence", "answers", "kind"),
+    [
+        (1.4, (), "healthy"),
+        (1.6, (), "suspect"),
+        (3.9, ("silent", "silent"), "suspect"),
+        (6.0, (), "suspect"),
+        (6.0, ("silent",), "suspect"),
+        (6.0, ("silent", "silent"), "dead"),
+        (6.0, ("answered",), "unknown"),
+        (6.0, ("silent", "answered"), "unknown"),
+        (6.0, ("answered", "silent"), "unknown"),
+        (6.0, ("answered", "silent", "silent"), "dead"),
+        (6.0, ("refused", "refused"), "suspect"),
+        (6.0, ("silent", "refused"), "suspect"),
+    ],
+)
+def test_silence_and_probes(silence: float, answers: tuple[str, ...], kind: str) -> None:
+    tried = {"n1": probes(*answers, ago=0.3)}  # type: ignore[arg-type]
+    seen = verdict(world(node(), agents=(agent(silence=silence),), probes=tried))
+    assert seen.kind == kind
+    assert seen.action == (REPLACE if kind == "dead" else "")
+
+
+def test_probes_from_before_the_last_beat_say_nothing() -> None:
+    old = {"n1": probes("silent", "silent", "silent", ago=7.0)}
+    assert verdict(world(node(), agents=(agent(silence=6.0),), probes=old)).kind == "suspect"
+
+
+def test_a_refused_port_is_death_only_after_long() -> None:
+    settings = config(detect={"refused_after": 60.0})
+    for ago, kind in ((50.0, "suspect"), (61.0, "dead")):
+        tried = {"n1": (*probes("refused", ago=ago), *probes("refused"))}
+        seen = world(node(), agents=(agent(silence=100.0),), probes=tried)
+        assert verdict(seen, settings=settings).kind == kind
+
+
+def test_after_our_start_a_node_has_time_to_speak() -> None:
+    silent = agent(silence=8.0, spoke=False)
+    tried = {"n1": probes("silent", "silent")}
+    assert verdict(world(node(), agents=(silent,), probes=tried, uptime=9.0)).kind == "unknown"
+    assert verdict(world(node(), agents=(silent,), probes=tried, uptime=11.0)).kind == "dead"
+
+
+def test_without_sresd_slurms_own_silence_is_probed() -> None:
+    lost = node(state="IDLE+NOT_RESPONDING")
+    assert verdict(world(lost)).kind == "suspect"
+    assert verdict(world(lost)).probe
+    assert verdict(world(lost, probes={"n1": probes("silent", "silent")})).kind == "dead"
+    assert verdict(world(lost, probes={"n1": probes("silent", "answered")})).kind == "unknown"
+
+
+def test_slurms_own_down_does_not_hide_death() -> None:
+    lost = node(state="DOWN+NOT_RESPONDING", reason="Not responding")
+    assert verdict(world(lost, **dead())).kind == "dead"
+
+
+# -- sickness ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("severity", "kind", "action"),
+    [
+        (Severity.MONITOR, "healthy", ""),
+        (Severity.JOB, "healthy", ""),
+        (Severity.RESET, "sick", REBOOT),
+        (Severity.REBOOT, "sick", REBOOT),
+        (Severity.REPLACE, "sick", REPLACE),
+    ],
+)
+def test_findings(severity: Severity, kind: str, action: str) -> None:
+    seen = verdict(world(node(), agents=(agent(findings=(finding(severity),)),)))
+    assert (seen.kind, seen.action) == (kind, action)
+
+
+def test_the_gravest_finding_counts_and_the_oldest_of_equals() -> None:
+    found = (
+        finding(Severity.REBOOT, text="reboot me"),
+        finding(Severity.REPLACE, text="later", at=20.0),
+        finding(Severity.REPLACE, text="first", at=10.0),
+    )
+    seen = verdict(world(node(), agents=(agent(findings=found),)))
+    assert (seen.action, seen.reason) == (REPLACE, "xid: first")
+
+
+def test_a_finding_that_a_finished_incident_answered_is_settled() -> None:
+    old = agent(findings=(finding(at=100.0),))
+    assert verdict(world(node(), agents=(old,), settled={"n1": 100.0})).kind == "healthy"
+    assert verdict(world(node(), agents=(old,), settled={"n1": 99.0})).kind == "sick"
+
+
+def test_a_dead_node_is_dead_whatever_it_said_before() -> None:
+    last_words = agent(silence=6.0, findings=(finding(Severity.REBOOT),))
+    seen = world(node(), agents=(last_words,), probes={"n1": probes("silent", "silent")})
+    assert verdict(seen).kind == "dead"
+
+
+# -- people's words ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["IDLE+FAIL", "IDLE+DRAIN", "DOWN", "ALLOCATED+FAIL"])
+@pytest.mark.parametrize("action", [REPLACE, REBOOT])
+def test_an_exact_reason_is_a_request(state: str, action: str) -> None:
+    seen = verdict(world(node(state=state, reason=action), agents=(agent(),)))
+    assert (seen.kind, seen.action) == ("requested", action)
+
+
+@pytest.mark.parametrize(
+    "reason", ["action:replace", "Action: Replace", "Action:Replace.", "Action:Replace ", "disk"]
+)
+def test_any_other_reason_holds_the_node(reason: str) -> None:
+    sick = agent(findings=(finding(),))
+    seen = verdict(world(node(state="IDLE+DRAIN", reason=reason), agents=(sick,)))
+    assert (seen.kind, seen.action) == ("held", "")
+
+
+def test_a_near_miss_is_told_with_its_correction() -> None:
+    seen = verdict(world(node(state="IDLE+FAIL", reason="action:replace.")))
+    assert "write exactly Action:Replace" in seen.reason
+
+
+def test_slurms_own_reason_does_not_hide_sickness() -> None:
+    drained = node(state="IDLE+DRAIN", reason="Kill task failed")
+    assert verdict(world(drained, agents=(agent(),))).kind == "down"
+    assert verdict(world(drained, agents=(agent(findings=(finding(),)),))).kind == "sick"
+
+
+def test_an_asked_for_node_that_dies_with_jobs_is_dead_and_keeps_the_wish() -> None:
+    lost = node(state="ALLOCATED+FAIL", reason=REBOOT)
+    seen = verdict(world(lost, jobs=(job(),), **dead()))
+    assert (seen.kind, seen.action) == ("dead", REBOOT)
+
+
+def test_an_asked_for_node_without_jobs_may_be_silent() -> None:
+    """It is often asked for because it is dead; ten such wishes are no blast."""
+    seen = verdict(world(node(state="IDLE+FAIL", reason=REPLACE), **dead()))
+    assert seen.kind == "requested"
+
+
+def test_a_held_node_that_dies_with_jobs_is_dead_without_an_action() -> None:
+    seen = verdict(world(node(state="ALLOCATED+DRAIN", reason="new disk"), **dead()))
+    assert (seen.kind, seen.action) == ("dead", "")
+
+
+def test_a_drained_node_that_is_switched_off_stays_held() -> None:
+    seen = verdict(world(node(state="IDLE+DRAIN", reason="new disk"), **dead()))
+    assert seen.kind == "held"
+
+
+def test_a_dead_node_that_is_down_already_stays_held() -> None:
+    seen = verdict(world(node(state="DOWN", reason="new disk"), **dead()))
+    assert seen.kind == "held"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "IDLE+CLOUD+POWERED_DOWN",
+        "IDLE+POWERING_DOWN",
+        "IDLE+POWERING_UP",
+        "FUTURE",
+        "DOWN+DRAIN+REBOOT_ISSUED",
+        "IDLE+REBOOT_ISSUED+NOT_RESPONDING",
+        "IDLE+MAINTENANCE+RESERVED",
+    ],
+)
+def test_silence_that_slurm_expects_is_no_death(state: str) -> None:
+    assert verdict(world(node(state=state), **dead())).kind == "held"
+
+
+def test_a_node_in_maintenance_that_still_has_jobs_may_die() -> None:
+    assert verdict(world(node(state="ALLOCATED+MAINTENANCE"), **dead())).kind == "dead"
+
+
+def test_every_node_gets_one_verdict() -> None:
+    seen = world(node(), **dead())
+    assert set(diagnose(seen, config())) == set(seen.nodes)

@@ -1,0 +1,205 @@
+"""Kernel log lines: which are ours, what they ask for; nothing else about a line matters."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_resilience.health import xid
+from slurm_resilience.health.incident import group
+from slurm_resilience.health.kernel_log import Classifier, record
+from slurm_resilience.model import SEVERITIES, Finding, Severity
+
+TESTS = Path(__file__).resolve().parent.parent
+SAMPLES = TESTS.parent.parent / "shared" / "reference" / "samples"
+LATER = {
+    # Kernel messages that are not NVIDIA's: their checks are not built yet.
+    "044_edac_ce_1.txt",
+    "045_edac_ce_262_overflow.txt",
+    "047_amd_ue_umc.txt",
+    "049_soft_lockup.txt",
+    "051_kernel_panic_hung.txt",
+    "053_aer_corrected.txt",
+    "056_nvme_timeout_reset.txt",
+    "060_raid_fail.txt",
+    "061_nfs_hang_recovered.txt",
+    "062_nfs_hang.txt",
+    "064_lustre_ping_107.txt",
+    "067_mlx5_cmd_timeout.txt",
+    "069_mlx5_power.txt",
+    "071_ib_flap_6.txt",
+    "072_ib_flap_0.txt",
+    "075_neuron_nc_uncorrectable_error.txt",
+    "077_neuron_dma_error.txt",
+    "078_nccl_segv.txt",
+    "079_peermem_ctx.txt",
+}
+SWITCHES = "042_sxid_20034_fatal.txt"
+"""Its class is that of the switch errors; they follow an Xid 79, which leads the incident."""
+LINES = list(csv.DictReader((TESTS / "data" / "kernel_lines.csv").open(encoding="utf-8")))
+
+
+def feed(*lines: str, accept: bool = False) -> list[Finding]:
+    classifier = Classifier(accept)
+    return [found for line in lines for found in classifier.feed(line, 0.0)]
+
+
+def gravest(findings: list[Finding]) -> str:
+    severities = [incident.lead.severity for incident in group(findings)]
+    return str(max(severities, key=SEVERITIES.index, default=Severity.NONE))
+
+
+@pytest.mark.parametrize("row", LINES, ids=lambda row: row["line"][:60])
+def test_each_of_our_own_lines(row: dict[str, str]) -> None:
+    found = feed(row["line"])
+    if not row["expected"]:
+        assert found == []
+        return
+    (one,) = found
+    assert (one.severity, one.code, one.subject) == (row["expected"], row["code"], row["subject"])
+    assert not one.injected
+    assert one.text
+    assert "\n" not in one.text
+
+
+def sample_rows() -> list[dict[str, str]]:
+    if not SAMPLES.is_dir():
+        return []
+    rows = csv.DictReader((SAMPLES / "index.csv").open(encoding="utf-8"))
+    return [row for row in rows if row["kind"] in ("kmsg", "kmsg-raw", "syslog")]
+
+
+@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the recorded samples are not beside this tree")
+@pytest.mark.parametrize(
+    "row", [r for r in sample_rows() if r["file"] not in LATER], ids=lambda row: row["file"]
+)
+def test_each_recorded_sample(row: dict[str, str]) -> None:
+    text = (SAMPLES / row["file"]).read_text(encoding="utf-8").split("# ---\n", 1)[1]
+    findings = feed(*text.splitlines())
+    if row["expected_class"] == "test-only":
+        assert findings
+        assert all(f.injected and f.severity is Severity.MONITOR for f in findings)
+        return
+    if row["file"] == SWITCHES:
+        assert gravest(findings) == "reboot"
+        assert gravest([f for f in findings if f.check == "sxid"]) == row["expected_class"]
+    else:
+        assert gravest(findings) == row["expected_class"]
+    gpus = {f.subject for f in findings if f.check != "sxid"}
+    assert len(group(findings)) <= max(1, len(gpus)), "one trouble is one incident"
+
+
+@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the recorded samples are not beside this tree")
+def test_what_is_left_for_later_is_silent_now() -> None:
+    files = {row["file"] for row in sample_rows()}
+    assert files >= LATER
+    for name in LATER:
+        assert feed(*(SAMPLES / name).read_text(encoding="utf-8").splitlines()) == []
+
+
+def test_a_line_that_a_program_wrote_is_marked_and_does_nothing() -> None:
+    line = "12,349,872934736,-;NVRM: Xid (PCI:0000:04:00): 79, GPU has fallen off the bus."
+    (ignored,) = feed(line)
+    assert (ignored.severity, ignored.injected) == (Severity.MONITOR, True)
+    assert "agent.accept_injected" in ignored.text
+    (taken,) = feed(line, accept=True)
+    assert (taken.severity, taken.injected) == (Severity.REBOOT, True)
+
+
+def test_a_line_that_a_program_wrote_takes_nothing_back() -> None:
+    for text in ("162, x", "154, GPU recovery action changed from 0x1 (x) to 0x0 (None)"):
+        line = f"12,349,872934736,-;NVRM: Xid (PCI:0000:04:00): {text}"
+        assert feed(line) == []
+        assert len(feed(line, accept=True)) == 1
+
+
+def test_a_record_has_its_own_time() -> None:
+    line = "4,349,5000000,-;NVRM: Xid (PCI:0000:04:00): 79, x"
+    assert Classifier().feed(line, 900.0, booted=100.0)[0].at == 105.0
+    assert Classifier().feed(line, 900.0)[0].at == 900.0
+
+
+def test_a_record_loses_its_framing_and_its_dictionary() -> None:
+    assert record("14,344,347340498,-;a\\x0ab\n SUBSYSTEM=pci").text == "a\nb"
+    assert record("14,344,347340498,-;x").facility == 1
+    assert record("plain; text").text == "plain; text"
+
+
+def test_three_lines_without_a_number_belong_together_only_when_close() -> None:
+    first, last = "NVRM: The NVIDIA GPU 0000:b3:00.0", "NVRM: fallen off the bus and is not there"
+    assert [f.check for f in feed(first, "NVRM: (PCI ID: 10de:26b5) has", last)] == ["gpu_lost"]
+    assert feed(first, *["other"] * 10, last) == []
+    assert feed(last) == []
+
+
+def test_the_table_is_whole() -> None:
+    table = xid.table()
+    assert sorted(table) == list(range(1, 174))
+    assert all(row.meaning and row.source for row in table.values())
+    decided = {48: "reset", 54: "replace", 63: "monitor", 64: "replace", 74: "reset"}
+    decided |= {79: "reboot", 94: "job", 95: "reset", 109: "reset", 143: "reset", 151: "reboot"}
+    decided |= {31: "job", 43: "monitor", 45: "none", 62: "reset", 121: "monitor", 168: "reboot"}
+    assert {code: str(table[code].action) for code in decided} == decided
+
+
+PREFIXES = st.sampled_from(
+    [
+        "",
+        "[ 12.5] ",
+        "[12345.678901] [ T1946] ",
+        "[Fri Aug 30 11:43:09 2024] ",
+        "kern  :warn  : 2025-01-21T04:41:44,283302+00:00 ",
+        "Dec  2 11:38:47 worker4 kernel: [  219.470994] ",
+        "kernel: ",
+        "4,349,872934736,-;",
+        "3,1,2,c,caller=C12;",
+    ]
+)
+WORDS = st.text(st.characters(codec="ascii", categories=("L", "N", "P", "Zs")), max_size=40)
+
+
+@given(PREFIXES, PREFIXES, st.integers(0, 250), WORDS)
+def test_the_prefix_never_matters(one: str, other: str, code: int, rest: str) -> None:
+    rest = rest.replace("\\", "/")  # a backslash is an escape in records, and only there
+    line = f"NVRM: Xid (PCI:0000:3b:00): {code}, {rest}"
+
+    def without_evidence(prefix: str) -> list[tuple[str, ...]]:
+        return [(f.check, f.severity, f.text, f.subject, f.code) for f in feed(prefix + line)]
+
+    assert without_evidence(one) == without_evidence(other)
+    assert len(without_evidence(one)) == 1
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        "NVRM: ",
+        "Xid (",
+        "SXid (",
+        "PCI:",
+        "0000:3b:00",
+        "): ",
+        "79",
+        "154",
+        ", to 0x",
+        "(",
+        "\n",
+        "fallen off the bus",
+        "The NVIDIA GPU ",
+        "12,3,4,-;",
+        "\\x0a",
+        "\\xff",
+        "٣",
+        "\x00",
+        " ",
+    ]
+)
+
+
+@given(st.lists(st.one_of(st.text(), st.lists(FRAGMENTS).map("".join)), max_size=8))
+def test_no_line_whatsoever_crashes(lines: list[str]) -> None:
+    for found in feed(*lines):
+        assert found.severity in SEVERITIES

@@ -1,0 +1,163 @@
+"""The house's one-way rules: who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "slurm_resilience"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, at its top or inside of functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, *rooms: str) -> bool:
+    return any(name == room or name.startswith(room + ".") for room in rooms)
+
+
+def offenders(files: list[Path], *forbidden: str) -> list[str]:
+    return [
+        f"{module_of(path)} imports {name}"
+        for path in files
+        for name in imports(path)
+        if within(name, *forbidden)
+    ]
+
+
+def room(name: str) -> list[Path]:
+    files = sorted((PACKAGE / name).rglob("*.py"))
+    assert files, name
+    return files
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(FILES) > 50
+
+
+HOME = "slurm_resilience"
+IO = (
+    "asyncio",
+    "ctypes",
+    "datetime",
+    "logging",
+    "os",
+    "pathlib",
+    "psutil",
+    "random",
+    "secrets",
+    "shutil",
+    "socket",
+    "sqlite3",
+    "subprocess",
+    "sys",
+    "tempfile",
+    "threading",
+    "time",
+)
+
+
+@pytest.mark.parametrize(
+    "pure",
+    [
+        "model",
+        "controller/diagnose",
+        "controller/decide",
+        "resume/classify",
+        "resume/plan",
+        "resume/environment",
+        "resume/carrier",
+        "slurm/parse",
+        "slurm/hostlists",
+        "wire/messages",
+        "wire/frames",
+    ],
+)
+def test_the_middle_is_pure(pure: str) -> None:
+    assert offenders([PACKAGE / f"{pure}.py"], *IO, f"{HOME}.clock") == []
+
+
+@pytest.mark.parametrize("earlier", ["diagnose", "decide", "observe"])
+def test_the_cycle_is_a_one_way_street(earlier: str) -> None:
+    order = ["observe", "diagnose", "decide", "act", "main"]
+    later = order[order.index(earlier) + 1 :]
+    path = PACKAGE / "controller" / f"{earlier}.py"
+    assert offenders([path], *(f"{HOME}.controller.{name}" for name in later)) == []
+
+
+def test_only_training_imports_torch() -> None:
+    # The demo is a training script; everything else runs where torch is not installed.
+    others = [p for p in FILES if p.relative_to(PACKAGE).parts[0] not in ("training", "demo")]
+    assert offenders(others, "torch") == []
+
+
+def test_pyslurm_has_one_door() -> None:
+    door = PACKAGE / "slurm" / "pyslurm.py"
+    assert offenders([path for path in FILES if path != door], "pyslurm") == []
+    users = [path for path in FILES if path.parent.name != "slurm"]
+    assert offenders(users, f"{HOME}.slurm.pyslurm", f"{HOME}.slurm.fake") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "forbidden"),
+    [
+        ("lab", ("controller", "agent", "resume", "health", "wire", "replace", "cli", "training")),
+        ("health", ("controller", "agent", "resume", "wire", "replace", "slurm", "cli", "lab")),
+        ("wire", ("controller", "agent", "resume", "replace", "slurm", "cli", "lab")),
+        ("slurm", ("controller", "agent", "resume", "replace", "wire", "cli", "lab", "health")),
+        ("replace", ("controller", "agent", "resume", "wire", "slurm", "cli", "lab", "health")),
+        ("agent", ("controller", "resume", "replace", "cli", "lab")),
+        ("resume", ("controller", "agent", "replace", "cli", "lab", "health")),
+        ("controller", ("agent", "resume", "cli", "lab", "health")),
+    ],
+)
+def test_rooms_keep_to_themselves(name: str, forbidden: tuple[str, ...]) -> None:
+    assert offenders(room(name), *(f"{HOME}.{other}" for other in forbidden)) == []
+
+
+def test_click_stays_at_the_borders() -> None:
+    mains = {"controller/main.py", "agent/main.py", "demo/main.py", "lifecycle.py"}
+    others = [
+        path
+        for path in FILES
+        if path.relative_to(PACKAGE).parts[0] != "cli"
+        and str(path.relative_to(PACKAGE)) not in mains
+    ]
+    assert offenders(others, "click") == []
+
+
+def test_the_training_scripts_side_needs_nothing_but_python() -> None:
+    names = {name.split(".")[0] for name in imports(PACKAGE / "resume" / "attempt.py")}
+    assert names - {"__future__"} <= set(sys.stdlib_module_names)
+
+
+def test_nothing_is_given_to_a_shell() -> None:
+    found = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg == "shell":
+                found.append(f"{path}: shell=")
+            if isinstance(node, ast.Attribute) and node.attr in ("system", "popen", "getoutput"):
+                found += (
+                    [f"{path}: {node.attr}"]
+                    if ast.unparse(node).startswith(("os.", "subprocess."))
+                    else []
+                )
+    assert found == []

@@ -1,0 +1,42 @@
+"""A job that waits for nodes in exchange comes before the queue, for as many as it lost."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slurm_resilience.controller.actions import Prefer
+from slurm_resilience.controller.jobs import preferences
+from slurm_resilience.controller.observe import World
+from slurm_resilience.controller.record import Supervised
+from slurm_resilience.model import Job, Node
+
+NODES = ("n1", "n2", "n3", "n4")
+JOB = Job(7, 1000, "RUNNING", nodes=NODES[:3], num_nodes=3)
+
+
+def world(job: Job, size: int = 4, permits: bool = True) -> World:
+    return World(
+        now=1.0,
+        moment=1.0,
+        uptime=100.0,
+        nodes={name: Node(name, "ALLOCATED") for name in NODES},
+        jobs={job.id: job},
+        supervised={7: Supervised(7, 1000, 1, NODES, 1.0, size)},
+        permits_expansion=permits,
+    )
+
+
+def test_as_many_as_it_lost() -> None:
+    assert list(preferences(world(JOB))) == [Prefer(7, 1)]
+
+
+def test_nobody_else() -> None:
+    whole = msgspec.structs.replace(JOB, nodes=NODES)
+    gone = msgspec.structs.replace(JOB, nodes=())
+    over = msgspec.structs.replace(JOB, state="COMPLETING")
+    gres = msgspec.structs.replace(JOB, gres="gpu:2")
+    for job in (whole, gone, over, gres):
+        assert list(preferences(world(job))) == []
+    assert list(preferences(world(JOB, permits=False))) == []
+    # What a user's program said of nodes that the job did not hold counts for nothing.
+    assert list(preferences(world(JOB, size=3))) == []

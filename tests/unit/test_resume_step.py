@@ -1,0 +1,73 @@
+"""One srun as the supervisor sees it: here a shell that says what srun would say."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from slurm_resilience.resume.step import Step
+
+ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
+KILLED = "srun: error: n[1-2]: tasks 0-1: Killed"
+CANCELLED = "slurmstepd-n1: error: *** STEP 8.0 ON n1 CANCELLED AT 2026-11-20T12:00:00"
+
+
+def run(*lines: str, program: str = 'printf "%s\\n" "$@" >&2') -> Step:
+    ended = threading.Event()
+    step = Step(["sh", "-c", program, "sh", *lines], os.environ, ended.set)
+    assert ended.wait(30)
+    return step
+
+
+@pytest.mark.parametrize(
+    ("lines", "cancelled", "aborted"),
+    [
+        ([KILLED, "srun: Force Terminated StepId=8.0"], False, False),
+        ([f"{CANCELLED} ***", KILLED], True, False),
+        ([f"0: {CANCELLED} ***", KILLED], True, False),
+        ([f"{CANCELLED} DUE TO TIME LIMIT ***", KILLED], True, False),
+        ([f"{CANCELLED} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"], False, False),
+        ([f"a program quotes {CANCELLED} ***"], False, False),
+        ([ABORTED, KILLED], False, True),
+        (["srun: error: Node failure on n2", ABORTED, KILLED], False, False),
+        (["srun: error: Application launch failed: x", ABORTED, KILLED], False, False),
+        (["srun: First task exited 1s ago", "srun: Terminating StepId=8.0", ABORTED], False, False),
+        (["srun: Terminating StepId=8.0", f"{CANCELLED} ***", KILLED], False, False),
+    ],
+)
+def test_who_ended_it(
+    lines: list[str], cancelled: bool, aborted: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    step = run(*lines)
+    assert (step.cancelled, step.aborted, step.forced) == (cancelled, aborted, False)
+    assert capfd.readouterr().err.splitlines() == lines
+
+
+def test_words_that_come_in_pieces(capfd: pytest.CaptureFixture[str]) -> None:
+    step = run(
+        program=f"printf 'srun: error: n1: ta' >&2; sleep 0.2; echo 'sk 0: x\n{ABORTED}' >&2"
+    )
+    assert step.aborted
+    assert capfd.readouterr().err == f"srun: error: n1: task 0: x\n{ABORTED}\n"
+
+
+def test_srun_said_that_a_signal_ends_it() -> None:
+    assert run("srun: forcing job termination").forced
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "killed_by"), [("exit 255", 255, 0), ("kill -TERM $$", 143, signal.SIGTERM)]
+)
+def test_codes(program: str, code: int, killed_by: int) -> None:
+    step = run(program=program)
+    assert (step.code, step.killed_by, step.running) == (code, killed_by, False)
+
+
+def test_a_child_that_holds_the_pipe_is_not_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
+    step = run(program="sleep 60 & echo $! >&2; exit 3")
+    os.kill(int(capfd.readouterr().err), signal.SIGKILL)
+    assert step.code == 3
+    assert step.ran_for < 50

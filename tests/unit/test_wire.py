@@ -1,0 +1,554 @@
+"""The wire over real sockets and a real munged of the test's own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from slurm_resilience.controller.board import Board
+from slurm_resilience.errors import (
+    AuthError,
+    NotFound,
+    NotPermitted,
+    SresError,
+    WireError,
+)
+from slurm_resilience.model import Job, Node
+from slurm_resilience.wire import frames, munge, server
+from slurm_resilience.wire.client import Connection
+from slurm_resilience.wire.messages import (
+    AttemptStarted,
+    Beat,
+    Challenge,
+    Evidence,
+    EvidenceRequest,
+    Hello,
+    NodeHello,
+    PauseRequest,
+    Proof,
+    Refused,
+    RequeueRequest,
+    Status,
+    StatusRequest,
+    Welcome,
+)
+from slurm_resilience.wire.server import Peer, Server
+
+ALICE, BOB = 20001, 20002
+MUNGED = shutil.which("munged", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+pytestmark = [
+    pytest.mark.skipif(MUNGED is None, reason="needs munged (package munge)"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it speaks for several users"),
+]
+
+
+def until(look: Callable[[], Any], what: str, seconds: float = 10) -> Any:
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while True:
+        if value := look():
+            return value
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds:g} s: {what}; last seen: {value!r}")
+        pause.wait(0.01)
+
+
+def start_munged(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
+    directory.mkdir()
+    directory.chmod(0o755)
+    key, path = directory / "key", directory / "socket"
+    key.write_bytes(os.urandom(64))
+    key.chmod(0o400)
+    names = ("pid-file", "log-file", "seed-file")
+    options = [f"--{name}={directory / name}" for name in names]
+    daemon = subprocess.Popen(
+        [str(MUNGED), "--foreground", "--force", f"--key-file={key}", f"--socket={path}", *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    until(path.exists, "munged's socket")
+    return daemon, str(path)
+
+
+@pytest.fixture(scope="module")
+def munged() -> Iterator[Callable[[str], str]]:
+    """The socket of a munged with a key of its own, by name."""
+    # Not below pytest's own directory, which only root may enter.
+    base = Path(tempfile.mkdtemp(prefix="sres-munge-"))
+    base.chmod(0o755)
+    known: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
+
+    def get(name: str) -> str:
+        if name not in known:
+            known[name] = start_munged(base / name)
+        return known[name][1]
+
+    yield get
+    for daemon, _ in known.values():
+        daemon.terminate()
+        daemon.wait()
+    shutil.rmtree(base)
+
+
+class Clock:
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        return event.wait(seconds)
+
+
+class Sresctld:
+    """A board behind a server."""
+
+    def __init__(self, munge_socket: str) -> None:
+        self.munge_socket = munge_socket
+        self.jobs = {7: Job(7, ALICE, "RUNNING"), 8: Job(8, 0, "RUNNING")}
+        self.board = Board(
+            Clock(),
+            trusted_uids=frozenset({0}),
+            find_job=self._job,
+            history=lambda node, limit: [{"node": node, "limit": limit}],
+        )
+        self.board.know(
+            (
+                Node("n1", "IDLE", address="127.0.0.1"),
+                Node("n2", "IDLE", address="127.0.0.1", port=6819),
+                Node("far", "IDLE", address="192.0.2.1"),
+            ),
+            {},
+        )
+        self.server = Server(self.board, 0, "127.0.0.1", munge_socket)
+        self.server.start()
+
+    def _job(self, job_id: int) -> Job:
+        if job_id not in self.jobs:
+            raise NotFound(f"job {job_id} does not exist")
+        return self.jobs[job_id]
+
+    def connect(self, role: Any = "query", subject: str = "", **more: Any) -> Connection:
+        known = {"munge_socket": self.munge_socket} | more
+        return Connection.open("127.0.0.1", self.server.port, role, subject, **known)
+
+    def raw(self) -> tuple[socket.socket, Challenge]:
+        """A connection that has only heard the challenge."""
+        sock = socket.create_connection(("127.0.0.1", self.server.port), timeout=10)
+        challenge = read(sock)
+        assert isinstance(challenge, Challenge)
+        return sock, challenge
+
+
+def read(sock: socket.socket) -> Any:
+    """One message; None at the end of the connection."""
+    head = exactly(sock, 4)
+    return frames.unpack(exactly(sock, frames.unpack_length(head))) if head else None
+
+
+def exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        try:
+            more = sock.recv(size - len(data))
+        except ConnectionError:
+            return b""
+        if not more:
+            return b""
+        data += more
+    return data
+
+
+@pytest.fixture
+def sresctld(munged: Callable[[str], str]) -> Iterator[Sresctld]:
+    running = Sresctld(munged("ours"))
+    yield running
+    running.server.stop()
+
+
+def hello(nonce: bytes, sresctld: Sresctld, role: str = "query", subject: str = "") -> Hello:
+    credential = munge.encode(
+        msgspec.msgpack.encode(Proof(nonce, role, subject)), sresctld.munge_socket
+    )
+    return Hello(credential, role, subject, b"n" * 32)  # type: ignore[arg-type]
+
+
+def as_user(uid: int, sresctld: Sresctld, role: str, subject: str) -> str:
+    """What `Connection.open` says to a process of that user."""
+    code = (
+        "import sys\n"
+        "from slurm_resilience.wire.client import Connection\n"
+        "from slurm_resilience.errors import SresError\n"
+        "from slurm_resilience.wire.messages import PauseRequest\n"
+        "host, port, role, subject, socket = sys.argv[1:]\n"
+        "try:\n"
+        "    c = Connection.open(host, int(port), role, subject, munge_socket=socket)\n"
+        "    print('welcome')\n"
+        "    if role == 'query': c.ask(PauseRequest('because'))\n"
+        "except SresError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    where = ["127.0.0.1", str(sresctld.server.port), role, subject, sresctld.munge_socket]
+    user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+    done = subprocess.run(
+        [*user, sys.executable, "-c", code, *where], capture_output=True, text=True, timeout=30
+    )
+    return done.stdout + done.stderr
+
+
+# -- who may speak ----------------------------------------------------------------------------
+
+
+def test_both_sides_prove_themselves(sresctld: Sresctld) -> None:
+    with sresctld.connect() as connection:
+        answer = connection.ask(StatusRequest("history", "n1", 5))
+        assert answer == Status({"events": [{"node": "n1", "limit": 5}]})
+
+
+def test_a_node_is_told_of_its_peers(sresctld: Sresctld) -> None:
+    with sresctld.connect("node", "n1") as connection:
+        assert set(connection.welcome.peers) == {"127.0.0.1:6819", "192.0.2.1:6818"}
+        connection.send(NodeHello("boot-1", "machine"))
+        connection.send(Beat(1))
+        until(lambda: sresctld.board.agents().get("n1", None), "n1 is known")
+        until(lambda: sresctld.board.agents()["n1"].boot_id == "boot-1", "its boot is known")
+
+
+@pytest.mark.parametrize("subject", ["far", "n9", "", "n1 "])
+def test_a_node_speaks_for_itself_only(sresctld: Sresctld, subject: str) -> None:
+    with pytest.raises(NotPermitted):
+        sresctld.connect("node", subject)
+
+
+@pytest.mark.parametrize("subject", ["", "x", "-7", "²", "7x", "9" * 30, "9" * 5000])
+def test_what_is_no_job(sresctld: Sresctld, subject: str) -> None:
+    with pytest.raises(WireError, match="is not a job id"):
+        sresctld.connect("job", subject)
+
+
+def test_a_job_that_is_not_there(sresctld: Sresctld) -> None:
+    with pytest.raises(NotPermitted, match="does not exist"):
+        sresctld.connect("job", "99")
+
+
+@pytest.mark.parametrize(
+    ("uid", "role", "subject", "says"),
+    [
+        (ALICE, "job", "7", "welcome"),
+        (BOB, "job", "7", "NotPermitted"),
+        (ALICE, "job", "8", "NotPermitted"),
+        (ALICE, "node", "n1", "NotPermitted"),
+        (ALICE, "query", "", "only root and SlurmUser may pause"),
+    ],
+)
+def test_users(sresctld: Sresctld, uid: int, role: str, subject: str, says: str) -> None:
+    said = as_user(uid, sresctld, role, subject)
+    assert says in said
+    assert "Traceback" not in said
+    assert sresctld.board.agents() == {} and sresctld.board.take_inbox() == []
+
+
+def test_a_credential_of_another_key_is_refused(
+    sresctld: Sresctld, munged: Callable[[str], str]
+) -> None:
+    with pytest.raises(AuthError):
+        sresctld.connect(munge_socket=munged("foreign"))
+
+
+def test_a_credential_is_good_for_one_connection(sresctld: Sresctld) -> None:
+    first, challenge = sresctld.raw()
+    message = frames.pack(hello(challenge.nonce, sresctld))
+    first.sendall(message)
+    assert isinstance(read(first), Welcome)
+    second, _ = sresctld.raw()
+    second.sendall(message)
+    answer = read(second)
+    assert isinstance(answer, Refused) and "Replayed" in answer.reason
+    assert read(second) is None
+
+
+@pytest.mark.parametrize(("role", "subject"), [("node", "n1"), ("query", "x"), ("job", "8")])
+def test_a_credential_for_another_role_or_nonce(
+    sresctld: Sresctld, role: str, subject: str
+) -> None:
+    """Stolen from the same user, made fresh, never used: still not for this."""
+    sock, challenge = sresctld.raw()
+    made = hello(challenge.nonce, sresctld, role, subject)
+    sock.sendall(frames.pack(msgspec.structs.replace(made, role="job", subject="7")))
+    assert "another connection" in read(sock).reason
+    sock, _ = sresctld.raw()
+    sock.sendall(frames.pack(hello(b"0" * 32, sresctld)))
+    assert "another connection" in read(sock).reason
+
+
+def test_a_credential_with_another_payload(sresctld: Sresctld) -> None:
+    for payload in (b"", b"hello", b"\x90", os.urandom(100)):
+        sock, _ = sresctld.raw()
+        credential = munge.encode(payload, sresctld.munge_socket)
+        sock.sendall(frames.pack(Hello(credential, "node", "n1", b"")))
+        assert isinstance(read(sock), Refused)
+
+
+def test_another_protocol_is_named(sresctld: Sresctld) -> None:
+    sock, challenge = sresctld.raw()
+    newer = msgspec.structs.replace(hello(challenge.nonce, sresctld), protocol=99)
+    sock.sendall(frames.pack(newer))
+    assert "protocol 99 is spoken there" in read(sock).reason
+
+
+def impostor(reply: Callable[[Challenge, Hello], bytes]) -> tuple[int, threading.Thread]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+
+    def serve() -> None:
+        with listener, listener.accept()[0] as sock:
+            sock.settimeout(10)
+            challenge = Challenge(b"c" * 32)
+            sock.sendall(frames.pack(challenge))
+            sock.sendall(reply(challenge, read(sock)))
+            exactly(sock, 1)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return port, thread
+
+
+def test_an_impostor_of_sresctld_is_found_out(munged: Callable[[str], str]) -> None:
+    ours = munged("ours")
+
+    def echo(_: Challenge, said: Hello) -> bytes:
+        return frames.pack(Welcome(said.credential))
+
+    def old_nonce(_: Challenge, __: Hello) -> bytes:
+        proof = msgspec.msgpack.encode(Proof(b"0" * 32))
+        return frames.pack(Welcome(munge.encode(proof, ours)))
+
+    def foreign(_: Challenge, said: Hello) -> bytes:
+        proof = msgspec.msgpack.encode(Proof(said.nonce))
+        return frames.pack(Welcome(munge.encode(proof, munged("foreign"))))
+
+    for reply in (echo, old_nonce, foreign):
+        port, thread = impostor(reply)
+        with pytest.raises(AuthError):
+            Connection.open("127.0.0.1", port, "query", munge_socket=ours)
+        thread.join(timeout=10)
+
+
+def test_no_munged_is_one_clear_line(sresctld: Sresctld, tmp_path: Path) -> None:
+    with pytest.raises(AuthError, match="is munged running here"):
+        sresctld.connect(munge_socket=str(tmp_path / "none"))
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(WireError, match="does not answer"):
+        Connection.open("127.0.0.1", port, "query")
+
+
+def test_a_port_that_is_taken(sresctld: Sresctld) -> None:
+    with pytest.raises(WireError, match="is another sresctld running"):
+        Server(sresctld.board, sresctld.server.port, "127.0.0.1")
+
+
+# -- bad manners ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack(">I", 5) + b"hello",
+        struct.pack(">I", 0),
+        struct.pack(">I", frames.MAX_UNPROVEN_FRAME + 1) + b"x" * 10,
+        struct.pack(">I", 2**32 - 1),
+        b"GET / HTTP/1.1\r\nHost: sresctld\r\n\r\n",
+        frames.pack(Beat(1)),
+        frames.pack(StatusRequest("status")),
+        struct.pack(">I", 3) + b"\x93\xc1\xc1",
+    ],
+)
+def test_garbage_before_the_hello_ends_the_connection(sresctld: Sresctld, data: bytes) -> None:
+    sock, _ = sresctld.raw()
+    sock.sendall(data)
+    answer = read(sock)
+    assert answer is None or isinstance(answer, Refused)
+    assert read(sock) is None
+    with sresctld.connect() as other:
+        assert isinstance(other.ask(StatusRequest("status")), Status)
+
+
+def test_garbage_after_the_hello_ends_the_connection(sresctld: Sresctld) -> None:
+    for data in (struct.pack(">I", frames.MAX_FRAME + 1), struct.pack(">I", 5) + b"hello"):
+        sock, challenge = sresctld.raw()
+        sock.sendall(frames.pack(hello(challenge.nonce, sresctld)))
+        assert isinstance(read(sock), Welcome)
+        sock.sendall(data)
+        assert isinstance(read(sock), Refused)
+        assert read(sock) is None
+
+
+@pytest.mark.parametrize(
+    "message", [Beat(1), RequeueRequest("x"), AttemptStarted(1, ("n1",)), Evidence(())]
+)
+def test_a_role_says_what_is_its_own(sresctld: Sresctld, message: Any) -> None:
+    with sresctld.connect() as connection:
+        connection.send(message)
+        answer = connection.receive(10)
+        assert isinstance(answer, Refused) and "may not send" in answer.reason
+    assert sresctld.board.take_inbox() == []
+
+
+def test_a_peer_that_never_finishes_the_handshake(
+    sresctld: Sresctld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.3)
+    for part in (b"", b"\x00\x00", struct.pack(">I", 100) + b"x"):
+        sock, _ = sresctld.raw()
+        sock.sendall(part)
+        assert read(sock) is None
+    until(lambda: not sresctld.server._tasks, "nothing is left of them")
+
+
+def test_a_peer_that_does_not_read_is_cut_off(
+    sresctld: Sresctld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_BACKLOG", 1 << 20)
+    lazy = sresctld.connect("job", "7")
+    (peer,) = until(lambda: sresctld.board.supervisors(7), "it is known")
+    large = Status({"x": "y" * (1 << 20)})
+    for _ in range(30):
+        peer.send(large)
+    until(lambda: not sresctld.board.supervisors(7), "it is cut off")
+    peer.send(large)
+    with sresctld.connect() as other:
+        assert isinstance(other.ask(StatusRequest("status")), Status)
+    lazy.close()
+
+
+def test_two_hundred_connections(sresctld: Sresctld) -> None:
+    connections = [sresctld.connect() for _ in range(200)]
+    for connection in connections:
+        connection.send(StatusRequest("status"))
+    assert all(isinstance(c.receive(10), Status) for c in connections)
+    for connection in connections:
+        connection.close()
+    until(lambda: not sresctld.server._tasks, "all are gone")
+
+
+def test_one_user_cannot_take_every_connection(sresctld: Sresctld) -> None:
+    sresctld.server._max_of_user = 0
+    refused = as_user(ALICE, sresctld, "query", "")
+    assert "uid 20001 has 0 connections, no more" in refused
+    with sresctld.connect() as roots:
+        assert isinstance(roots.ask(StatusRequest("status")), Status)
+
+
+def test_a_flood_does_not_keep_a_node_waiting(sresctld: Sresctld) -> None:
+    code = (
+        "import sys\n"
+        "from slurm_resilience.wire.client import Connection\n"
+        "from slurm_resilience.wire.messages import StatusRequest\n"
+        "c = Connection.open('127.0.0.1', int(sys.argv[1]), 'query', munge_socket=sys.argv[2])\n"
+        "for _ in range(20000): c.send(StatusRequest('history', 'n1', -1))\n"
+    )
+    user = ["setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups"]
+    where = [str(sresctld.server.port), sresctld.munge_socket]
+    flood = subprocess.Popen([*user, sys.executable, "-c", code, *where])
+    until(lambda: sresctld.server._next_turn, "the flood has begun")
+    with sresctld.connect("node", "n1") as node:
+        node.send(NodeHello("boot"))
+        # The welcome comes a moment before the board knows the node.
+        until(lambda: "n1" in sresctld.board.agents(), "it is known")
+        until(lambda: sresctld.board.agents()["n1"].boot_id, "it is heard")
+    assert flood.poll() is None, "the node was heard while the flood went on"
+    flood.kill()
+    flood.wait()
+
+
+def test_a_strangers_words_make_one_line_of_the_log(
+    sresctld: Sresctld, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(5):
+        with pytest.raises(SresError, match="not a job id"):
+            sresctld.connect("job", "1\n2026 I sresctld: all is well \x1b[2J")
+    lines = [record.message for record in caplog.records if record.name == "sresctld.wire"]
+    assert lines == ["127.0.0.1: '1?2026 I sresctld: all is well ?[2J' is not a job id"]
+
+
+def test_a_node_that_comes_back_replaces_its_old_connection(sresctld: Sresctld) -> None:
+    old = sresctld.connect("node", "n1")
+    old.send(Beat(1))
+    until(lambda: "n1" in sresctld.board.agents(), "the first one is there")
+    new = sresctld.connect("node", "n1")
+    with pytest.raises(WireError):
+        while True:
+            old.receive(10)
+    new.send(Beat(1))
+    until(lambda: sresctld.board.agents()["n1"].connected, "the new one counts")
+    new.close()
+    until(lambda: not sresctld.board.agents()["n1"].connected, "it is gone")
+
+
+def test_a_supervisor_is_answered_and_heard(sresctld: Sresctld) -> None:
+    with sresctld.connect("job", "7") as connection:
+        answer = connection.ask(EvidenceRequest(("n1", "n9")))
+        assert isinstance(answer, Evidence) and answer.asked
+        assert [(v.node, v.verdict) for v in answer.verdicts] == [
+            ("n1", "unknown"),
+            ("n9", "unknown"),
+        ]
+        connection.send(AttemptStarted(1, ("n1",)))
+        (heard,) = until(sresctld.board.take_inbox, "the attempt is known")
+        assert (heard.job, heard.message) == (7, AttemptStarted(1, ("n1",)))
+
+
+def test_root_may_pause(sresctld: Sresctld) -> None:
+    with sresctld.connect() as connection:
+        assert connection.ask(PauseRequest("by hand")) == Status({"paused": "by hand"})
+    (heard,) = sresctld.board.take_inbox()
+    assert (heard.message, heard.peer.uid) == (PauseRequest("by hand"), 0)
+
+
+def test_a_server_that_stops_lets_go_of_everybody(munged: Callable[[str], str]) -> None:
+    sresctld = Sresctld(munged("ours"))
+    connection = sresctld.connect()
+    sresctld.server.stop()
+    with pytest.raises(WireError):
+        connection.receive(10)
+    again = Server(sresctld.board, sresctld.server.port, "127.0.0.1", munged("ours"))
+    again.start()
+    sresctld.connect().close()
+    again.stop()
+
+
+def test_a_fault_of_ours_ends_one_connection_only(
+    sresctld: Sresctld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(peer: Peer, message: Any) -> None:
+        raise RuntimeError("a bug")
+
+    other = sresctld.connect()
+    with monkeypatch.context() as patch:
+        patch.setattr(sresctld.board, "received", broken)
+        with sresctld.connect() as connection, pytest.raises(WireError):
+            connection.ask(StatusRequest("status"))
+    assert isinstance(other.ask(StatusRequest("status")), Status)
+
+
+def test_frames_too_large_to_send_are_refused_here() -> None:
+    with pytest.raises(WireError, match="too large"):
+        frames.pack(Status({"x": "y" * frames.MAX_FRAME}))

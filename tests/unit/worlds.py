@@ -1,0 +1,158 @@
+"""Small worlds for the tests of the controller's middle: what a test does not name is in order."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import msgspec
+
+from slurm_resilience.config import Config
+from slurm_resilience.controller.board import AgentView
+from slurm_resilience.controller.decide import Decision, decide
+from slurm_resilience.controller.diagnose import Verdict, diagnose
+from slurm_resilience.controller.observe import World
+from slurm_resilience.controller.probe import Answer, Probe
+from slurm_resilience.controller.record import Incident, Supervised
+from slurm_resilience.model import REPLACE, Finding, Job, Node, Severity
+
+NOW, MOMENT = 1_000_000.0, 5_000.0
+CONFIG = Config()
+
+
+class FakeClock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.time, self.moment = NOW, MOMENT
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.moment
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        self.pass_time(seconds)
+        return event.is_set()
+
+    def pass_time(self, seconds: float) -> None:
+        self.time += seconds
+        self.moment += seconds
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    """The defaults with some values changed: ``config(recovery={"mode": "none"})``."""
+    changes = {
+        name: msgspec.structs.replace(getattr(CONFIG, name), **values)
+        for name, values in sections.items()
+    }
+    return msgspec.structs.replace(CONFIG, **changes)
+
+
+def node(name: str = "n1", state: str = "IDLE", reason: str = "", **more: Any) -> Node:
+    """``state`` as scontrol shows it: ``ALLOCATED+FAIL``."""
+    base, *flags = state.split("+")
+    known = {"address": f"192.0.2.{len(name)}", "reason_by": "root" if reason else ""}
+    known |= {"reason_at": "2026-01-01T00:00:00" if reason else ""}
+    return Node(name, base, frozenset(flags), reason, **(known | more))
+
+
+def agent(name: str = "n1", silence: float = 0.2, **more: Any) -> AgentView:
+    known = {"connected": silence < 1, "boot_id": "boot-1", "instance": f"machine-{name}"}
+    return AgentView(node=name, silence=silence, heard_at=MOMENT - silence, **(known | more))
+
+
+def finding(severity: Severity = Severity.REPLACE, **more: Any) -> Finding:
+    known = {"check": "xid", "text": "GPU has fallen off the bus", "at": NOW - 1}
+    return Finding(severity=severity, **(known | more))
+
+
+def probes(*answers: Answer, ago: float = 0.5) -> tuple[Probe, ...]:
+    """Probes one after another, the last one ``ago`` seconds before now."""
+    count = len(answers)
+    return tuple(
+        Probe(MOMENT - ago - (count - 1 - i), MOMENT - ago - (count - 1 - i) + 0.1, answer)
+        for i, answer in enumerate(answers)
+    )
+
+
+def job(job_id: int = 7, nodes: tuple[str, ...] = ("n1", "n2"), **more: Any) -> Job:
+    known = {
+        "uid": 1000,
+        "state": "RUNNING",
+        "num_nodes": len(nodes),
+        "batch_host": nodes[0] if nodes else "",
+        "is_batch": True,
+        "requeue": True,
+        "exclusive": True,
+    }
+    return Job(id=job_id, nodes=nodes, **(known | more))
+
+
+def incident(name: str = "n1", state: str = "marked", **more: Any) -> Incident:
+    known = {
+        "id": 1,
+        "kind": "dead",
+        "action": REPLACE,
+        "reason": "no beat for 5.0 s",
+        "opened": NOW - 300,
+        "marked": NOW - 299,
+    }
+    return Incident(node=name, state=state, **(known | more))  # type: ignore[arg-type]
+
+
+def supervised(job_id: int = 7, nodes: tuple[str, ...] = ("n1", "n2")) -> Supervised:
+    return Supervised(job_id, 1000, 1, nodes, NOW - 100)
+
+
+def world(
+    *nodes: Node,
+    jobs: tuple[Job, ...] = (),
+    agents: tuple[AgentView, ...] = (),
+    incidents: tuple[Incident, ...] = (),
+    gave_up: tuple[Incident, ...] = (),
+    watched: tuple[Supervised, ...] = (),
+    others: int = 6,
+    **more: Any,
+) -> World:
+    """A world with these nodes and ``others`` healthy ones (x1, x2, …)."""
+    rest = [node(f"x{i}") for i in range(1, others + 1)]
+    speaking = [agent(known.name) for known in rest]
+    known: dict[str, Any] = {
+        "now": NOW,
+        "moment": MOMENT,
+        "uptime": 1000.0,
+        "can_replace": True,
+        "permits_expansion": True,
+    }
+    return World(
+        nodes={known.name: known for known in [*nodes, *rest]},
+        jobs={known.id: known for known in jobs},
+        agents={known.node: known for known in [*agents, *speaking]},
+        incidents={known.node: known for known in incidents},
+        gave_up={known.node: known for known in gave_up},
+        supervised={known.job: known for known in watched},
+        **(known | more),
+    )
+
+
+def verdict(seen: World, name: str = "n1", settings: Config = CONFIG) -> Verdict:
+    return diagnose(seen, settings)[name]
+
+
+def decision(seen: World, settings: Config = CONFIG) -> Decision:
+    return decide(seen, diagnose(seen, settings), settings)
+
+
+def actions(seen: World, kind: type, settings: Config = CONFIG) -> list[Any]:
+    """What is decided of one kind."""
+    return [action for action in decision(seen, settings).actions if isinstance(action, kind)]
+
+
+def dead(name: str = "n1", **more: Any) -> dict[str, Any]:
+    """Arguments of `world` that make a node dead: silent, probed in vain."""
+    return {
+        "agents": (agent(name, silence=6.0),),
+        "probes": {name: probes("silent", "silent")},
+    } | more

@@ -23,8 +23,21 @@ EXCUSED = (
 )
 """Regular expressions, searched in the reason: what no machine has to have."""
 
+REPEATED = ("cluster", "training")
+"""Markers of the tests that start clusters and processes. One that fails in CI, on a machine shared
+with strangers, is repeated once; pytest's closing line counts it as a rerun, and -ra names it."""
+
 _EXCUSED = re.compile("|".join(EXCUSED), re.IGNORECASE)
 _skipped = set[str]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In CI a test of the REPEATED kind gets a second try."""
+    if _ci():
+        for item in items:
+            if any(item.get_closest_marker(name) for name in REPEATED):
+                item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -43,8 +56,12 @@ def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
         _skipped.add(reason.removeprefix("Skipped: "))
 
 
+def _ci() -> bool:
+    return os.environ.get("CI", "").lower() in ("true", "1")
+
+
 def _unexcused() -> list[str]:
-    if os.environ.get("CI", "").lower() not in ("true", "1"):
+    if not _ci():
         return []
     return [reason for reason in sorted(_skipped) if not _EXCUSED.search(reason)]
 

@@ -28,6 +28,8 @@ from slurm_resilience.wire.messages import NodeHello
 
 log = logging.getLogger("sresd")
 
+LISTEN_EVERY = 1.0
+"""Seconds after which a signal that another thread received is acted upon at the latest."""
 GOODBYE_SECONDS = 1.0
 """How long a stopping sresd waits for its goodbye to leave."""
 
@@ -70,7 +72,10 @@ class Daemon:
             self._stop,
         )
         self._start("fence", fence.run)
-        self._stop.wait()
+        # Not one endless wait: where the kernel hands the signal to another thread, this one would
+        # sleep on and its handler would never run.
+        while not self._stop.wait(LISTEN_EVERY):
+            pass
         follower.wake()
         self._wakeup.ring()
         link.join(GOODBYE_SECONDS)

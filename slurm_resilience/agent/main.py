@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -40,7 +41,10 @@ def sresd(path: str | None, node: str, once: bool, form: str, log_level: str) ->
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     daemon = Daemon(settings, name, facts, SystemClock(), stop)
-    sys.exit(daemon.run(Path(settings.agent.kernel_log)))
+    code = daemon.run(Path(settings.agent.kernel_log))
+    # Not sys.exit: threads that hang in the kernel or hold a lock must not hold up the end.
+    logging.shutdown()
+    os._exit(code)
 
 
 def _once(settings: config.Config, name: str, facts: Facts, form: str) -> int:

@@ -111,12 +111,6 @@ def _live(name: str, directory: Path, owner: Owner) -> None:
         traceback.print_exc()
         owner.say(error=f"the keeper failed: {error!r}", kind="LabError")
     end_everything()
-    shutil.copytree(
-        directory,
-        "/tmp/lab-debug",
-        dirs_exist_ok=True,
-        ignore=shutil.ignore_patterns("*.sock", "kmsg", "*.socket.*"),
-    )
     shutil.rmtree(directory, ignore_errors=True)
 
 

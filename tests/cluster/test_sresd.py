@@ -83,9 +83,22 @@ class World:
     def end(self) -> None:
         for process in self.sresd.values():
             process.terminate()
-        for process in self.sresd.values():
-            process.wait(10)
+        late = []
+        for node, process in self.sresd.items():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                late.append(f"{node}: {self.threads(node)}")
+                process.kill()
+                process.wait()
         self.controller.end()
+        assert not late, f"sresd did not end on SIGTERM: {late}"
+
+    def threads(self, node: str) -> str:
+        """Where the threads of a node's sresd are, for the message of a failed test."""
+        look = 'for t in /proc/$(pgrep -o -f "sresd --node")/task/*; do cat $t/wchan; echo; done'
+        seen = self.lab.run(["bash", "-c", look], node=node)
+        return f"{seen.stdout.split()} {self.log(node)[-500:]}"
 
 
 @pytest.fixture

@@ -1,0 +1,106 @@
+"""The words that peers exchange, and the frozen picture that every decision is made from. Pure.
+
+A *seat* is a place in the training (rank 0 … world-1 of the full world); a *peer* is a process that
+sits on one. A replaced process takes the same seat with a higher incarnation. A *generation* is one
+world of peers that step together; it ends as a whole, and the next one has a higher number.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Phase = Literal["ready", "running", "done"]
+"""ready: outside the block, waits for the next generation; running: in it; done: finished."""
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """A process of the training. Never changes while it lives."""
+
+    id: str
+    """Unique among all processes that ever take part."""
+    seat: int
+    incarnation: int = 0
+    """How many processes sat on this seat before."""
+    node: str = ""
+    domain: str = ""
+    """Failure domain (switch, rack); empty: unknown."""
+    host: str = ""
+    port: int = 0
+    """Where its mesh listens."""
+    pid: int = 0
+
+
+class Status(msgspec.Struct, frozen=True):
+    """What a peer says of itself; sent when it changes."""
+
+    phase: Phase = "ready"
+    generation: int = 0
+    """The last generation it was in; 0: none."""
+    step: int = -1
+    """Committed optimizer steps that its state contains; -1: it has no state."""
+    dirty: bool = False
+    """Interrupted inside an update: its state is neither the old nor the new one."""
+    position: int = -1
+    """Which part of a model replica it holds (0 … replica_size-1); -1: none yet."""
+    digest: str = ""
+    """Checksum of its state at `step`; empty: not computed."""
+    snapshot: int = -1
+    """Step of its in-memory snapshot (partner copies); -1: none."""
+    keeps: tuple[int, ...] = ()
+    """Seats whose snapshot of the same step it keeps for them."""
+    disk: int = -1
+    """Step of the newest verified checkpoint that it can read; -1: none."""
+
+    @property
+    def healthy(self) -> bool:
+        return self.step >= 0 and not self.dirty
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A peer in a generation, with the status that it had when the generation was proposed."""
+
+    peer: Peer
+    status: Status
+
+
+class View(msgspec.Struct, frozen=True):
+    """One generation: the members in rank order, the same for everybody in it."""
+
+    generation: int
+    members: tuple[Member, ...]
+    replica_size: int = 1
+    """Ranks that together hold one copy of the model; rank r holds part ``r % replica_size``."""
+    seats: int = 0
+    """Size of the full world."""
+    reason: str = ""
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    def rank_of(self, peer_id: str) -> int:
+        """The rank of a peer; -1 when it is not in this generation."""
+        for rank, member in enumerate(self.members):
+            if member.peer.id == peer_id:
+                return rank
+        return -1
+
+    def position(self, rank: int) -> int:
+        """Which part of a replica a rank holds."""
+        return rank % self.replica_size
+
+    def replica(self, rank: int) -> int:
+        """Which copy of the model a rank belongs to."""
+        return rank // self.replica_size
+
+
+class Break(msgspec.Struct, frozen=True):
+    """The end of a generation, and why."""
+
+    generation: int
+    reason: str
+    culprit: str = ""
+    """Id of the peer at fault; empty: nobody in particular."""
+    kind: Literal["fault", "lost", "hang", "join", "finding", "stop"] = "fault"

@@ -15,6 +15,24 @@ Phase = Literal["ready", "running", "done"]
 """ready: outside the block, waits for the next generation; running: in it; done: finished."""
 
 
+_SEATS = 1 << 20
+
+
+def generation_number(counter: int, lead: int) -> int:
+    """The number of a generation: later ones are higher, and no two leads ever make the same one.
+
+    Args:
+        counter: how many generations there were, as far as the lead knows; the new one counts.
+        lead: seat of the peer that proposes it; of two proposals the lower seat's is the higher.
+    """
+    return counter * _SEATS + (_SEATS - 1 - lead)
+
+
+def counter_of(generation: int) -> int:
+    """The part of a generation's number that people are shown."""
+    return generation // _SEATS
+
+
 class Peer(msgspec.Struct, frozen=True):
     """A process of the training. Never changes while it lives."""
 
@@ -69,12 +87,18 @@ class View(msgspec.Struct, frozen=True):
     """One generation: the members in rank order, the same for everybody in it."""
 
     generation: int
+    """See `generation_number`."""
     members: tuple[Member, ...]
     replica_size: int = 1
     """Ranks that together hold one copy of the model; rank r holds part ``r % replica_size``."""
     seats: int = 0
     """Size of the full world."""
     reason: str = ""
+
+    @property
+    def counter(self) -> int:
+        """The generation as people count it."""
+        return counter_of(self.generation)
 
     @property
     def size(self) -> int:

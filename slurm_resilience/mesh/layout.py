@@ -1,0 +1,142 @@
+"""Who is in the next generation, and on which rank. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from slurm_resilience.mesh.model import Member, Peer, View
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What the program asked for."""
+
+    seats: int
+    """Size of the full world."""
+    min_world: int
+    """Ranks below which nobody steps."""
+    replica_size: int = 1
+    """Ranks that hold one copy of the model together."""
+    patience: float = 0.0
+    """Seconds to wait for lost seats before going on with fewer."""
+    start_patience: float = 600.0
+    """Seconds to wait for all seats at the first start."""
+
+
+class Proposal(NamedTuple):
+    """The members in rank order; None while it is better to wait. And why, either way."""
+
+    members: tuple[Member, ...] | None
+    reason: str
+    again: float | None = None
+    """Seconds after which the answer may change although nothing else does."""
+
+
+def propose(
+    present: Sequence[Member],
+    lost: Mapping[str, bool],
+    last: View | None,
+    rules: Rules,
+    waited: float,
+    started: bool,
+) -> Proposal:
+    """Should a generation be formed now, and of whom?
+
+    Args:
+        present: all live peers, outside of their blocks.
+        lost: peers of the last generation that are gone: id → True when it is known to be dead (its
+            connection was closed, or somebody who knows said so), False when it just fell silent.
+        last: the last generation that worked; None: there was none.
+        rules: what the program asked for.
+        waited: seconds since the first of the present was ready.
+        started: a generation has worked before.
+    """
+    split = _other_half(present, lost, last)
+    if split:
+        return Proposal(None, split)
+    seated = one_a_seat(present)
+    chosen = arrange(seated, rules.replica_size)
+    full = len(chosen) >= rules.seats
+    if full:
+        return Proposal(chosen, f"all {rules.seats} seats are taken")
+    if len(chosen) < max(rules.min_world, rules.replica_size):
+        what = f"{len(chosen)} of {rules.seats} ranks are there"
+        return Proposal(None, f"{what}, at least {rules.min_world} are needed (min_world)")
+    patience = rules.patience if started else rules.start_patience
+    if waited < patience:
+        left = patience - waited
+        reason = f"{len(chosen)} of {rules.seats} ranks; waits {left:.1f} s for the others"
+        return Proposal(None, reason, left)
+    return Proposal(chosen, f"goes on with {len(chosen)} of {rules.seats} ranks")
+
+
+def one_a_seat(present: Sequence[Member]) -> tuple[Member, ...]:
+    """On each seat the newest process, in the order of the seats."""
+    best: dict[int, Member] = {}
+    for member in present:
+        held = best.get(member.peer.seat)
+        if held is None or _rank_of(member.peer) > _rank_of(held.peer):
+            best[member.peer.seat] = member
+    return tuple(best[seat] for seat in sorted(best))
+
+
+def _rank_of(peer: Peer) -> tuple[int, str]:
+    return peer.incarnation, peer.id
+
+
+def arrange(seated: Sequence[Member], replica_size: int) -> tuple[Member, ...]:
+    """Ranks such that as little state as possible has to move.
+
+    Rank r holds part ``r % replica_size`` of replica ``r // replica_size``. Whole replicas only:
+    who is left over waits. A healthy holder of a part stays on that part; the others (dirty ones,
+    newcomers, holders of parts that are held more often) fill the gaps. With one rank a replica
+    that is the order of the seats.
+    """
+    if replica_size == 1:
+        return tuple(seated)
+    replicas = len(seated) // replica_size
+    slots: list[Member | None] = [None] * (replicas * replica_size)
+    waiting: list[Member] = []
+    # The seat's own place first: a world that is whole again looks as it did at the start.
+    for member in seated:
+        part = member.status.position if member.status.healthy else -1
+        at_home = member.peer.seat
+        own = part if part >= 0 else at_home % replica_size
+        if at_home < len(slots) and at_home % replica_size == own and slots[at_home] is None:
+            slots[at_home] = member
+        else:
+            waiting.append(member)
+    left: list[Member] = []
+    for member in waiting:
+        part = member.status.position if member.status.healthy else -1
+        free = [s for s in range(part, len(slots), replica_size) if slots[s] is None]
+        if part >= 0 and free:
+            slots[free[0]] = member
+        else:
+            left.append(member)
+    for index in range(len(slots)):
+        if slots[index] is None:
+            slots[index] = left.pop(0)
+    return tuple(member for member in slots if member is not None)
+
+
+def _other_half(present: Sequence[Member], lost: Mapping[str, bool], last: View | None) -> str:
+    """Why this side must not go on: the rest may be alive behind a cut. Empty: it may."""
+    if last is None:
+        return ""
+    silent = [m for m in last.members if lost.get(m.peer.id) is False]
+    if not silent:
+        return ""
+    here = {member.peer.id for member in present}
+    kept = [m for m in last.members if m.peer.id in here]
+    if len(kept) > len(silent):
+        return ""
+    lowest = min((*kept, *silent), key=lambda member: member.peer.seat, default=None)
+    if len(kept) == len(silent) and lowest in kept:
+        return ""
+    return (
+        f"{len(silent)} of {last.size} ranks fell silent and may live on the other side of a cut; "
+        f"these {len(kept)} wait to be told"
+    )

@@ -1,0 +1,159 @@
+"""One connection to one other process: its bytes, its handshake, what it last said."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import socket
+import time
+from collections.abc import Callable
+
+from slurm_resilience.errors import AuthError, WireError
+from slurm_resilience.mesh import messages
+from slurm_resilience.mesh.messages import Beat, Challenge, Hello, Message, Welcome
+from slurm_resilience.mesh.model import Peer, Status
+
+UNACKED_MILLISECONDS = 4000
+"""What the other machine does not acknowledge for this long ends the connection: a pulled cable
+says nothing."""
+HANDSHAKE_SECONDS = 5.0
+MAX_QUEUED = 256 << 20
+"""Bytes that wait for a peer that does not read; then it is given up."""
+
+
+class Link:
+    """A socket that becomes a peer once both sides have shown the secret."""
+
+    def __init__(self, sock: socket.socket, secret: bytes, dialed: bool) -> None:
+        self.sock = sock
+        self.dialed = dialed
+        self.peer: Peer | None = None
+        self.status = Status()
+        self.said = -1
+        self.beat = Beat()
+        self.born = self.heard = time.monotonic()
+        self.expected = ""
+        """Id of the peer that should be there; empty: unknown."""
+        self.superseded = False
+        """Another connection to the same peer is the one that counts."""
+        self.roster: tuple[Peer, ...] = ()
+        self.address: tuple[str, int] | None = None
+        """Where it was dialed."""
+        self._secret = secret
+        self._nonce = secrets.token_bytes(32)
+        self._inbox = bytearray()
+        self._outbox = bytearray()
+        self._answered = False
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKED_MILLISECONDS)
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    @property
+    def proven(self) -> bool:
+        return self.peer is not None
+
+    @property
+    def wants_to_write(self) -> bool:
+        return bool(self._outbox)
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def challenge(self) -> None:
+        """The accepting side speaks first."""
+        self.send(messages.pack(Challenge(self._nonce)))
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame, or as much of it as the socket takes now; the rest follows by `flush`.
+
+        Raises:
+            WireError: the connection is gone, or the other side reads nothing.
+        """
+        if self._outbox:
+            if len(self._outbox) + len(frame) > MAX_QUEUED:
+                raise WireError("it does not read what it is sent")
+            self._outbox += frame
+            return
+        try:
+            sent = self.sock.send(frame)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            raise WireError(f"connection lost: {error.strerror}") from None
+        if sent < len(frame):
+            self._outbox += frame[sent:]
+
+    def flush(self) -> None:
+        """Send what is waiting.
+
+        Raises:
+            WireError: the connection is gone.
+        """
+        try:
+            sent = self.sock.send(self._outbox)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            raise WireError(f"connection lost: {error.strerror}") from None
+        del self._outbox[:sent]
+
+    def receive(self) -> list[Message]:
+        """Whole messages that have arrived.
+
+        Raises:
+            WireError: the connection is closed (the reason is then ``closed``), or it speaks
+                nonsense.
+        """
+        try:
+            data = self.sock.recv(1 << 20)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError as error:
+            raise WireError(f"connection lost: {error.strerror}") from None
+        if not data:
+            raise WireError("connection closed")
+        self.heard = time.monotonic()
+        self._inbox += data
+        limit = messages.MAX_FRAME if self.proven else messages.MAX_UNPROVEN
+        return messages.unpack(self._inbox, limit)
+
+    def handshake(
+        self, message: Message, me: Peer, status: Status, roster: Callable[[], tuple[Peer, ...]]
+    ) -> bool:
+        """Handle a message of an unproven link; True when it has just been proven.
+
+        Raises:
+            AuthError: the other side does not know the secret.
+            WireError: it speaks out of turn.
+        """
+        if isinstance(message, Challenge) and self.dialed and not self._answered:
+            self._answered = True
+            self._theirs = message.nonce
+            proof = messages.proof(self._secret, "dial", message.nonce, self._nonce, me.id)
+            self.send(messages.pack(Hello(me, status, self._nonce, proof)))
+            return False
+        if isinstance(message, Hello) and not self.dialed:
+            expected = messages.proof(
+                self._secret, "dial", self._nonce, message.nonce, message.peer.id
+            )
+            if not hmac.compare_digest(expected, message.proof):
+                raise AuthError("it does not know this training's secret")
+            proof = messages.proof(self._secret, "accept", message.nonce, self._nonce, me.id)
+            self.send(messages.pack(Welcome(me, status, proof, roster())))
+            self.peer, self.status = message.peer, message.status
+            return True
+        if isinstance(message, Welcome) and self._answered:
+            expected = messages.proof(
+                self._secret, "accept", self._nonce, self._theirs, message.peer.id
+            )
+            if not hmac.compare_digest(expected, message.proof):
+                raise AuthError("it does not know this training's secret")
+            self.peer, self.status = message.peer, message.status
+            self.roster = message.roster
+            return True
+        raise WireError("it speaks out of turn")

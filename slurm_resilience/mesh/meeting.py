@@ -1,0 +1,181 @@
+"""Where peers find each other: a shared directory, or a list of addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.mesh.model import Peer
+
+
+class Meeting(Protocol):
+    """A place to meet."""
+
+    def secret(self) -> bytes:
+        """What every peer of this training knows."""
+        ...
+
+    def port(self, seat: int) -> int:
+        """Where a seat has to listen; 0: anywhere."""
+        ...
+
+    def enter(self, peer: Peer) -> None:
+        """Make a peer known."""
+        ...
+
+    def others(self) -> list[tuple[str, str, int]]:
+        """Who may be there: (id or empty, host, port)."""
+        ...
+
+    def leave(self, peer: Peer) -> None:
+        """Forget a peer that has ended."""
+        ...
+
+    def outcome(self, code: int, step: int, reason: str) -> None:
+        """Write down how the training ended, for whoever watches from outside."""
+        ...
+
+
+class Directory:
+    """A shared directory: ``peers/ID.json`` a peer, ``secret`` (mode 0600), ``outcome``."""
+
+    def __init__(self, path: Path, secret: str = "") -> None:
+        """
+        Args:
+            path: made when it is missing (mode 0700).
+            secret: hex; empty: the one in the directory, made by whoever comes first.
+
+        Raises:
+            UsageError: the directory cannot be used.
+        """
+        self.path = path
+        self._given = secret
+        try:
+            (path / "peers").mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{path}: no directory to meet in: {error.strerror}") from None
+
+    def secret(self) -> bytes:
+        if self._given:
+            return _hex(self._given)
+        own = self.path / f".secret-{os.getpid()}-{secrets.token_hex(4)}"
+        target = self.path / "secret"
+        # Linked, not renamed: the first one wins, and nobody ever reads half of it.
+        if not target.exists():
+            descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(32))
+            with contextlib.suppress(FileExistsError):
+                os.link(own, target)
+            own.unlink()
+        info = target.stat()
+        if info.st_uid != os.geteuid() or info.st_mode & 0o077:
+            raise UsageError(f"{target}: must belong to you and be readable by nobody else")
+        return _hex(target.read_text(encoding="utf-8"))
+
+    def port(self, seat: int) -> int:
+        return 0
+
+    def enter(self, peer: Peer) -> None:
+        target = self.path / "peers" / f"{peer.id}.json"
+        draft = target.with_suffix(".new")
+        draft.write_bytes(msgspec.json.encode(peer))
+        draft.replace(target)
+
+    def peers(self) -> list[Peer]:
+        """All that are written down; some may be dead."""
+        found = []
+        with contextlib.suppress(OSError):
+            for path in sorted((self.path / "peers").iterdir()):
+                if path.suffix == ".json":
+                    with contextlib.suppress(OSError, msgspec.DecodeError):
+                        found.append(msgspec.json.decode(path.read_bytes(), type=Peer))
+        return found
+
+    def others(self) -> list[tuple[str, str, int]]:
+        return [(peer.id, peer.host, peer.port) for peer in self.peers()]
+
+    def leave(self, peer: Peer) -> None:
+        with contextlib.suppress(OSError):
+            (self.path / "peers" / f"{peer.id}.json").unlink()
+
+    def outcome(self, code: int, step: int, reason: str) -> None:
+        target = self.path / "outcome"
+        draft = self.path / f".outcome-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            draft.write_text(json.dumps({"code": code, "step": step, "reason": reason}) + "\n")
+            draft.replace(target)
+
+
+class Addresses:
+    """No shared file system: every seat listens where all expect it."""
+
+    def __init__(self, addresses: list[tuple[str, int]], secret: str) -> None:
+        """
+        Args:
+            addresses: host and port of each seat, by seat.
+            secret: hex.
+
+        Raises:
+            UsageError: no secret.
+        """
+        if not secret:
+            raise UsageError("SRES_MEET=peers:… needs SRES_SECRET, the same on every node")
+        self._addresses = addresses
+        self._secret = _hex(secret)
+
+    def secret(self) -> bytes:
+        return self._secret
+
+    def port(self, seat: int) -> int:
+        return self._addresses[seat][1] if 0 <= seat < len(self._addresses) else 0
+
+    def enter(self, peer: Peer) -> None:
+        return
+
+    def others(self) -> list[tuple[str, str, int]]:
+        return [("", host, port) for host, port in self._addresses]
+
+    def leave(self, peer: Peer) -> None:
+        return
+
+    def outcome(self, code: int, step: int, reason: str) -> None:
+        return
+
+
+def meeting(where: str, secret: str = "") -> Meeting:
+    """``dir:PATH`` or ``peers:HOST:PORT,HOST:PORT,…``.
+
+    Raises:
+        UsageError: neither, or it cannot be used.
+    """
+    kind, _, rest = where.partition(":")
+    if kind == "dir" and rest:
+        return Directory(Path(rest).absolute(), secret)
+    if kind == "peers" and rest:
+        return Addresses([_address(word) for word in rest.split(",")], secret)
+    raise UsageError(f"SRES_MEET={where!r}: write dir:PATH or peers:HOST:PORT,HOST:PORT,…")
+
+
+def _address(word: str) -> tuple[str, int]:
+    host, _, port = word.strip().rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(f"SRES_MEET: {word!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _hex(text: str) -> bytes:
+    try:
+        value = bytes.fromhex(text.strip())
+    except ValueError:
+        value = b""
+    if len(value) < 16:
+        raise UsageError("the training's secret must be at least 32 hexadecimal digits")
+    return value

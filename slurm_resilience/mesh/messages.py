@@ -1,0 +1,191 @@
+"""What peers say to each other: a 4-byte length, then one of these as msgpack. Pure.
+
+accepted socket: Challenge →          ← Hello          Welcome →          then anything
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+
+import msgspec
+
+from slurm_resilience.errors import WireError
+from slurm_resilience.mesh.model import Break, Peer, Status, View
+
+PROTOCOL = 1
+MAX_FRAME = 64 << 20
+"""Bytes. The largest message is a value of the store, or the view of a large world."""
+MAX_UNPROVEN = 16 << 10
+"""Bytes accepted from somebody who has not shown the secret yet."""
+
+
+class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
+    nonce: bytes
+    protocol: int = PROTOCOL
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    peer: Peer
+    status: Status
+    nonce: bytes
+    proof: bytes
+    protocol: int = PROTOCOL
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    peer: Peer
+    status: Status
+    proof: bytes
+    roster: tuple[Peer, ...] = ()
+    """Everybody the other side is connected to: who starts from one address learns all."""
+
+
+class Say(msgspec.Struct, frozen=True, tag="say"):
+    """My status has changed."""
+
+    number: int
+    status: Status
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """I live; and how far my main thread is."""
+
+    step: int = -1
+    phase: str = ""
+    since: float = 0.0
+    """Seconds since the main thread's last mark."""
+    seconds: float = 0.0
+    """Its own computing time in the last step, without waiting for others."""
+
+
+class Form(msgspec.Struct, frozen=True, tag="form"):
+    """Be the next generation."""
+
+    view: View
+
+
+class Over(msgspec.Struct, frozen=True, tag="over"):
+    """A generation has ended."""
+
+    end: Break
+
+
+class Put(msgspec.Struct, frozen=True, tag="put"):
+    """A key of a generation's store."""
+
+    generation: int
+    key: str
+    value: bytes
+
+
+class Change(msgspec.Struct, frozen=True, tag="change"):
+    """Change a key at its home, the one peer that orders all changes of it."""
+
+    generation: int
+    number: int
+    key: str
+    add: int = 0
+    expected: bytes | None = None
+    """With `desired`: set it only if this is the value (empty: if there is none)."""
+    desired: bytes | None = None
+    append: bytes | None = None
+
+
+class Changed(msgspec.Struct, frozen=True, tag="changed"):
+    """What came of it."""
+
+    generation: int
+    number: int
+    value: bytes
+
+
+class Finding(msgspec.Struct, frozen=True, tag="finding"):
+    """Somebody outside (sresd, sresctld, the supervisor) says this of a node."""
+
+    node: str
+    reason: str
+    dead: bool
+
+
+class Evict(msgspec.Struct, frozen=True, tag="evict"):
+    """You do not answer, or your seat was taken: the others go on without you."""
+
+    reason: str
+
+
+class Bye(msgspec.Struct, frozen=True, tag="bye"):
+    """I leave on purpose."""
+
+    reason: str = ""
+
+
+Message = (
+    Challenge
+    | Hello
+    | Welcome
+    | Say
+    | Beat
+    | Form
+    | Over
+    | Put
+    | Change
+    | Changed
+    | Finding
+    | Evict
+    | Bye
+)
+
+_LENGTH = struct.Struct(">I")
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def pack(message: Message) -> bytes:
+    """A frame.
+
+    Raises:
+        WireError: larger than MAX_FRAME.
+    """
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME:
+        raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large to send")
+    return _LENGTH.pack(len(body)) + body
+
+
+def unpack(buffer: bytearray, limit: int) -> list[Message]:
+    """Take the whole frames off the front of a buffer.
+
+    Raises:
+        WireError: a frame larger than ``limit``, or something that is not ours.
+    """
+    found: list[Message] = []
+    at = 0
+    while len(buffer) - at >= 4:
+        (length,) = _LENGTH.unpack_from(buffer, at)
+        if length > limit:
+            raise WireError(f"the other side announced a frame of {length} bytes (limit {limit})")
+        if len(buffer) - at - 4 < length:
+            break
+        try:
+            found.append(_decoder.decode(bytes(buffer[at + 4 : at + 4 + length])))
+        except msgspec.DecodeError as error:
+            raise WireError(f"the other side sent something that is not ours: {error}") from None
+        at += 4 + length
+    del buffer[:at]
+    return found
+
+
+def proof(secret: bytes, side: str, theirs: bytes, own: bytes, who: str) -> bytes:
+    """HMAC-SHA256 over both nonces: neither side can repeat what it once heard.
+
+    Args:
+        secret: the training's.
+        side: `dial` or `accept`, so that a proof cannot be sent back to who made it.
+        theirs: the other side's nonce.
+        own: one's own.
+        who: id of the peer that proves.
+    """
+    words = b"\0".join((side.encode(), theirs, own, who.encode()))
+    return hmac.digest(secret, words, hashlib.sha256)

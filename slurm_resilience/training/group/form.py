@@ -1,0 +1,139 @@
+"""Forms torch's process groups for one generation, and leaves them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slurm_resilience.mesh.mesh import Mesh
+from slurm_resilience.mesh.model import View
+from slurm_resilience.training.group.abort import Graveyard, Sockets
+from slurm_resilience.training.group.meshstore import MeshStore
+
+FORM_SECONDS = 60.0
+"""Time limit for the first meeting of all members. Not for finding out that one died: that is
+known at once, and ends the attempt."""
+
+_graveyard = Graveyard()
+
+
+class Group:
+    """The default process group of one generation."""
+
+    def __init__(self, mesh: Mesh, view: View, rank: int, backend: str) -> None:
+        self.view = view
+        self.rank = rank
+        self.backend = backend
+        self._mesh = mesh
+        self._sockets = Sockets()
+        self._aborting: threading.Thread | None = None
+        self._holders: list[Any] = []
+        self._gone = False
+
+    def form(self, store: dist.Store, timeout: float) -> None:
+        """Make it, and prove that everybody can talk to everybody.
+
+        Raises:
+            RuntimeError, dist.DistStoreError: a member is gone, or did not come.
+        """
+        # The mesh opens no socket meanwhile: what is new afterwards belongs to the group.
+        self._sockets.begin()
+        kind = self.backend
+        dist.init_process_group(
+            kind,
+            store=store,
+            rank=self.rank,
+            world_size=self.view.size,
+            timeout=timedelta(seconds=timeout),
+        )
+        self.adopt_sockets()
+        token = torch.ones(1, device="cuda" if kind == "nccl" else "cpu")
+        dist.all_reduce(token)
+        if int(token.item()) != self.view.size:
+            raise RuntimeError(f"{int(token.item())} of {self.view.size} ranks are in the group")
+        self.adopt_sockets()
+
+    def adopt_sockets(self) -> None:
+        """Count sockets opened since `form` began as this group's: sub-groups made later."""
+        self._sockets.end(self._mesh.own_fds())
+
+    @contextlib.contextmanager
+    def more(self) -> Any:
+        """Make sub-groups in here, so that their sockets can be cut as well."""
+        self._sockets.begin()
+        try:
+            yield
+        finally:
+            self.adopt_sockets()
+
+    def hold(self, thing: Any) -> None:
+        """Keep what refers to the group (a DDP wrapper) as long as the group itself."""
+        self._holders.append(thing)
+
+    def cut(self) -> None:
+        """Make every call of this process that waits in the group raise. From any thread, and as
+        often as needed."""
+        self._sockets.cut()
+        if "nccl" in self.backend and self._aborting is None and dist.is_initialized():
+            self._aborting = threading.Thread(target=_abort_nccl, name="sres-abort", daemon=True)
+            self._aborting.start()
+
+    def leave(self) -> None:
+        """Forget the group. Its destructors run later, when nothing of it is on its way."""
+        if self._gone:
+            return
+        self._gone = True
+        self._sockets.cut()
+        world = dist.distributed_c10d._world
+        dead = [*world.pg_map, *self._holders]
+        self._holders = []
+        if dist.is_initialized():
+            with contextlib.suppress(Exception):
+                _forget(world)
+        _graveyard.bury(dead)
+        _graveyard.sweep()
+
+
+def _forget(world: Any) -> None:
+    """What `destroy_process_group` does to torch's tables, without waiting for anybody."""
+    dist.destroy_process_group()
+
+
+def _abort_nccl() -> None:
+    # Documented for NCCL only; it may wait for kernels, so not in the mesh's thread.
+    with contextlib.suppress(Exception):
+        dist.distributed_c10d._abort_process_group()
+
+
+def form(
+    mesh: Mesh,
+    view: View,
+    *,
+    backend: str = "gloo",
+    store: dist.Store | None = None,
+    timeout: float = FORM_SECONDS,
+    out: list[Group] | None = None,
+) -> Group:
+    """Form the process group of a generation.
+
+    Args:
+        mesh: the process among the others.
+        view: the generation.
+        backend: torch's name of it: ``gloo``, ``nccl``, ``cpu:gloo,cuda:nccl``.
+        store: another store than the mesh's.
+        timeout: seconds for collectives and for forming.
+        out: gets the group before it is formed, so that another thread can cut it.
+
+    Raises:
+        RuntimeError, dist.DistStoreError: a member is gone, or did not come.
+    """
+    group = Group(mesh, view, view.rank_of(mesh.me.id), backend)
+    if out is not None:
+        out.append(group)
+    group.form(store or MeshStore(mesh, view.generation), timeout)
+    return group

@@ -22,9 +22,10 @@ from slurm_resilience.errors import (
 )
 from slurm_resilience.model import Job
 from slurm_resilience.resume import signals
+from slurm_resilience.resume.launch import GUARD
 from slurm_resilience.resume.link import Link
 from slurm_resilience.resume.srun_options import SrunCommand, read_table, split
-from slurm_resilience.resume.supervise import GUARD, Supervisor
+from slurm_resilience.resume.supervise import Supervisor
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import SlurmClient
 

@@ -1,0 +1,102 @@
+"""From the user's srun line to the srun of an attempt: which nodes, which options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.model import Job
+from slurm_resilience.resume import carrier, report
+from slurm_resilience.resume.environment import wrapped
+from slurm_resilience.resume.srun_options import SrunCommand
+from slurm_resilience.slurm.hostlists import expand, fold
+
+GUARD = "SRES_SUPERVISED"
+PLACEMENT = ("nodelist", "exclude", "nodefile", "relative", "nodes")
+"""Options that choose nodes: after an exchange they name some that are gone."""
+
+
+class Launch:
+    """How this site's srun is given the tasks' variables."""
+
+    def __init__(self, srun: str, has_plugin: bool) -> None:
+        """
+        Args:
+            srun: path of the real srun.
+            has_plugin: it carries our SPANK plugin, which sets the tasks' variables.
+        """
+        self._srun = srun
+        self._has_plugin = has_plugin
+
+    def line(
+        self, command: SrunCommand, variables: Mapping[str, str], environment: Mapping[str, str]
+    ) -> tuple[list[str], dict[str, str]]:
+        """srun's words, and its environment.
+
+        Args:
+            command: the user's, with the options of this attempt.
+            variables: for each task.
+            environment: srun's own so far.
+        """
+        # srun's own defaults, and what it hands on with --export=ALL.
+        env = dict(environment) | {
+            name: value for name, value in variables.items() if not value.startswith("@")
+        }
+        if self._has_plugin:
+            env[GUARD] = "1"
+            words = [f"{carrier.OPTION}={carrier.encode(variables)}", *command.argv]
+        else:
+            words = list(_without_plugin(command, variables).argv)
+        return [self._srun, *words], env
+
+
+def step_nodes(
+    command: SrunCommand, job: Job, environment: Mapping[str, str]
+) -> tuple[int, tuple[str, ...]]:
+    """How many nodes the step uses, and which.
+
+    Raises:
+        UsageError: a -w that is no hostlist.
+    """
+    chosen = command.value("nodelist")
+    named = expand(chosen) if chosen and "/" not in chosen else ()
+    count = leading_number(command.value("nodes")) or leading_number(
+        environment.get("SLURM_NNODES", "")
+    )
+    count = min(count or len(job.nodes), len(job.nodes))
+    tasks = leading_number(command.value("ntasks"))
+    if tasks and not command.has("nodes"):
+        count = min(count, tasks)
+    if named:
+        unknown = [name for name in named if name not in job.nodes]
+        if unknown:
+            raise UsageError(f"--nodelist: {fold(unknown)} is not in job {job.id}")
+        count = max(count, len(named)) if command.has("nodes") else len(named)
+    excluded = command.value("exclude")
+    left = [n for n in job.nodes if not excluded or n not in expand(excluded)]
+    others = [n for n in left if n not in named]
+    nodes = (*named, *others)[:count]
+    return len(nodes), nodes
+
+
+def leading_number(text: str | None) -> int:
+    """The number of ``4``, the larger one of ``2-4``; 0 for anything else."""
+    digits = (text or "").split("-")[-1]
+    return int(digits) if digits.isascii() and digits.isdigit() else 0
+
+
+def _without_plugin(command: SrunCommand, variables: Mapping[str, str]) -> SrunCommand:
+    """The user's program behind a shell that exports the variables."""
+    if command.multi_prog or not command.program:
+        if command.multi_prog:
+            report.say(
+                "without the SPANK plugin --multi-prog tasks get no NODE_RANK and no SLURM_NODE"
+            )
+        return command
+    if command.program[0].startswith("-"):
+        raise UsageError(f"{command.program[0]}: write ./{command.program[0]} or its whole path")
+    named = command
+    if not command.has("job-name"):
+        named = command.adding(f"--job-name={Path(command.program[0]).name}")
+    return SrunCommand(named.options, wrapped(command.program, variables))

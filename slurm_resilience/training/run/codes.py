@@ -1,0 +1,40 @@
+"""Exit codes by which a training process tells its launcher what should happen. Without torch.
+
+Any other code that is not 0, and any signal: replace the process on its seat, unless it ended twice
+in a row at the same place within a short life (an application's bug).
+"""
+
+from __future__ import annotations
+
+import signal
+
+DONE = 0
+"""The seat's work is done; nobody else sits on it."""
+
+POISONED = 75
+"""Replace me: this process cannot go on (a broken CUDA context, say), but a fresh one can."""
+
+STOP = 76
+"""Do not replace me, and end the training: it gave up, and has said why."""
+
+KILLED_BY_HAND = 130
+"""The launcher's own code after a second Ctrl-C."""
+
+
+def of_status(status: int) -> int:
+    """The code that a shell shows for what `subprocess` calls a return code (128+N: signal N)."""
+    return status if status >= 0 else 128 - status
+
+
+def describe(code: int) -> str:
+    """An exit code in words."""
+    if code == POISONED:
+        return f"exit code {code} (asks to be replaced)"
+    if code == STOP:
+        return f"exit code {code} (the training gave up)"
+    if 128 < code <= 128 + signal.SIGRTMAX:
+        try:
+            return signal.Signals(code - 128).name
+        except ValueError:
+            return f"signal {code - 128}"
+    return f"exit code {code}"

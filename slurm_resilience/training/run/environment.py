@@ -1,0 +1,92 @@
+"""The environment of each rank. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from slurm_resilience.training.run.place import Place
+
+
+class Node(msgspec.Struct, frozen=True):
+    """What all ranks of this node have in common."""
+
+    here: Place
+    ranks: int
+    """On each node."""
+    meet: str
+    name: str
+    """The node's."""
+    secret: str = ""
+    keeper: str = ""
+    """Path of the launcher's socket."""
+    role: str = "default"
+    replacements: int = 0
+    master: tuple[str, int] | None = None
+    """MASTER_ADDR and MASTER_PORT, for scripts that make their first group themselves."""
+    virtual: bool = False
+    """torchrun's --virtual-local-rank: each rank sees its own GPU only, as number 0."""
+
+    @property
+    def seats(self) -> int:
+        return self.ranks * self.here.nodes.most
+
+    def seat(self, local: int) -> int:
+        return self.here.rank * self.ranks + local
+
+
+def common(environment: Mapping[str, str], node: Node) -> dict[str, str]:
+    """What a standby needs before it knows its seat: threads are counted when libraries load."""
+    result = {"TORCHELASTIC_RUN_ID": node.here.run}
+    if node.ranks > 1 and "OMP_NUM_THREADS" not in environment:
+        result["OMP_NUM_THREADS"] = "1"
+    return result
+
+
+def of_rank(
+    environment: Mapping[str, str], node: Node, local: int, incarnation: int
+) -> dict[str, str]:
+    """What a rank finds in addition to the launcher's own environment.
+
+    Args:
+        environment: the launcher's.
+        node: this node.
+        local: 0 … ranks-1.
+        incarnation: processes that sat on this seat before.
+    """
+    seat, seats, nodes = node.seat(local), node.seats, node.here.nodes
+    result = common(environment, node) | {
+        "SRES_SEAT": str(seat),
+        "SRES_SEATS": str(seats),
+        "SRES_INCARNATION": str(incarnation),
+        "SRES_MEET": node.meet,
+        "SRES_NODE": node.name,
+        "RANK": str(seat),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(seats),
+        "LOCAL_WORLD_SIZE": str(node.ranks),
+        "GROUP_RANK": str(node.here.rank),
+        "GROUP_WORLD_SIZE": str(nodes.most),
+        "ROLE_NAME": node.role,
+        "ROLE_RANK": str(seat),
+        "ROLE_WORLD_SIZE": str(seats),
+        "TORCHELASTIC_RESTART_COUNT": str(incarnation),
+        "TORCHELASTIC_MAX_RESTARTS": str(node.replacements),
+        # There is no agent whose store a rank could use.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    if nodes.least < nodes.most and "SRES_MIN_WORLD" not in environment:
+        result["SRES_MIN_WORLD"] = str(nodes.least * node.ranks)
+    if node.secret:
+        result["SRES_SECRET"] = node.secret
+    if node.keeper:
+        result["SRES_KEEPER"] = node.keeper
+    if node.master is not None:
+        result["MASTER_ADDR"], result["MASTER_PORT"] = node.master[0], str(node.master[1])
+    if node.virtual:
+        seen = environment.get("CUDA_VISIBLE_DEVICES", "")
+        devices = seen.split(",") if seen else [str(index) for index in range(node.ranks)]
+        if local < len(devices):
+            result |= {"CUDA_VISIBLE_DEVICES": devices[local].strip(), "LOCAL_RANK": "0"}
+    return result

@@ -1,0 +1,100 @@
+"""How a rank asks the keeper of its node (the launcher) to replace a process of this node.
+
+``$SRES_KEEPER`` names a unix datagram socket that only the user can reach. A message is a msgpack
+map:
+
+- ``{"evict": PID, "reason": TEXT}``: kill that rank (a stopped one too) and fill its seat.
+- ``{"ready": PID}``: that rank is up and running; a new standby may use the processor now.
+
+A process that is no rank of this launcher is never touched. Without torch.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+VARIABLE = "SRES_KEEPER"
+_LARGEST = 8192
+
+
+class Note(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One message; one of the numbers is set."""
+
+    evict: int = 0
+    """Process id."""
+    reason: str = ""
+    ready: int = 0
+    """Process id."""
+
+
+def evict(pid: int, reason: str, environment: Mapping[str, str] | None = None) -> bool:
+    """Ask for the replacement of a rank of this node.
+
+    Args:
+        pid: its process id, as the launcher sees it.
+        reason: for the log, and for the exit message if the seat's budget is spent.
+        environment: where `SRES_KEEPER` is looked up; default: `os.environ`.
+
+    Returns:
+        Whether a keeper was told. False: there is none, or it is gone.
+    """
+    return _tell(Note(evict=pid, reason=reason[:1000]), environment)
+
+
+def ready(environment: Mapping[str, str] | None = None) -> bool:
+    """Say that this process is up. Returns whether a keeper was told."""
+    return _tell(Note(ready=os.getpid()), environment)
+
+
+def _tell(note: Note, environment: Mapping[str, str] | None) -> bool:
+    path = (os.environ if environment is None else environment).get(VARIABLE, "")
+    if not path:
+        return False
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+            line.setblocking(False)
+            line.sendto(msgspec.msgpack.encode(note), path)
+    except OSError:
+        return False
+    return True
+
+
+class Ear:
+    """The launcher's end.
+
+    Args:
+        path: where the socket is made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._line.setblocking(False)
+        before = os.umask(0o177)
+        try:
+            self._line.bind(str(path))
+        finally:
+            os.umask(before)
+
+    def fileno(self) -> int:
+        return self._line.fileno()
+
+    def hear(self) -> list[Note]:
+        """All messages that are there; nonsense is left out."""
+        notes: list[Note] = []
+        while True:
+            try:
+                data = self._line.recv(_LARGEST)
+            except OSError:
+                return notes
+            try:
+                notes.append(msgspec.msgpack.decode(data, type=Note))
+            except msgspec.DecodeError:
+                continue
+
+    def close(self) -> None:
+        self._line.close()

@@ -1,0 +1,333 @@
+"""The launcher's command line: torchrun's flags, and a few of our own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm_resilience.errors import SresError, UsageError
+from slurm_resilience.training.run import launch, words
+from slurm_resilience.training.run import meeting as meetings
+from slurm_resilience.training.run.environment import Node
+from slurm_resilience.training.run.output import Streams
+from slurm_resilience.training.run.place import place
+from slurm_resilience.training.run.verdict import Rules
+
+_WARM = (
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.optim",
+    "slurm_resilience.training.session",
+)
+_UNUSED = {
+    "monitor_interval": "a dead rank is known at once, without looking for it",
+    "rdzv_conf": "there is no rendezvous server to configure",
+    "start_method": "every rank is a process of its own",
+    "event_log_handler": "what happens is written to stderr",
+    "local_addr": "the mesh listens on all addresses",
+    "signals_to_handle": "SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on",
+    "logs_specs": "there is one kind of logs",
+    "numa_binding": "bind with srun --cpu-bind or --mem-bind",
+    "duplicate_stdout_filters": "the files of --tee hold everything",
+    "duplicate_stderr_filters": "the files of --tee hold everything",
+}
+"""Flags of torchrun that are accepted, and why nothing comes of them."""
+
+
+def _options(command: Any) -> Any:
+    """torchrun's flags that are accepted without effect."""
+    for name in _UNUSED:
+        command = click.option(f"--{name.replace('_', '-')}", name, hidden=True)(command)
+    return click.option("--run-path", is_flag=True, hidden=True)(command)
+
+
+@click.command(
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "allow_interspersed_args": False,
+        "ignore_unknown_options": False,
+        "auto_envvar_prefix": "PET",  # torchrun's
+        "token_normalize_func": lambda word: word.replace("_", "-"),
+        "max_content_width": 100,
+    },
+    epilog="Unknown here and known to torchrun: --rdzv-conf and others are accepted, with a note.",
+)
+@click.option("--nnodes", metavar="N|MIN:MAX", help="Nodes.  [default: the step's, else 1]")
+@click.option(
+    "--nproc-per-node",
+    "--nproc",
+    "nproc",
+    default="1",
+    metavar="N|gpu|cpu|auto",
+    help="Ranks per node.",
+)
+@click.option("--node-rank", type=int, help="This node's.  [default: the step's]")
+@click.option(
+    "--rdzv-backend", metavar="dir|peers", help="Shared directory, or none. c10d: mapped."
+)
+@click.option("--rdzv-endpoint", metavar="DIR|HOST:PORT,…", help="The directory, or every node.")
+@click.option("--rdzv-id", help="Names the run.  [default: job, restart and step]")
+@click.option("--secret-file", metavar="FILE", help="Hex; common to all nodes.  [$SRES_SECRET]")
+@click.option("--standalone", is_flag=True, help="One node, whatever the environment says.")
+@click.option(
+    "--max-restarts",
+    default=10,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Replacements of a seat's process within the window, before the training ends.",
+)
+@click.option(
+    "--restart-window",
+    default=3600.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="0: the whole life.",
+)
+@click.option(
+    "--standby",
+    default=1,
+    show_default=True,
+    type=click.IntRange(0, 64),
+    help="Warm processes that wait to replace a dead one; 0: none.",
+)
+@click.option(
+    "--standby-import",
+    multiple=True,
+    metavar="MODULE",
+    help="What a standby imports in addition to torch; may be repeated.",
+)
+@click.option("-m", "--module", is_flag=True, help="The script is a Python module.")
+@click.option("--no-python", is_flag=True, help="The script is a program of its own.")
+@click.option("--recipe", metavar="FILE.toml", help="Train by a recipe; no script is needed.")
+@click.option("--pre-train-script", metavar="PATH", help="Run once on each node before.")
+@click.option("--pre-train-args", default="", metavar="WORDS", help="Split as a shell would.")
+@click.option("--post-train-script", metavar="PATH", help="Run once after; $SRES_EXIT_CODE.")
+@click.option("--post-train-args", default="", metavar="WORDS", help="Split as a shell would.")
+@click.option("--log-dir", metavar="DIR", help="For -r and -t.  [default: a temporary one]")
+@click.option(
+    "-r",
+    "--redirects",
+    default="0",
+    metavar="STD",
+    help="Output into files only: 0 none, 1 stdout, 2 stderr, 3 both, or 0:1,1:3.",
+)
+@click.option(
+    "-t", "--tee", default="0", metavar="STD", help="Into files, and shown with a prefix."
+)
+@click.option("--local-ranks-filter", metavar="0,1", help="Show only these local ranks' output.")
+@click.option("--role", default="default", show_default=True, help="Prefix of --tee.")
+@click.option("--master-addr", help="For scripts that make their first group themselves.")
+@click.option("--master-port", type=click.IntRange(1, 65535), help="The same.")
+@click.option(
+    "--shutdown-timeout",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="From SIGTERM to SIGKILL.  [default: 15, after a SIGTERM from outside unlimited]",
+)
+@click.option("--virtual-local-rank", is_flag=True, help="Each rank sees one GPU, as number 0.")
+@_options
+@click.argument("script", required=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def cli(**given: Any) -> int:
+    """Start the ranks of this node, and keep their seats filled.
+
+    One launcher for each node, with torchrun's flags:
+
+    \b
+        python -m slurm_resilience.training.run --nproc-per-node 8 train.py ARGS…
+        srun --ntasks-per-node=1 python -m slurm_resilience.training.run --nproc-per-node 8 train.py
+
+    A rank that dies is replaced by a warm standby. SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 are passed
+    on to the ranks; a second SIGINT kills them.
+    """
+    return _start(**given)
+
+
+def _start(**given: Any) -> int:
+    for name, why in _UNUSED.items():
+        if given[name] is not None:
+            launch.say(f"note: --{name.replace('_', '-')} is not used: {why}")
+    environment = dict(os.environ)
+    kind, argv = _program(given)
+    before = _script("pre-train", given["pre_train_script"], given["pre_train_args"])
+    after = _script("post-train", given["post_train_script"], given["post_train_args"])
+    here = place(
+        environment, given["nnodes"], given["node_rank"], given["rdzv_id"], given["standalone"]
+    )
+    ranks = _ranks(given["nproc"], environment)
+    redirects = words.streams("--redirects", given["redirects"], ranks)
+    tees = words.streams("--tee", given["tee"], ranks)
+    shown = words.ranks_filter(given["local_ranks_filter"], ranks)
+    private = meetings.private_directory()
+    try:
+        meeting = meetings.meeting(
+            environment,
+            here,
+            ranks,
+            private,
+            given["rdzv_backend"],
+            given["rdzv_endpoint"],
+            given["secret_file"],
+        )
+        for note in filter(None, (here.note, meeting.note)):
+            launch.say(f"note: {note}")
+        node = Node(
+            here=here,
+            ranks=ranks,
+            meet=meeting.meet,
+            name=environment.get("SRES_NODE")
+            or environment.get("SLURMD_NODENAME")
+            or launch.host_name(),
+            secret=meeting.secret,
+            keeper=str(private / "keeper"),
+            role=given["role"],
+            replacements=given["max_restarts"],
+            master=_master(given, environment, meeting.first, here.alone),
+            virtual=given["virtual_local_rank"],
+        )
+        limit = given["shutdown_timeout"]
+        job = launch.Job(
+            node=node,
+            meeting=meeting,
+            kind=kind,
+            argv=argv,
+            rules=Rules(given["max_restarts"], given["restart_window"]),
+            streams=tuple(
+                Streams(redirects[local], tees[local], local in shown) for local in range(ranks)
+            ),
+            log_dir=_log_dir(given["log_dir"], here.run, any(redirects) or any(tees)),
+            standbys=0 if kind == "program" else given["standby"],
+            standby_modules=(*_WARM, *given["standby_import"]),
+            grace=15.0 if limit is None else limit,
+            stop_limit=limit,
+            before=before,
+            after=after,
+        )
+        return launch.life(job, environment, private, lambda: meetings.remove(private))
+    finally:
+        meetings.remove(private)
+
+
+def _program(given: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """What the ranks run.
+
+    Raises:
+        UsageError: nothing, too much, or what does not exist.
+    """
+    script, recipe = given["script"], given["recipe"]
+    if recipe is not None:
+        if script or given["module"] or given["no_python"]:
+            raise UsageError("--recipe trains by itself: leave the script out")
+        if not Path(recipe).is_file():
+            raise UsageError(f"--recipe={recipe}: no such file")
+        return "module", ("slurm_resilience.training.run.recipe", recipe)
+    if not script:
+        raise UsageError("no script: write … [flags] train.py [arguments], or --recipe FILE.toml")
+    if given["module"] and given["no_python"]:
+        raise UsageError("--module and --no-python exclude each other")
+    argv = (script, *given["args"])
+    if given["module"]:
+        return "module", argv
+    if given["no_python"]:
+        if shutil.which(script) is None:
+            raise UsageError(f"{script}: no such program")
+        return "program", argv
+    if not Path(script).exists():
+        raise UsageError(f"{script}: no such file (flags of the launcher come before the script)")
+    return "script", argv
+
+
+def _script(name: str, path: str | None, arguments: str) -> tuple[str, ...]:
+    """A pre-train or post-train script with its arguments; empty: there is none.
+
+    Raises:
+        UsageError: it cannot be run, or the arguments cannot be split.
+    """
+    if path is None:
+        if arguments:
+            raise UsageError(f"--{name}-args without --{name}-script")
+        return ()
+    try:
+        split = shlex.split(arguments)
+    except ValueError as error:
+        raise UsageError(f"--{name}-args={arguments}: {error}") from None
+    file = Path(path).absolute()
+    if not file.is_file():
+        raise UsageError(f"--{name}-script={path}: no such file")
+    if os.access(file, os.X_OK):
+        return (str(file), *split)
+    if file.suffix == ".py":
+        return (sys.executable, str(file), *split)
+    raise UsageError(f"--{name}-script={path} is not executable: chmod +x {path}")
+
+
+def _ranks(text: str, environment: dict[str, str]) -> int:
+    gpus = words.gpus_offered(environment) if text in ("gpu", "auto") else 0
+    if gpus < 0:
+        gpus = _nvml()
+    return words.local_world(text, gpus, len(os.sched_getaffinity(0)))
+
+
+def _nvml() -> int:
+    """GPUs that the driver knows; 0 without one."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetCount())
+    except Exception:  # no library, no driver, no permission: no GPU that could be counted on
+        return 0
+
+
+def _master(
+    given: dict[str, Any], environment: dict[str, str], first: str, alone: bool
+) -> tuple[str, int] | None:
+    """MASTER_ADDR and MASTER_PORT: given ones; on one node any; else node 0, if it is known."""
+    address = given["master_addr"] or environment.get("MASTER_ADDR") or first
+    port = given["master_port"] or int(environment.get("MASTER_PORT") or 0)
+    if not address:
+        return None
+    if not port and alone:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = int(free.getsockname()[1])
+    return address, port or 29500
+
+
+def _log_dir(given: str | None, run: str, used: bool) -> Path | None:
+    if not used:
+        return None
+    try:
+        if given is not None:
+            Path(given).mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"{run.replace('/', '_')}_", dir=given))
+    except OSError as error:
+        raise UsageError(f"--log-dir={given}: {error.strerror}") from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run; returns the exit code. Errors are one line."""
+    try:
+        code = cli.main(
+            None if argv is None else list(argv), prog_name="sres-run", standalone_mode=False
+        )
+    except SresError as error:
+        launch.say(f"error: {error}")
+        return error.exit_code
+    except click.ClickException as error:
+        launch.say(f"error: {error.format_message()}")
+        return UsageError.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    return code if isinstance(code, int) else 0

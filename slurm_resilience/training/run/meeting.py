@@ -1,0 +1,196 @@
+"""Where the ranks meet, the secret that they share, and a node's private directory."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from slurm_resilience.errors import MissingTool, SresError, UsageError
+from slurm_resilience.training.run.place import Place
+from slurm_resilience.training.run.words import Address, addresses, secret
+
+_LONGEST = 80
+"""A unix socket's path has 108 bytes at most."""
+
+
+class Meeting(msgspec.Struct, frozen=True):
+    """Where this run's ranks meet."""
+
+    meet: str
+    """`SRES_MEET`."""
+    secret: str = ""
+    """`SRES_SECRET`; empty: the ranks keep one in the directory."""
+    first: str = ""
+    """Host of node 0, if it is known."""
+    directory: Path | None = None
+    """Shared by the nodes; remembers the seats' incarnations."""
+    note: str = ""
+
+
+def private_directory() -> Path:
+    """A fresh directory of this user alone (mode 0700), in memory if possible."""
+    for parent in ("/dev/shm", os.environ.get("TMPDIR", ""), "/tmp"):
+        if parent and len(parent) <= _LONGEST and os.access(parent, os.W_OK | os.X_OK):
+            with suppress(OSError):
+                return Path(tempfile.mkdtemp(prefix="sres-run-", dir=parent))
+    raise SresError("no directory for private files: make /dev/shm, $TMPDIR or /tmp writable")
+
+
+def meeting(
+    environment: Mapping[str, str],
+    here: Place,
+    ranks: int,
+    private: Path,
+    backend: str | None = None,
+    endpoint: str | None = None,
+    secret_file: str | None = None,
+) -> Meeting:
+    """Decide where to meet.
+
+    Args:
+        environment: the launcher's.
+        here: this node's place.
+        ranks: on each node.
+        private: this node's private directory.
+        backend: --rdzv-backend.
+        endpoint: --rdzv-endpoint.
+        secret_file: --secret-file.
+
+    Raises:
+        UsageError: there is not enough to go by, with what to add.
+    """
+    shared = _secret(environment, secret_file)
+    note = ""
+    if backend not in (None, "dir", "peers"):
+        note = f"--rdzv-backend={backend} needs a server, so it is not used: "
+        backend = "peers" if here.nodes.most > 1 and shared else None
+        if endpoint and (here.alone or len(addresses(endpoint)) < here.nodes.most):
+            endpoint = None
+    if backend is None and endpoint:
+        backend = "dir" if "/" in endpoint else "peers"
+    if backend is None and not here.alone and "SRES_MEET" in environment:
+        return Meeting(environment["SRES_MEET"], shared, note=note and f"{note}$SRES_MEET is")
+    if backend == "peers":
+        if not shared and not here.alone:
+            raise UsageError(
+                "--rdzv-backend=peers: several nodes need a common secret: give --secret-file FILE "
+                "or $SRES_SECRET (openssl rand -hex 32)"
+            )
+        nodes = addresses(endpoint) if endpoint else _slurm(environment, here)
+        if len(nodes) != here.nodes.most:
+            raise UsageError(
+                f"--rdzv-endpoint names {len(nodes)} nodes, but there are {here.nodes.most}: write "
+                "HOST:PORT of each, separated by commas, in the order of their ranks"
+            )
+        seats = ",".join(node.seat(local) for node in nodes for local in range(ranks))
+        return Meeting(
+            f"peers:{seats}",
+            shared or secrets.token_hex(32),
+            nodes[0].host,
+            note=note and f"{note}the nodes meet each other",
+        )
+    if here.alone and not endpoint:
+        return Meeting(
+            f"dir:{private}/mesh",
+            shared or secrets.token_hex(32),
+            "127.0.0.1",
+            note=note and f"{note}the ranks meet in a private directory",
+        )
+    directory = _directory(environment, here, endpoint)
+    return Meeting(
+        f"dir:{directory}/mesh", shared, directory=directory, note=note and f"{note}{directory} is"
+    )
+
+
+def _directory(environment: Mapping[str, str], here: Place, endpoint: str | None) -> Path:
+    """The run's own part of a shared directory: what an earlier run left does not count."""
+    base = endpoint or environment.get("SRES_DIR")
+    if not base and "SLURM_JOB_ID" in environment:
+        base = ".sres"  # Slurm starts every task where srun was called: mostly a shared place
+    if not base:
+        raise UsageError(
+            "where do the nodes meet? Give --rdzv-backend=dir --rdzv-endpoint=DIRECTORY (shared) "
+            "or --rdzv-backend=peers --rdzv-endpoint=HOST,HOST --secret-file=FILE"
+        )
+    directory = Path(base).absolute() / "run" / here.run.replace("/", "_")
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{directory}: {error.strerror}; --rdzv-endpoint=DIRECTORY") from None
+    return directory
+
+
+def _secret(environment: Mapping[str, str], file: str | None) -> str:
+    if file is not None:
+        try:
+            return secret(Path(file).read_text(encoding="ascii"), file)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not hex"
+            raise UsageError(f"--secret-file={file}: {reason}") from None
+    given = environment.get("SRES_SECRET", "")
+    return secret(given, "$SRES_SECRET") if given else ""
+
+
+def _slurm(environment: Mapping[str, str], here: Place) -> tuple[Address, ...]:
+    """The step's nodes, in its order."""
+    names = ("NODE_LIST", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
+    text = next((environment[name] for name in names if environment.get(name)), "")
+    if not text:
+        if here.alone:
+            return addresses("127.0.0.1")
+        raise UsageError("--rdzv-backend=peers: give --rdzv-endpoint=HOST,HOST… of the nodes")
+    try:
+        from ClusterShell.NodeSet import NodeSet
+    except ImportError:
+        raise MissingTool(
+            "ClusterShell is not installed; give --rdzv-endpoint=HOST,HOST…"
+        ) from None
+    nodes: list[str] = []
+    for part in _parts(text):
+        nodes += NodeSet(part)
+    return addresses(",".join(nodes))
+
+
+def _parts(hostlist: str) -> list[str]:
+    """The parts of a host list, in its order: a NodeSet of the whole would sort them."""
+    parts, depth = [""], 0
+    for letter in hostlist:
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in parts if part]
+
+
+def next_incarnation(meeting: Meeting, seat: int, last: int) -> int:
+    """The incarnation of a seat's next process, remembered for a launcher that is started again.
+
+    Args:
+        meeting: where the run meets.
+        seat: only this node's launcher writes it.
+        last: the last one of this launcher; -1: none.
+    """
+    if meeting.directory is None:
+        return last + 1
+    file = meeting.directory / "seats" / str(seat)
+    with suppress(OSError, ValueError):
+        last = max(last, int(file.read_text(encoding="ascii")))
+    with suppress(OSError):
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        fresh = file.with_name(f".{seat}.{os.getpid()}")
+        fresh.write_text(f"{last + 1}\n", encoding="ascii")
+        fresh.replace(file)
+    return last + 1
+
+
+def remove(directory: Path) -> None:
+    """Remove the private directory."""
+    shutil.rmtree(directory, ignore_errors=True)

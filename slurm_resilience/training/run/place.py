@@ -1,0 +1,96 @@
+"""Which node of how many this is. Pure.
+
+The words of the command line come first, then our supervisor's variables, then Slurm's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.training.run.words import Span, nnodes
+
+
+class Place(msgspec.Struct, frozen=True):
+    """This node's place in the training."""
+
+    rank: int
+    nodes: Span
+    run: str
+    """Names this run among others that meet at the same place."""
+    note: str = ""
+    """Something that the user should know."""
+
+    @property
+    def alone(self) -> bool:
+        return self.nodes.most == 1
+
+
+def place(
+    environment: Mapping[str, str],
+    nodes: str | None = None,
+    rank: int | None = None,
+    run: str | None = None,
+    standalone: bool = False,
+) -> Place:
+    """Where this launcher is.
+
+    Args:
+        environment: the launcher's.
+        nodes: --nnodes.
+        rank: --node-rank.
+        run: --rdzv-id.
+        standalone: --standalone.
+
+    Raises:
+        UsageError: the node rank is unknown or impossible, or this is not the node's only launcher.
+    """
+    in_step = "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment
+    run = run or environment.get("SRES_TOKEN") or _job(environment, in_step) or "none"
+    if standalone:
+        if nodes is not None and nnodes(nodes).most > 1:
+            raise UsageError("--standalone is for one node; leave it out, or --nnodes")
+        return Place(0, Span(1, 1), run)
+    if in_step and environment.get("SLURM_LOCALID", "0") != "0":
+        raise UsageError("one launcher for each node: srun --ntasks-per-node=1 …")
+    note = ""
+    if nodes is not None:
+        span = nnodes(nodes)
+    elif "NNODES" in environment:
+        span = nnodes(environment["NNODES"])
+    else:
+        count = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES", "1")
+        if not in_step and count != "1":
+            note = (
+                f"the job has {count} nodes, but this is no step: only this node trains; "
+                "to use all, put srun --ntasks-per-node=1 before it"
+            )
+            count = "1"
+        span = nnodes(count)
+    if rank is None:
+        rank = _rank(environment, span, in_step)
+    if not 0 <= rank < span.most:
+        raise UsageError(f"node rank {rank} does not exist: there are {span.most} nodes")
+    return Place(rank, span, run, note)
+
+
+def _rank(environment: Mapping[str, str], span: Span, in_step: bool) -> int:
+    if span.most == 1:
+        return 0
+    text = environment.get("NODE_RANK") or (environment.get("SLURM_NODEID", "") if in_step else "")
+    if not text.isdigit():
+        raise UsageError(
+            "which node is this? Start the launchers with srun --ntasks-per-node=1, or give each "
+            "one --node-rank"
+        )
+    return int(text)
+
+
+def _job(environment: Mapping[str, str], in_step: bool) -> str:
+    job = environment.get("SLURM_JOB_ID", "")
+    if not job:
+        return ""
+    restarts = environment.get("SLURM_RESTART_COUNT", "0")
+    return f"{job}.{restarts}.{environment['SLURM_STEP_ID']}" if in_step else f"{job}.{restarts}"

@@ -1,0 +1,151 @@
+"""What runs in each rank's process before the user's program. Standard library only; run by path.
+
+    python -u starter.py FD PARENT [MODULE…]
+
+It dies with its launcher, imports the modules (a warm standby; a cold start names none), waits on
+the socket FD for one order, and becomes the user's program as `python train.py` would have started
+it. Messages are lines of JSON. Launcher → here: ``{"kind": "script" | "module" | "program", "argv":
+[…], "env": {…}, "stdout": PATH | null, "stderr": PATH | null}``. Here → launcher: ``{"warm": […]}``
+when the modules are there, and ``{"place": …, "error": …}`` when the program failed in Python.
+"""
+
+import sys
+
+if not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]  # this file's directory: its neighbours must not shadow anybody's modules
+
+import ctypes
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import traceback
+import types
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with(parent: int) -> None:
+    """End when the launcher ends, however it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the kernel knew of our wish
+        os._exit(1)
+
+
+def _import(names: list[str]) -> list[str]:
+    """Import what can be imported; a missing module only makes the start slower."""
+    there = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception:
+            continue
+        there.append(name)
+    return there
+
+
+def _send(link: socket.socket, **words: object) -> None:
+    try:
+        link.sendall(json.dumps(words).encode() + b"\n")
+    except OSError:
+        return  # the launcher is going; the kernel ends this process with it
+
+
+def _receive(link: socket.socket) -> dict:  # type: ignore[type-arg]
+    line = b""
+    while not line.endswith(b"\n"):
+        part = link.recv(65536)
+        if not part:
+            os._exit(0)
+        line += part
+    return json.loads(line)  # type: ignore[no-any-return]
+
+
+def _point(fd: int, path: str | None) -> None:
+    """Let an output go to the end of a file."""
+    if path:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, fd)
+        os.close(file)
+
+
+def _run(kind: str, argv: list[str]) -> None:
+    """The user's program; returns, or raises, as it does."""
+    sys.argv[:] = argv
+    front = not getattr(sys.flags, "safe_path", False)
+    if kind == "module":
+        if front:
+            sys.path.insert(0, os.getcwd())  # noqa: PTH109
+        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+        return
+    path = argv[0]
+    if path.endswith(".zip") or os.path.isdir(path):  # noqa: PTH112
+        runpy.run_path(path, run_name="__main__")
+        return
+    if front:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # noqa: PTH120
+    # runpy.run_path would take `__main__` away again while threads and exit handlers still run.
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=os.path.abspath(path), __cached__=None, __spec__=None)  # noqa: PTH100
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    with open(path, "rb") as file:  # noqa: PTH123
+        code = compile(file.read(), main.__dict__["__file__"], "exec", dont_inherit=True)
+    exec(code, main.__dict__)
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}:{error.lineno}"
+    return f"{type(error).__name__} at {where}"
+
+
+def _show(error: BaseException) -> None:
+    """The traceback as Python shows it, without this file's frames."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+def main() -> None:
+    """Be born, wait, and become the user's program."""
+    fd, parent, *modules = sys.argv[1:]
+    _die_with(int(parent))
+    link = socket.socket(fileno=int(fd))
+    link.set_inheritable(False)
+    if modules:
+        _send(link, warm=_import(modules))
+    order = _receive(link)
+    os.environ.update(order["env"])
+    _point(1, order["stdout"])
+    _point(2, order["stderr"])
+    argv = order["argv"]
+    if order["kind"] == "program":
+        try:
+            os.execvp(argv[0], argv)
+        except OSError as error:
+            print(f"{argv[0]}: cannot be run: {error.strerror}", file=sys.stderr)
+            _send(link, place="exec", error=f"{argv[0]}: {error.strerror}")
+            sys.exit(126)
+    try:
+        _run(order["kind"], argv)
+    except SystemExit as end:
+        if end.code:
+            _send(link, place=_place(end), error=end.code if isinstance(end.code, str) else "")
+        raise
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        line = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+        _send(link, place=_place(error), error=line[:1000])
+        _show(error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""What an ended process means for its seat, and for the training. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from slurm_resilience.training.run import codes
+
+
+class End(msgspec.Struct, frozen=True):
+    """How one process ended."""
+
+    code: int
+    """As a shell shows it: 128+N for signal N."""
+    at: float
+    """When, in seconds of the monotonic clock."""
+    lived: float
+    """Seconds in the user's code."""
+    place: str = ""
+    """Where it raised or called sys.exit; empty: unknown (a signal, os._exit)."""
+    error: str = ""
+    """Last line of the traceback."""
+    evicted: str = ""
+    """Why its peers wanted it replaced; empty: they did not."""
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """How long a seat is kept filled."""
+
+    replacements: int = 10
+    """At most so many within `window`."""
+    window: float = 3600.0
+    """Seconds; 0: the launcher's whole life."""
+    short_life: float = 120.0
+    """Seconds; who ends sooner, twice in a row and at the same place, has a bug."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What to do, and why."""
+
+    do: Literal["done", "replace", "end"]
+    reason: str
+    code: int = 0
+    """For `end`: the launcher's exit code."""
+
+
+def judge(ends: Sequence[End], rules: Rules) -> Verdict:
+    """What follows from the last end of a seat's process.
+
+    Args:
+        ends: all ends on this seat, the oldest first; at least one.
+        rules: the seat's budget.
+    """
+    last = ends[-1]
+    if last.code == codes.DONE:
+        return Verdict("done", "done")
+    how = f"evicted: {last.evicted}" if last.evicted else codes.describe(last.code)
+    if last.error:
+        how = f"{how}: {last.error}"
+    if last.evicted:
+        return _within_budget(ends, rules, how)
+    if last.code == codes.STOP:
+        return Verdict("end", how, last.code)
+    if last.code != codes.POISONED and _again(ends, rules):
+        return Verdict("end", f"{how}; twice in a row at the same place ({last.place})", last.code)
+    return _within_budget(ends, rules, how)
+
+
+def _again(ends: Sequence[End], rules: Rules) -> bool:
+    """The same bug twice: same code, same known place, two short lives."""
+    if len(ends) < 2 or not ends[-1].place:
+        return False
+    before, last = ends[-2:]
+    short = max(before.lived, last.lived) < rules.short_life
+    return short and (before.code, before.place) == (last.code, last.place)
+
+
+def _within_budget(ends: Sequence[End], rules: Rules, how: str) -> Verdict:
+    last = ends[-1]
+    since = last.at - rules.window if rules.window else float("-inf")
+    spent = sum(end.at > since for end in ends)
+    if spent <= rules.replacements:
+        return Verdict("replace", how)
+    span = f"within {rules.window:g} s" if rules.window else "in all"
+    return Verdict(
+        "end",
+        f"{how}; replaced {rules.replacements} times {span}, all that --max-restarts allows",
+        last.code or 1,
+    )

@@ -1,0 +1,396 @@
+"""The launcher with real processes: seats refilled, orders obeyed, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from slurm_resilience.training.run import codes
+
+pytestmark = pytest.mark.training
+
+PRELUDE = """
+import json, os, signal, sys, time
+from pathlib import Path
+here = Path(sys.argv[1])
+seat, incarnation = int(os.environ["SRES_SEAT"]), int(os.environ["SRES_INCARNATION"])
+def write(name, /, **words):
+    words |= dict(pid=os.getpid(), seat=seat, incarnation=incarnation, torch="torch" in sys.modules)
+    file = here / f"{name}.{seat}.{incarnation}"
+    file.with_suffix(".new").write_text(json.dumps(words))
+    file.with_suffix(".new").rename(file)
+def wait(name):
+    end = time.monotonic() + 60
+    while not (here / name).exists():
+        assert time.monotonic() < end, name
+        time.sleep(0.01)
+"""
+
+
+def until(true: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+    """The first true value; a failure says what was waited for."""
+    end = time.monotonic() + seconds
+    while not (value := true()):
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.01)
+    return value
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+class Run:
+    """One launcher, whose ranks write what they are into a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.script = directory / "train.py"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.private: set[str] = set()
+
+    def start(
+        self, body: str, *flags: str, env: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        self.script.write_text(PRELUDE + body)
+        return self.launch(*flags, str(self.script), str(self.directory), env=env)
+
+    def launch(self, *words: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
+        with (self.directory / "out").open("wb") as out, (self.directory / "err").open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "slurm_resilience.training.run", *words],
+                stdout=out,
+                stderr=err,
+                stdin=subprocess.DEVNULL,
+                env=clean | {"TMPDIR": str(self.directory)} | (env or {}),
+            )
+        return self.process
+
+    def end(self) -> int:
+        assert self.process is not None
+        return self.process.wait(60)
+
+    def read(self, name: str) -> dict[str, Any]:
+        """What a rank wrote; waits for it."""
+        file = self.directory / name
+        until(lambda: file.exists() or self.ended(), f"{name}; {self.err}")
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+
+    def ended(self) -> bool:
+        return self.process is None or self.process.poll() is not None
+
+    def touch(self, name: str) -> None:
+        (self.directory / name).touch()
+
+    @property
+    def out(self) -> str:
+        return (self.directory / "out").read_text()
+
+    @property
+    def err(self) -> str:
+        return (self.directory / "err").read_text()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    if run.process is not None and run.process.poll() is None:
+        run.process.kill()
+        run.process.wait(10)
+
+
+def test_a_killed_rank_is_replaced_and_the_rest_goes_on(run: Run) -> None:
+    run.start('write("up")\nwait("go")\n', "--nproc-per-node=2", "--standby=0")
+    first = run.read("up.1.0")
+    other = run.read("up.0.0")
+    os.kill(first["pid"], signal.SIGKILL)
+    second = run.read("up.1.1")
+    assert second["pid"] != first["pid"]
+    assert psutil.Process(other["pid"]).is_running()
+    run.touch("go")
+    assert run.end() == 0
+    assert "rank 1: SIGKILL after" in run.err
+    assert not (run.directory / "up.0.1").exists()
+
+
+def test_a_warm_standby_takes_the_seat(run: Run) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    run.start('write("up")\nwait("go")\n', "--nproc-per-node=1", "--standby=1")
+    first = run.read("up.0.0")
+    assert run.process is not None
+    assert first["torch"] is False
+    launcher = psutil.Process(run.process.pid)
+
+    def waiting() -> int:
+        return next((p.pid for p in launcher.children() if "torch.optim" in p.cmdline()), 0)
+
+    standby = until(waiting, "a standby")
+    os.kill(first["pid"], signal.SIGKILL)
+    second = run.read("up.0.1")
+    assert second["pid"] == standby
+    assert second["torch"] is True
+    assert os.getpriority(os.PRIO_PROCESS, standby) == os.getpriority(os.PRIO_PROCESS, 0)
+    run.touch("go")
+    assert run.end() == 0
+
+
+def test_the_program_is_as_python_would_start_it(run: Run) -> None:
+    (run.directory / "neighbour.py").write_text("class Thing: pass\n")
+    run.start(
+        """
+import neighbour, pickle, __main__
+class Own: pass
+write("up", argv=sys.argv, path=sys.path[0], name=__name__, file=__file__,
+      own=type(pickle.loads(pickle.dumps(Own()))) is __main__.Own,
+      python=[sys.flags.safe_path, "starter" in sys.modules, "codes" in sys.modules],
+      omp=os.environ["OMP_NUM_THREADS"], meet=os.environ["SRES_MEET"])
+""",
+        "--nproc_per_node",
+        "2",
+    )
+    assert run.end() == 0, run.err
+    found = run.read("up.1.0")
+    assert found["argv"] == [str(run.script), str(run.directory)]
+    assert found["path"] == str(run.directory)
+    assert (found["name"], found["file"]) == ("__main__", str(run.script))
+    assert found["own"] is True
+    assert found["python"] == [False, False, False]
+    assert found["omp"] == "1"
+    assert not Path(found["meet"].removeprefix("dir:")).parent.exists()
+    assert run.err == ""
+
+
+def test_modules_and_programs(run: Run) -> None:
+    (run.directory / "pkg.py").write_text("import sys; print(__name__, sys.argv[1:])\n")
+    run.launch("-m", "pkg", "--a", env={"PYTHONPATH": f"{run.directory}:{Path.cwd()}"})
+    assert run.end() == 0, run.err
+    assert run.out == "__main__ ['--a']\n"
+    run.launch("--no-python", "sh", "-c", "echo $RANK; exit 0")
+    assert run.end() == 0, run.err
+    assert run.out == "0\n"
+
+
+def test_a_spent_budget_ends_everything_with_the_code(run: Run) -> None:
+    run.start(
+        'write("up")\nif seat == 1: os._exit(7)\nwait("never")\n',
+        "--nproc=2",
+        "--max-restarts=2",
+        "--standby=0",
+        "-r=1:2",
+    )
+    assert run.end() == 7
+    other = run.read("up.0.0")
+    assert gone(other["pid"])
+    assert run.read("up.1.2")["incarnation"] == 2
+    assert not (run.directory / "up.1.3").exists()
+    assert "rank 1 " in run.err
+    assert "--max-restarts" in run.err
+
+
+def test_the_same_exception_twice_is_a_bug(run: Run) -> None:
+    run.start('write("up")\nraise ValueError("no such layer")\n', "-r=2", "--standby=0")
+    assert run.end() == 1
+    run.read("up.0.1")
+    assert not (run.directory / "up.0.2").exists()
+    assert f"ValueError at {run.script}" in run.err
+    assert "last lines of" in run.err
+    # The traceback begins with the user's own frame.
+    (log,) = run.directory.glob("none_*/attempt_1/0/stderr.log")
+    assert log.read_text().splitlines()[1].startswith(f'  File "{run.script}"')
+    assert log.read_text() in run.err.replace("sres-run:     ", "")
+
+
+def test_a_rank_may_say_that_the_training_gives_up(run: Run) -> None:
+    run.start(f'write("up")\nif seat == 0: sys.exit({codes.STOP})\nwait("never")\n', "--nproc=2")
+    assert run.end() == codes.STOP
+    assert "gave up" in run.err
+
+
+def test_sigterm_is_passed_on_and_waited_for(run: Run) -> None:
+    run.start(
+        """
+def term(*_):
+    write("term")
+    wait("go")
+    sys.exit(5 if seat else 0)
+signal.signal(signal.SIGTERM, term)
+signal.signal(signal.SIGUSR1, lambda *_: write("usr1"))
+write("up")
+wait("never")
+""",
+        "--nproc=2",
+    )
+    for seat in (0, 1):
+        run.read(f"up.{seat}.0")
+    assert run.process is not None
+    run.process.send_signal(signal.SIGUSR1)
+    for seat in (0, 1):
+        run.read(f"usr1.{seat}.0")
+    run.process.send_signal(signal.SIGTERM)
+    for seat in (0, 1):
+        run.read(f"term.{seat}.0")
+    assert run.process.poll() is None
+    run.touch("go")
+    assert run.end() == 5
+    assert not (run.directory / "up.1.1").exists()
+
+
+def test_a_second_interrupt_kills(run: Run) -> None:
+    run.start('signal.signal(signal.SIGINT, lambda *_: write("int"))\nwrite("up")\nwait("never")\n')
+    pid = run.read("up.0.0")["pid"]
+    assert run.process is not None
+    run.process.send_signal(signal.SIGINT)
+    run.read("int.0.0")
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == codes.KILLED_BY_HAND
+    assert gone(pid)
+
+
+def test_nothing_outlives_a_killed_launcher(run: Run) -> None:
+    run.start(
+        """
+import subprocess
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+write("up", child=child.pid, keeper=os.environ["SRES_KEEPER"])
+wait("never")
+""",
+        "--nproc=2",
+    )
+    ranks = [run.read(f"up.{seat}.0") for seat in (0, 1)]
+    assert run.process is not None
+    family = psutil.Process(run.process.pid).children(recursive=True)
+    assert {rank["child"] for rank in ranks} <= {process.pid for process in family}
+    private = Path(ranks[0]["keeper"]).parent
+    assert private.is_dir()
+    assert private.stat().st_mode & 0o777 == 0o700
+    run.process.kill()
+    run.end()
+    for process in family:
+        until(lambda pid=process.pid: gone(pid), f"end of {process}")
+    until(lambda: not private.exists(), "the private directory is removed")
+
+
+def test_ranks_end_with_the_launcher_even_without_its_guard(run: Run) -> None:
+    run.start('write("up")\nwait("never")\n', "--standby=0")
+    pid = run.read("up.0.0")["pid"]
+    assert run.process is not None
+    (guard,) = (p for p in psutil.Process(run.process.pid).children() if p.pid != pid)
+    guard.kill()
+    run.process.kill()
+    until(lambda: gone(pid), "end of the rank")
+
+
+def test_a_stopped_rank_is_evicted(run: Run) -> None:
+    run.start(
+        """
+from slurm_resilience.training.run import keeper
+write("up", ready=keeper.ready())
+if seat == 0 and incarnation == 0:
+    wait("stopped")
+    for stranger in (os.getppid(), 1):
+        assert keeper.evict(stranger, "not yours")
+    assert keeper.evict(int((here / "stopped").read_text()), "no word for 3 s")
+wait("go")
+""",
+        "--nproc=2",
+        "--standby=0",
+        env={"PYTHONPATH": str(Path.cwd())},
+    )
+    hung = run.read("up.1.0")
+    assert hung["ready"] is True
+    os.kill(hung["pid"], signal.SIGSTOP)
+    file = run.directory / "stopped.new"
+    file.write_text(str(hung["pid"]))
+    file.rename(run.directory / "stopped")
+    run.read("up.1.1")
+    assert gone(hung["pid"])
+    run.touch("go")
+    assert run.end() == 0
+    assert "evicted: no word for 3 s" in run.err
+
+
+def test_scripts_before_and_after(run: Run) -> None:
+    before, after = run.directory / "before.sh", run.directory / "after.py"
+    before.write_text('#!/bin/sh\necho "before $1 $2"\n')
+    before.chmod(0o755)
+    after.write_text("import os, sys\nprint('after', os.environ['SRES_EXIT_CODE'], sys.argv[1:])\n")
+    run.start(
+        "print('train', seat, flush=True)\nsys.exit(3 if incarnation == 0 else 76)\n",
+        "--pre-train-script",
+        str(before),
+        "--pre-train-args=a 'b c; exit 1'",
+        "--post-train-script",
+        str(after),
+        "--post-train-args=$HOME",
+        "--standby=0",
+    )
+    assert run.end() == 76
+    lines = run.out.splitlines()
+    assert lines == ["before a b c; exit 1", "train 0", "train 0", "after 76 ['$HOME']"]
+
+
+def test_a_failed_script_before_ends_it(run: Run) -> None:
+    before = run.directory / "before.sh"
+    before.write_text("#!/bin/sh\nexit 9\n")
+    before.chmod(0o755)
+    run.start('write("up")\n', "--pre-train-script", str(before))
+    assert run.end() == 9
+    assert not (run.directory / "up.0.0").exists()
+    assert "pre-train script" in run.err
+
+
+def test_output_with_a_prefix_and_in_files(run: Run) -> None:
+    run.start(
+        """
+print("to stdout", seat, flush=True)
+print("to stderr", seat, file=sys.stderr)
+if seat == 1 and incarnation == 0:
+    os.kill(os.getpid(), 9)
+""",
+        "--nproc=2",
+        "--tee=3",
+        f"--log-dir={run.directory}/logs",
+        "--rdzv-id=mine",
+        "--local-ranks-filter=1",
+        "--standby=0",
+    )
+    assert run.end() == 0, run.err
+    assert run.out.splitlines() == ["[default1]:to stdout 1"] * 2
+    assert "[default1]:to stderr 1" in run.err
+    assert "stderr 0" not in run.err
+    (logs,) = (run.directory / "logs").glob("mine_*")
+    assert (logs / "attempt_0/0/stdout.log").read_text() == "to stdout 0\n"
+    assert (logs / "attempt_1/1/stderr.log").read_text() == "to stderr 1\n"
+
+
+def test_nodes_that_share_a_directory(run: Run, tmp_path: Path) -> None:
+    """Two launchers stand for two nodes; each knows its own seats only."""
+    shared = tmp_path / "shared"
+    flags = ["--nnodes=1:2", "--nproc=1", "--rdzv-backend=dir", f"--rdzv-endpoint={shared}"]
+    body = 'write("up", meet=os.environ["SRES_MEET"], least=os.environ["SRES_MIN_WORLD"])\n'
+    for node in ("0", "1"):
+        run.start(body, *flags, "--node-rank", node)
+        assert run.end() == 0, run.err
+    first, second = run.read("up.0.0"), run.read("up.1.0")
+    assert first["meet"] == second["meet"] == f"dir:{shared}/run/none/mesh"
+    assert first["least"] == "1"
+    # A node that comes back goes on counting.
+    run.start(body, *flags, "--node-rank=1")
+    assert run.end() == 0, run.err
+    run.read("up.1.1")

@@ -1,0 +1,362 @@
+"""The launcher's pure parts: flags, place, environment, and what an ended rank means."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.training.run import codes, words
+from slurm_resilience.training.run.environment import Node, common, of_rank
+from slurm_resilience.training.run.main import main
+from slurm_resilience.training.run.meeting import Meeting, meeting, next_incarnation
+from slurm_resilience.training.run.place import Place, place
+from slurm_resilience.training.run.verdict import End, Rules, judge
+
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "2",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "3",
+    "SLURM_NNODES": "4",
+    "SLURM_STEP_NODELIST": "n[1-2],m7,k1",
+}
+SECRET = "ab" * 32
+
+
+def here(nodes: str = "1", rank: int = 0, run: str = "r") -> Place:
+    return Place(rank, words.nnodes(nodes), run)
+
+
+class TestWords:
+    @pytest.mark.parametrize(("text", "least", "most"), [("4", 4, 4), ("2:4", 2, 4), ("1:1", 1, 1)])
+    def test_nnodes(self, text: str, least: int, most: int) -> None:
+        assert words.nnodes(text) == words.Span(least, most)
+
+    @pytest.mark.parametrize("text", ["", "0", "4:2", "a", "1:2:3", "-1", "0:2"])
+    def test_bad_nnodes(self, text: str) -> None:
+        with pytest.raises(UsageError, match="--nnodes"):
+            words.nnodes(text)
+
+    def test_ranks_of_a_node(self) -> None:
+        assert words.local_world("3", gpus=0, cpus=8) == 3
+        assert words.local_world("gpu", gpus=4, cpus=8) == 4
+        assert words.local_world("auto", gpus=4, cpus=8) == 4
+        assert words.local_world("auto", gpus=0, cpus=8) == 8
+        assert words.local_world("cpu", gpus=4, cpus=8) == 8
+        for wrong in ("gpu", "0", "-1", "many", ""):
+            with pytest.raises(UsageError, match="--nproc-per-node"):
+                words.local_world(wrong, gpus=0, cpus=8)
+
+    def test_gpus_by_the_environment(self) -> None:
+        offered = words.gpus_offered
+        assert offered({"CUDA_VISIBLE_DEVICES": "0,GPU-1f", "SLURM_GPUS_ON_NODE": "8"}) == 2
+        assert offered({"CUDA_VISIBLE_DEVICES": ""}) == 0
+        assert offered({"CUDA_VISIBLE_DEVICES": "0,-1,1"}) == 1
+        assert offered({"SLURM_GPUS_ON_NODE": "8"}) == 8
+        assert offered({}) == -1
+
+    def test_streams(self) -> None:
+        assert words.streams("--tee", "3", 2) == words.streams("--tee", "=3", 2) == (3, 3)
+        assert words.streams("--tee", "0:1,2:3", 3) == (1, 0, 3)
+        for wrong in ("4", "0:4", "2:1", "x", "0:1,", ""):
+            with pytest.raises(UsageError, match="--tee"):
+                words.streams("--tee", wrong, 2)
+        assert words.ranks_filter("1", 2) == {1}
+        assert words.ranks_filter(None, 2) == {0, 1}
+        with pytest.raises(UsageError):
+            words.ranks_filter("a", 2)
+
+    def test_addresses(self) -> None:
+        found = words.addresses("n1, n2:29500,[fd00::3]:7")
+        assert [node.seat(1) for node in found] == ["n1:29401", "n2:29501", "[fd00::3]:8"]
+        for wrong in ("n1:0", "n1:70000", "a/b", "n1:x", "[::1"):
+            with pytest.raises(UsageError, match="HOST"):
+                words.addresses(wrong)
+
+    @given(st.text(max_size=30))
+    def test_any_text_is_an_answer_or_one_line(self, text: str) -> None:
+        for parse in (words.nnodes, words.addresses, lambda t: words.streams("--tee", t, 3)):
+            try:
+                parse(text)
+            except UsageError as error:
+                assert text.removeprefix("=") in str(error)
+
+    def test_secret(self) -> None:
+        assert words.secret(SECRET.upper() + "\n", "f") == SECRET
+        for wrong in ("", "ab", "x" * 64, SECRET + "a"):
+            with pytest.raises(UsageError, match="openssl"):
+                words.secret(wrong, "f")
+
+
+class TestPlace:
+    def test_alone(self) -> None:
+        assert place({}) == Place(0, words.Span(1, 1), "none")
+
+    def test_in_a_step(self) -> None:
+        assert place(STEP) == Place(3, words.Span(4, 4), "7.0.2")
+        assert place(STEP, nodes="2:5").nodes == words.Span(2, 5)
+
+    def test_our_supervisor_knows_better(self) -> None:
+        told = STEP | {"NODE_RANK": "1", "NNODES": "2", "SRES_TOKEN": "7.0.3"}
+        assert place(told) == Place(1, words.Span(2, 2), "7.0.3")
+
+    def test_flags_know_best(self) -> None:
+        assert place(STEP, "8", 5, "mine") == Place(5, words.Span(8, 8), "mine")
+        assert place(STEP, standalone=True).alone
+
+    def test_a_batch_script_is_no_step(self) -> None:
+        batch = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "4", "SLURM_NODEID": "0", "SLURM_PROCID": "0"}
+        found = place(batch)
+        assert found.alone
+        assert "srun --ntasks-per-node=1" in found.note
+
+    @pytest.mark.parametrize(
+        ("environment", "nodes", "rank", "word"),
+        [
+            ({}, "2", None, "--node-rank"),
+            ({}, "2", 2, "does not exist"),
+            ({}, "2", -1, "does not exist"),
+            (STEP, "2", None, "does not exist"),
+            (STEP | {"SLURM_LOCALID": "1"}, None, None, "--ntasks-per-node=1"),
+        ],
+    )
+    def test_impossible(
+        self, environment: dict[str, str], nodes: str | None, rank: int | None, word: str
+    ) -> None:
+        with pytest.raises(UsageError, match=word):
+            place(environment, nodes, rank)
+
+    def test_standalone_is_one_node(self) -> None:
+        with pytest.raises(UsageError, match="--standalone"):
+            place({}, "2", standalone=True)
+
+
+class TestMeeting:
+    def test_alone_is_private(self, tmp_path: Path) -> None:
+        first, second = (meeting({}, here(), 2, tmp_path) for _ in range(2))
+        assert first.meet == f"dir:{tmp_path}/mesh"
+        assert len(first.secret) == 64
+        assert first.secret != second.secret
+        assert first.directory is None
+
+    def test_shared_directory_by_run(self, tmp_path: Path) -> None:
+        found = meeting({}, here("2", 1, "job/1"), 2, tmp_path, "dir", str(tmp_path / "s"))
+        assert found.meet == f"dir:{tmp_path}/s/run/job_1/mesh"
+        assert (tmp_path / "s/run/job_1").stat().st_mode & 0o777 == 0o700
+        by_variable = meeting({"SRES_DIR": str(tmp_path / "s")}, here("2", 1, "job/1"), 2, tmp_path)
+        assert by_variable.meet == found.meet
+
+    def test_peers_have_a_port_for_each_seat(self, tmp_path: Path) -> None:
+        given = {"SRES_SECRET": SECRET}
+        found = meeting(given, here("2"), 2, tmp_path, "peers", "n1:100,n2")
+        assert found.meet == "peers:n1:100,n1:101,n2:29400,n2:29401"
+        assert (found.secret, found.first) == (SECRET, "n1")
+
+    def test_peers_by_slurm_in_slurms_order(self, tmp_path: Path) -> None:
+        found = meeting(STEP | {"SRES_SECRET": SECRET}, place(STEP), 1, tmp_path, "peers")
+        assert found.meet == "peers:n1:29400,n2:29400,m7:29400,k1:29400"
+
+    @pytest.mark.parametrize(
+        ("backend", "endpoint", "secret", "word"),
+        [
+            ("peers", "n1,n2", "", "--secret-file"),
+            ("peers", "n1", SECRET, "2"),
+            ("peers", None, SECRET, "--rdzv-endpoint"),
+            (None, None, "", "--rdzv-backend=dir"),
+            ("c10d", "n1:29400", "", "--rdzv-backend=dir"),
+        ],
+    )
+    def test_not_enough_to_go_by(
+        self, tmp_path: Path, backend: str, endpoint: str, secret: str, word: str
+    ) -> None:
+        given = {"SRES_SECRET": secret} if secret else {}
+        with pytest.raises(UsageError, match=word):
+            meeting(given, here("2"), 2, tmp_path, backend, endpoint)
+
+    def test_torchruns_backends_are_mapped(self, tmp_path: Path) -> None:
+        found = meeting({}, here(), 2, tmp_path, "c10d", "localhost:0")
+        assert found.meet.startswith("dir:")
+        assert "c10d" in found.note
+
+    def test_secret_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "secret"
+        file.write_text(SECRET + "\n")
+        found = meeting({}, here("2"), 1, tmp_path, "peers", "a,b", str(file))
+        assert found.secret == SECRET
+        with pytest.raises(UsageError, match="No such file"):
+            meeting({}, here("2"), 1, tmp_path, "peers", "a,b", str(tmp_path / "none"))
+
+    def test_incarnations_outlive_the_launcher(self, tmp_path: Path) -> None:
+        shared = Meeting("dir:x", directory=tmp_path)
+        assert [next_incarnation(shared, 3, last) for last in (-1, 0, -1, -1)] == [0, 1, 2, 3]
+        assert next_incarnation(shared, 4, -1) == 0
+        assert next_incarnation(Meeting("peers:x"), 3, 0) == 1
+
+
+class TestEnvironment:
+    NODE = Node(here("2:3", 1), 4, "dir:/m", "n2", SECRET, "/k", master=("n1", 29500))
+
+    def test_a_rank(self) -> None:
+        found = of_rank({}, self.NODE, 2, 5)
+        wanted = {
+            "SRES_SEAT": "6",
+            "SRES_SEATS": "12",
+            "SRES_INCARNATION": "5",
+            "SRES_MEET": "dir:/m",
+            "SRES_SECRET": SECRET,
+            "SRES_KEEPER": "/k",
+            "SRES_NODE": "n2",
+            "SRES_MIN_WORLD": "8",
+            "RANK": "6",
+            "LOCAL_RANK": "2",
+            "WORLD_SIZE": "12",
+            "LOCAL_WORLD_SIZE": "4",
+            "GROUP_RANK": "1",
+            "MASTER_ADDR": "n1",
+            "MASTER_PORT": "29500",
+            "TORCHELASTIC_RUN_ID": "r",
+            "TORCHELASTIC_RESTART_COUNT": "5",
+            "OMP_NUM_THREADS": "1",
+        }
+        assert wanted.items() <= found.items()
+
+    def test_the_users_threads_stay(self) -> None:
+        assert "OMP_NUM_THREADS" not in common({"OMP_NUM_THREADS": "6"}, self.NODE)
+
+    def test_virtual_local_rank(self) -> None:
+        node = Node(here(), 2, "dir:/m", "n", virtual=True)
+        found = of_rank({"CUDA_VISIBLE_DEVICES": "4,6"}, node, 1, 0)
+        assert (found["LOCAL_RANK"], found["CUDA_VISIBLE_DEVICES"]) == ("0", "6")
+
+    @given(st.integers(1, 9), st.integers(1, 9), st.data())
+    def test_every_seat_has_one_place(self, nodes: int, ranks: int, data: st.DataObject) -> None:
+        rank = data.draw(st.integers(0, nodes - 1))
+        seats = [
+            of_rank({}, Node(here(str(nodes), node), ranks, "m", "n"), local, 0)["RANK"]
+            for node in range(nodes)
+            for local in range(ranks)
+        ]
+        assert seats == [str(seat) for seat in range(nodes * ranks)]
+        assert seats[rank * ranks] == str(rank * ranks)
+
+
+def end(code: int, at: float = 0.0, lived: float = 1.0, **more: str) -> End:
+    return End(code, at, lived, **more)
+
+
+class TestVerdict:
+    RULES = Rules(replacements=2, window=100.0, short_life=10.0)
+
+    def test_done(self) -> None:
+        assert judge([end(137), end(0)], self.RULES).do == "done"
+
+    def test_a_signal_is_replaced(self) -> None:
+        found = judge([end(137)], self.RULES)
+        assert (found.do, found.reason) == ("replace", "SIGKILL")
+
+    def test_the_budget(self) -> None:
+        ends = [end(137, at) for at in (1.0, 2.0, 3.0)]
+        assert judge(ends[:2], self.RULES).do == "replace"
+        spent = judge(ends, self.RULES)
+        assert (spent.do, spent.code) == ("end", 137)
+        assert "--max-restarts" in spent.reason
+
+    def test_the_budget_grows_back(self) -> None:
+        assert judge([end(137, at) for at in (1.0, 2.0, 102.0)], self.RULES).do == "replace"
+        forever = Rules(replacements=2, window=0.0)
+        assert judge([end(137, at) for at in (1.0, 2.0, 10_002.0)], forever).do == "end"
+
+    def test_codes_that_say_it(self) -> None:
+        assert judge([end(codes.STOP)], self.RULES).code == codes.STOP
+        poisoned = [end(codes.POISONED, place="a:1")] * 2
+        assert judge(poisoned, self.RULES).do == "replace"
+
+    def test_the_same_bug_twice(self) -> None:
+        bug = end(1, place="ValueError at a:1", error="ValueError: x")
+        assert judge([bug], self.RULES).do == "replace"
+        twice = judge([bug, bug], self.RULES)
+        assert (twice.do, twice.code) == ("end", 1)
+        assert "ValueError at a:1" in twice.reason
+        assert "ValueError: x" in twice.reason
+        long = end(1, lived=11.0, place="ValueError at a:1")
+        for other in (long, end(3, place=bug.place), end(1, place="b:2"), end(1)):
+            assert judge([other, bug], self.RULES).do == "replace"
+            assert judge([bug, other], self.RULES).do == "replace"
+
+    def test_evicted_is_nobodys_bug(self) -> None:
+        gone = end(137, evicted="it hangs")
+        found = judge([gone, gone], self.RULES)
+        assert found.do == "replace"
+        assert "it hangs" in found.reason
+
+    @given(
+        st.lists(
+            st.builds(
+                End,
+                st.integers(0, 255),
+                st.floats(0, 1000),
+                st.floats(0, 100),
+                st.sampled_from(["", "a", "b"]),
+            ),
+            min_size=1,
+            max_size=20,
+        ),
+        st.integers(0, 5),
+    )
+    def test_every_verdict_has_its_reason(self, ends: list[End], replacements: int) -> None:
+        found = judge(ends, Rules(replacements))
+        assert found.reason
+        assert (found.do == "done") == (ends[-1].code == 0)
+        assert found.do != "end" or found.code != 0
+
+
+def test_codes_in_words() -> None:
+    assert codes.of_status(-signal.SIGKILL) == 137
+    assert codes.of_status(3) == 3
+    assert codes.describe(137) == "SIGKILL"
+    assert codes.describe(1) == "exit code 1"
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        (["--nonsense", "t.py"], "--nonsense"),
+        ([], "no script"),
+        (["/no/such.py"], "no such file"),
+        (["--nproc_per_node=x", __file__], "--nproc-per-node"),
+        (["--nnodes=2", __file__], "--node-rank"),
+        (["--max-restarts=-1", __file__], "restarts"),
+        (["-m", "--no-python", "x"], "--no-python"),
+        (["--no-python", "no-such-program"], "no such program"),
+        (["--recipe", "/no/such.toml"], "no such file"),
+        (["--recipe", __file__, __file__], "leave the script out"),
+        (["--pre-train-script", "/no/such", __file__], "--pre-train-script"),
+        (["--pre-train-args", "a", __file__], "--pre-train-args"),
+        (["--post-train-script", __file__, "--post-train-args", "'", __file__], "post-train-args"),
+        (["--standalone", "--nnodes=2", __file__], "--standalone"),
+        (["-t", "9", __file__], "--tee"),
+    ],
+)
+def test_wrong_words_are_one_line(
+    argv: list[str], word: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NNODES", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(argv) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("sres-run: error: ")
+    assert word in line
+
+
+def test_the_launcher_starts_without_torch() -> None:
+    code = "import slurm_resilience.training.run.launch, slurm_resilience.training.run.main, sys; "
+    code += "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -69,3 +69,9 @@ class MissingTool(SresError):
     """A program or library this step needs is not installed."""
 
     exit_code = 10
+
+
+class CheckpointError(SresError):
+    """A checkpoint's directory cannot be used, or a checkpoint is damaged or does not fit."""
+
+    exit_code = 11

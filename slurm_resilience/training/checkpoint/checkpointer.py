@@ -1,0 +1,266 @@
+"""`Checkpointer`: saves in the background, finds the newest good checkpoint, loads it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from slurm_resilience.errors import CheckpointError, UsageError
+from slurm_resilience.training.checkpoint import loading, parts, writing
+from slurm_resilience.training.checkpoint.shelf import Shelf
+from slurm_resilience.training.checkpoint.stage import Stage
+from slurm_resilience.training.checkpoint.team import Team, one_line
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Counts:
+    """What became of the saves of this process."""
+
+    saved: int = 0
+    failed: int = 0
+    skipped: int = 0
+    in_a_row: int = 0
+    """Failures since the last one that went well."""
+    last: int = -1
+    """Step of the last one that went well."""
+    staging_ms: float = 0.0
+    """How long the last one held up the step."""
+    writing_s: float = 0.0
+    """How long the last one took in the background."""
+    error: str = ""
+    """Why the last failure was one."""
+
+
+class Checkpointer:
+    """Checkpoints in a shared directory: asynchronous, atomic, verified; for any number of ranks.
+
+    Only one save is under way at a time. One that comes before the last has been written is
+    skipped, on all ranks alike, with a log line: a slow disk never holds up a step. A save that
+    fails is logged and counted (`counts`) and training goes on; a load that fails raises.
+
+    Values other than modules and optimizers are taken from one rank; name those that differ from
+    rank to rank in ``per_rank``.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every: int = 0,
+        keep: int = 2,
+        verify: bool = True,
+        per_rank: Collection[str] = (),
+    ) -> None:
+        """
+        Args:
+            directory: on a disk that all ranks share; made if need be.
+            every: steps between checkpoints, for `due`; 0: never.
+            keep: good checkpoints to keep, at least 1. With 2, a damaged newest one costs no more
+                than the steps between two.
+            verify: read and check all content before it is used; else only names and sizes.
+            per_rank: names in the state whose values differ between ranks, e.g. a generator's
+                state. They come back only in a world of the same size.
+
+        Raises:
+            UsageError: a number is out of range.
+            CheckpointError: the directory cannot be used.
+        """
+        if every < 0 or keep < 1:
+            raise UsageError(f"every must be 0 or more and keep 1 or more, not {every} and {keep}")
+        self.every, self.keep, self.checks = every, keep, verify
+        self.per_rank = frozenset(per_rank)
+        self.counts = Counts()
+        self._shelf = Shelf(directory)
+        self._stage = Stage()
+        self._jobs: queue.SimpleQueue[writing.Job | None] = queue.SimpleQueue()
+        self._open = 0
+        self._idle = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._in_flight: set[str] = set()
+        self._loading: set[int] = set()
+
+    def due(self, step: int) -> bool:
+        """Is it time for a checkpoint after ``step`` completed steps?"""
+        return self.every > 0 and step > 0 and step % self.every == 0
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        group: dist.ProcessGroup | None = None,
+        blocking: bool = False,
+    ) -> float:
+        """Copy the state to host memory and write it in the background. All ranks call this.
+
+        Args:
+            step: completed optimizer steps.
+            state: modules, optimizers, things with a state dict, plain values, by name.
+            group: the ranks that save together: a gloo group used for nothing else, whose timeout
+                is longer than a write takes. None: this process alone. When it breaks, the save
+                has failed; a new group may be given next time.
+            blocking: wait for the save before, and until this one is written.
+
+        Returns:
+            Milliseconds that the copying took.
+
+        Raises:
+            UsageError: the state holds what cannot be saved.
+        """
+        if blocking:
+            self.wait()
+        with self._idle:
+            free = self._open == 0
+        began = time.perf_counter()
+        planner = None
+        if free:
+            flat = parts.take_apart(state, self.per_rank, Team(group).rank)
+            planner = self._stage.take(flat, group)
+            self.counts.staging_ms = (time.perf_counter() - began) * 1e3
+        with self._idle:
+            self._open += 1
+        self._jobs.put(writing.Job(step, planner, group))
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._work, name="sres-checkpoint", daemon=True)
+            self._thread.start()
+        if blocking:
+            self.wait()
+        return (time.perf_counter() - began) * 1e3 if planner is None else self.counts.staging_ms
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is being written; False when ``timeout`` seconds were not enough."""
+        with self._idle:
+            return self._idle.wait_for(lambda: self._open == 0, timeout)
+
+    def close(self, timeout: float | None = 60.0) -> bool:
+        """Finish what is under way and end the thread; False when it did not end in time."""
+        done = self.wait(timeout)
+        if self._thread is not None:
+            self._jobs.put(None)
+            if done:
+                self._thread.join(timeout)
+                self._thread = None
+        return done
+
+    def readable(self) -> int:
+        """The newest step that looks complete to this rank; -1: none. Cheap, no communication.
+
+        Names and sizes are compared with the manifest; content is not read.
+        """
+        return self._shelf.readable()
+
+    def latest(self, group: dist.ProcessGroup | None = None) -> int:
+        """The newest step with a verified checkpoint; -1: none.
+
+        Args:
+            group: ranks that share the reading and come to the same answer; all of them call this.
+
+        Raises:
+            CheckpointError: the directory cannot be read.
+        """
+        self._quiet(group)
+        return loading.latest(self._shelf, group, self.checks)
+
+    def load(
+        self, step: int, state: dict[str, Any], group: dist.ProcessGroup | None = None
+    ) -> None:
+        """Load a checkpoint into a state, in place; all ranks of the group call this.
+
+        It may have been written by any number of ranks: tensors are cut anew. Numbers and other
+        plain values are put into ``state`` itself.
+
+        Args:
+            step: which one.
+            state: as it was saved: the same names, modules of the same shapes. Without a value
+                of the checkpoint, that one is left out.
+            group: the ranks that load together (gloo); None: this process alone.
+
+        Raises:
+            CheckpointError: it is damaged, or does not fit; the state may be half loaded then.
+        """
+        self._quiet(group)
+        self._loading.add(step)
+        try:
+            loading.load(self._shelf, step, state, group, self.checks, self.per_rank)
+        finally:
+            self._loading.discard(step)
+
+    def prune(self) -> list[str]:
+        """Delete all but the newest ``keep`` good checkpoints, and what dead writers left.
+
+        One rank is enough; done after each save. Nothing is deleted where nothing good is left.
+        """
+        if not writing.current():
+            return []
+        return self._shelf.prune(self.keep, writing.me(), set(self._in_flight), set(self._loading))
+
+    def _quiet(self, group: dist.ProcessGroup | None) -> None:
+        """Two threads must not use one group at a time."""
+        if group is not None:
+            self.wait()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._do(job)
+            finally:
+                with self._idle:
+                    self._open -= 1
+                    self._idle.notify_all()
+
+    def _do(self, job: writing.Job) -> None:
+        counts, began = self.counts, time.perf_counter()
+        try:
+            writing.write(job, self._shelf, self._in_flight)
+        except writing.Skipped as reason:
+            counts.skipped += 1
+            log.warning("checkpoint of step %d is skipped: %s", job.step, reason)
+            return
+        except writing.Fenced:
+            counts.failed += 1
+            counts.error = "a later attempt has begun"
+            if writing.leads(job):
+                log.error("checkpoint of step %d is refused: a later attempt has begun", job.step)
+            return
+        except BaseException as error:  # torch reports a failed rank by a BaseException
+            self._stage.forget()
+            counts.failed += 1
+            counts.in_a_row += 1
+            counts.error = one_line(error)
+            log.error(
+                "checkpoint of step %d failed, training goes on without it (%d in a row): %s",
+                job.step,
+                counts.in_a_row,
+                counts.error,
+            )
+            return
+        if job.planner is not None:
+            self._stage.learn(job.planner)
+        counts.saved += 1
+        counts.in_a_row = 0
+        counts.last = job.step
+        counts.writing_s = time.perf_counter() - began
+        if writing.leads(job):
+            self._announce(job.step)
+
+    def _announce(self, step: int) -> None:
+        log.info(
+            "checkpoint of step %d: %.0f ms of the step, %.1f s in the background",
+            step,
+            self.counts.staging_ms,
+            self.counts.writing_s,
+        )
+        writing.report(step)
+        try:
+            self.prune()
+        except (CheckpointError, OSError) as error:
+            log.warning("old checkpoints stay: %s", one_line(error))

@@ -1,0 +1,150 @@
+"""Find a checkpoint that is good, and load it; the same on all ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+
+from slurm_resilience.errors import CheckpointError
+from slurm_resilience.training.checkpoint import manifest as manifests
+from slurm_resilience.training.checkpoint import parts
+from slurm_resilience.training.checkpoint.manifest import Damaged
+from slurm_resilience.training.checkpoint.shelf import Shelf
+from slurm_resilience.training.checkpoint.team import PartFailed, Team, one_line
+
+log = logging.getLogger(__name__)
+
+
+def latest(shelf: Shelf, group: dist.ProcessGroup | None, content: bool) -> int:
+    """The newest good step; -1: none. See `Checkpointer.latest`."""
+    team = Team(group)
+    try:
+        steps = team.together(lambda: shelf.steps() if team.leads else [])[0]
+    except PartFailed as failed:
+        raise CheckpointError(str(failed)) from None
+    for step in steps:
+        try:
+            check(shelf, step, team, content)
+        except PartFailed as failed:
+            if team.leads:
+                shelf.complain(f"checkpoint of step {step} is skipped: {failed}")
+        else:
+            return int(step)
+    return -1
+
+
+def check(shelf: Shelf, step: int, team: Team, content: bool) -> None:
+    """Compare a checkpoint with its manifest; the ranks share the reading.
+
+    Raises:
+        PartFailed: it is damaged; the text names the file.
+    """
+
+    def looks() -> bool:
+        _, seen = shelf.manifest(step)
+        return not content or shelf.verified(step, seen)
+
+    def reads() -> None:
+        manifest, _ = shelf.manifest(step)
+        own = sorted(manifest.files)[team.rank :: team.world]
+        manifests.verify(shelf.at(step), manifest, own)
+
+    if all(team.together(looks)):
+        return
+    _, seen = shelf.manifest(step)
+    try:
+        team.together(reads)
+    except PartFailed as failed:
+        shelf.remember(step, seen, str(failed))
+        raise
+    shelf.remember(step, seen)
+
+
+def load(
+    shelf: Shelf,
+    step: int,
+    state: dict[str, Any],
+    group: dist.ProcessGroup | None,
+    content: bool,
+    per_rank: Collection[str],
+) -> None:
+    """Load a checkpoint in place. See `Checkpointer.load`.
+
+    Raises:
+        CheckpointError: it is unusable.
+    """
+    team = Team(group)
+    try:
+        check(shelf, step, team, content)
+        _load(shelf, step, state, team, per_rank)
+    except (PartFailed, CheckpointException, Damaged, OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"checkpoint of step {step} in {shelf.path} cannot be loaded: {one_line(error)}"
+        ) from error
+
+
+def _load(
+    shelf: Shelf, step: int, state: dict[str, Any], team: Team, per_rank: Collection[str]
+) -> None:
+    reader = FileSystemReader(shelf.at(step))
+    known: dict[str, Any] = {}
+    team.together(lambda: known.update(reader.read_metadata().state_dict_metadata))
+    paths = {name: parts.own_name(name, team.rank) if name in per_rank else name for name in state}
+    for name, path in list(paths.items()):
+        if parts.TREE + path in known:
+            continue
+        if name not in per_rank:
+            raise PartFailed(f"it has no {name!r}")
+        log.warning("checkpoint of step %d has no %s for rank %d", step, name, team.rank)
+        del paths[name]
+    trees = {parts.TREE + path: b"" for path in paths.values()}
+    _read(reader, trees, team)
+
+    def templates() -> dict[str, Any]:
+        tensors: dict[str, Any] = {}
+        for name, path in paths.items():
+            tree = trees[parts.TREE + path]
+            own = parts.template(name, path, state[name], state, tree)
+            for key in parts.keys_of(tree):
+                tensors[key] = _fitting(own.get(key), known[key], parts.has_shape(state[name]))
+        return tensors
+
+    flat: dict[str, Any] = {}
+    team.together(lambda: flat.update(templates()))
+    _read(reader, flat, team)
+
+    def apply() -> None:
+        # Modules before what refers to their parameters.
+        order = sorted(paths, key=lambda name: not isinstance(state[name], torch.nn.Module))
+        for name in order:
+            saved = parts.join(trees[parts.TREE + paths[name]], flat.__getitem__)
+            state[name] = parts.put_back(name, state[name], state, saved)
+
+    team.together(apply)
+
+
+def _fitting(live: torch.Tensor | None, saved: TensorStorageMetadata, fixed: bool) -> torch.Tensor:
+    """Where a saved tensor goes: into the live one, or a new one where that has another shape."""
+    if live is not None and (fixed or live.shape == saved.size):
+        return live
+    return torch.empty(saved.size, dtype=saved.properties.dtype)
+
+
+def _read(reader: FileSystemReader, into: dict[str, Any], team: Team) -> None:
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    dcp_load(
+        into,
+        storage_reader=reader,
+        planner=planner,
+        process_group=team.group,
+        no_dist=team.group is None,
+    )

@@ -1,0 +1,94 @@
+"""The ranks that save or load together, and how they agree whether a part went well."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from slurm_resilience.errors import SresError
+from slurm_resilience.training.checkpoint.manifest import Damaged
+
+T = TypeVar("T")
+
+# DCP warns of every save and load of a single process; here that is what was asked for.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
+
+
+class PartFailed(Exception):
+    """Some rank could not do its part. Every rank of the team raises this, with the same text."""
+
+
+class Team:
+    """A process group, or this process alone.
+
+    A part that fails on one rank fails on all of them, so that nobody waits for one that gave up.
+    A group that breaks in the middle (a rank died, the group was cut) raises what torch raises.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        """
+        Args:
+            group: of CPU tensors (gloo), used by nobody else while a save or load is under way.
+                Its timeout must be longer than the slowest rank writes.
+        """
+        self.group = group
+        self.world = 1 if group is None else dist.get_world_size(group)
+        self.rank = 0 if group is None else dist.get_rank(group)
+
+    @property
+    def leads(self) -> bool:
+        """Is this the rank that names, finishes and deletes directories?"""
+        return self.rank == 0
+
+    def gather(self, value: T) -> list[T]:
+        """What every rank says, in the order of ranks."""
+        if self.group is None:
+            return [value]
+        said: list[Any] = [None] * self.world
+        dist.all_gather_object(said, value, group=self.group)
+        return said
+
+    def together(self, part: Callable[[], T]) -> list[T]:
+        """Let every rank do a part; what each of them returned, in the order of ranks.
+
+        Raises:
+            PartFailed: it failed on one rank or more.
+        """
+        failure = ""
+        value: T | None = None
+        try:
+            value = part()
+        except (Exception, CheckpointException) as error:
+            failure = one_line(error)
+        said = self.gather((failure, value))
+        if failures := {rank: text for rank, (text, _) in enumerate(said) if text}:
+            raise PartFailed(summary(failures, self.world))
+        return [value for _, value in said]  # type: ignore[misc]
+
+
+def summary(failures: dict[int, str], world: int) -> str:
+    """What went wrong on some ranks, in one line; what all of them say alike is nobody's own."""
+    rank, text = min(failures.items())
+    if len(failures) == world and len({*failures.values()}) == 1:
+        return text
+    return f"rank {rank}: {text}" + _more(len(failures) - 1)
+
+
+def one_line(error: BaseException) -> str:
+    """An error in one line: of many ranks' failures the first, of a system error no number."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (first, _) = min(error.failures.items(), key=lambda item: item[0])
+        return f"rank {rank}: {one_line(first)}" + _more(len(error.failures) - 1)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror + (f": {error.filename}" if error.filename else "")
+    text = str(error).strip().split("\n", 1)[0]
+    plain = text and isinstance(error, RuntimeError | ValueError | PartFailed | Damaged | SresError)
+    return text if plain else f"{type(error).__name__}: {text}"
+
+
+def _more(ranks: int) -> str:
+    return f" (and {ranks} more ranks)" if ranks else ""

@@ -1,0 +1,327 @@
+"""Checkpoints of several gloo ranks: DDP, FSDP2, HSDP, other world sizes, ranks that die."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
+
+from slurm_resilience.errors import CheckpointError  # noqa: E402
+from slurm_resilience.training.checkpoint import Checkpointer  # noqa: E402
+
+pytestmark = [
+    pytest.mark.training,
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
+
+DEADLINE = 60.0
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint"])
+
+
+def _child(
+    target: Callable[..., Any], rank: int, world: int, store: str, out: Connection, args: Any
+) -> None:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(store, world),
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=30),
+        )
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=30))
+        out.send((True, target(rank, world, group, *args)))
+    except BaseException:
+        out.send((False, traceback.format_exc()))
+    os._exit(0)
+
+
+class Ranks:
+    """Processes of one world, ended with the test."""
+
+    def __init__(self, tmp_path: Path, world: int, target: Callable[..., Any], *args: Any) -> None:
+        store = tmp_path / f"store-{os.urandom(4).hex()}"
+        self.ends, self.processes = [], []
+        for rank in range(world):
+            mine, theirs = FORKS.Pipe(duplex=False)
+            process = FORKS.Process(
+                target=_child, args=(target, rank, world, str(store), theirs, args), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self.ends.append(mine)
+            self.processes.append(process)
+
+    def result(self, rank: int) -> Any:
+        """What a rank returned; None when it died without a word."""
+        assert wait([self.ends[rank]], DEADLINE), f"rank {rank} says nothing"
+        try:
+            good, value = self.ends[rank].recv()
+        except EOFError:
+            return None
+        assert good, value
+        return value
+
+    def results(self) -> list[Any]:
+        return [self.result(rank) for rank in range(len(self.ends))]
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join(DEADLINE)
+
+
+@contextlib.contextmanager
+def ranks(tmp_path: Path, world: int, target: Callable[..., Any], *args: Any) -> Iterator[Ranks]:
+    run = Ranks(tmp_path, world, target, *args)
+    try:
+        yield run
+    finally:
+        run.end()
+
+
+def build(kind: str, world: int) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
+    """The model, what its forward is called on, and its optimizer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3))
+    net: nn.Module = model
+    if kind == "ddp":
+        net = nn.parallel.DistributedDataParallel(model)
+    elif kind == "fsdp":
+        net = fully_shard(model)
+    elif kind == "hsdp":
+        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+        net = fully_shard(model, mesh=mesh)
+    return model, net, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    torch.manual_seed(100 + step)
+    optimizer.zero_grad()
+    net(torch.randn(4, 6)).pow(2).sum().backward()
+    optimizer.step()
+
+
+def whole(tensor: Any) -> Any:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def picture(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, list[Any]]:
+    """Every number of the state, as plain lists."""
+    seen = {}
+    for name, parameter in model.named_parameters():
+        kept = optimizer.state.get(parameter, {})
+        tensors = [parameter, *(kept[key] for key in sorted(kept))]
+        seen[name.removeprefix("module.")] = [whole(tensor).tolist() for tensor in tensors]
+    return seen
+
+
+def saves(rank: int, world: int, group: Any, directory: str, kind: str) -> Any:
+    """Save after step 2 and, with the copies' memory used again, after step 4."""
+    model, net, optimizer = build(kind, world)
+    checkpointer = Checkpointer(directory, per_rank=["own"])
+    for step in range(1, 5):
+        train(net, optimizer, step)
+        if step % 2 == 0:
+            pictured = picture(model, optimizer)
+            state = {"model": net, "optimizer": optimizer, "own": {"rank": rank}, "step": step}
+            checkpointer.save(step, state, group)
+            with torch.no_grad():  # what happens now must not reach the disk
+                for parameter in model.parameters():
+                    parameter.add_(0 if step < 4 else 1000)
+            assert checkpointer.wait(DEADLINE)
+            assert checkpointer.counts.saved == step // 2, checkpointer.counts
+    return pictured, checkpointer.latest(group)
+
+
+def loads(rank: int, world: int, group: Any, directory: str, kind: str) -> Any:
+    model, net, optimizer = build(kind, world)
+    if rank == 0:  # gradients and optimizer state of another life must not disturb
+        net.zero_grad()
+    checkpointer = Checkpointer(directory, per_rank=["own"])
+    step = checkpointer.latest(group)
+    state = {"model": net, "optimizer": optimizer, "own": {"rank": -1}, "step": 0}
+    checkpointer.load(step, state, group)
+    assert state["step"] == step
+    return picture(model, optimizer), state["own"]["rank"]
+
+
+@pytest.mark.parametrize(
+    ("before", "old_world", "after", "new_world"),
+    [("ddp", 4, "fsdp", 2), ("fsdp", 4, "fsdp", 2), ("hsdp", 4, "ddp", 2), ("fsdp", 2, "hsdp", 4)],
+)
+def test_what_one_world_saves_another_loads(
+    tmp_path: Path, before: str, old_world: int, after: str, new_world: int
+) -> None:
+    directory = str(tmp_path / "checkpoints")
+    with ranks(tmp_path, old_world, saves, directory, before) as run:
+        saved = run.results()
+    assert [latest for _, latest in saved] == [4] * old_world
+    assert all(pictured == saved[0][0] for pictured, _ in saved)
+    with ranks(tmp_path, new_world, loads, directory, after) as run:
+        loaded = run.results()
+    for rank, (pictured, own) in enumerate(loaded):
+        assert pictured == saved[0][0]
+        assert own == (rank if rank < old_world else -1)
+
+
+def saves_until_killed(rank: int, world: int, group: Any, directory: str) -> Any:
+    value = {"weights": torch.zeros(6_000_000), "own": torch.zeros(6_000_000)}
+    checkpointer = Checkpointer(directory, keep=100, per_rank=["own"])
+    step = 0
+    while not checkpointer.counts.failed and step < 2000:
+        step += 1
+        value["weights"].fill_(step)
+        value["own"].fill_(-step)
+        checkpointer.save(step, value, group, blocking=True)
+    return step, checkpointer.counts.error
+
+
+def test_a_rank_killed_in_the_middle_of_a_save(tmp_path: Path) -> None:
+    for attempt in range(3):
+        directory = tmp_path / f"checkpoints-{attempt}"
+        with ranks(tmp_path, 3, saves_until_killed, str(directory)) as run:
+            # Two good ones, then the moment in which rank 1 writes its part.
+            assert _until((directory / "step-000002").exists)
+            assert _until(lambda place: any(place.glob("*.tmp-*/__1_0.distcp")), directory)
+            os.kill(run.processes[1].pid or 0, signal.SIGKILL)
+            results = run.results()
+        assert results[1] is None
+        (stopped, error), (other, _) = results[0], results[2]
+        assert stopped == other
+        assert error
+        if left := [*directory.glob("*.tmp-*")]:
+            break
+    else:
+        pytest.fail("three times the kill came between two saves")
+    assert not (directory / f"step-{stopped:06d}").exists()
+    checkpointer = Checkpointer(directory)
+    assert checkpointer.latest() == checkpointer.readable() == stopped - 1
+    value = {"weights": torch.zeros(6_000_000)}
+    checkpointer.load(stopped - 1, value)
+    assert bool((value["weights"] == stopped - 1).all())
+    # All writers are dead: what they left goes, and all but the newest two good ones.
+    gone = checkpointer.prune()
+    assert {path.name for path in left} <= {*gone}
+    kept = [f"step-{stopped - 2:06d}", f"step-{stopped - 1:06d}"]
+    assert sorted(path.name for path in directory.iterdir()) == kept
+
+
+def _until(condition: Callable[..., bool], *args: Any) -> bool:
+    end, tick = time.monotonic() + DEADLINE, threading.Event()
+    while not (reached := condition(*args)) and time.monotonic() < end:
+        tick.wait(0.002)
+    return reached
+
+
+def disk_full(rank: int, world: int, group: Any, directory: str) -> Any:
+    _, net, optimizer = build("ddp", world)
+    train(net, optimizer, 1)
+    state = {"model": net, "optimizer": optimizer, "ballast": torch.ones(100_000)}
+    checkpointer = Checkpointer(directory)
+    checkpointer.save(1, state, group, blocking=True)
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, old[1]))
+    checkpointer.save(2, state, group, blocking=True)
+    train(net, optimizer, 2)  # training goes on
+    error, failed = checkpointer.counts.error, checkpointer.counts.failed
+    resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    left = sorted(path.name for path in Path(directory).iterdir())
+    dist.barrier()
+    checkpointer.save(3, state, group, blocking=True)
+    return error, failed, left, checkpointer.latest(group), checkpointer.counts.saved
+
+
+def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path) -> None:
+    with ranks(tmp_path, 2, disk_full, str(tmp_path / "checkpoints")) as run:
+        results = run.results()
+    for error, failed, left, latest, saved in results:
+        assert error == "rank 1: File too large"
+        assert (failed, latest, saved) == (1, 3, 2)
+        assert left == ["step-000001"]
+
+
+def hurries(rank: int, world: int, group: Any, directory: str) -> Any:
+    checkpointer = Checkpointer(directory, keep=50)
+    value = {"weights": torch.full((500_000,), 1.0)}
+    for step in range(1, 21):
+        value["weights"].fill_(step)
+        checkpointer.save(step, value, group)
+        if rank == 0 or step % 7 == 0:
+            checkpointer.wait(DEADLINE)
+    assert checkpointer.close(DEADLINE)
+    counts = checkpointer.counts
+    return counts.saved, counts.skipped, counts.failed, counts.last
+
+
+def test_what_one_rank_must_skip_all_skip(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    with ranks(tmp_path, 2, hurries, str(directory)) as run:
+        first, second = run.results()
+    assert first == second
+    saved, skipped, failed, _ = first
+    assert (saved + skipped, failed) == (20, 0)
+    assert saved >= 3
+    checkpointer = Checkpointer(directory)
+    value = {"weights": torch.zeros(500_000)}
+    for path in directory.iterdir():
+        step = int(path.name.removeprefix("step-"))
+        checkpointer.load(step, value)
+        assert bool((value["weights"] == step).all())
+
+
+def damaged(rank: int, world: int, group: Any, directory: str) -> Any:
+    checkpointer = Checkpointer(directory)
+    value = {"weights": torch.zeros(1000)}
+    latest = checkpointer.latest(group)
+    readable = checkpointer.readable()
+    error = ""
+    try:
+        checkpointer.load(2, value, group)
+    except CheckpointError as refused:
+        error = str(refused)
+    checkpointer.load(latest, value, group)
+    return latest, readable, error, value["weights"][0].item()
+
+
+def test_all_ranks_skip_what_one_of_them_finds_damaged(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    checkpointer = Checkpointer(directory)
+    for step in (1, 2):
+        checkpointer.save(step, {"weights": torch.full((1000,), float(step))}, blocking=True)
+    part = directory / "step-000002" / "__0_0.distcp"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    assert checkpointer.readable() == 2  # nobody has read the content yet
+    with ranks(tmp_path, 2, damaged, str(directory)) as run:
+        results = run.results()
+    assert results[0] == results[1]
+    latest, readable, error, weight = results[0]
+    assert (latest, readable, weight) == (1, 1, 1.0)
+    assert "step 2" in error
+    assert "__0_0.distcp" in error

@@ -1,0 +1,112 @@
+"""One tensor as flat bytes in its own storage, and whether two tensors are laid out alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from slurm_resilience.training.state.errors import StateError
+from slurm_resilience.training.state.skeleton import Note
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The storage that this process has of a tensor: a DTensor's shard, else the tensor."""
+    with torch.no_grad():
+        # A Parameter's `.detach()` is a view of the same storage.
+        plain = tensor.detach()
+        return plain.to_local() if isinstance(plain, DTensor) else plain
+
+
+def note(path: str, tensor: torch.Tensor) -> Note:
+    """Describe a tensor.
+
+    Raises:
+        StateError: it has no bytes of its own (meta, sparse).
+    """
+    mine = local(tensor)
+    if mine.is_meta or mine.layout is not torch.strided:
+        what = "has no data yet (meta device)" if mine.is_meta else f"is {mine.layout}"
+        raise StateError(f"{path} {what}: only dense tensors with data can be tracked")
+    whole: tuple[int, ...] | None = None
+    placements = ""
+    if isinstance(tensor, DTensor):
+        whole = tuple(tensor.shape)
+        placements = f"{tensor.placements} on mesh {tuple(tensor.device_mesh.shape)}"
+    return Note(
+        path=path,
+        shape=tuple(mine.shape),
+        stride=_order(mine),
+        dtype=str(mine.dtype).removeprefix("torch."),
+        device=mine.device.type,
+        bytes=mine.numel() * mine.element_size(),
+        whole=whole,
+        placements=placements,
+    )
+
+
+def view(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes, uint8 of shape (bytes,): a view if it is dense in memory, else a copy."""
+    mine = local(tensor)
+    if not mine.numel():
+        return torch.empty(0, dtype=torch.uint8, device=mine.device)
+    flat = mine.as_strided((mine.numel(),), (1,)) if _dense(mine) else mine.contiguous().view(-1)
+    return flat.view(torch.uint8)
+
+
+def fits(tensor: torch.Tensor, there: Note) -> str:
+    """Why a tensor cannot take the bytes that a note describes; empty: it can."""
+    here = note(there.path, tensor)
+    for name in ("whole", "placements", "shape", "dtype"):
+        if getattr(here, name) != getattr(there, name):
+            label = {"whole": "whole shape", "shape": "local shape"}.get(name, name)
+            return f"{label} {getattr(there, name)} there, {getattr(here, name)} here"
+    return ""
+
+
+def alike(tensor: torch.Tensor, there: Note) -> bool:
+    """Whether the bytes can land in the tensor's own storage: dense, and in the same order."""
+    mine = local(tensor)
+    return _dense(mine) and _order(mine) == there.stride
+
+
+def dtype(there: Note) -> torch.dtype:
+    """The torch.dtype that a note names. StateError if this torch has none of that name."""
+    found: Any = getattr(torch, there.dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise StateError(f"{there.path}: this torch has no dtype {there.dtype}")
+    return found
+
+
+def empty(there: Note, device: torch.device) -> torch.Tensor:
+    """A tensor without content, laid out as a note says."""
+    return torch.empty_strided(there.shape, there.stride, dtype=dtype(there), device=device)
+
+
+def _order(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides as sent: a tensor with gaps is sent contiguous; sizes of 1 have no stride."""
+    if _dense(tensor):
+        return _settled(tensor)
+    return _settled(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
+
+
+def _settled(tensor: torch.Tensor) -> tuple[int, ...]:
+    # The stride of a dimension of size 1 means nothing, and differs between equal layouts.
+    return tuple(s if n > 1 else 1 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill one stretch of memory, each once."""
+    if tensor.is_conj() or tensor.is_neg():
+        return False
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,176 @@
+"""How each kind of tracked object is read, and how its state lands: modules, optimizers, tensors,
+and whatever has `state_dict` and `load_state_dict` (schedulers, gradient scalers, own objects).
+
+Modules and optimizers are read directly, not through their state_dict, because their own tensors
+are wanted: the parameter that the optimizer refers to must stay that very tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from slurm_resilience.training.state.capture import Landing
+from slurm_resilience.training.state.errors import StateError
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which parameters (and their optimizer state) are state; the others never change."""
+
+    trainable_only: bool = False
+    named: Callable[[str], bool] | None = None
+
+    @property
+    def everything(self) -> bool:
+        return not self.trainable_only and self.named is None
+
+    def takes(self, name: str, parameter: torch.Tensor) -> bool:
+        if self.trainable_only and not parameter.requires_grad:
+            return False
+        return self.named is None or self.named(name)
+
+    def takes_buffer(self, name: str) -> bool:
+        """Buffers of a frozen base do not change; a name filter may still ask for them."""
+        return not self.trainable_only and (self.named is None or self.named(name))
+
+
+def unwrap(thing: Any) -> Any:
+    """What is inside DistributedDataParallel, DataParallel and torch.compile."""
+    while isinstance(thing, nn.Module):
+        if isinstance(thing, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            thing = thing.module
+        elif "_orig_mod" in thing._modules:
+            thing = thing._orig_mod
+        else:
+            break
+    return thing
+
+
+def kind_of(name: str, thing: Any) -> str:
+    """module, optimizer, tensor or other. StateError if it is nothing that can be tracked."""
+    if isinstance(thing, nn.Module):
+        return "module"
+    if isinstance(thing, torch.optim.Optimizer):
+        return "optimizer"
+    if isinstance(thing, torch.Tensor):
+        return "tensor"
+    if callable(getattr(thing, "state_dict", None)) and callable(
+        getattr(thing, "load_state_dict", None)
+    ):
+        return "other"
+    raise StateError(
+        f"{name} cannot be tracked: a {type(thing).__name__} has no state_dict and load_state_dict"
+    )
+
+
+def read_module(module: nn.Module, choice: Choice) -> dict[str, Any]:
+    """Parameters and buffers (also those that are not saved: they may carry over steps)."""
+    return {
+        "parameters": {n: p for n, p in module.named_parameters() if choice.takes(n, p)},
+        "buffers": {n: b for n, b in module.named_buffers() if choice.takes_buffer(n)},
+        "extra": {n: m.get_extra_state() for n, m in _with_extra(module, choice)},
+    }
+
+
+def land_module(
+    name: str, module: nn.Module, there: dict[str, Any], choice: Choice, landing: Landing
+) -> None:
+    """Lay out a module."""
+    here = read_module(module, choice)
+    for what in ("parameters", "buffers"):
+        if odd := sorted(there[what].keys() ^ here[what].keys()):
+            side = "the peer" if odd[0] in there[what] else "this process"
+            raise StateError(
+                f"only {side} has {name}.{odd[0]}; every rank must build the same model"
+            )
+        for key, slot in there[what].items():
+            landing.into(slot, here[what][key], f"{name}.{key}")
+    for key, owner in _with_extra(module, choice):
+        if key in there["extra"]:
+            extra = landing.place(
+                there["extra"][key], here["extra"].get(key), None, f"{name}.{key}"
+            )
+            landing.after.append(lambda owner=owner, extra=extra: owner.set_extra_state(extra))  # type: ignore[misc]
+
+
+def _with_extra(module: nn.Module, choice: Choice) -> Iterator[tuple[str, nn.Module]]:
+    if choice.everything:
+        for name, part in module.named_modules():
+            if type(part).get_extra_state is not nn.Module.get_extra_state:
+                yield name, part
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """All parameters, in the order in which an optimizer's state_dict numbers them."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def read_optimizer(optimizer: torch.optim.Optimizer, left_out: set[int]) -> dict[str, Any]:
+    """State by the parameter's number, and the groups' options.
+
+    Args:
+        optimizer: the optimizer.
+        left_out: ids of parameters whose state is not moved.
+    """
+    parameters = parameters_of(optimizer)
+    return {
+        "count": len(parameters),
+        "state": {
+            number: dict(optimizer.state[p])
+            for number, p in enumerate(parameters)
+            if id(p) not in left_out and p in optimizer.state
+        },
+        "groups": [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ],
+    }
+
+
+def land_optimizer(
+    name: str,
+    optimizer: torch.optim.Optimizer,
+    there: dict[str, Any],
+    left_out: set[int],
+    landing: Landing,
+) -> None:
+    """Lay out an optimizer. What a fresh one lacks is made here, with its parameter's device and
+    sharding; no step is run for it."""
+    parameters = parameters_of(optimizer)
+    if there["count"] != len(parameters) or len(there["groups"]) != len(optimizer.param_groups):
+        raise StateError(
+            f"{name} has {there['count']} parameters in {len(there['groups'])} groups at the peer, "
+            f"{len(parameters)} in {len(optimizer.param_groups)} here"
+        )
+    states: dict[int, dict[Any, Any]] = {}
+    for number, state in there["state"].items():
+        parameter = parameters[number]
+        mine = optimizer.state.get(parameter, {})
+        path = f"{name}.{number}"
+        states[number] = landing.place(state, mine, parameter, path)
+    groups = [
+        landing.place(group, mine, None, f"{name}.groups")
+        for group, mine in zip(there["groups"], optimizer.param_groups, strict=True)
+    ]
+
+    def after() -> None:
+        for number, parameter in enumerate(parameters):
+            if number in states:
+                optimizer.state[parameter] = states[number]
+            elif id(parameter) not in left_out:
+                optimizer.state.pop(parameter, None)
+        for mine, options in zip(optimizer.param_groups, groups, strict=True):
+            mine.update(options)
+
+    landing.after.append(after)
+
+
+def land_other(name: str, thing: Any, there: Any, landing: Landing) -> None:
+    """Lay out anything with load_state_dict."""
+    placed = landing.place(there, thing.state_dict(), None, name)
+    landing.after.append(lambda: thing.load_state_dict(placed))

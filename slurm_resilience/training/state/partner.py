@@ -1,0 +1,337 @@
+"""Copies of the state in the memory of two nodes, for models whose parts exist only once.
+
+Every few steps each rank copies its state to host memory, and sends that copy to its partner while
+the next steps run. A round counts only when every rank has both its own and its partner's copy
+whole; until then, and until everybody has said so, the round before is kept. A fault at any moment
+leaves one round that all ranks have.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from slurm_resilience.mesh.model import View
+from slurm_resilience.training.state.capture import Capture
+from slurm_resilience.training.state.chunks import Chunk, cut
+from slurm_resilience.training.state.errors import StateError
+from slurm_resilience.training.state.pairs import partners
+from slurm_resilience.training.state.skeleton import Skeleton, pack, unpack
+from slurm_resilience.training.state.stream import IN_FLIGHT
+from slurm_resilience.training.state.tracked import Tracked
+
+_BUCKET_BYTES = 32 << 20
+_HEADER_WORDS = 5
+_HEADER_TAG, _SKELETON_TAG, _FIRST_TAG = 0, 1, 2
+
+
+class Copy(NamedTuple):
+    """One rank's state at one step, in host memory."""
+
+    step: int
+    seat: int
+    part: int
+    skeleton: Skeleton
+    data: torch.Tensor
+    """uint8 of shape (bytes,): all tensors, one after another."""
+
+    def capture(self) -> Capture:
+        """As something that can be sent."""
+        return Capture(self.skeleton, torch.split(self.data, list(self.skeleton.sizes)))
+
+
+class Round(NamedTuple):
+    """What a rank has of one step."""
+
+    own: Copy
+    kept: Copy | None
+    """The copy of the rank whose partner this one is; None in a world of one."""
+
+
+class Cost(NamedTuple):
+    """What one snapshot took."""
+
+    step: int
+    bytes: int
+    blocked_ms: float
+    """The step waited this long."""
+    behind_ms: float = 0.0
+    """Until everybody had it, while steps went on; 0: not yet known."""
+
+    def __str__(self) -> str:
+        size = f"{self.bytes / 1e6:.1f} MB"
+        behind = f", {self.behind_ms:.0f} ms behind" if self.behind_ms else ""
+        return f"snapshot of step {self.step}: {size}, {self.blocked_ms:.1f} ms in the step{behind}"
+
+
+class Partner:
+    """This rank's copies, its own and the one that it keeps.
+
+    Holds up to four parts' bytes in host memory while a round runs, and two otherwise (the buffers
+    stay, to be used again).
+
+    Args:
+        every: steps between snapshots.
+    """
+
+    def __init__(self, every: int = 1) -> None:
+        self.every = max(1, every)
+        self.last: Cost | None = None
+        self._lock = threading.Condition()
+        self._rounds: tuple[Round, ...] = ()
+        """Newest first; two only until everybody has published the newest."""
+        self._spare: list[torch.Tensor] = []
+        self._link: _Link | None = None
+
+    @property
+    def snapshot(self) -> int:
+        """Step of the newest whole round, for Status; -1: none."""
+        with self._lock:
+            return self._rounds[0].own.step if self._rounds else -1
+
+    @property
+    def keeps(self) -> tuple[int, ...]:
+        """Seats whose copy of that step is here, for Status."""
+        with self._lock:
+            kept = self._rounds[0].kept if self._rounds else None
+            return (kept.seat,) if kept else ()
+
+    def attach(self, view: View, rank: int, process_group: Any) -> None:
+        """Take part in a generation.
+
+        Args:
+            view: the generation.
+            rank: of this process.
+            process_group: of all members in rank order, CPU (gloo), used by nobody else: the copies
+                travel on it while the training uses its own.
+        """
+        self.detach()
+        self._link = _Link(self, view, rank, process_group)
+
+    def detach(self, timeout: float = 5.0) -> None:
+        """The generation is over: an unfinished round is dropped. Close the group's sockets before,
+        or a round that waits for a lost peer lasts until `timeout` seconds."""
+        link, self._link = self._link, None
+        if link:
+            link.close(timeout)
+
+    def drop(self) -> None:
+        """Forget all copies (they do not fit any more: another layout)."""
+        with self._lock:
+            self._rounds = ()
+
+    def take(self, step: int, tracked: Tracked) -> Cost | None:
+        """Copy the state of a committed step, if one is due; every rank calls it at every step.
+
+        Waits only for the copy to host memory. If the round before still runs at any rank, this one
+        is left out at all.
+
+        Args:
+            step: committed steps in the state.
+            tracked: the state; not changed.
+
+        Returns:
+            Its cost so far; None: none was taken.
+        """
+        link = self._link
+        if link is None or link.error or step % self.every:
+            return None
+        if link.busy:
+            link.post(step, None)
+            return None
+        begin = time.monotonic()
+        capture = tracked.capture()
+        data = self._buffer(capture.skeleton.total)
+        for view, place in zip(
+            capture.views, torch.split(data, list(capture.skeleton.sizes)), strict=True
+        ):
+            place.copy_(view)
+        took = (time.monotonic() - begin) * 1000
+        own = Copy(step, link.seat, link.part, capture.skeleton, data)
+        self.last = cost = Cost(step, data.numel(), took)
+        link.post(step, own)
+        return cost
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until no round runs. False: one still does after `timeout` seconds."""
+        link = self._link
+        return link is None or link.idle(timeout)
+
+    @property
+    def error(self) -> str:
+        """Why copies stopped in this generation; empty: they did not."""
+        return self._link.error if self._link else ""
+
+    def restore_own(self, tracked: Tracked, step: int) -> None:
+        """Go back to this rank's own copy, random states included.
+
+        Raises:
+            StateError: there is no such copy, or it does not fit.
+        """
+        own = self._round(step).own
+        views = tracked.prepare(own.skeleton)
+        for view, there in zip(views, own.capture().views, strict=True):
+            view.copy_(there)
+        tracked.finish(own.skeleton, rng_too=True)
+
+    def give(self, seat: int, step: int, part: int) -> Capture:
+        """The copy that a lost seat needs: its own, kept here, or that of the same part.
+
+        Args:
+            seat: whose.
+            step: of which step.
+            part: which part of a replica that seat holds now.
+
+        Raises:
+            StateError: it is not here. Drop the copies and plan again.
+        """
+        found = self._round(step)
+        if found.kept and found.kept.seat == seat and found.kept.part == part:
+            return found.kept.capture()
+        if found.own.part == part:
+            return found.own.capture()
+        raise StateError(f"no copy of part {part} for seat {seat} at step {step} is kept here")
+
+    def _round(self, step: int) -> Round:
+        with self._lock:
+            for one in self._rounds:
+                if one.own.step == step:
+                    return one
+            have = [one.own.step for one in self._rounds]
+        raise StateError(f"no copy in memory of step {step} (there are {have})")
+
+    def _buffer(self, size: int) -> torch.Tensor:
+        with self._lock:
+            for number, one in enumerate(self._spare):
+                if one.numel() == size:
+                    return self._spare.pop(number)
+            # Two sizes are in use, the own part's and the kept one's; older ones are outdated.
+            del self._spare[:-2]
+        # Pinned memory lets a GPU write at full speed.
+        pin = torch.cuda.is_available()
+        return torch.empty(size, dtype=torch.uint8, pin_memory=pin)
+
+    def _publish(self, one: Round) -> None:
+        with self._lock:
+            self._rounds = (one, *self._rounds[:1])
+
+    def _settle(self, unused: Iterator[Copy]) -> None:
+        """Keep only the newest round; buffers of others can be used again."""
+        with self._lock:
+            old = [copy for one in self._rounds[1:] for copy in one if copy]
+            self._rounds = self._rounds[:1]
+            self._spare += [copy.data for copy in (*old, *unused)]
+
+
+class _Link:
+    """The thread that exchanges copies during one generation."""
+
+    def __init__(self, partner: Partner, view: View, rank: int, group: Any) -> None:
+        self._partner, self._group = partner, group
+        self.seat, self.part = view.members[rank].peer.seat, view.position(rank)
+        to = partners(view)
+        self._to, self._from = to[rank], to.index(rank)
+        self._alone = view.size == 1
+        self.error = ""
+        self._posted: queue.SimpleQueue[tuple[int, Copy | None] | None] = queue.SimpleQueue()
+        self._open = 0
+        self._quiet = threading.Condition()
+        name = f"copies-{view.generation}"
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        return self._open > 0
+
+    def post(self, step: int, own: Copy | None) -> None:
+        """Begin a round; without a copy: tell the others to leave it out."""
+        with self._quiet:
+            self._open += 1
+        self._posted.put((step, own))
+
+    def idle(self, timeout: float) -> bool:
+        with self._quiet:
+            return self._quiet.wait_for(lambda: not self._open or bool(self.error), timeout)
+
+    def close(self, timeout: float) -> None:
+        self._posted.put(None)
+        self._thread.join(timeout)
+
+    def _loop(self) -> None:
+        while (posted := self._posted.get()) is not None:
+            try:
+                self._round(*posted)
+            except Exception as error:
+                # The group's sockets were cut, or a peer died: the generation ends anyway. What
+                # the round held is dropped with it; its buffers may still be written to.
+                with self._quiet:
+                    self.error = str(error).strip() or type(error).__name__
+                    self._quiet.notify_all()
+                return
+            with self._quiet:
+                self._open -= 1
+                self._quiet.notify_all()
+
+    def _round(self, step: int, own: Copy | None) -> None:
+        begin = time.monotonic()
+        if not self._all_have(own):
+            self._partner._settle(iter([own] if own else []))
+            return
+        assert own is not None
+        kept = None if self._alone else self._exchange(own)
+        self._together()
+        self._partner._publish(Round(own, kept))
+        self._together()
+        self._partner._settle(iter([]))
+        if (cost := self._partner.last) and cost.step == step:
+            took = (time.monotonic() - begin) * 1000
+            self._partner.last = cost._replace(behind_ms=took)
+
+    def _all_have(self, own: Copy | None) -> bool:
+        flag = torch.tensor([0 if own is None else 1], dtype=torch.int64)
+        if not self._alone:
+            self._group.allreduce([flag], torch.distributed.ReduceOp.MIN).wait()
+        return bool(flag.item())
+
+    def _together(self) -> None:
+        if not self._alone:
+            self._group.barrier().wait()
+
+    def _exchange(self, own: Copy) -> Copy:
+        """Send the own copy, and receive the one to keep."""
+        skeleton = pack(own.skeleton)
+        words = [own.step, own.seat, own.part, len(skeleton), own.data.numel()]
+        header = torch.zeros(_HEADER_WORDS, dtype=torch.int64)
+        self._swap([torch.tensor(words)], [header], _HEADER_TAG)
+        step, seat, part, length, size = header.tolist()
+        described = torch.empty(length, dtype=torch.uint8)
+        mine = torch.frombuffer(bytearray(skeleton), dtype=torch.uint8)
+        self._swap([mine], [described], _SKELETON_TAG)
+        data = self._partner._buffer(size)
+        self._swap(_slices(own.data), _slices(data), _FIRST_TAG)
+        return Copy(step, seat, part, unpack(described.numpy().tobytes()), data)
+
+    def _swap(self, out: list[torch.Tensor], into: list[torch.Tensor], tag: int) -> None:
+        """Send and receive at the same time, a few messages in flight each way."""
+        flying: deque[Any] = deque()
+        for number in range(max(len(out), len(into))):
+            if number < len(into):
+                flying.append(self._group.recv([into[number]], self._from, tag + number))
+            if number < len(out):
+                flying.append(self._group.send([out[number]], self._to, tag + number))
+            while len(flying) > 2 * IN_FLIGHT:
+                flying.popleft().wait()
+        while flying:
+            flying.popleft().wait()
+
+
+def _slices(data: torch.Tensor) -> list[torch.Tensor]:
+    chunks: tuple[Chunk, ...] = cut([data.numel()], _BUCKET_BYTES)
+    return [data[chunk.pieces[0].start : chunk.pieces[0].stop] for chunk in chunks]

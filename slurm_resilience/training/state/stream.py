@@ -1,0 +1,165 @@
+"""Messages of bytes over a process group, a few in flight at a time.
+
+Sends and receives go through the group object itself, by ranks of the group: it need not be known
+to torch.distributed. Two messages in flight keep a link busy; more would only cost memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from slurm_resilience.training.state.chunks import Chunk
+
+IN_FLIGHT = 2
+
+
+def wire_device(group: Any) -> torch.device:
+    """Where a group sends from: the current GPU if it uses NCCL, else host memory."""
+    if torch.cuda.is_available():
+        for device in group._device_types:
+            if device.type == "cuda" and group._get_backend(device).name() == "nccl":
+                return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+class Pool:
+    """Buffers for packed messages, used again and again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._free: list[torch.Tensor] = []
+
+    def take(self, size: int) -> torch.Tensor:
+        """A buffer of `size` bytes."""
+        for number, one in enumerate(self._free):
+            if one.numel() >= size:
+                return self._free.pop(number)[:size]
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def give(self, buffer: torch.Tensor) -> None:
+        """Take a buffer back."""
+        self._free.append(buffer)
+
+
+class Payload:
+    """One message's bytes: a slice of a tensor's own storage, or a buffer from the pool."""
+
+    def __init__(self, chunk: Chunk, views: Sequence[torch.Tensor], pool: Pool) -> None:
+        self.chunk, self.views, self.pool = chunk, views, pool
+        first = chunk.pieces[0]
+        self.own = chunk.packed or views[first.tensor].device != pool.device
+        if self.own:
+            self.bytes = pool.take(chunk.size)
+        else:
+            self.bytes = views[first.tensor][first.start : first.stop]
+
+    def fill(self) -> Payload:
+        """Before sending: from the tensors."""
+        if self.own:
+            for inside, there in self._pairs():
+                inside.copy_(there)
+        return self
+
+    def empty(self) -> None:
+        """After receiving: into the tensors."""
+        if self.own:
+            for inside, there in self._pairs():
+                there.copy_(inside)
+
+    def free(self) -> None:
+        """Nobody reads the buffer any more."""
+        if self.own:
+            self.pool.give(self.bytes)
+
+    def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        found, start = [], 0
+        for piece in self.chunk.pieces:
+            there = self.views[piece.tensor][piece.start : piece.stop]
+            found.append((self.bytes[start : start + piece.size], there))
+            start += piece.size
+        return found
+
+
+class Outbox:
+    """Sends every message to the same ranks."""
+
+    def __init__(self, group: Any, targets: Sequence[int]) -> None:
+        self._group, self._targets = group, targets
+        self._flying: deque[tuple[Payload, list[Any]]] = deque()
+
+    def put(self, payload: Payload, tag: int) -> None:
+        """Begin to send; the payload is freed when all have it."""
+        works = [self._group.send([payload.bytes], target, tag) for target in self._targets]
+        self._flying.append((payload, works))
+
+    def room(self) -> None:
+        """Wait until there is room for another message."""
+        while len(self._flying) >= IN_FLIGHT:
+            self._land()
+
+    def drain(self) -> None:
+        """Wait until everything is sent."""
+        while self._flying:
+            self._land()
+
+    def _land(self) -> None:
+        payload, works = self._flying.popleft()
+        for work in works:
+            work.wait()
+        payload.free()
+
+
+class Inbox:
+    """Receives messages in order, each from its own source; the next ones are already posted."""
+
+    def __init__(
+        self,
+        group: Any,
+        chunks: Sequence[Chunk],
+        sources: Sequence[int],
+        views: Sequence[torch.Tensor],
+        pool: Pool,
+        first_tag: int,
+    ) -> None:
+        self._group, self._chunks, self._sources = group, chunks, sources
+        self._views, self._pool, self._tag = views, pool, first_tag
+        self._posted: deque[tuple[Payload, Any]] = deque()
+        self._next = 0
+        self._post()
+
+    def take(self) -> Payload:
+        """The next message, arrived; to be emptied and freed."""
+        payload, work = self._posted.popleft()
+        work.wait()
+        self._post()
+        return payload
+
+    def _post(self) -> None:
+        while self._next < len(self._chunks):
+            flying = self._next - len(self._posted)
+            busy = self._sources[flying : self._next].count(self._sources[self._next])
+            if busy >= IN_FLIGHT:
+                return
+            payload = Payload(self._chunks[self._next], self._views, self._pool)
+            source = self._sources[self._next]
+            work = self._group.recv([payload.bytes], source, self._tag + self._next)
+            self._posted.append((payload, work))
+            self._next += 1
+
+
+def send_bytes(group: Any, data: bytes, targets: Sequence[int], tag: int) -> None:
+    """Send a few bytes, and wait until all have them."""
+    whole = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(wire_device(group))
+    for work in [group.send([whole], target, tag) for target in targets]:
+        work.wait()
+
+
+def receive_bytes(group: Any, size: int, source: int, tag: int) -> bytes:
+    """Receive `size` bytes."""
+    buffer = torch.empty(size, dtype=torch.uint8, device=wire_device(group))
+    group.recv([buffer], source, tag).wait()
+    return buffer.cpu().numpy().tobytes()

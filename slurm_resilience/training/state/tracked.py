@@ -1,0 +1,187 @@
+"""What the user tracks, as one state that can be described, received, checked and rolled back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from slurm_resilience.training.state import flat, kinds, rng
+from slurm_resilience.training.state.capture import Capture, Landing, Slot
+from slurm_resilience.training.state.digest import digest
+from slurm_resilience.training.state.errors import StateError
+from slurm_resilience.training.state.kinds import Choice
+from slurm_resilience.training.state.marks import Marks
+from slurm_resilience.training.state.skeleton import Note, Skeleton, decode, encode
+
+
+class Tracked:
+    """The state of one rank.
+
+    Random states: ranks rightfully differ in them, so a process keeps its own once it has taken
+    part in a step (`mark`). A newcomer takes the sender's. After that the two draw equal numbers;
+    who minds (dropout, augmentation) seeds by rank and step.
+
+    Args:
+        objects: name → module (a wrapper of DDP or torch.compile is looked through), optimizer,
+            tensor, or anything with state_dict and load_state_dict.
+        trainable_only: only parameters with requires_grad, and their optimizer state, are state.
+            Fine-tuning with adapters: the frozen base is never moved.
+        adapters_only: further filter by a parameter's (or buffer's) name inside its module.
+
+    Raises:
+        StateError: an object that cannot be tracked, or the name ``rng``, which is taken.
+    """
+
+    def __init__(
+        self,
+        objects: dict[str, Any],
+        *,
+        trainable_only: bool = False,
+        adapters_only: Callable[[str], bool] | None = None,
+    ) -> None:
+        if "rng" in objects:
+            raise StateError("the name 'rng' stands for the random states: choose another")
+        self._objects = {name: kinds.unwrap(thing) for name, thing in objects.items()}
+        self._kinds = {name: kinds.kind_of(name, thing) for name, thing in self._objects.items()}
+        self._choice = Choice(trainable_only, adapters_only)
+        self._marks: Marks | None = None
+        self._stepped = False
+        self._landing: Landing | None = None
+
+    @property
+    def objects(self) -> dict[str, Any]:
+        """What is tracked, unwrapped."""
+        return dict(self._objects)
+
+    def capture(self) -> Capture:
+        """The state as it lies in memory, without copies.
+
+        Valid until the next update. A tensor with gaps in memory is copied (dense ones of any
+        stride are not).
+        """
+        notes: list[Note] = []
+        views: list[torch.Tensor] = []
+        numbers: dict[int, int] = {}
+
+        def keep(path: str, tensor: torch.Tensor) -> int:
+            if id(tensor) not in numbers:
+                numbers[id(tensor)] = len(notes)
+                notes.append(flat.note(path, tensor))
+                views.append(flat.view(tensor))
+            return numbers[id(tensor)]
+
+        # `values` keeps temporary tensors alive, whose ids would else be given again.
+        values = {name: self._read(name) for name in self._objects}
+        objects = {name: encode(value, name, keep) for name, value in values.items()}
+        states = encode(rng.pack(rng.read()), "rng", keep)
+        return Capture(Skeleton(tuple(notes), objects, states), tuple(views))
+
+    def prepare(self, skeleton: Skeleton) -> list[torch.Tensor]:
+        """Make place for a peer's state.
+
+        What this process has is received into, in place. What it lacks (a fresh optimizer's state)
+        is made, not by a step. Nothing that is in use changes before the caller writes.
+
+        Args:
+            skeleton: the peer's description.
+
+        Returns:
+            uint8 views of shape (bytes,), in the skeleton's order, to write into.
+
+        Raises:
+            StateError: the peer's state is another one; says in one line what differs.
+        """
+        if odd := sorted(skeleton.objects.keys() ^ self._objects.keys()):
+            side = "the peer" if odd[0] in skeleton.objects else "this process"
+            raise StateError(f"only {side} tracks {odd[0]!r}; every rank must track the same")
+        landing = Landing(skeleton)
+        left_out = self._left_out()
+        for name, thing in self._objects.items():
+            there = decode(skeleton.objects[name], Slot)
+            kind = self._kinds[name]
+            if kind == "module":
+                kinds.land_module(name, thing, there, self._choice, landing)
+            elif kind == "optimizer":
+                kinds.land_optimizer(name, thing, there, left_out, landing)
+            elif kind == "tensor":
+                landing.into(there, thing, name)
+            else:
+                kinds.land_other(name, thing, there, landing)
+        views = landing.ready()
+        self._landing = landing
+        return views
+
+    def finish(self, skeleton: Skeleton, *, rng_too: bool | None = None) -> None:
+        """Load everything that is not a tensor's bytes, after those have arrived.
+
+        Args:
+            skeleton: the one that was prepared.
+            rng_too: whether to take the random states; None: if this process has none of its own
+                (it never marked a step).
+
+        Raises:
+            StateError: that skeleton was not prepared.
+        """
+        landing, self._landing = self._landing, None
+        if landing is None or landing.skeleton is not skeleton:
+            raise StateError("finish() needs the skeleton that prepare() was given")
+        with torch.no_grad():
+            for act in landing.after:
+                act()
+        if rng_too or (rng_too is None and not self._stepped):
+            rng.write(rng.unpack(decode(skeleton.rng, Slot)))
+        # Bytes that arrived do not count as changes: look at every buffer anew.
+        self._marks = None
+
+    @torch.no_grad()
+    def mark(self) -> None:
+        """Remember this step's beginning, for `rollback`. See `Marks` for what that covers."""
+        if self._marks is None:
+            self._marks = self._watch()
+        self._marks.mark()
+        self._stepped = True
+
+    @torch.no_grad()
+    def rollback(self) -> tuple[str, ...]:
+        """After a fault before the update: back to the last mark.
+
+        Returns:
+            Names of parameters that changed although no update ran: if there are any, the state
+            is dirty. Without a mark only gradients are dropped.
+        """
+        if self._marks is None:
+            self._watch().forget_gradients()
+            return ()
+        return self._marks.rollback()
+
+    def digest(self) -> str:
+        """Checksum of the state without the random states; equal on bit-equal replicas."""
+        return digest(self.capture())
+
+    def _read(self, name: str) -> Any:
+        thing, kind = self._objects[name], self._kinds[name]
+        if kind == "module":
+            return kinds.read_module(thing, self._choice)
+        if kind == "optimizer":
+            return kinds.read_optimizer(thing, self._left_out())
+        return thing if kind == "tensor" else thing.state_dict()
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {n: thing for n, thing in self._objects.items() if isinstance(thing, nn.Module)}
+
+    def _left_out(self) -> set[int]:
+        """Ids of the parameters that are not state."""
+        return {
+            id(parameter)
+            for module in self._modules().values()
+            for name, parameter in module.named_parameters()
+            if not self._choice.takes(name, parameter)
+        }
+
+    def _watch(self) -> Marks:
+        optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
+        scalers = [o for o in self._objects.values() if hasattr(o, "_per_optimizer_states")]
+        return Marks(self._modules(), optimizers, scalers)

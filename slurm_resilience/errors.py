@@ -73,5 +73,3 @@ class MissingTool(SresError):
 
 class CheckpointError(SresError):
     """A checkpoint's directory cannot be used, or a checkpoint is damaged or does not fit."""
-
-    exit_code = 11

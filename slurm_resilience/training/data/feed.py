@@ -1,0 +1,280 @@
+"""One thread that keeps the next batches ready, and the place where the training takes them.
+
+The thread is the only one that reads the source. Everything it shares with the training lies under
+one condition; what it fetched for a share that is no longer wanted is dropped (``turn``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.training.data.group import Group
+from slurm_resilience.training.data.pack import Packed, pack
+from slurm_resilience.training.data.place import Once
+from slurm_resilience.training.data.source import Found, Reader
+from slurm_resilience.training.data.store import Key, Store, Window
+
+log = logging.getLogger("sres.data")
+
+PATIENCE = 30.0
+"""Seconds that a group's member waits for the one who fetches, before it fetches itself."""
+
+_GLANCE = 0.1
+
+
+class Place(NamedTuple):
+    """Which share of each batch is wanted, and where it is kept."""
+
+    rank: int
+    world: int
+    store: Store
+    group: Group | None
+    share: Callable[[int], str]
+    """Names the share of a batch in keys."""
+
+
+class _Ready(NamedTuple):
+    found: Found
+    loose: bool
+    """Held in memory alone: the store has no room for it yet."""
+
+
+class Feed:
+    """Batches ``next … next + ahead``, fetched before they are asked for.
+
+    Args:
+        reader: the source.
+        ahead: batches that are kept ready.
+        behind: consumed batches that are kept.
+        end: the first batch that the run does not have; None: the source says.
+    """
+
+    def __init__(
+        self, reader: Reader, place: Place, ahead: int, behind: int, end: int | None, warn: Once
+    ) -> None:
+        self.next = 0
+        """The batch that is given next."""
+        self.committed = 0
+        """The first batch that is not consumed."""
+        self.end = end
+        self._limit = end
+        self._reader = reader
+        self._place = place
+        self._ahead = max(1, ahead)
+        self._behind = behind
+        self._warn = warn
+        self._turn = 0
+        self._ready: dict[int, _Ready] = {}
+        self._before: dict[int, Found] = {}
+        """What precedes a batch (its note and state alone), for streams."""
+        self._error: tuple[int, Exception] | None = None
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take(self) -> Found | None:
+        """Give the next batch; None: the run is over.
+
+        Raises:
+            SampleError: the source raised; asking again tries again.
+        """
+        with self._changed:
+            number = self.next
+            if self.end is not None and number >= self.end:
+                return None
+            self._start()
+            ready = self._wait(number)
+            if ready.found.kind == "end":
+                self.end = number
+                return None
+            if ready.loose:
+                self._keep_needed(number, ready.found)
+            self._before[number + 1] = ready.found._replace(batch=None)
+            self.next = number + 1
+            self._changed.notify_all()
+            return ready.found
+
+    def _wait(self, number: int) -> _Ready:
+        while not self._stop.is_set():
+            if number in self._ready:
+                return self._ready.pop(number)
+            # The thread may be busy with a slow source while the batch lies in the cache already.
+            found = self._stored(self._place, number)
+            if found is not None and found.kind != "absent":
+                return _Ready(found, False)
+            if self._error is not None and self._error[0] == number:
+                error, self._error = self._error[1], None
+                self._changed.notify_all()
+                raise error
+            # Not for longer: an exception that another thread sends here is seen between two waits.
+            self._changed.wait(_GLANCE)
+        raise UsageError("the loader was closed; make a new one")
+
+    def move(self, number: int, place: Place | None = None) -> None:
+        """Go on at another batch, and from now on with another share if ``place`` is given."""
+        with self._changed:
+            if place is not None:
+                self._place = place
+                self._turn += 1
+                self._ready.clear()
+                self._before.clear()
+            self._ready = {k: r for k, r in self._ready.items() if k >= number}
+            self.next = self.committed = number
+            self.end = self._limit
+            self._error = None
+            self._tell()
+            self._changed.notify_all()
+
+    def commit(self, number: int) -> None:
+        """Batches before ``number`` are consumed."""
+        with self._changed:
+            self.committed = number
+            self._before = {k: f for k, f in self._before.items() if k >= number - 1}
+            self._tell()
+
+    def before(self, number: int) -> Found | None:
+        """Note and state after batch ``number - 1``, where a stream goes on; None: not known."""
+        with self._changed:
+            return self._before.get(number)
+
+    def remember(self, number: int, before: Found) -> None:
+        """The other direction: a stream goes on from here at batch ``number``."""
+        with self._changed:
+            self._before[number] = before
+
+    def stop(self, patience: float = 2.0) -> None:
+        """End the thread. One that hangs in the source is left behind, and ends when it returns."""
+        self._stop.set()
+        with self._changed:
+            thread, self._thread = self._thread, None
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(patience)
+        self._reader.close()
+
+    def _tell(self) -> None:
+        if self._place.group is not None:
+            self._place.group.tell(self.committed)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="sres-data", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with self._changed:
+                number = self._wanted()
+                if number is None:
+                    self._changed.wait()
+                    continue
+                place, turn = self._place, self._turn
+            try:
+                ready = self._obtain(place, number, turn)
+            except Exception as error:
+                with self._changed:
+                    if turn == self._turn:
+                        self._error = (number, error)
+                    self._changed.notify_all()
+                continue
+            with self._changed:
+                if ready is not None and turn == self._turn and number >= self.next:
+                    self._ready[number] = ready
+                self._changed.notify_all()
+
+    def _wanted(self) -> int | None:
+        """The first batch of the window that is not ready; None: nothing to do now."""
+        for number in range(self.next, self.next + self._ahead):
+            if self.end is not None and number >= self.end:
+                return None
+            if self._error is not None and self._error[0] == number:
+                return None
+            ready = self._ready.get(number)
+            if ready is None:
+                return number
+            if ready.loose or ready.found.kind == "end":
+                return None
+        return None
+
+    def _obtain(self, place: Place, number: int, turn: int) -> _Ready | None:
+        """Get one batch, from the cache or the source; None: it is no longer wanted."""
+        began = time.monotonic()
+        while True:
+            found = self._stored(place, number)
+            if found is not None and found.kind != "absent":
+                return _Ready(found, False)
+            waited = time.monotonic() - began
+            group = place.group
+            if group is None or found is not None or waited > PATIENCE or group.fetches(waited):
+                return self._fetch(place, number)
+            key = Key(number, place.share(number))
+            if place.store.beyond(key) and not place.store.has(key):
+                return self._fetch(place, number)  # it was here, and has left again
+            if self._stop.wait(min(0.002 + waited / 10, 0.05)) or turn != self._turn:
+                return None
+            if number < self.next:
+                return None
+
+    def _fetch(self, place: Place, number: int) -> _Ready:
+        try:
+            found = self._reader.read(
+                number, place.rank, place.world, lambda: self._previous(place, number)
+            )
+        except Exception:
+            if place.group is not None:
+                self._keep(place, number, Found("absent"))
+            raise
+        if self._keep(place, number, found):
+            kept = self._stored(place, number)
+            if kept is not None:
+                return _Ready(kept, False)
+        return _Ready(found, True)
+
+    def _previous(self, place: Place, number: int) -> Found | None:
+        known = self.before(number)
+        if known is None and number > 0:
+            known = self._stored(place, number - 1)
+        return known
+
+    def _stored(self, place: Place, number: int) -> Found | None:
+        read = place.store.get(Key(number, place.share(number)))
+        if read is None:
+            return None
+        batch, state = read.batch
+        return Found(read.kind, batch, read.note, state)  # type: ignore[arg-type]
+
+    def _keep(self, place: Place, number: int, found: Found) -> bool:
+        key = Key(number, place.share(number))
+        packed = self._packed(key, found)
+        return packed is not None and place.store.put(key, packed, self._window(place, number))
+
+    def _packed(self, key: Key, found: Found) -> Packed | None:
+        try:
+            return pack(str(key), found.kind, found.note, (found.batch, found.state))
+        except Exception as error:
+            self._warn(f"these batches cannot be cached: {type(error).__name__}: {error}")
+            return None
+
+    def _window(self, place: Place, number: int) -> Window:
+        committed = self.committed
+        lowest = committed if place.group is None else place.group.lowest(committed)
+        first = self.next
+        share = place.share(number)
+        return Window(lowest - self._behind, lowest, first, first + self._ahead, share)
+
+    def _keep_needed(self, number: int, found: Found) -> None:
+        """Make room for the batch that is given now, or else say that it goes by uncached."""
+        place = self._place
+        key = Key(number, place.share(number))
+        packed = self._packed(key, found)
+        if packed is not None:
+            if place.store.put(key, packed, self._window(place, number)):
+                return
+            self._warn(f"no room in the cache for a batch of {packed.size} bytes: not cached")
+        if place.group is not None:
+            self._keep(place, number, Found("absent"))

@@ -1,0 +1,353 @@
+"""``ReplayLoader``: batches by number, from a cache that outlives the process."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import default_collate
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.training.data.feed import Feed, Place
+from slurm_resilience.training.data.fingerprint import fingerprint as look_at
+from slurm_resilience.training.data.home import Home, identity
+from slurm_resilience.training.data.order import Indices, Order, last, share
+from slurm_resilience.training.data.place import once
+from slurm_resilience.training.data.source import (
+    Found,
+    MapReader,
+    Opening,
+    Reader,
+    StreamReader,
+    about,
+    is_opener,
+)
+
+log = logging.getLogger("sres.data")
+
+STATE_VERSION = 1
+
+
+class ReplayLoader:
+    """Gives this rank's share of batch 0, 1, 2, …, and any of them again after a fault.
+
+    A batch is known by its number: which samples it holds follows from the dataset's length,
+    ``seed``, ``shuffle``, ``global_batch`` and ``drop_last``, and a rank's share of it from
+    ``rank`` and ``world``. So every sample is given exactly once an epoch, whatever faults and
+    changes of the world lie in between. Alone it is an ordinary loader::
+
+        for batch in ReplayLoader(dataset, global_batch=32, epochs=3):
+            ...
+
+    A loop goes on where the last one stopped, and ends with the run, not with an epoch. With
+    recovery, ``commit()`` says that the batches given so far are consumed, and ``rewind()`` goes
+    back to the last commit. Until one of the two is called first, every batch counts as consumed
+    when it is given (``autocommit``).
+
+    Batches are fetched ahead by one thread and kept in mapped files that outlive the process; the
+    next process on the seat gives its first batch without touching the source. What comes out is a
+    private copy-on-write view of the file: writing into it changes nothing for anybody else. Where
+    the files lie, and how they go away again, is told in ``place.py``. A dataset that draws random
+    numbers should draw them from a generator of its own: the thread shares torch's global one.
+
+    Args:
+        source: a map-style dataset (``__getitem__`` and ``__len__``); or a torch IterableDataset,
+            whose items are split over the ranks; or a DataLoader or another iterable, which gives
+            whole batches in its own order and keeps its own split; or a function without arguments
+            that opens one of these, called only when something must really be read.
+        global_batch: samples in a batch of all ranks together.
+        rank: data-parallel rank of this process.
+        world: data-parallel ranks.
+        seed: of the permutations of the epochs.
+        shuffle: False: samples in the dataset's order.
+        epochs: epochs in the whole run; None: without end.
+        steps: batches in the whole run; None: no limit.
+        prefetch_length: batches kept ready ahead.
+        lookback_length: consumed batches that are kept.
+        cache: directory of the files; None or True: the job's place in ``/dev/shm``; False: batches
+            are kept in this process's memory alone.
+        max_bytes: bytes that the kept batches of a seat, or a group, may take. A batch that is
+            larger goes by uncached.
+        group: name of a replication group: processes on one node that need the same batches
+            (tensor-parallel peers). One of them fetches, the others read its files.
+        leader: this member fetches as long as it lives; else it does when nobody else does.
+        collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
+        drop_last: leave out the samples of an epoch that fill no whole batch.
+        threads: samples of a map-style dataset that are read at the same time (it must bear that).
+        fingerprint: stands for the source's contents; empty: found by looking at it.
+        autocommit: count a batch as consumed when it is given.
+
+    Attributes:
+        samples: (share,) int64, sample indices of the last share; empty for whole batches.
+        weight: what to multiply the mean loss of the last share with, so that the mean of the
+            gradients over the ranks is that of the global batch: share * world / batch. It is 1
+            where shares are equal, and 0 for a rank that got a sample only to take part in a short
+            batch's collectives.
+
+    Raises:
+        UsageError: the arguments make no batch, or the cache's directory is not private.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        global_batch: int,
+        rank: int = 0,
+        world: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        epochs: int | None = 1,
+        steps: int | None = None,
+        prefetch_length: int = 10,
+        lookback_length: int = 2,
+        cache: Path | str | bool | None = None,
+        max_bytes: int = 1 << 30,
+        group: str = "",
+        leader: bool = True,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = True,
+        threads: int = 1,
+        fingerprint: str = "",
+        autocommit: bool = True,
+    ) -> None:
+        if min(prefetch_length, lookback_length, max_bytes) < 0 or threads < 1:
+            raise UsageError(
+                "prefetch_length, lookback_length and max_bytes cannot be negative,"
+                " and threads is at least 1"
+            )
+        _check(rank, world, global_batch)
+        self.rank, self.world = rank, world
+        self.autocommit = autocommit
+        self.samples: Indices = np.empty(0, np.int64)
+        self.weight = 1.0
+        self._base = 0
+        self._warn = once()
+        opening = Opening(source)
+        known = None if is_opener(source) else about(source)
+        words: list[Any] = [fingerprint or look_at(source, collate_fn), seed, shuffle]
+        words += [global_batch, drop_last, known and (known.kind, known.length, epochs)]
+        self._home = Home(identity(words), cache, max_bytes, self._warn)
+        self._home.settle(group, rank, leader)
+        self._names = (group, leader)
+        found = known or self._home.about(lambda: about(opening()))
+        opening.expected = found
+        self.kind = found.kind
+        self.order = Order(found.length or 0, global_batch, seed, shuffle, drop_last)
+        collate: Callable[[list[Any]], Any] = collate_fn or default_collate
+        reader: Reader
+        if self.kind == "map":
+            if not self.order.per_epoch:
+                self._home.leave(remove=True)
+                raise UsageError(
+                    f"the dataset's {found.length} samples do not fill a batch of {global_batch}:"
+                    " make global_batch smaller, or give drop_last=False"
+                )
+            reader = MapReader(opening, self.order, collate, threads)
+        else:
+            reader = StreamReader(opening, self.kind == "items", self.order, collate, epochs)
+        self.end = last(self.order.per_epoch if found.length else None, epochs, steps)
+        """Batches in the whole run; None: it never ends, or only the source knows."""
+        self._feed = Feed(
+            reader, self._place(), prefetch_length, lookback_length, self.end, self._warn
+        )
+        self._closing = weakref.finalize(self, _close, self._feed, self._home)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give the shares of batches from here on, until the run is over.
+
+        Raises:
+            SampleError: the source raised; asking again tries the same batch again.
+        """
+        if self.end is not None and self._feed.next >= self.end:
+            self._warn(f"the run of {self.end} batches is over; seek(0) would begin it again")
+        while (found := self._take()) is not None:
+            yield found.batch
+
+    def __len__(self) -> int:
+        """Batches in the whole run."""
+        if self.end is None:
+            raise TypeError("this loader has no length: it never ends, or its source has none")
+        return self.end
+
+    def _take(self) -> Found | None:
+        number = self._feed.next
+        found = self._feed.take()
+        if found is None:
+            self._home.spent = True
+            return None
+        self._home.spent = False
+        self._describe(number, found)
+        if self.autocommit:
+            self._feed.commit(number + 1)
+        return found
+
+    def _describe(self, number: int, found: Found) -> None:
+        """Set ``samples`` and ``weight`` for the share that is given."""
+        if self.kind == "batches":
+            return
+        if self.kind == "map":
+            size = self.order.size(number)
+            begin, end = share(size, self.rank, self.world)
+            self.samples = self.order.indices(number, begin, end)
+        else:
+            size = found.note["size"]
+            begin, end = share(size, self.rank, self.world)
+            first = (found.note["at"] - 1) * self.order.global_batch
+            self.samples = np.arange(first + begin, first + end, dtype=np.int64)
+        self.weight = (end - begin) * self.world / size
+
+    @property
+    def position(self) -> int:
+        """The first batch that is not consumed: where a rewind, or a restart, goes on."""
+        return self._feed.committed
+
+    @property
+    def next(self) -> int:
+        """The batch that is given next: ``position`` and those given since."""
+        return self._feed.next
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of ``position`` in a map-style dataset, from 0; 0 for a stream."""
+        return self.order.epoch(self.position) if self.kind == "map" else 0
+
+    def commit(self) -> None:
+        """The batches given so far are consumed, and never come again."""
+        self.autocommit = False
+        self._base = self._feed.next
+        self._feed.commit(self._base)
+
+    def rewind(self) -> None:
+        """Go back to the last commit, or else to where the loader began."""
+        self.autocommit = False
+        self._feed.move(self._base)
+
+    def seek(self, position: int) -> None:
+        """Go on at batch ``position``; those before it count as consumed.
+
+        Raises:
+            UsageError: it is negative.
+        """
+        if position < 0:
+            raise UsageError(f"there is no batch {position}; the first one is 0")
+        self._base = position
+        self._feed.move(position)
+
+    def reshare(
+        self, rank: int, world: int, *, group: str | None = None, leader: bool | None = None
+    ) -> None:
+        """Go on at ``position`` in another world.
+
+        Args:
+            rank: data-parallel rank in it.
+            world: data-parallel ranks in it.
+            group: the replication group in it; None: as before.
+            leader: whether this process leads that group; None: as before.
+
+        Raises:
+            UsageError: more ranks than samples in a batch.
+        """
+        _check(rank, world, self.order.global_batch)
+        if self.kind == "batches" and (rank, world) != (self.rank, self.world):
+            self._warn(
+                "the world changed, but a source of whole batches keeps its own split: samples may"
+                " be left out or repeated; give the dataset itself to have none of that"
+            )
+        self.rank, self.world = rank, world
+        names = (
+            self._names[0] if group is None else group,
+            self._names[1] if leader is None else leader,
+        )
+        if names != self._names:
+            self._names = names
+            self._home.settle(names[0], rank, names[1])
+        self._base = self.position
+        self._feed.move(self._base, self._place())
+
+    def _place(self) -> Place:
+        return Place(
+            self.rank,
+            self.world,
+            self._home.store,
+            self._home.group,
+            _namer(self.order if self.kind == "map" else None, self.rank, self.world),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is, for a checkpoint; the same on every rank for a map-style dataset."""
+        before = self._feed.before(self.position)
+        state = {"version": STATE_VERSION, "position": self.position, **self._own()}
+        if before is not None and before.note:
+            state["before"] = {"note": before.note, "state": before.state}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another loader was.
+
+        Raises:
+            UsageError: it was a loader of another dataset, order or batch size.
+        """
+        own = {"version": STATE_VERSION, **self._own()}
+        wrong = [f"{k} {state.get(k)!r} (here {v!r})" for k, v in own.items() if state.get(k) != v]
+        if wrong or not isinstance(state.get("position"), int):
+            raise UsageError(
+                f"this state belongs to another loader: {', '.join(wrong) or 'no position'};"
+                " make the loader as it was then, or seek() to a batch of your choice"
+            )
+        self.seek(state["position"])
+        if before := state.get("before"):
+            given = Found("batch", None, before["note"], before["state"])
+            self._feed.remember(state["position"], given)
+
+    def _own(self) -> dict[str, Any]:
+        order = self.order
+        return {
+            "kind": self.kind,
+            "length": order.length,
+            "seed": order.seed,
+            "shuffle": order.shuffle,
+            "global_batch": order.global_batch,
+            "drop_last": order.drop_last,
+        }
+
+    def close(self, remove: bool = False) -> None:
+        """End the thread and let go of the cache. A loader that is dropped is closed as well.
+
+        Args:
+            remove: remove the cached batches too, unless another process still uses them. Those of
+                a run that is over are removed without it.
+        """
+        self._home.spent = self._home.spent or remove
+        self._closing()
+
+
+def _close(feed: Feed, home: Home) -> None:
+    feed.stop()
+    home.leave(remove=False)
+
+
+def _check(rank: int, world: int, global_batch: int) -> None:
+    if global_batch < 1 or not 0 <= rank < world:
+        raise UsageError(f"rank {rank} of {world} has no share of a batch of {global_batch}")
+    if world > global_batch:
+        raise UsageError(
+            f"a batch of {global_batch} samples cannot be shared by {world} ranks:"
+            " make global_batch larger"
+        )
+
+
+def _namer(order: Order | None, rank: int, world: int) -> Callable[[int], str]:
+    """Names this rank's share: by its place in the batch where that is known, else by the rank."""
+    if order is None:
+        return lambda number: f"{rank}of{world}"
+
+    def name(number: int) -> str:
+        begin, end = order.share(number, rank, world)
+        return f"{begin}-{end}"
+
+    return name

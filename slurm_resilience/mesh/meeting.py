@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 from pathlib import Path
@@ -13,6 +12,14 @@ import msgspec
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.model import Peer
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a training ended."""
+
+    code: int
+    step: int
+    reason: str = ""
 
 
 class Meeting(Protocol):
@@ -39,7 +46,11 @@ class Meeting(Protocol):
         ...
 
     def outcome(self, code: int, step: int, reason: str) -> None:
-        """Write down how the training ended, for whoever watches from outside."""
+        """Write down how the training ended, for whoever watches from outside or comes late."""
+        ...
+
+    def ended(self) -> Outcome | None:
+        """How the training ended; None: it has not, as far as is known here."""
         ...
 
 
@@ -110,8 +121,14 @@ class Directory:
         target = self.path / "outcome"
         draft = self.path / f".outcome-{os.getpid()}"
         with contextlib.suppress(OSError):
-            draft.write_text(json.dumps({"code": code, "step": step, "reason": reason}) + "\n")
+            draft.write_bytes(msgspec.json.encode(Outcome(code, step, reason)) + b"\n")
             draft.replace(target)
+
+    def ended(self) -> Outcome | None:
+        try:
+            return msgspec.json.decode((self.path / "outcome").read_bytes(), type=Outcome)
+        except (OSError, msgspec.DecodeError):
+            return None
 
 
 class Addresses:
@@ -148,6 +165,9 @@ class Addresses:
 
     def outcome(self, code: int, step: int, reason: str) -> None:
         return
+
+    def ended(self) -> Outcome | None:
+        return None
 
 
 def meeting(where: str, secret: str = "") -> Meeting:

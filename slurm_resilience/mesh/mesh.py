@@ -59,10 +59,16 @@ AGAIN = 0.01
 was not cut the first time is cut the next."""
 REACH_SECONDS = 3.0
 """Within this time every member of a new generation must have reached every other."""
+OUTCOME_SECONDS = 1.0
+"""Seconds between two looks whether the training is over, for a process that found nobody."""
 STRIKES = 2
 """Generations that failed because of one peer, before the others go on without it."""
 REDIAL = 0.2
 """Seconds until an address that did not answer is tried again (fixed addresses only)."""
+
+
+class Stopped(Exception):
+    """The training was given up by one of its processes."""
 
 
 class Mesh:
@@ -132,6 +138,7 @@ class Mesh:
         self._end: Break | None = None
         self._ended_at = 0.0
         self._adopted_at = 0.0
+        self._ask_outcome = 0.0
         self._strikes: dict[str, int] = {}
         self._last_cut = 0.0
         self._since = time.monotonic()
@@ -143,6 +150,9 @@ class Mesh:
         self._answers: dict[int, bytes] = {}
         self._numbers = 0
         self._evicted = ""
+        self._stopped: Break | None = None
+        self.knock = threading.Event()
+        """Set when somebody may be waiting outside of the current generation."""
         self._closing = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -205,17 +215,56 @@ class Mesh:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while True:
+                if self._stopped:
+                    raise Stopped(self._stopped.reason)
                 if self._evicted:
                     raise WireError(f"the others go on without this process: {self._evicted}")
                 view = self._view
                 if view and view.generation > self.status.generation and self._end is None:
                     return view
-                if self._all_done():
+                if self._all_done() or self._too_late():
                     return None
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise TimeoutError(self._waits_for or "no generation was formed")
+                self._changed.wait(min(left or OUTCOME_SECONDS, OUTCOME_SECONDS))
+
+    def _too_late(self) -> bool:
+        """Came when the others had finished. (Asked about once a second.)"""
+        now = time.monotonic()
+        if self._worked is not None or self._usable() or now < self._ask_outcome:
+            return False
+        self._ask_outcome = now + OUTCOME_SECONDS
+        ended = self._meeting.ended()
+        return ended is not None and ended.code == 0
+
+    @property
+    def current(self) -> View | None:
+        """The generation that this process was last a member of."""
+        return self._view
+
+    def wait_for_end(self, seconds: float) -> None:
+        """Wait until the current generation has ended, or the time is over."""
+        with self._changed:
+            if self._end is None:
+                self._changed.wait(seconds)
+
+    def wait_until_out(self, seconds: float) -> bool:
+        """Wait until the main thread has left its block; False when it has not within the time."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while self.status.phase == "running" and not self._closing:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
                 self._changed.wait(left)
+        return True
+
+    def stop(self, end: Break) -> None:
+        """End the training for everybody, whatever generation they are in."""
+        with self._lock:
+            self._broadcast(Over(end))
+        self._ring()
 
     def worked(self, view: View) -> None:
         """Every member of this generation could talk to every other: it counts from now on."""
@@ -242,6 +291,7 @@ class Mesh:
                 if link.peer and link.peer.id not in inside and link.status.phase == "ready"
             ]
             if not waiting:
+                self.knock.clear()
                 return ()
             ours = [
                 member
@@ -568,6 +618,7 @@ class Mesh:
                 if put.generation == self._current():
                     self._send(link, put)
         self._same_seat(peer)
+        self.knock.set()
         self._changed.notify_all()
 
     def _same_seat(self, peer: Peer) -> None:
@@ -685,6 +736,8 @@ class Mesh:
             case Say(number=number, status=status):
                 if number > link.said:
                     link.said, link.status = number, status
+                    if status.phase == "ready":
+                        self.knock.set()
                     self._changed.notify_all()
             case Beat():
                 link.beat = message
@@ -701,6 +754,9 @@ class Mesh:
             case Form(view=view):
                 self._adopt(view)
             case Over(end=end):
+                if end.kind == "stop":
+                    self._stopped = end
+                    self._changed.notify_all()
                 self._over(end)
             case Finding():
                 self._find(message)

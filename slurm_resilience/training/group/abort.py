@@ -47,7 +47,6 @@ class Sockets:
         for descriptor, inode in open_sockets().items():
             if self._before.get(descriptor) != inode and descriptor not in but:
                 self._inodes[descriptor] = inode
-        self._before = {}
 
     def cut(self) -> int:
         """Shut every connection of the group down; how many were open. May be called again."""

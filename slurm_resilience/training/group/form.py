@@ -34,8 +34,9 @@ class Group:
         self._aborting: threading.Thread | None = None
         self._holders: list[Any] = []
         self._gone = False
+        self._forming = False
 
-    def form(self, store: dist.Store, timeout: float) -> None:
+    def form(self, store: Any, timeout: float) -> None:
         """Make it, and prove that everybody can talk to everybody.
 
         Raises:
@@ -43,6 +44,7 @@ class Group:
         """
         # The mesh opens no socket meanwhile: what is new afterwards belongs to the group.
         self._sockets.begin()
+        self._forming = True
         kind = self.backend
         dist.init_process_group(
             kind,
@@ -57,6 +59,7 @@ class Group:
         if int(token.item()) != self.view.size:
             raise RuntimeError(f"{int(token.item())} of {self.view.size} ranks are in the group")
         self.adopt_sockets()
+        self._forming = False
 
     def adopt_sockets(self) -> None:
         """Count sockets opened since `form` began as this group's: sub-groups made later."""
@@ -66,10 +69,12 @@ class Group:
     def more(self) -> Any:
         """Make sub-groups in here, so that their sockets can be cut as well."""
         self._sockets.begin()
+        self._forming = True
         try:
             yield
         finally:
             self.adopt_sockets()
+            self._forming = False
 
     def hold(self, thing: Any) -> None:
         """Keep what refers to the group (a DDP wrapper) as long as the group itself."""
@@ -78,6 +83,8 @@ class Group:
     def cut(self) -> None:
         """Make every call of this process that waits in the group raise. From any thread, and as
         often as needed."""
+        if self._forming:
+            self.adopt_sockets()
         self._sockets.cut()
         if "nccl" in self.backend and self._aborting is None and dist.is_initialized():
             self._aborting = threading.Thread(target=_abort_nccl, name="sres-abort", daemon=True)
@@ -115,7 +122,7 @@ def form(
     view: View,
     *,
     backend: str = "gloo",
-    store: dist.Store | None = None,
+    store: Any | None = None,
     timeout: float = FORM_SECONDS,
     out: list[Group] | None = None,
 ) -> Group:

@@ -17,7 +17,7 @@ from slurm_resilience.mesh.messages import Change
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 
-class MeshStore(dist.Store):
+class MeshStore(dist.Store):  # type: ignore[name-defined, misc]
     """The store of one generation. A set reaches all members at once, so a get is a look-up here;
     `add`, `compare_set` and `append` go through the key's home, which orders them."""
 

@@ -1,0 +1,207 @@
+"""Brings every member's state to one step, and keeps what the next fault will need."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slurm_resilience.mesh.mesh import Mesh
+from slurm_resilience.mesh.model import Phase, Status, View
+from slurm_resilience.training import state
+from slurm_resilience.training.group import Group
+from slurm_resilience.training.options import Options
+from slurm_resilience.training.place import Place
+
+log = logging.getLogger("sres.training")
+
+OWN = "sres"
+"""The name under which the step and the data's position are tracked beside the user's objects."""
+
+
+class Unrecoverable(Exception):
+    """State was lost and nothing has it: the training must not begin anew as if nothing were."""
+
+
+class Progress:
+    """The committed step and the position in the data: they travel with the state."""
+
+    def __init__(self) -> None:
+        self.step = -1
+        """Committed optimizer steps; -1: no state yet."""
+        self.positions: dict[str, dict[str, Any]] = {}
+        """State of each loader at that step."""
+        self.dirty = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What travels."""
+        return {"step": self.step, "positions": dict(self.positions)}
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        """What came."""
+        self.step = int(values["step"])
+        self.positions = dict(values["positions"])
+
+
+class Healer:
+    """The state of one process, over all generations."""
+
+    def __init__(self, options: Options, place: Place) -> None:
+        self._options = options
+        self._place = place
+        self._tracked: state.Tracked | None = None
+        self._names: dict[str, Any] = {}
+        self._released: list[Any] = []
+        self._disk_group: dist.ProcessGroup | None = None
+        self._partner: Any = None
+        self._position = -1
+        self.progress = Progress()
+        self.last: dict[str, Any] = {}
+        """What the last healing did, for the log and the bench."""
+
+    def has(self, module: torch.nn.Module) -> bool:
+        """Is this module tracked (so that its replicas are equal)?"""
+        return any(thing is module for thing in self._names.values())
+
+    def status(self, phase: Phase, view: View | None) -> Status:
+        """What the others should know of this process's state."""
+        progress = self.progress
+        healthy = progress.step >= 0 and not progress.dirty
+        digest = ""
+        if phase != "running" and healthy and self._options.checksum and self._tracked is not None:
+            self._tracked.rollback()
+            digest = self._tracked.digest()
+        keeper = self._options.checkpointer
+        return Status(
+            phase=phase,
+            generation=view.generation if view else 0,
+            step=progress.step,
+            dirty=progress.dirty,
+            position=self._position,
+            digest=digest,
+            snapshot=self._partner.step if self._partner else -1,
+            keeps=self._partner.keeps if self._partner else (),
+            disk=-1 if keeper is None or phase == "running" else keeper.readable(),
+        )
+
+    def heal(self, objects: dict[str, Any], group: Group, mesh: Mesh) -> None:
+        """Make every member's state equal; all members call this with the same names.
+
+        Raises:
+            Unrecoverable: state was lost and nothing has it.
+            RuntimeError: a member went away meanwhile.
+        """
+        view, rank = group.view, group.rank
+        tracked = self._adopt(objects)
+        self._open(group)
+        found = state.plan(view, checksum=self._options.checksum)
+        if "state" not in self._place.parts and found.kind == "peers":
+            found = self._without_peers(view)
+        if rank == 0 and found.kind != "nothing":
+            log.warning("generation %d: %s", view.counter, found.reason)
+        report = None
+        if found.kind == "impossible":
+            raise Unrecoverable(found.reason)
+        if found.kind in ("peers", "fresh", "memory"):
+            receives = bool(found.incoming(rank)) or found.kind == "memory"
+            self.progress.dirty = self.progress.dirty or receives
+            if found.kind == "memory":
+                self._from_memory(found, group, tracked)
+            else:
+                report = state.transfer(
+                    found, view, rank, tracked, dist.group.WORLD, verify=self._options.checksum
+                )
+        elif found.kind == "disk":
+            self.progress.dirty = True
+            values = {**tracked.objects}
+            self._options.checkpointer.load(found.step, values, self._disk_group)
+        self.progress.step = found.step
+        self.progress.dirty = False
+        self._position = view.position(rank)
+        tracked.mark()
+        self.last = {"kind": found.kind, "step": found.step, "reason": found.reason}
+        if report is not None:
+            self.last["report"] = report
+
+    def _without_peers(self, view: View) -> state.HealPlan:
+        """Part `state` is off: what no peer may give comes from the disk."""
+        disk = min(member.status.disk for member in view.members)
+        if disk < 0:
+            return state.plan(view)
+        return state.HealPlan("disk", disk, f"peer state is off: the checkpoint of step {disk}")
+
+    def _adopt(self, objects: dict[str, Any]) -> state.Tracked:
+        """Track these objects; what the block built anew gets the old ones' state."""
+        names = {**objects, OWN: self.progress}
+        old = self._tracked
+        same = old is not None and self._names.keys() == names.keys()
+        if same and all(self._names[name] is names[name] for name in names):
+            assert old is not None
+            changed = old.rollback() if not self.progress.dirty else ()
+            self._note_changes(changed)
+            return old
+        new = state.Tracked(names, trainable_only=self._options.trainable_only)
+        if old is not None and self.progress.step >= 0 and not self.progress.dirty:
+            self._note_changes(old.rollback())
+            if not self.progress.dirty:
+                _copy(old, new)
+        self._tracked, self._names = new, names
+        return new
+
+    def _note_changes(self, changed: tuple[str, ...]) -> None:
+        if changed:
+            shown = ", ".join(changed[:3])
+            log.warning("%s changed outside of s.update(): this rank is healed anew", shown)
+            self.progress.dirty = True
+
+    def _open(self, group: Group) -> None:
+        """Groups of their own for what goes on beside the steps."""
+        if self._options.checkpointer is not None:
+            with group.more():
+                self._disk_group = dist.new_group(backend="gloo")
+        if self._options.partner_every:
+            with group.more():
+                beside = dist.new_group(backend="gloo")
+            if self._partner is None:
+                self._partner = state.Partner(self._options.partner_every)
+            self._partner.open(group.view, group.rank, beside)
+
+    def _from_memory(self, found: state.HealPlan, group: Group, tracked: state.Tracked) -> None:
+        self._partner.restore(found, group.view, group.rank, tracked, dist.group.WORLD)
+
+    def committed(self, group: Group, mesh: Mesh) -> None:
+        """After each step: mark it, and keep a copy where one is due."""
+        tracked, step = self._tracked, self.progress.step
+        if tracked is None:
+            return
+        tracked.mark()
+        keeper = self._options.checkpointer
+        if keeper is not None and keeper.due(step):
+            keeper.save(step, tracked.objects, self._disk_group)
+        if self._partner is not None and self._partner.due(step):
+            self._partner.snapshot(step, tracked)
+
+    def released(self) -> list[Any]:
+        """What refers to the group that is being left, and must not be let go of at once."""
+        gone, self._released = self._released, []
+        if self._disk_group is not None:
+            gone.append(self._disk_group)
+            self._disk_group = None
+        return gone
+
+    def close(self) -> None:
+        """The training is over."""
+        if self._options.checkpointer is not None:
+            self._options.checkpointer.close()
+
+
+def _copy(old: state.Tracked, new: state.Tracked) -> None:
+    """From the objects of the last time to those that the block built now."""
+    capture = old.capture()
+    views = new.prepare(capture.skeleton)
+    with torch.no_grad():
+        for target, source in zip(views, capture.views, strict=True):
+            target.copy_(source)
+    new.finish(capture.skeleton, rng_too=False)

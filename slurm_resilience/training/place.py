@@ -1,0 +1,139 @@
+"""Where this process sits in the training: read from the environment, once. Pure but for names."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from slurm_resilience.errors import UsageError
+
+PARTS = ("recovery", "state", "data", "rootless")
+
+
+class Place(NamedTuple):
+    """What docs/training.md says of the environment of a training process."""
+
+    seat: int
+    seats: int
+    incarnation: int
+    node: str
+    domain: str
+    meet: str
+    secret: str
+    address: str
+    """What the mesh listens on."""
+    parts: frozenset[str]
+    """Which of the four parts are on."""
+
+
+def place(environment: Mapping[str, str]) -> Place:
+    """Read it.
+
+    Raises:
+        UsageError: a number is none, a part is unknown, or nothing says where to meet.
+    """
+    seat = _seat(environment)
+    seats = _number(environment, ("SRES_SEATS", "WORLD_SIZE", "SLURM_NTASKS"), 1)
+    if not 0 <= seat < seats:
+        raise UsageError(f"seat {seat} of {seats}: SRES_SEAT (or RANK) must be below SRES_SEATS")
+    node = environment.get("SRES_NODE") or environment.get("SLURMD_NODENAME")
+    return Place(
+        seat,
+        seats,
+        _number(environment, ("SRES_INCARNATION",), 0),
+        node or socket.gethostname(),
+        _domain(environment),
+        _meet(environment, seats),
+        environment.get("SRES_SECRET", ""),
+        address(environment, seats),
+        _parts(environment),
+    )
+
+
+def address(environment: Mapping[str, str], seats: int) -> str:
+    """The address that others can reach: SRES_ADDRESS; loopback where all ranks are on one machine;
+    else the one of the route to MASTER_ADDR, or the host name's."""
+    given = environment.get("SRES_ADDRESS")
+    if given:
+        return given
+    local = _number(environment, ("LOCAL_WORLD_SIZE",), 0)
+    if local == seats or seats == 1:
+        return "127.0.0.1"
+    master = environment.get("MASTER_ADDR", "")
+    for target in (master, socket.gethostname()):
+        found = _route_to(target) if target else ""
+        if found and not found.startswith("127."):
+            return found
+    return "127.0.0.1"
+
+
+def _route_to(target: str) -> str:
+    try:
+        # No packet is sent: the kernel only looks up the route.
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((target, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _seat(environment: Mapping[str, str]) -> int:
+    here = environment.get("SRES_SEATS_HERE", "")
+    if here:
+        # A step that joined in the place of a lost node: its tasks take the lost seats.
+        local = _number(environment, ("SLURM_LOCALID", "LOCAL_RANK"), 0)
+        words = here.split(",")
+        if local < len(words) and words[local].isdecimal():
+            return int(words[local])
+        raise UsageError(f"SRES_SEATS_HERE={here!r} has no seat for local rank {local}")
+    return _number(environment, ("SRES_SEAT", "RANK", "SLURM_PROCID"), 0)
+
+
+def _number(environment: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
+    for name in names:
+        text = environment.get(name, "")
+        if text:
+            if not text.isdecimal():
+                raise UsageError(f"{name}={text!r} is no number")
+            return int(text)
+    return default
+
+
+def _domain(environment: Mapping[str, str]) -> str:
+    given = environment.get("SRES_DOMAIN")
+    if given:
+        return given
+    # Slurm's topology plugin: switches from the top to the node, e.g. "s0.s2.n17".
+    return environment.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0]
+
+
+def _meet(environment: Mapping[str, str], seats: int) -> str:
+    given = environment.get("SRES_MEET", "")
+    if given:
+        return given
+    shared = environment.get("SRES_DIR", "")
+    if shared:
+        return f"dir:{shared}/mesh"
+    job = environment.get("SLURM_JOB_ID", "")
+    if job and seats > 1:
+        step = environment.get("SLURM_STEP_ID", "0")
+        return f"dir:{Path.cwd()}/.sres/mesh-{job}.{step}"
+    if seats == 1:
+        base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"
+        return f"dir:{base}/sres-{os.geteuid()}-{os.getpid()}"
+    raise UsageError(
+        "nothing says where the ranks meet: start them with "
+        "`python -m slurm_resilience.training.run`, or set SRES_MEET=dir:PATH"
+    )
+
+
+def _parts(environment: Mapping[str, str]) -> frozenset[str]:
+    text = environment.get("SRES_PARTS", ",".join(PARTS))
+    parts = frozenset(word.strip() for word in text.split(",") if word.strip())
+    unknown = sorted(parts - set(PARTS))
+    if unknown:
+        raise UsageError(f"SRES_PARTS: no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    return parts

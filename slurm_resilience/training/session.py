@@ -1,0 +1,322 @@
+"""What the re-executable block is given: the world it runs in, and the doors to all parts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.mesh.mesh import Mesh
+from slurm_resilience.mesh.model import Break, Status, View
+from slurm_resilience.training import inject
+from slurm_resilience.training.group import Group
+from slurm_resilience.training.heal import Healer
+from slurm_resilience.training.options import Options
+from slurm_resilience.training.place import Place
+from slurm_resilience.training.signals import Interrupted
+
+T = TypeVar("T")
+log = logging.getLogger("sres.training")
+
+
+class Update:
+    """The commit point. What happens inside is finished, or this rank's state is void."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        self._session._begin_update()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._session._commit()
+
+
+class Session:
+    """One process's part in the training. It outlives the block: `once` keeps what was built."""
+
+    def __init__(self, place: Place, mesh: Mesh, options: Options) -> None:
+        self._place = place
+        self._mesh = mesh
+        self._options = options
+        self._kept: dict[Any, Any] = {}
+        self._loaders: dict[str, Any] = {}
+        self._group: Group | None = None
+        self._view: View | None = None
+        self._generations = 0
+        self._inside = False
+        self._update = Update(self)
+        self._healer = Healer(options, place)
+        self._reshaped: list[nn.parallel.DistributedDataParallel] = []
+        self.attempt = 0
+        """How often this process has entered the block."""
+        self.last_end: Break | None = None
+        """Why the block was entered again; None at first."""
+
+    # -- the world ----------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the current world."""
+        return self._now().rank
+
+    @property
+    def world(self) -> int:
+        """Ranks in the current world; may change whenever the block is entered."""
+        return self._now().view.size
+
+    @property
+    def seat(self) -> int:
+        """This process's seat: its rank in the full world. Never changes."""
+        return self._place.seat
+
+    @property
+    def seats(self) -> int:
+        """Ranks of the full world."""
+        return self._place.seats
+
+    @property
+    def generation(self) -> int:
+        """How many worlds there were, this one included."""
+        return self._now().view.counter
+
+    @property
+    def step(self) -> int:
+        """Committed optimizer steps."""
+        return self._healer.progress.step
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        if self._options.uses_cuda:
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+    def mesh(self, replicate: int | None = None, shard: int | None = None) -> DeviceMesh:
+        """The device mesh of this world, for `fully_shard`: ``(replicate, shard)``.
+
+        Args:
+            replicate: copies of the model; default: as many as fit.
+            shard: ranks that share one copy; default: `replica_size` of `resilient`.
+
+        Raises:
+            UsageError: the sizes do not multiply to the world.
+        """
+        size = self.world
+        shard = shard or self._options.replica_size
+        replicate = replicate or size // shard
+        if replicate * shard != size:
+            raise UsageError(f"a mesh of {replicate} x {shard} does not hold {size} ranks")
+        names = ("replicate", "shard")
+        with self._now().more():
+            return init_device_mesh(self.device.type, (replicate, shard), mesh_dim_names=names)
+
+    def new_group(self, ranks: list[int] | None = None, **how: Any) -> dist.ProcessGroup | None:
+        """`torch.distributed.new_group`, such that it is left with the others after a fault."""
+        with self._now().more():
+            group: dist.ProcessGroup | None = dist.new_group(ranks, **how)
+        return group
+
+    # -- what is built and healed -------------------------------------------------------------
+
+    def once(self, build: Callable[..., T], *args: Any) -> T:
+        """Call ``build`` the first time; afterwards give what it gave, also when the block is
+        entered again. Not for what holds a process group (DDP, FSDP): build those anew."""
+        key: tuple[str, Any] = (getattr(build, "__qualname__", repr(build)), args)
+        try:
+            hash(key)
+        except TypeError:
+            key = (key[0], repr(args))
+        if key not in self._kept:
+            self._kept[key] = build(*args)
+        found: T = self._kept[key]
+        return found
+
+    def track(self, **objects: Any) -> int:
+        """Name what has to survive; it is brought to the newest step that anybody has: from a
+        peer's memory, else from a copy in memory, else from the checkpoint on disk.
+
+        Every rank must come here with the same names, before its first forward.
+
+        Args:
+            objects: modules (FSDP ones after `fully_shard`, DDP ones before wrapping), optimizers,
+                schedulers, scalers, tensors, anything with `state_dict` and `load_state_dict`.
+
+        Returns:
+            Committed optimizer steps that the state contains.
+        """
+        group = self._now()
+        self._check()
+        inject.point("recovery", step=self.step, rank=self.rank)
+        self._healer.heal(objects, group, self._mesh)
+        self._say_running()
+        for loader in self._loaders.values():
+            loader.rewind()
+        return self.step
+
+    def ddp(self, module: nn.Module, **how: Any) -> nn.parallel.DistributedDataParallel:
+        """Wrap a module for this world. Its weights were made equal by `track`, so nothing is sent.
+
+        Args:
+            module: a tracked module.
+            how: arguments of DistributedDataParallel. ``find_unused_parameters=True`` keeps its
+                buckets as they are, so that a resumed run adds up gradients in the same order and
+                equals an undisturbed one to the last bit.
+        """
+        how.setdefault("init_sync", not self._healer.has(module))
+        wrapped = nn.parallel.DistributedDataParallel(module, **how)
+        self._now().hold(wrapped)
+        self._reshaped.append(wrapped)
+        return wrapped
+
+    def loader(
+        self,
+        source: Any,
+        global_batch: int,
+        *,
+        steps: int | None = None,
+        name: str = "data",
+        **how: Any,
+    ) -> Iterator[Any]:
+        """This rank's share of each global batch, from the first one that is not committed.
+
+        Args:
+            source: a Dataset, a DataLoader, or an iterable.
+            global_batch: samples of one step over all ranks; kept when the world changes.
+            steps: end after this many batches in all; default: as the source and ``epochs`` say.
+            name: tells several loaders apart.
+            how: further arguments of `ReplayLoader`.
+        """
+        group = self._now()
+        loader = self._loaders.get(name)
+        if loader is None:
+            loader = self._make_loader(source, global_batch, steps, group, how)
+            self._loaders[name] = loader
+        else:
+            loader.rewind()
+            loader.reshare(group.rank, group.view.size)
+        position = self._healer.progress.positions.get(name)
+        if position is not None:
+            loader.load_state_dict(position)
+        self._weigh(loader)
+        return self._batches(loader)
+
+    def _make_loader(
+        self, source: Any, global_batch: int, steps: int | None, group: Group, how: dict[str, Any]
+    ) -> Any:
+        from slurm_resilience.training.data import ReplayLoader
+
+        if "data" not in self._place.parts:
+            how.setdefault("cache", False)
+        rank, world = group.rank, group.view.size
+        return ReplayLoader(
+            source, global_batch=global_batch, rank=rank, world=world, steps=steps, **how
+        )
+
+    def _weigh(self, loader: Any) -> None:
+        """Unequal shares: DDP averages over ranks, the loss is an average over samples."""
+        weight = getattr(loader, "weight", 1.0)
+        if weight == 1.0:
+            return
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+        def weighted(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+            bucket.buffer().mul_(weight)
+            return allreduce_hook(state, bucket)
+
+        for wrapped in self._reshaped:
+            wrapped.register_comm_hook(dist.group.WORLD, weighted)
+        self._reshaped = []
+
+    def _batches(self, loader: Any) -> Iterator[Any]:
+        for batch in loader:
+            self._check()
+            inject.point("before-backward", step=self.step, rank=self.rank)
+            self._options.watch_mark("step", self.step)
+            yield batch
+
+    # -- the commit point ---------------------------------------------------------------------
+
+    def update(self) -> Update:
+        """``with s.update(): opt.step()``: the only place where the state may change.
+
+        A fault before it leaves the state of the last step; a fault inside makes this rank's state
+        void, and it is healed from one that finished. Collectives (gradient clipping over shards)
+        belong before it: a fault in them would void every rank at once.
+        """
+        return self._update
+
+    def _begin_update(self) -> None:
+        self._check()
+        if self._inside:
+            raise UsageError("s.update() inside of s.update()")
+        self._inside = True
+        self._healer.progress.dirty = True
+        inject.point("update", step=self.step, rank=self.rank)
+
+    def _commit(self) -> None:
+        progress = self._healer.progress
+        for name, loader in self._loaders.items():
+            loader.commit()
+            progress.positions[name] = loader.state_dict()
+        progress.step += 1
+        self._inside = False
+        progress.dirty = False
+        self._healer.committed(self._now(), self._mesh)
+        self._options.watch_mark("committed", progress.step)
+        inject.point("after-update", step=progress.step, rank=self.rank)
+        self._boundary()
+
+    def _boundary(self) -> None:
+        """Between two steps: the moment to let newcomers in."""
+        if self._mesh.end is None and self.rank == 0 and self._mesh.knock.is_set():
+            newcomers = self._mesh.newcomers()
+            if newcomers:
+                seats = ", ".join(str(peer.seat) for peer in newcomers)
+                text = f"seat {seats} joins after step {self.step}"
+                self._mesh.over(Break(self._now().view.generation, text, "", "join"))
+        self._check()
+
+    def _check(self) -> None:
+        end = self._mesh.end
+        if end is not None or self._mesh.evicted:
+            raise Interrupted(end.reason if end else self._mesh.evicted)
+
+    # -- used by recover ----------------------------------------------------------------------
+
+    def _now(self) -> Group:
+        if self._group is None:
+            raise UsageError("the session has no world outside of the block")
+        return self._group
+
+    def _enter(self, group: Group) -> None:
+        self._group, self._view = group, group.view
+        self.attempt += 1
+        self._reshaped = []
+
+    def _leave(self) -> None:
+        self._inside = False
+        if self._group is not None:
+            for thing in self._healer.released():
+                self._group.hold(thing)
+            self._group.leave()
+        self._group = None
+        self._reshaped = []
+
+    def _status(self, phase: Any) -> Status:
+        return self._healer.status(phase, self._view)
+
+    def _say_running(self) -> None:
+        self._mesh.say(self._status("running"))
+
+    def _finish(self) -> None:
+        for loader in self._loaders.values():
+            loader.close()
+        self._healer.close()

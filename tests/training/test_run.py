@@ -394,3 +394,7 @@ def test_nodes_that_share_a_directory(run: Run, tmp_path: Path) -> None:
     run.start(body, *flags, "--node-rank=1")
     assert run.end() == 0, run.err
     run.read("up.1.1")
+    # A supervisor may know better.
+    run.start(body, *flags, "--node-rank=1", env={"SRES_INCARNATION": "5"})
+    assert run.end() == 0, run.err
+    run.read("up.1.5")

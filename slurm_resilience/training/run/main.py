@@ -18,6 +18,7 @@ from slurm_resilience.errors import SresError, UsageError
 from slurm_resilience.training.run import launch, words
 from slurm_resilience.training.run import meeting as meetings
 from slurm_resilience.training.run.environment import Node
+from slurm_resilience.training.run.job import Job
 from slurm_resilience.training.run.output import Streams
 from slurm_resilience.training.run.place import place
 from slurm_resilience.training.run.verdict import Rules
@@ -188,7 +189,7 @@ def _start(**given: Any) -> int:
             meet=meeting.meet,
             name=environment.get("SRES_NODE")
             or environment.get("SLURMD_NODENAME")
-            or launch.host_name(),
+            or os.uname().nodename,
             secret=meeting.secret,
             keeper=str(private / "keeper"),
             role=given["role"],
@@ -197,7 +198,7 @@ def _start(**given: Any) -> int:
             virtual=given["virtual_local_rank"],
         )
         limit = given["shutdown_timeout"]
-        job = launch.Job(
+        job = Job(
             node=node,
             meeting=meeting,
             kind=kind,
@@ -211,10 +212,11 @@ def _start(**given: Any) -> int:
             standby_modules=(*_WARM, *given["standby_import"]),
             grace=15.0 if limit is None else limit,
             stop_limit=limit,
+            incarnation=words.number(environment, "SRES_INCARNATION"),
             before=before,
             after=after,
         )
-        return launch.life(job, environment, private, lambda: meetings.remove(private))
+        return launch.life(job, environment, private)
     finally:
         meetings.remove(private)
 
@@ -295,7 +297,7 @@ def _master(
 ) -> tuple[str, int] | None:
     """MASTER_ADDR and MASTER_PORT: given ones; on one node any; else node 0, if it is known."""
     address = given["master_addr"] or environment.get("MASTER_ADDR") or first
-    port = given["master_port"] or int(environment.get("MASTER_PORT") or 0)
+    port = given["master_port"] or words.number(environment, "MASTER_PORT")
     if not address:
         return None
     if not port and alone:

@@ -89,6 +89,8 @@ class Process:
         self.pidfd = os.pidfd_open(self.pid)
         self.warm = False
         """Its modules are imported."""
+        self.silent = False
+        """It will say nothing more."""
         self._heard = b""
         self._nice = 0
         self._renice(nice)
@@ -113,6 +115,7 @@ class Process:
         with suppress(OSError):
             while part := self.link.recv(65536, socket.MSG_DONTWAIT):
                 self._heard += part
+            self.silent = True
         *lines, self._heard = self._heard.split(b"\n")
         words = [json.loads(line) for line in lines]
         if any("warm" in word for word in words):

@@ -156,6 +156,18 @@ def gpus_offered(environment: Mapping[str, str]) -> int:
     return int(on_node) if on_node.isdigit() else -1
 
 
+def number(environment: Mapping[str, str], name: str) -> int:
+    """A count from the environment; 0 when it is not there.
+
+    Raises:
+        UsageError: it is no number.
+    """
+    text = environment.get(name, "")
+    if text and not text.isdecimal():
+        raise UsageError(f"${name}={text}: not a number")
+    return int(text or 0)
+
+
 def first_failure(ends: Sequence[int]) -> int:
     """The exit code of a node whose processes ended like this, in this order."""
     return next((code for code in ends if code), 0)

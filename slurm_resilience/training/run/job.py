@@ -1,0 +1,38 @@
+"""What a launcher was asked to do, once every word was understood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from slurm_resilience.training.run.environment import Node
+from slurm_resilience.training.run.meeting import Meeting
+from slurm_resilience.training.run.output import Streams
+from slurm_resilience.training.run.verdict import Rules
+
+
+class Job(msgspec.Struct, frozen=True):
+    """All that the launcher was asked to do."""
+
+    node: Node
+    meeting: Meeting
+    kind: str
+    """script, module or program."""
+    argv: tuple[str, ...]
+    rules: Rules
+    streams: tuple[Streams, ...]
+    """One for each local rank."""
+    log_dir: Path | None
+    standbys: int
+    """How many."""
+    standby_modules: tuple[str, ...]
+    grace: float
+    """Seconds from SIGTERM to SIGKILL when the launcher itself ends the ranks."""
+    stop_limit: float | None
+    """The same after somebody's SIGTERM; None: as long as they take."""
+    incarnation: int = 0
+    """Processes that sat on these seats before this launcher came."""
+    before: tuple[str, ...] = ()
+    """The pre-train script and its arguments."""
+    after: tuple[str, ...] = ()

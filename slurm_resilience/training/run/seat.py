@@ -1,0 +1,50 @@
+"""One of the node's seats, and who sits on it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from pathlib import Path
+
+from slurm_resilience.training.run.process import Process
+from slurm_resilience.training.run.verdict import End, Rules
+
+
+class Seat:
+    """Remembers how those before ended.
+
+    Args:
+        local: 0 … of the node.
+        number: the rank in the full world.
+        rules: bound how many ends matter.
+        incarnation: of the first process that will sit here.
+    """
+
+    def __init__(self, local: int, number: int, rules: Rules, incarnation: int = 0) -> None:
+        self.local = local
+        self.number = number
+        self.process: Process | None = None
+        self.incarnation = incarnation - 1
+        self.done = False
+        self.ends: deque[End] = deque(maxlen=rules.replacements + 2)
+        self.since = 0.0
+        self.place = self.error = self.evicted = ""
+        self.logs: Path | None = None
+
+    def sit(self, process: Process, incarnation: int) -> None:
+        self.process, self.incarnation = process, incarnation
+        self.since = time.monotonic()
+        self.place = self.error = self.evicted = ""
+
+    def refused(self, error: str) -> None:
+        """Nobody could sit down."""
+        self.since = time.monotonic()
+        self.place, self.error, self.evicted = "", error, ""
+
+    def end(self, code: int) -> End:
+        now = time.monotonic()
+        lived = now - self.since
+        end = End(code, now, lived, self.place, self.error, self.evicted)
+        self.ends.append(end)
+        self.process = None
+        return end

@@ -1,0 +1,113 @@
+"""Warm standbys: processes that have imported torch, and wait for a seat.
+
+A new one must not slow the recovery that it was made for: it is nice where a niceness can be taken
+back (root, RLIMIT_NICE); elsewhere it is started when the recovery is over, or after a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from slurm_resilience.training.run.children import Children
+from slurm_resilience.training.run.process import Process, may_renice
+
+_NICE = 10
+_PAUSE = 5.0
+"""Seconds after a recovery, if nobody says that it is over."""
+_FIRST_PAUSE = 10.0
+"""Seconds after the start."""
+_DEATHS = 3
+"""So many in a row, and there are no more."""
+
+
+class Standbys:
+    """Keeps some standbys.
+
+    Args:
+        loop: the event loop.
+        children: starts and buries processes.
+        start: starts one standby of a niceness; raises OSError when the system refuses.
+        most: how many; 0: none.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        children: Children,
+        start: Callable[[int], Process],
+        most: int,
+    ) -> None:
+        self._loop = loop
+        self._children = children
+        self._start = start
+        self._wanted = most
+        self._nice = _NICE if most and may_renice() else 0
+        self._waiting: list[Process] = []
+        self._deaths = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self) -> Process | None:
+        """A warm one if there is one; a half-warm one is still ahead of a new process."""
+        best = next((p for p in self._waiting if p.warm), next(iter(self._waiting), None))
+        if best is not None:
+            self._waiting.remove(best)
+        return best
+
+    def soon(self, first: bool = False) -> None:
+        """Start the missing ones, at a moment that hurts nobody."""
+        if self._timer is None and self._wanted:
+            pause = 0.0 if self._nice else _FIRST_PAUSE if first else _PAUSE
+            self._timer = self._loop.call_later(pause, self._fill)
+
+    def now(self) -> None:
+        """The recovery is over: whoever waited for that need not wait longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._fill()
+
+    def at_most(self, count: int) -> None:
+        """So many seats are not done: more standbys are of no use."""
+        self._wanted = min(self._wanted, count)
+
+    def warm(self) -> None:
+        """One of them is ready."""
+        self._deaths = 0
+
+    def died(self, process: Process) -> bool:
+        """A process without a seat has ended. Returns whether it was the last straw."""
+        if process not in self._waiting:
+            return False
+        self._waiting.remove(process)
+        return self._another_death()
+
+    def dismiss(self) -> None:
+        """End them all, for good."""
+        self._wanted = 0
+        if self._timer is not None:
+            self._timer.cancel()
+        for process in self._waiting:
+            process.signal(signal.SIGKILL)
+        for process in self._waiting:
+            self._children.bury(process)
+        self._waiting.clear()
+
+    def _fill(self) -> None:
+        self._timer = None
+        while len(self._waiting) < self._wanted:
+            try:
+                self._waiting.append(self._start(self._nice))
+            except OSError:
+                self._another_death()
+                return
+
+    def _another_death(self) -> bool:
+        self._deaths += 1
+        if self._deaths == _DEATHS:
+            self._wanted = 0
+            return True
+        # Something is wrong with them; a loop would burn the processor.
+        if self._timer is None and self._wanted:
+            self._timer = self._loop.call_later(_PAUSE, self._fill)
+        return False

@@ -30,6 +30,7 @@ class Options:
     checksum: bool = False
     trainable_only: bool = False
     partner_every: int = 0
+    prepare: Callable[[], Any] | None = None
     health_check: Callable[[Any], bool | None] | None = None
     abort: Callable[[Any, Any], None] | None = None
     finalize: Callable[[Any, Any], None] | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import logging
 import os
 import sys
@@ -39,6 +40,8 @@ T = TypeVar("T")
 
 PEER_WORD_SECONDS = 1.0
 """How long an error of a collective waits for the mesh to say which peer went away."""
+JOIN_SECONDS = 0.1
+"""When somebody joins, ranks leave by themselves after their step; who does not, is cut later."""
 NUDGE_SECONDS = 0.5
 """A block that is in no collective when its world ends is interrupted after this time."""
 
@@ -67,6 +70,8 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
         checksum: compare replicas before and after healing.
         trainable_only: heal only parameters that train (LoRA adapters).
         partner_every: steps between in-memory copies on a partner node; 0: none.
+        prepare: what the block gives to `Session.once`, built before this process joins: then the
+            others never wait for a newcomer's construction.
         health_check: called with the session before the block is entered again; an exception or
             False has this process replaced.
         abort: called with the session and the `Break` when a world is left.
@@ -132,6 +137,8 @@ class Runner:
             pid=os.getpid(),
         )
         self._meeting = meeting(where.meet, where.secret)
+        self._session = Session(where, options)
+        self._warm_up()
         self._mesh = Mesh(
             self._meeting,
             me,
@@ -143,7 +150,16 @@ class Runner:
             on_tick=self._tick,
             on_given_up=self._given_up,
         )
-        self._session = Session(where, self._mesh, options)
+        self._session._mesh = self._mesh
+
+    def _warm_up(self) -> None:
+        """What takes long and needs nobody, before the others know that this process is there."""
+        importlib.import_module("torch._dynamo")  # torch.optim loads it at its first use
+        for name in ("torch.nn.parallel", "torch.distributed.device_mesh"):
+            importlib.import_module(name)
+        importlib.import_module("slurm_resilience.training.data")
+        if self._options.prepare is not None:
+            self._session.once(self._options.prepare)
 
     def run(self, block: Callable[[Session], T]) -> T | None:
         """Until everybody is done; what the block returned."""
@@ -301,10 +317,12 @@ class Runner:
     # -- called in the mesh's thread ----------------------------------------------------------
 
     def _cut(self, end: Break) -> None:
-        for group in list(self._groups):
-            group.cut()
         now = time.monotonic()
         self._end_seen = self._end_seen or now
+        if end.kind == "join" and now - self._end_seen < JOIN_SECONDS:
+            return
+        for group in list(self._groups):
+            group.cut()
         if now - self._end_seen > NUDGE_SECONDS and not self._nudged and not self._in_update():
             self._nudged = True
             _raise_in(self._main, Interrupted)

@@ -42,9 +42,11 @@ class Update:
 class Session:
     """One process's part in the training. It outlives the block: `once` keeps what was built."""
 
-    def __init__(self, place: Place, mesh: Mesh, options: Options) -> None:
+    _mesh: Mesh
+    """Set once this process has joined the others."""
+
+    def __init__(self, place: Place, options: Options) -> None:
         self._place = place
-        self._mesh = mesh
         self._options = options
         self._kept: dict[Any, Any] = {}
         self._loaders: dict[str, Any] = {}
@@ -254,7 +256,8 @@ class Session:
         return self._update
 
     def _begin_update(self) -> None:
-        self._check()
+        # Whoever comes here has the whole world's gradients, and another may have committed
+        # already: the step is finished even if the world has ended meanwhile.
         if self._inside:
             raise UsageError("s.update() inside of s.update()")
         self._inside = True

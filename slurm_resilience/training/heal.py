@@ -147,6 +147,9 @@ class Healer:
             self._note_changes(old.rollback())
             if not self.progress.dirty:
                 _copy(old, new)
+        if old is not None:
+            # FSDP modules hold the groups of the world that they were built in.
+            self._released.append(old)
         self._tracked, self._names = new, names
         return new
 

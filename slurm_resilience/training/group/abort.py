@@ -8,7 +8,9 @@ calls are still on their way can hang, so dead groups are kept for a while.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import os
 import socket
 import threading
@@ -71,24 +73,54 @@ class Sockets:
 
 
 class Graveyard:
-    """Keeps dead groups, and whatever holds them, until nothing of theirs is on its way."""
+    """Keeps dead groups, and whatever holds them, until nothing of theirs is on its way.
+
+    Destructors run in a thread of their own: one that waits for ever costs that thread, not the
+    training. Wrappers (DDP) go before the groups: a group's own destructor lets other threads run,
+    but one that a wrapper's destructor calls does not.
+    """
 
     def __init__(self, keep: float = KEEP_SECONDS) -> None:
         self._keep = keep
-        self._dead: deque[tuple[float, list[Any]]] = deque()
-        self._lock = threading.Lock()
+        self._dead: deque[tuple[float, list[Any], list[Any]]] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        atexit.register(self.seal)
 
-    def bury(self, things: list[Any]) -> None:
-        """Keep these; they are let go by a later `sweep`."""
-        with self._lock:
-            self._dead.append((time.monotonic() + self._keep, things))
+    def bury(self, groups: list[Any], wrappers: list[Any]) -> None:
+        """Keep these for a while, then let go of them."""
+        with self._changed:
+            self._dead.append((time.monotonic() + self._keep, groups, wrappers))
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="sres-groups", daemon=True)
+                self._thread.start()
+            self._changed.notify()
 
-    def sweep(self) -> int:
-        """Let go of what has been dead for long enough; how many are left."""
+    def __len__(self) -> int:
+        return len(self._dead)
+
+    def seal(self) -> None:
+        """At the end of the process: what is dead now is never let go of. Destructors that run
+        while the interpreter is taken down hang now and then."""
+        with self._changed:
+            for _, groups, wrappers in self._dead:
+                for thing in (groups, wrappers):
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+    def _run(self) -> None:
         while True:
-            with self._lock:
-                if not self._dead or self._dead[0][0] > time.monotonic():
-                    return len(self._dead)
-                _, things = self._dead.popleft()
-            # Outside of the lock: destructors join threads.
-            del things
+            with self._changed:
+                while not self._dead:
+                    self._changed.wait()
+                due, groups, wrappers = self._dead[0]
+                if (left := due - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                    continue
+                self._dead.popleft()
+            for wrapper in wrappers:
+                if hasattr(wrapper, "reducer"):
+                    wrapper.reducer = wrapper.logger = None
+            wrapper = None
+            wrappers.clear()
+            groups.clear()
+            del groups, wrappers

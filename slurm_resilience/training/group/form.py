@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import View
@@ -97,13 +98,16 @@ class Group:
         self._gone = True
         self._sockets.cut()
         world = dist.distributed_c10d._world
-        dead = [*world.pg_map, *self._holders]
+        dead, wrappers = [*world.pg_map], self._holders
         self._holders = []
+        for wrapper in wrappers:
+            # Its hooks would fire in the next world's backward, and reduce in a dead group.
+            if isinstance(wrapper, nn.parallel.DistributedDataParallel):
+                wrapper.reducer._remove_autograd_hooks()
         if dist.is_initialized():
             with contextlib.suppress(Exception):
                 _forget(world)
-        _graveyard.bury(dead)
-        _graveyard.sweep()
+        _graveyard.bury(dead, wrappers)
 
 
 def _forget(world: Any) -> None:

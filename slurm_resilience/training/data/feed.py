@@ -65,7 +65,8 @@ class Feed:
         self._limit = end
         self._reader = reader
         self._place = place
-        self._ahead = max(1, ahead)
+        self._ahead = ahead
+        self._asked = False
         self._behind = behind
         self._warn = warn
         self._turn = 0
@@ -87,8 +88,13 @@ class Feed:
             number = self.next
             if self.end is not None and number >= self.end:
                 return None
+            self._asked = True
             self._start()
-            ready = self._wait(number)
+            self._changed.notify_all()
+            try:
+                ready = self._wait(number)
+            finally:
+                self._asked = False
             if ready.found.kind == "end":
                 self.end = number
                 return None
@@ -189,7 +195,7 @@ class Feed:
 
     def _wanted(self) -> int | None:
         """The first batch of the window that is not ready; None: nothing to do now."""
-        for number in range(self.next, self.next + self._ahead):
+        for number in range(self.next, self.next + max(self._ahead, int(self._asked))):
             if self.end is not None and number >= self.end:
                 return None
             if self._error is not None and self._error[0] == number:

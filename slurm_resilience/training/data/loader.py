@@ -86,7 +86,7 @@ class ReplayLoader:
         weight: what to multiply the mean loss of the last share with, so that the mean of the
             gradients over the ranks is that of the global batch: share * world / batch. It is 1
             where shares are equal, and 0 for a rank that got a sample only to take part in a short
-            batch's collectives.
+            batch's collectives. Before the first share: that of a full batch.
 
     Raises:
         UsageError: the arguments make no batch, or the cache's directory is not private.
@@ -124,7 +124,7 @@ class ReplayLoader:
         self.rank, self.world = rank, world
         self.autocommit = autocommit
         self.samples: Indices = np.empty(0, np.int64)
-        self.weight = 1.0
+        self.weight = _weight(rank, world, global_batch)
         self._base = 0
         self._warn = once()
         opening = Opening(source)
@@ -150,6 +150,8 @@ class ReplayLoader:
             reader = MapReader(opening, self.order, collate, threads)
         else:
             reader = StreamReader(opening, self.kind == "items", self.order, collate, epochs)
+        if self.kind == "batches":
+            self.weight = 1.0
         self.end = last(self.order.per_epoch if found.length else None, epochs, steps)
         """Batches in the whole run; None: it never ends, or only the source knows."""
         self._feed = Feed(
@@ -199,7 +201,7 @@ class ReplayLoader:
             begin, end = share(size, self.rank, self.world)
             first = (found.note["at"] - 1) * self.order.global_batch
             self.samples = np.arange(first + begin, first + end, dtype=np.int64)
-        self.weight = (end - begin) * self.world / size
+        self.weight = _weight(self.rank, self.world, size)
 
     @property
     def position(self) -> int:
@@ -266,6 +268,8 @@ class ReplayLoader:
         if names != self._names:
             self._names = names
             self._home.settle(names[0], rank, names[1])
+        if self.kind != "batches":
+            self.weight = _weight(rank, world, self.order.global_batch)
         self._base = self.position
         self._feed.move(self._base, self._place())
 
@@ -329,6 +333,11 @@ class ReplayLoader:
 def _close(feed: Feed, home: Home) -> None:
     feed.stop()
     home.leave(remove=False)
+
+
+def _weight(rank: int, world: int, size: int) -> float:
+    begin, end = share(size, rank, world)
+    return (end - begin) * world / size
 
 
 def _check(rank: int, world: int, global_batch: int) -> None:

@@ -1,0 +1,585 @@
+"""ReplayLoader in one process: numbers, commits, caches, and every kind of source."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.training.data import ReplayLoader
+from slurm_resilience.training.data.source import SampleError
+
+pytestmark = pytest.mark.training
+
+
+class Numbers(Dataset):  # type: ignore[type-arg]
+    """Sample i is i; counts what is read; raises where it is told to."""
+
+    fingerprint = "numbers"
+
+    def __init__(self, length: int = 40, broken: int | None = None) -> None:
+        self.length = length
+        self.broken = broken
+        self.reads: list[int] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == self.broken:
+            raise ValueError("torn page")
+        self.reads.append(index)
+        return {"i": index, "x": torch.full((4,), float(index))}
+
+
+def rows(batch: Any) -> list[int]:
+    found = batch["i"].tolist()
+    assert batch["x"].tolist() == [[float(index)] * 4 for index in found]
+    return list(found)
+
+
+def until(what: Any, seconds: float = 10.0) -> None:
+    """Wait for a state."""
+    pause = threading.Event()
+    for _ in range(int(seconds * 100)):
+        if what():
+            return
+        pause.wait(0.01)
+    raise AssertionError(f"not reached within {seconds} s: {what()!r}")
+
+
+def some(loader: ReplayLoader, count: int) -> list[Any]:
+    return list(islice(loader, count))
+
+
+def cached(root: Path) -> list[Path]:
+    return sorted(f for f in root.glob("batches-*/0*") if not f.name.endswith(".tmp"))
+
+
+def test_alone_it_is_a_loader(tmp_path: Path) -> None:
+    loader = ReplayLoader(Numbers(43), global_batch=8, epochs=2, cache=tmp_path / "c")
+    assert len(loader) == 10
+    epochs: list[list[int]] = [[], []]
+    for number, batch in enumerate(loader):
+        assert loader.samples.tolist() == rows(batch)
+        assert loader.position == loader.next == number + 1
+        epochs[number // 5] += rows(batch)
+    assert all(len(set(seen)) == 40 for seen in epochs)
+    assert epochs[0] != epochs[1]
+    assert list(loader) == []
+    loader.close()
+    assert list(tmp_path.iterdir()) == [], "a finished run leaves nothing"
+
+
+def test_a_short_last_batch_is_shared_by_all(tmp_path: Path) -> None:
+    seen: list[int] = []
+    weights = []
+    for rank in range(4):
+        loader = ReplayLoader(
+            Numbers(10), global_batch=8, rank=rank, world=4, drop_last=False, cache=tmp_path / "c"
+        )
+        for batch in loader:
+            seen += loader.samples.tolist()
+            assert len(rows(batch)) == max(1, len(loader.samples))
+        weights.append(loader.weight)
+    assert sorted(seen) == list(range(10))
+    assert sum(weights) == 4
+    assert weights == [0.0, 2.0, 0.0, 2.0]
+
+
+Op = st.one_of(
+    st.tuples(st.just("step"), st.integers(1, 3)),
+    st.tuples(st.just("fault"), st.integers(0, 3)),
+    st.tuples(st.just("world"), st.integers(1, 4)),
+    st.tuples(st.just("death"), st.integers(0, 3)),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(Op, max_size=10), st.integers(0, 9), st.booleans(), st.sampled_from([5, 8]))
+def test_exactly_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    ops: list[tuple[str, int]],
+    seed: int,
+    drop_last: bool,
+    size: int,
+) -> None:
+    """Steps, faults, changes of the world and deaths of processes, in any order."""
+    root = tmp_path_factory.mktemp("once")
+
+    def make(rank: int, world: int) -> ReplayLoader:
+        return ReplayLoader(
+            Numbers(43),
+            global_batch=size,
+            rank=rank,
+            world=world,
+            seed=seed,
+            drop_last=drop_last,
+            epochs=2,
+            cache=root / "c",
+            prefetch_length=3,
+            autocommit=False,
+        )
+
+    loaders = [make(0, 2), make(1, 2)]
+    done: Counter[tuple[int, int]] = Counter()
+    per_epoch = loaders[0].order.per_epoch
+    end = 2 * per_epoch
+
+    def give(count: int) -> list[tuple[int, int]]:
+        """Every rank takes that many batches; (epoch, sample) of each."""
+        given = []
+        for loader in loaders:
+            batches = iter(loader)
+            for _ in range(min(count, end - loader.next)):
+                number = loader.next
+                batch = next(batches)
+                samples = loader.samples.tolist()
+                assert rows(batch)[: len(samples)] == samples
+                batch["x"].zero_()
+                given += [(number // per_epoch, sample) for sample in samples]
+        return given
+
+    for op, much in [*ops, ("step", end)]:
+        if op == "step":
+            done.update(give(much))
+            for loader in loaders:
+                loader.commit()
+        elif op == "fault":
+            lost = give(much)
+            for loader in loaders:
+                loader.rewind()
+            again = give(much)
+            assert again == lost
+            for loader in loaders:
+                loader.rewind()
+        elif op == "world":
+            state = loaders[0].state_dict()
+            for loader in loaders[much:]:
+                loader.close()
+            del loaders[much:]
+            for rank, loader in enumerate(loaders):
+                loader.reshare(rank, much)
+            for rank in range(len(loaders), much):
+                loaders.append(make(rank, much))
+                loaders[-1].load_state_dict(state)
+        else:
+            rank = much % len(loaders)
+            give(1)
+            for loader in loaders:
+                loader.rewind()
+            state = loaders[0].state_dict()
+            loaders[rank].close()
+            loaders[rank] = make(rank, len(loaders))
+            loaders[rank].load_state_dict(state)
+    for loader in loaders:
+        assert list(loader) == []
+        loader.close()
+    assert set(done.values()) <= {1}
+    left_out = 43 % size if drop_last else 0
+    assert len(done) == 2 * (43 - left_out)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_rewind_needs_no_source(tmp_path: Path, cache: bool) -> None:
+    data = Numbers(200)
+    where = tmp_path / "c" if cache else False
+    loader = ReplayLoader(data, global_batch=10, cache=where, prefetch_length=2, autocommit=False)
+    batches = iter(loader)
+    first = [rows(next(batches)) for _ in range(4)]
+    until(lambda: len(data.reads) == 60)
+    loader.rewind()
+    assert (loader.position, loader.next) == (0, 0)
+    assert [rows(next(batches)) for _ in range(4)] == first
+    assert len(data.reads) == 60
+    loader.commit()
+    loader.seek(2)
+    assert [rows(next(batches)) for _ in range(2)] == first[2:], "the lookback"
+    assert len(data.reads) == 60
+    loader.close()
+
+
+def test_the_first_commit_ends_the_autocommit(tmp_path: Path) -> None:
+    loader = ReplayLoader(Numbers(), global_batch=4, cache=tmp_path / "c")
+    batches = iter(loader)
+    first = [rows(next(batches)) for _ in range(3)]
+    assert loader.state_dict()["position"] == 3
+    loader.rewind()
+    assert loader.state_dict()["position"] == 0
+    assert [rows(next(batches)) for _ in range(3)] == first
+    assert loader.state_dict()["position"] == 0
+    loader.close()
+
+
+def test_the_next_process_reads_nothing(tmp_path: Path) -> None:
+    """A fresh loader on the cache of a closed one; the same with real deaths is elsewhere."""
+    first = Numbers(200)
+    loader = ReplayLoader(first, global_batch=10, cache=tmp_path / "c", prefetch_length=5)
+    given = [rows(batch) for batch in some(loader, 3)]
+    until(lambda: len(first.reads) == 80)
+    state = loader.state_dict()
+    loader.close()
+    second = Numbers(200)
+    loader = ReplayLoader(second, global_batch=10, cache=tmp_path / "c", prefetch_length=0)
+    loader.load_state_dict(state)
+    ahead = [rows(batch) for batch in some(loader, 5)]
+    assert second.reads == []
+    loader.seek(1)
+    assert rows(next(iter(loader))) == given[1], "the lookback"
+    assert second.reads == []
+    order = loader.order
+    assert ahead == [order.indices(number).tolist() for number in range(3, 8)]
+    loader.close()
+
+
+def test_broken_files_are_fetched_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loader = ReplayLoader(Numbers(), global_batch=4, cache=tmp_path / "c", prefetch_length=8)
+    given = rows(next(iter(loader)))
+    until(lambda: len(cached(tmp_path / "c")) == 9)
+    loader.close()
+    for turn, file in enumerate(cached(tmp_path / "c")):
+        whole = bytearray(file.read_bytes())
+        whole[-1] ^= 1
+        file.write_bytes(whole[: len(whole) // 2] if turn % 2 else whole)
+    again = Numbers()
+    loader = ReplayLoader(again, global_batch=4, cache=tmp_path / "c", prefetch_length=8)
+    batches = [rows(batch) for batch in loader]
+    assert batches[0] == given
+    assert sorted(again.reads) == list(range(40))
+    assert caplog.text.count("was broken") == 1
+    loader.close()
+
+
+def size(root: Path) -> int:
+    """Bytes of the cached batches; a little more where one leaves while they are counted."""
+    total = 0
+    for file in root.glob("batches-*/*"):
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total
+
+
+class Plain(Dataset):  # type: ignore[type-arg]
+    """Tells its contents in its attributes alone."""
+
+    def __init__(self, base: int, root: str = "/data") -> None:
+        self.base = base
+        self.root = root
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        return self.base + index
+
+
+def test_another_dataset_gets_none_of_it(tmp_path: Path) -> None:
+    """The same type and length, other contents: settings, arrays, a function's closure, a split."""
+
+    def shifted(by: int) -> Any:
+        return lambda samples: torch.tensor([sample + by for sample in samples])
+
+    def first(source: Any, **how: Any) -> Any:
+        loader = ReplayLoader(source, global_batch=4, shuffle=False, cache=tmp_path / "c", **how)
+        batch = next(iter(loader))
+        loader.close()
+        return batch[0].tolist() if isinstance(batch, list) else batch.tolist()
+
+    plain = Plain(0)
+    assert first(plain) == [0, 1, 2, 3]
+    assert first(Plain(100)) == [100, 101, 102, 103]
+    assert first(plain, collate_fn=shifted(7)) == [7, 8, 9, 10]
+    assert first(plain, collate_fn=shifted(8)) == [8, 9, 10, 11]
+    assert first(TensorDataset(torch.arange(8))) == [0, 1, 2, 3]
+    assert first(TensorDataset(torch.arange(8) + 1)) == [1, 2, 3, 4]
+    assert first(list(range(8))) == [0, 1, 2, 3]
+    assert first(list(range(1, 9))) == [1, 2, 3, 4]
+    whole = Plain(0)
+    assert first(torch.utils.data.Subset(whole, range(20))) == [0, 1, 2, 3]
+    assert first(torch.utils.data.Subset(whole, range(20, 40))) == [20, 21, 22, 23]
+    assert first(np.arange(8)) == [0, 1, 2, 3]
+
+
+def test_the_bound_holds_and_a_giant_goes_by(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = TensorDataset(torch.arange(400_000.0).reshape(400, 1000))
+    seen = 0
+    loader = ReplayLoader(data, global_batch=4, cache=tmp_path / "c", max_bytes=60_000)
+    for _ in loader:
+        assert min(size(tmp_path / "c") for _ in range(5)) <= 60_000
+        seen += len(loader.samples)
+    assert seen == 400
+    loader.close()
+    assert caplog.text == ""
+    loader = ReplayLoader(
+        data, global_batch=4, cache=tmp_path / "c", max_bytes=10_000, autocommit=False
+    )
+    batches = iter(loader)
+    first = [next(batches)[0] for _ in range(3)]
+    assert caplog.text.count("not cached") == 1
+    loader.rewind()
+    assert all(torch.equal(next(batches)[0], one) for one in first)
+    loader.close()
+
+
+def test_what_cannot_be_packed_goes_by(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loader = ReplayLoader(
+        list(range(8)), global_batch=2, cache=tmp_path / "c", collate_fn=lambda s: lambda: s
+    )
+    assert sorted(sample for batch in loader for sample in batch()) == list(range(8))
+    assert caplog.text.count("cannot be cached") == 1
+    loader.close()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_exception_comes_where_it_happened(tmp_path: Path, threads: int) -> None:
+    data = Numbers(40, broken=13)
+    loader = ReplayLoader(
+        data, global_batch=4, shuffle=False, cache=tmp_path / "c", threads=threads
+    )
+    batches = iter(loader)
+    assert [rows(next(batches)) for _ in range(3)][2] == [8, 9, 10, 11]
+    for _ in range(2):
+        with pytest.raises(SampleError, match="sample 13 failed at batch 3: ValueError: torn") as e:
+            next(iter(loader))
+        assert isinstance(e.value.__cause__, ValueError)
+        assert (loader.next, e.value.index, e.value.number) == (3, 13, 3)
+    data.broken = None
+    assert rows(next(iter(loader))) == [12, 13, 14, 15]
+    loader.close()
+
+
+def test_two_hundred_restarts_leave_nothing(tmp_path: Path) -> None:
+    def used() -> tuple[int, int]:
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    before = used()
+    for turn in range(200):
+        loader = ReplayLoader(
+            Numbers(), global_batch=4, cache=tmp_path / "c", group="g" * (turn % 2)
+        )
+        batch = next(iter(loader))
+        if turn % 3:
+            loader.close()
+    del loader, batch
+    until(lambda: used() <= before)
+
+
+def test_a_dropped_loader_ends_its_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    loader = ReplayLoader(Numbers(), global_batch=4, cache=tmp_path / "c")
+    next(iter(loader))
+    gone = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
+    until(lambda: threading.active_count() <= before)
+
+
+def test_a_closed_loader_says_so(tmp_path: Path) -> None:
+    loader = ReplayLoader(Numbers(), global_batch=4, cache=tmp_path / "c")
+    next(iter(loader))
+    loader.close(remove=True)
+    with pytest.raises(UsageError, match="closed"):
+        next(iter(loader))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_states(tmp_path: Path) -> None:
+    def make(length: int = 40, **how: Any) -> ReplayLoader:
+        how = {"global_batch": 4, "cache": tmp_path / "c", **how}
+        return ReplayLoader(Numbers(length), **how)
+
+    state = make().state_dict() | {"position": 5}
+    loader = make()
+    loader.load_state_dict(state)
+    assert loader.position == 5
+    assert loader.state_dict() == state
+    for other in (make(length=41), make(global_batch=5), make(seed=1), make(shuffle=False)):
+        with pytest.raises(UsageError, match="another loader"):
+            other.load_state_dict(state)
+    with pytest.raises(UsageError, match="another loader: version None"):
+        loader.load_state_dict({})
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"global_batch": 0}, "no share"),
+        ({"global_batch": 4, "rank": 2, "world": 2}, "no share"),
+        ({"global_batch": 4, "world": 5}, "cannot be shared by 5"),
+        ({"global_batch": 50}, "do not fill a batch of 50"),
+        ({"global_batch": 4, "cache": False, "group": "tp"}, "group shares"),
+        ({"global_batch": 4, "lookback_length": -1}, "negative"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, how: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        ReplayLoader(Numbers(), **{"cache": tmp_path / "c", **how})
+    with pytest.raises(UsageError, match="no source"):
+        ReplayLoader(3, global_batch=4)
+
+
+def test_an_opener_is_called_only_to_read(tmp_path: Path) -> None:
+    opened = []
+
+    def opener() -> Numbers:
+        opened.append(1)
+        return Numbers()
+
+    where = tmp_path / "c"
+    loader = ReplayLoader(opener, global_batch=4, cache=where, fingerprint="v1")
+    first = [rows(batch) for batch in some(loader, 2)]
+    until(lambda: len(cached(where)) == 10)
+    loader.close()
+    assert opened == [1]
+    loader = ReplayLoader(opener, global_batch=4, cache=where, fingerprint="v1", prefetch_length=0)
+    assert len(loader) == 10
+    assert [rows(batch) for batch in some(loader, 2)] == first
+    assert opened == [1]
+    loader.close()
+
+
+class Items(IterableDataset):  # type: ignore[type-arg]
+    fingerprint = "items"
+
+    def __init__(self, count: int = 23) -> None:
+        self.count = count
+        self.starts = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.starts += 1
+        return iter(range(self.count))
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_items_are_split_over_the_ranks(tmp_path: Path, drop_last: bool) -> None:
+    seen: Counter[int] = Counter()
+    for rank in range(3):
+        loader = ReplayLoader(
+            Items(), global_batch=7, rank=rank, world=3, epochs=2, drop_last=drop_last,
+            cache=tmp_path / "c",
+        )  # fmt: skip
+        for batch in loader:
+            samples = loader.samples.tolist()
+            assert batch.tolist()[: len(samples)] == samples
+            seen.update(samples)
+        assert loader.next == (6 if drop_last else 8)
+        loader.close()
+    assert seen == Counter([*range(21 if drop_last else 23)] * 2)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_dataloader_goes_on_where_it_was(tmp_path: Path, cache: bool) -> None:
+    """Its shuffling is a function of the seed, so what is skipped is what was given before."""
+
+    def make() -> ReplayLoader:
+        source = DataLoader(Numbers(), batch_size=4, shuffle=True)
+        where = tmp_path / "c" if cache else False
+        return ReplayLoader(source, global_batch=4, epochs=3, prefetch_length=2, cache=where)
+
+    loader = make()
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    whole = [rows(batch) for batch in loader]
+    assert torch.equal(torch.random.get_rng_state(), before), "the training's own random numbers"
+    assert len(whole) == 30
+    assert [sorted(chain(*whole[e * 10 : e * 10 + 10])) for e in range(3)] == [list(range(40))] * 3
+    assert whole[:10] != whole[10:20]
+    loader.close()
+    for stop in (1, 13):
+        loader = make()
+        given = [rows(batch) for batch in some(loader, stop)]
+        state = loader.state_dict()
+        loader.close(remove=stop == 13)
+        loader = make()
+        loader.load_state_dict(state)
+        assert given + [rows(batch) for batch in loader] == whole
+        loader.close()
+
+
+class Counting:
+    """An iterable whose iterator knows where it is."""
+
+    fingerprint = "counting"
+
+    def __init__(self) -> None:
+        self.produced = 0
+
+    def __iter__(self) -> CountingIterator:
+        return CountingIterator(self)
+
+
+class CountingIterator:
+    def __init__(self, owner: Counting) -> None:
+        self.owner = owner
+        self.at = 0
+
+    def __iter__(self) -> CountingIterator:
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        if self.at == 50:
+            raise StopIteration
+        self.at += 1
+        self.owner.produced += 1
+        return torch.tensor([self.at - 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": (self.at,)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        (self.at,) = state["at"]
+
+
+@pytest.mark.parametrize("cache", ["kept", "lost", "off"])
+def test_an_iterators_state_saves_the_skipping(tmp_path: Path, cache: str) -> None:
+    where = False if cache == "off" else tmp_path / "c"
+    loader = ReplayLoader(Counting(), global_batch=1, cache=where, prefetch_length=3)
+    assert [b.item() for b in some(loader, 20)] == list(range(20))
+    state = loader.state_dict()
+    loader.close(remove=cache == "lost")
+    source = Counting()
+    loader = ReplayLoader(source, global_batch=1, cache=where, prefetch_length=3)
+    loader.load_state_dict(state)
+    assert [b.item() for b in loader] == list(range(20, 50))
+    assert source.produced <= 30, "nothing was skipped"
+    loader.close()
+
+
+def test_a_generator_is_given_once(tmp_path: Path) -> None:
+    def batches() -> Iterator[torch.Tensor]:
+        yield from torch.arange(6).split(1)
+
+    loader = ReplayLoader(
+        batches(), global_batch=1, epochs=None, cache=tmp_path / "c", autocommit=False
+    )
+    both = []
+    for _ in range(2):
+        both.append([batch.item() for batch in loader])
+        loader.rewind()
+    assert both == [list(range(6))] * 2, "the second time from the cache"
+    loader.close()
+
+
+def test_an_empty_stream_is_no_endless_loop(tmp_path: Path) -> None:
+    loader = ReplayLoader(Items(0), global_batch=1, epochs=None, cache=tmp_path / "c")
+    with pytest.raises(UsageError, match="empty"):
+        next(iter(loader))
+    loader.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from slurm_resilience.training.state.skeleton import Note
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The storage that this process has of a tensor: a DTensor's shard, else the tensor."""
+    # A Parameter's `.detach()` is a view of the same storage.
+    plain = tensor.detach()
+    if not isinstance(plain, DTensor):
+        return plain
     with torch.no_grad():
-        # A Parameter's `.detach()` is a view of the same storage.
-        plain = tensor.detach()
-        return plain.to_local() if isinstance(plain, DTensor) else plain
+        return plain.to_local()
 
 
 def note(path: str, tensor: torch.Tensor) -> Note:
@@ -29,16 +32,12 @@ def note(path: str, tensor: torch.Tensor) -> Note:
     if mine.is_meta or mine.layout is not torch.strided:
         what = "has no data yet (meta device)" if mine.is_meta else f"is {mine.layout}"
         raise StateError(f"{path} {what}: only dense tensors with data can be tracked")
-    whole: tuple[int, ...] | None = None
-    placements = ""
-    if isinstance(tensor, DTensor):
-        whole = tuple(tensor.shape)
-        placements = f"{tensor.placements} on mesh {tuple(tensor.device_mesh.shape)}"
+    whole, placements = _sharding(tensor)
     return Note(
         path=path,
         shape=tuple(mine.shape),
         stride=_order(mine),
-        dtype=str(mine.dtype).removeprefix("torch."),
+        dtype=_dtype_name(mine.dtype),
         device=mine.device.type,
         bytes=mine.numel() * mine.element_size(),
         whole=whole,
@@ -51,17 +50,28 @@ def view(tensor: torch.Tensor) -> torch.Tensor:
     mine = local(tensor)
     if not mine.numel():
         return torch.empty(0, dtype=torch.uint8, device=mine.device)
-    flat = mine.as_strided((mine.numel(),), (1,)) if _dense(mine) else mine.contiguous().view(-1)
+    if mine.is_contiguous() and not mine.is_conj() and not mine.is_neg():
+        flat = mine.view(-1)
+    elif _dense(mine):
+        flat = mine.as_strided((mine.numel(),), (1,))
+    else:
+        flat = mine.clone(memory_format=torch.contiguous_format).view(-1)
     return flat.view(torch.uint8)
 
 
 def fits(tensor: torch.Tensor, there: Note) -> str:
     """Why a tensor cannot take the bytes that a note describes; empty: it can."""
-    here = note(there.path, tensor)
-    for name in ("whole", "placements", "shape", "dtype"):
-        if getattr(here, name) != getattr(there, name):
-            label = {"whole": "whole shape", "shape": "local shape"}.get(name, name)
-            return f"{label} {getattr(there, name)} there, {getattr(here, name)} here"
+    whole, placements = _sharding(tensor)
+    mine = local(tensor)
+    pairs = (
+        ("whole shape", there.whole, whole),
+        ("placements", there.placements, placements),
+        ("local shape", there.shape, tuple(mine.shape)),
+        ("dtype", there.dtype, _dtype_name(mine.dtype)),
+    )
+    for label, yours, ours in pairs:
+        if yours != ours:
+            return f"{label} {yours} there, {ours} here"
     return ""
 
 
@@ -84,6 +94,19 @@ def empty(there: Note, device: torch.device) -> torch.Tensor:
     return torch.empty_strided(there.shape, there.stride, dtype=dtype(there), device=device)
 
 
+@functools.cache
+def _dtype_name(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
+
+
+def _sharding(tensor: torch.Tensor) -> tuple[tuple[int, ...] | None, str]:
+    """Shape of the whole, and how it is cut up; None and empty for a plain tensor."""
+    if not isinstance(tensor, DTensor):
+        return None, ""
+    mesh = tuple(tensor.device_mesh.shape)
+    return tuple(tensor.shape), f"{tensor.placements} on mesh {mesh}"
+
+
 def _order(tensor: torch.Tensor) -> tuple[int, ...]:
     """Strides as sent: a tensor with gaps is sent contiguous; sizes of 1 have no stride."""
     if _dense(tensor):
@@ -93,6 +116,8 @@ def _order(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def _settled(tensor: torch.Tensor) -> tuple[int, ...]:
     # The stride of a dimension of size 1 means nothing, and differs between equal layouts.
+    if 1 not in tensor.shape:
+        return tensor.stride()
     return tuple(s if n > 1 else 1 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 

@@ -1,8 +1,8 @@
 """The cheap protection of every step: back to the last committed one without copies of parameters.
 
 Forward and backward change gradients, random states and buffers, but no parameter. So a mark keeps
-the random states and those buffers that changed since the mark before, and notes the parameters'
-version counters, which tell whether anything changed a parameter after all.
+the random states and the buffers (big ones only if they changed since the mark before), and notes
+the parameters' version counters, which tell whether anything changed a parameter after all.
 """
 
 from __future__ import annotations
@@ -16,38 +16,61 @@ from torch.distributed.fsdp import FSDPModule
 
 from slurm_resilience.training.state import flat, rng
 
+SMALL_BYTES = 1 << 16
+"""Buffers up to this size are copied at every mark: batch_norm changes its running statistics
+without counting it in the tensor's version, so versions can be trusted for bigger ones only."""
 
-class _Buffer:
-    """One buffer, and its value at the mark."""
 
-    def __init__(self, owner: dict[str, torch.Tensor | None], key: str) -> None:
-        self.owner, self.key = owner, key
-        self.seen: torch.Tensor | None = None
-        self.version = -1
-        self.kept: torch.Tensor | None = None
+class _Buffers:
+    """All buffers of some modules, and their values at the mark."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._places = [
+            (part._buffers, key)
+            for module in modules
+            for part in module.modules()
+            for key in part._buffers
+        ]
+        self._seen: list[torch.Tensor | None] = []
+        self._small: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        """In use, kept."""
+        self._big: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._versions: list[int] = []
 
     def mark(self) -> None:
-        now = self.owner[self.key]
-        if now is None:
-            self.seen = None
+        now = [owner[key] for owner, key in self._places]
+        if len(now) != len(self._seen) or any(
+            a is not b for a, b in zip(now, self._seen, strict=True)
+        ):
+            self._begin(now)
             return
-        if now is self.seen and now._version == self.version:
-            return
-        here = flat.local(now)
-        if self.kept is not None and self.kept.shape == here.shape and now is self.seen:
-            self.kept.copy_(here)
-        else:
-            self.kept = here.clone()
-        self.seen, self.version = now, now._version
+        if self._small[0]:
+            torch._foreach_copy_(self._small[1], self._small[0])
+        for number, (used, kept) in enumerate(self._big):
+            if used._version != self._versions[number]:
+                flat.local(kept).copy_(flat.local(used))
+                self._versions[number] = used._version
 
     def rollback(self) -> None:
-        now = self.owner[self.key]
-        if self.seen is None or self.kept is None:
-            self.owner[self.key] = None
-        elif now is not self.seen or now._version != self.version:
-            flat.local(self.seen).copy_(self.kept)
-            self.owner[self.key] = self.seen
-            self.version = self.seen._version
+        for (owner, key), seen in zip(self._places, self._seen, strict=True):
+            if owner[key] is not seen:
+                owner[key] = seen
+        if self._small[0]:
+            torch._foreach_copy_(self._small[0], self._small[1])
+        for number, (used, kept) in enumerate(self._big):
+            if used._version != self._versions[number]:
+                flat.local(used).copy_(flat.local(kept))
+                self._versions[number] = used._version
+
+    def _begin(self, now: list[torch.Tensor | None]) -> None:
+        """Copy everything, because a buffer is another tensor than before."""
+        self._seen = now
+        tensors = [one for one in now if one is not None]
+        small = [flat.local(one) for one in tensors if flat.local(one).nbytes <= SMALL_BYTES]
+        self._small = (small, [one.clone() for one in small])
+        big = [one for one in tensors if flat.local(one).nbytes > SMALL_BYTES]
+        self._big = [(one, one.clone()) for one in big]
+        self._versions = [one._version for one in big]
 
 
 class Marks:
@@ -78,20 +101,14 @@ class Marks:
                 named.setdefault(id(parameter), (f"optimizer.{number}", parameter))
         self._names = [name for name, _ in named.values()]
         self._parameters = [parameter for _, parameter in named.values()]
-        self._buffers = [
-            _Buffer(part._buffers, key)
-            for module in self._modules
-            for part in module.modules()
-            for key in part._buffers
-        ]
+        self._buffers = _Buffers(self._modules)
         self._versions: list[int] = []
         self._rng: dict[str, Any] = {}
 
     def mark(self) -> None:
         """Remember now."""
         self._versions = [parameter._version for parameter in self._parameters]
-        for buffer in self._buffers:
-            buffer.mark()
+        self._buffers.mark()
         self._rng = rng.read()
 
     def rollback(self) -> tuple[str, ...]:
@@ -102,8 +119,7 @@ class Marks:
                 if isinstance(part, FSDPModule):
                     # A fault inside forward leaves the gathered parameters in the module.
                     part.reshard()
-        for buffer in self._buffers:
-            buffer.rollback()
+        self._buffers.rollback()
         rng.write(self._rng)
         self.forget_gradients()
         return tuple(

@@ -326,7 +326,7 @@ class _Link:
                 flying.append(self._group.recv([into[number]], self._from, tag + number))
             if number < len(out):
                 flying.append(self._group.send([out[number]], self._to, tag + number))
-            while len(flying) > 2 * IN_FLIGHT:
+            while len(flying) >= IN_FLIGHT:
                 flying.popleft().wait()
         while flying:
             flying.popleft().wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from array import array
 from typing import Any
 
 import torch
@@ -33,18 +34,24 @@ def write(states: dict[str, Any]) -> None:
 
 
 def pack(states: dict[str, Any]) -> dict[str, Any]:
-    """Without tensors: their bytes stand for them."""
-    return {
+    """With bytes in place of tensors and of `random`'s 625 numbers."""
+    packed = {
         name: bytes(value.numpy()) if isinstance(value, torch.Tensor) else value
         for name, value in states.items()
     }
+    version, numbers, gauss = states["random"]
+    packed["random"] = (version, array("I", numbers).tobytes(), gauss)
+    return packed
 
 
 def unpack(packed: dict[str, Any]) -> dict[str, Any]:
     """The reverse of `pack`."""
-    return {
+    states = {
         name: torch.frombuffer(bytearray(value), dtype=torch.uint8)
         if isinstance(value, bytes)
         else value
         for name, value in packed.items()
     }
+    version, numbers, gauss = packed["random"]
+    states["random"] = (version, tuple(array("I", numbers)), gauss)
+    return states

@@ -1,7 +1,8 @@
 """Messages of bytes over a process group, a few in flight at a time.
 
 Sends and receives go through the group object itself, by ranks of the group: it need not be known
-to torch.distributed. Two messages in flight keep a link busy; more would only cost memory.
+to torch.distributed. Slices of tensors cost no memory while they fly, so several may, which hides
+each one's handshake; of packed messages there are two at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import torch
 
 from slurm_resilience.training.state.chunks import Chunk
 
-IN_FLIGHT = 2
+IN_FLIGHT = 16
+"""Messages under way to, or from, one rank."""
+PACKED_IN_FLIGHT = 2
+"""Of these, messages with a buffer of their own."""
 
 
 def wire_device(group: Any) -> torch.device:
@@ -98,13 +102,16 @@ class Outbox:
 
     def room(self) -> None:
         """Wait until there is room for another message."""
-        while len(self._flying) >= IN_FLIGHT:
+        while len(self._flying) >= IN_FLIGHT or self._packed() >= PACKED_IN_FLIGHT:
             self._land()
 
     def drain(self) -> None:
         """Wait until everything is sent."""
         while self._flying:
             self._land()
+
+    def _packed(self) -> int:
+        return sum(payload.own for payload, _ in self._flying)
 
     def _land(self) -> None:
         payload, works = self._flying.popleft()
@@ -140,12 +147,16 @@ class Inbox:
 
     def _post(self) -> None:
         while self._next < len(self._chunks):
-            flying = self._next - len(self._posted)
-            busy = self._sources[flying : self._next].count(self._sources[self._next])
-            if busy >= IN_FLIGHT:
+            oldest, source = self._next - len(self._posted), self._sources[self._next]
+            same = [
+                payload
+                for (payload, _), one in zip(self._posted, self._sources[oldest:], strict=False)
+                if one == source
+            ]
+            packed = sum(payload.own for payload in same)
+            if len(same) >= IN_FLIGHT or packed >= PACKED_IN_FLIGHT:
                 return
             payload = Payload(self._chunks[self._next], self._views, self._pool)
-            source = self._sources[self._next]
             work = self._group.recv([payload.bytes], source, self._tag + self._next)
             self._posted.append((payload, work))
             self._next += 1

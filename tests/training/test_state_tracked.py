@@ -1,0 +1,411 @@
+"""One process: what a state consists of, where a received one lands, marks, and the digest."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from slurm_resilience.training.state import Capture, StateError, Tracked
+from slurm_resilience.training.state.skeleton import decode, encode, pack, unpack
+
+pytestmark = pytest.mark.training
+
+
+def net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 2))
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randn(5, 3, 6, 6)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def receive(capture: Capture, tracked: Tracked) -> None:
+    """What a transfer does, without a network."""
+    skeleton = unpack(pack(capture.skeleton))
+    for view, there in zip(tracked.prepare(skeleton), capture.views, strict=True):
+        view.copy_(there)
+    tracked.finish(skeleton)
+
+
+def pair(seed: int, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer, Tracked]:
+    model = net(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    return model, optimizer, Tracked({"model": model, "optimizer": optimizer})
+
+
+def test_a_fresh_optimizer_gets_state_without_a_step() -> None:
+    model, optimizer, tracked = pair(0)
+    step(model, optimizer)
+    other, behind, newcomer = pair(1)
+    pointers = [p.data_ptr() for p in other.parameters()]
+    before = [p.clone() for p in other.parameters()]
+    skeleton = tracked.capture().skeleton
+    newcomer.prepare(skeleton)
+    assert all(torch.equal(a, b) for a, b in zip(before, other.parameters(), strict=True))
+    receive(tracked.capture(), newcomer)
+    assert tracked.digest() == newcomer.digest()
+    assert pointers == [p.data_ptr() for p in other.parameters()]
+    torch.manual_seed(7)
+    step(model, optimizer)
+    torch.manual_seed(7)
+    step(other, behind)
+    assert tracked.digest() == newcomer.digest()
+    assert torch.equal(model[0].weight, other[0].weight)
+
+
+def test_received_in_place_without_doubling() -> None:
+    model, optimizer, tracked = pair(0)
+    step(model, optimizer)
+    other, behind, newcomer = pair(1)
+    step(other, behind)
+    mine = [t for s in behind.state.values() for t in s.values()]
+    receive(tracked.capture(), newcomer)
+    now = [t for s in behind.state.values() for t in s.values()]
+    assert all(a is b for a, b in zip(mine, now, strict=True))
+
+
+def test_capture_copies_nothing_and_ties_are_moved_once() -> None:
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10, bias=False))
+    model[1].weight = model[0].weight
+    tracked = Tracked({"model": model, "again": model[0]})
+    capture = tracked.capture()
+    assert [n.path for n in capture.skeleton.notes] == ["model.parameters.0.weight"]
+    assert capture.views[0].data_ptr() == model[0].weight.data_ptr()
+    assert capture.skeleton.total == 160
+
+
+@pytest.mark.parametrize("sender_last", [True, False])
+def test_memory_order_may_differ(sender_last: bool) -> None:
+    one, other = net(0), net(1)
+    (one if sender_last else other).to(memory_format=torch.channels_last)
+    tracked, newcomer = Tracked({"m": one}), Tracked({"m": other})
+    receive(tracked.capture(), newcomer)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_what_was_dropped_at_the_sender_is_dropped_here() -> None:
+    _, _, tracked = pair(0)
+    other, behind, newcomer = pair(1)
+    step(other, behind)
+    receive(tracked.capture(), newcomer)
+    assert not behind.state
+    assert tracked.digest() == newcomer.digest()
+
+
+def test_groups_schedules_and_tensor_rates_arrive() -> None:
+    model, optimizer, _ = pair(0, lr=torch.tensor(0.5))
+    other, behind, _ = pair(1, lr=torch.tensor(0.1))
+    plans = [
+        torch.optim.lr_scheduler.SequentialLR(
+            o,
+            [
+                torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=2),
+                torch.optim.lr_scheduler.MultiStepLR(o, [3, 3, 5]),
+            ],
+            [2],
+        )
+        for o in (
+            torch.optim.SGD(model.parameters(), 1.0),
+            torch.optim.SGD(other.parameters(), 2.0),
+        )
+    ]
+    plans[0].step()
+    here = Tracked({"o": optimizer, "s": plans[0], "base": plans[0].optimizer})
+    there = Tracked({"o": behind, "s": plans[1], "base": plans[1].optimizer})
+    rate = behind.param_groups[0]["lr"]
+    receive(here.capture(), there)
+    assert behind.param_groups[0]["lr"] is rate and rate.item() == 0.5
+    assert plans[1].state_dict() == plans[0].state_dict()
+    assert plans[1].get_last_lr() == plans[0].get_last_lr()
+    assert isinstance(plans[1].state_dict()["_schedulers"][1]["milestones"], Counter)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda: {"model": nn.Linear(3, 4)},
+            "model.weight differs between peer and here: local shape (3, 3) there, (4, 3) here; "
+            "every rank must build the same model and optimizer",
+        ),
+        (
+            lambda: {"model": nn.Linear(3, 3, bias=False)},
+            "only the peer has model.bias; every rank must build the same model",
+        ),
+        (
+            lambda: {"model": nn.Linear(3, 3, dtype=torch.float64)},
+            "model.weight differs between peer and here: dtype float32 there, float64 here; "
+            "every rank must build the same model and optimizer",
+        ),
+        (
+            lambda: {"net": nn.Linear(3, 3)},
+            "only the peer tracks 'model'; every rank must track the same",
+        ),
+    ],
+)
+def test_another_state_is_refused_in_one_line_and_nothing_changes(change: Any, said: str) -> None:
+    capture = Tracked({"model": nn.Linear(3, 3)}).capture()
+    objects = change()
+    newcomer = Tracked(objects)
+    before = newcomer.digest()
+    with pytest.raises(StateError) as caught:
+        newcomer.prepare(capture.skeleton)
+    assert str(caught.value) == said
+    assert newcomer.digest() == before
+
+
+@pytest.mark.parametrize(
+    ("objects", "said"),
+    [
+        ({"rng": torch.zeros(1)}, "the name 'rng' stands for the random states: choose another"),
+        ({"x": 3}, "x cannot be tracked: a int has no state_dict and load_state_dict"),
+    ],
+)
+def test_what_cannot_be_tracked_is_said_at_once(objects: dict[str, Any], said: str) -> None:
+    with pytest.raises(StateError, match=said):
+        Tracked(objects)
+
+
+def test_meta_tensors_are_refused() -> None:
+    with pytest.raises(StateError, match="weight has no data yet"):
+        Tracked({"m": nn.Linear(2, 2, device="meta")}).capture()
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.complex_numbers(allow_nan=False),
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(
+            st.integers() | st.text() | st.tuples(st.integers(), st.text()) | st.booleans(), inner
+        )
+        | st.frozensets(st.integers())
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200)
+@given(VALUES)
+def test_values_come_back_as_they_were(value: Any) -> None:
+    def never(path: str, tensor: torch.Tensor) -> int:
+        raise AssertionError
+
+    skeleton = Tracked({}).capture().skeleton
+    moved = unpack(pack(type(skeleton)((), {"x": encode(value, "x", never)}))).objects["x"]
+    back = decode(moved, never)  # type: ignore[arg-type]
+    assert back == value and repr(back) == repr(value)
+
+
+class Mine:
+    """A user's own object."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_own_objects_with_tensors_arrays_and_what_only_pickle_knows() -> None:
+    one, other = Mine(), Mine()
+    one.state = {
+        "mean": torch.arange(3.0),
+        "list": [torch.ones(2, dtype=torch.bfloat16), (1, {2: torch.zeros(0)})],
+        "array": np.arange(4, dtype=np.int16),
+        "kind": torch.float16,
+        "count": Counter("aab"),
+        "sets": ({3, 1}, frozenset("ab")),
+    }
+    receive(Tracked({"x": one}).capture(), Tracked({"x": other}))
+    assert torch.equal(other.state["mean"], one.state["mean"])
+    assert other.state["list"][0].dtype is torch.bfloat16
+    assert other.state["list"][1][1][2].shape == (0,)
+    assert np.array_equal(other.state["array"], one.state["array"])
+    assert other.state["kind"] is torch.float16
+    assert other.state["count"] == Counter(a=2, b=1)
+    assert other.state["sets"] == ({3, 1}, frozenset("ab"))
+    one.state = {"f": lambda: 1}
+    with pytest.raises(StateError, match=r"x\.f cannot be moved to a peer"):
+        Tracked({"x": one}).capture()
+
+
+def test_only_adapters_move() -> None:
+    def build(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Tracked]:
+        torch.manual_seed(seed)
+        model = nn.ModuleDict(
+            {"base": nn.Linear(100, 100), "norm": nn.BatchNorm1d(100), "lora": nn.Linear(100, 2)}
+        )
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.startswith("lora"))
+        optimizer = torch.optim.AdamW(model.parameters())
+        only = Tracked({"model": model, "optimizer": optimizer}, trainable_only=True)
+        return model, optimizer, only
+
+    model, optimizer, tracked = build(0)
+    model["lora"](torch.ones(1, 100)).sum().backward()
+    optimizer.step()
+    other, _, newcomer = build(1)
+    frozen = other["base"].weight.clone()
+    capture = tracked.capture()
+    # Weight, bias, two moments of each, and two step counts, all float32.
+    assert capture.skeleton.total == 4 * (3 * (200 + 2) + 2)
+    receive(capture, newcomer)
+    assert torch.equal(other["lora"].weight, model["lora"].weight)
+    assert torch.equal(other["base"].weight, frozen)
+    assert tracked.digest() == newcomer.digest()
+    named = Tracked({"model": model}, adapters_only=lambda name: name.endswith("lora.bias"))
+    assert named.capture().skeleton.total == 8
+
+
+def test_a_newcomer_takes_the_random_states_and_a_survivor_keeps_its_own() -> None:
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    capture = Tracked({}).capture()
+    expected = (torch.rand(1).item(), random.random(), np.random.rand())
+    torch.manual_seed(6)
+    receive(capture, Tracked({}))
+    assert (torch.rand(1).item(), random.random(), np.random.rand()) == expected
+    survivor = Tracked({})
+    survivor.mark()
+    torch.manual_seed(9)
+    receive(capture, survivor)
+    now = torch.rand(1).item()
+    torch.manual_seed(9)
+    assert now == torch.rand(1).item()
+
+
+def test_rollback_undoes_forward_and_backward() -> None:
+    model, optimizer, tracked = pair(0)
+    scaler = torch.amp.GradScaler("cpu")
+    tracked = Tracked({**tracked.objects, "scaler": scaler})
+    step(model, optimizer)
+    tracked.mark()
+    before, draw = tracked.digest(), torch.get_rng_state()
+    for _ in range(2):
+        scaler.scale(model(torch.randn(5, 3, 6, 6)).sum()).backward()
+        scaler.unscale_(optimizer)
+        assert tracked.digest() != before, "the running statistics changed"
+        assert tracked.rollback() == ()
+        assert tracked.digest() == before
+        assert torch.equal(torch.get_rng_state(), draw)
+        assert all(p.grad is None for p in model.parameters())
+
+
+def test_rollback_tells_what_changed_outside_an_update() -> None:
+    model, optimizer, tracked = pair(0)
+    tracked.mark()
+    with torch.no_grad():
+        model[3].bias.add_(1)
+    assert tracked.rollback() == ("model.3.bias",)
+    tracked.mark()
+    assert tracked.rollback() == ()
+    step(model, optimizer)
+    assert len(tracked.rollback()) == len(list(model.parameters()))
+
+
+def test_a_buffer_that_was_replaced_comes_back() -> None:
+    model = nn.Module()
+    model.register_buffer("mean", torch.zeros(3))
+    first = model.mean
+    tracked = Tracked({"m": model})
+    tracked.mark()
+    model.mean = model.mean + 1
+    tracked.rollback()
+    assert model.mean is first
+    tracked.mark()
+    model.mean += 1
+    tracked.mark()
+    model.mean += 1
+    tracked.rollback()
+    assert model.mean.tolist() == [1, 1, 1]
+
+
+def test_big_buffers_are_copied_only_when_they_changed() -> None:
+    model = nn.Module()
+    model.register_buffer("big", torch.zeros(100_000))
+    tracked = Tracked({"m": model})
+    for value in (1, 1, 2):
+        model.big.fill_(value)
+        tracked.mark()
+        model.big[7] = 99
+        tracked.rollback()
+        assert set(model.big.tolist()) == {value}
+
+
+def test_what_was_received_is_what_a_rollback_goes_back_to() -> None:
+    model, _, tracked = pair(0)
+    other, _, newcomer = pair(1)
+    newcomer.mark()
+    model[1].running_mean.fill_(4)
+    receive(tracked.capture(), newcomer)
+    newcomer.mark()
+    other[1].running_mean.fill_(9)
+    newcomer.rollback()
+    assert other[1].running_mean.tolist() == [4] * 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2_500_000 * 4 - 1), st.integers(0, 7), st.booleans())
+def test_the_digest_sees_every_flipped_bit(byte: int, bit: int, odd: bool) -> None:
+    tensor = BIG[1:] if odd else BIG
+    view = tensor.view(torch.uint8)
+    byte = min(byte, view.numel() - 1)
+    tracked = Tracked({"x": tensor})
+    before = tracked.digest()
+    view[byte] ^= 1 << bit
+    changed = tracked.digest()
+    view[byte] ^= 1 << bit
+    assert changed != before == tracked.digest()
+
+
+BIG = torch.randn(2_500_000, generator=torch.Generator().manual_seed(1))
+
+
+def test_the_digest_sees_order_sign_name_shape_and_plain_values() -> None:
+    base = torch.randn(1000)
+    mine = Mine()
+    mine.state = {"a": 1, "b": 2.0}
+
+    def of(name: str, tensor: torch.Tensor) -> str:
+        return Tracked({name: tensor, "mine": mine}).digest()
+
+    swapped = base.clone()
+    swapped[[3, 500]] = base[[500, 3]]
+    signs = base.clone()
+    signs[:4] *= -1
+    found = [
+        of("x", base),
+        of("x", swapped),
+        of("x", signs),
+        of("x", -base),
+        of("y", base),
+        of("x", base.view(10, 100)),
+        of("x", base.view(torch.int32)),
+    ]
+    mine.state = {"b": 2.0, "a": 1}
+    assert of("x", base) == found[0], "the order of a dict does not matter"
+    mine.state = {"a": 1, "b": 2.5}
+    found.append(of("x", base))
+    assert len(set(found)) == len(found)

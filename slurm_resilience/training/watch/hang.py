@@ -1,0 +1,136 @@
+"""Training stands still: whose fault is it? Pure.
+
+A peer that is not heard of has stopped as a whole, or its machine is gone. One that is heard of but
+has entered fewer collectives than the others holds them up: they wait in the one that it has not
+come to. torch counts collectives in every process, whether the program marks them or not; where the
+count is unknown, the marks tell: who is at an earlier step, or outside of a collective while all
+others are in one.
+
+A rank that is behind but moves is slow, not hung: a culprit has itself stood still for the limit.
+Where all wait alike (the network, a device), nobody is accused until the ceiling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+from slurm_resilience.training.watch.progress import COLLECTIVE, PAUSED
+
+Kind = Literal["silent", "behind", "outside", "unknown"]
+
+
+class Sign(msgspec.Struct, frozen=True):
+    """The last sign of life of a process in this world."""
+
+    id: str
+    seat: int
+    step: int = -1
+    phase: str = ""
+    """Its last mark; empty: it has made none."""
+    collectives: int = -1
+    """How many it has entered in this world; -1: unknown."""
+    since: float = 0.0
+    """Seconds since its main thread did anything, when it said so."""
+    heard: float = 0.0
+    """Seconds since it said so; 0 for this process."""
+
+    @property
+    def still(self) -> float:
+        """Seconds for which it has stood still, as far as is known."""
+        return self.since + self.heard
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What a stall is, and why."""
+
+    kind: Kind
+    reason: str
+    culprit: str = ""
+    """Id of the peer at fault; empty: nobody in particular."""
+    seat: int = -1
+    """Its seat."""
+
+
+def judge(
+    own: Sign, peers: Sequence[Sign], limit: float, ceiling: float, silence: float
+) -> Verdict | None:
+    """Is this world stalled, and by whom?
+
+    Args:
+        own: this process.
+        peers: the other members of this world.
+        limit: seconds, from `limit.learn`.
+        ceiling: seconds after which a stall is one, even if nobody can be accused.
+        silence: seconds without a word after which a peer is silent.
+
+    Returns:
+        None: no stall, or it is not certain yet.
+    """
+    if not own.phase or own.phase == PAUSED:
+        return None
+    silent = max(peers, key=lambda peer: peer.heard, default=None)
+    if own.still > limit and silent is not None and silent.heard > silence:
+        text = f"seat {silent.seat} was not heard of for {silent.heard:.1f} s"
+        return Verdict("silent", text, silent.id, silent.seat)
+    if own.still <= limit:
+        return None
+    everybody = [own, *(peer for peer in peers if peer.phase)]
+    if any(one.phase == PAUSED for one in everybody):
+        return None
+    for behind in (_fewer_collectives, _earlier_step, _outside):
+        kind, late, text = behind(everybody)
+        if not late or 2 * len(late) > len(everybody):
+            continue
+        first = max(late, key=lambda one: one.still)
+        if first.still <= limit and own.still <= ceiling:
+            return None  # slow, not hung
+        others = f" (and {len(late) - 1} more)" if len(late) > 1 else ""
+        reason = f"seat {first.seat}{others} {text}, still for {first.still:.1f} s"
+        return Verdict(kind, f"{reason}, limit {limit:.1f} s", first.id, first.seat)
+    if own.still <= ceiling:
+        return None
+    return Verdict("unknown", _all_wait(own, everybody))
+
+
+_Late = tuple[Kind, list[Sign], str]
+
+
+def _fewer_collectives(everybody: list[Sign]) -> _Late:
+    if any(one.collectives < 0 for one in everybody):
+        return "behind", [], ""
+    most = max(one.collectives for one in everybody)
+    late = _lowest(everybody, lambda one: one.collectives)
+    text = f"has not come to collective {most}"
+    return "behind", late, f"{text} in {late[0].phase} of step {late[0].step}" if late else text
+
+
+def _earlier_step(everybody: list[Sign]) -> _Late:
+    late = _lowest(everybody, lambda one: one.step)
+    most = max(one.step for one in everybody)
+    text = f"is in {late[0].phase} of step {late[0].step}, others at {most}" if late else ""
+    return "behind", late, text
+
+
+def _outside(everybody: list[Sign]) -> _Late:
+    late = [one for one in everybody if one.phase != COLLECTIVE]
+    late = late if len(late) < len(everybody) else []
+    text = f"is in {late[0].phase} while the others wait for it" if late else ""
+    return "outside", late, text
+
+
+def _lowest(everybody: list[Sign], key: Callable[[Sign], int]) -> list[Sign]:
+    """Those with the lowest value; nobody where all are alike."""
+    least = min(map(key, everybody))
+    late = [one for one in everybody if key(one) == least]
+    return late if len(late) < len(everybody) else []
+
+
+def _all_wait(own: Sign, everybody: list[Sign]) -> str:
+    phases = sorted({one.phase for one in everybody})
+    return (
+        f"all {len(everybody)} ranks stand still at step {own.step} ({', '.join(phases)}) "
+        f"for {own.still:.1f} s and none is behind: unknown"
+    )

@@ -1,0 +1,86 @@
+"""How far this process's main thread is: marks that cost next to nothing.
+
+One thread marks, any other may look: a mark is one tuple, put in place at once. The marks of one
+step also give its *own time*: all of it but what was spent in phases that wait for others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+COLLECTIVE = "collective"
+"""The phase in which a process waits for the others."""
+PAUSED = "paused"
+"""A phase that may take as long as it likes: evaluation, an export."""
+BETWEEN = "between"
+"""After a commit, before the next step: the next batch is fetched."""
+FIRST = "forward"
+"""What `begin` marks."""
+
+
+class Mark(NamedTuple):
+    """The last mark."""
+
+    step: int
+    phase: str
+    at: float
+    """When, on the monotonic clock, seconds."""
+
+
+class Progress:
+    """Marks of one process."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            clock: seconds, never going back.
+        """
+        self._clock = clock
+        self._mark = Mark(-1, "", clock())
+        self._begun = -1.0
+        """When the step began; negative: none is under way."""
+        self._waited = 0.0
+        self.step_seconds = 0.0
+        """From one begin to its commit, the last time."""
+        self.own_seconds = 0.0
+        """The same without waiting for others."""
+
+    @property
+    def last(self) -> Mark:
+        return self._mark
+
+    def begin(self, step: int) -> None:
+        """A step begins; or it goes on, if it is the one that is under way."""
+        if self._begun >= 0 and self._mark.step == step:
+            self.mark(FIRST)
+            return
+        now = self._clock()
+        self._begun, self._waited = now, 0.0
+        self._mark = Mark(step, FIRST, now)
+
+    def abandon(self) -> None:
+        """The step that is under way will not be committed."""
+        self._begun = -1.0
+        self._mark = Mark(self._mark.step, "", self._clock())
+
+    def mark(self, phase: str) -> None:
+        """The main thread is in this phase from now on."""
+        now = self._clock()
+        step, before, at = self._mark
+        if before in (COLLECTIVE, PAUSED):
+            self._waited += now - at
+        self._mark = Mark(step, phase, now)
+
+    def commit(self, step: int) -> float:
+        """A step is done; its seconds, 0 when none had begun."""
+        self.mark(BETWEEN)
+        now = self._mark.at
+        self._mark = Mark(step, BETWEEN, now)
+        if self._begun < 0:
+            return 0.0
+        self.step_seconds = now - self._begun
+        self.own_seconds = self.step_seconds - self._waited
+        self._begun = -1.0
+        return self.step_seconds

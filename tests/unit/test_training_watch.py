@@ -1,0 +1,260 @@
+"""Marks, beats and verdicts of one process, with a clock that the test owns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.mesh.messages import Beat
+from slurm_resilience.mesh.model import Peer
+from slurm_resilience.training.watch import Verdict, Watch
+from slurm_resilience.training.watch.progress import Progress
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def go(self, seconds: float) -> float:
+        self.now += seconds
+        return self.now
+
+
+class World:
+    """Some watches that hear each other."""
+
+    def __init__(self, size: int, counted: bool = True, **how: object) -> None:
+        self.time = Time()
+        self.watches = [Watch(clock=self.time, **how) for _ in range(size)]  # type: ignore[arg-type]
+        self.counts = [0] * size
+        self.heard = [0.0] * size
+        self.beats = [Beat()] * size
+        for seat, watch in enumerate(self.watches):
+            count = (lambda seat=seat: self.counts[seat]) if counted else None
+            watch.enter(f"p{seat}", seat, count)
+
+    def verdict(self, seat: int) -> Verdict | None:
+        for other, watch in enumerate(self.watches):
+            if self.heard[other] == 0:
+                self.beats[other] = watch.beat()
+        beats = {
+            f"p{other}": (Peer(f"p{other}", other), self.beats[other], self.heard[other])
+            for other in range(len(self.watches))
+            if other != seat
+        }
+        return self.watches[seat].stalled(self.time.now, beats)
+
+    def steps(self, number: int, seconds: float = 1.0) -> None:
+        for step in range(number):
+            for watch in self.watches:
+                watch.begin(step)
+            self.time.go(seconds)
+            for seat, watch in enumerate(self.watches):
+                self.counts[seat] += 2
+                watch.commit(step + 1)
+
+    def begin(self, step: int) -> None:
+        for watch in self.watches:
+            watch.begin(step)
+
+
+def test_the_first_steps_have_time() -> None:
+    world = World(2, first=600, floor=10)
+    assert world.watches[0].limit == 600
+    world.steps(5)
+    assert world.watches[0].limit == 600
+    world.steps(3)
+    assert world.watches[0].limit == 10
+    world.watches[0].enter("p0", 0)
+    assert world.watches[0].limit == 600
+
+
+def test_who_has_not_come_to_the_collective_is_the_culprit() -> None:
+    world = World(4, floor=5)
+    world.steps(20)
+    world.begin(20)
+    world.counts = [41, 41, 40, 41]
+    assert world.verdict(0) is None
+    world.time.go(4.9)
+    assert world.verdict(0) is None
+    world.time.go(0.2)
+    for seat in range(4):
+        found = world.verdict(seat)
+        assert found is not None
+        assert (found.kind, found.culprit, found.seat) == ("behind", "p2", 2)
+        assert "has not come to collective 41 in forward of step 20" in found.reason
+
+
+def test_a_slow_one_that_moves_is_not_accused() -> None:
+    world = World(3, floor=5, ceiling=60)
+    world.steps(20)
+    world.begin(20)
+    world.counts = [41, 41, 40]
+    for _ in range(18):
+        world.time.go(3)
+        world.watches[2].mark("busy")
+        assert world.verdict(0) is None
+    world.time.go(7)
+    found = world.verdict(0)
+    assert found is not None
+    assert found.culprit == "p2"
+
+
+def test_a_silent_one_is_the_culprit() -> None:
+    world = World(3, floor=5)
+    world.steps(20)
+    world.begin(20)
+    world.counts = [41, 41, 40]
+    world.verdict(0)
+    world.heard[1] = 5.5
+    world.time.go(5.5)
+    found = world.verdict(0)
+    assert found is not None
+    assert (found.kind, found.culprit) == ("silent", "p1")
+
+
+def test_when_all_wait_nobody_is_accused() -> None:
+    world = World(3, floor=5, ceiling=60)
+    world.steps(20)
+    world.begin(20)
+    world.counts = [41, 41, 41]
+    world.verdict(0)
+    world.time.go(59)
+    assert world.verdict(0) is None
+    world.time.go(2)
+    found = world.verdict(0)
+    assert found is not None
+    assert (found.kind, found.culprit, found.seat) == ("unknown", "", -1)
+    assert "all 3 ranks stand still at step 20" in found.reason
+
+
+def test_without_counts_the_marks_tell() -> None:
+    world = World(3, counted=False, floor=5)
+    world.steps(20)
+    world.begin(20)
+    for seat in (0, 1):
+        world.watches[seat].mark("collective")
+    world.time.go(6)
+    found = world.verdict(1)
+    assert found is not None
+    assert (found.kind, found.seat) == ("outside", 2)
+    for seat in (0, 1):
+        world.watches[seat].commit(21)
+        world.watches[seat].begin(21)
+    world.time.go(6)
+    found = world.verdict(1)
+    assert found is not None
+    assert (found.kind, found.seat) == ("behind", 2)
+
+
+def test_a_pause_may_take_as_long_as_it_likes() -> None:
+    world = World(3, floor=5, ceiling=20)
+    world.steps(20)
+    with world.watches[0].pause():
+        world.counts = [41, 42, 42]
+        world.time.go(500)
+        assert [world.verdict(seat) for seat in range(3)] == [None] * 3
+    world.time.go(6)
+    found = world.verdict(1)
+    assert found is not None
+    assert found.seat == 0
+
+
+def test_a_stall_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Verdict] = []
+
+    def on_hang(verdict: Verdict) -> None:
+        told.append(verdict)
+        raise RuntimeError("a hook of the user")
+
+    world = World(3, floor=5, on_hang=on_hang, stacks=tmp_path / "deep")
+    world.steps(20)
+    for round in range(2):
+        world.begin(20 + round)
+        world.counts = [41 + 2 * round, 41 + 2 * round, 40 + 2 * round]
+        world.verdict(0)
+        for _ in range(5):
+            world.time.go(6)
+            assert world.verdict(0) is not None
+    assert [verdict.seat for verdict in told] == [2, 2]
+    assert sum("training stands still" in r.getMessage() for r in caplog.records) == 2
+    text = (tmp_path / "deep" / "stacks-seat-00000.txt").read_text()
+    assert text.count("==== ") == 2
+    assert "test_a_stall_is_told_once" in text
+    assert "is MainThread" in text
+
+
+def test_a_hang_is_not_a_lesson() -> None:
+    world = World(2, floor=5)
+    world.steps(20)
+    world.watches[0].begin(20)
+    world.time.go(4000)
+    world.watches[0].enter("p0", 0)
+    world.watches[0].begin(20)
+    world.time.go(1)
+    world.watches[0].commit(21)
+    world.watches[0].begin(21)
+    world.time.go(1)
+    world.watches[0].commit(22)
+    assert world.watches[0].limit == 5
+
+
+def test_accumulated_gradients_are_one_step() -> None:
+    time = Time()
+    progress = Progress(time)
+    for _ in range(4):
+        progress.begin(7)
+        time.go(1)
+        progress.mark("collective")
+        time.go(2)
+    assert progress.commit(8) == 12
+    assert progress.own_seconds == 4
+    assert progress.commit(8) == 0
+
+
+def test_who_is_slow() -> None:
+    world = World(4)
+    for step in range(20):
+        world.begin(step)
+        world.time.go(1)
+        for watch in world.watches[:3]:
+            watch.mark("collective")
+        world.time.go(1)
+        for watch in world.watches:
+            watch.mark("collective")
+        world.time.go(1)
+        for watch in world.watches:
+            watch.commit(step + 1)
+        world.verdict(0)
+    (found,) = world.watches[0].stragglers()
+    assert (found.seat, found.slowdown) == (3, 2.0)
+    world.watches[0].enter("p0", 0)
+    assert world.watches[0].stragglers() == []
+
+
+def test_a_group_that_is_gone_does_no_harm() -> None:
+    def gone() -> int:
+        raise RuntimeError("the group is destroyed")
+
+    watch = Watch()
+    watch.enter("p0", 0, gone)
+    watch.begin(3)
+    assert watch.beat().phase == "forward"
+    assert watch.beat().step == 3
+
+
+def test_a_process_before_its_first_step_is_not_judged() -> None:
+    world = World(3, floor=1, first=1, ceiling=1)
+    world.time.go(100)
+    assert world.verdict(0) is None
+
+
+def test_limits_out_of_order() -> None:
+    for wrong in ({"floor": 0}, {"floor": 5, "ceiling": 4}, {"first": 0}, {"silence": -1}):
+        with pytest.raises(UsageError, match="floor <= ceiling"):
+            Watch(**wrong)  # type: ignore[arg-type]

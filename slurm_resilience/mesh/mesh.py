@@ -655,6 +655,9 @@ class Mesh:
         if peer is None or link.superseded or self._links.get(peer.id) is not link:
             return
         del self._links[peer.id]
+        if link.status.phase == "done" and self.status.phase == "done":
+            self._changed.notify_all()
+            return
         closed = "timed out" not in why and "unreachable" not in why.lower()
         self._lose(peer, why, dead=closed)
 

@@ -123,7 +123,7 @@ class Healer:
         tracked.mark()
         self.last = {"kind": found.kind, "step": found.step, "reason": found.reason}
         if report is not None:
-            self.last["report"] = report
+            self.last |= {"bytes": report.received, "seconds": report.seconds}
 
     def _without_peers(self, view: View) -> state.HealPlan:
         """Part `state` is off: what no peer may give comes from the disk."""

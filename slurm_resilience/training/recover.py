@@ -155,7 +155,10 @@ class Runner:
     def _warm_up(self) -> None:
         """What takes long and needs nobody, before the others know that this process is there."""
         importlib.import_module("torch._dynamo")  # torch.optim loads it at its first use
-        for name in ("torch.nn.parallel", "torch.distributed.device_mesh"):
+        names = ["torch.nn.parallel", "torch.distributed.device_mesh"]
+        if self._options.replica_size > 1:
+            names += ["torch.distributed.tensor", "torch.distributed.fsdp"]
+        for name in names:
             importlib.import_module(name)
         importlib.import_module("slurm_resilience.training.data")
         if self._options.prepare is not None:
@@ -185,6 +188,9 @@ class Runner:
         finally:
             self._mesh.close()
         self._session._finish()
+        if self._session.attempt == 0:
+            log.warning("the training was over before this process came")
+            raise SystemExit(codes.DONE)
         if self._place.seat == self._lowest_seat():
             self._meeting.outcome(0, self._session.step, "")
         return result

@@ -174,6 +174,10 @@ class Session:
         """
         how.setdefault("init_sync", not self._healer.has(module))
         wrapped = nn.parallel.DistributedDataParallel(module, **how)
+        if inject.armed():
+            wrapped.register_full_backward_pre_hook(
+                lambda *_: inject.point("backward", step=self.step, rank=self.rank)
+            )
         self._now().hold(wrapped)
         self._reshaped.append(wrapped)
         return wrapped
@@ -243,6 +247,11 @@ class Session:
             inject.point("before-backward", step=self.step, rank=self.rank)
             self._options.watch_mark("step", self.step)
             yield batch
+
+    @property
+    def healing(self) -> dict[str, Any]:
+        """What the last `track` did: ``kind``, ``step``, ``reason``, ``bytes``, ``seconds``."""
+        return dict(self._healer.last)
 
     # -- the commit point ---------------------------------------------------------------------
 

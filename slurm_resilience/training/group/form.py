@@ -16,9 +16,10 @@ from slurm_resilience.mesh.model import View
 from slurm_resilience.training.group.abort import Graveyard, Sockets
 from slurm_resilience.training.group.meshstore import MeshStore
 
-FORM_SECONDS = 60.0
-"""Time limit for the first meeting of all members. Not for finding out that one died: that is
-known at once, and ends the attempt."""
+FORM_SECONDS = 4.0
+"""Least time limit for forming. It must be short: gloo dials a member that has just died again and
+again, and nothing but this limit ends that call."""
+FORM_SECONDS_A_RANK = 0.05
 
 _graveyard = Graveyard()
 
@@ -40,6 +41,10 @@ class Group:
     def form(self, store: Any, timeout: float) -> None:
         """Make it, and prove that everybody can talk to everybody.
 
+        Args:
+            store: where the members exchange their addresses.
+            timeout: seconds for collectives, once it is formed.
+
         Raises:
             RuntimeError, dist.DistStoreError: a member is gone, or did not come.
         """
@@ -47,12 +52,13 @@ class Group:
         self._sockets.begin()
         self._forming = True
         kind = self.backend
+        limit = max(FORM_SECONDS, FORM_SECONDS_A_RANK * self.view.size)
         dist.init_process_group(
             kind,
             store=store,
             rank=self.rank,
             world_size=self.view.size,
-            timeout=timedelta(seconds=timeout),
+            timeout=timedelta(seconds=min(limit, timeout)),
         )
         self.adopt_sockets()
         token = torch.ones(1, device="cuda" if kind == "nccl" else "cpu")
@@ -60,6 +66,7 @@ class Group:
         if int(token.item()) != self.view.size:
             raise RuntimeError(f"{int(token.item())} of {self.view.size} ranks are in the group")
         self.adopt_sockets()
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout), dist.group.WORLD)
         self._forming = False
 
     def adopt_sockets(self) -> None:
@@ -127,7 +134,7 @@ def form(
     *,
     backend: str = "gloo",
     store: Any | None = None,
-    timeout: float = FORM_SECONDS,
+    timeout: float = 1800.0,
     out: list[Group] | None = None,
 ) -> Group:
     """Form the process group of a generation.
@@ -137,7 +144,7 @@ def form(
         view: the generation.
         backend: torch's name of it: ``gloo``, ``nccl``, ``cpu:gloo,cuda:nccl``.
         store: another store than the mesh's.
-        timeout: seconds for collectives and for forming.
+        timeout: seconds for collectives.
         out: gets the group before it is formed, so that another thread can cut it.
 
     Raises:

@@ -1,0 +1,129 @@
+"""A small training under the library, for the fault tests: DDP, FSDP2 or HSDP.
+
+Every rank appends JSON lines ``[monotonic seconds, event, …]`` to ``LOG/SEAT.PID.jsonl``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import hashlib
+import json
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from slurm_resilience.training import Checkpointer, Session, resilient
+
+faulthandler.register(signal.SIGUSR1)
+parser = argparse.ArgumentParser()
+parser.add_argument("--log", type=Path, required=True)
+parser.add_argument("--kind", choices=["ddp", "fsdp", "hsdp"], default="ddp")
+parser.add_argument("--steps", type=int, default=30)
+parser.add_argument("--min-world", type=int, default=0)
+parser.add_argument("--sleep", type=float, default=0.005)
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--checkpoints", type=Path)
+parser.add_argument("--every", type=int, default=5)
+parser.add_argument("--checksum", action="store_true")
+parser.add_argument("--partner-every", type=int, default=0)
+parser.add_argument("--abort-timeout", type=float, default=2.0)
+parser.add_argument("--silence", type=float, default=2.0)
+parser.add_argument("--poke", default="", help="STEP:SEAT of a silent bit flip")
+parser.add_argument("--batch", type=int, default=24)
+words = parser.parse_args()
+
+SEAT = int(os.environ["SRES_SEAT"])
+SEATS = int(os.environ["SRES_SEATS"])
+REPLICA = {"ddp": 1, "fsdp": SEATS, "hsdp": SEATS // 2}[words.kind]
+torch.set_num_threads(1)
+logging.basicConfig(level="INFO", format=f"s{SEAT} %(name)s %(message)s")
+_log = (words.log / f"{SEAT}.{os.getpid()}.jsonl").open("a", buffering=1)
+
+
+def tell(event: str, *details: Any) -> None:
+    _log.write(json.dumps([time.monotonic(), event, *details]) + "\n")
+
+
+class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
+    def __len__(self) -> int:
+        return words.steps * words.batch
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        x = torch.randn(8, generator=torch.Generator().manual_seed(index))
+        return x, x.sum().view(1).sin(), index
+
+
+def model() -> nn.Module:
+    torch.manual_seed(words.seed + SEAT)  # deliberately not alike: the first replica's go round
+    return nn.Sequential(
+        nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)
+    )
+
+
+def plain() -> tuple[nn.Module, torch.optim.Optimizer]:
+    net = model()
+    return net, torch.optim.AdamW(net.parameters(), 1e-3)
+
+
+def sharded(s: Session) -> tuple[nn.Module, torch.optim.Optimizer]:
+    net = model()
+    mesh = s.mesh()
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    return net, torch.optim.AdamW(net.parameters(), 1e-3)
+
+
+keeper = Checkpointer(words.checkpoints, every=words.every) if words.checkpoints else None
+
+
+def event(name: str, details: dict[str, Any]) -> None:
+    tell(name, details)
+
+
+@resilient(
+    min_world=words.min_world or None,
+    replica_size=REPLICA,
+    checkpointer=keeper,
+    checksum=words.checksum,
+    partner_every=words.partner_every,
+    abort_timeout=words.abort_timeout,
+    silence=words.silence,
+    on_event=event,
+)
+def train(s: Session) -> nn.Module:
+    net, opt = s.once(plain) if words.kind == "ddp" else sharded(s)
+    s.track(net=net, opt=opt)
+    tell("healed", s.step, s.healing)
+    # Unused parameters are looked for, so that DDP keeps its buckets and sums in the same order.
+    wrapped = s.ddp(net, find_unused_parameters=True) if words.kind == "ddp" else net
+    for x, y, index in s.loader(Samples(), global_batch=words.batch, seed=words.seed):
+        loss = nn.functional.mse_loss(wrapped(x), y)
+        loss.backward()
+        time.sleep(words.sleep)
+        tell("batch", s.step, s.generation, index.tolist())
+        with s.update():
+            opt.step()
+            opt.zero_grad()
+        if words.poke == f"{s.step}:{SEAT}" and s.attempt == 1:
+            with torch.no_grad():
+                next(net.parameters()).view(-1)[0] += 1e-3
+        tell("step", s.step, s.generation, s.world, loss.item())
+    return net
+
+
+tell("main")
+trained = train()
+parts = [p.to_local() if isinstance(p, DTensor) else p for p in trained.parameters()]
+digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in parts)).hexdigest()
+tell("end", digest, SEAT % REPLICA)

@@ -101,7 +101,8 @@ def _marks(
         group = [v for v in found if world.nodes[v.node].is_down is already_down]
         before = len(recent) + len(marks)
         if len(group) + before <= limit:
-            marks += [_mark(world, world.nodes[v.node], v) for v in group]
+            dying = frozenset(v.node for v in group if v.kind == "dead")
+            marks += [_mark(world, world.nodes[v.node], v, dying) for v in group]
             continue
         names = ",".join(sorted(v.node for v in group))
         text = (
@@ -122,14 +123,17 @@ def _may_be_marked(world: World, verdict: Verdict) -> bool:
     return verdict.kind == "dead" and incident.state == "marked" and node.has_work
 
 
-def _mark(world: World, node: Node, verdict: Verdict) -> Mark:
+def _mark(world: World, node: Node, verdict: Verdict, dying: frozenset[str]) -> Mark:
     if verdict.kind == "sick":
         return Mark(node.name, "sick", "fail", verdict.action, verdict.reason)
     take_out: list[TakeOut] = []
     chase: list[int] = []
     for job in _supervised_on(world, node.name):
-        if can_take_out(world, job, node.name):
-            take_out.append(TakeOut(job.id, tuple(n for n in job.nodes if n != node.name)))
+        # All that die together in one change: some Slurms allow no second one.
+        keep = tuple(name for name in job.nodes if name not in dying)
+        stays = keep and not (job.is_batch and job.batch_host in dying)
+        if stays and can_take_out(world, job, node.name):
+            take_out.append(TakeOut(job.id, keep))
         elif job.is_batch and job.requeue:
             chase.append(job.id)
     return Mark(

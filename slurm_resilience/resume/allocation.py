@@ -72,12 +72,13 @@ class Allocation:
                     report.say(f"waiting for slurmctld: {error}")
                 said = True
 
-    def facts(self, step_size: int, swap_failed: str) -> Facts:
+    def facts(self, step_size: int, swap_failed: str, holds: tuple[str, ...] = ()) -> Facts:
         """What the job allows.
 
         Args:
             step_size: nodes that the step needs.
             swap_failed: why an exchange of nodes was tried in this incident and did not work.
+            holds: nodes on which a living step runs.
         """
         nodes = {node.name: node for node in self.client.nodes()}
         has_gres = bool(self.job.gres) or any(
@@ -92,6 +93,7 @@ class Allocation:
             requeue=self.job.requeue,
             batch_host=self.job.batch_host,
             swap_failed=swap_failed,
+            holds=holds,
         )
 
     def bad(self, names: Iterable[str]) -> dict[str, str]:

@@ -17,6 +17,9 @@ import os
 from pathlib import Path
 
 FENCE = "token"
+LEFT = "left"
+"""Directory with a file for each node that a living step has left: the number of the attempt's
+first step that counts there again."""
 PROGRESS = "progress"
 
 
@@ -29,15 +32,28 @@ def is_current() -> bool:
     """Is this attempt still the one that may write?
 
     True as well where nothing supervises (plain srun). False when a later attempt has begun, or
-    when the shared directory cannot be read: who cannot see the fence must not write.
+    when the shared directory cannot be read: who cannot see the fence must not write. False too on
+    a node that the others have left.
     """
     own, directory = token(), os.environ.get("SRES_DIR", "")
     if not own or not directory:
         return True
     try:
-        return (Path(directory) / FENCE).read_text(encoding="utf-8").strip() == own
+        current = (Path(directory) / FENCE).read_text(encoding="utf-8").strip() == own
+        return current and not _left_behind(Path(directory))
     except OSError:
         return False
+
+
+def _left_behind(directory: Path) -> bool:
+    node = os.environ.get("SRES_NODE") or os.environ.get("SLURMD_NODENAME", "")
+    try:
+        first = int((directory / LEFT / node).read_text(encoding="utf-8")) if node else 0
+    except FileNotFoundError:
+        return False
+    except ValueError:
+        return True
+    return int(os.environ.get("SRES_STEP") or "0") < first
 
 
 def report(step: int, **details: object) -> None:

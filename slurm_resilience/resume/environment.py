@@ -59,6 +59,7 @@ def task_variables(attempt: Attempt) -> dict[str, str]:
         "SRES_ATTEMPT": str(attempt.number),
         "SRES_RESTARTS": str(attempt.restarts),
         "SRES_TOKEN": attempt.token,
+        "SRES_STEP": "0",
     }
     if attempt.directory:
         variables["SRES_DIR"] = attempt.directory

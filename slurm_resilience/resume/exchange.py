@@ -15,6 +15,10 @@ SALLOC_SECONDS = 5.0
 STILL_WAITING = 60.0
 
 
+class NoIdleNode(SlurmError):
+    """None became idle in time."""
+
+
 def shrink(allocation: Allocation, leave: Sequence[str]) -> None:
     """Give those of ``leave`` back that the job still has; Slurm ends the tasks on them."""
     gone = {name for name in leave if name in allocation.nodes}
@@ -33,7 +37,8 @@ def grow(
         patience: seconds to wait for idle nodes.
 
     Raises:
-        SlurmError: Slurm refuses, or no node became idle in time.
+        NoIdleNode: no node became idle in time.
+        SlurmError: Slurm refuses.
         NotFound: the job is gone.
     """
     client = allocation.client
@@ -49,7 +54,7 @@ def grow(
         except SlurmError as error:
             waited = time.monotonic() - began
             if waited > patience:
-                raise SlurmError(f"no idle node within {waited:.0f} s") from error
+                raise NoIdleNode(f"no idle node within {waited:.0f} s") from error
             if time.monotonic() - said > STILL_WAITING or said == began:
                 said = time.monotonic()
                 why = "none is free" if "queued and waiting" in str(error) else str(error)

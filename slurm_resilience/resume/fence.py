@@ -79,6 +79,23 @@ def raise_fence(directory: str, token: str) -> str:
     return ""
 
 
+def leave(directory: str, node: str, step: int) -> None:
+    """Nobody on this node may write any more, but for steps from this one on.
+
+    Args:
+        node: it was left, and may only be cut off.
+        step: number of the attempt's next step.
+    """
+    if directory:
+        path = Path(directory) / attempt.LEFT / node
+        # Without it, the node's own sresd and the others' refusal remain.
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            new = path.with_name(f".{node}.new")
+            new.write_text(f"{step}\n", encoding="utf-8")
+            new.replace(path)
+
+
 def holds(directory: str, token: str) -> bool:
     """Is the fence of this attempt where its programs look for it? True also where there is none to
     be had, and where it cannot be seen just now."""

@@ -61,6 +61,23 @@ class Link:
             self._current = message
             self._verdicts.clear()
 
+    def moved(self, message: AttemptStarted) -> None:
+        """The running attempt goes on, on other nodes: what is said of those that it keeps holds,
+        what was said of a new one is about the machine that had its name before."""
+        with self._lock:
+            kept = set(self._current.nodes) if self._current else set()
+            self._current = message
+            self._verdicts = {
+                name: verdict
+                for name, verdict in self._verdicts.items()
+                if name in kept and name in message.nodes
+            }
+
+    def forgive(self, node: str) -> None:
+        """What was said of this node is done with."""
+        with self._lock:
+            self._verdicts.pop(node, None)
+
     def send(self, message: Message) -> None:
         self._outbox.put(message)
 

@@ -30,19 +30,31 @@ class Facts(msgspec.Struct, frozen=True):
     """The node that runs the batch script; empty for salloc."""
     swap_failed: str = ""
     """Why a swap was tried in this incident and did not work."""
+    holds: tuple[str, ...] = ()
+    """Nodes on which a living step runs; empty: the step has ended, or has to end."""
 
 
 class Plan(msgspec.Struct, frozen=True):
     """What to do next, with its reason."""
 
-    kind: Literal["relaunch", "swap", "requeue", "stop"]
+    kind: Literal["relaunch", "swap", "requeue", "stop", "join"]
+    """join: the step lives on, and another one fills its lost seats."""
     reason: str
     leave: tuple[str, ...] = ()
     """Nodes that the job gives up."""
     take: int = 0
     """Nodes to be added."""
     nodes: tuple[str, ...] = ()
-    """For a relaunch: where. Empty: wherever the step ran."""
+    """For a relaunch: where. Empty: wherever the step ran. For a join: those to use, before the
+    added ones."""
+
+
+class Supply(msgspec.Struct, frozen=True):
+    """Where the nodes in place of bad ones come from."""
+
+    source: Literal["inside", "exchange", "none"]
+    """inside: the allocation has enough; exchange: the job gives nodes back and takes others in."""
+    reason: str
 
 
 def plan(cause: Cause, facts: Facts, history: tuple[Ending, ...], limits: Resume) -> Plan:
@@ -99,20 +111,52 @@ def _stuck(history: tuple[Ending, ...], limits: Resume) -> list[Ending]:
     return row
 
 
+def after_task(deaths: int, limits: Resume) -> Plan:
+    """A task of a living step died on a healthy node.
+
+    Args:
+        deaths: in a row on this seat, without a long life between them.
+        limits: `[resume]` of the configuration.
+    """
+    if deaths > limits.max_relaunches:
+        return Plan("stop", f"it died {deaths} times in a row (resume.max_relaunches)")
+    return Plan("join", "no node is at fault: again on the same node")
+
+
 def _after_node(cause: Cause, facts: Facts) -> Plan:
     good = tuple(name for name in facts.job_nodes if name not in cause.nodes)
     leave = tuple(name for name in facts.job_nodes if name in cause.nodes)
+    needed = max(0, facts.step_size - len(good))
+    found = supply(facts, good, leave)
+    if found.source == "none":
+        if facts.is_batch and facts.requeue:
+            return Plan("requeue", f"{found.reason}; the job is requeued")
+        forbidden = "may not be requeued (--no-requeue)" if facts.is_batch else "is not a batch job"
+        return Plan("stop", f"{found.reason}, and the job {forbidden}")
+    if facts.holds and not (facts.is_batch and facts.batch_host in leave):
+        free = tuple(name for name in good if name not in facts.holds)
+        lost = facts.step_size - sum(name in good for name in facts.holds)
+        return Plan("join", found.reason, leave, needed, nodes=free[:lost])
+    if found.source == "inside":
+        return Plan("relaunch", found.reason, leave, nodes=good[: facts.step_size])
+    return Plan("swap", found.reason, leave, needed)
+
+
+def supply(facts: Facts, good: tuple[str, ...], leave: tuple[str, ...]) -> Supply:
+    """Where other nodes can come from.
+
+    Args:
+        facts: what the job allows.
+        good: the job's nodes that are not at fault.
+        leave: those that are.
+    """
     if len(good) >= facts.step_size:
-        text = f"{len(good)} good nodes are in the allocation"
-        return Plan("relaunch", text, leave, nodes=good[: facts.step_size])
-    needed = facts.step_size - len(good)
+        return Supply("inside", f"{len(good)} good nodes are in the allocation")
     obstacle = _swap_obstacle(facts, good, leave)
-    if not obstacle:
-        return Plan("swap", f"{needed} of {facts.step_size} nodes to be exchanged", leave, needed)
-    if facts.is_batch and facts.requeue:
-        return Plan("requeue", f"{obstacle}; the job is requeued")
-    forbidden = "may not be requeued (--no-requeue)" if facts.is_batch else "is not a batch job"
-    return Plan("stop", f"{obstacle}, and the job {forbidden}")
+    if obstacle:
+        return Supply("none", obstacle)
+    needed = facts.step_size - len(good)
+    return Supply("exchange", f"{needed} of {facts.step_size} nodes to be exchanged")
 
 
 def _swap_obstacle(facts: Facts, good: tuple[str, ...], leave: tuple[str, ...]) -> str:

@@ -60,6 +60,44 @@ def block(recovery: Recovery) -> None:
         say(line)
 
 
+class Healing(msgspec.Struct, frozen=True):
+    """Seats of a living step that were lost and filled again. Seconds since the epoch; 0: never."""
+
+    what: str
+    done: str
+    seats: tuple[int, ...]
+    noticed: float
+    went_on: float
+    nodes_ready: float
+    started: float
+    joined: float
+    step: int = -1
+
+
+def healed(healing: Healing) -> None:
+    """The block after seats were filled again."""
+    seats = ",".join(map(str, healing.seats))
+    others = (
+        f"survivors went on after {healing.went_on - healing.noticed:.1f} s"
+        if healing.went_on
+        else "nobody went on without them"
+    )
+    ready = max(0.0, healing.nodes_ready - healing.noticed)
+    started = max(0.0, healing.started - healing.noticed)
+    where = f"at step {healing.step}, from memory" if healing.step >= 0 else "where it was"
+    lines = [
+        f"──── healed: seats {seats} ".ljust(72, "─"),
+        f"what failed   {healing.what}",
+        f"what was done {healing.done}",
+        f"how long      {others}; joined after {healing.joined - healing.noticed:.1f} s "
+        f"(node ready {ready:.1f} s, step started {started:.1f} s)",
+        f"training      goes on {where}",
+        "─" * 72,
+    ]
+    for line in lines:
+        say(line)
+
+
 class EventLog:
     """The supervisor's own account in `$SRES_EVENTS`, one JSON object a line (for the demo)."""
 

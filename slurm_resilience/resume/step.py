@@ -10,9 +10,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from slurm_resilience.errors import MissingTool, SresError
+from slurm_resilience.slurm import client as client_side
 from slurm_resilience.slurm.client import SlurmClient
+from slurm_resilience.slurm.hostlists import expand
 
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -29,9 +32,20 @@ _FORCED = b"srun: forcing job termination"
 # cause: anything that is not about how a task ended.
 _ABORTED = b"srun: Job step aborted"
 _CAUSE = re.compile(rb"^srun: error: (?!\S+: tasks? [\d,-]+: )", re.MULTILINE)
+# A node that Slurm gave up under a step that lives on, and tasks that ended badly.
+_NODE_FAILURE = re.compile(rb"^srun: error: Node failure on (\S+)$", re.MULTILINE)
+_TASK_ENDED = re.compile(rb"^srun: error: (\S+): tasks? ([\d,-]+): ([^\n]*)$", re.MULTILINE)
 # srun itself ends a step whose task failed (--kill-on-bad-exit), and Slurm words that the same.
 _SRUN_ENDS = re.compile(rb"srun: [^\n]*Terminating StepId=")
 _LINE_LIMIT = 65536
+
+
+class EndedTasks(NamedTuple):
+    """Tasks of which srun said that they ended badly."""
+
+    nodes: tuple[str, ...]
+    tasks: tuple[int, ...]
+    how: str
 
 
 class Step:
@@ -46,6 +60,7 @@ class Step:
         environment: Mapping[str, str],
         on_end: Callable[[], None],
         relay_stderr: bool = True,
+        on_news: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -55,6 +70,7 @@ class Step:
             relay_stderr: read srun's standard error and pass it on, to see what Slurm says of the
                 step. Off for a pseudo terminal, which srun owns. Where standard output goes to the
                 same place it is read too, through the same pipe: else their order would change.
+            on_news: called (in a thread) when srun has said something of a node or a task.
 
         Raises:
             MissingTool: srun cannot be started.
@@ -65,6 +81,10 @@ class Step:
         """Slurm said that the step was cancelled."""
         self.forced = False
         """srun said that a signal made it end the step."""
+        self.failed_nodes: set[str] = set()
+        """Slurm gave these nodes up while the step ran."""
+        self.ended_tasks: list[EndedTasks] = []
+        """What srun said of tasks that did not end well."""
         self._aborted = False
         self._has_cause = False
         self._srun_ends = False
@@ -80,6 +100,7 @@ class Step:
             if os.getppid() != parent:
                 os._exit(1)
 
+        self._on_news = on_news
         source, sink = os.pipe() if relay_stderr else (-1, None)
         try:
             self._process = subprocess.Popen(
@@ -179,8 +200,26 @@ class Step:
             self.forced = True
         if _ABORTED in text:
             self._aborted = True
-        if _CAUSE.search(text[: text.rfind(b"\n") + 1]):
+        lines = text[: text.rfind(b"\n") + 1]
+        if _CAUSE.search(lines):
             self._has_cause = True
+        for nodes in _NODE_FAILURE.findall(lines):
+            self.failed_nodes.update(_expanded(nodes))
+            self._on_news()
+        for nodes, tasks, how in _TASK_ENDED.findall(lines):
+            numbers = tuple(int(n[1:]) for n in _expanded(b"t[" + tasks + b"]"))
+            self.ended_tasks.append(
+                EndedTasks(_expanded(nodes), numbers, how.decode("utf-8", "replace"))
+            )
+            self._on_news()
+
+
+def _expanded(hostlist: bytes) -> tuple[str, ...]:
+    """Names in a line that may be a program's and not srun's: then there are none."""
+    try:
+        return expand(hostlist.decode())
+    except (SresError, UnicodeDecodeError):
+        return ()
 
 
 def _same_file(one: int, other: int) -> bool:
@@ -203,7 +242,8 @@ def end_step(
         grace: seconds between SIGTERM and SIGKILL.
         at_once: the node is dead, its peers hang in a collective: SIGKILL without a grace.
     """
-    name = _find(step, client, job, host)
+    found = find_step(step, client, job, host)
+    name = found.step if found else ""
     if name and not at_once:
         _try(lambda: client.cancel_step(job, name, "TERM"))
         if step.wait(grace):
@@ -220,18 +260,18 @@ def end_step(
     step.wait(5.0)
 
 
-def _find(step: Step, client: SlurmClient, job: int, host: str) -> str:
-    """The step's id: the one whose srun is ours."""
+def find_step(step: Step, client: SlurmClient, job: int, host: str) -> client_side.Step | None:
+    """What Slurm knows of the step: the one whose srun is ours."""
     try:
         steps = client.steps(job)
     except SresError:
-        return ""
+        return None
     short = host.split(".", maxsplit=1)[0]
     for found in steps:
         same_host = found.srun_host.split(".", maxsplit=1)[0] == short
         if found.srun_pid == step.pid and same_host:
-            return found.step
-    return ""
+            return found
+    return None
 
 
 def _is_running(client: SlurmClient, job: int, name: str) -> bool:

@@ -5,6 +5,7 @@ start srun → it ends, or a node of it turns bad → classify → plan → rela
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -17,25 +18,31 @@ import msgspec
 
 from slurm_resilience.config import Config
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
+from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.model import Job
 from slurm_resilience.resume import attempt as program_side
-from slurm_resilience.resume import exchange, fence, report, signals
+from slurm_resilience.resume import exchange, fence, join, report, signals, word
 from slurm_resilience.resume.allocation import Allocation
 from slurm_resilience.resume.classify import Cause, Ending, classify
 from slurm_resilience.resume.environment import Attempt, srun_environment, task_variables
+from slurm_resilience.resume.join import ASKED, LAUNCHER, World, can_live, living, wants
 from slurm_resilience.resume.launch import PLACEMENT, Launch, leading_number, step_nodes
 from slurm_resilience.resume.link import Link
+from slurm_resilience.resume.living import End, Living
+from slurm_resilience.resume.means import Means
 from slurm_resilience.resume.person import Person
 from slurm_resilience.resume.plan import Plan, plan
 from slurm_resilience.resume.requeue import requeue
 from slurm_resilience.resume.srun_options import SrunCommand
-from slurm_resilience.resume.step import Step, end_step
+from slurm_resilience.resume.step import Step, end_step, find_step
 from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.wire.messages import AttemptEnded, AttemptStarted, NodeVerdict
 
 FENCE_LOOK = 10.0
 """Seconds between two looks whether the fence stands: without it no checkpoint is written."""
+MEETING_LOOK = 0.25
+"""Seconds between two looks whether a training has announced itself."""
 NO_FENCE = "a cut-off node is ended by its sresd alone"
 
 
@@ -71,7 +78,6 @@ class Supervisor:
         self._command = command
         self._environment = dict(environment)
         self._step_size, self._step_nodes = step_nodes(command, job, environment)
-        self._host = socket.gethostname()
         self._wake = threading.Event()
         self._link.news = self._wake
         self._leave = threading.Event()
@@ -84,10 +90,26 @@ class Supervisor:
             permits_expansion=permits_expansion,
         )
         self._person = Person(self._wake, self._leave)
+        self._events = report.EventLog(environment.get("SRES_EVENTS", ""))
+        self._means = Means(
+            limits=self._limits,
+            client=client,
+            allocation=self._allocation,
+            link=link,
+            launch=self._launch,
+            command=command,
+            environment=self._environment,
+            person=self._person,
+            wake=self._wake,
+            events=self._events,
+            host=socket.gethostname(),
+        )
         self._base = _working_directory()
         self._directory = fence.open_directory(self._base, job.id, os.getpid())
         self._token = ""
-        self._events = report.EventLog(environment.get("SRES_EVENTS", ""))
+        self._lives = bool(self._directory) and can_live(command, environment)
+        self._attempt: Attempt | None = None
+        self._told = False
         self._history: list[Ending] = []
         self._restarts = leading_number(environment.get("SLURM_RESTART_COUNT"))
 
@@ -136,8 +158,9 @@ class Supervisor:
             master_address=self._client.node(nodes[0]).address or nodes[0],
             directory=self._directory,
         )
-        attempt = self._raise_fence(attempt)
-        command = self._command
+        word.forget(self._directory)
+        self._attempt = attempt = self._raise_fence(attempt)
+        command = living(self._command) if self._lives else self._command
         if number > 1:
             # The user's own choice of nodes named some that are gone.
             command = command.without(*PLACEMENT)
@@ -151,7 +174,13 @@ class Supervisor:
             self._events.write("relaunched", attempt=number, nodes=list(nodes))
         self._wake.clear()
         with self._person.starting:
-            step = Step(argv, environment, self._wake.set, relay_stderr=not command.has("pty"))
+            step = Step(
+                argv,
+                environment,
+                self._wake.set,
+                relay_stderr=not command.has("pty"),
+                on_news=self._wake.set if self._lives else lambda: None,
+            )
             self._person.steps = [step]
             if self._leave.is_set():
                 step.send_signal(signal.SIGTERM)  # it came while this step was being prepared
@@ -185,40 +214,112 @@ class Supervisor:
             report.say(f"{self._directory} had been removed, and was made again; leave it alone")
 
     def _watch(self, step: Step) -> tuple[Ending, float]:
-        """Wait until the step ends, or must be ended; when that was noticed (epoch)."""
+        """Wait until the attempt ends, or must be ended; when that was noticed (epoch)."""
         before = program_side.read_progress(self._directory)
-        stopped = False
-        noticed = 0.0
+        with contextlib.ExitStack() as stack:
+            end = self._until_end(step, stack)
+        self._events.write("step_ended", code=end.code)
+        return self._ending(end, before), end.noticed or time.time()
+
+    def _until_end(self, step: Step, stack: contextlib.ExitStack) -> End:
         stays: frozenset[str] = frozenset()
+        training: tuple[Path, Observer] | None = None
+        looked = time.monotonic()
         while step.running:
-            if not self._wake.wait(FENCE_LOOK):
+            quick = self._lives and training is None
+            news = self._wake.wait(MEETING_LOOK if quick else FENCE_LOOK)
+            if time.monotonic() - looked >= FENCE_LOOK:
+                looked = time.monotonic()
                 self._mend_fence()
+                self._advise()
+            if training is None and self._lives:
+                training = self._meet(stack)
+            if not news or not step.running:
                 continue
-            if not step.running:
-                break
             self._wake.clear()
             bad = self._link.faulty()
             if bad and frozenset(bad) != stays and not self._can_be_left(bad):
                 stays = frozenset(bad)
             elif bad and frozenset(bad) != stays:
-                noticed = time.time()
-                worst = next((v for v in bad.values() if v.verdict == "dead"), None)
-                first = worst or next(iter(bad.values()))
-                report.say(f"node {first.node} must be left ({first.reason}); the step is ended")
-                self._events.write("noticed", nodes=sorted(bad))
-                stopped = True
-                end_step(
-                    step,
-                    self._client,
-                    self._allocation.id,
-                    self._host,
-                    grace=self._limits.grace,
-                    at_once=worst is not None,
-                )
-                break
-        noticed = noticed or time.time()
-        self._events.write("step_ended", code=step.code)
-        return self._ending(step, stopped, before), noticed
+                return self._stop(step, bad)
+            if training is not None and not bad:
+                world = self._who_sits_where(step, training[1])
+                if world is not None:
+                    return self._live(step, *training, world)
+        return End(step.code, step)
+
+    def _stop(self, step: Step, bad: Mapping[str, NodeVerdict]) -> End:
+        """End a step that must leave nodes."""
+        noticed = time.time()
+        worst = next((v for v in bad.values() if v.verdict == "dead"), None)
+        first = worst or next(iter(bad.values()))
+        report.say(f"node {first.node} must be left ({first.reason}); the step is ended")
+        self._events.write("noticed", nodes=sorted(bad))
+        end_step(
+            step,
+            self._client,
+            self._allocation.id,
+            self._means.host,
+            grace=self._limits.grace,
+            at_once=worst is not None,
+        )
+        return End(step.code, step, stopped_by_us=True, noticed=noticed)
+
+    # -- a step that lives on -----------------------------------------------------------------
+
+    def _meet(self, stack: contextlib.ExitStack) -> tuple[Path, Observer] | None:
+        """The training, once it has announced itself."""
+        meet = word.meeting(self._directory)
+        if meet is None:
+            return None
+        try:
+            training = stack.enter_context(word.watch(meet, self._wake.set))
+        except (SresError, OSError) as error:
+            report.say(f"the training cannot be watched ({error}): it is stopped when a node dies")
+            self._lives = False
+            return None
+        self._wake.set()
+        return meet, training
+
+    def _who_sits_where(self, step: Step, training: Observer) -> World | None:
+        """None: not everybody has been seen yet."""
+        assert self._attempt is not None
+        sits = {peer.seat: peer.node for peer in training.picture().peers}
+        if not training.picture().running or not set(self._attempt.step_nodes) <= set(
+            sits.values()
+        ):
+            return None
+        found = find_step(step, self._client, self._allocation.id, self._means.host)
+        return join.world(self._attempt.step_nodes, sits, found.tasks if found else 0)
+
+    def _live(self, step: Step, meet: Path, training: Observer, world: World) -> End:
+        assert self._attempt is not None
+        attempt = Living(
+            self._means,
+            training,
+            meet,
+            world,
+            self._attempt,
+            step,
+            may_leave=self._can_be_left,
+            mend=self._mend_fence,
+        )
+        self._events.write("living", nodes=list(world.nodes), seats=world.seats)
+        self._wake.set()
+        end = attempt.watch()
+        self._step_nodes = attempt.nodes
+        return end
+
+    def _advise(self) -> None:
+        """The program could live on, and its step was not started for it: said once."""
+        if self._lives or self._told or word.meeting(self._directory) is None:
+            return
+        self._told = True
+        if self._environment.get(ASKED) != "0" and not wants(self._command, self._environment):
+            report.say(
+                "this program can go on when a node dies, but its step was not started so: write "
+                f"export {ASKED}=1 before srun, or start it by python -m {LAUNCHER}"
+            )
 
     def _can_be_left(self, bad: Mapping[str, NodeVerdict]) -> bool:
         """Is there anywhere to go? If not, a step on nodes that still work runs on: whoever marked
@@ -236,29 +337,27 @@ class Supervisor:
         report.say(f"{names} should be left ({reasons}), but {chosen.reason}: the step runs on")
         return False
 
-    def _ending(self, step: Step, stopped: bool, before: int) -> Ending:
-        faulty = {name: v.reason for name, v in self._link.faulty().items()}
+    def _ending(self, end: End, before: int) -> Ending:
+        step, stopped = end.step, end.stopped_by_us
+        faulty = end.faulty | {name: v.reason for name, v in self._link.faulty().items()}
         state = self._allocation.job.state
         # A program that ended well, or was ended, is not kept waiting for Slurm's word.
-        if step.code != 0 and not self._interrupted(step, stopped):
+        interrupted = "" if end.own_word else self._means.interrupted(step, stopped)
+        if end.code != 0 and not interrupted:
             state = self._allocation.refresh()
-            if state == "RUNNING" and not faulty and not step.cancelled:
+            if state == "RUNNING" and not faulty and not step.cancelled and not end.own_word:
                 faulty = self._wait_for_diagnosis()
                 state = self._allocation.refresh()
         return Ending(
-            code=step.code,
+            code=end.code,
             ran_for=step.ran_for,
             progressed=program_side.read_progress(self._directory) > before,
             job_state=state,
             faulty=faulty,
-            interrupted=self._interrupted(step, stopped),
-            cancelled=step.cancelled or (step.aborted and not faulty),
+            interrupted=interrupted,
+            cancelled=not end.own_word and (step.cancelled or (step.aborted and not faulty)),
             stopped_by_us=stopped,
         )
-
-    def _interrupted(self, step: Step, stopped: bool) -> str:
-        quick = self._command.has("quit-on-interrupt") or self._command.has("disable-status")
-        return self._person.interrupted(step, stopped, quick)
 
     def _wait_for_diagnosis(self) -> dict[str, str]:
         """A step that fails because of a node often ends before anybody has judged the node."""
@@ -352,9 +451,12 @@ class Supervisor:
     # -- the end ------------------------------------------------------------------------------
 
     def _last_code(self, step: Step) -> int:
-        if step.killed_by and self._history and not self._history[-1].stopped_by_us:
+        if not self._history:
+            return step.code
+        last = self._history[-1]
+        if step.killed_by and last.code == step.code and not last.stopped_by_us:
             self._end_by(step.killed_by)
-        return step.code
+        return last.code
 
     def _left(self) -> int:
         """The code when a person ended this while no step was running."""

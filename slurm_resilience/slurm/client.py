@@ -24,6 +24,8 @@ class Step(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...] = ()
     srun_host: str = ""
     srun_pid: int = 0
+    tasks: int = 0
+    """All tasks that it was started with; 0: not known."""
 
 
 class ClusterInfo(msgspec.Struct, frozen=True):

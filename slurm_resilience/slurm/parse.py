@@ -202,7 +202,7 @@ def _job(words: list[str], extra: dict[int, tuple[bool, int, bool]]) -> Job | No
 
 
 _STEP = re.compile(r"StepId=(?P<job>\d+)(?:\+\d+)?\.(?P<step>\S+) ")
-_STEP_NODES = re.compile(r" NodeList=(?P<nodes>\S+) Nodes=")
+_STEP_NODES = re.compile(r" NodeList=(?P<nodes>\S+) Nodes=(?:\d+ CPUs=\d+ Tasks=(?P<tasks>\d+) )?")
 _STEP_SRUN = re.compile(r" SrunHost:Pid=(?P<host>[^ :]+):(?P<pid>\d+)")
 
 
@@ -228,6 +228,7 @@ def steps(text: str, job_id: int) -> tuple[Step, ...]:
                 nodes=expand(nodelist) if nodelist else (),
                 srun_host=_clean(srun[-1]["host"]) if srun else "",
                 srun_pid=int(srun[-1]["pid"]) if srun else 0,
+                tasks=int((where["tasks"] if where else None) or 0),
             )
 
     return tuple(each())

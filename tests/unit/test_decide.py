@@ -61,6 +61,20 @@ def test_a_dead_node_goes_down_after_its_jobs_were_shrunk() -> None:
     assert mark.chase == ()
 
 
+def test_nodes_that_die_together_leave_the_job_in_one_change() -> None:
+    silent = {name: probes("silent", "silent") for name in ("n1", "n2")}
+    seen = world(
+        node(state="ALLOCATED"),
+        node("n2", state="ALLOCATED"),
+        jobs=(job(7, ("n3", "n1", "n2")),),
+        watched=(supervised(),),
+        agents=(agent("n1", silence=6.0), agent("n2", silence=6.0)),
+        probes=silent,
+    )
+    marks = actions(seen, act.Mark)
+    assert [mark.take_out for mark in marks] == [(act.TakeOut(7, ("n3",)),)] * 2
+
+
 @pytest.mark.parametrize(
     ("the_job", "more"),
     [
@@ -563,7 +577,13 @@ def test_what_may_never_be_decided(seen: World) -> None:
             assert mark.action == "" or not (marked.is_fail or marked.is_down or marked.is_drain)
         for out in mark.take_out:
             shrunk = seen.jobs[out.job]
-            assert out.keep and set(out.keep) == set(shrunk.nodes) - {mark.node}
+            dying = {
+                m.node
+                for m in marks
+                if m.state == "down" and seen.nodes[m.node].is_down == marked.is_down
+            }
+            assert mark.node in dying
+            assert out.keep and set(out.keep) == set(shrunk.nodes) - dying
             assert not any(seen.nodes[name].gres for name in shrunk.nodes)
             assert not (shrunk.is_batch and shrunk.batch_host == mark.node)
         assert all(seen.jobs[chased].requeue for chased in mark.chase)

@@ -201,7 +201,7 @@ def test_steps() -> None:
     text += STEP.format(step="0", name="sleep", srun="n3:12")
     batch, step = parse.steps(text, 1)
     assert (batch.step, batch.srun_host, batch.srun_pid) == ("batch", "", 0)
-    assert (step.job, step.step, step.nodes) == (1, "0", ("n3", "n4"))
+    assert (step.job, step.step, step.nodes, step.tasks) == (1, "0", ("n3", "n4"), 2)
     assert (step.srun_host, step.srun_pid) == ("n3", 12)
     assert parse.steps("Job step 1. not found\n", 1) == ()
 

@@ -1,0 +1,92 @@
+"""A training without torch, for the tests of a living step: it meets the others through the real
+mesh, and steps with them.
+
+Each task writes ``log.SEAT.INCARNATION``: one line of JSON a step. The training is done when the
+file ``end`` is there; a rank ends with the code in ``die.SEAT`` when there is such a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+from slurm_resilience.mesh.layout import Rules
+from slurm_resilience.mesh.meeting import meeting
+from slurm_resilience.mesh.mesh import Mesh
+from slurm_resilience.mesh.model import Break, Peer, Status, View
+from slurm_resilience.resume import attempt
+from slurm_resilience.training.place import place
+
+PACE = 0.05
+
+here = place(os.environ)
+cut = threading.Event()
+meet = meeting(here.meet, here.secret)
+log = os.open(f"log.{here.seat}.{here.incarnation}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+
+def on_end(end: Break) -> None:
+    cut.set()
+
+
+mesh = Mesh(
+    meet,
+    Peer(
+        id=f"{here.seat}.{here.incarnation}.{uuid.uuid4().hex[:8]}",
+        seat=here.seat,
+        incarnation=here.incarnation,
+        node=here.node,
+        host=here.address,
+        pid=os.getpid(),
+    ),
+    Rules(seats=here.seats, min_world=2),
+    on_end=on_end,
+)
+
+
+def block(view: View, step: int) -> int:
+    """Steps until this world ends; the last step."""
+    mesh.say(Status(phase="running", generation=view.generation, step=step))
+    mesh.worked(view)
+    while not cut.is_set():
+        if Path("end").exists():
+            mesh.say(Status(phase="done", generation=view.generation, step=step))
+            return step
+        if Path(f"die.{here.seat}").exists():
+            code = int(Path(f"die.{here.seat}").read_text())
+            Path(f"die.{here.seat}").unlink()
+            os._exit(code)
+        if mesh.newcomers():
+            mesh.over(Break(view.generation, "somebody joins", kind="join"))
+            break
+        step += 1
+        mesh.say(Status(phase="running", generation=view.generation, step=step))
+        line = {
+            "at": time.time(),
+            "step": step,
+            "world": view.size,
+            "node": os.environ["SLURMD_NODENAME"],
+            "rank": os.environ["NODE_RANK"],
+            "nodes": os.environ["NODE_LIST"],
+            "token": attempt.token(),
+            "current": attempt.is_current(),
+        }
+        os.write(log, (json.dumps(line) + "\n").encode())
+        cut.wait(PACE)
+    mesh.say(Status(phase="ready", generation=view.generation, step=step))
+    return step
+
+
+last = 0
+mesh.say(Status())
+while (view := mesh.meet(60)) is not None:
+    cut.clear()
+    last = block(view, max([last, *(member.status.step for member in view.members)]))
+mesh.close()
+if here.seat == 0:
+    meet.outcome(int(sys.argv[1]) if len(sys.argv) > 1 else 0, last, "as asked")

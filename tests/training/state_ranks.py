@@ -19,7 +19,10 @@ from slurm_resilience.mesh.model import Member, Peer, Status, View
 
 DEADLINE = 60.0
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "slurm_resilience.training.state.move"])
+# A rank is forked from a process that has imported what every rank needs.
+_CONTEXT.set_forkserver_preload(
+    ["torch._dynamo", "torch.distributed.fsdp", "slurm_resilience.training.state.partner"]
+)
 
 
 def view_of(statuses: list[Status], replica_size: int = 1, generation: int = 2) -> View:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from state_ranks import run, view_of
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-from slurm_resilience.mesh.model import Status
+from slurm_resilience.mesh.model import Status, View
 from slurm_resilience.training import state
-from slurm_resilience.training.state import Tracked
+from slurm_resilience.training.state import HealFailed, StateError, Tracked, stream
 
 pytestmark = pytest.mark.training
 
@@ -84,3 +92,187 @@ def test_replicas_are_equal_after_healing_and_stay_so(
     for rank, one in enumerate(found):
         assert one["plan"] == "peers"
         assert one["report"].received == (0 if statuses[rank].healthy else total)
+
+
+def disagree(rank: int, group: Any) -> str:
+    """Two sources of one target whose tensors are not the same."""
+    held = Status(generation=1, step=3)
+    view = view_of([LOST, held, held])
+    tracked = Tracked({"x": torch.zeros(1000 if rank < 2 else 1001)})
+    if rank == 0:
+        with pytest.raises(StateError) as caught:
+            state.transfer(state.plan(view), view, rank, tracked, group)
+        dist.barrier()
+        return str(caught.value)
+    sending = threading.Thread(
+        target=state.transfer, args=(state.plan(view), view, rank, tracked, group), daemon=True
+    )
+    sending.start()
+    dist.barrier()
+    return ""
+
+
+def test_sources_with_other_tensors_are_refused(tmp_path: Path) -> None:
+    found = run(disagree, 3, tmp_path)
+    assert found[0] == "ranks [1, 2] hold the same part with different tensors"
+
+
+def corrupted(rank: int, group: Any) -> str:
+    """One bit changes on the way."""
+    view = view_of([LOST, HELD])
+    tracked = Tracked({"x": torch.zeros(100_000)})
+    if rank == 1:
+        state.transfer(state.plan(view), view, rank, tracked, group, verify=True)
+        return ""
+    empty = stream.Payload.empty
+
+    def flip(payload: stream.Payload) -> None:
+        payload.bytes[77] ^= 16
+        empty(payload)
+
+    stream.Payload.empty = flip  # type: ignore[method-assign]
+    with pytest.raises(HealFailed) as caught:
+        state.transfer(state.plan(view), view, rank, tracked, group, verify=True)
+    return str(caught.value)
+
+
+def test_a_bit_that_changed_on_the_way_is_found(tmp_path: Path) -> None:
+    found = run(corrupted, 2, tmp_path)
+    assert re.match(r"what arrived from rank 1 has checksum \w{32}, there it is \w{32}", found[0])
+
+
+def bereft(rank: int, group: Any, relays: bool) -> Any:
+    """The source is killed after its fifth message."""
+    view = view_of([LOST, LOST, HELD] if relays else [LOST, HELD])
+    source = view.size - 1
+    tracked = Tracked({"x": torch.full((2_000_000,), float(rank))})
+    if rank == source:
+        put, count = stream.Outbox.put, iter(range(100))
+
+        def kill(outbox: stream.Outbox, payload: stream.Payload, tag: int) -> None:
+            if next(count) == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            put(outbox, payload, tag)
+
+        stream.Outbox.put = kill  # type: ignore[method-assign]
+    begin = time.monotonic()
+    with pytest.raises(HealFailed) as caught:
+        state.transfer(state.plan(view), view, rank, tracked, group, bucket_bytes=1 << 18)
+    if rank == 0:
+        # What the session does when it leaves a generation: shut the group's sockets.
+        os._exit(7) if relays else None
+    return str(caught.value), time.monotonic() - begin
+
+
+@pytest.mark.parametrize("relays", [False, True])
+def test_a_source_that_dies_breaks_the_transfer_at_once(tmp_path: Path, relays: bool) -> None:
+    found = run(bereft, 3 if relays else 2, tmp_path, relays)
+    assert found[-1] == -signal.SIGKILL
+    said, took = found[-2]
+    assert said.startswith("receiving state broke off in step 3: ")
+    assert took < 15, "well before the group's own timeout of 30 s"
+
+
+def lean(rank: int, group: Any, bucket: int) -> tuple[int, int]:
+    """Growth of a receiver's peak memory, and the bytes that it did not have before."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(12)))
+    optimizer = torch.optim.Adam(model.parameters())
+    if rank == 1:
+        model(torch.ones(1, 1024)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    tracked = Tracked({"model": model, "optimizer": optimizer})
+    view = view_of([LOST, HELD])
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _peak()
+    state.transfer(state.plan(view), view, rank, tracked, group, bucket_bytes=bucket)
+    grown = _peak() - before
+    new = sum(t.nbytes for s in optimizer.state.values() for t in s.values())
+    return grown, new if rank == 0 else 0
+
+
+def _peak() -> int:
+    status = Path("/proc/self/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found
+    return int(found[1]) << 10
+
+
+def test_memory_grows_by_what_was_missing_and_a_few_buckets(tmp_path: Path) -> None:
+    bucket = 2 << 20
+    (received, new), (sent, _) = run(lean, 2, tmp_path, bucket)
+    assert new > 100e6
+    slack = 2 * bucket + (12 << 20)
+    assert received < new + slack
+    assert sent < slack
+
+
+def sharded(rank: int, group: Any) -> dict[str, Any]:
+    """HSDP, 2 replicas of 2 shards: rank 1's process is new, rank 2 stuck in an update."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 3))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    tracked = Tracked({"model": model, "optimizer": optimizer})
+
+    def go(count: int) -> None:
+        for number in range(count):
+            generator = torch.Generator().manual_seed(number)
+            model(torch.randn(4, 6, generator=generator)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def heal(view: View) -> Any:
+        return state.transfer(state.plan(view), view, rank, tracked, group, verify=True)
+
+    first = heal(view_of([Status(step=0)] * 4, replica_size=2, generation=1))
+    go(3)
+    whole = [p.full_tensor().detach().clone() for p in model.parameters()]
+    before = tracked.digest()
+    if rank == 1:
+        # A new process: weights of its own, and no optimizer state.
+        optimizer.state.clear()
+    if rank in (1, 2):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.to_local().normal_()
+    statuses = [Status(generation=1, step=3, position=r % 2) for r in range(4)]
+    statuses[1] = Status()
+    statuses[2] = Status(generation=1, step=2, dirty=True, position=0)
+    second = heal(view_of(statuses, replica_size=2))
+    same = all(
+        torch.equal(p.full_tensor(), w) for p, w in zip(model.parameters(), whole, strict=True)
+    )
+    after = tracked.digest()
+    go(1)
+    tracked.mark()
+
+    def boom(*_: Any) -> None:
+        raise ValueError
+
+    hook = model[2].register_forward_pre_hook(boom)
+    with pytest.raises(ValueError):
+        model(torch.ones(4, 6))
+    hook.remove()
+    digest = tracked.rollback() or tracked.digest()
+    go(1)
+    return {
+        "kinds": (first.kind, second.kind),
+        "same": same,
+        "healed": after == before,
+        "sources": second.sources,
+        "interrupted": digest,
+        "next": tracked.digest(),
+    }
+
+
+def test_hsdp_shards_are_healed_from_the_same_shard_of_the_other_replica(tmp_path: Path) -> None:
+    found = run(sharded, 4, tmp_path)
+    assert {one["kinds"] for one in found} == {("fresh", "peers")}
+    assert all(one["same"] and one["healed"] for one in found)
+    assert [one["sources"] for one in found] == [(), (3,), (0,), ()]
+    for key in ("interrupted", "next"):
+        assert found[0][key] == found[2][key] != found[1][key] == found[3][key]

@@ -196,7 +196,6 @@ VALUES = st.recursive(
         | st.dictionaries(
             st.integers() | st.text() | st.tuples(st.integers(), st.text()) | st.booleans(), inner
         )
-        | st.frozensets(st.integers())
     ),
     max_leaves=12,
 )

@@ -21,7 +21,9 @@ from slurm_resilience.mesh.model import View
 from slurm_resilience.training.state.capture import Capture
 from slurm_resilience.training.state.chunks import Chunk, cut
 from slurm_resilience.training.state.errors import StateError
+from slurm_resilience.training.state.move import Report, transfer
 from slurm_resilience.training.state.pairs import partners
+from slurm_resilience.training.state.plan import HealPlan
 from slurm_resilience.training.state.skeleton import Skeleton, pack, unpack
 from slurm_resilience.training.state.stream import IN_FLIGHT
 from slurm_resilience.training.state.tracked import Tracked
@@ -90,7 +92,7 @@ class Partner:
         self._link: _Link | None = None
 
     @property
-    def snapshot(self) -> int:
+    def step(self) -> int:
         """Step of the newest whole round, for Status; -1: none."""
         with self._lock:
             return self._rounds[0].own.step if self._rounds else -1
@@ -102,7 +104,7 @@ class Partner:
             kept = self._rounds[0].kept if self._rounds else None
             return (kept.seat,) if kept else ()
 
-    def attach(self, view: View, rank: int, process_group: Any) -> None:
+    def open(self, view: View, rank: int, process_group: Any) -> None:
         """Take part in a generation.
 
         Args:
@@ -111,10 +113,10 @@ class Partner:
             process_group: of all members in rank order, CPU (gloo), used by nobody else: the copies
                 travel on it while the training uses its own.
         """
-        self.detach()
+        self.close()
         self._link = _Link(self, view, rank, process_group)
 
-    def detach(self, timeout: float = 5.0) -> None:
+    def close(self, timeout: float = 5.0) -> None:
         """The generation is over: an unfinished round is dropped. Close the group's sockets before,
         or a round that waits for a lost peer lasts until `timeout` seconds."""
         link, self._link = self._link, None
@@ -126,8 +128,12 @@ class Partner:
         with self._lock:
             self._rounds = ()
 
-    def take(self, step: int, tracked: Tracked) -> Cost | None:
-        """Copy the state of a committed step, if one is due; every rank calls it at every step.
+    def due(self, step: int) -> bool:
+        """Whether a snapshot of this committed step is wanted."""
+        return step % self.every == 0
+
+    def snapshot(self, step: int, tracked: Tracked) -> Cost | None:
+        """Copy the state of a committed step; every rank calls it at the same steps.
 
         Waits only for the copy to host memory. If the round before still runs at any rank, this one
         is left out at all.
@@ -140,7 +146,7 @@ class Partner:
             Its cost so far; None: none was taken.
         """
         link = self._link
-        if link is None or link.error or step % self.every:
+        if link is None or link.error:
             return None
         if link.busy:
             link.post(step, None)
@@ -168,6 +174,12 @@ class Partner:
         """Why copies stopped in this generation; empty: they did not."""
         return self._link.error if self._link else ""
 
+    def restore(
+        self, plan: HealPlan, view: View, rank: int, tracked: Tracked, process_group: Any
+    ) -> Report:
+        """Do this rank's share of a plan of kind "memory": `transfer` with these copies."""
+        return transfer(plan, view, rank, tracked, process_group, partner=self)
+
     def restore_own(self, tracked: Tracked, step: int) -> None:
         """Go back to this rank's own copy, random states included.
 
@@ -179,6 +191,9 @@ class Partner:
         for view, there in zip(views, own.capture().views, strict=True):
             view.copy_(there)
         tracked.finish(own.skeleton, rng_too=True)
+        with self._lock:
+            # A later round belongs to steps that will be done anew.
+            self._rounds = tuple(one for one in self._rounds if one.own.step <= step)
 
     def give(self, seat: int, step: int, part: int) -> Capture:
         """The copy that a lost seat needs: its own, kept here, or that of the same part.

@@ -1,0 +1,154 @@
+"""Copies in the memory of two nodes: what was lost comes back, and no round counts by half."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from state_ranks import run, view_of
+
+from slurm_resilience.mesh.model import Status
+from slurm_resilience.training import state
+from slurm_resilience.training.state import Partner, StateError, Tracked
+
+pytestmark = pytest.mark.training
+
+WAIT = 20.0
+
+
+def part_of(rank: int) -> torch.Tensor:
+    """Each rank's own part of a model: of another size at each."""
+    return torch.full((1000 + rank,), float(rank))
+
+
+def restored(rank: int, group: Any) -> dict[str, Any]:
+    world = group.size()
+    blank = view_of([Status()] * world, replica_size=world, generation=1)
+    mine = part_of(rank)
+    tracked = Tracked({"part": mine})
+    partner = Partner(every=2)
+    partner.open(blank, rank, dist.new_group())
+    for step in range(1, 6):
+        mine += 1
+        if partner.due(step):
+            partner.snapshot(step, tracked)
+            assert partner.wait(WAIT)
+    assert partner.error == ""
+    newest = torch.get_rng_state()
+    said = (partner.step, partner.keeps)
+    partner.close()
+    mine.fill_(-1)
+    torch.rand(3)
+    if rank == 1:
+        # A new process sits here: it has nothing.
+        partner = Partner()
+    statuses = [
+        Status(generation=1, step=5, dirty=True, position=r, snapshot=4, keeps=((r - 1) % world,))
+        if r != 1
+        else Status()
+        for r in range(world)
+    ]
+    view = view_of(statuses, replica_size=world)
+    plan = state.plan(view)
+    report = partner.restore(plan, view, rank, tracked, group)
+    return {
+        "said": said,
+        "plan": (plan.kind, plan.step),
+        "part": (mine - 4 - rank).abs().max().item(),
+        "moved": (report.received, report.sent),
+        "rng": torch.equal(torch.get_rng_state(), newest),
+        "cost": str(partner.last or ""),
+    }
+
+
+def test_a_lost_part_comes_from_its_partner_and_all_go_back_to_the_same_step(
+    tmp_path: Path,
+) -> None:
+    found = run(restored, 3, tmp_path)
+    assert [one["said"] for one in found] == [(4, (2,)), (4, (0,)), (4, (1,))]
+    assert {one["plan"] for one in found} == {("memory", 4)}
+    assert {one["part"] for one in found} == {0.0}
+    assert [one["moved"] for one in found] == [(0, 0), (4004, 0), (0, 4004)]
+    assert all(one["rng"] for one in found)
+    assert found[0]["cost"].startswith("snapshot of step 4: 0.0 MB")
+
+
+def broken(rank: int, group: Any) -> tuple[int, tuple[int, ...], float]:
+    mine = part_of(rank)
+    tracked = Tracked({"part": mine})
+    partner = Partner()
+    partner.open(view_of([Status()] * 2, replica_size=2), rank, dist.new_group())
+    partner.snapshot(1, tracked)
+    assert partner.wait(WAIT)
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    mine += 50
+    partner.snapshot(2, tracked)
+    assert partner.wait(WAIT)
+    assert partner.error
+    assert partner.snapshot(3, tracked) is None
+    partner.restore_own(tracked, 1)
+    with pytest.raises(StateError, match="no copy in memory of step 2"):
+        partner.restore_own(tracked, 2)
+    return partner.step, partner.keeps, mine.mean().item()
+
+
+def test_a_fault_during_a_round_leaves_the_round_before(tmp_path: Path) -> None:
+    survivor, dead = run(broken, 2, tmp_path)
+    assert survivor == (1, (1,), 0.0)
+    assert dead == -signal.SIGKILL
+
+
+def slow(rank: int, group: Any) -> tuple[bool, int, int]:
+    """Rank 1 comes late to the first round, so rank 0 is still busy with it at the next step."""
+    tracked = Tracked({"part": part_of(rank)})
+    partner = Partner()
+    partner.open(view_of([Status()] * 2, replica_size=2), rank, dist.new_group())
+    if rank == 1:
+        dist.barrier()
+    partner.snapshot(1, tracked)
+    skipped = partner.snapshot(2, tracked) is None if rank == 0 else False
+    if rank == 0:
+        dist.barrier()
+    else:
+        assert partner.wait(WAIT)
+        partner.snapshot(2, tracked)
+    assert partner.wait(WAIT)
+    between = partner.step
+    dist.barrier()
+    partner.snapshot(3, tracked)
+    assert partner.wait(WAIT)
+    partner.close()
+    return skipped, between, partner.step
+
+
+def test_a_busy_rank_leaves_the_round_out_everywhere_without_waiting(tmp_path: Path) -> None:
+    assert run(slow, 2, tmp_path) == [(True, 1, 3), (False, 1, 3)]
+
+
+def test_a_world_of_one_keeps_its_own_copy() -> None:
+    view = view_of([Status()])
+    mine = torch.zeros(3)
+    tracked = Tracked({"x": mine})
+    partner = Partner()
+    partner.open(view, 0, None)
+    end = time.monotonic() + WAIT
+    for step in (1, 2, 3):
+        mine.fill_(step)
+        assert partner.snapshot(step, tracked) is not None
+        assert partner.wait(end - time.monotonic())
+    mine.fill_(9)
+    partner.restore_own(tracked, 3)
+    assert mine.tolist() == [3, 3, 3]
+    with pytest.raises(StateError, match="no copy of part 1 for seat 5"):
+        partner.give(5, 3, 1)
+    partner.drop()
+    assert (partner.step, partner.keeps) == (-1, ())
+    partner.close()

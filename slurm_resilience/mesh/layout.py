@@ -101,7 +101,7 @@ def arrange(seated: Sequence[Member], replica_size: int) -> tuple[Member, ...]:
     waiting: list[Member] = []
     # The seat's own place first: a world that is whole again looks as it did at the start.
     for member in seated:
-        part = member.status.position if member.status.healthy else -1
+        part = _part(member, replica_size)
         at_home = member.peer.seat
         own = part if part >= 0 else at_home % replica_size
         if at_home < len(slots) and at_home % replica_size == own and slots[at_home] is None:
@@ -110,9 +110,10 @@ def arrange(seated: Sequence[Member], replica_size: int) -> tuple[Member, ...]:
             waiting.append(member)
     left: list[Member] = []
     for member in waiting:
-        part = member.status.position if member.status.healthy else -1
-        free = [s for s in range(part, len(slots), replica_size) if slots[s] is None]
-        if part >= 0 and free:
+        part = _part(member, replica_size)
+        places = range(part, len(slots), replica_size) if part >= 0 else ()
+        free = [place for place in places if slots[place] is None]
+        if free:
             slots[free[0]] = member
         else:
             left.append(member)
@@ -120,6 +121,12 @@ def arrange(seated: Sequence[Member], replica_size: int) -> tuple[Member, ...]:
         if slots[index] is None:
             slots[index] = left.pop(0)
     return tuple(member for member in slots if member is not None)
+
+
+def _part(member: Member, replica_size: int) -> int:
+    """The part that a member holds whole; -1: none."""
+    status = member.status
+    return status.position if status.healthy and status.position < replica_size else -1
 
 
 def _other_half(present: Sequence[Member], lost: Mapping[str, bool], last: View | None) -> str:

@@ -158,10 +158,14 @@ class Mesh:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         self._next_beat = time.monotonic() + BEAT
-        meeting.enter(self.me)
-        self._dial_known()
         self._thread = threading.Thread(target=self._run, name="sres-mesh", daemon=True)
+
+    def start(self) -> Mesh:
+        """Start its thread; the others can see this process from now on."""
+        self._meeting.enter(self.me)
+        self._dial_known()
         self._thread.start()
+        return self
 
     # -- what the main thread does ------------------------------------------------------------
 

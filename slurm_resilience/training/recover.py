@@ -151,6 +151,7 @@ class Runner:
             on_given_up=self._given_up,
         )
         self._session._mesh = self._mesh
+        self._mesh.start()
 
     def _warm_up(self) -> None:
         """What takes long and needs nobody, before the others know that this process is there."""

@@ -1,0 +1,139 @@
+"""Who is in the next generation: pure, for any set of survivors."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_resilience.mesh.layout import Rules, arrange, one_a_seat, propose
+from slurm_resilience.mesh.model import (
+    Member,
+    Peer,
+    Status,
+    View,
+    counter_of,
+    generation_number,
+)
+
+
+def member(
+    seat: int, step: int = 0, position: int = -1, dirty: bool = False, incarnation: int = 0
+) -> Member:
+    peer = Peer(f"{seat}.{incarnation}", seat, incarnation, node=f"n{seat}")
+    return Member(peer, Status("ready", 1, step, dirty, position))
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[list[Member], int]:
+    size = draw(st.sampled_from([1, 2, 3, 4]))
+    seats = draw(st.sets(st.integers(0, 4 * size - 1)))
+    members = [
+        member(
+            seat,
+            draw(st.integers(-1, 3)),
+            draw(st.integers(-1, size - 1)),
+            draw(st.booleans()),
+        )
+        for seat in sorted(seats)
+    ]
+    return members, size
+
+
+@given(worlds())
+def test_whole_replicas_and_everybody_once(world: tuple[list[Member], int]) -> None:
+    members, size = world
+    chosen = arrange(members, size)
+    assert len(chosen) == len(members) // size * size
+    assert len({m.peer.id for m in chosen}) == len(chosen)
+    assert {m.peer.id for m in chosen} <= {m.peer.id for m in members}
+
+
+@given(worlds())
+def test_a_part_that_somebody_holds_is_in_the_world(world: tuple[list[Member], int]) -> None:
+    members, size = world
+    chosen = arrange(members, size)
+    if not chosen:
+        return
+    for part in range(size):
+        held = [m for m in members if m.status.healthy and m.status.position == part]
+        if held:
+            assert any(m in chosen for m in held), f"part {part} was left out"
+
+
+@given(worlds())
+def test_one_rank_a_replica_keeps_the_order_of_seats(world: tuple[list[Member], int]) -> None:
+    members, _ = world
+    assert arrange(members, 1) == tuple(members)
+
+
+def test_a_whole_world_is_as_at_the_start() -> None:
+    members = [member(seat, 5, seat % 2) for seat in range(4)]
+    assert arrange(members, 2) == tuple(members)
+
+
+def test_the_holder_of_the_lost_part_moves_over() -> None:
+    # Seat 1 held part 1 of the first replica; of the second, seats 2 and 3 are left.
+    members = [member(0, 5, 0), member(2, 5, 0), member(3, 5, 1)]
+    chosen = arrange(members, 2)
+    assert [m.peer.seat for m in chosen] == [0, 3]
+
+
+def test_the_newest_process_has_the_seat() -> None:
+    old, new = member(1), member(1, incarnation=2)
+    assert one_a_seat([new, member(0), old]) == (member(0), new)
+
+
+RULES = Rules(seats=4, min_world=2)
+
+
+def view(*members: Member) -> View:
+    return View(generation_number(1, 0), tuple(members), seats=4)
+
+
+def test_waits_for_all_at_the_start() -> None:
+    proposal = propose([member(0), member(1)], {}, None, RULES, 1.0, started=False)
+    assert proposal.members is None
+    assert proposal.again is not None
+    later = propose([member(0), member(1)], {}, None, RULES, 601.0, started=False)
+    assert later.members is not None
+
+
+def test_goes_on_at_once_after_a_loss() -> None:
+    all4 = [member(seat, 3) for seat in range(4)]
+    left = all4[:2] + all4[3:]
+    proposal = propose(left, {all4[2].peer.id: True}, view(*all4), RULES, 0.0, started=True)
+    assert proposal.members == tuple(left)
+
+
+def test_too_few_wait() -> None:
+    all4 = [member(seat, 3) for seat in range(4)]
+    lost = {m.peer.id: True for m in all4[1:]}
+    proposal = propose(all4[:1], lost, view(*all4), RULES, 99.0, started=True)
+    assert proposal.members is None
+    assert "min_world" in proposal.reason
+
+
+@given(st.sets(st.integers(0, 7), min_size=0, max_size=8))
+def test_two_halves_of_a_cut_never_both_go_on(side: set[int]) -> None:
+    everybody = [member(seat, 3) for seat in range(8)]
+    whole = View(generation_number(1, 0), tuple(everybody), seats=8)
+    rules = Rules(seats=8, min_world=1)
+
+    def goes_on(here: set[int]) -> bool:
+        there = {m.peer.id: False for m in everybody if m.peer.seat not in here}
+        present = [m for m in everybody if m.peer.seat in here]
+        if not present:
+            return False
+        return propose(present, there, whole, rules, 0.0, started=True).members is not None
+
+    other = set(range(8)) - side
+    assert not (goes_on(side) and goes_on(other))
+    assert goes_on(side) or goes_on(other)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**5), st.integers(0, 10**5))
+def test_numbers_order_generations(counter: int, one: int, other: int) -> None:
+    assert generation_number(counter + 1, one) > generation_number(counter, other)
+    assert counter_of(generation_number(counter, one)) == counter
+    if one < other:
+        assert generation_number(counter, one) > generation_number(counter, other)

@@ -35,6 +35,7 @@ class Group:
         self._sockets = Sockets()
         self._aborting: threading.Thread | None = None
         self._holders: list[Any] = []
+        self._store: Any = None
         self._gone = False
         self._forming = False
 
@@ -49,6 +50,8 @@ class Group:
             RuntimeError, dist.DistStoreError: a member is gone, or did not come.
         """
         # The mesh opens no socket meanwhile: what is new afterwards belongs to the group.
+        # torch keeps the store for sub-groups, but not the Python half of it.
+        self._store = store
         self._sockets.begin()
         self._forming = True
         kind = self.backend
@@ -105,7 +108,7 @@ class Group:
         self._gone = True
         self._sockets.cut()
         world = dist.distributed_c10d._world
-        dead, wrappers = [*world.pg_map], self._holders
+        dead, wrappers = [*world.pg_map, self._store], self._holders
         self._holders = []
         for wrapper in wrappers:
             # Its hooks would fire in the next world's backward, and reduce in a dead group.

@@ -12,7 +12,7 @@ from slurm_resilience.training.data import place
 
 
 def a_place(root: Path, name: str) -> Path:
-    leaf = root / f"sres-{os.geteuid()}-{name}" / f"{place.PREFIX}x-seat-0"
+    leaf = root / f"sres-data-{os.geteuid()}-{name}" / f"{place.PREFIX}x-seat-0"
     place.hold(leaf).release()
     (leaf / "000000000000.0-4").write_text("a batch")
     return leaf
@@ -31,7 +31,7 @@ def test_names(monkeypatch: pytest.MonkeyPatch, env: dict[str, str], end: str) -
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert place.default_root().name == f"sres-{os.geteuid()}-{end}"
+    assert place.default_root().name == f"sres-data-{os.geteuid()}-{end}"
 
 
 def test_only_ones_own_directory_is_trusted(tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_a_place_without_a_parent_is_stale_at_once(tmp_path: Path) -> None:
     os.waitpid(pid, 0)
     gone = a_place(tmp_path, f"p{pid}")
     here = a_place(tmp_path, f"p{os.getpid()}")
-    (tmp_path / f"sres-{os.geteuid()}-j5").write_text("not a place")
-    (tmp_path / "sres-x").mkdir()
+    (tmp_path / f"sres-data-{os.geteuid()}-j5").write_text("not a place")
+    (tmp_path / f"sres-{os.geteuid()}-7").mkdir()
     assert place.stale(tmp_path) == [gone.parent]
     assert here.exists()
 

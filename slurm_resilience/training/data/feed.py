@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
+
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.data.group import Group
 from slurm_resilience.training.data.pack import Packed, pack
@@ -155,8 +157,8 @@ class Feed:
 
     def stop(self, patience: float = 2.0) -> None:
         """End the thread. One that hangs in the source is left behind, and ends when it returns."""
-        self._stop.set()
         with self._changed:
+            self._stop.set()
             thread, self._thread = self._thread, None
             self._changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
@@ -173,8 +175,11 @@ class Feed:
             self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        torch.set_num_threads(1)  # of this thread: collating must not take the training's cores
+        while True:
             with self._changed:
+                if self._stop.is_set():
+                    return
                 number = self._wanted()
                 if number is None:
                     self._changed.wait()

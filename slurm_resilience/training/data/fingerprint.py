@@ -10,6 +10,7 @@ give the dataset an attribute ``fingerprint`` that changes with it.
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
@@ -41,7 +42,7 @@ def fingerprint(*things: Any) -> str:
 def _file(path: str | None) -> Iterator[bytes]:
     """A file by its name, length and time: an edited script must not get its old batches."""
     if path is not None:
-        yield str(path).encode(errors="surrogateescape")
+        yield os.path.realpath(path).encode(errors="surrogateescape")
         try:
             found = Path(path).stat()
             yield f"{found.st_size} {found.st_mtime_ns}".encode()
@@ -87,6 +88,7 @@ def _parts(thing: Any, deep: int, above: tuple[int, ...]) -> Iterator[bytes]:
         yield from _all((thing.__func__, thing.__self__), deep, above)
     elif isinstance(thing, type):
         yield f"{thing.__module__}.{thing.__qualname__}".encode()
+        yield from _file(getattr(sys.modules.get(thing.__module__), "__file__", None))
     elif isinstance(thing, dict):
         yield from _all(chain.from_iterable(thing.items()), deep, above, len(thing))
     elif isinstance(thing, list | tuple | range):

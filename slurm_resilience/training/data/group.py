@@ -39,8 +39,10 @@ class Group:
     def __init__(self, directory: Path, leader: bool) -> None:
         self.directory = directory
         self.leader = leader
-        self._own = directory / f"{_MEMBER}{os.getpid()}.{next(_count)}"
-        self._member = lock(self._own)
+        self._member: Hold | None = None
+        while self._member is None:  # a member that looks for dead ones may touch a new file first
+            self._own = directory / f"{_MEMBER}{os.getpid()}.{next(_count)}"
+            self._member = lock(self._own)
         self._lock: Hold | None = None
         if leader:
             self.fetches(0.0)

@@ -130,7 +130,8 @@ class ReplayLoader:
         opening = Opening(source)
         known = None if is_opener(source) else about(source)
         words: list[Any] = [fingerprint or look_at(source, collate_fn), seed, shuffle]
-        words += [global_batch, drop_last, known and (known.kind, known.length, epochs)]
+        words += [global_batch, drop_last]
+        words += [known.length] if known and known.kind == "map" else ["stream", epochs]
         self._home = Home(identity(words), cache, max_bytes, self._warn)
         self._home.settle(group, rank, leader)
         self._names = (group, leader)

@@ -1,9 +1,9 @@
 """Where cached batches lie on a node, who lives there, and how the place is emptied again.
 
-``/dev/shm/sres-<uid>-<id>/`` (mode 0700) belongs to one job: ``j<job>`` under Slurm, ``d<…>`` for a
-training with an ``SRES_DIR``, else ``p<pid of the parent>``. Each loader has a directory in it, and
-every process that uses it holds a shared lock on its ``owner.lock``. The kernel drops that lock
-when the process dies, however it dies, so "nobody lives here" is a fact and not a guess.
+``/dev/shm/sres-data-<uid>-<id>/`` (mode 0700) belongs to one job: ``j<job>`` under Slurm, ``d<…>``
+for a training with an ``SRES_DIR``, else ``p<pid of the parent>``. Each loader has a directory in
+it, and every process that uses it holds a shared lock on its ``owner.lock``. The kernel drops that
+lock when the process dies, however it dies, so "nobody lives here" is a fact and not a guess.
 
 The place outlives processes on purpose; it goes away in four ways:
 
@@ -51,7 +51,11 @@ def default_root() -> Path:
         name = f"d{hashlib.blake2b(home.encode(), digest_size=6).hexdigest()}"
     else:
         name = f"p{os.getppid()}"
-    return _shm() / f"sres-{os.geteuid()}-{name}"
+    return _shm() / f"{_place_prefix()}{name}"
+
+
+def _place_prefix() -> str:
+    return f"sres-data-{os.geteuid()}-"
 
 
 def _shm() -> Path:
@@ -187,7 +191,7 @@ def stale(root: Path | str | None = None, idle: float = IDLE) -> list[Path]:
         The places that were removed.
     """
     where = Path(root) if root is not None else _shm()
-    return [p for p in where.glob(f"sres-{os.geteuid()}-*") if _left(p, idle) and _empty(p)]
+    return [p for p in where.glob(f"{_place_prefix()}*") if _left(p, idle) and _empty(p)]
 
 
 def _left(place: Path, idle: float) -> bool:
@@ -207,14 +211,18 @@ def _left(place: Path, idle: float) -> bool:
 def _empty(place: Path) -> bool:
     """Remove a place unless somebody lives in any part of it."""
     held = []
+    leaves = list(place.glob(f"{PREFIX}*"))
     try:
-        for path in (place, *place.glob(f"{PREFIX}*")):
+        for path in (place, *leaves):
             if path != place or (path / LOCK).exists():
                 mine = lock(path / LOCK)
                 if mine is None:
                     return False
                 held.append(mine)
-        shutil.rmtree(place)
+        for leaf in leaves:
+            shutil.rmtree(leaf)
+        (place / LOCK).unlink(missing_ok=True)
+        place.rmdir()
     except OSError:
         return False
     finally:

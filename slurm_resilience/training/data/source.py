@@ -93,7 +93,9 @@ def kind_of(source: Any) -> Kind:
 
 
 def is_opener(source: Any) -> bool:
-    """A function that opens the source when something must really be read."""
+    """A function, or a class, that opens the source when something must really be read."""
+    if isinstance(source, type):
+        return True
     return callable(source) and not any(hasattr(source, n) for n in ("__getitem__", "__iter__"))
 
 

@@ -4,7 +4,8 @@
 """
 
 from slurm_resilience.training.watch.hang import Sign, Verdict
+from slurm_resilience.training.watch.listen import listen
 from slurm_resilience.training.watch.straggler import Straggler
 from slurm_resilience.training.watch.watch import Watch
 
-__all__ = ["Sign", "Straggler", "Verdict", "Watch"]
+__all__ = ["Sign", "Straggler", "Verdict", "Watch", "listen"]

@@ -180,7 +180,8 @@ class Watch:
     def stragglers(self) -> list[Straggler]:
         """The seats that hold up the others, slowest first.
 
-        Needs marks around what waits for others (`waiting`); without them all own times are alike.
+        Needs marks where this process waits for others (`listen`, `waiting`); without them all
+        own times are alike.
         """
         return stragglers({seat: tuple(own) for seat, own in self._own.copy().items()})
 

@@ -10,9 +10,10 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
+import msgspec
 
 from slurm_resilience.errors import SresError, UsageError
 from slurm_resilience.training.run import launch, words
@@ -21,15 +22,24 @@ from slurm_resilience.training.run.environment import Node
 from slurm_resilience.training.run.job import Job
 from slurm_resilience.training.run.output import Streams
 from slurm_resilience.training.run.place import place
+from slurm_resilience.training.run.recipe_file import Recipe, read
 from slurm_resilience.training.run.verdict import Rules
 
 _WARM = (
     "torch",
+    "torch._dynamo",  # by the first optimizer, with sympy: more than half a second
     "torch.distributed",
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
     "torch.nn.parallel",
     "torch.optim",
-    "slurm_resilience.training.session",
+    "torch.utils.data",
+    "slurm_resilience.training.checkpoint",
+    "slurm_resilience.training.data",
+    "slurm_resilience.training.recover",
 )
+"""What a training process has imported by the end of its first step."""
 _UNUSED = {
     "monitor_interval": "a dead rank is known at once, without looking for it",
     "rdzv_conf": "there is no rendezvous server to configure",
@@ -68,9 +78,8 @@ def _options(command: Any) -> Any:
     "--nproc-per-node",
     "--nproc",
     "nproc",
-    default="1",
     metavar="N|gpu|cpu|auto",
-    help="Ranks per node.",
+    help="Ranks per node.  [default: 1]",
 )
 @click.option("--node-rank", type=int, help="This node's.  [default: the step's]")
 @click.option(
@@ -97,10 +106,8 @@ def _options(command: Any) -> Any:
 )
 @click.option(
     "--standby",
-    default=1,
-    show_default=True,
     type=click.IntRange(0, 64),
-    help="Warm processes that wait to replace a dead one; 0: none.",
+    help="Warm processes that wait to replace a dead one; 0: none.  [default: 1]",
 )
 @click.option(
     "--standby-import",
@@ -163,10 +170,14 @@ def _start(**given: Any) -> int:
     kind, argv = _program(given)
     before = _script("pre-train", given["pre_train_script"], given["pre_train_args"])
     after = _script("post-train", given["post_train_script"], given["post_train_args"])
+    wishes = _wishes(given)
     here = place(
-        environment, given["nnodes"], given["node_rank"], given["rdzv_id"], given["standalone"]
+        environment, wishes.nodes, given["node_rank"], given["rdzv_id"], given["standalone"]
     )
-    ranks = _ranks(given["nproc"], environment)
+    if wishes.least:
+        least = min(wishes.least, here.nodes.most)
+        here = msgspec.structs.replace(here, nodes=words.Span(least, here.nodes.most))
+    ranks = _ranks(wishes.ranks, environment)
     redirects = words.streams("--redirects", given["redirects"], ranks)
     tees = words.streams("--tee", given["tee"], ranks)
     shown = words.ranks_filter(given["local_ranks_filter"], ranks)
@@ -208,7 +219,7 @@ def _start(**given: Any) -> int:
                 Streams(redirects[local], tees[local], local in shown) for local in range(ranks)
             ),
             log_dir=_log_dir(given["log_dir"], here.run, any(redirects) or any(tees)),
-            standbys=0 if kind == "program" else given["standby"],
+            standbys=0 if kind == "program" else wishes.standby,
             standby_modules=(*_WARM, *given["standby_import"]),
             grace=15.0 if limit is None else limit,
             stop_limit=limit,
@@ -219,6 +230,32 @@ def _start(**given: Any) -> int:
         return launch.life(job, environment, private)
     finally:
         meetings.remove(private)
+
+
+class _Wishes(NamedTuple):
+    """What the flags, or else the recipe, say of the node."""
+
+    nodes: str | None
+    least: int
+    """Nodes without which training waits; 0: as `nodes` says."""
+    ranks: str
+    standby: int
+
+
+def _wishes(given: dict[str, Any]) -> _Wishes:
+    recipe = Recipe() if given["recipe"] is None else read(given["recipe"])
+    wanted = recipe.nodes
+    nodes, least = given["nnodes"], 0
+    if nodes is None and given["recipe"] is not None and not given["standalone"]:
+        least = wanted.min_nodes
+        nodes = f"{least}:{wanted.max_nodes}" if wanted.max_nodes else None
+    standby = given["standby"]
+    return _Wishes(
+        nodes,
+        least,
+        given["nproc"] or str(wanted.ranks_per_node),
+        wanted.standby if standby is None else standby,
+    )
 
 
 def _program(given: dict[str, Any]) -> tuple[str, tuple[str, ...]]:

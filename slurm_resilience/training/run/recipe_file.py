@@ -1,0 +1,108 @@
+"""A recipe: a training described in a TOML file. Pure, without torch: the launcher reads it too."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from slurm_resilience.errors import UsageError
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Rate = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class Nodes(_Section, frozen=True):
+    """Where it runs. Flags of the launcher come first."""
+
+    min_nodes: Positive = 1
+    """With fewer, training waits."""
+    max_nodes: Count = 0
+    """0: as many as the step has."""
+    ranks_per_node: Positive | str = 1
+    """A number, gpu, cpu or auto."""
+    standby: Count = 1
+    """Warm processes on each node."""
+
+
+class Model(_Section, frozen=True):
+    """A small Llama-style model; see `llama.Shape`."""
+
+    width: Positive = 96
+    layers: Positive = 3
+    heads: Positive = 4
+    context: Positive = 32
+
+
+class Data(_Section, frozen=True):
+    """What it learns."""
+
+    file: str = ""
+    """Any file: it learns the next byte. Empty: numbers that count upwards."""
+
+
+class Train(_Section, frozen=True):
+    """How."""
+
+    steps: Positive = 100
+    global_batch: Positive = 32
+    """Samples of all ranks; stays when the world changes."""
+    learning_rate: Rate = 3e-3
+    seed: Count = 0
+    log_every: Positive = 10
+
+
+class Checkpoint(_Section, frozen=True):
+    """The fallback when no peer has the state."""
+
+    directory: str = ""
+    """Shared by all nodes; empty: there is none."""
+    every: Count = 50
+    """Steps."""
+
+
+class Lora(_Section, frozen=True):
+    """Adapters instead of the whole model."""
+
+    rank: Count = 0
+    """0: the whole model trains."""
+    alpha: Rate = 16.0
+    layers: tuple[str, ...] = ("query", "value")
+
+
+class Recipe(_Section, frozen=True):
+    """The whole file."""
+
+    nodes: Nodes = Nodes()
+    model: Model = Model()
+    data: Data = Data()
+    train: Train = Train()
+    checkpoint: Checkpoint = Checkpoint()
+    lora: Lora = Lora()
+
+
+def read(path: str) -> Recipe:
+    """Read a recipe.
+
+    Raises:
+        UsageError: it is not there, not TOML, or has a wrong key or value; the line names it.
+    """
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        recipe = msgspec.convert(values, Recipe)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise UsageError(f"{path}: {error}") from None
+    if 0 < recipe.nodes.max_nodes < recipe.nodes.min_nodes:
+        raise UsageError(f"{path}: max_nodes is less than min_nodes")
+    if recipe.model.width % (2 * recipe.model.heads):
+        raise UsageError(f"{path}: width must be a multiple of 2 * heads")
+    return recipe

@@ -1,0 +1,84 @@
+"""The examples and recipes, each through the death of a rank in the middle of an update."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.training
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "scripts/examples"
+STEP = re.compile(r"^step (\d+) loss (\S+)", re.MULTILINE)
+KILL = "kill:rank=1,step=5,phase=update"
+
+
+def launch(tmp_path: Path, *words: str, inject: str = KILL) -> subprocess.CompletedProcess[str]:
+    """One run; nothing of the caller's own training or job is inherited."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
+    more = {"SRES_INJECT": inject, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    return subprocess.run(
+        [sys.executable, "-m", "slurm_resilience.training.run", *words],
+        cwd=ROOT,
+        env=clean | more,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def went_on(done: subprocess.CompletedProcess[str], steps: int) -> list[tuple[int, float]]:
+    """It ended well, a rank was killed and replaced, and no step was lost or done twice."""
+    shown = done.stdout[-2000:] + done.stderr[-6000:]
+    assert done.returncode == 0, shown
+    assert "rank 1: SIGKILL" in done.stderr, shown
+    assert "incarnation 1)" in done.stderr, shown
+    found = [(int(step), float(loss)) for step, loss in STEP.findall(done.stdout)]
+    assert found, shown
+    assert [step for step, _ in found] == sorted({step for step, _ in found}), shown
+    assert found[-1][0] == steps, shown
+    return found
+
+
+def test_a_plain_loop_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    words = ("--nproc=2", "--standby=0", str(EXAMPLES / "plain.py"), "--steps=12")
+    undisturbed = launch(tmp_path, *words, inject="")
+    assert undisturbed.returncode == 0, undisturbed.stderr[-4000:]
+    losses = [float(loss) for _, loss in STEP.findall(undisturbed.stdout)]
+    assert [loss for _, loss in went_on(launch(tmp_path, *words), 12)] == losses
+
+
+def test_ddp_goes_on_with_one_rank_less(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    done = launch(
+        tmp_path,
+        *("--nproc=2", "--standby=0", str(EXAMPLES / "ddp.py"), "--steps=60"),
+        f"--checkpoints={disk}",
+    )
+    found = went_on(done, 60)
+    assert found[-1][1] < found[0][1]
+    assert "world 1" in done.stdout
+    assert any(disk.iterdir())
+
+
+@pytest.mark.parametrize("name", ["hf_trainer", "lightning_callback"])
+def test_trainers_with_callbacks(tmp_path: Path, name: str) -> None:
+    done = launch(tmp_path, "--nproc=2", "--standby=0", str(EXAMPLES / f"{name}.py"), "--steps=25")
+    found = went_on(done, 25)
+    assert found[-1][1] < found[0][1]
+
+
+def test_a_recipe_with_adapters(tmp_path: Path) -> None:
+    text = (EXAMPLES / "recipes/llama_lora.toml").read_text()
+    file = tmp_path / "recipe.toml"
+    file.write_text(text.replace("steps = 60", "steps = 15").replace("every = 10", "every = 1"))
+    found = went_on(launch(tmp_path, "--recipe", str(file), "--standby=1"), 15)
+    assert found[-1][1] < found[0][1]

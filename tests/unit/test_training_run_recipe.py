@@ -1,0 +1,123 @@
+"""Recipes: what they may say, and the model that they train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.training.run.recipe_file import Recipe, read
+
+RECIPES = Path(__file__).parents[2] / "scripts/examples/recipes"
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_recipes_that_come_along(path: Path) -> None:
+    recipe = read(str(path))
+    assert recipe.nodes.ranks_per_node == 2
+    assert (recipe.lora.rank > 0) == ("lora" in path.stem)
+
+
+def test_an_empty_recipe_is_one(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").touch()
+    assert read(str(tmp_path / "r.toml")) == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("[train]\nstep = 3", "step"),
+        ("[train]\nsteps = 0", "steps"),
+        ("[train]\nsteps = 'many'", "steps"),
+        ("[nodes]\nmin_nodes = 3\nmax_nodes = 2", "max_nodes"),
+        ("[model]\nwidth = 30", "width"),
+        ("[model", "r.toml"),
+        ("[weather]", "weather"),
+    ],
+)
+def test_a_wrong_recipe_is_one_line(tmp_path: Path, text: str, word: str) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=word) as caught:
+        read(str(file))
+    assert "\n" not in str(caught.value)
+
+
+def test_no_such_recipe() -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        read("/no/such.toml")
+
+
+class TestModel:
+    """Needs torch, but no process of its own."""
+
+    @pytest.fixture(autouse=True)
+    def _torch(self) -> None:
+        pytest.importorskip("torch", reason="torch is not installed")
+
+    def test_the_future_is_not_seen(self) -> None:
+        import torch
+
+        from slurm_resilience.training.run.llama import Llama, Shape
+
+        model = Llama(Shape(width=32, layers=2, context=8))
+        tokens = torch.arange(8)[None]
+        other = tokens.clone()
+        other[0, 5:] = 77
+        first, second = model(tokens), model(other)
+        assert torch.equal(first[0, :5], second[0, :5])
+        assert not torch.allclose(first[0, 5:], second[0, 5:])
+
+    def test_rotary_depends_on_distance_alone(self) -> None:
+        import torch
+
+        from slurm_resilience.training.run.llama import rotary, turn
+
+        cosines, sines = rotary(16, 8)
+        generator = torch.Generator().manual_seed(0)
+        query, key = (torch.randn(8, generator=generator).expand(16, 8) for _ in range(2))
+        scores = turn(query, cosines, sines) @ turn(key, cosines, sines).T
+        for shift in (1, 5):
+            along = scores.diagonal(shift)
+            assert torch.allclose(along, along[0].expand_as(along), atol=1e-5)
+        assert torch.allclose(turn(query, cosines, sines).norm(dim=-1), query.norm(dim=-1))
+
+    def test_the_same_seed_is_the_same_model(self) -> None:
+        import torch
+
+        from slurm_resilience.training.run.llama import Llama, Shape
+
+        torch.manual_seed(1)
+        before = torch.get_rng_state()
+        first, second = (Llama(Shape(width=16, heads=2, layers=1), seed=3) for _ in range(2))
+        assert torch.equal(torch.get_rng_state(), before)
+        for name, value in first.state_dict().items():
+            assert torch.equal(value, second.state_dict()[name]), name
+
+    def test_an_adapter_changes_nothing_at_first_and_trains_alone(self) -> None:
+        import torch
+
+        from slurm_resilience.training.run import lora
+        from slurm_resilience.training.run.llama import Llama, Shape, loss
+
+        shape = Shape(width=16, heads=2, layers=2, context=4)
+        model, plain = Llama(shape), Llama(shape)
+        names = lora.adapt(model, rank=2, alpha=4.0, names={"query", "value"})
+        assert names == [f"blocks.{i}.attention.{n}" for i in (0, 1) for n in ("query", "value")]
+        tokens = torch.tensor([[1, 2, 3, 4]])
+        assert torch.equal(model(tokens), plain(tokens))
+        trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        assert trained == {f"{name}.{part}" for name in names for part in "ab"}
+        torch.autograd.backward(loss(model(tokens), tokens))
+        grads = {name for name, p in model.named_parameters() if p.grad is not None}
+        assert grads == trained
+        # W x + (alpha / rank) B A x, against one merged matrix.
+        layer = model.get_submodule(names[0])
+        assert isinstance(layer, lora.Adapted)
+        torch.nn.init.normal_(layer.b)
+        x = torch.randn(3, 16)
+        merged = layer.base.weight + 4.0 / 2 * layer.b @ layer.a
+        assert torch.allclose(layer(x), x @ merged.T, atol=1e-5)
+        with pytest.raises(UsageError, match="nothing"):
+            lora.adapt(model, 2, 4.0, {"nothing"})

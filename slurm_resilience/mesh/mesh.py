@@ -150,6 +150,7 @@ class Mesh:
         self._answers: dict[int, bytes] = {}
         self._numbers = 0
         self._evicted = ""
+        self._finished = False
         self._stopped: Break | None = None
         self.knock = threading.Event()
         """Set when somebody may be waiting outside of the current generation."""
@@ -226,7 +227,7 @@ class Mesh:
                 view = self._view
                 if view and view.generation > self.status.generation and self._end is None:
                     return view
-                if self._all_done() or self._too_late():
+                if self._finished or self._all_done() or self._too_late():
                     return None
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
@@ -771,6 +772,10 @@ class Mesh:
                 self._evict_me(reason)
             case Bye(reason=reason):
                 log.debug("a peer leaves: %s", reason)
+                if link.status.phase == "done":
+                    # It leaves only when it knows that everybody is done.
+                    self._finished = True
+                    self._changed.notify_all()
             case _:
                 raise WireError("it speaks out of turn")
 
@@ -840,14 +845,17 @@ class Mesh:
         ]
 
     def _all_done(self) -> bool:
-        if self.status.phase != "done":
+        """Is everybody done who would be in the next generation? Spares do not count."""
+        present = self._present()
+        if self.status.phase == "running" or not any(m.status.phase == "done" for m in present):
             return False
-        return all(link.status.phase == "done" for link in self._usable())
+        chosen = layout.arrange(layout.one_a_seat(present), self._rules.replica_size)
+        return bool(chosen) and all(member.status.phase == "done" for member in chosen)
 
     def _consider(self, now: float) -> None:
         """Propose the next generation, if it is time and this is the lowest seat."""
         self._look_again = None
-        if self._evicted or self.me.seat < 0:
+        if self._evicted or self._finished or self.me.seat < 0:
             return
         view = self._view
         going_on = view is not None and self._end is None
@@ -857,12 +865,17 @@ class Mesh:
         busy = [m for m in present if m.status.phase == "running"]
         if going_on and any(m.status.generation == self._current() for m in busy):
             return
+        if any(m.status.generation > self._current() for m in busy):
+            return  # a living world that this process is not in: it is asked in at a boundary
         if busy:
             self._hurry(busy, now)
             if any(m.peer.id == self.me.id or m.peer.id in self._links for m in busy):
                 return
             present = self._present()
-        if self._all_done() or all(m.status.phase == "done" for m in present):
+        if self._all_done():
+            # Kept: the first to hear of it leave at once, and would be missed otherwise.
+            self._finished = True
+            self._changed.notify_all()
             return
         if self.me.seat > min(m.peer.seat for m in present):
             return

@@ -114,6 +114,7 @@ class Runner:
         self._groups: list[Group] = []
         self._end_seen = 0.0
         self._nudged = False
+        self._finished_block = False
         self._faults: list[tuple[int, str]] = []
         rules = Rules(
             seats=where.seats,
@@ -189,8 +190,8 @@ class Runner:
         finally:
             self._mesh.close()
         self._session._finish()
-        if self._session.attempt == 0:
-            log.warning("the training was over before this process came")
+        if not self._finished_block:
+            log.warning("the training ended without this process, which was not needed any more")
             raise SystemExit(codes.DONE)
         if self._place.seat == self._lowest_seat():
             self._meeting.outcome(0, self._session.step, "")
@@ -200,7 +201,7 @@ class Runner:
 
     def _once(self, view: View, block: Callable[[Session], T]) -> T | None:
         session = self._session
-        self._end_seen, self._nudged = 0.0, False
+        self._end_seen, self._nudged, self._finished_block = 0.0, False, False
         self._mesh.say(session._healer.status("running", view))
         try:
             group = form(
@@ -218,15 +219,10 @@ class Runner:
         except BaseException as error:
             self._after(view, error)
             return None
+        self._finished_block = True
         self._say("done")
-        return self._finished(result)
-
-    def _finished(self, result: T | None) -> T | None:
-        """Done, but the others may still need this process's state."""
-        view = self._mesh.meet()
-        if view is None:
-            self._leave_world()
-            return result
+        # The others may still be in their last step, or need this process's state.
+        self._mesh.meet()
         self._leave_world()
         return result
 

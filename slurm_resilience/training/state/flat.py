@@ -103,8 +103,13 @@ def _sharding(tensor: torch.Tensor) -> tuple[tuple[int, ...] | None, str]:
     """Shape of the whole, and how it is cut up; None and empty for a plain tensor."""
     if not isinstance(tensor, DTensor):
         return None, ""
-    mesh = tuple(tensor.device_mesh.shape)
-    return tuple(tensor.shape), f"{tensor.placements} on mesh {mesh}"
+    # How many replicas there are does not matter: a world that shrank has fewer.
+    cuts = [
+        f"{placement} over {size} ranks"
+        for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+        if not placement.is_replicate()
+    ]
+    return tuple(tensor.shape), ", ".join(cuts) or "whole"
 
 
 def _order(tensor: torch.Tensor) -> tuple[int, ...]:

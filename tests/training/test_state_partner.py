@@ -16,6 +16,7 @@ from state_ranks import run, view_of
 from slurm_resilience.mesh.model import Status
 from slurm_resilience.training import state
 from slurm_resilience.training.state import Partner, StateError, Tracked
+from slurm_resilience.training.state.partner import _Link
 
 pytestmark = pytest.mark.training
 
@@ -103,6 +104,42 @@ def broken(rank: int, group: Any) -> tuple[int, tuple[int, ...], float]:
 def test_a_fault_during_a_round_leaves_the_round_before(tmp_path: Path) -> None:
     survivor, dead = run(broken, 2, tmp_path)
     assert survivor == (1, (1,), 0.0)
+    assert dead == -signal.SIGKILL
+
+
+def torn(rank: int, group: Any, fatal: int) -> tuple[int, list[float]]:
+    """Rank 1 is killed as it comes to one of the points where a round waits for all."""
+    mine = part_of(rank)
+    tracked = Tracked({"part": mine})
+    partner = Partner()
+    together, count = _Link._together, iter(range(10))
+
+    def kill(link: _Link) -> None:
+        if rank == 1 and next(count) == fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        together(link)
+
+    _Link._together = kill  # type: ignore[method-assign]
+    partner.open(view_of([Status()] * 2, replica_size=2), rank, dist.new_group())
+    for step in (1, 2):
+        mine += 1
+        partner.snapshot(step, tracked)
+        assert partner.wait(WAIT)
+    assert partner.error
+    said, found = partner.step, []
+    for step in range(said, 0, -1):
+        partner.restore_own(tracked, step)
+        found.append(mine[0].item())
+    return said, found
+
+
+@pytest.mark.parametrize(("fatal", "said"), [(2, (1, [1.0])), (3, (2, [2.0, 1.0]))])
+def test_a_round_is_said_only_when_all_have_it_and_the_one_before_is_kept_until_all_say_so(
+    tmp_path: Path, fatal: int, said: Any
+) -> None:
+    """Killed before it told the others that it has the round, or that it has said so."""
+    survivor, dead = run(torn, 2, tmp_path, fatal)
+    assert survivor == said
     assert dead == -signal.SIGKILL
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from slurm_resilience.training.state.capture import Landing
 from slurm_resilience.training.state.errors import StateError
@@ -68,8 +69,17 @@ def kind_of(name: str, thing: Any) -> str:
     )
 
 
+def reshard(module: nn.Module) -> None:
+    """Give an FSDP2 module its shards back: a fault inside forward leaves the gathered parameters
+    in their place."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
 def read_module(module: nn.Module, choice: Choice) -> dict[str, Any]:
     """Parameters and buffers (also those that are not saved: they may carry over steps)."""
+    reshard(module)
     return {
         "parameters": {n: p for n, p in module.named_parameters() if choice.takes(n, p)},
         "buffers": {n: b for n, b in module.named_buffers() if choice.takes_buffer(n)},

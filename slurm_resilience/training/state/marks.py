@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
-from slurm_resilience.training.state import flat, rng
+from slurm_resilience.training.state import flat, kinds, rng
 
 SMALL_BYTES = 1 << 16
 """Buffers up to this size are copied at every mark: batch_norm changes its running statistics
@@ -76,8 +75,9 @@ class _Buffers:
 class Marks:
     """What the modules looked like at the last mark.
 
-    Holds one extra copy of the buffers, none of the parameters. A change through `tensor.data` is
-    not counted by torch and stays unseen. Schedulers, gradient scalers and own objects are not
+    Holds one extra copy of the buffers, none of the parameters. Some changes are not counted by
+    torch and stay unseen: through `tensor.data`, and of sharded parameters (DTensor) by an
+    optimizer's foreach mode. Schedulers, gradient scalers and own objects are not
     marked: they belong inside the update.
     """
 
@@ -115,10 +115,7 @@ class Marks:
         """Go back to the mark. Returns the parameters that something changed since: not empty
         means that the state is dirty."""
         for module in self._modules:
-            for part in module.modules():
-                if isinstance(part, FSDPModule):
-                    # A fault inside forward leaves the gathered parameters in the module.
-                    part.reshard()
+            kinds.reshard(module)
         self._buffers.rollback()
         rng.write(self._rng)
         self.forget_gradients()

@@ -97,6 +97,9 @@ class Outbox:
 
     def put(self, payload: Payload, tag: int) -> None:
         """Begin to send; the payload is freed when all have it."""
+        if not self._targets:
+            payload.free()
+            return
         works = [self._group.send([payload.bytes], target, tag) for target in self._targets]
         self._flying.append((payload, works))
 
@@ -140,9 +143,10 @@ class Inbox:
 
     def take(self) -> Payload:
         """The next message, arrived; to be emptied and freed."""
+        # Only now: the message before has been emptied, so its buffer can be used again.
+        self._post()
         payload, work = self._posted.popleft()
         work.wait()
-        self._post()
         return payload
 
     def _post(self) -> None:

@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training import inject
 from slurm_resilience.training.inject import Fault, Phase, Rule, fits, parse
 from slurm_resilience.training.signals import PoisonedProcess
+
+# A busy machine is no failure.
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 some = st.none() | st.integers(0, 9999)
 rules = st.builds(
@@ -37,6 +40,7 @@ def disarmed() -> Iterator[None]:
     inject.clear()
 
 
+@calm
 @given(st.lists(rules, max_size=4))
 def test_what_is_told_can_be_read(many: list[Rule]) -> None:
     assert parse(";".join(map(str, many))) == tuple(many)
@@ -81,6 +85,7 @@ def test_a_wrong_one_is_one_clear_line(text: str, words: str) -> None:
     assert text in str(caught.value)
 
 
+@calm
 @given(rules, st.sampled_from(get_args(Phase)), *[st.integers(0, 3)] * 4)
 def test_it_fits_only_where_it_says(
     rule: Rule, phase: str, step: int, rank: int, seat: int, incarnation: int

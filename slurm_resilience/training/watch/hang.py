@@ -71,7 +71,7 @@ def judge(
     """
     if not own.phase or own.phase == PAUSED:
         return None
-    silent = max(peers, key=lambda peer: peer.heard, default=None)
+    silent = max(peers, key=lambda peer: (peer.heard, -peer.seat), default=None)
     if own.still > limit and silent is not None and silent.heard > silence:
         text = f"seat {silent.seat} was not heard of for {silent.heard:.1f} s"
         return Verdict("silent", text, silent.id, silent.seat)
@@ -84,7 +84,7 @@ def judge(
         kind, late, text = behind(everybody)
         if not late or 2 * len(late) > len(everybody):
             continue
-        first = max(late, key=lambda one: one.still)
+        first = max(late, key=lambda one: (one.still, -one.seat))
         if first.still <= limit and own.still <= ceiling:
             return None  # slow, not hung
         others = f" (and {len(late) - 1} more)" if len(late) > 1 else ""

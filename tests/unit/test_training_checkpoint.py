@@ -1,0 +1,187 @@
+"""Checkpoints' names and manifests: what is read, what is never read, what may go."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slurm_resilience.training.checkpoint import manifest as manifests
+from slurm_resilience.training.checkpoint.manifest import Damaged, Entry, Manifest
+from slurm_resilience.training.checkpoint.names import (
+    ABANDONED_SECONDS,
+    Owner,
+    Temporary,
+    any_step,
+    dead,
+    done,
+    is_temporary,
+    owner_of,
+    step_of,
+    surplus,
+    temporary,
+)
+from slurm_resilience.training.checkpoint.shelf import Shelf
+
+# A busy machine is no failure.
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+steps = st.integers(0, 10**8)
+owners = st.builds(
+    Owner,
+    attempt=st.sampled_from(["", "12.0.1", "12.0.2", "77_3.1.2"]),
+    host=st.sampled_from(["n1", "gpu-17.cluster", "a_b"]),
+    pid=st.integers(1, 99),
+    serial=st.sampled_from(["00ff", "abcd"]),
+)
+
+
+@calm
+@given(steps, owners)
+def test_a_name_says_what_it_is(step: int, owner: Owner) -> None:
+    assert step_of(done(step)) == any_step(done(step)) == step
+    assert not is_temporary(done(step))
+    name = temporary(step, owner)
+    assert step_of(name) == -1  # never taken for a finished one
+    assert is_temporary(name)
+    assert any_step(name) == step
+    found = owner_of(name)
+    assert found is not None
+    assert (found.pid, found.serial) == (owner.pid, owner.serial)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "step-", "step-5", "step-0000005", "step-000005x", "xstep-000005", "step-00000٥"]
+)
+def test_other_names_are_left_alone(name: str) -> None:
+    assert step_of(name) == -1
+    assert not is_temporary(name)
+    assert dead([Temporary(name, 1e9)], Owner("", "n1", 1, "a"), (), ()) == []
+
+
+found = st.lists(
+    st.builds(
+        lambda step, owner, quiet: Temporary(temporary(step, owner), quiet),
+        st.integers(0, 9),
+        owners,
+        st.floats(0, 2 * ABANDONED_SECONDS),
+    ),
+    max_size=8,
+    unique_by=lambda one: one.name,
+)
+
+
+@calm
+@given(found, owners, st.sets(st.integers(1, 99)), st.data())
+def test_only_the_dead_are_cleared_away(
+    there: list[Temporary], me: Owner, alive: set[int], data: st.DataObject
+) -> None:
+    mine = {one.name for one in there if data.draw(st.booleans())}
+    gone = dead(there, me, mine, alive)
+    assert not mine & {*gone}
+    for one in there:
+        owner = owner_of(one.name)
+        assert owner is not None
+        if one.name in mine or one.quiet > ABANDONED_SECONDS:
+            continue
+        other_attempt = bool(me.attempt) and temporary(0, owner) != temporary(
+            0, owner._replace(attempt=me.attempt)
+        )
+        here = temporary(0, owner) == temporary(0, owner._replace(host=me.host))
+        ended = here and (owner.pid == me.pid or owner.pid not in alive)
+        assert (one.name in gone) == (other_attempt or ended)
+
+
+@calm
+@given(st.sets(st.integers(0, 30)), st.data(), st.integers(1, 4), st.sets(st.integers(0, 30)))
+def test_what_is_needed_stays(
+    there: set[int], data: st.DataObject, keep: int, loading: set[int]
+) -> None:
+    good = {step for step in there if data.draw(st.booleans())}
+    gone = surplus(good, there - good, keep, loading)
+    kept = sorted(good)[-keep:]
+    assert not {*gone} & ({*kept} | loading)
+    assert not good or max(good) not in gone
+    assert {*gone} >= {step for step in good if step not in kept} - loading
+    if len(good) < keep:
+        assert gone == []  # a damaged one may be all that is left of its time
+    assert all(step < min(kept) for step in gone)
+
+
+def fill(shelf: Shelf, step: int, content: bytes = b"0123456789") -> Path:
+    directory = shelf.at(step)
+    directory.mkdir()
+    (directory / "part").write_bytes(content)
+    files = {"part": manifests.entry(directory / "part")}
+    manifests.write(directory, Manifest(step, 1, files, "2.0", 0.0))
+    return directory
+
+
+def test_the_checksum_is_of_the_whole_file(tmp_path: Path) -> None:
+    content = os.urandom((8 << 20) + 17)
+    (tmp_path / "part").write_bytes(content)
+    entry = manifests.entry(tmp_path / "part")
+    assert entry.size == len(content)
+    (tmp_path / "part").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert manifests.entry(tmp_path / "part").crc32 != entry.crc32
+
+
+@calm
+@given(st.integers(0, 9), st.integers(0, 7))
+def test_any_flipped_bit_is_found(
+    tmp_path_factory: pytest.TempPathFactory, at: int, bit: int
+) -> None:
+    shelf = Shelf(tmp_path_factory.mktemp("checkpoints"))
+    directory = fill(shelf, 1)
+    manifest, _ = shelf.manifest(1)
+    content = bytearray((directory / "part").read_bytes())
+    content[at] ^= 1 << bit
+    (directory / "part").write_bytes(content)
+    with pytest.raises(Damaged, match="part: has other content"):
+        manifests.verify(directory, manifest, ["part"])
+
+
+def test_a_manifest_cannot_point_outside(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    directory = fill(shelf, 1)
+    for name in ("../step-000001/part", "/etc/hostname", "", ".."):
+        manifests.write(directory, Manifest(1, 1, {name: Entry(10, 0)}, "2.0", 0.0))
+        with pytest.raises(Damaged, match="outside"):
+            shelf.manifest(1)
+    manifests.write(directory, Manifest(2, 1, {}, "2.0", 0.0))
+    with pytest.raises(Damaged, match="is of step 2"):
+        shelf.manifest(1)
+
+
+def test_a_look_is_cheap_and_never_stale(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    assert shelf.readable() == -1
+    fill(shelf, 1)
+    directory = fill(shelf, 2)
+    assert shelf.readable() == 2
+    _, seen = shelf.manifest(2)
+    shelf.remember(2, seen, "part: has other content")
+    assert shelf.readable() == 1
+    (directory / "part").write_bytes(b"9876543210")  # it was written anew
+    assert shelf.readable() == 2
+    (directory / "part").unlink()
+    assert shelf.readable() == 1
+
+
+def test_the_pruner_takes_a_name_away_before_the_content(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    for step in (1, 2, 3):
+        fill(shelf, step)
+    me = Owner("", "here", os.getpid(), "a")
+    other = tmp_path / temporary(4, Owner("", "elsewhere", 7, "b"))
+    other.mkdir()
+    assert shelf.prune(1, me, set(), {1}) == ["step-000002"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["step-000001", "step-000003", other.name]
+    )
+    os.utime(other, (0, 0))
+    assert shelf.prune(1, me, set(), set()) == ["step-000001", other.name]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000003"]

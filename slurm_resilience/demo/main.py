@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +18,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from slurm_resilience.controller.record import Journal
-from slurm_resilience.demo.phases import NAMES, Account, Fault, account, complete
-from slurm_resilience.errors import LabError, MissingTool, SresError
+from slurm_resilience.demo import checkpointless as without_stop
+from slurm_resilience.demo.phases import NAMES, Account, Fault, complete
+from slurm_resilience.demo.story import NODES, RANKS, VICTIM, XID, Demo, interruptible
+from slurm_resilience.errors import MissingTool, SresError
 from slurm_resilience.lab import Lab, LabSpec
 
-TEMPLATES = Path(__file__).resolve().parent.parent.parent / "scripts" / "templates"
-XID = "NVRM: Xid (PCI:0000:04:00): 64, Failed to persist row remap table"
-VICTIM = "n3"
-NODES, RANKS = 6, 4
 LABELS = {
     "detected": "fault → detected",
     "marked": "… → node marked",
@@ -45,147 +39,6 @@ TARGETS: dict[str, dict[str, float]] = {
     "admin": {"node_back": 60.0},
     "xid": {"marked": 1.0},
 }
-
-
-class Demo:
-    """One run of the main job on a lab."""
-
-    def __init__(self, lab: Lab, fault: Fault, steps: int, pace: float, console: Console) -> None:
-        self.lab = lab
-        self.fault = fault
-        self.steps = steps
-        self.pace = pace
-        self.console = console
-        self.work = lab.directory / "demo"
-        self.work.mkdir(mode=0o755)
-        self.began = time.monotonic()
-        self._said: set[str] = set()
-
-    def say(self, text: str) -> None:
-        """One line of the live account."""
-        self.console.print(f"[dim]{time.monotonic() - self.began:6.1f} s[/dim]  {text}")
-
-    def submit(self, name: str, flags: str, options: list[str]) -> int:
-        """Submit a training; its job id."""
-        folder = self.work / name
-        folder.mkdir()
-        script = folder / "train.sbatch"
-        program = shlex.join([sys.executable, str(TEMPLATES / "train_ddp.py")])
-        script.write_text(
-            "#!/bin/bash\n"
-            f"srun {flags} {program} --steps {self.steps}"
-            f" --checkpoint-every 50 --pace {self.pace} --folder {folder}/checkpoints"
-            f" --log {folder}/steps.jsonl\n"
-        )
-        words = ["sbatch", "--parsable", f"--nodes={RANKS}", "--ntasks-per-node=1", "--exclusive"]
-        words += ["--requeue", "--open-mode=append", f"--output={folder}/log", *options]
-        env = {
-            "SRES_EVENTS": str(folder / "events.jsonl"),
-            "OMP_NUM_THREADS": "1",
-            # DDP warns on each rank that it found no unused parameter; that is on purpose.
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-        }
-        done = self.lab.run([*words, str(script)], cwd=folder, env=env, check=True)
-        return int(done.stdout.strip().split(";")[0])
-
-    def steps_done(self, name: str) -> list[dict[str, Any]]:
-        """The training's own log, one entry a step."""
-        return read_lines(self.work / name / "steps.jsonl")
-
-    def wait(self, what: str, seconds: float, ready: Callable[[], bool], job: int = 0) -> None:
-        """Wait with a deadline, telling what happens meanwhile.
-
-        Raises:
-            LabError: it did not come, with the last words of the job's log.
-        """
-        deadline = time.monotonic() + seconds
-        while not ready():
-            if time.monotonic() > deadline:
-                raise LabError(f"{what}: not within {seconds:.0f} s; {self._tail()}")
-            if job and not self.is_alive(job):
-                if ready():
-                    return
-                raise LabError(f"{what}: job {job} has ended before; {self._tail()}")
-            self.narrate()
-            # The logs are files of other programs: nothing wakes us when they grow.
-            time.sleep(0.1)
-
-    def is_alive(self, job: int) -> bool:
-        shown = self.lab.run(["squeue", "-h", "-j", str(job), "-o", "%T"])
-        return shown.returncode == 0 and bool(shown.stdout.strip())
-
-    def make_fault(self, job: int) -> float:
-        """Break something; when, seconds since the epoch."""
-        if self.fault == "power":
-            at = time.time()
-            self.lab.power_off(VICTIM)
-        elif self.fault == "xid":
-            at = time.time()
-            self.lab.kmsg(VICTIM, XID)
-        elif self.fault == "admin":
-            at = time.time()
-            self.lab.run(
-                ["scontrol", "update", f"node={VICTIM}", "state=fail", "reason=Action:Replace"],
-                check=True,
-            )
-        else:
-            pid = self.lab.run(
-                ["pgrep", "-f", f"^{sys.executable} .*train_ddp.py"], node=VICTIM, check=True
-            )
-            at = time.time()
-            self.lab.run(["kill", "-9", pid.stdout.split()[0]], node=VICTIM, check=True)
-        return at
-
-    def journal(self) -> list[dict[str, Any]]:
-        """sresctld's events, oldest first."""
-        path = self.lab.directory / "ctl" / "sresctld" / "journal.db"
-        journal = Journal(path)
-        try:
-            return journal.events(limit=1000)[::-1]
-        finally:
-            journal.close()
-
-    def account(self, at: float) -> Account:
-        return account(
-            self.fault,
-            at,
-            VICTIM,
-            self.journal(),
-            read_lines(self.work / "main" / "events.jsonl"),
-            self.steps_done("main"),
-        )
-
-    def narrate(self) -> None:
-        """Tell each new event of sresctld and of the supervisor once."""
-        for event in self.journal():
-            where = event["node"] or (f"job {event['job']}" if event["job"] else "")
-            self._tell(
-                f"j{event['id']}",
-                f"[bold]sresctld[/bold]   {where}: {event['kind']}: {event['text']}",
-            )
-        log = self.work / "main" / "log"
-        for line in log.read_text(errors="replace").splitlines() if log.exists() else []:
-            if line.startswith("sres:"):
-                self._tell(line, f"[bold]supervisor[/bold] {line.removeprefix('sres: ')}")
-
-    def _tell(self, key: str, text: str) -> None:
-        if key not in self._said:
-            self._said.add(key)
-            self.say(text)
-
-    def _tail(self) -> str:
-        logs = [self.work / "main" / "log", self.work / "undisturbed" / "log"]
-        texts = [p.read_text(errors="replace")[-1500:] for p in logs if p.exists()]
-        return "the job's log ends with:\n" + "\n".join(texts)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """A file of JSON lines; a last line that is still being written is left out."""
-    try:
-        lines = path.read_text().split("\n")
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in lines[:-1] if line]
 
 
 def bit_equal(one: Path, other: Path) -> bool:
@@ -208,7 +61,7 @@ def run(
         f"{f' with GRES {gres}' if gres else ''}"
     )
     spec = LabSpec(nodes=NODES, network=True, gres=gres or None)
-    with _interruptible(), Lab.up(spec, name=name) as lab:
+    with interruptible(), Lab.up(spec, name=name) as lab:
         demo = Demo(lab, fault, steps, pace, console)
         demo.say(f"lab '{name}': {NODES} nodes idle, real Slurm, each node its own network")
         return _story(demo, gres, kill_controller)
@@ -314,20 +167,6 @@ def _print(demo: Demo, seen: Account, result: dict[str, Any]) -> None:
     )
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that the lab is taken down."""
-
-    def end(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 @click.command(name="demo", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--fault",
@@ -344,12 +183,43 @@ def _interruptible() -> Iterator[None]:
 )
 @click.option("--gres", default="", help="GRES of every node and the job, e.g. gpu:2.")
 @click.option("--kill-sresctld", is_flag=True, help="Kill sresctld right after the fault.")
-@click.option("--steps", default=300, show_default=True, help="Optimizer steps.")
-@click.option("--pace", default=0.02, show_default=True, help="Least seconds a step takes.")
+@click.option(
+    "--checkpointless",
+    is_flag=True,
+    help="The training uses slurm_resilience.training: the other ranks do not stop.",
+)
+@click.option(
+    "--victim",
+    type=click.Choice(["rank0", "rank2"]),
+    default="rank2",
+    show_default=True,
+    help="With --checkpointless: whose node it is.",
+)
+@click.option(
+    "--steps",
+    type=int,
+    help="Optimizer steps. [default: 300; 400 with --checkpointless]",
+)
+@click.option(
+    "--pace",
+    type=float,
+    help="Least seconds a step takes. [default: 0.02; 0.05 with --checkpointless]",
+)
 def command(
-    fault: Fault, json_file: Path | None, gres: str, kill_sresctld: bool, steps: int, pace: float
+    fault: Fault,
+    json_file: Path | None,
+    gres: str,
+    kill_sresctld: bool,
+    checkpointless: bool,
+    victim: str,
+    steps: int | None,
+    pace: float | None,
 ) -> None:
     """A four-node training on a real Slurm of six nodes loses a node, and goes on."""
+    if checkpointless and (fault != "power" or gres or kill_sresctld):
+        raise click.UsageError("--checkpointless goes with --fault power, and with nothing else")
+    steps = steps or (400 if checkpointless else 300)
+    pace = pace if pace is not None else (0.05 if checkpointless else 0.02)
     if steps < 100:
         raise click.BadParameter("at least 100 steps, or there is no middle", param_hint="--steps")
     if json_file is not None and not os.access(json_file.resolve().parent, os.W_OK):
@@ -358,9 +228,15 @@ def command(
     if plugin is None:
         raise MissingTool("spank/sres.so is not built; run make -C spank")
     console = Console(highlight=False, soft_wrap=True)
-    result = run(fault, gres, kill_sresctld, steps, pace, console)
+    if checkpointless:
+        result = without_stop.run(victim, steps, pace, console)
+    else:
+        result = run(fault, gres, kill_sresctld, steps, pace, console)
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=2) + "\n")
+    if checkpointless:
+        without_stop.check(result)
+        return
     if not result["bit_equal"]:
         raise SresError("the final parameters differ from the undisturbed run's")
     if fault == "rank" and result["nodes_marked"]:

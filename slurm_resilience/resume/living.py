@@ -520,7 +520,8 @@ class Living:
     # -- what became of it --------------------------------------------------------------------
 
     def _goes_on(self, picture: Picture, since: int) -> bool:
-        return picture.generation > since and bool(picture.running)
+        running = set(picture.running)
+        return picture.generation > since and bool(running) and running >= self._alive(picture)
 
     def _look_at_losses(self, picture: Picture) -> None:
         for loss in list(self._losses):

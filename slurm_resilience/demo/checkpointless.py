@@ -1,0 +1,217 @@
+"""`scripts/demo --checkpointless`: a node dies, and nobody else stops."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import subprocess
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from slurm_resilience.demo import ledger
+from slurm_resilience.demo.story import RANKS, TEMPLATES, Demo, interruptible, read_lines
+from slurm_resilience.errors import SresError
+from slurm_resilience.lab import Lab, LabSpec
+
+NODES = 6
+GLOBAL_BATCH = 128
+AFTER_DETECTED, AFTER_IDLE = 0.3, 5.0
+"""Targets, seconds: until the survivors' first step, and until the new rank's."""
+LOSS_TOLERANCE = 1e-3
+"""Relative: sums over three ranks and over four are rounded differently."""
+LABELS = {
+    "detected": "fault → detected",
+    "marked": "… → node marked",
+    "survivors_step": "… → survivors' first step",
+    "node_idle": "… → idle node in the job",
+    "step_started": "… → join step started",
+    "joined": "… → first step of all ranks",
+    "node_back": "fault → node replaced and idle",
+}
+AWAITED = tuple(name for name in ledger.NAMES if name != "node_back")
+
+
+class Story(Demo):
+    """One run."""
+
+    def start(self, name: str, flags: str, pace: float, rank0: bool) -> None:
+        """Start a training in a job of its own. The job's script, or salloc where even the first
+        node may die: that is the batch host."""
+        folder = self.work / name
+        folder.mkdir()
+        program = [sys.executable, "-m", "slurm_resilience.training.run", "--nproc-per-node=1"]
+        program += [str(TEMPLATES / "train_checkpointless.py"), f"--steps={self.steps}"]
+        program += [f"--pace={pace}", f"--global-batch={GLOBAL_BATCH}", f"--log={folder}/steps"]
+        step = shlex.join(["srun", *flags.split(), *program])
+        script = folder / "job.sh"
+        script.write_text(f"#!/bin/bash\n{step} >>log 2>&1\necho $? >code\n")
+        script.chmod(0o755)
+        words = [f"--nodes={RANKS}", "--ntasks-per-node=1", "--exclusive", f"--job-name={name}"]
+        env = {
+            "SRES_EVENTS": str(folder / "events.jsonl"),
+            "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+        if not rank0:
+            submit = ["sbatch", *words, "--output=/dev/null", str(script)]
+            self.lab.run(submit, cwd=folder, env=env, check=True)
+            return
+        quiet = subprocess.DEVNULL
+        words = ["salloc", *words, str(script)]
+        self.lab.popen(words, cwd=folder, env=env, stdout=quiet, stderr=quiet)
+
+    def code(self, name: str) -> int | None:
+        """srun's exit code; None: it runs."""
+        try:
+            return int((self.work / name / "code").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def power_off(self, node: str) -> float:
+        """When, seconds since the epoch."""
+        at = time.time()
+        self.lab.power_off(node)
+        return at
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """What the ranks of a training have told."""
+        folder = self.work / name / "steps"
+        return [line for path in sorted(folder.glob("*.jsonl")) for line in read_lines(path)]
+
+    def newest(self, name: str) -> int:
+        return max((x["step"] for x in self.lines(name) if x["what"] == "done"), default=0)
+
+    def seats_of(self, node: str) -> list[int]:
+        """One rank a node, in the order of the nodes."""
+        (living,) = (e for e in self.supervisor() if e["event"] == "living")
+        return [living["nodes"].index(node)]
+
+    def supervisor(self) -> list[dict[str, Any]]:
+        return read_lines(self.work / "main" / "events.jsonl")
+
+    def phases(self, at: float, node: str, seats: list[int]) -> dict[str, float | None]:
+        return ledger.phases(at, node, seats, self.journal(), self.supervisor(), self.lines("main"))
+
+
+def run(victim: str, steps: int, pace: float, console: Console) -> dict[str, Any]:
+    """The whole demo; what `--json` writes.
+
+    Args:
+        victim: ``rank0``, or any other rank's node.
+        steps: optimizer steps.
+        pace: least seconds of each.
+    """
+    console.print("[bold]slurm-resilience[/bold]: power loss, [bold]checkpointless[/bold]")
+    with (
+        interruptible(),
+        Lab.up(LabSpec(nodes=NODES, network=True), name=f"demo-{os.getpid()}") as lab,
+    ):
+        story = Story(lab, "power", steps, pace, console)
+        story.say(f"lab '{lab.name}': {NODES} nodes idle, real Slurm, each node its own network")
+        return _tell(story, victim == "rank0")
+
+
+def _tell(story: Story, rank0: bool) -> dict[str, Any]:
+    story.start("main", "--auto-resume=1", story.pace, rank0)
+    story.say(f"{RANKS} ranks on {RANKS} nodes; no checkpoint is ever written")
+    story.wait("training", 120, lambda: any(e["event"] == "living" for e in story.supervisor()))
+    story.say("training runs, and the supervisor is among those who meet")
+    nodes = next(e for e in story.supervisor() if e["event"] == "living")["nodes"]
+    node = nodes[0 if rank0 else 2]
+    seats = story.seats_of(node)
+    middle = story.steps // 4
+    story.wait(f"step {middle}", 120, lambda: story.newest("main") >= middle)
+    at = story.power_off(node)
+    story.say(
+        f"[bold red]FAULT[/bold red] at step {story.newest('main')}: {node} (rank {seats[0]}) "
+        "loses its power: cable first, no goodbye to anybody"
+    )
+
+    def complete() -> bool:
+        seen = story.phases(at, node, seats)
+        return all(seen[name] is not None for name in AWAITED)
+
+    story.wait("all ranks step again", 120, complete)
+    story.say("all ranks step again; nobody else was stopped, and no step was done twice")
+    story.wait("the end of the training", 180, lambda: story.code("main") is not None)
+    story.narrate()
+    story.wait("the node", 60, lambda: story.phases(at, node, seats)["node_back"] is not None)
+    story.say("training is done; now the same from the same seed, undisturbed")
+    story.start("undisturbed", "", 0.0, False)
+    story.wait("the undisturbed run", 240, lambda: story.code("undisturbed") is not None)
+    return _result(story, story.phases(at, node, seats), node)
+
+
+def _result(story: Story, phases: dict[str, float | None], node: str) -> dict[str, Any]:
+    books = ledger.verdict(story.lines("main"), story.steps, GLOBAL_BATCH)
+    other = ledger.verdict(story.lines("undisturbed"), story.steps, GLOBAL_BATCH)
+    apart = abs(books.loss - other.loss) / other.loss if other.loss else math.inf
+    problems = list(books.problems)
+    if other.problems:
+        problems.append(f"the undisturbed run: {other.problems[0]}")
+    if not apart < LOSS_TOLERANCE:
+        problems.append(f"the last loss is {books.loss:.6f}, undisturbed {other.loss:.6f}")
+    problems += [
+        f"the {name} run ended with {code}"
+        for name in ("main", "undisturbed")
+        if (code := story.code(name)) != 0
+    ]
+    _print(story, phases, books, other, problems)
+    return {
+        "fault": "power",
+        "checkpointless": True,
+        "victim": node,
+        "phases": phases,
+        "steps": books.steps,
+        "loss": books.loss,
+        "loss_undisturbed": other.loss,
+        "problems": problems,
+    }
+
+
+def _print(
+    story: Story,
+    phases: dict[str, float | None],
+    books: ledger.Verdict,
+    other: ledger.Verdict,
+    problems: list[str],
+) -> None:
+    table = Table(title="A node dies, nobody else stops", title_justify="left", min_width=60)
+    table.add_column("phase")
+    table.add_column("seconds since the fault", justify="right")
+    table.add_column("target", justify="right")
+    targets = {}
+    if phases["detected"] is not None:
+        targets["survivors_step"] = phases["detected"] + AFTER_DETECTED
+    if phases["node_idle"] is not None:
+        targets["joined"] = phases["node_idle"] + AFTER_IDLE
+    for name in ledger.NAMES:
+        value, target = phases[name], targets.get(name)
+        table.add_row(
+            LABELS[name],
+            "–" if value is None else f"{value:.2f}",
+            "" if target is None else f"≤ {target:.2f}",
+        )
+    story.console.print(table)
+    story.console.print(
+        f"{books.steps} steps, none done twice; last loss {books.loss:.6f}, undisturbed "
+        f"{other.loss:.6f}"
+    )
+    if problems:
+        for text in problems:
+            story.console.print(f"[bold red]WRONG[/bold red] {text}")
+    else:
+        story.console.print(
+            "[bold green]Each sample once, all replicas bit-equal[/bold green], no checkpoint used"
+        )
+
+
+def check(result: dict[str, Any]) -> None:
+    """Raise SresError unless all is right."""
+    if result["problems"]:
+        raise SresError("; ".join(result["problems"][:3]))

@@ -237,6 +237,8 @@ class Session:
             bucket.buffer().mul_(weight)
             return allreduce_hook(state, bucket)
 
+        # torch compares annotations with its classes; here they are words.
+        weighted.__annotations__.clear()
         for wrapped in self._reshaped:
             wrapped.register_comm_hook(dist.group.WORLD, weighted)
         self._reshaped = []

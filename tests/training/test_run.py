@@ -216,6 +216,48 @@ def test_the_same_exception_twice_is_a_bug(run: Run) -> None:
     assert log.read_text() in run.err.replace("sres-run:     ", "")
 
 
+def test_a_failed_rank_that_does_not_end_is_ended(run: Run) -> None:
+    run.start(
+        """
+import threading
+write("up")
+if incarnation == 0:
+    threading.Thread(target=threading.Event().wait).start()
+    raise ValueError("and a thread that never ends")
+""",
+        "--shutdown-timeout=0.2",
+        "--standby=0",
+    )
+    assert run.end() == 0, run.err
+    run.read("up.0.1")
+    assert "does not end" in run.err
+    assert "ValueError" in run.err
+
+
+def test_no_room_for_logs_is_no_reason_to_end(run: Run) -> None:
+    logs = run.directory / "logs"
+    flags = ("--nproc=2", "-r=0:3", "-t=1:3", f"--log-dir={logs}", "--standby=0")
+    run.start(
+        """
+write("up")
+wait("go")
+if incarnation == 0:
+    os.kill(os.getpid(), 9)
+print("rank", seat)
+""",
+        *flags,
+    )
+    for seat in (0, 1):
+        run.read(f"up.{seat}.0")
+    # Root may write everywhere: a file in the directory's place stops even root.
+    (directory,) = logs.iterdir()
+    directory.rename(run.directory / "moved")
+    directory.write_text("")
+    run.touch("go")
+    assert run.end() == 0, run.err
+    assert sorted(run.out.splitlines()) == ["[default1]:rank 1", "rank 0"]
+
+
 def test_a_rank_may_say_that_the_training_gives_up(run: Run) -> None:
     run.start(f'write("up")\nif seat == 0: sys.exit({codes.STOP})\nwait("never")\n', "--nproc=2")
     assert run.end() == codes.STOP

@@ -30,7 +30,7 @@ def launch(tmp_path: Path, *words: str, inject: str = KILL) -> subprocess.Comple
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=200,
         check=False,
     )
 
@@ -67,6 +67,13 @@ def test_ddp_goes_on_with_one_rank_less(tmp_path: Path) -> None:
     assert found[-1][1] < found[0][1]
     assert "world 1" in done.stdout
     assert any(disk.iterdir())
+
+
+def test_a_lost_shard_comes_from_the_other_copy(tmp_path: Path) -> None:
+    done = launch(tmp_path, "--nproc=4", "--standby=0", str(EXAMPLES / "fsdp.py"), "--steps=10")
+    found = went_on(done, 10)
+    assert found[-1][1] < found[0][1]
+    assert re.search("rank 1 healed to step [56] from peers", done.stderr), done.stderr[-4000:]
 
 
 @pytest.mark.parametrize("name", ["hf_trainer", "lightning_callback"])

@@ -29,6 +29,8 @@ class Job(msgspec.Struct, frozen=True):
     standby_modules: tuple[str, ...]
     grace: float
     """Seconds from SIGTERM to SIGKILL when the launcher itself ends the ranks."""
+    failed_grace: float
+    """Seconds from an exception that ends a rank's program to SIGKILL, if it does not end."""
     stop_limit: float | None
     """The same after somebody's SIGTERM; None: as long as they take."""
     incarnation: int = 0

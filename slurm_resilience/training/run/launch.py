@@ -134,8 +134,15 @@ class Launcher:
         seat = self._seat_of(process)
         if seat is not None and "place" in word:
             seat.place, seat.error = str(word["place"]), str(word["error"])
+            # Its exit may wait for a thread that never ends; its seat must not.
+            self._loop.call_later(self._job.failed_grace, self._end_stuck, seat, process)
         if "warm" in word:
             self._standbys.warm()
+
+    def _end_stuck(self, seat: Seat, process: Process) -> None:
+        if seat.process is process:
+            say(f"rank {seat.number}: failed {self._job.failed_grace:g} s ago, and does not end")
+            process.signal(signal.SIGKILL)
 
     def _ended(self, process: Process, code: int) -> None:
         seat = self._seat_of(process)
@@ -205,7 +212,8 @@ class Launcher:
         if self._job.log_dir is not None:
             seat.logs = self._job.log_dir / f"attempt_{incarnation}" / str(seat.local)
             if streams.redirect | streams.tee:
-                seat.logs.mkdir(parents=True, exist_ok=True)
+                with suppress(OSError):  # without logs it still trains
+                    seat.logs.mkdir(parents=True, exist_ok=True)
         files = [None if streams.teed(bit) else streams.file(bit, seat.logs) for bit in _BITS]
         stdout, stderr = (None if file is None else str(file) for file in files)
         environment = of_rank(self._own, self._job.node, seat.local, incarnation)

@@ -141,7 +141,8 @@ def _options(command: Any) -> Any:
     "--shutdown-timeout",
     type=click.FloatRange(0),
     metavar="SECONDS",
-    help="From SIGTERM to SIGKILL.  [default: 15, after a SIGTERM from outside unlimited]",
+    help="From SIGTERM, or from an exception that ends a rank, to SIGKILL.  "
+    "[default: 15 and 60; after a SIGTERM from outside unlimited]",
 )
 @click.option("--virtual-local-rank", is_flag=True, help="Each rank sees one GPU, as number 0.")
 @_options
@@ -222,6 +223,7 @@ def _start(**given: Any) -> int:
             standbys=0 if kind == "program" else wishes.standby,
             standby_modules=(*_WARM, *given["standby_import"]),
             grace=15.0 if limit is None else limit,
+            failed_grace=60.0 if limit is None else limit,
             stop_limit=limit,
             incarnation=words.number(environment, "SRES_INCARNATION"),
             before=before,

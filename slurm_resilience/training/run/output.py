@@ -59,7 +59,8 @@ class Sink:
             self._prefix = prefix.encode()
             path = streams.file(self._bit, directory)
             if path is not None:
-                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+                with suppress(OSError):  # a full disk must not end a training; neither below
+                    self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def pump(self) -> bool:
         """Move what is there; does not wait. Returns False at the end of the stream."""
@@ -71,7 +72,8 @@ class Sink:
             if not data:
                 return False
             if self._file is not None:
-                _write(self._file, data)
+                with suppress(OSError):
+                    _write(self._file, data)
             self._show(data)
 
     def close(self) -> None:

@@ -64,11 +64,16 @@ def _receive(link: socket.socket) -> dict:  # type: ignore[type-arg]
 
 
 def _point(fd: int, path: str | None) -> None:
-    """Let an output go to the end of a file."""
-    if path:
+    """Let an output go to the end of a file; if that cannot be written, it stays as it is."""
+    if not path:
+        return
+    try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(file, fd)
-        os.close(file)
+    except OSError as error:
+        print(f"sres-run: {path}: {error.strerror}; output is shown instead", file=sys.stderr)
+        return
+    os.dup2(file, fd)
+    os.close(file)
 
 
 def _run(kind: str, argv: list[str]) -> None:

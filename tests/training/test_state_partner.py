@@ -16,7 +16,7 @@ from state_ranks import run, view_of
 from slurm_resilience.mesh.model import Status
 from slurm_resilience.training import state
 from slurm_resilience.training.state import Partner, StateError, Tracked
-from slurm_resilience.training.state.partner import _Link
+from slurm_resilience.training.state.exchange import Exchange
 
 pytestmark = pytest.mark.training
 
@@ -112,14 +112,14 @@ def torn(rank: int, group: Any, fatal: int) -> tuple[int, list[float]]:
     mine = part_of(rank)
     tracked = Tracked({"part": mine})
     partner = Partner()
-    together, count = _Link._together, iter(range(10))
+    together, count = Exchange._together, iter(range(10))
 
-    def kill(link: _Link) -> None:
+    def kill(exchange: Exchange) -> None:
         if rank == 1 and next(count) == fatal:
             os.kill(os.getpid(), signal.SIGKILL)
-        together(link)
+        together(exchange)
 
-    _Link._together = kill  # type: ignore[method-assign]
+    Exchange._together = kill  # type: ignore[method-assign]
     partner.open(view_of([Status()] * 2, replica_size=2), rank, dist.new_group())
     for step in (1, 2):
         mine += 1

@@ -11,5 +11,8 @@ class StateError(SresError):
 
 
 class HealFailed(StateError):
-    """A transfer broke off, or what arrived is not what was sent. The receiver's state is a mix of
-    old and new: the caller must report step -1, and heal again in the next generation."""
+    """A transfer broke off, or what arrived is not what was sent.
+
+    A receiver's state is then a mix of old and new: the caller must report step -1 or dirty, and
+    heal again in the next generation. A sender's state is as good as before.
+    """

@@ -88,7 +88,8 @@ def transfer(
 
     Raises:
         StateError: the plan is "impossible", or the peer's state does not fit this process.
-        HealFailed: the transfer broke off, or the checksums differ: this rank has no valid state.
+        HealFailed: the transfer broke off, or the checksums differ. If this rank was to receive,
+            it has no valid state now; a sender's is untouched.
     """
     if plan.kind == "impossible":
         raise StateError(plan.reason)

@@ -8,52 +8,19 @@ leaves one round that all ranks have.
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from slurm_resilience.mesh.model import View
 from slurm_resilience.training.state.capture import Capture
-from slurm_resilience.training.state.chunks import Chunk, cut
 from slurm_resilience.training.state.errors import StateError
+from slurm_resilience.training.state.exchange import Copy, Exchange, Round
 from slurm_resilience.training.state.move import Report, transfer
-from slurm_resilience.training.state.pairs import partners
 from slurm_resilience.training.state.plan import HealPlan
-from slurm_resilience.training.state.skeleton import Skeleton, pack, unpack
-from slurm_resilience.training.state.stream import IN_FLIGHT
 from slurm_resilience.training.state.tracked import Tracked
-
-_BUCKET_BYTES = 32 << 20
-_HEADER_WORDS = 5
-_HEADER_TAG, _SKELETON_TAG, _FIRST_TAG = 0, 1, 2
-
-
-class Copy(NamedTuple):
-    """One rank's state at one step, in host memory."""
-
-    step: int
-    seat: int
-    part: int
-    skeleton: Skeleton
-    data: torch.Tensor
-    """uint8 of shape (bytes,): all tensors, one after another."""
-
-    def capture(self) -> Capture:
-        """As something that can be sent."""
-        return Capture(self.skeleton, torch.split(self.data, list(self.skeleton.sizes)))
-
-
-class Round(NamedTuple):
-    """What a rank has of one step."""
-
-    own: Copy
-    kept: Copy | None
-    """The copy of the rank whose partner this one is; None in a world of one."""
 
 
 class Cost(NamedTuple):
@@ -85,11 +52,11 @@ class Partner:
     def __init__(self, every: int = 1) -> None:
         self.every = max(1, every)
         self.last: Cost | None = None
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
         self._rounds: tuple[Round, ...] = ()
         """Newest first; two only until everybody has published the newest."""
         self._spare: list[torch.Tensor] = []
-        self._link: _Link | None = None
+        self._link: Exchange | None = None
 
     @property
     def step(self) -> int:
@@ -114,7 +81,7 @@ class Partner:
                 travel on it while the training uses its own.
         """
         self.close()
-        self._link = _Link(self, view, rank, process_group)
+        self._link = Exchange(self, view, rank, process_group)
 
     def close(self, timeout: float = 5.0) -> None:
         """The generation is over: an unfinished round is dropped. Close the group's sockets before,
@@ -153,7 +120,7 @@ class Partner:
             return None
         begin = time.monotonic()
         capture = tracked.capture()
-        data = self._buffer(capture.skeleton.total)
+        data = self.buffer(capture.skeleton.total)
         for view, place in zip(
             capture.views, torch.split(data, list(capture.skeleton.sizes)), strict=True
         ):
@@ -221,7 +188,8 @@ class Partner:
             have = [one.own.step for one in self._rounds]
         raise StateError(f"no copy in memory of step {step} (there are {have})")
 
-    def _buffer(self, size: int) -> torch.Tensor:
+    def buffer(self, size: int) -> torch.Tensor:
+        """Host memory for a copy, used again where one of that size is free."""
         with self._lock:
             for number, one in enumerate(self._spare):
                 if one.numel() == size:
@@ -232,121 +200,16 @@ class Partner:
         pin = torch.cuda.is_available()
         return torch.empty(size, dtype=torch.uint8, pin_memory=pin)
 
-    def _publish(self, one: Round) -> None:
+    def publish(self, one: Round, seconds: float) -> None:
+        """A round that everybody has whole; called by the exchange."""
         with self._lock:
             self._rounds = (one, *self._rounds[:1])
+        if self.last and self.last.step == one.own.step:
+            self.last = self.last._replace(behind_ms=seconds * 1000)
 
-    def _settle(self, unused: Iterator[Copy]) -> None:
-        """Keep only the newest round; buffers of others can be used again."""
+    def settle(self, unused: Copy | None = None) -> None:
+        """Keep the newest round only, and the others' buffers for later; called by the exchange."""
         with self._lock:
             old = [copy for one in self._rounds[1:] for copy in one if copy]
             self._rounds = self._rounds[:1]
-            self._spare += [copy.data for copy in (*old, *unused)]
-
-
-class _Link:
-    """The thread that exchanges copies during one generation."""
-
-    def __init__(self, partner: Partner, view: View, rank: int, group: Any) -> None:
-        self._partner, self._group = partner, group
-        self.seat, self.part = view.members[rank].peer.seat, view.position(rank)
-        to = partners(view)
-        self._to, self._from = to[rank], to.index(rank)
-        self._alone = view.size == 1
-        self.error = ""
-        self._posted: queue.SimpleQueue[tuple[int, Copy | None] | None] = queue.SimpleQueue()
-        self._open = 0
-        self._quiet = threading.Condition()
-        name = f"copies-{view.generation}"
-        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
-        self._thread.start()
-
-    @property
-    def busy(self) -> bool:
-        return self._open > 0
-
-    def post(self, step: int, own: Copy | None) -> None:
-        """Begin a round; without a copy: tell the others to leave it out."""
-        with self._quiet:
-            self._open += 1
-        self._posted.put((step, own))
-
-    def idle(self, timeout: float) -> bool:
-        with self._quiet:
-            return self._quiet.wait_for(lambda: not self._open or bool(self.error), timeout)
-
-    def close(self, timeout: float) -> None:
-        self._posted.put(None)
-        self._thread.join(timeout)
-
-    def _loop(self) -> None:
-        while (posted := self._posted.get()) is not None:
-            try:
-                self._round(*posted)
-            except Exception as error:
-                # The group's sockets were cut, or a peer died: the generation ends anyway. What
-                # the round held is dropped with it; its buffers may still be written to.
-                with self._quiet:
-                    self.error = str(error).strip() or type(error).__name__
-                    self._quiet.notify_all()
-                return
-            with self._quiet:
-                self._open -= 1
-                self._quiet.notify_all()
-
-    def _round(self, step: int, own: Copy | None) -> None:
-        begin = time.monotonic()
-        if not self._all_have(own):
-            self._partner._settle(iter([own] if own else []))
-            return
-        assert own is not None
-        kept = None if self._alone else self._exchange(own)
-        self._together()
-        self._partner._publish(Round(own, kept))
-        self._together()
-        self._partner._settle(iter([]))
-        if (cost := self._partner.last) and cost.step == step:
-            took = (time.monotonic() - begin) * 1000
-            self._partner.last = cost._replace(behind_ms=took)
-
-    def _all_have(self, own: Copy | None) -> bool:
-        flag = torch.tensor([0 if own is None else 1], dtype=torch.int64)
-        if not self._alone:
-            self._group.allreduce([flag], torch.distributed.ReduceOp.MIN).wait()
-        return bool(flag.item())
-
-    def _together(self) -> None:
-        if not self._alone:
-            self._group.barrier().wait()
-
-    def _exchange(self, own: Copy) -> Copy:
-        """Send the own copy, and receive the one to keep."""
-        skeleton = pack(own.skeleton)
-        words = [own.step, own.seat, own.part, len(skeleton), own.data.numel()]
-        header = torch.zeros(_HEADER_WORDS, dtype=torch.int64)
-        self._swap([torch.tensor(words)], [header], _HEADER_TAG)
-        step, seat, part, length, size = header.tolist()
-        described = torch.empty(length, dtype=torch.uint8)
-        mine = torch.frombuffer(bytearray(skeleton), dtype=torch.uint8)
-        self._swap([mine], [described], _SKELETON_TAG)
-        data = self._partner._buffer(size)
-        self._swap(_slices(own.data), _slices(data), _FIRST_TAG)
-        return Copy(step, seat, part, unpack(described.numpy().tobytes()), data)
-
-    def _swap(self, out: list[torch.Tensor], into: list[torch.Tensor], tag: int) -> None:
-        """Send and receive at the same time, a few messages in flight each way."""
-        flying: deque[Any] = deque()
-        for number in range(max(len(out), len(into))):
-            if number < len(into):
-                flying.append(self._group.recv([into[number]], self._from, tag + number))
-            if number < len(out):
-                flying.append(self._group.send([out[number]], self._to, tag + number))
-            while len(flying) >= IN_FLIGHT:
-                flying.popleft().wait()
-        while flying:
-            flying.popleft().wait()
-
-
-def _slices(data: torch.Tensor) -> list[torch.Tensor]:
-    chunks: tuple[Chunk, ...] = cut([data.numel()], _BUCKET_BYTES)
-    return [data[chunk.pieces[0].start : chunk.pieces[0].stop] for chunk in chunks]
+            self._spare += [copy.data for copy in (*old, unused) if copy]

@@ -139,8 +139,8 @@ class Healer:
         same = old is not None and self._names.keys() == names.keys()
         if same and all(self._names[name] is names[name] for name in names):
             assert old is not None
-            changed = old.rollback() if not self.progress.dirty else ()
-            self._note_changes(changed)
+            # Void state too: its gradients would be added to the next step's.
+            self._note_changes(old.rollback())
             return old
         new = state.Tracked(names, trainable_only=self._options.trainable_only)
         if old is not None and self.progress.step >= 0 and not self.progress.dirty:
@@ -154,7 +154,7 @@ class Healer:
         return new
 
     def _note_changes(self, changed: tuple[str, ...]) -> None:
-        if changed:
+        if changed and not self.progress.dirty:
             shown = ", ".join(changed[:3])
             log.warning("%s changed outside of s.update(): this rank is healed anew", shown)
             self.progress.dirty = True

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ parser.add_argument("--checksum", action="store_true")
 parser.add_argument("--partner-every", type=int, default=0)
 parser.add_argument("--abort-timeout", type=float, default=2.0)
 parser.add_argument("--silence", type=float, default=2.0)
+parser.add_argument("--max-faults", type=int, default=3)
 parser.add_argument("--poke", default="", help="STEP:SEAT of a silent bit flip")
+parser.add_argument("--usage", action="store_true")
 parser.add_argument("--batch", type=int, default=24)
 words = parser.parse_args()
 
@@ -47,6 +50,14 @@ REPLICA = {"ddp": 1, "fsdp": SEATS, "hsdp": SEATS // 2}[words.kind]
 torch.set_num_threads(1)
 logging.basicConfig(level="INFO", format=f"s{SEAT} %(name)s %(message)s")
 _log = (words.log / f"{SEAT}.{os.getpid()}.jsonl").open("a", buffering=1)
+
+
+def usage() -> list[int]:
+    """Threads, file descriptors, resident kilobytes."""
+    status = Path("/proc/self/status").read_text()
+    found = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if ":" in line}
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    return [int(found["Threads"]), files, int(found["VmRSS"])]
 
 
 def tell(event: str, *details: Any) -> None:
@@ -84,6 +95,15 @@ def sharded(s: Session) -> tuple[nn.Module, torch.optim.Optimizer]:
     return net, torch.optim.AdamW(net.parameters(), 1e-3)
 
 
+asked = threading.Event()
+# A fault from outside, at a moment of its own: the next batch raises.
+signal.signal(signal.SIGUSR2, lambda *_: asked.set())
+
+
+class Asked(RuntimeError):
+    """Somebody sent SIGUSR2."""
+
+
 keeper = Checkpointer(words.checkpoints, every=words.every) if words.checkpoints else None
 
 
@@ -99,6 +119,7 @@ def event(name: str, details: dict[str, Any]) -> None:
     partner_every=words.partner_every,
     abort_timeout=words.abort_timeout,
     silence=words.silence,
+    max_faults=words.max_faults,
     on_event=event,
 )
 def train(s: Session) -> nn.Module:
@@ -108,6 +129,9 @@ def train(s: Session) -> nn.Module:
     # Unused parameters are looked for, so that DDP keeps its buckets and sums in the same order.
     wrapped = s.ddp(net, find_unused_parameters=True) if words.kind == "ddp" else net
     for x, y, index in s.loader(Samples(), global_batch=words.batch, seed=words.seed):
+        if asked.is_set():
+            asked.clear()
+            raise Asked(f"at step {s.step}")
         loss = nn.functional.mse_loss(wrapped(x), y)
         loss.backward()
         time.sleep(words.sleep)
@@ -118,7 +142,7 @@ def train(s: Session) -> nn.Module:
         if words.poke == f"{s.step}:{SEAT}" and s.attempt == 1:
             with torch.no_grad():
                 next(net.parameters()).view(-1)[0] += 1e-3
-        tell("step", s.step, s.generation, s.world, loss.item())
+        tell("step", s.step, s.generation, s.world, loss.item(), usage() if words.usage else [])
     return net
 
 

@@ -1,0 +1,172 @@
+"""Runs of programs/toy.py with faults, on the nodes of a networked lab, and what they left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slurm_resilience.lab import Lab
+
+TOY = Path(__file__).parent / "programs" / "toy.py"
+
+
+class Event(NamedTuple):
+    at: float
+    seat: int
+    pid: int
+    name: str
+    details: list[Any]
+
+
+class Run:
+    """One training: a launcher on each node."""
+
+    def __init__(
+        self,
+        lab: Lab | None,
+        logs: Path,
+        *words: str,
+        inject: str = "",
+        nodes: int = 2,
+        ranks: int = 2,
+        standby: int = 1,
+    ) -> None:
+        self.logs = logs / "log"
+        self.logs.mkdir(parents=True)
+        self.out = logs / "out"
+        self.launchers: list[subprocess.Popen[str]] = []
+        more = {"SRES_INJECT": inject, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        for number in range(nodes):
+            command = [
+                sys.executable, "-m", "slurm_resilience.training.run",
+                "--nnodes", str(nodes), "--nproc-per-node", str(ranks), "--node-rank", str(number),
+                "--rdzv-backend", "dir", "--rdzv-endpoint", str(logs / "meet"),
+                "--rdzv-id", "t", "--standby", str(standby),
+                str(TOY), "--log", str(self.logs), *words,
+            ]  # fmt: skip
+            with self.out.open("a") as out:
+                if lab is None:
+                    process = subprocess.Popen(
+                        command, env=os.environ | more, stdout=out, stderr=out, text=True
+                    )
+                else:
+                    # The address by which the others' route is found.
+                    name = lab.nodes[number]
+                    more["MASTER_ADDR"] = lab.node_fields()[lab.nodes[0]]["NodeAddr"]
+                    more["SRES_NODE"] = name
+                    process = lab.popen(command, node=name, env=more, stdout=out, stderr=out)
+            self.launchers.append(process)
+
+    def wait(self, seconds: float = 90) -> list[int]:
+        """Exit codes of the launchers; a training that hangs fails with every rank's stacks."""
+        deadline = time.monotonic() + seconds
+        for process in self.launchers:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self.dump()
+                self.end()
+                raise AssertionError(f"hangs after {seconds:g} s:\n{self.tail()}") from None
+        return [process.returncode for process in self.launchers]
+
+    def dump(self) -> None:
+        """Have every rank write its stacks."""
+        for pid in self.pids():
+            try:
+                os.kill(pid, signal.SIGCONT)
+                os.kill(pid, signal.SIGUSR1)
+            except ProcessLookupError:
+                continue
+        time.sleep(1.0)
+
+    def pids(self) -> list[int]:
+        """Ranks that live, by their log's name (as this machine numbers them)."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if str(self.logs) in words and "training.run\0--nnodes" not in words:
+                found.append(int(path.parent.name))
+        return found
+
+    def end(self) -> None:
+        """Stop whatever still runs."""
+        for process in self.launchers:
+            if process.poll() is None:
+                process.kill()
+                process.wait(10)
+
+    def tail(self, size: int = 6000) -> str:
+        lines = self.out.read_text(errors="replace").splitlines()
+        return "\n".join(line for line in lines if "reducer.cpp" not in line)[-size:]
+
+    def events(self) -> list[Event]:
+        """Everything that the ranks told, in order."""
+        found = []
+        for path in self.logs.glob("*.jsonl"):
+            seat, pid, _ = path.name.split(".")
+            for line in path.read_text().splitlines():
+                try:
+                    at, name, *details = json.loads(line)
+                except ValueError:
+                    continue  # killed while it wrote
+                found.append(Event(at, int(seat), int(pid), name, details))
+        return sorted(found)
+
+    def until(self, holds: Callable[[list[Event]], bool], seconds: float, what: str) -> None:
+        """Wait for a state of the events."""
+        deadline = time.monotonic() + seconds
+        while not holds(self.events()):
+            if time.monotonic() > deadline or all(p.poll() is not None for p in self.launchers):
+                self.dump()
+                raise AssertionError(f"not within {seconds:g} s: {what}\n{self.tail()}")
+            time.sleep(0.05)
+
+
+class Outcome:
+    """What a whole run did."""
+
+    def __init__(self, run: Run) -> None:
+        self.events = run.events()
+        self.committed: dict[int, int] = {}
+        """Step (from 0) → the generation in which it was committed last."""
+        losses: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+        for event in self.events:
+            if event.name == "step":
+                step, generation, _, loss, *_ = event.details
+                self.committed[step - 1] = generation
+                losses[(step - 1, generation)][event.seat] = loss
+        self.losses = {
+            step: sum(losses[step, generation].values()) / len(losses[step, generation])
+            for step, generation in self.committed.items()
+        }
+        """Step → mean over the ranks that told it."""
+        self.samples: dict[int, list[int]] = defaultdict(list)
+        """Step → the samples that its gradient was made of."""
+        for event in self.events:
+            if event.name == "batch":
+                step, generation, indices = event.details
+                if self.committed.get(step) == generation:
+                    self.samples[step] += indices
+        self.digests: dict[int, set[str]] = defaultdict(set)
+        """Part → digests of the final parameters."""
+        for event in self.events:
+            if event.name == "end":
+                self.digests[event.details[1]].add(event.details[0])
+        self.kinds = [e.details[1]["kind"] for e in self.events if e.name == "healed"]
+
+    def every_sample_once(self, steps: int, batch: int) -> None:
+        """Assert it."""
+        assert sorted(self.committed) == list(range(steps))
+        seen = sorted(index for indices in self.samples.values() for index in indices)
+        assert seen == list(range(steps * batch))

@@ -1,0 +1,143 @@
+"""The fault matrix: every fault, under DDP and under HSDP, on two nodes of a networked lab.
+
+More seeds: SRES_TEST_SEEDS=5.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fault_runs import Outcome, Run
+
+from slurm_resilience.lab import Lab, LabSpec
+
+pytestmark = [pytest.mark.training, pytest.mark.cluster]
+
+STEPS, BATCH = 16, 24
+SEEDS = range(int(os.environ.get("SRES_TEST_SEEDS", "1")))
+SPEC = LabSpec(nodes=2, network=True, daemons=False)
+
+Start = Callable[..., Run]
+
+CASES: dict[str, str] = {
+    "exception": "exception:seat=1,step=5",
+    "sigkill": "kill:seat=2,step=5,phase=backward",
+    "sigstop": "stop:seat=2,step=5",
+    "kill_in_update": "kill:seat=1,step=5,phase=update",
+    "exception_in_update": "exception:seat=3,step=5,phase=update",
+    "rank_0": "kill:seat=0,step=5",
+    "two_at_once": "kill:seat=1,step=5;exception:seat=2,step=5",
+    "during_recovery": "exception:seat=1,step=5;kill:seat=2,step=5,phase=recovery",
+    "at_step_0": "kill:seat=1,step=0",
+    "after_the_last_step": f"kill:seat=1,step={STEPS},phase=after-update",
+}
+
+
+@pytest.fixture
+def start(shared_lab: Callable[[LabSpec], Lab], tmp_path: Path) -> Iterator[Start]:
+    lab = shared_lab(SPEC)
+    runs: list[Run] = []
+
+    def begin(*words: str, inject: str = "", **how: int) -> Run:
+        place = tmp_path / f"run{len(runs)}"
+        place.mkdir()
+        runs.append(Run(lab, place, "--batch", str(BATCH), *words, inject=inject, **how))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.end()
+
+
+_undisturbed: dict[tuple[str, int], Outcome] = {}
+
+
+def undisturbed(start: Start, kind: str, seed: int) -> Outcome:
+    """The same training without a fault."""
+    if (kind, seed) not in _undisturbed:
+        run = start("--kind", kind, "--seed", str(seed), "--steps", str(STEPS))
+        assert run.wait() == [0, 0], run.tail()
+        _undisturbed[kind, seed] = Outcome(run)
+        _undisturbed[kind, seed].every_sample_once(STEPS, BATCH)
+    return _undisturbed[kind, seed]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("kind", ["ddp", "hsdp"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_fault_changes_nothing(start: Start, case: str, kind: str, seed: int) -> None:
+    """All seats are filled again, so that the sums are the same to the last bit."""
+    words = ("--kind", kind, "--seed", str(seed), "--steps", str(STEPS))
+    run = start(*words, inject=CASES[case])
+    assert run.wait() == [0, 0], run.tail()
+    seen, before = Outcome(run), undisturbed(start, kind, seed)
+    seen.every_sample_once(STEPS, BATCH)
+    assert all(len(digests) == 1 for digests in seen.digests.values()), seen.digests
+    assert seen.digests == before.digests
+    assert seen.kinds.count("fresh") <= 4 or case == "at_step_0"
+
+
+@pytest.mark.parametrize("kind", ["ddp", "hsdp"])
+def test_the_survivors_go_on_and_the_lost_one_rejoins(start: Start, kind: str) -> None:
+    steps = 250
+    words = ("--kind", kind, "--steps", str(steps), "--min-world", "2", "--sleep", "0.02")
+    run = start(*words, inject="kill:seat=1,step=5")
+    assert run.wait(120) == [0, 0], run.tail()
+    seen = Outcome(run)
+    seen.every_sample_once(steps, BATCH)
+    worlds = [event.details[2] for event in seen.events if event.name == "step"]
+    assert set(worlds) == ({3, 4} if kind == "ddp" else {2, 4})
+    assert worlds[-1] == 4
+    assert all(len(digests) == 1 for digests in seen.digests.values()), seen.digests
+    assert "peers" in seen.kinds
+    before = start(*words)
+    assert before.wait(120) == [0, 0], before.tail()
+    for step, loss in Outcome(before).losses.items():
+        assert abs(loss - seen.losses[step]) < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["ddp", "hsdp", "fsdp"])
+@pytest.mark.parametrize("case", ["all_replicas", "one_part"])
+def test_lost_state_comes_from_the_disk(start: Start, kind: str, case: str, tmp_path: Path) -> None:
+    if case == "one_part" and kind == "ddp":
+        pytest.skip("the fake case: under DDP every rank holds all parts")
+    everybody = "kill:step=9"
+    part = "kill:seat=1,step=9;kill:seat=3,step=9"
+    inject = everybody if case == "all_replicas" else part
+    disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "4")
+    words = ("--kind", kind, "--steps", str(STEPS), *disk)
+    run = start(*words, inject=inject)
+    assert run.wait() == [0, 0], run.tail()
+    seen = Outcome(run)
+    assert "disk" in seen.kinds
+    seen.every_sample_once(STEPS, BATCH)
+    if kind != "fsdp":
+        assert seen.digests == undisturbed(start, kind, 0).digests
+
+
+def test_replicas_that_differ_go_back_to_the_disk(start: Start, tmp_path: Path) -> None:
+    disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "4")
+    words = ("--steps", str(STEPS), "--checksum", "--poke", "6:2", *disk)
+    run = start(*words, inject="exception:seat=1,step=7")
+    assert run.wait() == [0, 0], run.tail()
+    seen = Outcome(run)
+    assert "disk" in seen.kinds
+    reasons = " ".join(e.details[1]["reason"] for e in seen.events if e.name == "healed")
+    assert "digest" in reasons or "checksum" in reasons
+    seen.every_sample_once(STEPS, BATCH)
+    assert seen.digests == undisturbed(start, "ddp", 0).digests
+
+
+def test_lost_state_without_any_copy_ends_the_training(start: Start) -> None:
+    run = start("--steps", str(STEPS), inject="kill:step=5")
+    assert set(run.wait()) != {0}
+    assert "scratch" in run.tail()
+
+
+def test_a_fault_that_comes_back_is_the_programs_own(start: Start) -> None:
+    run = start("--steps", str(STEPS), inject=";".join(["exception:seat=1,step=5"] * 5))
+    assert set(run.wait()) != {0}
+    assert "failed 3 times in step 5" in run.tail()

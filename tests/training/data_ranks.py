@@ -78,7 +78,7 @@ def member(home: Path, number: int, ready: Any, dies_at: int) -> None:
     for batch in loader:
         given.append(checked(batch))
         if number == 2:
-            threading.Event().wait(0.01)  # it lags behind, and still finds what it needs
+            threading.Event().wait(0.05)  # it lags behind, and still finds what it needs
         if number == 0 and len(given) == dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
     (home / f"given.{number}").write_text(json.dumps(given))

@@ -23,7 +23,7 @@ from slurm_resilience.training.data.store import Key, Store, Window
 
 log = logging.getLogger("sres.data")
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds that a group's member waits for the one who fetches, before it fetches itself."""
 
 _GLANCE = 0.1

@@ -83,8 +83,8 @@ class Group:
                     dead.release()
                     continue
                 said = path.read_bytes()
-                if len(said) == _AT.size:
-                    number = min(number, _AT.unpack(said)[0])
+                # Who has said nothing yet has only just come, and may need any of them.
+                number = min(number, _AT.unpack(said)[0] if len(said) == _AT.size else 0)
         return number
 
     def close(self) -> None:

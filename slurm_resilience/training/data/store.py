@@ -155,16 +155,17 @@ class FileStore:
         return read
 
     def beyond(self, key: Key) -> bool:
-        return any(e.key.share == key.share and e.key.number > key.number for e in self.entries())
+        found = self.entries(sweep=False)
+        return any(e.key.share == key.share and e.key.number > key.number for e in found)
 
-    def entries(self) -> list[Entry]:
-        """What is here. Removes unfinished files whose writers have died."""
+    def entries(self, sweep: bool = True) -> list[Entry]:
+        """What is here; ``sweep`` removes unfinished files whose writers have died."""
         found = []
         with contextlib.suppress(FileNotFoundError), os.scandir(self.directory) as names:
             for item in names:
                 with contextlib.suppress(FileNotFoundError):
                     if item.name.endswith(_TMP):
-                        if not _abandoned(item.path):
+                        if not (sweep and _abandoned(item.path)):
                             found.append(Entry(Key(-1, item.name), item.stat().st_size))
                         continue
                     number, _, share = item.name.partition(".")
@@ -184,7 +185,10 @@ class FileStore:
         if leaving is None or not self._free(packed.size):
             return False
         try:
-            self._write(key, packed)
+            try:
+                self._write(key, packed)
+            except FileNotFoundError:  # swept by another writer before it was locked: once more
+                self._write(key, packed)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOENT):
                 raise

@@ -258,6 +258,16 @@ def test_each_save_prunes(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000003", "step-000004"]
 
 
+def test_what_the_peers_were_told_stays(tmp_path: Path) -> None:
+    checkpointer = filled(tmp_path, 1, keep=1)
+    assert checkpointer.readable() == 1
+    for step in (2, 3):
+        checkpointer.save(step, {"weights": torch.zeros(3)}, blocking=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", "step-000003"]
+    assert checkpointer.readable() == 3
+    assert checkpointer.prune() == ["step-000001"]
+
+
 def test_only_the_valid_attempt_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

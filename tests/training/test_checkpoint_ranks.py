@@ -325,3 +325,21 @@ def test_all_ranks_skip_what_one_of_them_finds_damaged(tmp_path: Path) -> None:
     assert (latest, readable, weight) == (1, 1, 1.0)
     assert "step 2" in error
     assert "__0_0.distcp" in error
+
+
+def loads_without_the_last(rank: int, world: int, group: Any, directory: str) -> Any:
+    checkpointer = Checkpointer(directory)
+    if rank == 1:
+        os._exit(0)
+    try:
+        checkpointer.load(1, {"weights": torch.zeros(1000)}, group)
+    except BaseException as error:
+        return [kind.__name__ for kind in type(error).__mro__]
+    return []
+
+
+def test_a_dead_peer_is_not_the_checkpoints_fault(tmp_path: Path) -> None:
+    """Who loads must not give up a good checkpoint because another rank died meanwhile."""
+    Checkpointer(tmp_path / "c").save(1, {"weights": torch.ones(1000)}, blocking=True)
+    with ranks(tmp_path, 2, loads_without_the_last, str(tmp_path / "c")) as run:
+        assert "RuntimeError" in run.result(0)

@@ -83,11 +83,13 @@ class Checkpointer:
         self._shelf = Shelf(directory)
         self._stage = Stage()
         self._jobs: queue.SimpleQueue[writing.Job | None] = queue.SimpleQueue()
-        self._open = 0
+        self._open: list[dist.ProcessGroup | None] = []
+        """The groups of the saves under way."""
         self._idle = threading.Condition()
         self._thread: threading.Thread | None = None
         self._in_flight: set[str] = set()
         self._loading: set[int] = set()
+        self._announced = -1
 
     def due(self, step: int) -> bool:
         """Is it time for a checkpoint after ``step`` completed steps?"""
@@ -119,7 +121,7 @@ class Checkpointer:
         if blocking:
             self.wait()
         with self._idle:
-            free = self._open == 0
+            free = not self._open
         began = time.perf_counter()
         planner = None
         if free:
@@ -127,7 +129,7 @@ class Checkpointer:
             planner = self._stage.take(flat, group)
             self.counts.staging_ms = (time.perf_counter() - began) * 1e3
         with self._idle:
-            self._open += 1
+            self._open.append(group)
         self._jobs.put(writing.Job(step, planner, group))
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._work, name="sres-checkpoint", daemon=True)
@@ -139,7 +141,7 @@ class Checkpointer:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being written; False when ``timeout`` seconds were not enough."""
         with self._idle:
-            return self._idle.wait_for(lambda: self._open == 0, timeout)
+            return self._idle.wait_for(lambda: not self._open, timeout)
 
     def close(self, timeout: float | None = 60.0) -> bool:
         """Finish what is under way and end the thread; False when it did not end in time."""
@@ -154,9 +156,11 @@ class Checkpointer:
     def readable(self) -> int:
         """The newest step that looks complete to this rank; -1: none. Cheap, no communication.
 
-        Names and sizes are compared with the manifest; content is not read.
+        Names and sizes are compared with the manifest; content is not read. The peers may rely on
+        the answer, so this one is not pruned before the next call.
         """
-        return self._shelf.readable()
+        self._announced = self._shelf.readable()
+        return self._announced
 
     def latest(self, group: dist.ProcessGroup | None = None) -> int:
         """The newest step with a verified checkpoint; -1: none.
@@ -186,6 +190,7 @@ class Checkpointer:
 
         Raises:
             CheckpointError: it is damaged, or does not fit; the state may be half loaded then.
+            RuntimeError: the group broke meanwhile (a rank died).
         """
         self._quiet(group)
         self._loading.add(step)
@@ -201,12 +206,15 @@ class Checkpointer:
         """
         if not writing.current():
             return []
-        return self._shelf.prune(self.keep, writing.me(), set(self._in_flight), set(self._loading))
+        return self._shelf.prune(
+            self.keep, writing.me(), set(self._in_flight), self._loading | {self._announced}
+        )
 
     def _quiet(self, group: dist.ProcessGroup | None) -> None:
-        """Two threads must not use one group at a time."""
+        """Two threads must not use one group at a time. A save of another world may go on."""
         if group is not None:
-            self.wait()
+            with self._idle:
+                self._idle.wait_for(lambda: not any(one is group for one in self._open))
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -214,7 +222,7 @@ class Checkpointer:
                 self._do(job)
             finally:
                 with self._idle:
-                    self._open -= 1
+                    self._open.pop(0)
                     self._idle.notify_all()
 
     def _do(self, job: writing.Job) -> None:

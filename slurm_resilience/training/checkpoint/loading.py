@@ -81,12 +81,13 @@ def load(
 
     Raises:
         CheckpointError: it is unusable.
+        RuntimeError: the group broke; that says nothing of the checkpoint.
     """
     team = Team(group)
     try:
         check(shelf, step, team, content)
         _load(shelf, step, state, team, per_rank)
-    except (PartFailed, CheckpointException, Damaged, OSError, RuntimeError) as error:
+    except (PartFailed, CheckpointException, Damaged) as error:
         raise CheckpointError(
             f"checkpoint of step {step} in {shelf.path} cannot be loaded: {one_line(error)}"
         ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Options:
     finalize: Callable[[Any, Any], None] | None = None
     on_event: Callable[[str, dict[str, Any]], None] | None = None
     watch: Any = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    stacks: str = ""
 
     @property
     def uses_cuda(self) -> bool:
@@ -45,11 +45,3 @@ class Options:
     @property
     def chosen_backend(self) -> str:
         return self.backend or ("cpu:gloo,cuda:nccl" if _cuda() else "gloo")
-
-    def watch_mark(self, what: str, step: int) -> None:
-        """Tell the watch, if there is one, how far this process is."""
-        if self.watch is not None:
-            if what == "committed":
-                self.watch.commit(step)
-            else:
-                self.watch.begin(step)

@@ -34,6 +34,7 @@ from slurm_resilience.training.place import Place, place
 from slurm_resilience.training.run import codes, keeper
 from slurm_resilience.training.session import Session
 from slurm_resilience.training.signals import Interrupted, PoisonedProcess
+from slurm_resilience.training.watch import Watch
 
 log = logging.getLogger("sres.training")
 T = TypeVar("T")
@@ -77,7 +78,8 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
         abort: called with the session and the `Break` when a world is left.
         finalize: called with the session and the `Break` before the next world is met.
         on_event: called with a name and a dict, for logs and metrics.
-        watch: a `Watch`: hang limit learnt from the step time, stragglers.
+        watch: a `Watch` of one's own; False: none. It learns the hang limit from the step time.
+        stacks: directory for every rank's stacks when training hangs; empty: not written.
 
     Returns:
         The decorated function. It returns what the block returned.
@@ -140,6 +142,9 @@ class Runner:
         self._meeting = meeting(where.meet, where.secret)
         self._session = Session(where, options)
         self._warm_up()
+        if options.watch is not False:
+            stacks = options.stacks or None
+            self._session.watch = options.watch or Watch(silence=options.silence, stacks=stacks)
         self._mesh = Mesh(
             self._meeting,
             me,
@@ -344,7 +349,18 @@ class Runner:
             keeper.evict(peer.pid, reason)
 
     def _tick(self, now: float) -> Beat | None:
-        return None
+        watch, mesh = self._session.watch, self._mesh
+        if watch is None:
+            return None
+        view = mesh.current
+        if view is not None and mesh.end is None and mesh.status.phase == "running":
+            beats = {n: b for n, b in mesh.beats().items() if view.rank_of(n) >= 0}
+            verdict = watch.stalled(now, beats)
+            if verdict is not None and self._session._group is not None:
+                end = Break(view.generation, verdict.reason, verdict.culprit or "", "hang")
+                self._event("hang", reason=verdict.reason)
+                mesh.over(end)
+        return watch.beat()
 
     # -- small things -------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from slurm_resilience.training.heal import Healer
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import Place
 from slurm_resilience.training.signals import Interrupted
+from slurm_resilience.training.watch import Watch
 
 T = TypeVar("T")
 log = logging.getLogger("sres.training")
@@ -59,6 +60,8 @@ class Session:
         self._reshaped: list[nn.parallel.DistributedDataParallel] = []
         self.attempt = 0
         """How often this process has entered the block."""
+        self.watch: Watch | None = None
+        """Progress, hang limit and stragglers; None: switched off."""
         self.last_end: Break | None = None
         """Why the block was entered again; None at first."""
 
@@ -211,7 +214,7 @@ class Session:
         position = self._healer.progress.positions.get(name)
         if position is not None:
             loader.load_state_dict(position)
-        self._weigh(loader)
+        self._weigh(loader, how)
         return self._batches(loader)
 
     def _make_loader(
@@ -219,6 +222,7 @@ class Session:
     ) -> Any:
         from slurm_resilience.training.data import ReplayLoader
 
+        how.setdefault("autocommit", False)
         if "data" not in self._place.parts:
             how.setdefault("cache", False)
         rank, world = group.rank, group.view.size
@@ -226,15 +230,14 @@ class Session:
             source, global_batch=global_batch, rank=rank, world=world, steps=steps, **how
         )
 
-    def _weigh(self, loader: Any) -> None:
+    def _weigh(self, loader: Any, how: dict[str, Any]) -> None:
         """Unequal shares: DDP averages over ranks, the loss is an average over samples."""
-        weight = getattr(loader, "weight", 1.0)
-        if weight == 1.0:
+        if loader.weight == 1.0 and how.get("drop_last", True):
             return
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
         def weighted(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-            bucket.buffer().mul_(weight)
+            bucket.buffer().mul_(loader.weight)
             return allreduce_hook(state, bucket)
 
         # torch compares annotations with its classes; here they are words.
@@ -247,7 +250,8 @@ class Session:
         for batch in loader:
             self._check()
             inject.point("before-backward", step=self.step, rank=self.rank)
-            self._options.watch_mark("step", self.step)
+            if self.watch is not None:
+                self.watch.begin(self.step)
             yield batch
 
     @property
@@ -284,7 +288,8 @@ class Session:
         self._inside = False
         progress.dirty = False
         self._healer.committed(self._now(), self._mesh)
-        self._options.watch_mark("committed", progress.step)
+        if self.watch is not None:
+            self.watch.commit(progress.step)
         inject.point("after-update", step=progress.step, rank=self.rank)
         self._boundary()
 
@@ -314,6 +319,10 @@ class Session:
         self._group, self._view = group, group.view
         self.attempt += 1
         self._reshaped = []
+        if self.watch is not None:
+            world = dist.group.WORLD
+            count = getattr(world, "_get_sequence_number_for_group", None)
+            self.watch.enter(self._mesh.me.id, self._place.seat, count)
 
     def _leave(self) -> None:
         self._inside = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -329,13 +330,15 @@ wait("never")
 
 
 def test_ranks_end_with_the_launcher_even_without_its_guard(run: Run) -> None:
-    run.start('write("up")\nwait("never")\n', "--standby=0")
-    pid = run.read("up.0.0")["pid"]
+    run.start('write("up", keeper=os.environ["SRES_KEEPER"])\nwait("never")\n', "--standby=0")
+    rank = run.read("up.0.0")
+    pid = rank["pid"]
     assert run.process is not None
     (guard,) = (p for p in psutil.Process(run.process.pid).children() if p.pid != pid)
     guard.kill()
     run.process.kill()
     until(lambda: gone(pid), "end of the rank")
+    shutil.rmtree(Path(rank["keeper"]).parent)
 
 
 def test_a_stopped_rank_is_evicted(run: Run) -> None:

@@ -19,7 +19,7 @@ from slurm_resilience.training.run.environment import common, of_rank
 from slurm_resilience.training.run.guard import Guard
 from slurm_resilience.training.run.job import Job
 from slurm_resilience.training.run.keeper import Ear
-from slurm_resilience.training.run.meeting import next_incarnation, remove
+from slurm_resilience.training.run.meeting import next_incarnation
 from slurm_resilience.training.run.output import tail
 from slurm_resilience.training.run.process import Order, Process
 from slurm_resilience.training.run.seat import Seat
@@ -309,22 +309,19 @@ class Launcher:
             self._over.set_exception(error)
 
 
-def life(job: Job, environment: Mapping[str, str], private: Path) -> int:
-    """Guard, listen, run, clean up.
+def life(job: Job, environment: Mapping[str, str], guard: Guard) -> int:
+    """Listen and run.
 
     Args:
-        job: what to do; its node's keeper lies in `private`.
+        job: what to do.
         environment: the launcher's.
-        private: the private directory; removed at the end, however that comes.
+        guard: cleans up if this process is killed.
 
     Returns:
         The launcher's exit code.
     """
-    guard = Guard(private)
     ear = Ear(Path(job.node.keeper))
     try:
         return Launcher(job, environment, ear, guard).run()
     finally:
         ear.close()
-        remove(private)
-        guard.close()

@@ -19,6 +19,7 @@ from slurm_resilience.errors import SresError, UsageError
 from slurm_resilience.training.run import launch, words
 from slurm_resilience.training.run import meeting as meetings
 from slurm_resilience.training.run.environment import Node
+from slurm_resilience.training.run.guard import Guard
 from slurm_resilience.training.run.job import Job
 from slurm_resilience.training.run.output import Streams
 from slurm_resilience.training.run.place import place
@@ -183,6 +184,7 @@ def _start(**given: Any) -> int:
     tees = words.streams("--tee", given["tee"], ranks)
     shown = words.ranks_filter(given["local_ranks_filter"], ranks)
     private = meetings.private_directory()
+    guard = Guard(private)
     try:
         meeting = meetings.meeting(
             environment,
@@ -229,9 +231,10 @@ def _start(**given: Any) -> int:
             before=before,
             after=after,
         )
-        return launch.life(job, environment, private)
+        return launch.life(job, environment, guard)
     finally:
         meetings.remove(private)
+        guard.close()
 
 
 class _Wishes(NamedTuple):

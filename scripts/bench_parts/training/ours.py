@@ -1,0 +1,58 @@
+"""Our side of the faults: the same job under our launcher."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping
+
+from drive import HERE, VICTIM, WORLD, Job
+from faults import RUN_SECONDS, SURVIVORS
+from figures import Event, downtime
+
+
+def _start(job: Job, standby: int) -> None:
+    argv = [sys.executable, "-m", "slurm_resilience.training.run", "--standalone"]
+    argv += ["--nproc-per-node", str(WORLD), "--standby", str(standby)]
+    argv += ["--rdzv-backend", "dir", "--rdzv-endpoint", str(job.directory / "meet")]
+    argv += ["--standby-import", "job", "--standby-import", "warmed"]
+    job.start([*argv, str(HERE / "workers" / "ours.py")])
+    job.warm()
+    if standby:
+        warm = lambda _: any(job.directory.glob("standby*")) or None  # noqa: E731
+        job.until(warm, "warm standby")
+
+
+def exception() -> dict[str, float]:
+    """An exception in one rank; all four step again, in their old processes."""
+    with Job(RUN_SECONDS) as job:
+        _start(job, 1)
+        at = job.make_raise(VICTIM)
+        took = job.until(lambda ranks: downtime(ranks, at, range(WORLD), WORLD), "recovery")
+        return {"exception_all_s": took}
+
+
+def sigkill(warm: bool) -> dict[str, float]:
+    """SIGKILL of one rank, replaced by a warm standby or by a new process."""
+    with Job(RUN_SECONDS) as job:
+        _start(job, 1 if warm else 0)
+        at = job.kill(VICTIM)
+        survivors = job.until(lambda ranks: downtime(ranks, at, SURVIVORS), "survivors' step")
+        everybody = job.until(lambda ranks: downtime(ranks, at, range(WORLD), WORLD), "rejoining")
+        name = "sigkill_all_warm_s" if warm else "sigkill_all_cold_s"
+        return {"sigkill_survivors_s": survivors, name: everybody}
+
+
+def hang() -> dict[str, float]:
+    """SIGSTOP of one rank: until the first survivor is out of its block, and from there on."""
+    with Job(RUN_SECONDS) as job:
+        _start(job, 1)
+        at = job.kill(VICTIM, signal.SIGSTOP)
+
+        def left(ranks: Mapping[int, list[Event]]) -> float | None:
+            times = [e.at for r in SURVIVORS for e in ranks[r] if e.name == "left" and e.at > at]
+            return min(times) if times else None
+
+        found = job.until(left, "detection")
+        took = job.until(lambda ranks: downtime(ranks, at, SURVIVORS), "survivors' step")
+        return {"hang_detect_s": found - at, "hang_recover_s": at + took - found}

@@ -1,0 +1,111 @@
+"""What is measured, in which order: each part gives some of the keys, once a round."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import faults
+import figures
+import ours
+import overhead
+import stores
+from drive import HERE, RunFailed
+from rivals import Rivals
+
+sys.path.insert(0, str(HERE.parent))
+PAIRS_A_ROUND = 8
+STORES_SECONDS = 150
+
+
+class Part(NamedTuple):
+    """One run that is repeated."""
+
+    name: str
+    keys: tuple[str, ...]
+    run: Callable[[], dict[str, float]]
+    rival: str = ""
+    """Whose package it needs."""
+    once: bool = False
+    """It repeats itself: its figures are medians already."""
+    own_n: int = 1
+    """Of how many, then."""
+
+
+def parts(rivals: Rivals, repeats: int) -> list[Part]:
+    """All of them."""
+    found = [
+        Part("exception", ("exception_all_s",), ours.exception),
+        Part(
+            "SIGKILL, cold",
+            ("sigkill_survivors_s", "sigkill_all_cold_s"),
+            lambda: ours.sigkill(warm=False),
+        ),
+        Part("SIGKILL, warm", ("sigkill_all_warm_s",), lambda: ours.sigkill(warm=True)),
+        Part("hang", ("hang_detect_s", "hang_recover_s"), ours.hang),
+    ]
+    for fault in ("exception", "sigkill"):
+        key = f"torchrun_{fault}_all_s"
+        run = lambda f=fault: faults.torchrun(rivals, f)  # noqa: E731
+        found.append(Part(f"torchrun, {fault}", (key,), run, "torchrun"))
+    found.append(
+        Part(
+            "checkpoint and restart",
+            ("checkpoint_restart_s",),
+            lambda: faults.torchrun(rivals, "sigkill", checkpoint=True),
+            "torchrun",
+        )
+    )
+    for fault, key in (
+        ("exception", "nvrx_exception_all_s"),
+        ("sigkill", "nvrx_sigkill_survivors_s"),
+    ):
+        run = lambda f=fault: faults.nvrx(rivals, f)  # noqa: E731
+        found.append(Part(f"nvidia-resiliency-ext, {fault}", (key,), run, "nvrx"))
+    keys = ("torchft_sigkill_survivors_s", "torchft_sigkill_all_s")
+    found.append(Part("torchft, sigkill", keys, lambda: faults.torchft(rivals), "torchft"))
+    for size in figures.SIZES:
+        keys = tuple(f"{kind}_init_{size}_s" for kind in stores.KINDS if kind != "mesh")
+        found.append(Part(f"forming, {size} ranks", keys, lambda n=size: _stores(n)))
+    keys = ("first_batch_after_restart_s", "first_batch_rebuilt_s")
+    found.append(Part("first batch", keys, lambda: _data(repeats), once=True, own_n=repeats))
+    keys = ("peer_restore_gbps", "bare_send_gbps")
+    found.append(Part("peer restore", keys, _peer_restore, once=True, own_n=5))
+    return found
+
+
+def chosen(found: Iterable[Part], only: Iterable[str]) -> list[Part]:
+    """The parts that give at least one of these keys; no keys: all."""
+    wanted = set(only)
+    return [part for part in found if not wanted or wanted & set(part.keys)]
+
+
+def step_overhead(repeats: int) -> dict[str, object]:
+    """Relative: 0.01 is one per cent."""
+    return figures.overhead(overhead.measure(PAIRS_A_ROUND * repeats))
+
+
+def _stores(size: int) -> dict[str, float]:
+    argv = [sys.executable, str(HERE / "stores.py"), str(size), *stores.KINDS]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=STORES_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise RunFailed(f"no group of {size} within {STORES_SECONDS} s") from None
+    if done.returncode != 0:
+        raise RunFailed(f"no group of {size}: {(done.stderr.splitlines() or ['?'])[-1]}")
+    return {f"{k}_init_{size}_s": v for k, v in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
+def _data(repeats: int) -> dict[str, float]:
+    import data_restart
+
+    return data_restart.measure(repeats)
+
+
+def _peer_restore() -> dict[str, float]:
+    import peer_restore
+
+    return peer_restore.run()

@@ -1,0 +1,142 @@
+"""How long a process group takes to form, by the store through which its ranks find each other.
+
+All ranks are forked from one process that has torch loaded, have formed a group of their own
+before, and start together; the time ends with the last rank's first all-reduce. Run as a program,
+which prints one line of JSON: ``stores.py SIZE KIND...``.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import uuid
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from drive import free_port
+
+from slurm_resilience.mesh.layout import Rules
+from slurm_resilience.mesh.meeting import Directory
+from slurm_resilience.mesh.mesh import Mesh
+from slurm_resilience.mesh.model import Peer
+from slurm_resilience.training.group import MeshStore
+from slurm_resilience.training.group.dirstore import DirStore
+
+KINDS = {
+    "rootless": "directory (DirStore)",
+    "mesh": "mesh (MeshStore)",
+    "tcpstore": "TCPStore, server up before",
+    "tcpstore_racing": "TCPStore, rank 0 starts it",
+}
+_LIMIT = timedelta(seconds=30)
+
+
+class Round(NamedTuple):
+    """What the ranks of one round have in common."""
+
+    kind: str
+    size: int
+    home: Path
+    port: int
+    start: Any
+    """Barrier of all ranks."""
+    answers: Any
+
+
+def _store(round: Round, rank: int, mesh: Mesh | None, generation: int) -> dist.Store:
+    if round.kind == "rootless":
+        return DirStore(round.home / "store", _LIMIT)
+    if round.kind == "mesh":
+        return MeshStore(mesh, generation)
+    return dist.TCPStore(
+        "127.0.0.1",
+        round.port,
+        is_master=round.kind == "tcpstore_racing" and rank == 0,
+        wait_for_workers=False,
+        timeout=_LIMIT,
+    )
+
+
+def _meet(round: Round, rank: int) -> tuple[Mesh, int]:
+    """The mesh is there before: it lives as long as its process, and stores come and go."""
+    peer = Peer(id=f"{rank}.{uuid.uuid4().hex}", seat=rank, host="127.0.0.1", pid=os.getpid())
+    rules = Rules(seats=round.size, min_world=round.size)
+    mesh = Mesh(Directory(round.home / "meet"), peer, rules).start()
+    view = mesh.meet(_LIMIT.total_seconds())
+    assert view is not None
+    return mesh, view.generation
+
+
+def _rank(round: Round, rank: int) -> None:
+    torch.set_num_threads(1)
+    alone = (
+        _store(round._replace(home=round.home / f"{rank}"), rank, None, 0)
+        if (round.kind == "rootless")
+        else dist.HashStore()
+    )
+    dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+    mesh, generation = _meet(round, rank) if round.kind == "mesh" else (None, 0)
+    round.start.wait(_LIMIT.total_seconds())
+    began = time.monotonic()
+    store = _store(round, rank, mesh, generation)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=round.size, timeout=_LIMIT)
+    token = torch.ones(1)
+    dist.all_reduce(token)
+    ended = time.monotonic()
+    assert token.item() == round.size
+    round.answers.put((began, ended))
+    # Nobody leaves while another still needs it.
+    round.start.wait(_LIMIT.total_seconds())
+    os._exit(0)
+
+
+def measure(kind: str, size: int) -> float:
+    """Seconds from the common start to the last rank's first all-reduce."""
+    fork = multiprocessing.get_context("fork")
+    server, port = None, free_port()
+    if kind == "tcpstore":
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port = server.port
+    with tempfile.TemporaryDirectory(prefix="sres-bench-") as home:
+        round = Round(kind, size, Path(home), port, fork.Barrier(size), fork.SimpleQueue())
+        ranks = [fork.Process(target=_rank, args=(round, rank)) for rank in range(size)]
+        try:
+            for process in ranks:
+                process.start()
+            for process in ranks:
+                process.join(2 * _LIMIT.total_seconds())
+            if any(process.exitcode for process in ranks):
+                raise RuntimeError(f"{kind}, {size} ranks: a rank failed")
+            times = [round.answers.get() for _ in ranks]
+        finally:
+            for process in ranks:
+                if process.is_alive():
+                    process.kill()
+                process.join(10)
+    del server
+    return max(end for _, end in times) - min(start for start, _ in times)
+
+
+def main() -> None:
+    size = int(sys.argv[1])
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
+    # The ranks share these pages; a collection would copy them all in each.
+    gc.collect()
+    gc.freeze()
+    print(json.dumps({kind: measure(kind, size) for kind in sys.argv[2:]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -20,7 +20,7 @@ from slurm_resilience.training.heal import Healer
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import Place
 from slurm_resilience.training.signals import Interrupted
-from slurm_resilience.training.watch import Watch
+from slurm_resilience.training.watch import Watch, listen
 
 T = TypeVar("T")
 log = logging.getLogger("sres.training")
@@ -58,6 +58,7 @@ class Session:
         self._update = Update(self)
         self._healer = Healer(options, place)
         self._reshaped: list[nn.parallel.DistributedDataParallel] = []
+        self._stop_listening: list[Callable[[], None]] = []
         self.attempt = 0
         """How often this process has entered the block."""
         self.watch: Watch | None = None
@@ -183,6 +184,8 @@ class Session:
             )
         self._now().hold(wrapped)
         self._reshaped.append(wrapped)
+        if self.watch is not None:
+            self._stop_listening.append(listen(self.watch, wrapped))
         return wrapped
 
     def loader(
@@ -276,6 +279,8 @@ class Session:
         if self._inside:
             raise UsageError("s.update() inside of s.update()")
         self._inside = True
+        if self.watch is not None:
+            self.watch.mark("update")
         self._healer.progress.dirty = True
         inject.point("update", step=self.step, rank=self.rank)
 
@@ -326,6 +331,9 @@ class Session:
 
     def _leave(self) -> None:
         self._inside = False
+        for stop in self._stop_listening:
+            stop()
+        self._stop_listening = []
         if self._group is not None:
             for thing in self._healer.released():
                 self._group.hold(thing)

@@ -27,6 +27,8 @@ class Place(NamedTuple):
     """What the mesh listens on."""
     parts: frozenset[str]
     """Which of the four parts are on."""
+    min_world: int = 0
+    """As the launcher was told (--nnodes MIN:MAX); 0: nothing."""
 
 
 def place(environment: Mapping[str, str]) -> Place:
@@ -50,6 +52,7 @@ def place(environment: Mapping[str, str]) -> Place:
         environment.get("SRES_SECRET", ""),
         address(environment, seats),
         _parts(environment),
+        _number(environment, ("SRES_MIN_WORLD",), 0),
     )
 
 

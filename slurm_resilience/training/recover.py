@@ -120,7 +120,7 @@ class Runner:
         self._faults: list[tuple[int, str]] = []
         rules = Rules(
             seats=where.seats,
-            min_world=options.min_world or where.seats,
+            min_world=options.min_world or where.min_world or where.seats,
             replica_size=options.replica_size,
             patience=options.patience,
             start_patience=options.start_patience,

@@ -19,6 +19,7 @@ from slurm_resilience.training.group import Group
 from slurm_resilience.training.heal import Healer
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import Place
+from slurm_resilience.training.run import keeper
 from slurm_resilience.training.signals import Interrupted
 from slurm_resilience.training.watch import Watch, listen
 
@@ -163,6 +164,7 @@ class Session:
         inject.point("recovery", step=self.step, rank=self.rank)
         self._healer.heal(objects, group, self._mesh)
         self._say_running()
+        keeper.ready()
         for loader in self._loaders.values():
             loader.rewind()
         return self.step

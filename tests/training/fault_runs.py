@@ -151,13 +151,14 @@ class Outcome:
             for step, generation in self.committed.items()
         }
         """Step → mean over the ranks that told it."""
-        self.samples: dict[int, list[int]] = defaultdict(list)
-        """Step → the samples that its gradient was made of."""
+        self.samples: dict[int, dict[int, list[int]]] = defaultdict(dict)
+        """Step → seat → the samples that its gradient was made of."""
         for event in self.events:
             if event.name == "batch":
                 step, generation, indices = event.details
                 if self.committed.get(step) == generation:
-                    self.samples[step] += indices
+                    # The last one counts: a world in which nobody is left counts from 1 again.
+                    self.samples[step][event.seat] = indices
         self.digests: dict[int, set[str]] = defaultdict(set)
         """Part → digests of the final parameters."""
         for event in self.events:
@@ -168,5 +169,6 @@ class Outcome:
     def every_sample_once(self, steps: int, batch: int) -> None:
         """Assert it."""
         assert sorted(self.committed) == list(range(steps))
-        seen = sorted(index for indices in self.samples.values() for index in indices)
+        shares = [share for seats in self.samples.values() for share in seats.values()]
+        seen = sorted(index for share in shares for index in share)
         assert seen == list(range(steps * batch))

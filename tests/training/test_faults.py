@@ -99,14 +99,17 @@ def test_the_survivors_go_on_and_the_lost_one_rejoins(start: Start, kind: str) -
         assert abs(loss - seen.losses[step]) < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["ddp", "hsdp", "fsdp"])
-@pytest.mark.parametrize("case", ["all_replicas", "one_part"])
-def test_lost_state_comes_from_the_disk(start: Start, kind: str, case: str, tmp_path: Path) -> None:
-    if case == "one_part" and kind == "ddp":
-        pytest.skip("the fake case: under DDP every rank holds all parts")
-    everybody = "kill:step=9"
-    part = "kill:seat=1,step=9;kill:seat=3,step=9"
-    inject = everybody if case == "all_replicas" else part
+EVERYBODY = "kill:step=9"
+BOTH_OF_ONE_PART = "kill:seat=1,step=9;kill:seat=3,step=9"
+
+
+@pytest.mark.parametrize(
+    ("kind", "inject"),
+    [("ddp", EVERYBODY), ("hsdp", EVERYBODY), ("hsdp", BOTH_OF_ONE_PART), ("fsdp", EVERYBODY)],
+)
+def test_lost_state_comes_from_the_disk(
+    start: Start, kind: str, inject: str, tmp_path: Path
+) -> None:
     disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "4")
     words = ("--kind", kind, "--steps", str(STEPS), *disk)
     run = start(*words, inject=inject)

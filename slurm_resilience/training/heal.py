@@ -99,6 +99,8 @@ class Healer:
         found = state.plan(view, checksum=self._options.checksum)
         if "state" not in self._place.parts and found.kind == "peers":
             found = self._without_peers(view)
+        if found.kind in ("disk", "impossible") and self._options.checkpointer is not None:
+            found = self._ask_disk(found)
         if rank == 0 and found.kind != "nothing":
             log.warning("generation %d: %s", view.counter, found.reason)
         report = None
@@ -124,6 +126,16 @@ class Healer:
         self.last = {"kind": found.kind, "step": found.step, "reason": found.reason}
         if report is not None:
             self.last |= {"bytes": report.received, "seconds": report.seconds}
+
+    def _ask_disk(self, found: state.HealPlan) -> state.HealPlan:
+        """What members said of the disk may be older than the last checkpoint: all look together
+        (all have the same plan, so all come here)."""
+        step = self._options.checkpointer.latest(self._disk_group)
+        if step < 0 or (found.kind == "disk" and step == found.step):
+            return found
+        trouble = found.reason.partition(":")[0]
+        reason = f"{trouble}: everybody reads the checkpoint of step {step}"
+        return state.HealPlan("disk", step, reason)
 
     def _without_peers(self, view: View) -> state.HealPlan:
         """Part `state` is off: what no peer may give comes from the disk."""

@@ -88,6 +88,9 @@ IO = (
         "slurm/hostlists",
         "wire/messages",
         "wire/frames",
+        "mesh/model",
+        "mesh/messages",
+        "mesh/layout",
     ],
 )
 def test_the_middle_is_pure(pure: str) -> None:
@@ -126,6 +129,7 @@ def test_pyslurm_has_one_door() -> None:
         ("agent", ("controller", "resume", "replace", "cli", "lab")),
         ("resume", ("controller", "agent", "replace", "cli", "lab", "health")),
         ("controller", ("agent", "resume", "cli", "lab", "health")),
+        ("mesh", ("training", "controller", "agent", "resume", "cli", "lab", "slurm", "wire")),
     ],
 )
 def test_rooms_keep_to_themselves(name: str, forbidden: tuple[str, ...]) -> None:

@@ -1,0 +1,135 @@
+"""Worlds: how a generation ends, when the next is proposed, and who has to be out first."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from slurm_resilience.errors import WireError
+from slurm_resilience.mesh import layout, messages
+from slurm_resilience.mesh.core import BEAT, log
+from slurm_resilience.mesh.members import Members
+from slurm_resilience.mesh.messages import Form, Over
+from slurm_resilience.mesh.model import Break, Member, View, counter_of, generation_number
+
+SHORT_SILENCE = 3 * BEAT
+"""Seconds of silence that are too many once a generation is over and all should be talking."""
+AGAIN = 0.01
+"""Seconds between two calls of `on_end` while the main thread is still in its block: a call that
+was not cut the first time is cut the next."""
+STRIKES = 2
+"""Generations that failed because of one peer, before the others go on without it."""
+
+
+class Generations(Members):
+    """Ends and beginnings."""
+
+    def _over(self, end: Break) -> None:
+        if self._view is None or end.generation != self._view.generation or self._end is not None:
+            return
+        self._end, self._ended_at = end, time.monotonic()
+        if end.kind == "lost" and end.culprit in self._links:
+            self._strikes[end.culprit] = self._strikes.get(end.culprit, 0) + 1
+        log.info("generation %d is over: %s", self._view.counter, end.reason)
+        self._broadcast(Over(end))
+        self._changed.notify_all()
+
+    def _adopt(self, view: View) -> None:
+        if view.generation <= self._highest:
+            return
+        self._highest = view.generation
+        if view.rank_of(self.me.id) < 0:
+            return
+        if self._view is not None and self._end is None:
+            self._over(Break(self._view.generation, "a newer generation was formed"))
+        for generation in [g for g in self._keys if g < view.generation]:
+            del self._keys[generation]
+        self._view, self._end, self._waits_for = view, None, ""
+        self._adopted_at = time.monotonic()
+        for peer in self._unreached():
+            # Two that came at the same time may still be shaking hands.
+            self._dial(peer.id, peer.host, peer.port)
+        self._changed.notify_all()
+
+    def _all_done(self) -> bool:
+        """Is everybody done who would be in the next generation? Spares do not count."""
+        present = self._present()
+        if self.status.phase == "running" or not any(m.status.phase == "done" for m in present):
+            return False
+        chosen = layout.arrange(layout.one_a_seat(present), self._rules.replica_size)
+        return bool(chosen) and all(member.status.phase == "done" for member in chosen)
+
+    def _consider(self, now: float) -> None:
+        """Propose the next generation, if it is time and this is the lowest seat."""
+        self._look_again = None
+        if self._evicted or self._finished or self.me.seat < 0:
+            return
+        view = self._view
+        going_on = view is not None and self._end is None
+        if going_on and self.status.generation < self._current():
+            return  # being formed
+        present = self._present()
+        busy = [m for m in present if m.status.phase == "running"]
+        if going_on and any(m.status.generation == self._current() for m in busy):
+            return
+        if any(m.status.generation > self._current() for m in busy):
+            return  # a living world that this process is not in: it is asked in at a boundary
+        if busy:
+            self._hurry(busy, now)
+            if any(m.peer.id == self.me.id or m.peer.id in self._links for m in busy):
+                return
+            present = self._present()
+        if self._all_done():
+            # Kept: the first to hear of it leave at once, and would be missed otherwise.
+            self._finished = True
+            self._changed.notify_all()
+            return
+        if self.me.seat > min(m.peer.seat for m in present):
+            return
+        for name in [name for name, strikes in self._strikes.items() if strikes >= STRIKES]:
+            del self._strikes[name]
+            self._give_up(name, "other ranks cannot reach it", dead=False)
+            return
+        proposal = layout.propose(
+            present, self._lost, self._worked, self._rules, now - self._since, bool(self._worked)
+        )
+        if proposal.members is None:
+            if proposal.reason != self._waits_for:
+                log.debug("%s", proposal.reason)
+            self._waits_for = proposal.reason
+            if proposal.again is not None:
+                self._look_again = now + proposal.again
+            return
+        if not any(m.peer.id == self.me.id for m in proposal.members):
+            return
+        highest = max(self._highest, *(m.status.generation for m in present))
+        generation = generation_number(counter_of(highest) + 1, self.me.seat)
+        size = self._rules.replica_size
+        new = View(generation, proposal.members, size, self._rules.seats, proposal.reason)
+        frame = messages.pack(Form(new))
+        for member in new.members:
+            link = self._links.get(member.peer.id)
+            if link is not None:
+                with contextlib.suppress(WireError):
+                    link.send(frame)
+                self._interest(link)
+        self._adopt(new)
+
+    def _hurry(self, busy: list[Member], now: float) -> None:
+        """Give up who does not leave the block of a generation that is over."""
+        for member in busy:
+            if member.peer.id == self.me.id:
+                self._look_again = now + AGAIN
+                continue
+            link = self._links.get(member.peer.id)
+            if link is None:
+                continue
+            late = now - max(self._ended_at, self._since)
+            silent = now - link.heard
+            if silent > SHORT_SILENCE and late > 0:
+                self._give_up(member.peer.id, f"silent for {silent:.1f} s", dead=False)
+            elif self._ended_at and late > self._abort_timeout:
+                text = f"it did not leave its block within {self._abort_timeout:g} s"
+                self._give_up(member.peer.id, text, dead=True)
+            else:
+                self._look_again = now + 0.05

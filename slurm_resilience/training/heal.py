@@ -103,6 +103,11 @@ class Healer:
             found = self._ask_disk(found)
         if rank == 0 and found.kind != "nothing":
             log.warning("generation %d: %s", view.counter, found.reason)
+            if found.kind == "fresh" and any(m.peer.incarnation for m in view.members):
+                log.error(
+                    "every process that had state is gone and there is no checkpoint: "
+                    "training begins from scratch (give `resilient` a Checkpointer)"
+                )
         report = None
         if found.kind == "impossible":
             raise Unrecoverable(found.reason)

@@ -38,6 +38,7 @@ class Run:
         nodes: int = 2,
         ranks: int = 2,
         standby: int = 1,
+        launcher: tuple[str, ...] = (),
     ) -> None:
         self.logs = logs / "log"
         self.logs.mkdir(parents=True)
@@ -49,7 +50,7 @@ class Run:
                 sys.executable, "-m", "slurm_resilience.training.run",
                 "--nnodes", str(nodes), "--nproc-per-node", str(ranks), "--node-rank", str(number),
                 "--rdzv-backend", "dir", "--rdzv-endpoint", str(logs / "meet"),
-                "--rdzv-id", "t", "--standby", str(standby),
+                "--rdzv-id", "t", "--standby", str(standby), *launcher,
                 str(TOY), "--log", str(self.logs), *words,
             ]  # fmt: skip
             with self.out.open("a") as out:

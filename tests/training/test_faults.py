@@ -124,6 +124,7 @@ def test_lost_state_comes_from_the_disk(
 def test_replicas_that_differ_go_back_to_the_disk(start: Start, tmp_path: Path) -> None:
     disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "4")
     words = ("--steps", str(STEPS), "--checksum", "--poke", "6:2", *disk)
+    words = (*words, "--sleep", "0.1")  # the checkpoint of step 4 is on the disk by step 7
     run = start(*words, inject="exception:seat=1,step=7")
     assert run.wait() == [0, 0], run.tail()
     seen = Outcome(run)
@@ -134,10 +135,16 @@ def test_replicas_that_differ_go_back_to_the_disk(start: Start, tmp_path: Path) 
     assert seen.digests == undisturbed(start, "ddp", 0).digests
 
 
-def test_lost_state_without_any_copy_ends_the_training(start: Start) -> None:
+def test_a_training_that_lost_everybody_says_that_it_begins_from_scratch(start: Start) -> None:
     run = start("--steps", str(STEPS), inject="kill:step=5")
+    assert run.wait() == [0, 0], run.tail()
+    assert "begins from scratch" in run.tail()
+
+
+def test_half_of_a_model_without_any_copy_of_the_rest_ends_the_training(start: Start) -> None:
+    run = start("--kind", "hsdp", "--steps", str(STEPS), inject=BOTH_OF_ONE_PART)
     assert set(run.wait()) != {0}
-    assert "scratch" in run.tail()
+    assert "will not start from scratch" in run.tail()
 
 
 def test_a_fault_that_comes_back_is_the_programs_own(start: Start) -> None:

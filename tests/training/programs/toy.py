@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -55,9 +56,11 @@ _log = (words.log / f"{SEAT}.{os.getpid()}.jsonl").open("a", buffering=1)
 def usage() -> list[int]:
     """Threads, file descriptors, resident kilobytes."""
     status = Path("/proc/self/status").read_text()
-    found = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if ":" in line}
-    files = len(list(Path("/proc/self/fd").iterdir()))
-    return [int(found["Threads"]), files, int(found["VmRSS"])]
+    threads, memory = (
+        int(re.search(rf"^{name}:\s*(\d+)", status, re.MULTILINE)[1])
+        for name in ("Threads", "VmRSS")
+    )
+    return [threads, len(list(Path("/proc/self/fd").iterdir())), memory]
 
 
 def tell(event: str, *details: Any) -> None:
@@ -129,13 +132,14 @@ def train(s: Session) -> nn.Module:
     # Unused parameters are looked for, so that DDP keeps its buckets and sums in the same order.
     wrapped = s.ddp(net, find_unused_parameters=True) if words.kind == "ddp" else net
     for x, y, index in s.loader(Samples(), global_batch=words.batch, seed=words.seed):
+        # Told before it can count: if this world commits the step, everybody's share is in it.
+        tell("batch", s.step, s.generation, index.tolist())
         if asked.is_set():
             asked.clear()
             raise Asked(f"at step {s.step}")
         loss = nn.functional.mse_loss(wrapped(x), y)
         loss.backward()
         time.sleep(words.sleep)
-        tell("batch", s.step, s.generation, index.tolist())
         with s.update():
             opt.step()
             opt.zero_grad()

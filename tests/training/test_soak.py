@@ -1,0 +1,78 @@
+"""Many faults in one training, at random moments. None may hang, and nothing may grow.
+
+More of them: SRES_TEST_FAULTS=500, SRES_TEST_SEED=7.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fault_runs import Event, Outcome, Run
+
+pytestmark = pytest.mark.training
+
+FAULTS = int(os.environ.get("SRES_TEST_FAULTS", "25"))
+SEED = int(os.environ.get("SRES_TEST_SEED", "1"))
+STEPS_A_FAULT = 12
+BATCH = 24
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[list[Run]]:
+    runs: list[Run] = []
+    yield runs
+    for run in runs:
+        run.end()
+
+
+def newest(events: list[Event]) -> int:
+    return max((event.details[0] for event in events if event.name == "step"), default=0)
+
+
+def living(events: list[Event], seat: int) -> int:
+    """Process of a seat: the last that has healed."""
+    return [event.pid for event in events if event.seat == seat and event.name == "healed"][-1]
+
+
+@pytest.mark.timeout(120 + 8 * FAULTS)
+def test_many_faults_at_random_moments(place: list[Run], tmp_path: Path) -> None:
+    """Seat 0 lives through all of them: its threads, files and memory are compared."""
+    steps = FAULTS * STEPS_A_FAULT + 20
+    run = Run(
+        None,
+        tmp_path,
+        *("--steps", str(steps), "--batch", str(BATCH), "--min-world", "2", "--usage"),
+        *("--max-faults", "100000", "--silence", "1.5"),
+        nodes=1,
+        ranks=4,
+        launcher=("--max-restarts", "100000"),
+    )
+    place.append(run)
+    chance = random.Random(SEED)
+    done: list[str] = []
+    for number in range(FAULTS):
+        due = 10 + number * STEPS_A_FAULT + chance.randrange(STEPS_A_FAULT)
+        run.until(lambda events, due=due: newest(events) >= due, 60, f"step {due} after {done}")
+        events = run.events()
+        kind = chance.choices(["raise", "kill", "stop"], [70, 25, 5])[0]
+        seat = chance.randrange(0 if kind == "raise" else 1, 4)
+        number_of = {"raise": signal.SIGUSR2, "kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+        try:
+            os.kill(living(events, seat), number_of[kind])
+            done.append(f"{kind} {seat}")
+        except ProcessLookupError:
+            done.append("(none)")  # its seat is being filled again
+    assert run.wait(120) == [0], run.tail()
+    seen = Outcome(run)
+    seen.every_sample_once(steps, BATCH)
+    assert all(len(digests) == 1 for digests in seen.digests.values()), seen.digests
+    usage = [e.details[4] for e in seen.events if e.name == "step" and e.seat == 0]
+    early, late = usage[len(usage) // 4], usage[-1]
+    at_most = [early[0] + 6, early[1] + 40, early[2] * 1.15 + 30_000]
+    # Groups that died in the last two seconds are still being kept.
+    assert all(now <= limit for now, limit in zip(late, at_most, strict=True)), (early, late)

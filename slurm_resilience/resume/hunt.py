@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from threading import Event
 
 import msgspec
 
@@ -31,7 +32,7 @@ class Found(msgspec.Struct, frozen=True):
 class Hunt:
     """One search. `found` is set, and ``wake`` called, when it is over."""
 
-    def __init__(self, search: Callable[[threading.Event], Found | None], wake: Callable[[], None]):
+    def __init__(self, search: Callable[[Event], Found | None], wake: Callable[[], None]):
         """
         Args:
             search: gets an event that is set when nobody wants the answer any more.
@@ -41,7 +42,7 @@ class Hunt:
         self.over = False
         self._search = search
         self._wake = wake
-        self._stop = threading.Event()
+        self._stop = Event()
         self._thread = threading.Thread(target=self._run, name="hunt", daemon=True)
         self._thread.start()
 
@@ -67,7 +68,7 @@ def for_nodes(
     holds: Sequence[str],
     dead: bool,
     go_on: Callable[[], bool],
-    stop: threading.Event,
+    stop: Event,
 ) -> Found | None:
     """Get nodes in place of lost ones. None: nobody wants them any more.
 
@@ -108,15 +109,18 @@ def for_nodes(
     return None
 
 
-def for_tasks(means: Means, nodes: Sequence[str], chosen: Plan) -> Found:
+def for_tasks(means: Means, nodes: Sequence[str]) -> Found:
     """Is nothing wrong with the nodes on which tasks died?"""
+    chosen = Plan("join", "no node is at fault: again on the same node")
+    if means.allocation.refresh() != "RUNNING":
+        return Found(Plan("stop", "the job is over"))
     bad = means.allocation.bad(set(nodes))
-    if bad or means.allocation.refresh() != "RUNNING":
+    if bad:
         return Found(chosen, bad=bad)
     return _at(means, chosen, tuple(nodes))
 
 
-def _take(means: Means, chosen: Plan, dead: bool, stop: threading.Event) -> tuple[str, ...] | None:
+def _take(means: Means, chosen: Plan, dead: bool, stop: Event) -> tuple[str, ...] | None:
     try:
         exchange.shrink(means.allocation, chosen.leave)
     except SlurmError:

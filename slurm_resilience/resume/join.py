@@ -124,9 +124,7 @@ def seats_of_tasks(seats: Sequence[int], per_task: int, tasks: Sequence[int]) ->
     return tuple(seat for task in tasks for seat in seats[task * per_task : (task + 1) * per_task])
 
 
-def join_command(
-    command: SrunCommand, job: int, world: World, slot: Slot, tasks: int
-) -> SrunCommand:
+def join_command(command: SrunCommand, job: int, world: World, slot: Slot) -> SrunCommand:
     """The step that brings a slot's seats back, from the user's own srun line.
 
     Args:
@@ -134,15 +132,15 @@ def join_command(
         job: job id.
         world: as it was.
         slot: with its new node, and the seats to be filled.
-        tasks: of the new step.
     """
+    tasks = world.tasks(slot)
     kept = tuple(_own_file(option, slot, tasks) for option in command.without(*_WHOLE_STEP).options)
     total = command.value("gpus")
     bare = SrunCommand(kept, command.program)
     if total is not None:
         bare = bare.without("gpus")
         share = _share(total, len(world.slots))
-        if share and tasks == world.tasks(slot):
+        if share:
             bare = bare.adding(f"--gpus={share}")
     return bare.adding(
         f"--jobid={job}",
@@ -150,6 +148,7 @@ def join_command(
         *_LIVING,
         "--nodes=1",
         f"--ntasks={tasks}",
+        f"--ntasks-per-node={tasks}",
         f"--nodelist={slot.node}",
         # Standard input is the first step's; a file that both write is not to be emptied.
         "--input=none",

@@ -23,12 +23,13 @@ from slurm_resilience.model import Job
 from slurm_resilience.resume import attempt as program_side
 from slurm_resilience.resume import exchange, fence, join, report, signals, word
 from slurm_resilience.resume.allocation import Allocation
+from slurm_resilience.resume.carriers import End
 from slurm_resilience.resume.classify import Cause, Ending, classify
 from slurm_resilience.resume.environment import Attempt, srun_environment, task_variables
 from slurm_resilience.resume.join import ASKED, LAUNCHER, World, can_live, living, wants
 from slurm_resilience.resume.launch import PLACEMENT, Launch, leading_number, step_nodes
 from slurm_resilience.resume.link import Link
-from slurm_resilience.resume.living import End, Living
+from slurm_resilience.resume.living import Living
 from slurm_resilience.resume.means import Means
 from slurm_resilience.resume.person import Person
 from slurm_resilience.resume.plan import Plan, plan

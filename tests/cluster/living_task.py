@@ -82,6 +82,7 @@ def block(view: View, step: int) -> int:
     return step
 
 
+mesh.start()
 last = 0
 mesh.say(Status())
 while (view := mesh.meet(60)) is not None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,22 @@ from slurm_resilience.lab import LabSpec
 from slurm_resilience.lab.life import missing
 
 pytestmark = [pytest.mark.training, pytest.mark.cluster]
+
+
+def demo(folder: Path, *words: str) -> dict[str, Any]:
+    """Run it; its result."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    lack = missing(LabSpec(nodes=6, network=True))
+    if lack is not None:
+        pytest.skip(f"needs a lab: {lack}")
+    file = folder / "result.json"
+    argv = [sys.executable, "-m", "slurm_resilience.demo.main", "--json", str(file), *words]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    result: dict[str, Any] = json.loads(file.read_text())
+    return result
 
 
 @pytest.mark.parametrize(
@@ -27,18 +44,7 @@ pytestmark = [pytest.mark.training, pytest.mark.cluster]
     ids=["power-sresctld-killed", "xid-gres", "admin", "rank"],
 )
 def test_training_goes_on_bit_equal(tmp_path: Path, fault: str, more: list[str]) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
-    lack = missing(LabSpec(nodes=6, network=True))
-    if lack is not None:
-        pytest.skip(f"needs a lab: {lack}")
-    file = tmp_path / "result.json"
-    argv = [sys.executable, "-m", "slurm_resilience.demo.main", "--fault", fault]
-    argv += ["--steps", "200", "--json", str(file), *more]
-    done = subprocess.run(
-        argv, capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL, check=False
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    result = json.loads(file.read_text())
+    result = demo(tmp_path, "--fault", fault, "--steps", "200", *more)
     assert result["bit_equal"] is True
     assert result["fault"] == fault
     assert 0 < result["steps_lost"] <= 50
@@ -48,3 +54,13 @@ def test_training_goes_on_bit_equal(tmp_path: Path, fault: str, more: list[str])
         assert (result["phases"][name] is None) == (name in absent), name
     assert result["nodes_marked"] == ([] if fault == "rank" else ["n3"])
     assert result["nodes_up"] == 6
+
+
+def test_checkpointless_nobody_else_stops(tmp_path: Path) -> None:
+    """Rank 0's node dies, and the others go on without a checkpoint."""
+    result = demo(tmp_path, "--checkpointless", "--victim=rank0", "--steps=240", "--pace=0.1")
+    assert result["problems"] == []
+    assert result["steps"] == 240
+    seen = result["phases"]
+    assert all(value is not None for value in seen.values()), seen
+    assert seen["detected"] <= seen["survivors_step"] <= seen["joined"]

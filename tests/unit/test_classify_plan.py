@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_resilience.config import Resume
 from slurm_resilience.resume.classify import Cause, Ending, classify, describe
-from slurm_resilience.resume.plan import Facts, Plan, plan
+from slurm_resilience.resume.plan import Facts, Plan, after_task, plan
 
 LIMITS = Resume()
 LONG = LIMITS.progress_after + 1
@@ -119,6 +119,48 @@ def test_nothing_is_resumed_after(kind: Any) -> None:
     assert plan(Cause(kind, "why"), FACTS, (ENDED,), LIMITS) == Plan("stop", "why")
 
 
+# -- plan: the step lives on ------------------------------------------------------------------
+
+LIVING = {"holds": ("n1", "n3"), "job_nodes": ("n1", "n3")}
+
+
+def test_a_living_step_takes_in_another_node() -> None:
+    chosen = node_plan(**LIVING)
+    assert (chosen.kind, chosen.take, chosen.nodes, chosen.leave) == ("join", 1, (), ())
+
+
+def test_a_spare_in_the_allocation_joins_also_with_gres() -> None:
+    chosen = node_plan(holds=("n1", "n3"), job_nodes=("n1", "n2", "n3", "n4"), has_gres=True)
+    assert (chosen.kind, chosen.take, chosen.nodes) == ("join", 0, ("n4",))
+    assert chosen.leave == ("n2",)
+
+
+def test_of_two_lost_nodes_one_may_be_inside() -> None:
+    cause = Cause("node", "n1, n2: dead", ("n1", "n2"))
+    chosen = node_plan(cause, holds=("n3",), job_nodes=("n3", "n4"))
+    assert (chosen.kind, chosen.take, chosen.nodes) == ("join", 1, ("n4",))
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "kind"),
+    [
+        ({"has_gres": True}, "requeue"),
+        ({"permits_expansion": False}, "requeue"),
+        ({"swap_failed": "no idle node"}, "requeue"),
+        ({"has_gres": True, "requeue": False}, "stop"),
+        ({"job_nodes": ("n1", "n2", "n3"), "batch_host": "n2"}, "requeue"),
+        ({"job_nodes": ("n1", "n2", "n3", "n4"), "batch_host": "n2"}, "relaunch"),
+    ],
+)
+def test_where_nobody_can_join_it_is_as_ever(obstacle: dict[str, Any], kind: str) -> None:
+    assert node_plan(**(LIVING | obstacle)).kind == kind
+
+
+def test_a_task_that_dies_again_and_again_is_left_alone() -> None:
+    kinds = [after_task(deaths, LIMITS).kind for deaths in range(1, 6)]
+    assert kinds == ["join"] * LIMITS.max_relaunches + ["stop"] * (5 - LIMITS.max_relaunches)
+
+
 # -- plan: no node is at fault ----------------------------------------------------------------
 
 PROGRAM = Cause("program", "it ended")
@@ -186,6 +228,7 @@ ALL_FACTS = st.builds(
     is_batch=st.booleans(),
     requeue=st.booleans(),
     swap_failed=st.sampled_from(("", "no idle node")),
+    holds=st.lists(st.sampled_from(NODES), unique=True).map(tuple),
 )
 
 
@@ -198,6 +241,9 @@ def test_what_may_never_be_planned(history: list[Ending], seen: Facts) -> None:
     if chosen.kind == "swap":
         assert not seen.has_gres and seen.permits_expansion and not seen.swap_failed
         assert chosen.take > 0 and set(seen.job_nodes) - set(chosen.leave)
+    if chosen.kind == "join":
+        assert seen.holds and not set(chosen.nodes) & {*cause.nodes, *seen.holds}
+        assert not chosen.take or not (seen.has_gres or seen.swap_failed)
     if chosen.kind == "requeue":
         assert seen.is_batch and seen.requeue
     if chosen.kind == "relaunch" and chosen.nodes:

@@ -1,0 +1,173 @@
+"""The steps of a living attempt: the first one, and those that joined it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from slurm_resilience.errors import SresError
+from slurm_resilience.resume.means import Means
+from slurm_resilience.resume.step import EndedTasks, Step, end_step
+
+SLOW_LOOK = 10.0
+"""Seconds between two questions whether a step is over whose srun has not noticed."""
+
+
+@dataclass(eq=False)
+class Carrier:
+    """A running step of the attempt."""
+
+    step: Step
+    number: int
+    seats: tuple[int, ...]
+    """In the order of its tasks."""
+    heard: int = 0
+    """Ended tasks that were read already."""
+    buried: bool = False
+    """Its end was read already."""
+    lost_node: bool = False
+    """srun may wait for a node that is gone."""
+    dismissed: bool = False
+    """Its srun was ended by us: Slurm says that the step is over."""
+
+
+class End(msgspec.Struct, frozen=True):
+    """How the attempt ended."""
+
+    code: int
+    """As a shell shows it."""
+    step: Step
+    """The one whose end it was."""
+    stopped_by_us: bool = False
+    faulty: dict[str, str] = {}
+    """Nodes that were lost and not replaced."""
+    noticed: float = 0.0
+    own_word: bool = False
+    """The training itself said how it ended."""
+
+
+class Carriers:
+    """All of an attempt's steps, in the order in which they were started."""
+
+    def __init__(self, means: Means, step: Step, seats: tuple[int, ...]) -> None:
+        """
+        Args:
+            step: the first one.
+            seats: of its tasks, in their order.
+        """
+        self._means = means
+        self._all = [Carrier(step, 0, seats)]
+        self._looked = 0.0
+
+    def __iter__(self) -> Iterator[Carrier]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def first(self) -> Carrier:
+        return self._all[0]
+
+    @property
+    def running(self) -> bool:
+        return any(carrier.step.running for carrier in self._all)
+
+    def add(self, step: Step, seats: tuple[int, ...]) -> None:
+        self._all.append(Carrier(step, len(self._all), seats))
+
+    def carried(self, carrier: Carrier) -> set[int]:
+        """Seats that no later step has taken over."""
+        later = {seat for other in self._all[carrier.number + 1 :] for seat in other.seats}
+        return set(carrier.seats) - later
+
+    def without_node(self, seats: Sequence[int]) -> None:
+        """The node of these seats is gone: their sruns may wait for it for minutes."""
+        for carrier in self._all:
+            carrier.lost_node |= bool(self.carried(carrier) & set(seats))
+
+    def news(self) -> Iterator[tuple[Carrier, EndedTasks]]:
+        """Tasks that ended badly since this was asked last."""
+        for carrier in self._all:
+            fresh = carrier.step.ended_tasks[carrier.heard :]
+            carrier.heard += len(fresh)
+            yield from ((carrier, ended) for ended in fresh)
+            over = not carrier.step.running and not carrier.dismissed and not carrier.buried
+            if over and carrier.step.code and not carrier.heard:
+                # srun could not even start them.
+                carrier.buried = True
+                tasks = tuple(range(len(carrier.seats)))
+                yield carrier, EndedTasks((), tasks, f"its srun ended with {carrier.step.code}")
+
+    def ended_by_person(self) -> Carrier | None:
+        """The step that somebody ended, if there is one: then all have to end."""
+        for carrier in self._all:
+            step = carrier.step
+            if step.running or carrier.dismissed:
+                continue
+            aborted = step.aborted and not carrier.lost_node
+            if step.cancelled or aborted or step.killed_by or self._means.interrupted(step, False):
+                return carrier
+        return None
+
+    def dismiss(self, alive: set[int]) -> None:
+        """End each srun that has not noticed that its step is over, since it lost a node.
+
+        Args:
+            alive: seats with a living process.
+        """
+        silent = [
+            carrier
+            for carrier in self._all
+            if carrier.step.running and carrier.lost_node and not alive & self.carried(carrier)
+        ]
+        wait = SLOW_LOOK if alive else 1.0
+        if silent and time.monotonic() - self._looked >= wait:
+            self._looked = time.monotonic()
+            self._dismiss(silent)
+
+    def _dismiss(self, carriers: list[Carrier]) -> None:
+        means = self._means
+        try:
+            running = {step.srun_pid for step in means.client.steps(means.allocation.id)}
+        except SresError:
+            return
+        for carrier in carriers:
+            if not carrier.step.running or carrier.step.pid in running:
+                continue
+            # Its tasks are gone: a moment for their last words, which srun still prints.
+            if not carrier.step.wait(0.1):
+                carrier.dismissed = True
+                carrier.step.send_signal(signal.SIGKILL)
+                carrier.step.wait(5.0)
+
+    def let_end(self) -> None:
+        """The training said its last word: its tasks end by themselves, or are ended."""
+        deadline = time.monotonic() + self._means.limits.grace
+        while self.running and (left := deadline - time.monotonic()) > 0:
+            self._means.wake.wait(min(left, 0.2))
+            self._means.wake.clear()
+            self._dismiss([carrier for carrier in self._all if carrier.lost_node])
+        self.end(at_once=False)
+
+    def end(self, *, at_once: bool) -> None:
+        """End them all.
+
+        Args:
+            at_once: without a grace.
+        """
+        means = self._means
+        for carrier in reversed(self._all):
+            if carrier.step.running:
+                end_step(
+                    carrier.step,
+                    means.client,
+                    means.allocation.id,
+                    means.host,
+                    grace=means.limits.grace,
+                    at_once=at_once or carrier.number > 0,
+                )

@@ -1,0 +1,92 @@
+"""What a living step has lost, and what was seen of each seat before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from slurm_resilience.mesh.observer import Picture
+from slurm_resilience.resume import report
+from slurm_resilience.resume.join import Slot
+from slurm_resilience.slurm.hostlists import fold
+
+
+@dataclass(eq=False)
+class Loss:
+    """Seats of one node that are to be filled again."""
+
+    slot: Slot
+    """As it was."""
+    seats: tuple[int, ...]
+    reason: str
+    noticed: float
+    """Seconds since the epoch, as all others here; 0: not yet."""
+    dead: bool
+    peers: frozenset[str]
+    """Ids of the processes that are gone."""
+    generation: int
+    """The last one that they were in."""
+    at_fault: bool = True
+    """The node is; else only its tasks died."""
+    due: float = 0.0
+    """Monotonic: when it is acted on."""
+    hunted: bool = False
+    node: str = ""
+    """The one that takes the seats over."""
+    went_on: float = 0.0
+    nodes_ready: float = 0.0
+    started: float = 0.0
+
+
+@dataclass
+class Seen:
+    """What was seen of each seat so far."""
+
+    peers: dict[int, set[str]] = field(default_factory=dict)
+    generation: dict[int, int] = field(default_factory=dict)
+    incarnation: dict[int, int] = field(default_factory=dict)
+
+    def look(self, picture: Picture) -> None:
+        for peer in picture.peers:
+            self.peers.setdefault(peer.seat, set()).add(peer.id)
+            known = self.incarnation.get(peer.seat, 0)
+            self.incarnation[peer.seat] = max(known, peer.incarnation)
+        for seat in picture.running:
+            self.generation[seat] = picture.generation
+
+    def ids(self, seats: Iterable[int]) -> frozenset[str]:
+        """Every process that was seen on these seats."""
+        return frozenset(name for seat in seats for name in self.peers.get(seat, ()))
+
+    def loss(self, slot: Slot, seats: tuple[int, ...], reason: str, *, dead: bool) -> Loss:
+        """These seats are lost now."""
+        generation = max((self.generation.get(seat, 0) for seat in seats), default=0)
+        return Loss(slot, seats, reason, time.time(), dead, self.ids(seats), generation)
+
+
+def tell(loss: Loss, nodes: tuple[str, ...], step: int) -> None:
+    """The block in the job's log when seats are filled again.
+
+    Args:
+        nodes: where the training runs now.
+        step: its last one.
+    """
+    seats = ",".join(map(str, loss.seats))
+    if loss.at_fault:
+        done = f"{loss.slot.node} exchanged for {loss.node}, which joined as seats {seats}"
+    else:
+        done = f"seats {seats} were started again on {loss.node}; no node is at fault"
+    report.healed(
+        report.Healing(
+            what=f"{loss.slot.node}: {loss.reason}",
+            done=f"{done}; now on {fold(nodes)}",
+            seats=loss.seats,
+            noticed=loss.noticed,
+            went_on=loss.went_on,
+            nodes_ready=loss.nodes_ready,
+            started=loss.started,
+            joined=time.time(),
+            step=step,
+        )
+    )

@@ -1,0 +1,172 @@
+"""Join: who sits where in a living step, and the step that fills lost seats again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_resilience.resume.join import (
+    ASKED,
+    LAUNCHER,
+    Slot,
+    World,
+    can_live,
+    join_command,
+    join_variables,
+    living,
+    seats_of_tasks,
+    wants,
+    world,
+)
+from slurm_resilience.resume.srun_options import BUILTIN, split
+
+LAUNCHED = ["python", "-m", LAUNCHER, "--nproc-per-node=2", "train.py"]
+BARE = World((Slot(0, "n1", (0, 1)), Slot(1, "n5", (2, 3))), 4, 1)
+
+
+def command(*words: str, program: list[str] | None = None) -> Any:
+    return split([*words, *(program or ["python", "train.py"])], BUILTIN)
+
+
+# -- which steps live on ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("program", "said", "wanted"),
+    [
+        (["python", "train.py"], None, False),
+        (["python", "train.py"], "1", True),
+        (["python", "train.py"], "0", False),
+        (LAUNCHED, None, True),
+        (LAUNCHED, "1", True),
+        (LAUNCHED, "0", False),
+    ],
+)
+def test_only_programs_that_say_so(program: list[str], said: str | None, wanted: bool) -> None:
+    environment = {} if said is None else {ASKED: said}
+    assert wants(command(program=program), environment) is wanted
+    assert can_live(command(program=program), environment) is wanted
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--kill-on-bad-exit"],
+        ["-K1"],
+        ["--wait=30"],
+        ["--no-kill=off"],
+        ["--pty"],
+        ["--multi-prog"],
+    ],
+)
+def test_the_users_own_choice_stands(words: list[str]) -> None:
+    assert wants(command(*words), {ASKED: "1"})
+    assert not can_live(command(*words), {ASKED: "1"})
+
+
+def test_how_it_is_started() -> None:
+    line = living(command("-N2", "--wait=0"))
+    assert can_live(line, {ASKED: "1"})
+    assert line.argv == (
+        "-N2",
+        "--wait=0",
+        "--no-kill",
+        "--kill-on-bad-exit=0",
+        "python",
+        "train.py",
+    )
+    assert living(line) == line
+
+
+# -- who sits where ---------------------------------------------------------------------------
+
+
+@given(nodes=st.integers(1, 5), tasks=st.integers(1, 4), ranks=st.integers(1, 4))
+def test_everybody_has_a_slot(nodes: int, tasks: int, ranks: int) -> None:
+    names = [f"n{i}" for i in range(nodes)]
+    a_node = tasks * ranks
+    sits = {seat: names[seat // a_node] for seat in range(nodes * a_node)}
+    found = world(names, sits, nodes * tasks)
+    assert found is not None
+    assert (found.nodes, found.seats, found.per_task) == (tuple(names), len(sits), ranks)
+    assert sorted(seat for slot in found.slots for seat in slot.seats) == sorted(sits)
+    assert {found.tasks(slot) for slot in found.slots} == {tasks}
+    every = range(nodes * tasks)
+    assert seats_of_tasks(tuple(sits), ranks, every) == tuple(sits)
+
+
+def test_a_world_that_is_not_complete() -> None:
+    assert world(["n1", "n2"], {0: "n1"}, 2) is None
+    assert world(["n1", "n2"], {0: "n1", 1: "n2"}, 4) is None
+    assert world(["n1", "n2"], {0: "n1", 1: "elsewhere"}, 2) is None
+
+
+# -- the join step ----------------------------------------------------------------------------
+
+
+def test_the_join_step_keeps_the_users_options_but_not_the_old_places() -> None:
+    line = command(
+        "-N2", "-n4", "-w", "n1,n2", "--cpus-per-task=3", "-l", "-Aacct", "--gpus=a100:4"
+    )
+    joined = join_command(line, 12, BARE, BARE.slots[1])
+    for option, value in {
+        "nodes": "1",
+        "ntasks": "2",
+        "nodelist": "n5",
+        "jobid": "12",
+        "input": "none",
+        "cpus-per-task": "3",
+        "account": "acct",
+        "gpus": "a100:2",
+        "kill-on-bad-exit": "0",
+    }.items():
+        assert joined.value(option) == value, option
+    assert joined.has("overlap") and joined.has("label") and joined.has("no-kill")
+    assert sum(option.called("nodelist") for option in joined.options) == 1
+    assert joined.program == line.program
+
+
+def test_a_joiner_writes_into_no_other_ranks_file() -> None:
+    line = command("--output=log/%t-%n", "-e", "err-%t")
+    one = msgspec.structs.replace(BARE.slots[1], seats=(3,))
+    joined = join_command(line, 12, BARE, one)
+    assert (joined.value("output"), joined.value("error")) == ("log/3-1", "err-3")
+    assert joined.value("open-mode") == "append"
+
+
+def test_gpus_that_do_not_divide_are_left_to_slurm() -> None:
+    assert not join_command(command("--gpus=3"), 12, BARE, BARE.slots[1]).has("gpus")
+
+
+def variables(shape: World, slot: Slot) -> dict[str, str]:
+    first = {"NODE_RANK": "@NODEID", "SRES_TOKEN": "12.0.1", "SRES_STEP": "0", "NNODES": "2"}
+    return join_variables(
+        first,
+        shape,
+        slot,
+        job_nodes=("n1", "n5"),
+        master_address="192.0.2.1",
+        incarnation=1,
+        step=3,
+    )
+
+
+def test_what_a_joiner_is_told() -> None:
+    told = variables(BARE, BARE.slots[1])
+    assert told["SRES_SEATS_HERE"] == "2,3"
+    assert (told["SRES_SEATS"], told["SRES_INCARNATION"], told["SRES_STEP"]) == ("4", "1", "3")
+    assert (told["NODE_RANK"], told["SLURM_NODE"], told["NNODES"]) == ("1", "1", "2")
+    assert (told["NODE_LIST"], told["MASTER_NODE"]) == ("n1,n5", "n1")
+    assert told["SRES_TOKEN"] == "12.0.1", "the attempt goes on"
+
+
+def test_a_launcher_counts_its_ranks_itself() -> None:
+    shape = msgspec.structs.replace(BARE, per_task=2)
+    told = variables(shape, shape.slots[1])
+    assert "SRES_SEATS_HERE" not in told
+    assert told["NODE_RANK"] == "1"
+    assert join_command(command(), 12, shape, shape.slots[1]).value("ntasks") == "1"

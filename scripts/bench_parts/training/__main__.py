@@ -3,12 +3,13 @@
 One machine, one model (3-layer MLP, DDP, AdamW, 20 ms more a step), 4 gloo ranks; medians, with
 the number of runs in brackets. The rivals are tuned: torchrun with
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, nvidia-resiliency-ext with 50 ms intervals and 2 s of gloo
-timeout, torchft with a heartbeat of 0.5 s, 1 s to join, and a tick of 20 ms.
+timeout, torchft with a heartbeat and a gloo timeout of 0.5 s, 1 s to join, and a tick of 20 ms.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -32,7 +33,7 @@ def one_round(part: Part, found: dict[str, list[float]]) -> str:
     values = part.run()
     for key, value in values.items():
         found.setdefault(key, []).append(value)
-    return ", ".join(f"{key} {values[key]:.3f}" for key in part.keys)
+    return ", ".join(f"{key} {values[key]:.3f}" for key in part.keys if key in values)
 
 
 @click.command(help=__doc__)
@@ -40,6 +41,8 @@ def one_round(part: Part, found: dict[str, list[float]]) -> str:
 @click.option("--only", default="", metavar="KEY,…", help="Only what gives these figures.")
 @click.option("--repeats", default=5, show_default=True, type=click.IntRange(1), help="Rounds.")
 def main(json_file: Path | None, only: str, repeats: int) -> None:
+    # What runs is ended on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     keys = [key.strip() for key in only.split(",") if key.strip()]
     unknown = [key for key in keys if key not in figures.KEYS]
     if unknown:

@@ -96,7 +96,12 @@ def _stores(size: int) -> dict[str, float]:
         raise RunFailed(f"no group of {size} within {STORES_SECONDS} s") from None
     if done.returncode != 0:
         raise RunFailed(f"no group of {size}: {(done.stderr.splitlines() or ['?'])[-1]}")
-    return {f"{k}_init_{size}_s": v for k, v in json.loads(done.stdout.splitlines()[-1]).items()}
+    found: dict[str, float | str] = json.loads(done.stdout.splitlines()[-1])
+    for error in found.values():
+        if isinstance(error, str):
+            print(f"failed: {error}", file=sys.stderr)
+    times = {kind: value for kind, value in found.items() if isinstance(value, float)}
+    return {f"{kind}_init_{size}_s": seconds for kind, seconds in times.items()}
 
 
 def _data(repeats: int) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 All ranks are forked from one process that has torch loaded, have formed a group of their own
 before, and start together; the time ends with the last rank's first all-reduce. Run as a program,
-which prints one line of JSON: ``stores.py SIZE KIND...``.
+which prints one line of JSON, kind → seconds, or why not: ``stores.py SIZE KIND...``.
 """
 
 from __future__ import annotations
@@ -135,7 +135,13 @@ def main() -> None:
     # The ranks share these pages; a collection would copy them all in each.
     gc.collect()
     gc.freeze()
-    print(json.dumps({kind: measure(kind, size) for kind in sys.argv[2:]}))
+    found: dict[str, float | str] = {}
+    for kind in sys.argv[2:]:
+        try:
+            found[kind] = measure(kind, size)
+        except RuntimeError as error:
+            found[kind] = str(error)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

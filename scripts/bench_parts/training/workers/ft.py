@@ -15,6 +15,9 @@ from torchft.optim import OptimizerWrapper
 from torchft.process_group import ProcessGroupGloo
 
 TIMEOUT = timedelta(seconds=10)
+GLOO_TIMEOUT = timedelta(seconds=0.5)
+"""With a long one a survivor that has no ring neighbour among the dead waits until the others go on
+without it, which takes the lighthouse's time to join: 1.1 s instead of 0.55."""
 
 
 def main() -> None:
@@ -29,7 +32,7 @@ def main() -> None:
         plain.load_state_dict(state["optimizer"])
 
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=TIMEOUT),
+        pg=ProcessGroupGloo(timeout=GLOO_TIMEOUT),
         load_state_dict=load,
         state_dict=lambda: {"model": model.state_dict(), "optimizer": plain.state_dict()},
         min_replica_size=2,

@@ -31,6 +31,9 @@ BEAT = 0.5
 SILENCE = 5.0
 """Seconds without a word after which a peer is taken for hung or gone."""
 
+REFUSED_SECONDS = 10.0
+"""Seconds between two lines in the log about strangers."""
+
 
 class Core:
     """The fields, and questions about them. Callers hold the lock."""
@@ -92,7 +95,13 @@ class Core:
         self._given_up: set[str] = set()
         """Peers that did not leave their block in time."""
         self._bad_nodes: dict[str, Finding] = {}
-        self._redial: dict[tuple[str, int], float] = {}
+        self._redial: dict[tuple[str, str, int], float] = {}
+        """When to try (id or empty, host, port) again."""
+        self._tries: dict[str, int] = {}
+        """How often a peer that hung up on us was tried again."""
+        self._deaf = False
+        """No file descriptor was left for another connection."""
+        self._refused, self._refused_at = 0, -REFUSED_SECONDS
         self._view: View | None = None
         self._worked: View | None = None
         self._highest = 0
@@ -106,8 +115,8 @@ class Core:
         self._look_again: float | None = None
         self._waits_for = ""
         self._keys: dict[int, dict[str, bytes]] = {}
-        self._own_puts: list[Put] = []
-        """What this process has set in this generation, for members that are reached later."""
+        self._own_puts: dict[str, Put] = {}
+        """What this process set in the newest generation, for members that are reached later."""
         self._answers: dict[int, bytes] = {}
         self._numbers = 0
         self._evicted = ""

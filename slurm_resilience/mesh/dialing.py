@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import selectors
 import socket
 import time
@@ -10,13 +11,18 @@ from collections.abc import Callable
 
 from slurm_resilience.errors import AuthError, WireError
 from slurm_resilience.mesh import messages
-from slurm_resilience.mesh.core import Core, log
+from slurm_resilience.mesh.core import REFUSED_SECONDS, Core, log
 from slurm_resilience.mesh.link import Link
 from slurm_resilience.mesh.messages import Message
 from slurm_resilience.mesh.model import Peer
 
 REDIAL = 0.2
-"""Seconds until an address that did not answer is tried again (fixed addresses only)."""
+"""Seconds until an address that did not answer is tried again (fixed addresses, and peers that
+closed before they had proven themselves)."""
+TRIES = 10
+"""How often such a peer is tried again."""
+STRANGERS = 64
+"""Accepted connections that have not shown the secret yet, at most (or twice the seats)."""
 
 
 class Dialing(Core):
@@ -26,12 +32,28 @@ class Dialing(Core):
         while True:
             try:
                 sock, _address = self._listener.accept()
-            except OSError:
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    if self._make_room(0):
+                        continue
+                    # It would be called again at once, and again.
+                    self._deaf = True
+                    self._selector.unregister(self._listener)
                 return
+            self._make_room(max(STRANGERS, 2 * self._rules.seats))
             link = Link(sock, self._secret, dialed=False)
             self._raw.add(link)
             self._watch(link)
             self._try(link, link.challenge)
+
+    def _make_room(self, most: int) -> bool:
+        """Drop the oldest of more than so many that have not shown the secret: a peer needs a
+        moment for that, and is dialed again if it was dropped; who says nothing stays longest."""
+        strangers = [raw for raw in self._raw if not raw.dialed and not raw.proven]
+        if len(strangers) <= most:
+            return False
+        self._drop(min(strangers, key=lambda raw: raw.born))
+        return True
 
     def _watch(self, link: Link, events: int = selectors.EVENT_READ) -> None:
         self._selector.register(link, events, lambda e, link=link: self._event(link, e))
@@ -64,10 +86,21 @@ class Dialing(Core):
         try:
             act()
         except AuthError as error:
-            log.warning("a connection was refused: %s", error)
             self._drop(link)
+            self._refuse(link, str(error))
         except WireError as error:
             self._gone(link, str(error))
+
+    def _refuse(self, link: Link, why: str) -> None:
+        """Once in a while in the log, however often somebody tries."""
+        now = time.monotonic()
+        self._refused += 1
+        if now - self._refused_at >= REFUSED_SECONDS:
+            where = link.address or "somebody"
+            log.warning("%d connection(s) refused, last of %s: %s", self._refused, where, why)
+            self._refused, self._refused_at = 0, now
+        for key in [key for key in self._redial if key[1:] == link.address]:
+            self._redial[key] = now + REFUSED_SECONDS
 
     def _read(self, link: Link) -> None:
         for message in link.receive():
@@ -104,7 +137,7 @@ class Dialing(Core):
         except OSError as error:
             log.debug("%s:%s: %s", host, port, error)
             if not name:
-                self._redial[(host, port)] = time.monotonic() + REDIAL
+                self._redial[(name, host, port)] = time.monotonic() + REDIAL
             return
         link.address = (host, port)
         self._raw.add(link)
@@ -120,9 +153,15 @@ class Dialing(Core):
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(link)
             link.close()
-        address = link.address
-        if address and not link.expected and not link.proven and not self._closing:
-            self._redial[address] = time.monotonic() + REDIAL
+        name = link.expected
+        if not link.address or link.proven or self._closing:
+            return
+        if name:
+            # It is there or it is not. Where it was, somebody else may be by now.
+            self._tries[name] = self._tries.get(name, 0) + 1
+            if not link.reached or self._tries[name] > TRIES:
+                return
+        self._redial[(name, *link.address)] = time.monotonic() + REDIAL
 
     def _send(self, link: Link, message: Message) -> None:
         try:

@@ -49,6 +49,9 @@ class Generations(Members):
         for peer in self._unreached():
             # Two that came at the same time may still be shaking hands.
             self._dial(peer.id, peer.host, peer.port)
+        # A member may have changed a key here before this process knew of the generation.
+        for put in list(self._own_puts.values()):
+            self._send_members(put.generation, put)
         self._changed.notify_all()
 
     def _all_done(self) -> bool:
@@ -68,6 +71,8 @@ class Generations(Members):
         going_on = view is not None and self._end is None
         if going_on and self.status.generation < self._current():
             return  # being formed
+        if going_on and self.status.phase == "running":
+            return  # nearly always
         present = self._present()
         busy = [m for m in present if m.status.phase == "running"]
         if going_on and any(m.status.generation == self._current() for m in busy):

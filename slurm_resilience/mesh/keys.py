@@ -20,10 +20,12 @@ class Keys(Generations):
         """Set a key at every member of a generation."""
         with self._lock:
             self._keys.setdefault(generation, {})[key] = value
-            if self._own_puts and self._own_puts[0].generation < generation:
+            put = Put(generation, key, value)
+            if any(own.generation < generation for own in self._own_puts.values()):
                 self._own_puts.clear()
-            self._own_puts.append(Put(generation, key, value))
-            self._send_members(generation, Put(generation, key, value))
+            self._own_puts.pop(key, None)
+            self._own_puts[key] = put
+            self._send_members(generation, put)
             self._changed.notify_all()
 
     def get(self, generation: int, keys: Iterable[str], timeout: float) -> list[bytes]:
@@ -83,6 +85,8 @@ class Keys(Generations):
 
     def _still(self, generation: int) -> None:
         view = self._view
+        if self._closing:
+            raise WireError("the mesh is closed")
         if view is None or view.generation != generation or self._end is not None:
             reason = self._end.reason if self._end else "a newer one was formed"
             raise WireError(f"the generation is over: {reason}")

@@ -7,11 +7,19 @@ import hmac
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from slurm_resilience.errors import AuthError, WireError
 from slurm_resilience.mesh import messages
-from slurm_resilience.mesh.messages import Beat, Challenge, Hello, Message, Welcome
+from slurm_resilience.mesh.messages import (
+    PROTOCOL,
+    Beat,
+    Challenge,
+    Hello,
+    Message,
+    Roster,
+    Welcome,
+)
 from slurm_resilience.mesh.model import Peer, Status
 
 UNACKED_MILLISECONDS = 4000
@@ -37,7 +45,8 @@ class Link:
         """Id of the peer that should be there; empty: unknown."""
         self.superseded = False
         """Another connection to the same peer is the one that counts."""
-        self.roster: tuple[Peer, ...] = ()
+        self.finishing = False
+        """Nothing more is sent here; what the other side sent before it knew is still read."""
         self.address: tuple[str, int] | None = None
         """Where it was dialed."""
         self._secret = secret
@@ -61,8 +70,20 @@ class Link:
     def wants_to_write(self) -> bool:
         return bool(self._outbox)
 
+    @property
+    def reached(self) -> bool:
+        """Something of ours listens there: it has asked for a proof."""
+        return self._answered
+
     def close(self) -> None:
         self.sock.close()
+
+    def finish(self) -> None:
+        """Send nothing more, as soon as all that waits is sent."""
+        self.finishing = True
+        if not self._outbox:
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_WR)
 
     def challenge(self) -> None:
         """The accepting side speaks first."""
@@ -101,9 +122,12 @@ class Link:
         except OSError as error:
             raise WireError(f"connection lost: {error.strerror}") from None
         del self._outbox[:sent]
+        if self.finishing:
+            self.finish()
 
-    def receive(self) -> list[Message]:
-        """Whole messages that have arrived.
+    def receive(self) -> Iterator[Message]:
+        """Whole messages that have arrived, each taken when the one before has been handled: the
+        handshake decides how long the next may be.
 
         Raises:
             WireError: the connection is closed (the reason is then ``closed``), or it speaks
@@ -112,15 +136,19 @@ class Link:
         try:
             data = self.sock.recv(1 << 20)
         except (BlockingIOError, InterruptedError):
-            return []
+            return
         except OSError as error:
             raise WireError(f"connection lost: {error.strerror}") from None
         if not data:
             raise WireError("connection closed")
         self.heard = time.monotonic()
         self._inbox += data
-        limit = messages.MAX_FRAME if self.proven else messages.MAX_UNPROVEN
-        return messages.unpack(self._inbox, limit)
+        while self.fileno() >= 0:
+            limit = messages.MAX_FRAME if self.proven else messages.MAX_UNPROVEN
+            message = messages.unpack(self._inbox, limit)
+            if message is None:
+                return
+            yield message
 
     def handshake(
         self, message: Message, me: Peer, status: Status, roster: Callable[[], tuple[Peer, ...]]
@@ -131,6 +159,8 @@ class Link:
             AuthError: the other side does not know the secret.
             WireError: it speaks out of turn.
         """
+        if isinstance(message, Challenge | Hello) and message.protocol != PROTOCOL:
+            raise WireError(f"it speaks version {message.protocol}, this process {PROTOCOL}")
         if isinstance(message, Challenge) and self.dialed and not self._answered:
             self._answered = True
             self._theirs = message.nonce
@@ -144,7 +174,9 @@ class Link:
             if not hmac.compare_digest(expected, message.proof):
                 raise AuthError("it does not know this training's secret")
             proof = messages.proof(self._secret, "accept", message.nonce, self._nonce, me.id)
-            self.send(messages.pack(Welcome(me, status, proof, roster())))
+            self.send(messages.pack(Welcome(me, status, proof)))
+            if message.peer.seat >= 0:
+                self.send(messages.pack(Roster(roster())))
             self.peer, self.status = message.peer, message.status
             return True
         if isinstance(message, Welcome) and self._answered:
@@ -154,6 +186,5 @@ class Link:
             if not hmac.compare_digest(expected, message.proof):
                 raise AuthError("it does not know this training's secret")
             self.peer, self.status = message.peer, message.status
-            self.roster = message.roster
             return True
         raise WireError("it speaks out of turn")

@@ -68,14 +68,27 @@ class Directory:
         """
         self.path = path
         self._given = secret
+        self._read: dict[str, Peer] = {}
         try:
-            (path / "peers").mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            info = path.stat()
+            if info.st_uid != os.geteuid() or info.st_mode & 0o022:
+                raise UsageError(
+                    f"{path}: must belong to you and be writable by nobody else (chmod go-w)"
+                )
+            (path / "peers").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise UsageError(f"{path}: no directory to meet in: {error.strerror}") from None
 
     def secret(self) -> bytes:
         if self._given:
             return _hex(self._given)
+        try:
+            return self._shared()
+        except OSError as error:
+            raise UsageError(f"{self.path}: no secret: {error.strerror}") from None
+
+    def _shared(self) -> bytes:
         own = self.path / f".secret-{os.getpid()}-{secrets.token_hex(4)}"
         target = self.path / "secret"
         # Linked, not renamed: the first one wins, and nobody ever reads half of it.
@@ -107,7 +120,10 @@ class Directory:
             for path in sorted((self.path / "peers").iterdir()):
                 if path.suffix == ".json":
                     with contextlib.suppress(OSError, msgspec.DecodeError):
-                        found.append(msgspec.json.decode(path.read_bytes(), type=Peer))
+                        if path.name not in self._read:  # a peer never changes
+                            peer = msgspec.json.decode(path.read_bytes(), type=Peer)
+                            self._read[path.name] = peer
+                        found.append(self._read[path.name])
         return found
 
     def others(self) -> list[tuple[str, str, int]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh import messages
 from slurm_resilience.mesh.core import log
 from slurm_resilience.mesh.dialing import Dialing
 from slurm_resilience.mesh.link import Link
-from slurm_resilience.mesh.messages import Evict, Finding
+from slurm_resilience.mesh.messages import Evict, Finding, Say
 from slurm_resilience.mesh.model import Break, Peer
 
 
@@ -27,20 +28,24 @@ class Members(Dialing):
         known = self._links.get(peer.id)
         if known is not None:
             # Both dialed at once. The connection of the lower id stays, and its dialer, who sees
-            # it proven last, closes the other one: so nobody takes that for a death.
+            # it proven last, ends the other one: so nobody takes that for a death. What was sent
+            # there before is still read.
             keep_new = link.dialed == (self.me.id < peer.id)
             new, old = (link, known) if keep_new else (known, link)
             self._links[peer.id] = new
-            old.superseded = True
+            new.said = max(new.said, old.said)
+            if old.said >= 0:
+                new.status = old.status
+            old.superseded, old.born = True, time.monotonic()
+            self._raw.add(old)
             if self.me.id < peer.id:
-                self._drop(old)
+                old.finish()
         else:
             self._links[peer.id] = link
-        for other in link.roster:
-            if other.id not in self._links:
-                self._dial(other.id, other.host, other.port)
+        # The handshake's status may have changed meanwhile.
+        self._send(self._links[peer.id], Say(self._said, self.status))
         if known is None and self._in_view(peer.id):
-            for put in self._own_puts:
+            for put in list(self._own_puts.values()):
                 if put.generation == self._current():
                     self._send(link, put)
         self._same_seat(peer)
@@ -101,7 +106,8 @@ class Members(Dialing):
         if self._evicted:
             return
         self._evicted = reason
-        self._over(Break(self._current(), reason, self.me.id, "stop"))
+        # Not "stop": that would end the training for everybody.
+        self._over(Break(self._current(), reason, self.me.id, "lost"))
         self._changed.notify_all()
         threading.Thread(target=self._on_evict, args=(reason,), daemon=True).start()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import threading
 import time
 
@@ -28,6 +29,7 @@ from slurm_resilience.mesh.messages import (
     Message,
     Over,
     Put,
+    Roster,
     Say,
 )
 from slurm_resilience.mesh.model import Break, Member, Peer, Status, View
@@ -108,6 +110,8 @@ class Mesh(Keys):
                     raise Stopped(self._stopped.reason)
                 if self._evicted:
                     raise WireError(f"the others go on without this process: {self._evicted}")
+                if self._closing:
+                    raise WireError("the mesh is closed")
                 view = self._view
                 if view and view.generation > self.status.generation and self._end is None:
                     return view
@@ -276,15 +280,22 @@ class Mesh(Keys):
             if now - self._adopted_at > REACH_SECONDS and (missing := self._unreached()):
                 text = f"{missing[0].node} cannot be reached from {self.me.node}"
                 self._over(Break(self._current(), text, missing[0].id, "lost"))
-            for link in [raw for raw in self._raw if now - raw.born > HANDSHAKE_SECONDS]:
-                self._drop(link)
+            old = [raw for raw in self._raw if now - raw.born > HANDSHAKE_SECONDS]
+            for link in old:
+                if not link.proven or link.finishing:
+                    self._drop(link)
+            if self._deaf:
+                self._deaf = False
+                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         for address in [a for a, when in self._redial.items() if when <= now]:
             del self._redial[address]
-            self._dial("", *address)
+            self._dial(*address)
 
     def _hear(self, link: Link, message: Message) -> None:
         match message:
             case Say(number=number, status=status):
+                if link.superseded and link.peer:
+                    link = self._links.get(link.peer.id, link)
                 if number > link.said:
                     link.said, link.status = number, status
                     if status.phase == "ready":
@@ -292,6 +303,10 @@ class Mesh(Keys):
                     self._changed.notify_all()
             case Beat():
                 link.beat = message
+            case Roster(peers=peers):
+                for peer in peers:
+                    if peer.id not in self._links:
+                        self._dial(peer.id, peer.host, peer.port)
             case Put(generation=generation, key=key, value=value):
                 if generation >= self._current():
                     self._keys.setdefault(generation, {})[key] = value

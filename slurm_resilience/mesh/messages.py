@@ -38,8 +38,12 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     peer: Peer
     status: Status
     proof: bytes
-    roster: tuple[Peer, ...] = ()
-    """Everybody the other side is connected to: who starts from one address learns all."""
+
+
+class Roster(msgspec.Struct, frozen=True, tag="roster"):
+    """Everybody I am connected to: who starts from one address learns all. Follows a Welcome."""
+
+    peers: tuple[Peer, ...]
 
 
 class Say(msgspec.Struct, frozen=True, tag="say"):
@@ -125,6 +129,7 @@ Message = (
     Challenge
     | Hello
     | Welcome
+    | Roster
     | Say
     | Beat
     | Form
@@ -154,27 +159,25 @@ def pack(message: Message) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def unpack(buffer: bytearray, limit: int) -> list[Message]:
-    """Take the whole frames off the front of a buffer.
+def unpack(buffer: bytearray, limit: int) -> Message | None:
+    """Take the first whole frame off the front of a buffer; None: it is not there yet.
 
     Raises:
         WireError: a frame larger than ``limit``, or something that is not ours.
     """
-    found: list[Message] = []
-    at = 0
-    while len(buffer) - at >= 4:
-        (length,) = _LENGTH.unpack_from(buffer, at)
-        if length > limit:
-            raise WireError(f"the other side announced a frame of {length} bytes (limit {limit})")
-        if len(buffer) - at - 4 < length:
-            break
-        try:
-            found.append(_decoder.decode(bytes(buffer[at + 4 : at + 4 + length])))
-        except msgspec.DecodeError as error:
-            raise WireError(f"the other side sent something that is not ours: {error}") from None
-        at += 4 + length
-    del buffer[:at]
-    return found
+    if len(buffer) < 4:
+        return None
+    (length,) = _LENGTH.unpack_from(buffer)
+    if length > limit:
+        raise WireError(f"the other side announced a frame of {length} bytes (limit {limit})")
+    if len(buffer) < 4 + length:
+        return None
+    try:
+        message = _decoder.decode(bytes(buffer[4 : 4 + length]))
+    except msgspec.DecodeError as error:
+        raise WireError(f"the other side sent something that is not ours: {error}") from None
+    del buffer[: 4 + length]
+    return message
 
 
 def proof(secret: bytes, side: str, theirs: bytes, own: bytes, who: str) -> bytes:

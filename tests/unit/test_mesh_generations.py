@@ -1,0 +1,303 @@
+"""Generations begin and end for all members alike: real meshes, over loopback."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from mesh_peers import LIMIT, crew, leave, meet, until, world
+
+from slurm_resilience.errors import WireError
+from slurm_resilience.mesh.meeting import Addresses, Directory
+from slurm_resilience.mesh.mesh import Mesh, Stopped
+from slurm_resilience.mesh.model import Break, Peer, Status
+from slurm_resilience.mesh.observer import Observer
+
+
+def ended(meshes: list[Mesh]) -> list[Break]:
+    until(lambda: all(mesh.end for mesh in meshes), "the generation has ended everywhere")
+    return [mesh.end for mesh in meshes if mesh.end]
+
+
+def test_all_get_the_same_view(tmp_path: Path) -> None:
+    with crew(tmp_path, 5, min_world=5) as peers:
+        view = world(peers.several(5))
+        assert [member.peer.seat for member in view.members] == [0, 1, 2, 3, 4]
+
+
+def test_a_closed_peer_ends_the_generation_and_the_survivors_meet_again(tmp_path: Path) -> None:
+    with crew(tmp_path, 4) as peers:
+        meshes = peers.several(4)
+        first = world(meshes)
+        meshes[0].close()
+        ends = ended(meshes[1:])
+        assert {(end.kind, end.culprit) for end in ends} == {("lost", meshes[0].me.id)}
+        leave(meshes[1:], first)
+        second = world(meshes[1:])
+        assert second.counter == first.counter + 1
+        assert [member.peer.seat for member in second.members] == [1, 2, 3]
+
+
+def test_nobody_goes_on_before_all_survivors_are_out(tmp_path: Path) -> None:
+    with crew(tmp_path, 3) as peers:
+        meshes = peers.several(3)
+        first = world(meshes)
+        meshes[2].close()
+        ended(meshes[:2])
+        leave(meshes[:1], first)
+        with pytest.raises(TimeoutError):
+            meshes[0].meet(0.3)
+        leave(meshes[1:2], first)
+        world(meshes[:2])
+
+
+def test_who_stays_in_its_block_is_given_up(tmp_path: Path) -> None:
+    with crew(tmp_path, 3) as peers:
+        meshes = [peers.add(seat, abort_timeout=0.3) for seat in range(3)]
+        first = world(meshes)
+        meshes[0].over(Break(first.generation, "a fault", meshes[0].me.id))
+        ended(meshes)
+        leave(meshes[:2], first)
+        world(meshes[:2])
+        until(lambda: meshes[2].evicted, "the one that stayed knows")
+
+
+def test_a_newer_process_takes_the_seat(tmp_path: Path) -> None:
+    with crew(tmp_path, 3, min_world=3) as peers:
+        meshes = peers.several(3)
+        first = world(meshes)
+        newer = peers.add(1, incarnation=1)
+        until(lambda: meshes[1].evicted, "the old one knows")
+        others = [meshes[0], meshes[2]]
+        ended(others)
+        leave([*others, meshes[1]], first)
+        with pytest.raises(WireError, match="seat 1"):
+            meshes[1].meet(LIMIT)
+        # Its end must not be taken for the end of the training.
+        second = world([*others, newer])
+        assert [member.peer.incarnation for member in second.members] == [0, 1, 0]
+
+
+def test_an_evicted_process_tells_nobody_to_stop(tmp_path: Path) -> None:
+    with crew(tmp_path, 2) as peers:
+        meshes = peers.several(2)
+        first = world(meshes)
+        with meshes[1]._lock:
+            meshes[1]._evict_me("told so")
+        assert [end.kind for end in ended(meshes)] == ["lost", "lost"]
+        meshes[1].close()
+        leave(meshes[:1], first)
+        world(meshes[:1])
+
+
+@pytest.mark.parametrize("leaves_at_once", [False, True])
+def test_everybody_is_done(tmp_path: Path, leaves_at_once: bool) -> None:
+    with crew(tmp_path, 3) as peers:
+        meshes = peers.several(3)
+        view = world(meshes)
+        got: list[object] = []
+
+        def finish(mesh: Mesh) -> None:
+            mesh.say(Status("done", view.generation, 9))
+            got.append(mesh.meet(LIMIT))
+            if leaves_at_once:
+                mesh.close()
+
+        threads = [threading.Thread(target=finish, args=(mesh,)) for mesh in meshes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT)
+        assert got == [None, None, None]
+
+
+def test_nobody_is_done_before_the_last(tmp_path: Path) -> None:
+    with crew(tmp_path, 2) as peers:
+        meshes = peers.several(2)
+        view = world(meshes)
+        leave(meshes[:1], view, "done")
+        with pytest.raises(TimeoutError):
+            meshes[0].meet(0.3)
+        leave(meshes[1:], view, "done")
+        assert meet(meshes) == [None, None]
+
+
+def test_a_spare_waits_steps_in_and_is_let_go(tmp_path: Path) -> None:
+    with crew(tmp_path, 4, min_world=2, replica_size=2, start_patience=0.0) as peers:
+        meshes = peers.several(2)
+        views = meet(meshes)
+        assert views[0] is not None and views[0].size == 2
+        view = views[0]
+        for mesh in meshes[:2]:
+            mesh.say(Status("running", view.generation, 0, position=view.rank_of(mesh.me.id)))
+            mesh.worked(view)
+        meshes.append(peers.add(2))
+        with pytest.raises(TimeoutError):
+            meshes[2].meet(0.2)
+        meshes[0].close()
+        ended(meshes[1:2])
+        meshes[1].say(Status("ready", view.generation, 1, position=1))
+        second = world(meshes[1:])
+        assert {member.peer.seat for member in second.members} == {1, 2}
+        late = peers.add(3)
+        until(lambda: len(late.picture()[1]) == 3, "the new spare sees both")
+        leave(meshes[1:], second, "done")
+        assert meet([*meshes[1:], late]) == [None, None, None]
+
+
+def test_who_comes_late_finds_the_outcome(tmp_path: Path) -> None:
+    with crew(tmp_path, 2, min_world=2) as peers:
+        Directory(tmp_path).outcome(0, 100, "")
+        assert peers.add(0).meet(LIMIT) is None
+
+
+def test_a_break_by_one_reaches_all(tmp_path: Path) -> None:
+    with crew(tmp_path, 4) as peers:
+        calls: list[str] = []
+        meshes = [peers.add(s, on_end=lambda end: calls.append(end.reason)) for s in range(4)]
+        view = world(meshes)
+        end = Break(view.generation, "bad luck", meshes[2].me.id)
+        meshes[2].over(end)
+        assert ended(meshes) == [end] * 4
+        until(lambda: len(calls) > 8, "the block is cut again and again while it is not left")
+        assert set(calls) == {"bad luck"}
+
+
+def test_a_break_of_an_older_generation_means_nothing(tmp_path: Path) -> None:
+    with crew(tmp_path, 2) as peers:
+        meshes = peers.several(2)
+        first = world(meshes)
+        meshes[0].over(Break(first.generation, "once"))
+        ended(meshes)
+        leave(meshes, first)
+        second = world(meshes)
+        meshes[0].over(Break(first.generation, "late"))
+        meshes[0].put(second.generation, "after", b"")
+        meshes[1].get(second.generation, ["after"], LIMIT)
+        assert meshes[0].end is None and meshes[1].end is None
+
+
+def test_stop_ends_all(tmp_path: Path) -> None:
+    with crew(tmp_path, 3) as peers:
+        meshes = peers.several(3)
+        view = world(meshes)
+        meshes[0].stop(Break(view.generation, "it makes no sense", meshes[0].me.id, "stop"))
+        ended(meshes[1:])
+        for mesh in meshes[1:]:
+            with pytest.raises(Stopped, match="no sense"):
+                mesh.meet(LIMIT)
+
+
+def test_a_dead_node_is_given_up_by_all_and_by_itself(tmp_path: Path) -> None:
+    with crew(tmp_path, 4) as peers:
+        meshes = peers.several(4)
+        first = world(meshes)
+        with Observer(f"dir:{tmp_path}") as observer:
+            until(lambda: len(observer.picture().peers) == 4, "the observer sees all")
+            observer.find("node2", "its memory is broken", dead=True)
+            until(lambda: meshes[2].evicted, "it goes by itself")
+            rest = [mesh for mesh in meshes if mesh is not meshes[2]]
+            ended(rest)
+            leave(rest, first)
+            second = world(rest)
+            assert [member.peer.seat for member in second.members] == [0, 1, 3]
+            until(
+                lambda: observer.picture().running == (0, 1, 3),
+                "the observer sees the new world",
+            )
+
+
+def test_fixed_addresses(tmp_path: Path) -> None:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    addresses = [("127.0.0.1", sock.getsockname()[1]) for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    with crew(tmp_path, 3, min_world=3) as peers:
+        meshes = [peers.add(s, meeting=Addresses(addresses, "ab" * 32)) for s in (2, 0, 1)]
+        world(meshes)
+
+
+def test_who_is_reached_by_some_only_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurm_resilience.mesh.mesh.REACH_SECONDS", 0.2)
+    with crew(tmp_path, 3, min_world=2) as peers:
+        meshes = peers.several(2)
+        # The third is dialed by nobody and dials the first alone; the second cannot reach it.
+        real = Mesh._dial
+
+        def cut(self: Mesh, name: str, host: str, port: int) -> None:
+            if {self.me.seat, int(name.split("-")[1][0])} != {1, 2}:
+                real(self, name, host, port)
+
+        monkeypatch.setattr(Mesh, "_dial", cut)
+        meshes.append(peers.add(2))
+        deadline = time.monotonic() + LIMIT
+        while not meshes[2].evicted:
+            assert time.monotonic() < deadline
+            for mesh in meshes:
+                view = mesh.current
+                if view and mesh.end and mesh.status.phase == "running":
+                    mesh.say(Status("ready", view.generation, 0))
+                elif view and not mesh.end and mesh.status.generation < view.generation:
+                    mesh.say(Status("running", view.generation, 0))
+            threading.Event().wait(0.01)
+        assert "reach" in meshes[2].evicted
+
+
+def test_two_that_start_at_once_never_see_a_death(tmp_path: Path) -> None:
+    for turn in range(40):
+        with crew(tmp_path / str(turn), 3, min_world=3) as peers:
+            together = threading.Barrier(3)
+
+            class Late(Directory):
+                """All read the directory only when all are in it: each dials each."""
+
+                def others(
+                    self, together: threading.Barrier = together
+                ) -> list[tuple[str, str, int]]:
+                    together.wait(LIMIT)
+                    return super().others()
+
+            place = peers.place
+            starts = [
+                threading.Thread(target=peers.add, args=(seat, 0, Late(place))) for seat in range(3)
+            ]
+            for thread in starts:
+                thread.start()
+            for thread in starts:
+                thread.join(LIMIT)
+            view = world(peers.all)
+            for mesh in peers.all:
+                mesh.put(view.generation, f"from {mesh.me.seat}", b"x")
+            for mesh in peers.all:
+                mesh.get(view.generation, [f"from {seat}" for seat in range(3)], LIMIT)
+            until(
+                lambda meshes=peers.all: not any(mesh._raw for mesh in meshes),
+                "second connections are closed",
+            )
+            assert [mesh.end for mesh in peers.all] == [None] * 3
+            assert [mesh.picture()[2] for mesh in peers.all] == [{}] * 3
+
+
+def test_a_closed_mesh_waits_for_nothing(tmp_path: Path) -> None:
+    with crew(tmp_path, 2, min_world=2) as peers:
+        mesh = peers.add(0)
+        threading.Timer(0.1, mesh.close).start()
+        with pytest.raises(WireError, match="closed"):
+            mesh.meet(LIMIT)
+
+
+def test_a_large_world_is_told_to_a_newcomer(tmp_path: Path) -> None:
+    """The list of peers is longer than what is accepted before the secret is shown."""
+    with crew(tmp_path, 2, min_world=2) as peers:
+        first = peers.add(0)
+        many = tuple(
+            Peer(f"{seat}-" + "x" * 40, seat, node="n" * 40, host="127.0.0.1", port=1)
+            for seat in range(2, 1002)
+        )
+        first._roster = lambda: many  # type: ignore[method-assign]
+        world([first, peers.add(1)])

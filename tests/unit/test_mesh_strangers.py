@@ -1,0 +1,271 @@
+"""Who does not know the secret gets nowhere, and disturbs nobody."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from mesh_peers import LIMIT, Crew, crew, until, world
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.mesh import dialing, messages
+from slurm_resilience.mesh.meeting import Addresses, Directory, meeting
+from slurm_resilience.mesh.mesh import Mesh
+from slurm_resilience.mesh.messages import Challenge, Evict, Hello, Message, Over, Welcome
+from slurm_resilience.mesh.model import Break, Peer, Status
+from slurm_resilience.mesh.observer import Observer
+
+
+class Stranger:
+    """A plain socket that speaks the mesh's words, or does not."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(LIMIT)
+        self.sock = sock
+        self._inbox = bytearray()
+
+    @classmethod
+    def to(cls, mesh: Mesh) -> Stranger:
+        return cls(socket.create_connection(("127.0.0.1", mesh.me.port)))
+
+    def say(self, *said: Message) -> None:
+        self.sock.sendall(b"".join(map(messages.pack, said)))
+
+    def hear(self) -> Message | None:
+        """The next message; None: hung up on."""
+        while (message := messages.unpack(self._inbox, messages.MAX_FRAME)) is None:
+            try:
+                data = self.sock.recv(1 << 16)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self._inbox += data
+        return message
+
+    def challenge(self) -> Challenge:
+        message = self.hear()
+        assert isinstance(message, Challenge)
+        return message
+
+
+ME = Peer("stranger", 0, 99, node="node0", host="127.0.0.1")
+
+
+def hello(secret: bytes, asked: Challenge) -> Hello:
+    nonce = secrets.token_bytes(32)
+    return Hello(ME, Status(), nonce, messages.proof(secret, "dial", asked.nonce, nonce, ME.id))
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Crew]:
+    """Two in a world; at the end of the test nothing has happened to them."""
+    with crew(tmp_path, 2, min_world=2) as peers:
+        view = world(peers.several(2))
+        until(lambda: not any(mesh._raw for mesh in peers.all), "all have shaken hands")
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        yield peers
+        until(lambda: not any(mesh._raw for mesh in peers.all), "strangers are gone")
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before, "file descriptors grow"
+        peers.all[0].put(view.generation, "still", b"here")
+        assert peers.all[1].get(view.generation, ["still"], LIMIT) == [b"here"]
+        assert [mesh.end for mesh in peers.all] == [None, None]
+        assert [mesh.evicted for mesh in peers.all] == ["", ""]
+        assert [len(mesh._links) for mesh in peers.all] == [1, 1]
+
+
+def evil(pair: Crew) -> tuple[Message, ...]:
+    view = pair.all[0].current
+    assert view is not None
+    return Over(Break(view.generation, "die", "", "stop")), Evict("go")
+
+
+def test_words_without_a_proof(pair: Crew) -> None:
+    stranger = Stranger.to(pair.all[0])
+    stranger.challenge()
+    stranger.say(*evil(pair))
+    assert stranger.hear() is None
+    stranger.sock.close()
+
+
+@pytest.mark.parametrize("secret", [b"", b"\0" * 32, b"wrong"])
+def test_a_wrong_secret(pair: Crew, secret: bytes) -> None:
+    stranger = Stranger.to(pair.all[0])
+    stranger.say(hello(secret, stranger.challenge()), *evil(pair))
+    assert stranger.hear() is None
+    stranger.sock.close()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack(">I", 5) + b"\xc1\xc1\xc1\xc1\xc1",
+        struct.pack(">I", 0),
+        struct.pack(">I", 0xFFFFFFFF),
+        struct.pack(">I", messages.MAX_UNPROVEN + 1) + b"x" * 100,
+        struct.pack(">I", 2) + msgspec.msgpack.encode([1]),
+        secrets.token_bytes(100_000),
+    ],
+)
+def test_garbage(pair: Crew, garbage: bytes) -> None:
+    stranger = Stranger.to(pair.all[0])
+    try:
+        stranger.sock.sendall(garbage)
+        stranger.sock.shutdown(socket.SHUT_WR)
+        while stranger.hear() is not None:
+            pass
+    except OSError:
+        pass  # hung up on in the middle
+    stranger.sock.close()
+
+
+def test_a_recorded_hello(pair: Crew, tmp_path: Path) -> None:
+    first = Stranger.to(pair.all[0])
+    recorded = hello(Directory(tmp_path).secret(), first.challenge())
+    first.sock.close()
+    second = Stranger.to(pair.all[0])
+    second.challenge()
+    second.say(recorded, *evil(pair))
+    assert second.hear() is None
+    second.sock.close()
+
+
+def test_a_proof_sent_back_to_its_maker(pair: Crew, tmp_path: Path) -> None:
+    """A stranger is dialed, and answers the dialer's proof with the same."""
+    with socket.create_server(("127.0.0.1", 0)) as trap:
+        trap.settimeout(LIMIT)
+        with pair.all[0]._lock:
+            pair.all[0]._dial("somebody", "127.0.0.1", trap.getsockname()[1])
+        sock, _ = trap.accept()
+        stranger = Stranger(sock)
+        stranger.say(Challenge(secrets.token_bytes(32)))
+        said = stranger.hear()
+        assert isinstance(said, Hello)
+        # No second look at who hangs up after the hello: the trap is gone by then.
+        trap.close()
+        stranger.say(Welcome(said.peer, Status(), said.proof), *evil(pair))
+        assert stranger.hear() is None
+        sock.close()
+
+
+def test_a_challenge_passed_on_as_ones_own(pair: Crew) -> None:
+    """What one member asks a stranger is asked again by the stranger, of that member."""
+    outer, inner = Stranger.to(pair.all[0]), Stranger.to(pair.all[0])
+    outer.say(Challenge(inner.challenge().nonce))
+    outer.challenge()
+    assert outer.hear() is None
+    outer.sock.close()
+    inner.sock.close()
+
+
+def test_another_version(pair: Crew, tmp_path: Path) -> None:
+    stranger = Stranger.to(pair.all[0])
+    said = hello(Directory(tmp_path).secret(), stranger.challenge())
+    stranger.say(msgspec.structs.replace(said, protocol=messages.PROTOCOL + 1))
+    assert stranger.hear() is None
+    stranger.sock.close()
+
+
+def test_many_who_say_nothing(pair: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurm_resilience.mesh.mesh.HANDSHAKE_SECONDS", 0.5)
+    silent = [Stranger.to(pair.all[0]) for _ in range(3 * dialing.STRANGERS)]
+    until(lambda: len(pair.all[0]._raw) <= dialing.STRANGERS, "no more of them than there may be")
+    # One who knows the secret comes in all the same; the others are hung up on.
+    with Observer(f"dir:{tmp_path}") as observer:
+        until(lambda: len(observer.picture().peers) == 2, "an observer comes in")
+    until(lambda: len(pair.all[0]._links) == 1, "the observer has left")
+    for stranger in silent:
+        while stranger.hear() is not None:
+            pass
+        stranger.sock.close()
+
+
+def test_strangers_do_not_fill_the_log(pair: Crew, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(20):
+        stranger = Stranger.to(pair.all[0])
+        stranger.say(hello(b"wrong", stranger.challenge()))
+        assert stranger.hear() is None
+        stranger.sock.close()
+    assert sum("refused" in record.message for record in caplog.records) == 1
+
+
+def test_no_file_descriptor_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a loop that eats a core, nor the end: it listens again later."""
+    with crew(tmp_path, 1) as peers:
+        (mesh,) = peers.several(1)
+        calls = threading.Semaphore(0)
+        real = mesh._listener
+
+        class Full:
+            def accept(self) -> None:
+                calls.release()
+                raise OSError(24, "Too many open files")
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(real, name)
+
+        with mesh._lock:
+            mesh._listener = Full()  # type: ignore[assignment]
+        with socket.create_connection(("127.0.0.1", mesh.me.port)) as sock:
+            assert calls.acquire(timeout=LIMIT)
+            until(lambda: mesh._deaf, "it listens no more")
+            with mesh._lock:
+                mesh._listener = real
+            stranger = Stranger(sock)
+            stranger.challenge()
+
+
+def test_a_secret_that_others_can_read(tmp_path: Path) -> None:
+    Directory(tmp_path).secret()
+    (tmp_path / "secret").chmod(0o640)
+    with pytest.raises(UsageError, match="readable by nobody else"):
+        Directory(tmp_path).secret()
+
+
+def test_a_directory_that_others_can_write(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(UsageError, match="writable by nobody else"):
+        Directory(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_of_somebody_else() -> None:
+    with pytest.raises(UsageError, match="must belong to you"):
+        Directory(Path("/usr"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_directory_given_to_somebody_else(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65534, -1)
+    with pytest.raises(UsageError, match="must belong to you"):
+        Directory(tmp_path)
+
+
+def test_a_directory_made_here_is_ones_own(tmp_path: Path) -> None:
+    old = os.umask(0o002)
+    try:
+        Directory(tmp_path / "mesh").secret()
+    finally:
+        os.umask(old)
+    assert (tmp_path / "mesh").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "mesh" / "secret").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("secret", ["", "zz", "ab"])
+def test_addresses_need_a_secret(secret: str) -> None:
+    with pytest.raises(UsageError, match=r"secret|SECRET"):
+        Addresses([("127.0.0.1", 1)], secret)
+
+
+@pytest.mark.parametrize("where", ["", "dir:", "peers:", "peers:a", "peers:a:0", "nfs:/x"])
+def test_a_meeting_place_that_is_none(where: str) -> None:
+    with pytest.raises(UsageError, match="SRES_MEET"):
+        meeting(where, "ab" * 32)

@@ -57,6 +57,13 @@ def test_every_part_fault_and_phase_is_told() -> None:
     assert {*get_args(inject.Fault), *get_args(inject.Phase)} <= words
 
 
+def test_every_variable_that_a_process_reads_is_in_the_table() -> None:
+    rooms = ROOT / "slurm_resilience" / "training"
+    code = (rooms / "place.py").read_text() + (rooms / "run" / "keeper.py").read_text()
+    told = set(re.findall(r"SRES_[A-Z_]+", TEXT.partition("## Environment of a training")[2]))
+    assert set(re.findall(r'"(SRES_[A-Z_]+)"', code)) <= told
+
+
 @pytest.mark.parametrize("file", ["README.md", "docs/training.md"])
 def test_examples_can_be_read(file: str) -> None:
     examples = re.findall(r"```python\n(.*?)```", (ROOT / file).read_text(), re.S)

@@ -98,7 +98,7 @@ class Healer:
         self._open(group)
         found = state.plan(view, checksum=self._options.checksum)
         if "state" not in self._place.parts and found.kind == "peers":
-            found = self._without_peers(view)
+            found = self._without_peers(found)
         if found.kind in ("disk", "impossible") and self._options.checkpointer is not None:
             found = self._ask_disk(found)
         if rank == 0 and found.kind != "nothing":
@@ -142,12 +142,13 @@ class Healer:
         reason = f"{trouble}: everybody reads the checkpoint of step {step}"
         return state.HealPlan("disk", step, reason)
 
-    def _without_peers(self, view: View) -> state.HealPlan:
+    def _without_peers(self, found: state.HealPlan) -> state.HealPlan:
         """Part `state` is off: what no peer may give comes from the disk."""
-        disk = min(member.status.disk for member in view.members)
-        if disk < 0:
-            return state.plan(view)
-        return state.HealPlan("disk", disk, f"peer state is off: the checkpoint of step {disk}")
+        keeper = self._options.checkpointer
+        step = keeper.latest(self._disk_group) if keeper is not None else -1
+        if step < 0:
+            return found  # nothing else has it
+        return state.HealPlan("disk", step, f"peer state is off: the checkpoint of step {step}")
 
     def _adopt(self, objects: dict[str, Any]) -> state.Tracked:
         """Track these objects; what the block built anew gets the old ones' state."""

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import torch
+from torch import distributed as dist
 
 from slurm_resilience.errors import UsageError, WireError
 from slurm_resilience.mesh.layout import Rules
@@ -213,6 +214,7 @@ class Runner:
                 self._mesh,
                 view,
                 backend=self._options.chosen_backend,
+                store=None if "rootless" in self._place.parts else self._rooted(view),
                 timeout=self._options.collective_timeout,
                 out=self._groups,
             )
@@ -230,6 +232,18 @@ class Runner:
         self._mesh.meet()
         self._leave_world()
         return result
+
+    def _rooted(self, view: View) -> Any:
+        """Part `rootless` is off: torch's usual store, whose server lives in rank 0."""
+        tcp_store: Any = vars(dist)["TCPStore"]
+        mesh, rank = self._mesh, view.rank_of(self._mesh.me.id)
+        host = view.members[0].peer.host
+        if rank == 0:
+            server: Any = tcp_store(host, 0, is_master=True, wait_for_workers=False)
+            mesh.put(view.generation, "tcpstore", str(server.port).encode())
+            return server
+        (port,) = mesh.get(view.generation, ["tcpstore"], self._options.abort_timeout)
+        return tcp_store(host, int(port), is_master=False, wait_for_workers=False)
 
     def _after(self, view: View, error: BaseException) -> None:
         """Out of the block, by whatever way: find out why, leave the world, be ready again."""
@@ -255,6 +269,12 @@ class Runner:
             if _is_poisoned(error):
                 log.error("this process cannot go on (%s): it asks to be replaced", error)
                 self._leave_process(codes.POISONED)
+        if "recovery" not in self._place.parts and end.kind != "join":
+            log.error("in-process recovery is off: this process ends (%s)", end.reason)
+            if isinstance(error, Exception):
+                self._mesh.close()
+                raise error
+            self._leave_process(codes.POISONED)
         self._check_health()
         self._say("ready")
 

@@ -37,14 +37,16 @@ class Run:
         inject: str = "",
         nodes: int = 2,
         ranks: int = 2,
-        standby: int = 1,
+        standby: int = 0,
         launcher: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
     ) -> None:
         self.logs = logs / "log"
         self.logs.mkdir(parents=True)
         self.out = logs / "out"
         self.launchers: list[subprocess.Popen[str]] = []
         more = {"SRES_INJECT": inject, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        more |= env or {}
         for number in range(nodes):
             command = [
                 sys.executable, "-m", "slurm_resilience.training.run",

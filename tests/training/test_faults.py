@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fault_runs import Outcome, Run
@@ -41,7 +42,7 @@ def start(shared_lab: Callable[[LabSpec], Lab], tmp_path: Path) -> Iterator[Star
     lab = shared_lab(SPEC)
     runs: list[Run] = []
 
-    def begin(*words: str, inject: str = "", **how: int) -> Run:
+    def begin(*words: str, inject: str = "", **how: Any) -> Run:
         place = tmp_path / f"run{len(runs)}"
         place.mkdir()
         runs.append(Run(lab, place, "--batch", str(BATCH), *words, inject=inject, **how))
@@ -119,6 +120,37 @@ def test_lost_state_comes_from_the_disk(
     seen.every_sample_once(STEPS, BATCH)
     if kind != "fsdp":
         assert seen.digests == undisturbed(start, kind, 0).digests
+
+
+def test_a_lost_shard_comes_from_its_partners_memory(start: Start) -> None:
+    words = ("--kind", "fsdp", "--steps", str(STEPS), "--partner-every", "3", "--sleep", "0.05")
+    run = start(*words, inject="kill:seat=1,step=8")
+    assert run.wait() == [0, 0], run.tail()
+    seen = Outcome(run)
+    assert "memory" in seen.kinds
+    seen.every_sample_once(STEPS, BATCH)
+    before = start("--kind", "fsdp", "--steps", str(STEPS))
+    assert before.wait() == [0, 0], before.tail()
+    assert seen.digests == Outcome(before).digests
+
+
+PARTS = ["recovery", "state", "data", "rootless"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_alone(start: Start, part: str, tmp_path: Path) -> None:
+    """The other three are off; a fault still loses nothing."""
+    disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "2", "--sleep", "0.05")
+    words = ("--steps", str(STEPS), *disk)
+    run = start(*words, inject="kill:seat=1,step=9", env={"SRES_PARTS": part})
+    assert run.wait() == [0, 0], run.tail()
+    seen = Outcome(run)
+    seen.every_sample_once(STEPS, BATCH)
+    assert seen.digests == undisturbed(start, "ddp", 0).digests
+    entered = [event for event in seen.events if event.name == "main"]
+    # Without recovery in the process, everybody is replaced.
+    assert len(entered) == (5 if part == "recovery" else 8)
+    assert "disk" in seen.kinds
 
 
 def test_replicas_that_differ_go_back_to_the_disk(start: Start, tmp_path: Path) -> None:

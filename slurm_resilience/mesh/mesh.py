@@ -279,7 +279,12 @@ class Mesh(Keys):
                 self._judge_silence(link, now)
             if now - self._adopted_at > REACH_SECONDS and (missing := self._unreached()):
                 text = f"{missing[0].node} cannot be reached from {self.me.node}"
-                self._over(Break(self._current(), text, missing[0].id, "lost"))
+                # Who misses most of the others is the one that is cut off.
+                size = self._view.size if self._view else 0
+                own = len(missing) > 1 and 2 * len(missing) >= size - 1
+                self._over(
+                    Break(self._current(), text, self.me.id if own else missing[0].id, "lost")
+                )
             old = [raw for raw in self._raw if now - raw.born > HANDSHAKE_SECONDS]
             for link in old:
                 if not link.proven or link.finishing:

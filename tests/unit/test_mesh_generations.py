@@ -220,23 +220,23 @@ def test_fixed_addresses(tmp_path: Path) -> None:
         world(meshes)
 
 
+@pytest.mark.parametrize("cut", [{(1, 2)}, {(1, 3), (2, 3)}])
 def test_who_is_reached_by_some_only_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: set[tuple[int, int]]
 ) -> None:
     monkeypatch.setattr("slurm_resilience.mesh.mesh.REACH_SECONDS", 0.2)
-    with crew(tmp_path, 3, min_world=2) as peers:
-        meshes = peers.several(2)
-        # The third is dialed by nobody and dials the first alone; the second cannot reach it.
-        real = Mesh._dial
+    real = Mesh._dial
 
-        def cut(self: Mesh, name: str, host: str, port: int) -> None:
-            if {self.me.seat, int(name.split("-")[1][0])} != {1, 2}:
-                real(self, name, host, port)
+    def dial(self: Mesh, name: str, host: str, port: int) -> None:
+        ends = sorted((self.me.seat, int(name.removeprefix("peer-").split(".")[0])))
+        if tuple(ends) not in cut:
+            real(self, name, host, port)
 
-        monkeypatch.setattr(Mesh, "_dial", cut)
-        meshes.append(peers.add(2))
+    monkeypatch.setattr(Mesh, "_dial", dial)
+    with crew(tmp_path, 4, min_world=4) as peers:
+        meshes = peers.several(4)
         deadline = time.monotonic() + LIMIT
-        while not meshes[2].evicted:
+        while not any(mesh.evicted for mesh in meshes):
             assert time.monotonic() < deadline
             for mesh in meshes:
                 view = mesh.current
@@ -245,7 +245,10 @@ def test_who_is_reached_by_some_only_is_left_out(
                 elif view and not mesh.end and mesh.status.generation < view.generation:
                     mesh.say(Status("running", view.generation, 0))
             threading.Event().wait(0.01)
-        assert "reach" in meshes[2].evicted
+        gone = [mesh for mesh in meshes if mesh.evicted]
+        # One end of the cut: of two cut pairs, the one in both, if it says so before the others.
+        assert len(gone) == 1 and gone[0].me.seat in {seat for ends in cut for seat in ends}
+        assert "reach" in gone[0].evicted
 
 
 def test_two_that_start_at_once_never_see_a_death(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ class ReplayLoader:
         _check(rank, world, global_batch)
         self.rank, self.world = rank, world
         self.autocommit = autocommit
-        self.samples: Indices = np.empty(0, np.int64)
+        self._which: Callable[[], Indices] = lambda: np.empty(0, np.int64)
         self.weight = _weight(rank, world, global_batch)
         self._base = 0
         self._warn = once()
@@ -190,19 +190,26 @@ class ReplayLoader:
         return found
 
     def _describe(self, number: int, found: Found) -> None:
-        """Set ``samples`` and ``weight`` for the share that is given."""
+        """Know ``samples`` and ``weight`` of the share that is given."""
         if self.kind == "batches":
             return
         if self.kind == "map":
             size = self.order.size(number)
             begin, end = share(size, self.rank, self.world)
-            self.samples = self.order.indices(number, begin, end)
+            order = self.order
+            self._which = lambda: order.indices(number, begin, end)
         else:
             size = found.note["size"]
             begin, end = share(size, self.rank, self.world)
             first = (found.note["at"] - 1) * self.order.global_batch
-            self.samples = np.arange(first + begin, first + end, dtype=np.int64)
+            self._which = lambda: np.arange(first + begin, first + end, dtype=np.int64)
         self.weight = _weight(self.rank, self.world, size)
+
+    @property
+    def samples(self) -> Indices:
+        """Sample indices of the last share, (share,) int64; empty for whole batches. Worked out
+        when asked for: most steps never ask."""
+        return self._which()
 
     @property
     def position(self) -> int:

@@ -252,7 +252,13 @@ class Session:
         self._reshaped = []
 
     def _batches(self, loader: Any) -> Iterator[Any]:
-        for batch in loader:
+        batches = iter(loader)
+        while True:
+            self.check()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
             self._check()
             inject.point("before-backward", step=self.step, rank=self.rank)
             if self.watch is not None:
@@ -298,10 +304,13 @@ class Session:
         if self.watch is not None:
             self.watch.commit(progress.step)
         inject.point("after-update", step=progress.step, rank=self.rank)
-        self._boundary()
 
-    def _boundary(self) -> None:
-        """Between two steps: the moment to let newcomers in."""
+    def check(self) -> None:
+        """Between two steps: leave the block here if its world is over, and let newcomers in.
+
+        `loader` calls it before each batch, not `update` at its end: what a loop does after its
+        update (a log line) is done for every step. Loops without `loader` call it themselves.
+        """
         if self._mesh.end is None and self.rank == 0 and self._mesh.knock.is_set():
             newcomers = self._mesh.newcomers()
             if newcomers:
@@ -311,6 +320,7 @@ class Session:
         self._check()
 
     def _check(self) -> None:
+        """Leave the block if its world is over."""
         end = self._mesh.end
         if end is not None or self._mesh.evicted:
             raise Interrupted(end.reason if end else self._mesh.evicted)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -172,6 +172,14 @@ class Outcome:
     def every_sample_once(self, steps: int, batch: int) -> None:
         """Assert it."""
         assert sorted(self.committed) == list(range(steps))
-        shares = [share for seats in self.samples.values() for share in seats.values()]
-        seen = sorted(index for share in shares for index in share)
-        assert seen == list(range(steps * batch))
+        odd = {}
+        for step, seats in sorted(self.samples.items()):
+            counts = Counter(index for share in seats.values() for index in share)
+            if len(counts) != batch or max(counts.values()) > 1:
+                shares = {seat: len(share) for seat, share in seats.items()}
+                odd[step] = (self.committed[step], shares, max(counts.values()))
+        assert not odd, odd
+        seen = [
+            index for seats in self.samples.values() for share in seats.values() for index in share
+        ]
+        assert sorted(seen) == list(range(steps * batch))

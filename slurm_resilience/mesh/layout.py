@@ -100,8 +100,17 @@ def arrange(seated: Sequence[Member], replica_size: int) -> tuple[Member, ...]:
     slots: list[Member | None] = [None] * (replicas * replica_size)
     waiting: list[Member] = []
     # The seat's own place first: a world that is whole again looks as it did at the start.
-    for member in seated:
+    # But nobody without a part sits on the only slot that is left for one who holds it.
+    for member in sorted(seated, key=lambda member: _part(member, replica_size) < 0):
         part = _part(member, replica_size)
+        if part < 0:
+            for other in waiting:
+                held = _part(other, replica_size)
+                own_slots = range(held, len(slots), replica_size) if held >= 0 else range(0)
+                if own_slots and all(slots[place] is None for place in own_slots):
+                    slots[own_slots[-1]] = other
+            placed = {slot.peer.id for slot in slots if slot is not None}
+            waiting = [other for other in waiting if other.peer.id not in placed]
         at_home = member.peer.seat
         own = part if part >= 0 else at_home % replica_size
         if at_home < len(slots) and at_home % replica_size == own and slots[at_home] is None:

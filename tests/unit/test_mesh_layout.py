@@ -137,3 +137,9 @@ def test_numbers_order_generations(counter: int, one: int, other: int) -> None:
     assert counter_of(generation_number(counter, one)) == counter
     if one < other:
         assert generation_number(counter, one) > generation_number(counter, other)
+
+
+def test_a_newcomer_does_not_sit_on_the_last_place_of_a_part() -> None:
+    seated = [member(0, position=0), member(1, step=-1), member(2, position=0)]
+    holder = member(3, position=1)
+    assert arrange([*seated, holder], 3)[1] == holder

@@ -27,7 +27,7 @@ from slurm_resilience.mesh.meeting import meeting
 from slurm_resilience.mesh.mesh import Mesh, Stopped
 from slurm_resilience.mesh.messages import Beat
 from slurm_resilience.mesh.model import Break, Peer, View
-from slurm_resilience.training import inject
+from slurm_resilience.training import inject, ports
 from slurm_resilience.training.group import Group, form
 from slurm_resilience.training.heal import Unrecoverable
 from slurm_resilience.training.options import Options
@@ -169,6 +169,11 @@ class Runner:
         for name in names:
             importlib.import_module(name)
         importlib.import_module("slurm_resilience.training.data")
+        local = os.environ.get("LOCAL_WORLD_SIZE", "")
+        if os.environ.get("LOCAL_RANK") == "0" and local.isdecimal():
+            said = ports.warning(int(local), ports.port_range())
+            if said:
+                log.warning(said)
         if self._options.prepare is not None:
             self._session.once(self._options.prepare)
 

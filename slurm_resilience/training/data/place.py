@@ -50,8 +50,13 @@ def default_root() -> Path:
     elif home := os.environ.get("SRES_DIR"):
         name = f"d{hashlib.blake2b(home.encode(), digest_size=6).hexdigest()}"
     else:
-        name = f"p{os.getppid()}"
+        return place_of(os.getppid())
     return _shm() / f"{_place_prefix()}{name}"
+
+
+def place_of(pid: int) -> Path:
+    """The default place of a process's children, where neither a job nor a directory names it."""
+    return _shm() / f"{_place_prefix()}p{pid}"
 
 
 def _place_prefix() -> str:

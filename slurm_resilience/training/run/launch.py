@@ -6,6 +6,7 @@ One thread and one event loop. A dead process is known by its pidfd at once; not
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from slurm_resilience.training.data import place as cached
 from slurm_resilience.training.run import codes, words
 from slurm_resilience.training.run.children import Children
 from slurm_resilience.training.run.environment import common, of_rank
@@ -325,3 +327,6 @@ def life(job: Job, environment: Mapping[str, str], guard: Guard) -> int:
         return Launcher(job, environment, ear, guard).run()
     finally:
         ear.close()
+        # Batches of ranks that were killed; where a job or a shared directory gives the place its
+        # name, other steps may read there: those go with the job, or with the next start.
+        cached.clean(cached.place_of(os.getpid()))

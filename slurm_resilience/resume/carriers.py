@@ -11,6 +11,7 @@ import msgspec
 
 from slurm_resilience.errors import SresError
 from slurm_resilience.resume.means import Means
+from slurm_resilience.resume.sever import connections
 from slurm_resilience.resume.step import EndedTasks, Step, end_step
 
 SLOW_LOOK = 10.0
@@ -31,6 +32,8 @@ class Carrier:
     """Its end was read already."""
     lost_node: bool = False
     """srun may wait for a node that is gone."""
+    was_connected: bool = False
+    """srun had connections to its tasks when it lost the node."""
     dismissed: bool = False
     """Its srun was ended by us: Slurm says that the step is over."""
 
@@ -88,7 +91,9 @@ class Carriers:
     def without_node(self, seats: Sequence[int]) -> None:
         """The node of these seats is gone: their sruns may wait for it for minutes."""
         for carrier in self._all:
-            carrier.lost_node |= bool(self.carried(carrier) & set(seats))
+            if carrier.step.running and self.carried(carrier) & set(seats):
+                carrier.lost_node = True
+                carrier.was_connected |= connections(carrier.step.pid) > 0
 
     def news(self) -> Iterator[tuple[Carrier, EndedTasks]]:
         """Tasks that ended badly since this was asked last."""
@@ -137,7 +142,11 @@ class Carriers:
         except SresError:
             return
         for carrier in carriers:
-            if not carrier.step.running or carrier.step.pid in running:
+            if not carrier.step.running:
+                continue
+            # Slurm may wait for the lost node as well, if a new machine has its name.
+            silent = carrier.was_connected and connections(carrier.step.pid) == 0
+            if carrier.step.pid in running and not silent:
                 continue
             # Its tasks are gone: a moment for their last words, which srun still prints.
             if not carrier.step.wait(0.1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Event
 
 import msgspec
@@ -13,6 +13,7 @@ from slurm_resilience.resume import exchange, report
 from slurm_resilience.resume.classify import Cause
 from slurm_resilience.resume.means import Means
 from slurm_resilience.resume.plan import Plan, plan
+from slurm_resilience.resume.sever import sever
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -67,6 +68,7 @@ def for_nodes(
     step_size: int,
     holds: Sequence[str],
     dead: bool,
+    sruns: Sequence[int],
     go_on: Callable[[], bool],
     stop: Event,
 ) -> Found | None:
@@ -77,12 +79,15 @@ def for_nodes(
         step_size: nodes that the training had.
         holds: those of them that it has.
         dead: all lost ones are dead: Slurm takes them out of the job by itself.
+        sruns: process ids of the sruns that had tasks there.
         go_on: do the others go on without them? Then idle nodes are waited for without limit.
         stop: set when nobody wants them any more.
     """
     allocation, limits = means.allocation, means.limits
     cause = Cause("node", "; ".join(f"{n}: {why}" for n, why in lost.items()), tuple(lost))
     failed = ""
+    if dead:
+        _sever(means, lost, sruns)
     while not stop.is_set():
         if allocation.refresh() != "RUNNING":
             return Found(Plan("stop", "the job is over"))
@@ -118,6 +123,13 @@ def for_tasks(means: Means, nodes: Sequence[str]) -> Found:
     if bad:
         return Found(chosen, bad=bad)
     return _at(means, chosen, tuple(nodes))
+
+
+def _sever(means: Means, lost: Iterable[str], sruns: Sequence[int]) -> None:
+    addresses = {node.name: node.address or node.name for node in means.client.nodes()}
+    for name in lost:
+        for pid in sruns:
+            sever(pid, addresses.get(name, name))
 
 
 def _take(means: Means, chosen: Plan, dead: bool, stop: Event) -> tuple[str, ...] | None:

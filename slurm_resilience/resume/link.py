@@ -34,6 +34,8 @@ class Link:
         self._munge_socket, self._trusted = munge_socket, trusted_uids
         self._outbox: queue.Queue[Message] = queue.Queue()
         self._verdicts: dict[str, NodeVerdict] = {}
+        self._done: dict[str, int] = {}
+        """Incidents of nodes that were left, by node: an answer may come after its time."""
         self._current: AttemptStarted | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -62,21 +64,21 @@ class Link:
             self._verdicts.clear()
 
     def moved(self, message: AttemptStarted) -> None:
-        """The running attempt goes on, on other nodes: what is said of those that it keeps holds,
-        what was said of a new one is about the machine that had its name before."""
+        """The running attempt goes on, on other nodes; what is said of those it keeps holds."""
         with self._lock:
-            kept = set(self._current.nodes) if self._current else set()
             self._current = message
-            self._verdicts = {
-                name: verdict
-                for name, verdict in self._verdicts.items()
-                if name in kept and name in message.nodes
-            }
+            for name in set(self._verdicts) - set(message.nodes):
+                self._drop(name)
 
     def forgive(self, node: str) -> None:
-        """What was said of this node is done with."""
+        """The node is another machine now: what was said of the one before it is done with."""
         with self._lock:
-            self._verdicts.pop(node, None)
+            self._drop(node)
+
+    def _drop(self, node: str) -> None:
+        verdict = self._verdicts.pop(node, None)
+        if verdict is not None:
+            self._done[node] = max(self._done.get(node, 0), verdict.incident)
 
     def send(self, message: Message) -> None:
         self._outbox.put(message)
@@ -139,7 +141,13 @@ class Link:
     def _note(self, evidence: Evidence) -> None:
         with self._lock:
             mine = set(self._current.nodes) if self._current else set()
-            bad = [v for v in evidence.verdicts if v.verdict in FAULTY and v.node in mine]
+            bad = [
+                v
+                for v in evidence.verdicts
+                if v.verdict in FAULTY
+                and v.node in mine
+                and not 0 < v.incident <= self._done.get(v.node, 0)
+            ]
             for verdict in bad:
                 self._verdicts[verdict.node] = verdict
         if bad:

@@ -253,13 +253,14 @@ class Living:
         holds = tuple(name for name in self.nodes if name not in gone)
         dead = all(loss.dead for loss in losses)
         since = max(loss.generation for loss in losses)
+        sruns = [c.step.pid for c in self._steps if c.lost_node and c.step.running]
 
         def go_on() -> bool:
             return self._goes_on(self._training.picture(), since)
 
         def search(stop: Event) -> Found | None:
             size = len(self.nodes)
-            return hunt.for_nodes(self._means, lost, size, holds, dead, go_on, stop)
+            return hunt.for_nodes(self._means, lost, size, holds, dead, sruns, go_on, stop)
 
         return Hunt(search, self._means.wake.set)
 
@@ -339,6 +340,8 @@ class Living:
         self._steps.add(step, loss.seats)
         loss.started = time.time()
         self._joined_at |= dict.fromkeys(loss.seats, time.monotonic())
+        if loss.at_fault:
+            means.link.forgive(loss.node)
         means.link.moved(AttemptStarted(self._attempt.number, self.nodes))
 
     def _settle(self, loss: Loss) -> Slot:

@@ -35,8 +35,9 @@ _CAUSE = re.compile(rb"^srun: error: (?!\S+: tasks? [\d,-]+: )", re.MULTILINE)
 # A node that Slurm gave up under a step that lives on, and tasks that ended badly.
 _NODE_FAILURE = re.compile(rb"^srun: error: Node failure on (\S+)$", re.MULTILINE)
 _TASK_ENDED = re.compile(rb"^srun: error: (\S+): tasks? ([\d,-]+): ([^\n]*)$", re.MULTILINE)
-# srun itself ends a step whose task failed (--kill-on-bad-exit), and Slurm words that the same.
-_SRUN_ENDS = re.compile(rb"srun: [^\n]*Terminating StepId=")
+# srun itself ends a step whose task failed (--kill-on-bad-exit), or whose node it has lost touch
+# with, and Slurm words that the same.
+_SRUN_ENDS = re.compile(rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )")
 _LINE_LIMIT = 65536
 
 

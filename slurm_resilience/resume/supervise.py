@@ -166,6 +166,9 @@ class Supervisor:
             # The user's own choice of nodes named some that are gone.
             command = command.without(*PLACEMENT)
             command = command.adding(f"--nodes={len(nodes)}", f"--nodelist={fold(nodes)}")
+            if self._lives and not command.has("exclusive"):
+                # Slurm may take a living step that lost a node for one that still runs.
+                command = command.adding("--overlap")
         argv, environment = self._launch.line(
             command,
             task_variables(attempt),

@@ -12,6 +12,7 @@ from slurm_resilience.resume.step import Step
 
 ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
 KILLED = "srun: error: n[1-2]: tasks 0-1: Killed"
+LOST_TOUCH = "Aborting, io error and missing step on node 2"
 CANCELLED = "slurmstepd-n1: error: *** STEP 8.0 ON n1 CANCELLED AT 2026-11-20T12:00:00"
 
 
@@ -36,6 +37,7 @@ def run(*lines: str, program: str = 'printf "%s\\n" "$@" >&2') -> Step:
         (["srun: error: Application launch failed: x", ABORTED, KILLED], False, False),
         (["srun: First task exited 1s ago", "srun: Terminating StepId=8.0", ABORTED], False, False),
         (["srun: Terminating StepId=8.0", f"{CANCELLED} ***", KILLED], False, False),
+        ([f"srun: error: {LOST_TOUCH}", ABORTED, f"{CANCELLED} ***", KILLED], False, False),
     ],
 )
 def test_who_ended_it(
@@ -71,3 +73,17 @@ def test_a_child_that_holds_the_pipe_is_not_waited_for(capfd: pytest.CaptureFixt
     os.kill(int(capfd.readouterr().err), signal.SIGKILL)
     assert step.code == 3
     assert step.ran_for < 50
+
+
+def test_what_srun_says_of_nodes_and_tasks() -> None:
+    step = run(
+        "srun: error: Node failure on n3",
+        "srun: error: n[1-2]: tasks 0,2-3: Killed",
+        "srun: error: n5: task 7: Exited with exit code 75",
+        "x srun: error: n6: task 8: Killed",
+    )
+    assert step.failed_nodes == {"n3"}
+    assert [(e.nodes, e.tasks, e.how) for e in step.ended_tasks] == [
+        (("n1", "n2"), (0, 2, 3), "Killed"),
+        (("n5",), (7,), "Exited with exit code 75"),
+    ]

@@ -42,6 +42,10 @@ class Members(Dialing):
                 old.finish()
         else:
             self._links[peer.id] = link
+            if peer.incarnation > 0 and peer.id not in self._lost:
+                # A new process on a lost seat: its node is in order (again), whatever was found
+                # of a machine of that name before; the next finding about it counts.
+                self._bad_nodes.pop(peer.node, None)
         # The handshake's status may have changed meanwhile.
         self._send(self._links[peer.id], Say(self._said, self.status))
         if known is None and self._in_view(peer.id):

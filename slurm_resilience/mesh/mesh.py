@@ -12,6 +12,8 @@ import selectors
 import threading
 import time
 
+import msgspec
+
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh import layout
 from slurm_resilience.mesh.core import BEAT, SILENCE, log
@@ -86,6 +88,11 @@ class Mesh(Keys):
         with self._lock:
             if status.phase != "running" and self.status.phase == "running":
                 self._since = time.monotonic()
+            if self._view is not None and self._end is not None:
+                # A generation that was never entered counts too: whoever leads next must know its
+                # number, or it would make one that this process has seen the end of.
+                newest = max(status.generation, self._view.generation)
+                status = msgspec.structs.replace(status, generation=newest)
             self.status = status
             self._said += 1
             self._broadcast(Say(self._said, status))

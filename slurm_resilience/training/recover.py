@@ -29,6 +29,7 @@ from slurm_resilience.mesh.messages import Beat
 from slurm_resilience.mesh.model import Break, Peer, View
 from slurm_resilience.training import inject, ports
 from slurm_resilience.training.group import Group, form
+from slurm_resilience.training.group.form import form_limit, least_abort_timeout
 from slurm_resilience.training.heal import Unrecoverable
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import Place, place
@@ -150,7 +151,7 @@ class Runner:
             self._meeting,
             me,
             rules,
-            abort_timeout=options.abort_timeout,
+            abort_timeout=least_abort_timeout(where.seats, options.abort_timeout),
             silence=options.silence,
             on_end=self._cut,
             on_evict=self._evicted,
@@ -221,6 +222,7 @@ class Runner:
                 backend=self._options.chosen_backend,
                 store=None if "rootless" in self._place.parts else self._rooted(view),
                 timeout=self._options.collective_timeout,
+                limit=form_limit(view.size, self._options.abort_timeout),
                 out=self._groups,
             )
             self._mesh.worked(view)

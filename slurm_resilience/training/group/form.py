@@ -16,10 +16,26 @@ from slurm_resilience.mesh.model import View
 from slurm_resilience.training.group.abort import Graveyard, Sockets
 from slurm_resilience.training.group.meshstore import MeshStore
 
-FORM_SECONDS = 4.0
-"""Least time limit for forming. It must be short: gloo dials a member that has just died again and
-again, and nothing but this limit ends that call."""
 FORM_SECONDS_A_RANK = 0.05
+FORM_SHARE = 0.7
+"""Forming has a time limit of its own: gloo waits for a member that has just died, and nothing but
+the limit ends that call. It is shorter than the abort timeout, after which the others would go on
+without this process."""
+
+
+def form_limit(size: int, abort_timeout: float) -> float:
+    """Seconds that forming may take.
+
+    Args:
+        size: ranks.
+        abort_timeout: seconds in which a process must be out of a world that is over.
+    """
+    return max(FORM_SHARE * abort_timeout, FORM_SECONDS_A_RANK * size)
+
+
+def least_abort_timeout(size: int, abort_timeout: float) -> float:
+    """The abort timeout that leaves a world of this size the time to form."""
+    return max(abort_timeout, form_limit(size, abort_timeout) / FORM_SHARE)
 
 _graveyard = Graveyard()
 
@@ -39,12 +55,13 @@ class Group:
         self._gone = False
         self._forming = False
 
-    def form(self, store: Any, timeout: float) -> None:
+    def form(self, store: Any, timeout: float, limit: float) -> None:
         """Make it, and prove that everybody can talk to everybody.
 
         Args:
             store: where the members exchange their addresses.
             timeout: seconds for collectives, once it is formed.
+            limit: seconds for forming it.
 
         Raises:
             RuntimeError, dist.DistStoreError: a member is gone, or did not come.
@@ -55,7 +72,6 @@ class Group:
         self._sockets.begin()
         self._forming = True
         kind = self.backend
-        limit = max(FORM_SECONDS, FORM_SECONDS_A_RANK * self.view.size)
         dist.init_process_group(
             kind,
             store=store,
@@ -138,6 +154,7 @@ def form(
     backend: str = "gloo",
     store: Any | None = None,
     timeout: float = 1800.0,
+    limit: float = 10.0,
     out: list[Group] | None = None,
 ) -> Group:
     """Form the process group of a generation.
@@ -148,6 +165,7 @@ def form(
         backend: torch's name of it: ``gloo``, ``nccl``, ``cpu:gloo,cuda:nccl``.
         store: another store than the mesh's.
         timeout: seconds for collectives.
+        limit: seconds for forming.
         out: gets the group before it is formed, so that another thread can cut it.
 
     Raises:
@@ -156,5 +174,5 @@ def form(
     group = Group(mesh, view, view.rank_of(mesh.me.id), backend)
     if out is not None:
         out.append(group)
-    group.form(store or MeshStore(mesh, view.generation), timeout)
+    group.form(store or MeshStore(mesh, view.generation), timeout, limit)
     return group

@@ -72,6 +72,10 @@ class Group:
         self._sockets.begin()
         self._forming = True
         kind = self.backend
+        # torch numbers groups, and the number is part of every key. A world that failed while it
+        # was formed counted in this process, and perhaps not in others.
+        if not dist.is_initialized():
+            dist.distributed_c10d._world.group_count = 0
         dist.init_process_group(
             kind,
             store=store,

@@ -118,7 +118,8 @@ def test_a_kernel_line_is_told_with_the_nodes_identity(world: World, wait_for: W
     lab, controller = world.lab, world.controller
     (hello,) = controller.heard("n2", "NodeHello")
     assert hello["instance"] == lab.instance("n2")
-    assert hello["boot_id"] != controller.heard("n1", "NodeHello")[0]["boot_id"]
+    # Not compared with n1's: a lab's nodes share a kernel, and may boot in the same clock tick.
+    assert hello["boot_id"]
     lab.kmsg("n2", XID)
     (finding,) = wait_for(lambda: controller.findings("n2"), 5, "the finding arrives")
     assert (finding["severity"], finding["subject"]) == ("reboot", "0000:91:00")

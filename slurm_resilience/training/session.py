@@ -304,12 +304,15 @@ class Session:
         if self.watch is not None:
             self.watch.commit(progress.step)
         inject.point("after-update", step=progress.step, rank=self.rank)
+        if not self._loaders:
+            self.check()
 
     def check(self) -> None:
         """Between two steps: leave the block here if its world is over, and let newcomers in.
 
         `loader` calls it before each batch, not `update` at its end: what a loop does after its
-        update (a log line) is done for every step. Loops without `loader` call it themselves.
+        update (a log line) is done for every step. A loop without `loader` is left at the end
+        of `update`, or where it calls this itself.
         """
         if self._mesh.end is None and self.rank == 0 and self._mesh.knock.is_set():
             newcomers = self._mesh.newcomers()

@@ -9,7 +9,7 @@ The place outlives processes on purpose; it goes away in four ways:
 
 - a loader that gave its last batch removes its directory when the last process leaves it;
 - ``ReplayLoader.close(remove=True)`` does so at any time;
-- ``clean()`` removes the place of a job: the launcher calls it when the job ends;
+- ``clean()`` removes a place: the launcher calls it at its end, where the place is its own;
 - ``stale()`` removes the places of this user's jobs that were killed with their launcher. Every
   loader with a default place calls it when it starts.
 """

@@ -20,9 +20,10 @@ from slurm_resilience.training.state.capture import Capture
 from slurm_resilience.training.state.chunks import cut
 from slurm_resilience.training.state.pairs import partners
 from slurm_resilience.training.state.skeleton import Skeleton, pack, unpack
-from slurm_resilience.training.state.stream import IN_FLIGHT
 
 _BUCKET_BYTES = 32 << 20
+_IN_FLIGHT = 16
+"""Messages under way to one rank, each of up to 32 MB."""
 _HEADER_WORDS = 5
 _HEADER_TAG, _SKELETON_TAG, _FIRST_TAG = 0, 1, 2
 
@@ -157,7 +158,7 @@ class Exchange:
                 flying.append(self._group.recv([into[number]], self._from, tag + number))
             if number < len(out):
                 flying.append(self._group.send([out[number]], self._to, tag + number))
-            while len(flying) >= IN_FLIGHT:
+            while len(flying) >= _IN_FLIGHT:
                 flying.popleft().wait()
         while flying:
             flying.popleft().wait()

@@ -162,7 +162,7 @@ class _Run:
             with self.stage(f"sent share {number + 1} of {shares} to {targets}"):
                 self._describe(capture.skeleton, data if number == 0 else b"", targets)
                 chunks, owners = self._cut(capture.skeleton, shares)
-                outbox = Outbox(self.group, targets)
+                outbox = Outbox(self.group, targets, self.pool.device)
                 for index, chunk in enumerate(chunks):
                     if owners[index] == number:
                         outbox.room()
@@ -223,7 +223,7 @@ class _Run:
         source_of = {one.share: one.source_rank for one in incoming}
         sources = [source_of[owner] for owner in owners]
         inbox = Inbox(self.group, chunks, sources, views, self.pool, _FIRST_TAG)
-        outbox = Outbox(self.group, below)
+        outbox = Outbox(self.group, below, self.pool.device)
         for index, chunk in enumerate(chunks):
             payload = inbox.take()
             payload.empty()

@@ -192,7 +192,7 @@ class Healer:
     def _from_memory(self, found: state.HealPlan, group: Group, tracked: state.Tracked) -> None:
         self._partner.restore(found, group.view, group.rank, tracked, dist.group.WORLD)
 
-    def committed(self, group: Group, mesh: Mesh) -> None:
+    def committed(self) -> None:
         """After each step: mark it, and keep a copy where one is due."""
         tracked, step = self._tracked, self.progress.step
         if tracked is None:

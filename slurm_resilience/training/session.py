@@ -161,7 +161,7 @@ class Session:
         """
         group = self._now()
         self._check()
-        inject.point("recovery", step=self.step, rank=self.rank)
+        self._point("recovery")
         self._healer.heal(objects, group, self._mesh)
         self._say_running()
         keeper.ready()
@@ -181,9 +181,7 @@ class Session:
         how.setdefault("init_sync", not self._healer.has(module))
         wrapped = nn.parallel.DistributedDataParallel(module, **how)
         if inject.armed():
-            wrapped.register_full_backward_pre_hook(
-                lambda *_: inject.point("backward", step=self.step, rank=self.rank)
-            )
+            wrapped.register_full_backward_pre_hook(lambda *_: self._point("backward"))
         self._now().hold(wrapped)
         self._reshaped.append(wrapped)
         if self.watch is not None:
@@ -260,7 +258,7 @@ class Session:
             except StopIteration:
                 return
             self._check()
-            inject.point("before-backward", step=self.step, rank=self.rank)
+            self._point("before-backward")
             if self.watch is not None:
                 self.watch.begin(self.step)
             yield batch
@@ -290,7 +288,7 @@ class Session:
         if self.watch is not None:
             self.watch.mark("update")
         self._healer.progress.dirty = True
-        inject.point("update", step=self.step, rank=self.rank)
+        self._point("update")
 
     def _commit(self) -> None:
         progress = self._healer.progress
@@ -300,10 +298,10 @@ class Session:
         progress.step += 1
         self._inside = False
         progress.dirty = False
-        self._healer.committed(self._now(), self._mesh)
+        self._healer.committed()
         if self.watch is not None:
             self.watch.commit(progress.step)
-        inject.point("after-update", step=progress.step, rank=self.rank)
+        self._point("after-update")
         if not self._loaders:
             self.check()
 
@@ -327,6 +325,10 @@ class Session:
         end = self._mesh.end
         if end is not None or self._mesh.evicted:
             raise Interrupted(end.reason if end else self._mesh.evicted)
+
+    def _point(self, phase: inject.Phase) -> None:
+        if inject.possible():
+            inject.point(phase, step=self.step, rank=self.rank)
 
     # -- used by recover ----------------------------------------------------------------------
 

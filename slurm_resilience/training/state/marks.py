@@ -37,6 +37,12 @@ class _Buffers:
         self._versions: list[int] = []
 
     def mark(self) -> None:
+        if not self._places:
+            return
+        with torch.no_grad():
+            self._mark()
+
+    def _mark(self) -> None:
         now = [owner[key] for owner, key in self._places]
         if len(now) != len(self._seen) or any(
             a is not b for a, b in zip(now, self._seen, strict=True)

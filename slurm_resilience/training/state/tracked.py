@@ -136,7 +136,6 @@ class Tracked:
         # Bytes that arrived do not count as changes: look at every buffer anew.
         self._marks = None
 
-    @torch.no_grad()
     def mark(self) -> None:
         """Remember this step's beginning, for `rollback`. See `Marks` for what that covers."""
         if self._marks is None:

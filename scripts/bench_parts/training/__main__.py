@@ -2,7 +2,7 @@
 
 One machine, one model (3-layer MLP, DDP, AdamW, 20 ms more a step), 4 gloo ranks; medians, with
 the number of runs in brackets. The rivals are tuned: torchrun with
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, nvidia-resiliency-ext with 50 ms intervals and 2 s of gloo
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, nvidia-resiliency-ext with 50 ms intervals and 1 s of gloo
 timeout, torchft with a heartbeat and a gloo timeout of 0.5 s, 1 s to join, and a tick of 20 ms.
 """
 

@@ -11,7 +11,7 @@ from nvidia_resiliency_ext import inprocess
 from torch.nn.parallel import DistributedDataParallel
 
 TICK = timedelta(milliseconds=50)
-GLOO_TIMEOUT = timedelta(seconds=2)
+GLOO_TIMEOUT = timedelta(seconds=1)
 PORT = int(os.environ["MASTER_PORT"])
 
 

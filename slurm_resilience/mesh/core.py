@@ -27,12 +27,20 @@ from slurm_resilience.mesh.model import Break, Member, Peer, Status, View
 log = logging.getLogger("sres.mesh")
 
 BEAT = 0.5
-"""Seconds between two beats."""
+"""Seconds between two beats, at least."""
+BEATS_A_SECOND = 250
+"""That one process sends, at most. A beat costs its two ends 0.1 ms together, so this is about 2 %
+of a core in each process, however large the world; beyond 125 peers beats come less often."""
 SILENCE = 5.0
 """Seconds without a word after which a peer is taken for hung or gone."""
 
 REFUSED_SECONDS = 10.0
 """Seconds between two lines in the log about strangers."""
+
+
+def beat_seconds(peers: int) -> float:
+    """Seconds between two beats of a process that has so many peers. Pure."""
+    return max(BEAT, peers / BEATS_A_SECOND)
 
 
 class Core:
@@ -58,7 +66,8 @@ class Core:
             rules: when a generation may be formed.
             abort_timeout: seconds after the end of a generation in which a peer must be out of its
                 block; then the others go on without it.
-            silence: seconds without a beat after which a peer counts as hung.
+            silence: seconds without a beat after which a peer counts as hung; three beats in worlds
+                so large that this is longer.
             on_end: called in the mesh's thread when the current generation ends, and every 10 ms
                 again until `ready` or `done` is called.
             on_evict: called in the mesh's thread when the others go on without this process.
@@ -130,6 +139,16 @@ class Core:
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         self._next_beat = time.monotonic() + BEAT
         self._thread = threading.Thread(target=self._run, name="sres-mesh", daemon=True)
+
+    @property
+    def beat(self) -> float:
+        """Seconds between two beats in a world of this size."""
+        return beat_seconds(len(self._links))
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a word after which a peer counts as hung: at least three beats."""
+        return max(self._silence, 3 * self.beat)
 
     def _ring(self) -> None:
         with contextlib.suppress(OSError):

@@ -7,13 +7,13 @@ import time
 
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh import layout, messages
-from slurm_resilience.mesh.core import BEAT, log
+from slurm_resilience.mesh.core import log
 from slurm_resilience.mesh.members import Members
 from slurm_resilience.mesh.messages import Form, Over
 from slurm_resilience.mesh.model import Break, Member, View, counter_of, generation_number
 
-SHORT_SILENCE = 3 * BEAT
-"""Seconds of silence that are too many once a generation is over and all should be talking."""
+SILENT_BEATS = 3
+"""So many beats missed are too many once a generation is over and all should be talking."""
 AGAIN = 0.01
 """Seconds between two calls of `on_end` while the main thread is still in its block: a call that
 was not cut the first time is cut the next."""
@@ -131,7 +131,7 @@ class Generations(Members):
                 continue
             late = now - max(self._ended_at, self._since)
             silent = now - link.heard
-            if silent > SHORT_SILENCE and late > 0:
+            if silent > SILENT_BEATS * self.beat and late > 0:
                 self._give_up(member.peer.id, f"silent for {silent:.1f} s", dead=False)
             elif self._ended_at and late > self._abort_timeout:
                 text = f"it did not leave its block within {self._abort_timeout:g} s"

@@ -134,8 +134,6 @@ class Members(Dialing):
         self._changed.notify_all()
 
     def _judge_silence(self, link: Link, now: float) -> None:
-        if link.peer and now - link.heard > self._silence and self._in_view(link.peer.id):
-            text = (
-                f"rank on seat {link.peer.seat} ({link.peer.node}) silent for {self._silence:g} s"
-            )
+        if link.peer and now - link.heard > self.silence and self._in_view(link.peer.id):
+            text = f"rank on seat {link.peer.seat} ({link.peer.node}) silent for {self.silence:g} s"
             self._over(Break(self._current(), text, link.peer.id, "hang"))

@@ -17,7 +17,7 @@ import msgspec
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh import layout
 from slurm_resilience.mesh.core import BEAT, SILENCE, log
-from slurm_resilience.mesh.generations import AGAIN, SHORT_SILENCE
+from slurm_resilience.mesh.generations import AGAIN
 from slurm_resilience.mesh.keys import Keys
 from slurm_resilience.mesh.link import HANDSHAKE_SECONDS, Link
 from slurm_resilience.mesh.messages import (
@@ -36,7 +36,7 @@ from slurm_resilience.mesh.messages import (
 )
 from slurm_resilience.mesh.model import Break, Member, Peer, Status, View
 
-__all__ = ["BEAT", "SHORT_SILENCE", "SILENCE", "Mesh", "Stopped"]
+__all__ = ["BEAT", "SILENCE", "Mesh", "Stopped"]
 
 REACH_SECONDS = 3.0
 """Within this time every member of a new generation must have reached every other."""
@@ -280,7 +280,7 @@ class Mesh(Keys):
     def _tend(self, now: float) -> None:
         """What time brings: beats, silence, handshakes that take too long, addresses to retry."""
         if now >= self._next_beat:
-            self._next_beat = now + BEAT
+            self._next_beat = now + self.beat
             self._broadcast(self._on_tick(now) or Beat(self.status.step))
             for link in self._usable():
                 self._judge_silence(link, now)

@@ -11,6 +11,7 @@ import pytest
 from mesh_peers import LIMIT, crew, leave, meet, until, world
 
 from slurm_resilience.errors import WireError
+from slurm_resilience.mesh.core import BEATS_A_SECOND, beat_seconds
 from slurm_resilience.mesh.meeting import Addresses, Directory
 from slurm_resilience.mesh.mesh import Mesh, Stopped
 from slurm_resilience.mesh.model import Break, Peer, Status
@@ -304,3 +305,10 @@ def test_a_large_world_is_told_to_a_newcomer(tmp_path: Path) -> None:
         )
         first._roster = lambda: many  # type: ignore[method-assign]
         world([first, peers.add(1)])
+
+
+@pytest.mark.parametrize("peers", [0, 3, 125, 126, 1023, 8191])
+def test_a_large_world_beats_less_often(peers: int) -> None:
+    assert beat_seconds(peers) >= 0.5
+    assert peers / beat_seconds(peers) <= BEATS_A_SECOND
+    assert peers > 125 or beat_seconds(peers) == 0.5

@@ -153,13 +153,21 @@ class Watch:
             phase = f"{phase}{_COUNT}{sign.collectives}"
         return Beat(sign.step, phase, sign.since, self._progress.own_seconds)
 
-    def stalled(self, now: float, beats: Mapping[str, tuple[Peer, Beat, float]]) -> Verdict | None:
+    def stalled(
+        self,
+        now: float,
+        beats: Mapping[str, tuple[Peer, Beat, float]],
+        *,
+        silence: float = 0.0,
+    ) -> Verdict | None:
         """Does this world stand still, and whose fault is it?
 
         Args:
             now: seconds on the monotonic clock.
             beats: of the other members of this world only, by id: who, what it last said, and
                 seconds since it was heard of.
+            silence: seconds without a word that mean nothing; counts if it is more than the
+                watch's own, as in large worlds, where beats come less often.
 
         Returns:
             None, or the same verdict until something moves.
@@ -170,7 +178,7 @@ class Watch:
                 self._counted[peer.seat] = beat.step
                 self._own[peer.seat].append(beat.seconds)
         own = self._sign(now)
-        verdict = judge(own, peers, self.limit, self.ceiling, self.silence)
+        verdict = judge(own, peers, self.limit, self.ceiling, max(self.silence, silence))
         if verdict is None:
             self._told = None
         else:

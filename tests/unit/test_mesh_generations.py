@@ -310,5 +310,5 @@ def test_a_large_world_is_told_to_a_newcomer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("peers", [0, 3, 125, 126, 1023, 8191])
 def test_a_large_world_beats_less_often(peers: int) -> None:
     assert beat_seconds(peers) >= 0.5
-    assert peers / beat_seconds(peers) <= BEATS_A_SECOND
+    assert peers / beat_seconds(peers) <= BEATS_A_SECOND * 1.001
     assert peers > 125 or beat_seconds(peers) == 0.5

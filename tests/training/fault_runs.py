@@ -44,6 +44,7 @@ class Run:
         self.logs = logs / "log"
         self.logs.mkdir(parents=True)
         self.out = logs / "out"
+        self.ranks = nodes * ranks
         self.launchers: list[subprocess.Popen[str]] = []
         more = {"SRES_INJECT": inject, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         more |= env or {}
@@ -68,8 +69,9 @@ class Run:
                     process = lab.popen(command, node=name, env=more, stdout=out, stderr=out)
             self.launchers.append(process)
 
-    def wait(self, seconds: float = 90) -> list[int]:
+    def wait(self, seconds: float = 0) -> list[int]:
         """Exit codes of the launchers; a training that hangs fails with every rank's stacks."""
+        seconds = seconds or 80 + 5 * self.ranks  # importing torch takes each of them its time
         deadline = time.monotonic() + seconds
         for process in self.launchers:
             try:

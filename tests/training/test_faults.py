@@ -1,7 +1,7 @@
 """The fault matrix: every fault, under DDP and under HSDP, on two nodes of a networked lab.
 
 More seeds, and all faults under HSDP too: SRES_TEST_SEEDS=5. Without it HSDP gets those whose way
-differs from DDP's.
+differs from DDP's. More ranks: SRES_TEST_RANKS=8.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ pytestmark = [pytest.mark.training, pytest.mark.cluster]
 STEPS, BATCH = 16, 24
 ALL = "SRES_TEST_SEEDS" in os.environ
 SEEDS = range(int(os.environ.get("SRES_TEST_SEEDS", "1")))
+RANKS = int(os.environ.get("SRES_TEST_RANKS", "4"))
+"""Half of them on each node; under HSDP, two hold one copy together."""
 SPEC = LabSpec(nodes=2, network=True, daemons=False)
 
 Start = Callable[..., Run]
+each_seed = pytest.mark.parametrize("seed", SEEDS)
 
 CASES: dict[str, str] = {
     "exception": "exception:seat=1,step=5",
@@ -52,6 +55,7 @@ def start(shared_lab: Callable[[LabSpec], Lab], tmp_path: Path) -> Iterator[Star
     def begin(*words: str, inject: str = "", **how: Any) -> Run:
         place = tmp_path / f"run{len(runs)}"
         place.mkdir()
+        how = {"ranks": RANKS // 2} | how
         runs.append(Run(lab, place, "--batch", str(BATCH), *words, inject=inject, **how))
         return runs[-1]
 
@@ -73,7 +77,7 @@ def undisturbed(start: Start, kind: str, seed: int) -> Outcome:
     return _undisturbed[kind, seed]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each_seed
 @pytest.mark.parametrize(("kind", "case"), MATRIX)
 def test_a_fault_changes_nothing(start: Start, case: str, kind: str, seed: int) -> None:
     """All seats are filled again, so that the sums are the same to the last bit."""
@@ -84,20 +88,44 @@ def test_a_fault_changes_nothing(start: Start, case: str, kind: str, seed: int) 
     seen.every_sample_once(STEPS, BATCH)
     assert all(len(digests) == 1 for digests in seen.digests.values()), seen.digests
     assert seen.digests == before.digests
-    assert seen.kinds.count("fresh") <= 4 or case == "at_step_0"
+    assert seen.kinds.count("fresh") <= RANKS or case == "at_step_0"
 
 
+ONE, ALL_BUT_0 = "1", ",".join(map(str, range(1, RANKS)))
+BEHIND = [("ddp", ONE), ("hsdp", ALL_BUT_0)]
+BEHIND += [("ddp", ALL_BUT_0), ("hsdp", ONE)] if ALL else []
+
+
+@each_seed
+@pytest.mark.parametrize(("kind", "seats"), BEHIND)
+def test_ranks_that_disagree_about_the_step(start: Start, kind: str, seats: str, seed: int) -> None:
+    """Some have committed it, and some have not. Who has the only part of it goes back."""
+    words = ("--kind", kind, "--seed", str(seed), "--steps", str(STEPS))
+    run = start(*words, "--behind", f"5:{seats}")
+    assert run.wait() == [0, 0], run.tail()
+    seen = Outcome(run)
+    healed = {(e.details[0], e.details[1]["kind"]) for e in seen.events if e.name == "healed"}
+    goes_back = kind == "hsdp" and seats == ALL_BUT_0
+    assert healed == {(0, "fresh"), (5 if goes_back else 6, "peers")}, seen.events
+    reasons = [e.details[1]["reason"] for e in seen.events if e.name == "healed"]
+    assert any("rank 0 went back" in reason for reason in reasons) == goes_back, reasons
+    seen.every_sample_once(STEPS, BATCH)
+    assert seen.digests == undisturbed(start, kind, seed).digests
+
+
+@each_seed
 @pytest.mark.parametrize("kind", ["ddp", "hsdp"])
-def test_the_survivors_go_on_and_the_lost_one_rejoins(start: Start, kind: str) -> None:
+def test_the_survivors_go_on_and_the_lost_one_rejoins(start: Start, kind: str, seed: int) -> None:
     steps = 250
-    words = ("--kind", kind, "--steps", str(steps), "--min-world", "2", "--sleep", "0.02")
+    words = ("--kind", kind, "--seed", str(seed), "--steps", str(steps), "--min-world", "2")
+    words = (*words, "--sleep", "0.02")
     run = start(*words, inject="kill:seat=1,step=5")
     assert run.wait(120) == [0, 0], run.tail()
     seen = Outcome(run)
     seen.every_sample_once(steps, BATCH)
     worlds = [event.details[2] for event in seen.events if event.name == "step"]
-    assert set(worlds) == ({3, 4} if kind == "ddp" else {2, 4})
-    assert worlds[-1] == 4
+    assert set(worlds) == {RANKS - (1 if kind == "ddp" else 2), RANKS}
+    assert worlds[-1] == RANKS
     assert all(len(digests) == 1 for digests in seen.digests.values()), seen.digests
     assert "peers" in seen.kinds
     before = start(*words)
@@ -107,61 +135,72 @@ def test_the_survivors_go_on_and_the_lost_one_rejoins(start: Start, kind: str) -
 
 
 EVERYBODY = "kill:step=9"
-BOTH_OF_ONE_PART = "kill:seat=1,step=9;kill:seat=3,step=9"
+ALL_OF_ONE_PART = ";".join(f"kill:seat={seat},step=9" for seat in range(1, RANKS, 2))
+LOST = [("ddp", EVERYBODY), ("hsdp", EVERYBODY), ("hsdp", ALL_OF_ONE_PART), ("fsdp", EVERYBODY)]
+# All that have one part are a step behind those that have the other.
+LOST += [("hsdp", "behind:" + ",".join(map(str, range(1, RANKS, 2))))] if ALL else []
 
 
-@pytest.mark.parametrize(
-    ("kind", "inject"),
-    [("ddp", EVERYBODY), ("hsdp", EVERYBODY), ("hsdp", BOTH_OF_ONE_PART), ("fsdp", EVERYBODY)],
-)
+@each_seed
+@pytest.mark.parametrize(("kind", "inject"), LOST)
 def test_lost_state_comes_from_the_disk(
-    start: Start, kind: str, inject: str, tmp_path: Path
+    start: Start, kind: str, inject: str, seed: int, tmp_path: Path
 ) -> None:
     disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "4")
-    words = ("--kind", kind, "--steps", str(STEPS), *disk)
-    run = start(*words, inject=inject)
+    words = ("--kind", kind, "--seed", str(seed), "--steps", str(STEPS), *disk)
+    if behind := inject.partition("behind:")[2]:
+        run = start(*words, "--sleep", "0.05", "--behind", f"9:{behind}")
+    else:
+        run = start(*words, inject=inject)
     assert run.wait() == [0, 0], run.tail()
     seen = Outcome(run)
     assert "disk" in seen.kinds
+    if behind:
+        assert "held at different steps" in run.tail(), run.tail()
     seen.every_sample_once(STEPS, BATCH)
-    if kind != "fsdp":
-        assert seen.digests == undisturbed(start, kind, 0).digests
+    assert seen.digests == undisturbed(start, kind, seed).digests
 
 
-def test_a_lost_shard_comes_from_its_partners_memory(start: Start) -> None:
-    words = ("--kind", "fsdp", "--steps", str(STEPS), "--partner-every", "3", "--sleep", "0.05")
+@each_seed
+def test_a_lost_shard_comes_from_its_partners_memory(start: Start, seed: int) -> None:
+    words = ("--kind", "fsdp", "--seed", str(seed), "--steps", str(STEPS))
+    words = (*words, "--partner-every", "3", "--sleep", "0.05")
     run = start(*words, inject="kill:seat=1,step=8")
     assert run.wait() == [0, 0], run.tail()
     seen = Outcome(run)
     assert "memory" in seen.kinds
     seen.every_sample_once(STEPS, BATCH)
-    before = start("--kind", "fsdp", "--steps", str(STEPS))
-    assert before.wait() == [0, 0], before.tail()
-    assert seen.digests == Outcome(before).digests
+    assert seen.digests == undisturbed(start, "fsdp", seed).digests
 
 
 PARTS = ["recovery", "state", "data", "rootless"]
 
 
+@each_seed
 @pytest.mark.parametrize("part", PARTS)
-def test_each_part_alone(start: Start, part: str, tmp_path: Path) -> None:
+def test_each_part_alone(start: Start, part: str, seed: int, tmp_path: Path) -> None:
     """The other three are off; a fault still loses nothing."""
     disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "2", "--sleep", "0.05")
-    words = ("--steps", str(STEPS), *disk)
+    words = ("--seed", str(seed), "--steps", str(STEPS), *disk)
     run = start(*words, inject="kill:seat=1,step=9", env={"SRES_PARTS": part})
     assert run.wait() == [0, 0], run.tail()
     seen = Outcome(run)
     seen.every_sample_once(STEPS, BATCH)
-    assert seen.digests == undisturbed(start, "ddp", 0).digests
+    assert seen.digests == undisturbed(start, "ddp", seed).digests
     entered = [event for event in seen.events if event.name == "main"]
     # Without recovery in the process, everybody is replaced.
-    assert len(entered) == (5 if part == "recovery" else 8)
+    assert len(entered) == (RANKS + 1 if part == "recovery" else 2 * RANKS)
     assert "disk" in seen.kinds
 
 
-def test_replicas_that_differ_go_back_to_the_disk(start: Start, tmp_path: Path) -> None:
+@each_seed
+@pytest.mark.parametrize("kind", ["ddp", "hsdp"] if ALL else ["ddp"])
+def test_replicas_that_differ_go_back_to_the_disk(
+    start: Start, kind: str, seed: int, tmp_path: Path
+) -> None:
     disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "4")
-    words = ("--steps", str(STEPS), "--checksum", "--poke", "6:2", *disk)
+    words = ("--kind", kind, "--seed", str(seed), "--steps", str(STEPS), *disk)
+    words = (*words, "--checksum", "--poke", "6:2")
     words = (*words, "--sleep", "0.1")  # the checkpoint of step 4 is on the disk by step 7
     run = start(*words, inject="exception:seat=1,step=7")
     assert run.wait() == [0, 0], run.tail()
@@ -170,7 +209,7 @@ def test_replicas_that_differ_go_back_to_the_disk(start: Start, tmp_path: Path) 
     reasons = " ".join(e.details[1]["reason"] for e in seen.events if e.name == "healed")
     assert "digest" in reasons or "checksum" in reasons
     seen.every_sample_once(STEPS, BATCH)
-    assert seen.digests == undisturbed(start, "ddp", 0).digests
+    assert seen.digests == undisturbed(start, kind, seed).digests
 
 
 def test_a_training_that_lost_everybody_says_that_it_begins_from_scratch(start: Start) -> None:
@@ -180,7 +219,7 @@ def test_a_training_that_lost_everybody_says_that_it_begins_from_scratch(start: 
 
 
 def test_half_of_a_model_without_any_copy_of_the_rest_ends_the_training(start: Start) -> None:
-    run = start("--kind", "hsdp", "--steps", str(STEPS), inject=BOTH_OF_ONE_PART)
+    run = start("--kind", "hsdp", "--steps", str(STEPS), inject=ALL_OF_ONE_PART)
     assert set(run.wait()) != {0}
     assert "will not start from scratch" in run.tail()
 

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -41,13 +42,14 @@ parser.add_argument("--abort-timeout", type=float, default=2.0)
 parser.add_argument("--silence", type=float, default=2.0)
 parser.add_argument("--max-faults", type=int, default=3)
 parser.add_argument("--poke", default="", help="STEP:SEAT of a silent bit flip")
+parser.add_argument("--behind", default="", help="STEP:SEAT,… that end before the update of a step")
 parser.add_argument("--usage", action="store_true")
 parser.add_argument("--batch", type=int, default=24)
 words = parser.parse_args()
 
 SEAT = int(os.environ["SRES_SEAT"])
 SEATS = int(os.environ["SRES_SEATS"])
-REPLICA = {"ddp": 1, "fsdp": SEATS, "hsdp": SEATS // 2}[words.kind]
+REPLICA = {"ddp": 1, "fsdp": SEATS, "hsdp": 2}[words.kind]
 torch.set_num_threads(1)
 logging.basicConfig(level="INFO", format=f"s{SEAT} %(name)s %(message)s")
 _log = (words.log / f"{SEAT}.{os.getpid()}.jsonl").open("a", buffering=1)
@@ -98,6 +100,11 @@ def sharded(s: Session) -> tuple[nn.Module, torch.optim.Optimizer]:
     return net, torch.optim.AdamW(net.parameters(), 1e-3)
 
 
+def local(parameter: torch.Tensor) -> torch.Tensor:
+    """What this rank has of it."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
 asked = threading.Event()
 # A fault from outside, at a moment of its own: the next batch raises.
 signal.signal(signal.SIGUSR2, lambda *_: asked.set())
@@ -105,6 +112,29 @@ signal.signal(signal.SIGUSR2, lambda *_: asked.set())
 
 class Asked(RuntimeError):
     """Somebody sent SIGUSR2."""
+
+
+class Behind(RuntimeError):
+    """This rank has its gradients, and does not use them."""
+
+
+def fall_behind(step: int) -> None:
+    """Raise where ``--behind`` says so, when those that it does not name have committed the step:
+    earlier, the end of the world could find one of them still waiting for its gradients."""
+    when, _, named = words.behind.partition(":")
+    seats = {int(seat) for seat in named.split(",")} if named else set()
+    if SEAT not in seats or step != int(when):
+        return
+    committed = re.compile(rf'^\[[0-9.]+, "step", {step + 1}, ', re.MULTILINE)
+    deadline = time.monotonic() + 30
+    for seat in set(range(SEATS)) - seats:
+        while not any(
+            committed.search(path.read_text()) for path in words.log.glob(f"{seat}.*.jsonl")
+        ):
+            if time.monotonic() > deadline:
+                sys.exit(f"seat {seat} does not commit step {step}")
+            time.sleep(0.01)
+    raise Behind(f"at step {step}")
 
 
 keeper = Checkpointer(words.checkpoints, every=words.every) if words.checkpoints else None
@@ -140,18 +170,20 @@ def train(s: Session) -> nn.Module:
         loss = nn.functional.mse_loss(wrapped(x), y)
         loss.backward()
         time.sleep(words.sleep)
+        if words.behind and s.attempt == 1:
+            fall_behind(s.step)
         with s.update():
             opt.step()
             opt.zero_grad()
         if words.poke == f"{s.step}:{SEAT}" and s.attempt == 1:
             with torch.no_grad():
-                next(net.parameters()).view(-1)[0] += 1e-3
+                local(next(net.parameters())).view(-1)[0] += 1e-3
         tell("step", s.step, s.generation, s.world, loss.item(), usage() if words.usage else [])
     return net
 
 
 tell("main")
 trained = train()
-parts = [p.to_local() if isinstance(p, DTensor) else p for p in trained.parameters()]
-digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in parts)).hexdigest()
+parts = [local(p).detach().numpy().tobytes() for p in trained.parameters()]
+digest = hashlib.sha256(b"".join(parts)).hexdigest()
 tell("end", digest, SEAT % REPLICA)

@@ -14,15 +14,12 @@ from slurm_resilience.training import state
 from slurm_resilience.training.group import Group
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import Place
+from slurm_resilience.training.signals import Unrecoverable
 
 log = logging.getLogger("sres.training")
 
 OWN = "sres"
 """The name under which the step and the data's position are tracked beside the user's objects."""
-
-
-class Unrecoverable(Exception):
-    """State was lost and nothing has it: the training must not begin anew as if nothing were."""
 
 
 class Progress:

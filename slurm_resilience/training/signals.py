@@ -10,3 +10,7 @@ class Interrupted(BaseException):
 
 class PoisonedProcess(Exception):
     """This process cannot go on (its CUDA context is broken); a fresh one can take its seat."""
+
+
+class Unrecoverable(Exception):
+    """State was lost and nothing has it: the training must not begin anew as if nothing were."""

@@ -91,6 +91,7 @@ IO = (
         "mesh/model",
         "mesh/messages",
         "mesh/layout",
+        "training/blame",
     ],
 )
 def test_the_middle_is_pure(pure: str) -> None:

@@ -1,0 +1,57 @@
+"""The ways in which a process of the training ends."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from slurm_resilience.mesh.meeting import Meeting
+from slurm_resilience.mesh.mesh import Mesh
+from slurm_resilience.mesh.model import Break
+from slurm_resilience.training.run import codes
+from slurm_resilience.training.session import Session
+
+
+class Exits:
+    """Each closes the mesh and raises SystemExit, but for `done`, after which the program goes on.
+
+    Args:
+        mesh: this process among the others.
+        meeting: where those who come later look how the training ended.
+        session: knows the last step.
+    """
+
+    def __init__(self, mesh: Mesh, meeting: Meeting, session: Session) -> None:
+        self._mesh = mesh
+        self._meeting = meeting
+        self._session = session
+
+    def replaced(self) -> NoReturn:
+        """A fresh process can do what this one cannot."""
+        self._leave(codes.POISONED)
+
+    def given_up(self, reason: str) -> NoReturn:
+        """The training cannot go on: all end."""
+        view = self._mesh.current
+        if view is not None:
+            self._mesh.stop(Break(view.generation, reason, self._mesh.me.id, "stop"))
+        self._meeting.outcome(codes.STOP, self._session.step, reason)
+        self.stopped(reason)
+
+    def stopped(self, reason: str) -> NoReturn:
+        """Another process gave the training up."""
+        print(f"sres: the training gave up: {reason}", file=sys.stderr, flush=True)
+        self._leave(codes.STOP)
+
+    def done(self) -> None:
+        """The training is complete (the mesh is closed): one of its processes writes it down."""
+        view, present, _ = self._mesh.picture()
+        seats = [member.peer.seat for member in (*(view.members if view else ()), *present)]
+        if self._session.seat == min(seats, default=self._session.seat):
+            self._meeting.outcome(codes.DONE, self._session.step, "")
+
+    def _leave(self, code: int) -> NoReturn:
+        self._mesh.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        raise SystemExit(code)

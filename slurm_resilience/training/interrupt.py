@@ -1,0 +1,99 @@
+"""Gets a process out of its block when its world is over. All of it runs in the mesh's thread."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from slurm_resilience.mesh.messages import Beat
+from slurm_resilience.mesh.model import Break, Peer
+from slurm_resilience.training.group import Group
+from slurm_resilience.training.run import codes, keeper
+from slurm_resilience.training.session import Session
+from slurm_resilience.training.signals import Interrupted
+
+log = logging.getLogger("sres.training")
+
+JOIN_SECONDS = 0.1
+"""When somebody joins, ranks leave by themselves after their step; who does not, is cut later."""
+NUDGE_SECONDS = 0.5
+"""A block that is in no collective when its world ends is interrupted after this time."""
+
+
+class Interrupter:
+    """What the mesh calls. Made in the thread that the block runs in.
+
+    Args:
+        session: the block's.
+        groups: the process groups of the current world; the block's thread fills and clears it.
+        abort_timeout: seconds in which a process must be out of its block.
+        event: called with a name and details of what happened.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        groups: list[Group],
+        *,
+        abort_timeout: float,
+        event: Callable[..., None],
+    ) -> None:
+        self._session = session
+        self._groups = groups
+        self._abort_timeout = abort_timeout
+        self._event = event
+        self._main = threading.get_ident()
+        self._end_seen = 0.0
+        self._nudged = False
+
+    def begin(self) -> None:
+        """A new world is entered. (The only one that the block's thread calls.)"""
+        self._end_seen, self._nudged = 0.0, False
+
+    def cut(self, end: Break) -> None:
+        """The world is over: have the block's collectives raise. Called again until it is left."""
+        now = time.monotonic()
+        self._end_seen = self._end_seen or now
+        if end.kind == "join" and now - self._end_seen < JOIN_SECONDS:
+            return
+        for group in list(self._groups):
+            group.cut()
+        if now - self._end_seen > NUDGE_SECONDS and not self._nudged and not self._session._inside:
+            self._nudged = True
+            _raise_in(self._main, Interrupted)
+
+    def evicted(self, reason: str) -> None:
+        """The others go on without this process. If it does not come out by itself, it ends."""
+        if not self._session._mesh.wait_until_out(self._abort_timeout):
+            log.error("the others go on without this process (%s), which hangs: it ends", reason)
+            os._exit(codes.POISONED)
+
+    def given_up(self, peer: Peer, reason: str) -> None:
+        """The others go on without a peer; its launcher should end it where it is this one's."""
+        if peer.node == self._session._place.node and peer.pid:
+            keeper.evict(peer.pid, reason)
+
+    def tick(self, now: float) -> Beat | None:
+        """Look whether the step hangs; this process's progress, for the others."""
+        watch, mesh = self._session.watch, self._session._mesh
+        if watch is None:
+            return None
+        view = mesh.current
+        if view is not None and mesh.end is None and mesh.status.phase == "running":
+            beats = {n: b for n, b in mesh.beats().items() if view.rank_of(n) >= 0}
+            verdict = watch.stalled(now, beats)
+            if verdict is not None and self._session._group is not None:
+                end = Break(view.generation, verdict.reason, verdict.culprit or "", "hang")
+                self._event("hang", reason=verdict.reason)
+                mesh.over(end)
+        return watch.beat()
+
+
+def _raise_in(thread: int, kind: type[BaseException]) -> None:
+    """Raise in another thread, at its next bytecode."""
+    call = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    call(ctypes.c_ulong(thread), ctypes.py_object(kind))

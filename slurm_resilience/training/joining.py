@@ -1,0 +1,67 @@
+"""What a process does once, before the others know that it is there."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import uuid
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.mesh.layout import Rules
+from slurm_resilience.mesh.model import Peer
+from slurm_resilience.training import ports
+from slurm_resilience.training.options import Options
+from slurm_resilience.training.place import Place
+
+log = logging.getLogger("sres.training")
+
+
+def rules(options: Options, where: Place) -> Rules:
+    """When a world may be formed.
+
+    Raises:
+        UsageError: no world could ever be.
+    """
+    found = Rules(
+        seats=where.seats,
+        min_world=options.min_world or where.min_world or where.seats,
+        replica_size=options.replica_size,
+        patience=options.patience,
+        start_patience=options.start_patience,
+    )
+    if not options.replica_size <= found.min_world <= where.seats:
+        raise UsageError(
+            f"min_world={found.min_world} must lie between replica_size="
+            f"{options.replica_size} and the {where.seats} ranks of the full world"
+        )
+    return found
+
+
+def peer(where: Place) -> Peer:
+    """This process, as the others know it."""
+    return Peer(
+        id=f"{where.seat:05d}.{where.incarnation}.{uuid.uuid4().hex[:12]}",
+        seat=where.seat,
+        incarnation=where.incarnation,
+        node=where.node,
+        domain=where.domain,
+        host=where.address,
+        pid=os.getpid(),
+    )
+
+
+def warm_up(options: Options) -> None:
+    """Import what takes long, and warn of what will be short."""
+    importlib.import_module("torch._dynamo")  # torch.optim loads it at its first use
+    names = ["torch.nn.parallel", "torch.distributed.device_mesh"]
+    if options.replica_size > 1:
+        names += ["torch.distributed.tensor", "torch.distributed.fsdp"]
+    for name in names:
+        importlib.import_module(name)
+    importlib.import_module("slurm_resilience.training.data")
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if os.environ.get("LOCAL_RANK") == "0" and local.isdecimal():
+        said = ports.warning(int(local), ports.port_range())
+        if said:
+            log.warning(said)

@@ -1,0 +1,78 @@
+"""What follows from the way in which a block was left."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_resilience.mesh.model import Break
+from slurm_resilience.training import blame
+from slurm_resilience.training.signals import Interrupted, PoisonedProcess, Unrecoverable
+
+ME, OTHER = "00001.0.a", "00002.0.b"
+MINE = Break(1, "seat 1: ValueError: no", ME, "fault")
+
+
+class AcceleratorError(RuntimeError):
+    """Named as torch's."""
+
+
+def then(error: BaseException, end: Break = MINE, *, count: int = 1, recovers: bool = True) -> str:
+    verdict = blame.verdict(error, end, seat=1, step=7, count=count, most=3, recovers=recovers)
+    assert verdict.reason
+    return verdict.then
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (Interrupted("over"), True),
+        (RuntimeError("[gloo/transport] Connection closed by peer"), True),
+        (ConnectionResetError("Connection reset"), True),
+        (RuntimeError("shapes cannot be multiplied"), False),
+        (ValueError("a store of values"), False),
+    ],
+)
+def test_what_a_collective_raises_may_be_a_peers_fault(error: BaseException, is_one: bool) -> None:
+    assert blame.may_be_a_peers(error) is is_one
+
+
+def test_the_same_fault_in_the_same_step_counts() -> None:
+    faults = blame.Faults()
+    assert [faults.add(step) for step in (5, 5, 6, 5, 5, 5)] == [1, 2, 1, 1, 2, 3]
+
+
+def test_own_faults_end_the_training_when_they_are_too_many() -> None:
+    assert [then(ValueError(), count=count) for count in (1, 2, 3)] == ["again", "again", "give up"]
+
+
+@pytest.mark.parametrize(
+    "error", [PoisonedProcess("x"), AcceleratorError("x"), RuntimeError("CUDA error: x")]
+)
+def test_a_broken_process_is_replaced_for_its_own_fault_only(error: Exception) -> None:
+    assert then(error) == "replace"
+    assert then(error, Break(1, "a peer died", OTHER, "lost"), count=0) == "again"
+
+
+def test_lost_state_is_no_fault_that_counts() -> None:
+    lost = Unrecoverable("nothing has part 1")
+    assert not blame.is_own(lost, MINE, ME)
+    assert then(lost, count=0) == "give up"
+
+
+def test_without_recovery_only_a_join_is_survived() -> None:
+    assert then(Interrupted(), Break(1, "lost", OTHER, "lost"), count=0, recovers=False) == "end"
+    join = Break(1, "seat 2 joins", "", "join")
+    assert then(Interrupted(), join, count=0, recovers=False) == "again"
+
+
+@given(
+    st.sampled_from([Interrupted(), ValueError(), Unrecoverable("x"), PoisonedProcess("x")]),
+    st.integers(0, 9),
+    st.booleans(),
+)
+def test_what_all_were_told_goes_first(error: BaseException, count: int, recovers: bool) -> None:
+    end = Break(1, "seat 2 gave up", OTHER, "stop")
+    assert not blame.is_own(error, end, OTHER)
+    assert then(error, end, count=count, recovers=recovers) == "stop"

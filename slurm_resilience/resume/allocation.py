@@ -36,6 +36,7 @@ class Allocation:
         self.job = job
         self.leave = leave
         self._first_nodes = job.nodes
+        self._restarts = job.restarts
         self._patience = patience
         self._permits_expansion = permits_expansion
 
@@ -53,7 +54,8 @@ class Allocation:
         return set(self.job.nodes) != set(self._first_nodes)
 
     def refresh(self) -> str:
-        """Read the job again; its state, empty when Slurm does not know it any more.
+        """Read the job again; its state, empty when Slurm does not know it any more, or has
+        requeued it: whatever runs under its number then is another supervisor's.
 
         slurmctld may be away for a while, e.g. to be updated.
         """
@@ -61,8 +63,11 @@ class Allocation:
         said = False
         while True:
             try:
-                self.job = self.client.job(self.job.id)
-                return self.job.state
+                job = self.client.job(self.job.id)
+                if job.restarts != self._restarts:
+                    return ""
+                self.job = job
+                return job.state
             except NotFound:
                 return ""
             except SlurmUnreachable as error:

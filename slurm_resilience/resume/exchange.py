@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation import Allocation
 
 SALLOC_SECONDS = 5.0
-"""How long one try for a node lasts; in between the supervisor looks around."""
+"""How long the first try for a node lasts; in between the supervisor looks around. Later ones last
+as long as it has waited: each is a job of its own in the site's accounting."""
+LONGEST_SALLOC = 60.0
 STILL_WAITING = 60.0
 
 
@@ -28,13 +30,18 @@ def shrink(allocation: Allocation, leave: Sequence[str]) -> None:
 
 
 def grow(
-    allocation: Allocation, count: int, patience: float, stop: threading.Event
+    allocation: Allocation,
+    count: int,
+    patience: float,
+    stop: threading.Event,
+    others_go_on: Callable[[], bool] = lambda: False,
 ) -> tuple[str, ...] | None:
     """Add nodes to the job; their names. None: ``stop`` was set while it waited for one.
 
     Args:
         count: how many.
         patience: seconds to wait for idle nodes.
+        others_go_on: then the caller has more of it than it says here.
 
     Raises:
         NoIdleNode: no node became idle in time.
@@ -46,8 +53,10 @@ def grow(
     said = began
     have = set(client.job(allocation.id).nodes)
     while True:
+        tried = time.monotonic() - began
+        seconds = max(SALLOC_SECONDS, min(tried, LONGEST_SALLOC, patience - tried))
         try:
-            helper = client.allocate_for(allocation.job, count, SALLOC_SECONDS, stop)
+            helper = client.allocate_for(allocation.job, count, seconds, stop)
             break
         except (SlurmUnreachable, NotFound):
             raise
@@ -58,14 +67,14 @@ def grow(
             if time.monotonic() - said > STILL_WAITING or said == began:
                 said = time.monotonic()
                 why = "none is free" if "queued and waiting" in str(error) else str(error)
-                report.say(
-                    f"waiting for {count} idle node(s) since {waited:.0f} s, for {patience:.0f} s "
-                    f"at most: {why}"
-                )
+                until = "the others go on" if others_go_on() else f"for {patience:.0f} s at most"
+                report.say(f"waiting for {count} idle node(s) since {waited:.0f} s, {until}: {why}")
+            # Refused at once (a limit on submitted jobs): not asked again and again.
+            stop.wait(max(0.0, began + tried + seconds - time.monotonic()))
         if stop.is_set():
             return None
-        # Also ends the wait when the job itself is gone (NotFound).
-        client.job(allocation.id)
+        if allocation.refresh() not in ("RUNNING", "SUSPENDED"):
+            raise NotFound(f"job {allocation.id} is over")
     try:
         nodes = client.merge(helper, allocation.id)
     except SresError:

@@ -96,7 +96,7 @@ def for_nodes(
         if chosen.kind != "join":
             return Found(chosen)
         try:
-            added = _take(means, chosen, dead, stop)
+            added = _take(means, chosen, dead, stop, go_on)
         except exchange.NoIdleNode as error:
             # Those who go on lose nothing by waiting; a requeue would cost them their work.
             failed = "" if go_on() else str(error)
@@ -132,7 +132,9 @@ def _sever(means: Means, lost: Iterable[str], sruns: Sequence[int]) -> None:
             sever(pid, addresses.get(name, name))
 
 
-def _take(means: Means, chosen: Plan, dead: bool, stop: Event) -> tuple[str, ...] | None:
+def _take(
+    means: Means, chosen: Plan, dead: bool, stop: Event, go_on: Callable[[], bool]
+) -> tuple[str, ...] | None:
     try:
         exchange.shrink(means.allocation, chosen.leave)
     except SlurmError:
@@ -140,7 +142,7 @@ def _take(means: Means, chosen: Plan, dead: bool, stop: Event) -> tuple[str, ...
             raise  # its tasks would run on
     if not chosen.take:
         return ()
-    return exchange.grow(means.allocation, chosen.take, means.limits.swap_wait, stop)
+    return exchange.grow(means.allocation, chosen.take, means.limits.swap_wait, stop, go_on)
 
 
 def _at(means: Means, chosen: Plan, nodes: tuple[str, ...]) -> Found:

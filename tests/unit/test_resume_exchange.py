@@ -1,0 +1,57 @@
+"""Nodes for a running job: how it is asked for them, and when no more."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from slurm_resilience.errors import NotFound, SlurmError
+from slurm_resilience.resume import exchange
+from slurm_resilience.resume.allocation import Allocation
+from slurm_resilience.slurm.fake import FakeSlurm
+
+
+class Stop(threading.Event):
+    """Nobody waits; what was to be waited is kept, and after three times it is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited.append(timeout or 0.0)
+        if len(self.waited) == 3:
+            self.set()
+        return self.is_set()
+
+
+def allocation(slurm: FakeSlurm, job: int) -> Allocation:
+    stop = threading.Event()
+    return Allocation(slurm, slurm.job(job), stop, patience=0.0, permits_expansion=True)
+
+
+def test_a_refusal_at_once_is_not_tried_again_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    slurm, stop = FakeSlurm(2), Stop()
+    job = slurm.submit(2)
+    slurm.refusals["allocate_for"] = SlurmError("Job violates accounting/QOS policy")
+    assert exchange.grow(allocation(slurm, job), 1, 3600.0, stop, lambda: True) is None
+    assert len(slurm.calls) == len(stop.waited) == 3
+    assert min(stop.waited) > exchange.SALLOC_SECONDS - 1
+    said = capfd.readouterr().err
+    assert "the others go on" in said and "QOS policy" in said and "3600" not in said
+
+
+def test_the_next_life_of_a_requeued_job_is_left_alone() -> None:
+    slurm = FakeSlurm(2)
+    job = slurm.submit(2)
+    ours = allocation(slurm, job)
+    slurm.requeue(job)
+    slurm.pass_time(300.0)
+    slurm.start_now(job)
+    slurm.pass_time(10.0)
+    assert slurm.job(job).state == "RUNNING"
+    assert ours.refresh() == ""
+    assert ours.job.restarts == 0
+    with pytest.raises(NotFound):
+        exchange.grow(ours, 1, 3600.0, Stop())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -60,6 +61,7 @@ class Session:
         self._healer = Healer(options, place)
         self._reshaped: list[nn.parallel.DistributedDataParallel] = []
         self._stop_listening: list[Callable[[], None]] = []
+        self._armed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.attempt = 0
         """How often this process has entered the block."""
         self.watch: Watch | None = None
@@ -163,6 +165,7 @@ class Session:
         self._check()
         self._point("recovery")
         self._healer.heal(objects, group, self._mesh)
+        self._arm_backward(objects)
         self._say_running()
         keeper.ready()
         for loader in self._loaders.values():
@@ -180,8 +183,6 @@ class Session:
         """
         how.setdefault("init_sync", not self._healer.has(module))
         wrapped = nn.parallel.DistributedDataParallel(module, **how)
-        if inject.armed():
-            wrapped.register_full_backward_pre_hook(lambda *_: self._point("backward"))
         self._now().hold(wrapped)
         self._reshaped.append(wrapped)
         if self.watch is not None:
@@ -325,6 +326,13 @@ class Session:
         end = self._mesh.end
         if end is not None or self._mesh.evicted:
             raise Interrupted(end.reason if end else self._mesh.evicted)
+
+    def _arm_backward(self, objects: dict[str, Any]) -> None:
+        """For drills: the backward of a tracked module is a place for a fault, under DDP or not."""
+        for module in objects.values():
+            if isinstance(module, nn.Module) and module not in self._armed and inject.armed():
+                module.register_full_backward_pre_hook(lambda *_: self._point("backward"))
+                self._armed.add(module)
 
     def _point(self, phase: inject.Phase) -> None:
         if inject.possible():

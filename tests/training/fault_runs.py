@@ -151,9 +151,12 @@ class Outcome:
                 step, generation, _, loss, *_ = event.details
                 self.committed[step - 1] = generation
                 losses[(step - 1, generation)][event.seat] = loss
+        self.shares = {
+            step: losses[step, generation] for step, generation in self.committed.items()
+        }
+        """Step → seat → the loss that it told."""
         self.losses = {
-            step: sum(losses[step, generation].values()) / len(losses[step, generation])
-            for step, generation in self.committed.items()
+            step: sum(shares.values()) / len(shares) for step, shares in self.shares.items()
         }
         """Step → mean over the ranks that told it."""
         self.samples: dict[int, dict[int, list[int]]] = defaultdict(dict)
@@ -170,6 +173,15 @@ class Outcome:
             if event.name == "end":
                 self.digests[event.details[1]].add(event.details[0])
         self.kinds = [e.details[1]["kind"] for e in self.events if e.name == "healed"]
+
+    def equals(self, undisturbed: Outcome) -> None:
+        """Assert: to the last bit, every loss that was told, and the parameters at the end."""
+        for step, shares in sorted(undisturbed.shares.items()):
+            told = self.shares[step]
+            # Who died after it committed may not have told it.
+            assert told and told.items() <= shares.items(), (step, told, shares)
+        assert self.digests == undisturbed.digests
+        assert all(len(digests) == 1 for digests in self.digests.values()), self.digests
 
     def every_sample_once(self, steps: int, batch: int) -> None:
         """Assert it."""

@@ -14,6 +14,7 @@ import selectors
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import msgspec
@@ -43,7 +44,7 @@ def beat_seconds(peers: int) -> float:
     return max(BEAT, peers / BEATS_A_SECOND)
 
 
-class Core:
+class Core(ABC):
     """The fields, and questions about them. Callers hold the lock."""
 
     def __init__(
@@ -179,22 +180,28 @@ class Core:
         members = (member.peer for member in self._view.members)
         return [peer for peer in members if peer.id not in self._links and peer.id != self.me.id]
 
-    # -- upper layers, which lower ones call ----------------------------------------------------
+    # -- what the layers above make of it -------------------------------------------------------
 
+    @abstractmethod
     def _run(self) -> None:
-        raise NotImplementedError
+        """The thread."""
 
+    @abstractmethod
     def _accept(self, _: int) -> None:
-        raise NotImplementedError
+        """Somebody dials."""
 
-    def _hear(self, link: Link, message: Message) -> None:
-        raise NotImplementedError
-
+    @abstractmethod
     def _proven(self, link: Link) -> None:
-        raise NotImplementedError
+        """A link has become a peer's."""
 
+    @abstractmethod
+    def _hear(self, link: Link, message: Message) -> None:
+        """A peer says something."""
+
+    @abstractmethod
     def _gone(self, link: Link, why: str) -> None:
-        raise NotImplementedError
+        """A link has come to its end."""
 
+    @abstractmethod
     def _over(self, end: Break) -> None:
-        raise NotImplementedError
+        """A generation has ended."""

@@ -128,18 +128,13 @@ class Dialing(Core):
         ):
             return
         try:
-            family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            sock = socket.socket(family, kind)
-            link = Link(sock, self._secret, dialed=True)
-            link.expected = name
-            with contextlib.suppress(BlockingIOError):
-                sock.connect(address)
+            link = Link.dial(host, port, self._secret)
         except OSError as error:
             log.debug("%s:%s: %s", host, port, error)
             if not name:
                 self._redial[(name, host, port)] = time.monotonic() + REDIAL
             return
-        link.address = (host, port)
+        link.expected = name
         self._raw.add(link)
         self._watch(link, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
@@ -149,10 +144,7 @@ class Dialing(Core):
     def _drop(self, link: Link) -> None:
         """Close a connection that means nothing."""
         self._raw.discard(link)
-        if link.fileno() >= 0:
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(link)
-            link.close()
+        link.close(self._selector)
         name = link.expected
         if not link.address or link.proven or self._closing:
             return
@@ -164,26 +156,12 @@ class Dialing(Core):
         self._redial[(name, *link.address)] = time.monotonic() + REDIAL
 
     def _send(self, link: Link, message: Message) -> None:
-        try:
-            link.send(messages.pack(message))
-        except WireError as error:
-            self._gone(link, str(error))
-            return
-        if link.wants_to_write:
-            self._interest(link)
-            self._ring()
+        self._post(link, messages.pack(message))
 
     def _broadcast(self, message: Message) -> None:
         frame = messages.pack(message)
         for link in list(self._links.values()):
-            try:
-                link.send(frame)
-            except WireError as error:
-                self._gone(link, str(error))
-                continue
-            if link.wants_to_write:
-                self._interest(link)
-                self._ring()
+            self._post(link, frame)
 
     def _send_members(self, generation: int, message: Message) -> None:
         view = self._view
@@ -193,11 +171,14 @@ class Dialing(Core):
         for member in view.members:
             link = self._links.get(member.peer.id)
             if link is not None:
-                try:
-                    link.send(frame)
-                except WireError as error:
-                    self._gone(link, str(error))
-                    continue
-                if link.wants_to_write:
-                    self._interest(link)
-                    self._ring()
+                self._post(link, frame)
+
+    def _post(self, link: Link, frame: bytes) -> None:
+        try:
+            link.send(frame)
+        except WireError as error:
+            self._gone(link, str(error))
+            return
+        if link.wants_to_write:
+            self._interest(link)
+            self._ring()

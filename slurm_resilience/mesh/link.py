@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import secrets
+import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -59,6 +60,20 @@ class Link:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKED_MILLISECONDS)
 
+    @classmethod
+    def dial(cls, host: str, port: int, secret: bytes) -> Link:
+        """A connection that is under way.
+
+        Raises:
+            OSError: there is no way to that address.
+        """
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        link = cls(socket.socket(family, kind), secret, dialed=True)
+        link.address = (host, port)
+        with contextlib.suppress(BlockingIOError):
+            link.sock.connect(address)
+        return link
+
     def fileno(self) -> int:
         return self.sock.fileno()
 
@@ -75,7 +90,11 @@ class Link:
         """Something of ours listens there: it has asked for a proof."""
         return self._answered
 
-    def close(self) -> None:
+    def close(self, watched: selectors.BaseSelector | None = None) -> None:
+        """Close it; ``watched`` looks at it no more."""
+        if watched is not None and self.fileno() >= 0:
+            with contextlib.suppress(KeyError, ValueError):
+                watched.unregister(self)
         self.sock.close()
 
     def finish(self) -> None:

@@ -9,11 +9,9 @@ import contextlib
 import logging
 import os
 import selectors
-import socket
 import threading
 import time
 import uuid
-from types import TracebackType
 
 import msgspec
 
@@ -90,12 +88,7 @@ class Observer:
     def __enter__(self) -> Observer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -205,15 +198,10 @@ class Observer:
 
     def _dial(self, host: str, port: int) -> None:
         try:
-            family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            sock = socket.socket(family, kind)
-            link = Link(sock, self._secret, dialed=True)
-            with contextlib.suppress(BlockingIOError):
-                sock.connect(address)
+            link = Link.dial(host, port, self._secret)
         except OSError as error:
             log.debug("%s:%s: %s", host, port, error)
             return
-        link.address = (host, port)
         self._raw.add(link)
         self._selector.register(link, selectors.EVENT_READ)
 
@@ -252,10 +240,7 @@ class Observer:
 
     def _drop(self, link: Link) -> None:
         self._raw.discard(link)
-        if link.fileno() >= 0:
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(link)
-            link.close()
+        link.close(self._selector)
         if link.peer is not None and self._links.get(link.peer.id) is link:
             del self._links[link.peer.id]
             self.news.set()

@@ -1,4 +1,4 @@
-"""Gets a process out of its block when its world is over. All of it runs in the mesh's thread."""
+"""Gets a process out of its block when its world is over, from the mesh's threads."""
 
 from __future__ import annotations
 

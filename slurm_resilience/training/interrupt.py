@@ -84,8 +84,9 @@ class Interrupter:
             return None
         view = mesh.current
         if view is not None and mesh.end is None and mesh.status.phase == "running":
-            beats = {n: b for n, b in mesh.beats().items() if view.rank_of(n) >= 0}
-            verdict = watch.stalled(now, beats)
+            inside = {member.peer.id for member in view.members}
+            beats = {name: beat for name, beat in mesh.beats().items() if name in inside}
+            verdict = watch.stalled(now, beats, silence=mesh.silence)
             if verdict is not None and self._session._group is not None:
                 end = Break(view.generation, verdict.reason, verdict.culprit or "", "hang")
                 self._event("hang", reason=verdict.reason)

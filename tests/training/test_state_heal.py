@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +284,20 @@ def test_hsdp_shards_are_healed_from_the_same_shard_of_the_other_replica(tmp_pat
     assert [one["sources"] for one in found] == [(), (3,), (0,), ()]
     for key in ("clean", "next"):
         assert found[0][key] == found[2][key] != found[1][key] == found[3][key]
+
+
+def late(rank: int, group: Any, path: str) -> str:
+    dist.destroy_process_group()
+    short, long = timedelta(seconds=0.5), timedelta(seconds=30)
+    store = dist.FileStore(path, 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=short)
+    dist.distributed_c10d._set_pg_timeout(long, dist.group.WORLD)
+    if rank == 0:
+        stream.send_bytes(dist.group.WORLD, b"state", [1], 1)
+        return "sent"
+    threading.Event().wait(3 * short.total_seconds())
+    return stream.receive_bytes(dist.group.WORLD, 5, 0, 1).decode()
+
+
+def test_who_sends_waits_longer_for_a_late_rank_than_forming_may_take(tmp_path: Path) -> None:
+    assert run(late, 2, tmp_path, str(tmp_path / "second")) == ["sent", "state"]

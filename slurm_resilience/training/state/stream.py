@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -30,6 +31,19 @@ def wire_device(group: Any) -> torch.device:
             if device.type == "cuda" and group._get_backend(device).name() == "nccl":
                 return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def land(group: Any, *works: Any) -> None:
+    """Wait for messages, as long as the group's collectives wait.
+
+    By itself a message over gloo has the limit that the group was formed with. That one is short,
+    and whoever comes last may still have to build its model.
+    """
+    limit: tuple[timedelta, ...] = ()
+    if wire_device(group).type == "cpu":
+        limit = (group._get_backend(torch.device("cpu")).options._timeout,)
+    for work in works:
+        work.wait(*limit)
 
 
 class Pool:
@@ -124,8 +138,7 @@ class Outbox:
 
     def _land(self) -> None:
         payload, works = self._flying.popleft()
-        for work in works:
-            work.wait()
+        land(self._group, *works)
         self._packed -= payload.own
         payload.free()
 
@@ -158,7 +171,7 @@ class Inbox:
         if len(self._posted) <= self._most // 2 or self._packed_from.total():
             self._post()
         payload, work = self._posted.popleft()
-        work.wait()
+        land(self._group, work)
         source = self._sources[self._taken]
         self._taken += 1
         self._posted_from[source] -= 1
@@ -184,12 +197,11 @@ class Inbox:
 def send_bytes(group: Any, data: bytes, targets: Sequence[int], tag: int) -> None:
     """Send a few bytes, and wait until all have them."""
     whole = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(wire_device(group))
-    for work in [group.send([whole], target, tag) for target in targets]:
-        work.wait()
+    land(group, *[group.send([whole], target, tag) for target in targets])
 
 
 def receive_bytes(group: Any, size: int, source: int, tag: int) -> bytes:
     """Receive `size` bytes."""
     buffer = torch.empty(size, dtype=torch.uint8, device=wire_device(group))
-    group.recv([buffer], source, tag).wait()
+    land(group, group.recv([buffer], source, tag))
     return buffer.cpu().numpy().tobytes()

@@ -201,6 +201,11 @@ class Healer:
         if self._partner is not None and self._partner.due(step):
             self._partner.snapshot(step, tracked)
 
+    def written(self, timeout: float) -> bool:
+        """Is no checkpoint under way, or finished within so many seconds?"""
+        keeper = self._options.checkpointer
+        return keeper is None or keeper.wait(timeout)
+
     def released(self) -> list[Any]:
         """What refers to the group that is being left, and must not be let go of at once."""
         gone, self._released = self._released, []

@@ -178,6 +178,7 @@ class Runner:
             inject.point("start", step=session.step, rank=session.rank)
             self._event("formed", generation=view.counter, world=view.size)
             result = block(session)
+            session._write_out()
         except BaseException as error:
             end = self._leave_block(view, error)
             self._go_on(end, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,6 +27,9 @@ from slurm_resilience.training.watch import Watch, listen
 
 T = TypeVar("T")
 log = logging.getLogger("sres.training")
+
+WRITING_SECONDS = 0.1
+"""While the last checkpoint is written, the end of its world is looked for this often."""
 
 
 class Update:
@@ -365,6 +369,14 @@ class Session:
             self._group.leave()
         self._group = None
         self._reshaped = []
+
+    def _write_out(self) -> None:
+        """Wait for the checkpoint under way: it is written by the ranks of this world together."""
+        pause = self.watch.pause() if self.watch is not None else contextlib.nullcontext()
+        with pause:
+            while not self._healer.written(WRITING_SECONDS):
+                if self._mesh.end is not None or self._mesh.evicted:
+                    return
 
     def _status(self, phase: Any) -> Status:
         return self._healer.status(phase, self._view)

@@ -183,6 +183,7 @@ def test_lost_state_comes_from_the_disk(
     assert run.wait() == [0, 0], run.tail()
     seen = Outcome(run)
     assert "disk" in seen.kinds
+    assert (tmp_path / f"disk/step-{STEPS:06}/manifest.json").exists(), "the last one is written"
     if behind:
         assert "held at different steps" in run.tail(), run.tail()
     seen.every_sample_once(STEPS, BATCH)

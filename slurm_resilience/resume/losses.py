@@ -27,6 +27,8 @@ class Loss:
     """Ids of the processes that are gone."""
     generation: int
     """The last one that they were in."""
+    step: int = -1
+    """The newest one before."""
     at_fault: bool = True
     """The node is; else only its tasks died."""
     due: float = 0.0
@@ -46,8 +48,10 @@ class Seen:
     peers: dict[int, set[str]] = field(default_factory=dict)
     generation: dict[int, int] = field(default_factory=dict)
     incarnation: dict[int, int] = field(default_factory=dict)
+    step: int = -1
 
     def look(self, picture: Picture) -> None:
+        self.step = max(self.step, picture.step)
         for peer in picture.peers:
             self.peers.setdefault(peer.seat, set()).add(peer.id)
             known = self.incarnation.get(peer.seat, 0)
@@ -62,7 +66,7 @@ class Seen:
     def loss(self, slot: Slot, seats: tuple[int, ...], reason: str, *, dead: bool) -> Loss:
         """These seats are lost now."""
         generation = max((self.generation.get(seat, 0) for seat in seats), default=0)
-        return Loss(slot, seats, reason, time.time(), dead, self.ids(seats), generation)
+        return Loss(slot, seats, reason, time.time(), dead, self.ids(seats), generation, self.step)
 
 
 def tell(loss: Loss, nodes: tuple[str, ...], step: int) -> None:
@@ -88,5 +92,6 @@ def tell(loss: Loss, nodes: tuple[str, ...], step: int) -> None:
             started=loss.started,
             joined=time.time(),
             step=step,
+            before=loss.step,
         )
     )

@@ -72,6 +72,8 @@ class Healing(msgspec.Struct, frozen=True):
     started: float
     joined: float
     step: int = -1
+    before: int = -1
+    """The newest step before the loss."""
 
 
 def healed(healing: Healing) -> None:
@@ -84,18 +86,25 @@ def healed(healing: Healing) -> None:
     )
     ready = max(0.0, healing.nodes_ready - healing.noticed)
     started = max(0.0, healing.started - healing.noticed)
-    where = f"at step {healing.step}, from memory" if healing.step >= 0 else "where it was"
     lines = [
         f"──── healed: seats {seats} ".ljust(72, "─"),
         f"what failed   {healing.what}",
         f"what was done {healing.done}",
         f"how long      {others}; joined after {healing.joined - healing.noticed:.1f} s "
         f"(node ready {ready:.1f} s, step started {started:.1f} s)",
-        f"training      goes on {where}",
+        f"training      goes on{_where(healing)}",
         "─" * 72,
     ]
     for line in lines:
         say(line)
+
+
+def _where(healing: Healing) -> str:
+    at = f" at step {healing.step}" if healing.step >= 0 else ""
+    if healing.step < healing.before:
+        # From the disk, or from nothing: the ranks have said which.
+        return f"{at}; it had been at step {healing.before}"
+    return f"{at}, from memory" if at else ""
 
 
 class EventLog:

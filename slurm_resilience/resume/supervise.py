@@ -6,7 +6,6 @@ start srun → it ends, or a node of it turns bad → classify → plan → rela
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import threading
@@ -20,13 +19,14 @@ from slurm_resilience.config import Config
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.model import Job
-from slurm_resilience.resume import attempt as program_side
-from slurm_resilience.resume import exchange, fence, join, report, signals, word
+from slurm_resilience.resume import exchange, report, signals, word
 from slurm_resilience.resume.allocation import Allocation
+from slurm_resilience.resume.announced import Announced
 from slurm_resilience.resume.carriers import End
 from slurm_resilience.resume.classify import Cause, Ending, classify
 from slurm_resilience.resume.environment import Attempt, srun_environment, task_variables
-from slurm_resilience.resume.join import ASKED, LAUNCHER, World, can_live, living, wants
+from slurm_resilience.resume.inquest import inquest
+from slurm_resilience.resume.join import World, living
 from slurm_resilience.resume.launch import PLACEMENT, Launch, leading_number, step_nodes
 from slurm_resilience.resume.link import Link
 from slurm_resilience.resume.living import Living
@@ -35,7 +35,8 @@ from slurm_resilience.resume.person import Person
 from slurm_resilience.resume.plan import Plan, plan
 from slurm_resilience.resume.requeue import requeue
 from slurm_resilience.resume.srun_options import SrunCommand
-from slurm_resilience.resume.step import Step, end_step, find_step
+from slurm_resilience.resume.step import Step, end_step
+from slurm_resilience.resume.ward import Ward
 from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.wire.messages import AttemptEnded, AttemptStarted, NodeVerdict
@@ -44,7 +45,6 @@ FENCE_LOOK = 10.0
 """Seconds between two looks whether the fence stands: without it no checkpoint is written."""
 MEETING_LOOK = 0.25
 """Seconds between two looks whether a training has announced itself."""
-NO_FENCE = "a cut-off node is ended by its sresd alone"
 
 
 class Supervisor:
@@ -75,9 +75,6 @@ class Supervisor:
         self._limits = config.resume
         self._client = client
         self._link = link
-        self._launch = Launch(srun, has_plugin)
-        self._command = command
-        self._environment = dict(environment)
         self._step_size, self._step_nodes = step_nodes(command, job, environment)
         self._wake = threading.Event()
         self._link.news = self._wake
@@ -97,30 +94,23 @@ class Supervisor:
             client=client,
             allocation=self._allocation,
             link=link,
-            launch=self._launch,
+            launch=Launch(srun, has_plugin),
             command=command,
-            environment=self._environment,
+            environment=dict(environment),
             person=self._person,
             wake=self._wake,
             events=self._events,
             host=socket.gethostname(),
         )
-        self._base = _working_directory()
-        self._directory = fence.open_directory(self._base, job.id, os.getpid())
-        self._token = ""
-        self._lives = bool(self._directory) and can_live(command, environment)
+        self._ward = Ward(client, job, leading_number(environment.get("SLURM_RESTART_COUNT")))
+        self._announced = Announced(self._means, self._ward)
         self._attempt: Attempt | None = None
-        self._told = False
         self._history: list[Ending] = []
-        self._restarts = leading_number(environment.get("SLURM_RESTART_COUNT"))
 
     def run(self) -> int:
         """Until the program ends for good; srun's exit code (as a shell shows it)."""
         signals.receive(self._person.on_signal)
-        if self._directory:
-            fence.revoke_older(self._base, self._allocation.id, self._directory)
-        else:
-            report.say(f"no directory to fence in: {NO_FENCE}")
+        self._ward.begin()
         number, recovery, step = 1, None, None
         try:
             while True:
@@ -143,7 +133,7 @@ class Supervisor:
             return self._last_code(step)
         finally:
             self._link.close()
-            fence.remove(self._directory)
+            self._ward.remove()
 
     # -- one attempt --------------------------------------------------------------------------
 
@@ -153,26 +143,28 @@ class Supervisor:
         attempt = Attempt(
             job=self._allocation.id,
             number=number,
-            restarts=self._restarts,
+            restarts=self._ward.restarts,
             step_nodes=nodes,
             job_nodes=job_nodes,
             master_address=self._client.node(nodes[0]).address or nodes[0],
-            directory=self._directory,
+            directory=self._ward.directory,
         )
-        word.forget(self._directory)
-        self._attempt = attempt = self._raise_fence(attempt)
-        command = living(self._command) if self._lives else self._command
+        word.forget(self._ward.directory)
+        self._attempt = attempt = self._ward.around(attempt)
+        lives, command = self._announced.lives, self._means.command
+        if lives:
+            command = living(command)
         if number > 1:
             # The user's own choice of nodes named some that are gone.
             command = command.without(*PLACEMENT)
             command = command.adding(f"--nodes={len(nodes)}", f"--nodelist={fold(nodes)}")
-            if self._lives and not command.has("exclusive"):
+            if lives and not command.has("exclusive"):
                 # Slurm may take a living step that lost a node for one that still runs.
                 command = command.adding("--overlap")
-        argv, environment = self._launch.line(
+        argv, environment = self._means.launch.line(
             command,
             task_variables(attempt),
-            srun_environment(self._environment, job_nodes, self._allocation.changed),
+            srun_environment(self._means.environment, job_nodes, self._allocation.changed),
         )
         if number > 1:
             self._events.write("relaunched", attempt=number, nodes=list(nodes))
@@ -183,7 +175,7 @@ class Supervisor:
                 environment,
                 self._wake.set,
                 relay_stderr=not command.has("pty"),
-                on_news=self._wake.set if self._lives else lambda: None,
+                on_news=self._wake.set if lives else lambda: None,
             )
             self._person.steps = [step]
             if self._leave.is_set():
@@ -192,52 +184,28 @@ class Supervisor:
         self._events.write("started", attempt=number, nodes=list(nodes))
         return step
 
-    def _raise_fence(self, attempt: Attempt) -> Attempt:
-        """Raise this attempt's fence; without a directory where that cannot be done."""
-        self._token = attempt.token
-        problem = fence.raise_fence(self._directory, attempt.token)
-        if not problem:
-            return attempt
-        report.say(f"no fence can be raised ({problem}): {NO_FENCE}")
-        self._directory = ""
-        return msgspec.structs.replace(attempt, directory="")
-
-    def _mend_fence(self) -> None:
-        """Somebody removed our directory: every program would take itself for an old attempt, and
-        write no checkpoint any more. After a requeue the fence was taken from us on purpose."""
-        if fence.holds(self._directory, self._token):
-            return
-        try:
-            job = self._client.job(self._allocation.id)
-        except SresError:
-            return  # looked at again in a while
-        if job.state != "RUNNING" or job.restarts != self._restarts:
-            return
-        problem = fence.raise_fence(self._directory, self._token)
-        if not problem:
-            report.say(f"{self._directory} had been removed, and was made again; leave it alone")
-
     def _watch(self, step: Step) -> tuple[Ending, float]:
         """Wait until the attempt ends, or must be ended; when that was noticed (epoch)."""
-        before = program_side.read_progress(self._directory)
+        before = self._ward.progress()
         with contextlib.ExitStack() as stack:
             end = self._until_end(step, stack)
         self._events.write("step_ended", code=end.code)
-        return self._ending(end, before), end.noticed or time.time()
+        ending = inquest(self._means, self._ward, end, self._step_nodes, before)
+        return ending, end.noticed or time.time()
 
     def _until_end(self, step: Step, stack: contextlib.ExitStack) -> End:
         stays: frozenset[str] = frozenset()
         training: tuple[Path, Observer] | None = None
         looked = time.monotonic()
         while step.running:
-            quick = self._lives and training is None
+            quick = self._announced.lives and training is None
             news = self._wake.wait(MEETING_LOOK if quick else FENCE_LOOK)
             if time.monotonic() - looked >= FENCE_LOOK:
                 looked = time.monotonic()
-                self._mend_fence()
-                self._advise()
-            if training is None and self._lives:
-                training = self._meet(stack)
+                self._ward.mend()
+                self._announced.advise()
+            if training is None and self._announced.lives:
+                training = self._announced.meet(stack)
             if not news or not step.running:
                 continue
             self._wake.clear()
@@ -247,7 +215,8 @@ class Supervisor:
             elif bad and frozenset(bad) != stays:
                 return self._stop(step, bad)
             if training is not None and not bad:
-                world = self._who_sits_where(step, training[1])
+                assert self._attempt is not None
+                world = self._announced.world(step, self._attempt.step_nodes, training[1])
                 if world is not None:
                     return self._live(step, *training, world)
         return End(step.code, step)
@@ -271,31 +240,6 @@ class Supervisor:
 
     # -- a step that lives on -----------------------------------------------------------------
 
-    def _meet(self, stack: contextlib.ExitStack) -> tuple[Path, Observer] | None:
-        """The training, once it has announced itself."""
-        meet = word.meeting(self._directory)
-        if meet is None:
-            return None
-        try:
-            training = stack.enter_context(word.watch(meet, self._wake.set))
-        except (SresError, OSError) as error:
-            report.say(f"the training cannot be watched ({error}): it is stopped when a node dies")
-            self._lives = False
-            return None
-        self._wake.set()
-        return meet, training
-
-    def _who_sits_where(self, step: Step, training: Observer) -> World | None:
-        """None: not everybody has been seen yet."""
-        assert self._attempt is not None
-        sits = {peer.seat: peer.node for peer in training.picture().peers}
-        if not training.picture().running or not set(self._attempt.step_nodes) <= set(
-            sits.values()
-        ):
-            return None
-        found = find_step(step, self._client, self._allocation.id, self._means.host)
-        return join.world(self._attempt.step_nodes, sits, found.tasks if found else 0)
-
     def _live(self, step: Step, meet: Path, training: Observer, world: World) -> End:
         assert self._attempt is not None
         attempt = Living(
@@ -306,24 +250,13 @@ class Supervisor:
             self._attempt,
             step,
             may_leave=self._can_be_left,
-            mend=self._mend_fence,
+            mend=self._ward.mend,
         )
         self._events.write("living", nodes=list(world.nodes), seats=world.seats)
         self._wake.set()
         end = attempt.watch()
         self._step_nodes = attempt.nodes
         return end
-
-    def _advise(self) -> None:
-        """The program could live on, and its step was not started for it: said once."""
-        if self._lives or self._told or word.meeting(self._directory) is None:
-            return
-        self._told = True
-        if self._environment.get(ASKED) != "0" and not wants(self._command, self._environment):
-            report.say(
-                "this program can go on when a node dies, but its step was not started so: write "
-                f"export {ASKED}=1 before srun, or start it by python -m {LAUNCHER}"
-            )
 
     def _can_be_left(self, bad: Mapping[str, NodeVerdict]) -> bool:
         """Is there anywhere to go? If not, a step on nodes that still work runs on: whoever marked
@@ -340,41 +273,6 @@ class Supervisor:
         reasons = "; ".join(f"{name}: {verdict.reason}" for name, verdict in bad.items())
         report.say(f"{names} should be left ({reasons}), but {chosen.reason}: the step runs on")
         return False
-
-    def _ending(self, end: End, before: int) -> Ending:
-        step, stopped = end.step, end.stopped_by_us
-        faulty = end.faulty | {name: v.reason for name, v in self._link.faulty().items()}
-        state = self._allocation.job.state
-        # A program that ended well, or was ended, is not kept waiting for Slurm's word.
-        interrupted = "" if end.own_word else self._means.interrupted(step, stopped)
-        if end.code != 0 and not interrupted:
-            state = self._allocation.refresh()
-            if state == "RUNNING" and not faulty and not step.cancelled and not end.own_word:
-                faulty = self._wait_for_diagnosis()
-                state = self._allocation.refresh()
-        return Ending(
-            code=end.code,
-            ran_for=step.ran_for,
-            progressed=program_side.read_progress(self._directory) > before,
-            job_state=state,
-            faulty=faulty,
-            interrupted=interrupted,
-            cancelled=not end.own_word and (step.cancelled or (step.aborted and not faulty)),
-            stopped_by_us=stopped,
-        )
-
-    def _wait_for_diagnosis(self) -> dict[str, str]:
-        """A step that fails because of a node often ends before anybody has judged the node."""
-        deadline = time.monotonic() + self._limits.diagnosis_wait
-        self._link.ask(self._step_nodes)
-        while True:
-            bad = {name: v.reason for name, v in self._link.faulty().items()}
-            bad |= self._allocation.bad(self._step_nodes)
-            left = deadline - time.monotonic()
-            if bad or left <= 0 or self._leave.is_set():
-                return bad
-            self._wake.clear()
-            self._wake.wait(min(left, 0.5))
 
     # -- what comes next ----------------------------------------------------------------------
 
@@ -448,7 +346,7 @@ class Supervisor:
             msgspec.structs.replace(
                 recovery,
                 relaunched=time.time(),
-                from_step=program_side.read_progress(self._directory),
+                from_step=self._ward.progress(),
             )
         )
 
@@ -472,12 +370,5 @@ class Supervisor:
 
     def _end_by(self, number: int) -> None:
         self._link.close()
-        fence.remove(self._directory)
+        self._ward.remove()
         signals.end_by(number)
-
-
-def _working_directory() -> Path:
-    try:
-        return Path.cwd()
-    except OSError:
-        return Path("/dev/null")  # removed meanwhile: nothing can be made in there

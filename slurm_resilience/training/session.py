@@ -172,8 +172,10 @@ class Session:
         self._arm_backward(objects)
         self._say_running()
         keeper.ready()
-        for loader in self._loaders.values():
+        for name, loader in self._loaders.items():
             loader.rewind()
+            # Made before this call, it does not know yet what came from a peer.
+            self._place_loader(name, loader)
         return self.step
 
     def ddp(self, module: nn.Module, **how: Any) -> nn.parallel.DistributedDataParallel:
@@ -219,11 +221,14 @@ class Session:
         else:
             loader.rewind()
             loader.reshare(group.rank, group.view.size)
+        self._place_loader(name, loader)
+        self._weigh(loader, how)
+        return self._batches(loader)
+
+    def _place_loader(self, name: str, loader: Any) -> None:
         position = self._healer.progress.positions.get(name)
         if position is not None:
             loader.load_state_dict(position)
-        self._weigh(loader, how)
-        return self._batches(loader)
 
     def _make_loader(
         self, source: Any, global_batch: int, steps: int | None, group: Group, how: dict[str, Any]

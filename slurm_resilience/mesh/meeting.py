@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from slurm_resilience.errors import UsageError
+from slurm_resilience.mesh.messages import UNREADABLE
 from slurm_resilience.mesh.model import Peer
 
 
@@ -119,7 +120,7 @@ class Directory:
         with contextlib.suppress(OSError):
             for path in sorted((self.path / "peers").iterdir()):
                 if path.suffix == ".json":
-                    with contextlib.suppress(OSError, msgspec.DecodeError):
+                    with contextlib.suppress(OSError, *UNREADABLE):
                         if path.name not in self._read:  # a peer never changes
                             peer = msgspec.json.decode(path.read_bytes(), type=Peer)
                             self._read[path.name] = peer
@@ -143,7 +144,7 @@ class Directory:
     def ended(self) -> Outcome | None:
         try:
             return msgspec.json.decode((self.path / "outcome").read_bytes(), type=Outcome)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNREADABLE):
             return None
 
 

@@ -19,6 +19,8 @@ MAX_FRAME = 64 << 20
 """Bytes. The largest message is a value of the store, or the view of a large world."""
 MAX_UNPROVEN = 16 << 10
 """Bytes accepted from somebody who has not shown the secret yet."""
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises: bad UTF-8 and deep nesting come through as Python's own errors."""
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
@@ -174,7 +176,7 @@ def unpack(buffer: bytearray, limit: int) -> Message | None:
         return None
     try:
         message = _decoder.decode(bytes(buffer[4 : 4 + length]))
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise WireError(f"the other side sent something that is not ours: {error}") from None
     del buffer[: 4 + length]
     return message

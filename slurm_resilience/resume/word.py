@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_resilience.mesh.meeting import Outcome
+from slurm_resilience.mesh.messages import UNREADABLE
 from slurm_resilience.mesh.observer import Observer
 
 _MEETINGS = ("mesh", "run/*/mesh")
@@ -37,7 +38,7 @@ def outcome(meet: Path) -> Outcome | None:
     """How it ended; None while it goes on."""
     try:
         return msgspec.json.decode((meet / "outcome").read_bytes(), type=Outcome)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE):
         return None
 
 

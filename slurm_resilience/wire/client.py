@@ -90,7 +90,7 @@ class Connection:
                     f"{host}:{port} is not sresctld: it proved to be uid {identity.uid}"
                 )
             return self
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             sock.close()
             raise AuthError(f"{host}:{port} sent a proof that is not ours") from None
         except BaseException:

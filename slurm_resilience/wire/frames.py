@@ -47,5 +47,6 @@ def unpack(body: bytes) -> Message:
     """
     try:
         return _decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # Bad UTF-8 and deep nesting come through as Python's own errors.
         raise WireError(f"the other side sent something that is not ours: {error}") from None

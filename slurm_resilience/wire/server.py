@@ -277,7 +277,7 @@ class Server:
         identity = await call(None, munge.decode, hello.credential, self._munge_socket)
         try:
             proof = msgspec.msgpack.decode(identity.payload, type=Proof)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise WireError("a credential that was not made for this") from None
         if proof != Proof(nonce, hello.role, hello.subject):
             raise WireError("a credential that was made for another connection")

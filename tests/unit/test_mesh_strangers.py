@@ -112,6 +112,8 @@ def test_a_wrong_secret(pair: Crew, secret: bytes) -> None:
         struct.pack(">I", 0xFFFFFFFF),
         struct.pack(">I", messages.MAX_UNPROVEN + 1) + b"x" * 100,
         struct.pack(">I", 2) + msgspec.msgpack.encode([1]),
+        struct.pack(">I", 8) + b"\x81\xa4type\xa1\xff",
+        struct.pack(">I", 16_000) + b"\x81\xa1a" * 5_333 + b"\x01",
         secrets.token_bytes(100_000),
     ],
 )

@@ -379,6 +379,8 @@ def test_a_port_that_is_taken(sresctld: Sresctld) -> None:
         frames.pack(Beat(1)),
         frames.pack(StatusRequest("status")),
         struct.pack(">I", 3) + b"\x93\xc1\xc1",
+        struct.pack(">I", 8) + b"\x81\xa4type\xa1\xff",
+        struct.pack(">I", 6_001) + b"\x81\xa1a" * 2_000 + b"\x01",
     ],
 )
 def test_garbage_before_the_hello_ends_the_connection(sresctld: Sresctld, data: bytes) -> None:

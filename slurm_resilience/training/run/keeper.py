@@ -93,7 +93,7 @@ class Ear:
                 return notes
             try:
                 notes.append(msgspec.msgpack.decode(data, type=Note))
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
 
     def close(self) -> None:

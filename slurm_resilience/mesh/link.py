@@ -183,15 +183,18 @@ class Link:
         if isinstance(message, Challenge) and self.dialed and not self._answered:
             self._answered = True
             self._theirs = message.nonce
-            proof = messages.proof(self._secret, "dial", message.nonce, self._nonce, me.id)
-            self.send(messages.pack(Hello(me, status, self._nonce, proof)))
+            to = self.expected or f":{self.address[1] if self.address else 0}"
+            proof = messages.proof(self._secret, "dial", message.nonce, self._nonce, me.id, to)
+            self.send(messages.pack(Hello(me, status, self._nonce, proof, to)))
             return False
         if isinstance(message, Hello) and not self.dialed:
             expected = messages.proof(
-                self._secret, "dial", self._nonce, message.nonce, message.peer.id
+                self._secret, "dial", self._nonce, message.nonce, message.peer.id, message.to
             )
             if not hmac.compare_digest(expected, message.proof):
                 raise AuthError("it does not know this training's secret")
+            if message.to not in (me.id, f":{me.port}"):
+                raise WireError(f"it looks for {message.to}")
             proof = messages.proof(self._secret, "accept", message.nonce, self._nonce, me.id)
             self.send(messages.pack(Welcome(me, status, proof)))
             if message.peer.seat >= 0:

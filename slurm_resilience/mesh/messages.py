@@ -14,7 +14,7 @@ import msgspec
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh.model import Break, Peer, Status, View
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME = 64 << 20
 """Bytes. The largest message is a value of the store, or the view of a large world."""
 MAX_UNPROVEN = 16 << 10
@@ -33,6 +33,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     status: Status
     nonce: bytes
     proof: bytes
+    to: str
+    """Whom it is for: a peer's id, or ``:PORT`` of who listens there. Who was reached by mistake
+    cannot pass it on."""
     protocol: int = PROTOCOL
 
 
@@ -182,7 +185,7 @@ def unpack(buffer: bytearray, limit: int) -> Message | None:
     return message
 
 
-def proof(secret: bytes, side: str, theirs: bytes, own: bytes, who: str) -> bytes:
+def proof(secret: bytes, side: str, theirs: bytes, own: bytes, who: str, to: str = "") -> bytes:
     """HMAC-SHA256 over both nonces: neither side can repeat what it once heard.
 
     Args:
@@ -191,6 +194,7 @@ def proof(secret: bytes, side: str, theirs: bytes, own: bytes, who: str) -> byte
         theirs: the other side's nonce.
         own: one's own.
         who: id of the peer that proves.
+        to: as in `Hello`.
     """
-    words = b"\0".join((side.encode(), theirs, own, who.encode()))
+    words = b"\0".join((side.encode(), theirs, own, who.encode(), to.encode()))
     return hmac.digest(secret, words, hashlib.sha256)

@@ -194,14 +194,15 @@ class Observer:
             for name, host, port in self._meeting.others():
                 taken = name in self._links or (host, port) in known or (host, port) in pending
                 if not taken:
-                    self._dial(host, port)
+                    self._dial(name, host, port)
 
-    def _dial(self, host: str, port: int) -> None:
+    def _dial(self, name: str, host: str, port: int) -> None:
         try:
             link = Link.dial(host, port, self._secret)
         except OSError as error:
             log.debug("%s:%s: %s", host, port, error)
             return
+        link.expected = name
         self._raw.add(link)
         self._selector.register(link, selectors.EVENT_READ)
 

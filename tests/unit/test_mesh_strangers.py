@@ -59,9 +59,10 @@ class Stranger:
 ME = Peer("stranger", 0, 99, node="node0", host="127.0.0.1")
 
 
-def hello(secret: bytes, asked: Challenge) -> Hello:
+def hello(secret: bytes, asked: Challenge, to: str = "peer-0.0") -> Hello:
     nonce = secrets.token_bytes(32)
-    return Hello(ME, Status(), nonce, messages.proof(secret, "dial", asked.nonce, nonce, ME.id))
+    proof = messages.proof(secret, "dial", asked.nonce, nonce, ME.id, to)
+    return Hello(ME, Status(), nonce, proof, to)
 
 
 @pytest.fixture
@@ -164,6 +165,24 @@ def test_a_challenge_passed_on_as_ones_own(pair: Crew) -> None:
     outer.say(Challenge(inner.challenge().nonce))
     outer.challenge()
     assert outer.hear() is None
+    outer.sock.close()
+    inner.sock.close()
+
+
+def test_a_proof_passed_on_to_another_member(pair: Crew) -> None:
+    """A stranger who listens where a dead rank did is dialed, and lets the dialer answer what a
+    third one asked."""
+    inner = Stranger.to(pair.all[1])
+    with socket.create_server(("127.0.0.1", 0)) as trap:
+        trap.settimeout(LIMIT)
+        with pair.all[0]._lock:
+            pair.all[0]._dial("somebody", "127.0.0.1", trap.getsockname()[1])
+        outer = Stranger(trap.accept()[0])
+    outer.say(inner.challenge())
+    said = outer.hear()
+    assert isinstance(said, Hello)
+    inner.say(said, *evil(pair))
+    assert inner.hear() is None
     outer.sock.close()
     inner.sock.close()
 

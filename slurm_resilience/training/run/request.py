@@ -1,0 +1,246 @@
+"""From the launcher's command line and its environment to the job of this node."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.training.run import launch, words
+from slurm_resilience.training.run import meeting as meetings
+from slurm_resilience.training.run.environment import Node
+from slurm_resilience.training.run.guard import Guard
+from slurm_resilience.training.run.job import Job
+from slurm_resilience.training.run.output import Streams
+from slurm_resilience.training.run.place import place
+from slurm_resilience.training.run.recipe_file import Recipe, read
+from slurm_resilience.training.run.verdict import Rules
+
+_WARM = (
+    "torch",
+    "torch._dynamo",  # by the first optimizer, with sympy: more than half a second
+    "torch.distributed",
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch.utils.data",
+    "slurm_resilience.training.checkpoint",
+    "slurm_resilience.training.data",
+    "slurm_resilience.training.recover",
+)
+"""What a training process has imported by the end of its first step."""
+
+
+def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
+    """Make the job of this node, and live its life.
+
+    Args:
+        given: the command line's flags, by their names in `main`.
+        environment: the launcher's own.
+
+    Returns:
+        The launcher's exit code.
+
+    Raises:
+        SresError: the flags and the environment make no job.
+    """
+    kind, argv = _program(given)
+    before = _script("pre-train", given["pre_train_script"], given["pre_train_args"])
+    after = _script("post-train", given["post_train_script"], given["post_train_args"])
+    wishes = _wishes(given)
+    here = place(
+        environment, wishes.nodes, given["node_rank"], given["rdzv_id"], given["standalone"]
+    )
+    if wishes.least:
+        least = min(wishes.least, here.nodes.most)
+        here = msgspec.structs.replace(here, nodes=words.Span(least, here.nodes.most))
+    ranks = _ranks(wishes.ranks, environment)
+    redirects = words.streams("--redirects", given["redirects"], ranks)
+    tees = words.streams("--tee", given["tee"], ranks)
+    shown = words.ranks_filter(given["local_ranks_filter"], ranks)
+    private = meetings.private_directory()
+    guard = Guard(private)
+    try:
+        meeting = meetings.meeting(
+            environment,
+            here,
+            ranks,
+            private,
+            given["rdzv_backend"],
+            given["rdzv_endpoint"],
+            given["secret_file"],
+        )
+        for note in filter(None, (here.note, meeting.note)):
+            launch.say(f"note: {note}")
+        node = Node(
+            here=here,
+            ranks=ranks,
+            meet=meeting.meet,
+            name=environment.get("SRES_NODE")
+            or environment.get("SLURMD_NODENAME")
+            or os.uname().nodename,
+            secret=meeting.secret,
+            keeper=str(private / "keeper"),
+            role=given["role"],
+            replacements=given["max_restarts"],
+            master=_master(given, environment, meeting.first, here.alone),
+            virtual=given["virtual_local_rank"],
+        )
+        limit = given["shutdown_timeout"]
+        job = Job(
+            node=node,
+            meeting=meeting,
+            kind=kind,
+            argv=argv,
+            rules=Rules(given["max_restarts"], given["restart_window"]),
+            streams=tuple(
+                Streams(redirects[local], tees[local], local in shown) for local in range(ranks)
+            ),
+            log_dir=_log_dir(given["log_dir"], here.run, any(redirects) or any(tees)),
+            standbys=0 if kind == "program" else wishes.standby,
+            standby_modules=(*_WARM, *given["standby_import"]),
+            grace=15.0 if limit is None else limit,
+            failed_grace=60.0 if limit is None else limit,
+            stop_limit=limit,
+            incarnation=words.number(environment, "SRES_INCARNATION"),
+            before=before,
+            after=after,
+        )
+        return launch.life(job, environment, guard)
+    finally:
+        meetings.remove(private)
+        guard.close()
+
+
+class _Wishes(NamedTuple):
+    """What the flags, or else the recipe, say of the node."""
+
+    nodes: str | None
+    least: int
+    """Nodes without which training waits; 0: as `nodes` says."""
+    ranks: str
+    standby: int
+
+
+def _wishes(given: Mapping[str, Any]) -> _Wishes:
+    recipe = Recipe() if given["recipe"] is None else read(given["recipe"])
+    wanted = recipe.nodes
+    nodes, least = given["nnodes"], 0
+    if nodes is None and given["recipe"] is not None and not given["standalone"]:
+        least = wanted.min_nodes
+        nodes = f"{least}:{wanted.max_nodes}" if wanted.max_nodes else None
+    standby = given["standby"]
+    return _Wishes(
+        nodes,
+        least,
+        given["nproc"] or str(wanted.ranks_per_node),
+        wanted.standby if standby is None else standby,
+    )
+
+
+def _program(given: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """What the ranks run.
+
+    Raises:
+        UsageError: nothing, too much, or what does not exist.
+    """
+    script, recipe = given["script"], given["recipe"]
+    if recipe is not None:
+        if script or given["module"] or given["no_python"]:
+            raise UsageError("--recipe trains by itself: leave the script out")
+        if not Path(recipe).is_file():
+            raise UsageError(f"--recipe={recipe}: no such file")
+        return "module", ("slurm_resilience.training.run.recipe", recipe)
+    if not script:
+        raise UsageError("no script: write … [flags] train.py [arguments], or --recipe FILE.toml")
+    if given["module"] and given["no_python"]:
+        raise UsageError("--module and --no-python exclude each other")
+    argv = (script, *given["args"])
+    if given["module"]:
+        return "module", argv
+    if given["no_python"]:
+        if shutil.which(script) is None:
+            raise UsageError(f"{script}: no such program")
+        return "program", argv
+    if not Path(script).exists():
+        raise UsageError(f"{script}: no such file (flags of the launcher come before the script)")
+    return "script", argv
+
+
+def _script(name: str, path: str | None, arguments: str) -> tuple[str, ...]:
+    """A pre-train or post-train script with its arguments; empty: there is none.
+
+    Raises:
+        UsageError: it cannot be run, or the arguments cannot be split.
+    """
+    if path is None:
+        if arguments:
+            raise UsageError(f"--{name}-args without --{name}-script")
+        return ()
+    try:
+        split = shlex.split(arguments)
+    except ValueError as error:
+        raise UsageError(f"--{name}-args={arguments}: {error}") from None
+    file = Path(path).absolute()
+    if not file.is_file():
+        raise UsageError(f"--{name}-script={path}: no such file")
+    if os.access(file, os.X_OK):
+        return (str(file), *split)
+    if file.suffix == ".py":
+        return (sys.executable, str(file), *split)
+    raise UsageError(f"--{name}-script={path} is not executable: chmod +x {path}")
+
+
+def _ranks(text: str, environment: dict[str, str]) -> int:
+    gpus = words.gpus_offered(environment) if text in ("gpu", "auto") else 0
+    if gpus < 0:
+        gpus = _nvml()
+    return words.local_world(text, gpus, len(os.sched_getaffinity(0)))
+
+
+def _nvml() -> int:
+    """GPUs that the driver knows; 0 without one."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetCount())
+    except Exception:  # no library, no driver, no permission: no GPU that could be counted on
+        return 0
+
+
+def _master(
+    given: Mapping[str, Any], environment: dict[str, str], first: str, alone: bool
+) -> tuple[str, int] | None:
+    """MASTER_ADDR and MASTER_PORT: given ones; on one node any; else node 0, if it is known."""
+    address = given["master_addr"] or environment.get("MASTER_ADDR") or first
+    port = given["master_port"] or words.number(environment, "MASTER_PORT")
+    if not address:
+        return None
+    if not port and alone:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = int(free.getsockname()[1])
+    return address, port or 29500
+
+
+def _log_dir(given: str | None, run: str, used: bool) -> Path | None:
+    if not used:
+        return None
+    try:
+        if given is not None:
+            Path(given).mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"{run.replace('/', '_')}_", dir=given))
+    except OSError as error:
+        raise UsageError(f"--log-dir={given}: {error.strerror}") from None

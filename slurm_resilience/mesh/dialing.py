@@ -23,13 +23,16 @@ TRIES = 10
 """How often such a peer is tried again."""
 STRANGERS = 64
 """Accepted connections that have not shown the secret yet, at most (or twice the seats)."""
+AT_ONCE = 16
+"""Connections accepted before the others are served again: who connects without a pause would keep
+this process from its beats, and the others would take it for hung."""
 
 
 class Dialing(Core):
     """Links come and go. Whether that means anything, the layers above decide."""
 
     def _accept(self, _: int) -> None:
-        while True:
+        for _ in range(AT_ONCE):
             try:
                 sock, _address = self._listener.accept()
             except OSError as error:

@@ -209,6 +209,27 @@ def test_many_who_say_nothing(pair: Crew, tmp_path: Path, monkeypatch: pytest.Mo
         stranger.sock.close()
 
 
+def test_who_connects_without_a_pause_does_not_keep_it_from_its_beats(pair: Crew) -> None:
+    mesh, theirs = pair.all[0], []
+    real = mesh._listener
+
+    class Endless:
+        def accept(self) -> tuple[socket.socket, str]:
+            if len(theirs) == 10 * dialing.AT_ONCE:
+                raise BlockingIOError
+            ours, other = socket.socketpair()
+            theirs.append(other)
+            return ours, ""
+
+    with mesh._lock:
+        mesh._listener = Endless()  # type: ignore[assignment]
+        mesh._accept(0)
+        mesh._listener = real
+    assert len(theirs) == dialing.AT_ONCE
+    for sock in theirs:
+        sock.close()
+
+
 def test_strangers_do_not_fill_the_log(pair: Crew, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(20):
         stranger = Stranger.to(pair.all[0])

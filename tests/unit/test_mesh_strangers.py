@@ -210,8 +210,9 @@ def test_many_who_say_nothing(pair: Crew, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_who_connects_without_a_pause_does_not_keep_it_from_its_beats(pair: Crew) -> None:
-    mesh, theirs = pair.all[0], []
+    mesh = pair.all[0]
     real = mesh._listener
+    theirs: list[socket.socket] = []
 
     class Endless:
         def accept(self) -> tuple[socket.socket, str]:

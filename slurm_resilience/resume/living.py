@@ -7,25 +7,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Event
 
-import msgspec
-
 from slurm_resilience.mesh.observer import Observer, Picture
 from slurm_resilience.resume import fence, hunt, report, word
-from slurm_resilience.resume.carriers import Carrier, Carriers, End
-from slurm_resilience.resume.environment import Attempt, srun_environment, task_variables
+from slurm_resilience.resume.carriers import Carrier, End
+from slurm_resilience.resume.environment import Attempt
 from slurm_resilience.resume.hunt import Found, Hunt
-from slurm_resilience.resume.join import (
-    Slot,
-    World,
-    join_command,
-    join_variables,
-    seats_of_tasks,
-)
+from slurm_resilience.resume.join import World, seats_of_tasks
 from slurm_resilience.resume.losses import Loss, Seen, tell
 from slurm_resilience.resume.means import Means
 from slurm_resilience.resume.plan import Plan, after_task
+from slurm_resilience.resume.seats import Seats
 from slurm_resilience.resume.step import Step
-from slurm_resilience.wire.messages import AttemptStarted, NodeVerdict
+from slurm_resilience.wire.messages import NodeVerdict
 
 LOOK = 1.0
 """Seconds between two looks when nothing is heard."""
@@ -61,12 +54,11 @@ class Living:
         self._means = means
         self._training = training
         self._meet = meet
-        self._world = world
         self._attempt = attempt
-        self._variables = task_variables(attempt)
         self._may_leave = may_leave
         self._mend = mend
-        self._steps = Carriers(means, step, tuple(range(world.seats)))
+        self._seats = Seats(means, attempt, world, step)
+        self._steps = self._seats.steps
         self._losses: list[Loss] = []
         self._hunts: dict[bool, tuple[Hunt, list[Loss]]] = {}
         """By whether nodes (else tasks) are looked after."""
@@ -74,18 +66,14 @@ class Living:
         self._gone: set[str] = set()
         """Processes on lost nodes: they do not say goodbye."""
         self._stays: frozenset[str] = frozenset()
-        self._deaths: dict[int, int] = {}
-        """By seat: tasks that died in a row."""
-        self._joined_at: dict[int, float] = {}
         self._instead: tuple[Plan, float] | None = None
         """What has to be done where nobody can join, and since when."""
-        self._master = attempt.master_address
         self._mended = time.monotonic()
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """Where the training runs, by NODE_RANK."""
-        return self._world.nodes
+        return self._seats.nodes
 
     def watch(self) -> End:
         """Until the attempt is over; no step of it is left then."""
@@ -100,7 +88,7 @@ class Living:
                 if end is not None:
                     return end
                 for carrier, ended in self._steps.news():
-                    seats = seats_of_tasks(carrier.seats, self._world.per_task, ended.tasks)
+                    seats = seats_of_tasks(carrier.seats, self._seats.world.per_task, ended.tasks)
                     self._lose_seats(carrier, seats, ended.how)
                 self._look_at_hunts()
                 self._look_at_losses(self._training.picture())
@@ -173,13 +161,8 @@ class Living:
             for name, verdict in self._means.link.faulty().items()
             if name in self.nodes and name not in lost
         }
-        for slot in self._world.slots:
-            given_up = any(
-                slot.node in carrier.step.failed_nodes
-                and self._steps.carried(carrier) & set(slot.seats)
-                for carrier in self._steps
-            )
-            if given_up and slot.node not in lost:
+        for slot in self._seats.world.slots:
+            if slot.node not in lost and self._seats.given_up(slot):
                 bad.setdefault(slot.node, NodeVerdict(slot.node, "dead", "Slurm gave it up"))
         if not bad or frozenset(bad) == self._stays:
             return
@@ -196,7 +179,7 @@ class Living:
             self._lose_node(verdict.node, verdict.reason, verdict.verdict == "dead")
 
     def _lose_node(self, node: str, reason: str, dead: bool) -> None:
-        slot = next(slot for slot in self._world.slots if slot.node == node)
+        slot = next(slot for slot in self._seats.world.slots if slot.node == node)
         report.say(f"node {node} must be left ({reason}); the step goes on without it")
         self._means.events.write("noticed", nodes=[node], seats=list(slot.seats))
         fence.leave(self._attempt.directory, node, len(self._steps))
@@ -211,7 +194,7 @@ class Living:
         started again on it."""
         lost = {seat for loss in self._losses for seat in loss.seats if not loss.started}
         mine = self._steps.carried(carrier) - lost
-        for slot in self._world.slots:
+        for slot in self._seats.world.slots:
             here = tuple(seat for seat in slot.seats if seat in seats and seat in mine)
             if not here:
                 continue
@@ -274,7 +257,7 @@ class Living:
         for loss in losses:
             # Their launcher may have filled the seats already.
             if not alive.issuperset(loss.seats):
-                chosen = after_task(self._count(loss), self._means.limits)
+                chosen = after_task(self._seats.died(loss.seats), self._means.limits)
                 if chosen.kind == "join":
                     going.append(loss)
                     continue
@@ -282,15 +265,6 @@ class Living:
                 report.say(f"seats {seats} stay empty: {loss.reason}; {chosen.reason}")
             self._losses.remove(loss)
         return going
-
-    def _count(self, loss: Loss) -> int:
-        """How often these seats' tasks have died in a row."""
-        now = time.monotonic()
-        for seat in loss.seats:
-            lived = now - self._joined_at.get(seat, float("-inf"))
-            before = 0 if lived > self._means.limits.progress_after else self._deaths.get(seat, 0)
-            self._deaths[seat] = before + 1
-        return max(self._deaths[seat] for seat in loss.seats)
 
     def _place(self, found: Found | None, losses: list[Loss]) -> None:
         if found is None or not losses:
@@ -310,46 +284,9 @@ class Living:
             self._means.events.write("nodes_ready", nodes=list(found.nodes))
         for loss, node in zip(losses, found.nodes, strict=True):
             loss.node, loss.nodes_ready = node, time.time()
-            self._join(loss, found)
-
-    def _join(self, loss: Loss, found: Found) -> None:
-        """Start the step that fills the seats again."""
-        means = self._means
-        slot = self._settle(loss)
-        if slot.rank == 0:
-            self._master = found.addresses[slot.node]
-        variables = join_variables(
-            self._variables,
-            self._world,
-            slot,
-            job_nodes=found.job_nodes,
-            master_address=self._master,
-            incarnation=1 + max(self._seen.incarnation.get(seat, 0) for seat in loss.seats),
-            step=len(self._steps),
-        )
-        argv, environment = means.launch.line(
-            join_command(means.command, means.allocation.id, self._world, slot),
-            variables,
-            srun_environment(means.environment, found.job_nodes, means.allocation.changed),
-        )
-        self._training.forget(loss.node)
-        means.events.write("joining", nodes=[loss.node], seats=list(loss.seats))
-        with means.person.starting:
-            step = Step(argv, environment, means.wake.set, on_news=means.wake.set)
-            means.person.steps.append(step)
-        self._steps.add(step, loss.seats)
-        loss.started = time.time()
-        self._joined_at |= dict.fromkeys(loss.seats, time.monotonic())
-        if loss.at_fault:
-            means.link.forgive(loss.node)
-        means.link.moved(AttemptStarted(self._attempt.number, self.nodes))
-
-    def _settle(self, loss: Loss) -> Slot:
-        """Write down that the lost seats are on another node now; the part to be started."""
-        slots = list(self._world.slots)
-        slots[loss.slot.rank] = msgspec.structs.replace(slots[loss.slot.rank], node=loss.node)
-        self._world = msgspec.structs.replace(self._world, slots=tuple(slots))
-        return msgspec.structs.replace(slots[loss.slot.rank], seats=loss.seats)
+            self._training.forget(node)
+            incarnation = 1 + max(self._seen.incarnation.get(seat, 0) for seat in loss.seats)
+            self._seats.fill(loss, found, incarnation)
 
     # -- what became of it --------------------------------------------------------------------
 
@@ -364,7 +301,7 @@ class Living:
                 loss.went_on = time.time()
                 after = loss.went_on - loss.noticed
                 size = len(picture.running)
-                report.say(f"{size} of {self._world.seats} seats went on after {after:.1f} s")
+                report.say(f"{size} of {self._seats.world.seats} seats went on after {after:.1f} s")
                 self._means.events.write("went_on", seats=size)
             if loss.started and self._has_joined(picture, loss):
                 self._losses.remove(loss)

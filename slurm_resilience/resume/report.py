@@ -46,18 +46,10 @@ def block(recovery: Recovery) -> None:
         if recovery.from_step >= 0
         else "from the program's own last checkpoint"
     )
-    title = f"recovered: attempt {recovery.attempt}"
-    lines = [
-        f"──── {title} ".ljust(72, "─"),
-        f"what failed   {recovery.what}",
-        f"what was done {recovery.done}",
-        f"how long      {took:.1f} s (step ended {max(0, ended):.1f} s, "
-        f"nodes ready {max(0, ready):.1f} s)",
-        f"training      goes on {where}",
-        "─" * 72,
-    ]
-    for line in lines:
-        say(line)
+    long = f"{took:.1f} s (step ended {max(0, ended):.1f} s, nodes ready {max(0, ready):.1f} s)"
+    _say_block(
+        f"recovered: attempt {recovery.attempt}", recovery.what, recovery.done, long, f" {where}"
+    )
 
 
 class Healing(msgspec.Struct, frozen=True):
@@ -86,17 +78,11 @@ def healed(healing: Healing) -> None:
     )
     ready = max(0.0, healing.nodes_ready - healing.noticed)
     started = max(0.0, healing.started - healing.noticed)
-    lines = [
-        f"──── healed: seats {seats} ".ljust(72, "─"),
-        f"what failed   {healing.what}",
-        f"what was done {healing.done}",
-        f"how long      {others}; joined after {healing.joined - healing.noticed:.1f} s "
-        f"(node ready {ready:.1f} s, step started {started:.1f} s)",
-        f"training      goes on{_where(healing)}",
-        "─" * 72,
-    ]
-    for line in lines:
-        say(line)
+    long = (
+        f"{others}; joined after {healing.joined - healing.noticed:.1f} s "
+        f"(node ready {ready:.1f} s, step started {started:.1f} s)"
+    )
+    _say_block(f"healed: seats {seats}", healing.what, healing.done, long, _where(healing))
 
 
 def _where(healing: Healing) -> str:
@@ -105,6 +91,15 @@ def _where(healing: Healing) -> str:
         # From the disk, or from nothing: the ranks have said which.
         return f"{at}; it had been at step {healing.before}"
     return f"{at}, from memory" if at else ""
+
+
+def _say_block(title: str, what: str, done: str, long: str, where: str) -> None:
+    say(f"──── {title} ".ljust(72, "─"))
+    say(f"what failed   {what}")
+    say(f"what was done {done}")
+    say(f"how long      {long}")
+    say(f"training      goes on{where}")
+    say("─" * 72)
 
 
 class EventLog:

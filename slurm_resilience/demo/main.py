@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -52,7 +53,13 @@ def bit_equal(one: Path, other: Path) -> bool:
 
 
 def run(
-    fault: Fault, gres: str, kill_controller: bool, steps: int, pace: float, console: Console
+    fault: Fault,
+    gres: str,
+    kill_controller: bool,
+    steps: int,
+    pace: float,
+    undisturbed: Path | None,
+    console: Console,
 ) -> dict[str, Any]:
     """The whole demo; what `--json` writes."""
     name = f"demo-{os.getpid()}"
@@ -64,10 +71,12 @@ def run(
     with interruptible(), Lab.up(spec, name=name) as lab:
         demo = Demo(lab, fault, steps, pace, console)
         demo.say(f"lab '{name}': {NODES} nodes idle, real Slurm, each node its own network")
-        return _story(demo, gres, kill_controller)
+        return _story(demo, gres, kill_controller, undisturbed)
 
 
-def _story(demo: Demo, gres: str, kill_controller: bool) -> dict[str, Any]:
+def _story(
+    demo: Demo, gres: str, kill_controller: bool, undisturbed: Path | None
+) -> dict[str, Any]:
     options = [f"--gres={gres}"] if gres else []
     job = demo.submit("main", "--auto-resume=1", options)
     demo.say(
@@ -97,10 +106,16 @@ def _story(demo: Demo, gres: str, kill_controller: bool) -> dict[str, Any]:
     demo.wait("the end of the job", 30, lambda: not demo.is_alive(job))
     demo.narrate()
     seen = demo.account(at)
-    demo.say("training is done; now the same from the same seed, undisturbed")
-    twin = demo.submit("undisturbed", "", options)
-    other = demo.work / "undisturbed" / "checkpoints" / final.name
-    demo.wait("the undisturbed run", 240, other.exists, twin)
+    if undisturbed is not None and undisturbed.exists():
+        other = undisturbed
+        demo.say(f"training is done; the undisturbed run's end is in {undisturbed}")
+    else:
+        demo.say("training is done; now the same from the same seed, undisturbed")
+        twin = demo.submit("undisturbed", "", options)
+        other = demo.work / "undisturbed" / "checkpoints" / final.name
+        demo.wait("the undisturbed run", 240, other.exists, twin)
+        if undisturbed is not None:
+            shutil.copyfile(other, undisturbed)
     states = demo.lab.node_states()
     result = {
         "fault": demo.fault,
@@ -205,6 +220,12 @@ def _print(demo: Demo, seen: Account, result: dict[str, Any]) -> None:
     type=float,
     help="Least seconds a step takes. [default: 0.02; 0.05 with --checkpointless]",
 )
+@click.option(
+    "--undisturbed",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The last checkpoint of an undisturbed run of as many steps: written, or taken if it is "
+    "there.",
+)
 def command(
     fault: Fault,
     json_file: Path | None,
@@ -214,9 +235,10 @@ def command(
     victim: str,
     steps: int | None,
     pace: float | None,
+    undisturbed: Path | None,
 ) -> None:
     """A four-node training on a real Slurm of six nodes loses a node, and goes on."""
-    if checkpointless and (fault != "power" or gres or kill_sresctld):
+    if checkpointless and (fault != "power" or gres or kill_sresctld or undisturbed):
         raise click.UsageError("--checkpointless goes with --fault power, and with nothing else")
     steps = steps or (400 if checkpointless else 300)
     pace = pace if pace is not None else (0.05 if checkpointless else 0.02)
@@ -231,7 +253,7 @@ def command(
     if checkpointless:
         result = without_stop.run(victim, steps, pace, console)
     else:
-        result = run(fault, gres, kill_sresctld, steps, pace, console)
+        result = run(fault, gres, kill_sresctld, steps, pace, undisturbed, console)
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=2) + "\n")
     if checkpointless:

@@ -33,6 +33,12 @@ def demo(folder: Path, *words: str) -> dict[str, Any]:
     return result
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first of them leaves how an undisturbed run ends."""
+    return tmp_path_factory.mktemp("undisturbed") / "last.pt"
+
+
 @pytest.mark.parametrize(
     ("fault", "more"),
     [
@@ -43,8 +49,10 @@ def demo(folder: Path, *words: str) -> dict[str, Any]:
     ],
     ids=["power-sresctld-killed", "xid-gres", "admin", "rank"],
 )
-def test_training_goes_on_bit_equal(tmp_path: Path, fault: str, more: list[str]) -> None:
-    result = demo(tmp_path, "--fault", fault, "--steps", "200", *more)
+def test_training_goes_on_bit_equal(
+    tmp_path: Path, undisturbed: Path, fault: str, more: list[str]
+) -> None:
+    result = demo(tmp_path, "--fault", fault, "--steps=200", f"--undisturbed={undisturbed}", *more)
     assert result["bit_equal"] is True
     assert result["fault"] == fault
     assert 0 < result["steps_lost"] <= 50

@@ -156,7 +156,7 @@ def test_the_survivors_go_on_and_the_lost_one_rejoins(start: Start, kind: str, s
     assert worlds[-1] == RANKS
     assert all(len(digests) == 1 for digests in seen.digests.values()), seen.digests
     assert "peers" in seen.kinds
-    before = start(*words)
+    before = start(*words, "--sleep", "0")
     assert before.wait(120) == [0, 0], before.tail()
     for step, loss in Outcome(before).losses.items():
         assert abs(loss - seen.losses[step]) < 1e-4

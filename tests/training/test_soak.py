@@ -16,7 +16,7 @@ from fault_runs import Event, Outcome, Run
 
 pytestmark = pytest.mark.training
 
-FAULTS = int(os.environ.get("SRES_TEST_FAULTS", "25"))
+FAULTS = int(os.environ.get("SRES_TEST_FAULTS", "16"))
 SEED = int(os.environ.get("SRES_TEST_SEED", "1"))
 STEPS_A_FAULT = 12
 BATCH = 24

@@ -22,6 +22,7 @@ from slurm_resilience.training.heal import Healer
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import Place
 from slurm_resilience.training.run import keeper
+from slurm_resilience.training.shares import Shares
 from slurm_resilience.training.signals import Interrupted
 from slurm_resilience.training.watch import Watch, listen
 
@@ -63,7 +64,7 @@ class Session:
         self._inside = False
         self._update = Update(self)
         self._healer = Healer(options, place)
-        self._reshaped: list[nn.parallel.DistributedDataParallel] = []
+        self._shares = Shares()
         self._stop_listening: list[Callable[[], None]] = []
         self._armed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.attempt = 0
@@ -190,7 +191,7 @@ class Session:
         how.setdefault("init_sync", not self._healer.has(module))
         wrapped = nn.parallel.DistributedDataParallel(module, **how)
         self._now().hold(wrapped)
-        self._reshaped.append(wrapped)
+        self._shares.wrap(wrapped)
         if self.watch is not None:
             self._stop_listening.append(listen(self.watch, wrapped))
         return wrapped
@@ -222,7 +223,7 @@ class Session:
             loader.rewind()
             loader.reshare(group.rank, group.view.size)
         self._place_loader(name, loader)
-        self._weigh(loader, how)
+        self._shares.expect(loader, how.get("drop_last", True))
         return self._batches(loader)
 
     def _place_loader(self, name: str, loader: Any) -> None:
@@ -243,22 +244,6 @@ class Session:
             source, global_batch=global_batch, rank=rank, world=world, steps=steps, **how
         )
 
-    def _weigh(self, loader: Any, how: dict[str, Any]) -> None:
-        """Unequal shares: DDP averages over ranks, the loss is an average over samples."""
-        if loader.weight == 1.0 and how.get("drop_last", True):
-            return
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-        def weighted(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-            bucket.buffer().mul_(loader.weight)
-            return allreduce_hook(state, bucket)
-
-        # torch compares annotations with its classes; here they are words.
-        weighted.__annotations__.clear()
-        for wrapped in self._reshaped:
-            wrapped.register_comm_hook(dist.group.WORLD, weighted)
-        self._reshaped = []
-
     def _batches(self, loader: Any) -> Iterator[Any]:
         batches = iter(loader)
         while True:
@@ -271,6 +256,7 @@ class Session:
             self._point("before-backward")
             if self.watch is not None:
                 self.watch.begin(self.step)
+            self._shares.given(loader)
             yield batch
 
     @property
@@ -309,6 +295,7 @@ class Session:
         self._inside = False
         progress.dirty = False
         self._healer.committed()
+        self._shares.committed()
         if self.watch is not None:
             self.watch.commit(progress.step)
         self._point("after-update")
@@ -357,7 +344,7 @@ class Session:
     def _enter(self, group: Group) -> None:
         self._group, self._view = group, group.view
         self.attempt += 1
-        self._reshaped = []
+        self._shares.enter()
         if self.watch is not None:
             world = dist.group.WORLD
             count = getattr(world, "_get_sequence_number_for_group", None)
@@ -373,7 +360,7 @@ class Session:
                 self._group.hold(thing)
             self._group.leave()
         self._group = None
-        self._reshaped = []
+        self._shares.enter()
 
     def _write_out(self) -> None:
         """Wait for the checkpoint under way: it is written by the ranks of this world together."""

@@ -177,7 +177,7 @@ def test_lost_state_comes_from_the_disk(
     disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "4")
     words = ("--kind", kind, "--seed", str(seed), "--steps", str(STEPS), *disk)
     if behind := inject.partition("behind:")[2]:
-        run = start(*words, "--sleep", "0.05", "--behind", f"9:{behind}")
+        run = start(*words, "--behind", f"9:{behind}")
     else:
         run = start(*words, inject=inject)
     assert run.wait() == [0, 0], run.tail()
@@ -209,7 +209,7 @@ PARTS = ["recovery", "state", "data", "rootless"]
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_alone(start: Start, part: str, seed: int, tmp_path: Path) -> None:
     """The other three are off; a fault still loses nothing."""
-    disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "2", "--sleep", "0.05")
+    disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "2")
     words = ("--seed", str(seed), "--steps", str(STEPS), *disk)
     run = start(*words, inject="kill:seat=1,step=9", env={"SRES_PARTS": part})
     assert run.wait() == [0, 0], run.tail()
@@ -230,7 +230,6 @@ def test_replicas_that_differ_go_back_to_the_disk(
     disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "4")
     words = ("--kind", kind, "--seed", str(seed), "--steps", str(STEPS), *disk)
     words = (*words, "--checksum", "--poke", "6:2")
-    words = (*words, "--sleep", "0.1")  # the checkpoint of step 4 is on the disk by step 7
     run = start(*words, inject="exception:seat=1,step=7")
     assert run.wait() == [0, 0], run.tail()
     seen = Outcome(run)

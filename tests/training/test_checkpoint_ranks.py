@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import resource
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.distributed as dist  # noqa: E402
+from ranks import DEADLINE, Ranks  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
@@ -35,72 +33,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
 ]
 
-DEADLINE = 60.0
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint"])
-
-
-def _child(
-    target: Callable[..., Any], rank: int, world: int, store: str, out: Connection, args: Any
-) -> None:
-    torch.set_num_threads(1)
-    try:
-        dist.init_process_group(
-            "gloo",
-            store=dist.FileStore(store, world),
-            rank=rank,
-            world_size=world,
-            timeout=timedelta(seconds=30),
-        )
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=30))
-        out.send((True, target(rank, world, group, *args)))
-    except BaseException:
-        out.send((False, traceback.format_exc()))
-    os._exit(0)
-
-
-class Ranks:
-    """Processes of one world, ended with the test."""
-
-    def __init__(self, tmp_path: Path, world: int, target: Callable[..., Any], *args: Any) -> None:
-        store = tmp_path / f"store-{os.urandom(4).hex()}"
-        self.ends, self.processes = [], []
-        for rank in range(world):
-            mine, theirs = FORKS.Pipe(duplex=False)
-            process = FORKS.Process(
-                target=_child, args=(target, rank, world, str(store), theirs, args), daemon=True
-            )
-            process.start()
-            theirs.close()
-            self.ends.append(mine)
-            self.processes.append(process)
-
-    def result(self, rank: int) -> Any:
-        """What a rank returned; None when it died without a word."""
-        assert wait([self.ends[rank]], DEADLINE), f"rank {rank} says nothing"
-        try:
-            good, value = self.ends[rank].recv()
-        except EOFError:
-            return None
-        assert good, value
-        return value
-
-    def results(self) -> list[Any]:
-        return [self.result(rank) for rank in range(len(self.ends))]
-
-    def end(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.join(DEADLINE)
-
 
 @contextlib.contextmanager
 def ranks(tmp_path: Path, world: int, target: Callable[..., Any], *args: Any) -> Iterator[Ranks]:
-    run = Ranks(tmp_path, world, target, *args)
-    try:
+    """``target(rank, world, group, *args)`` on each."""
+    with Ranks(tmp_path, world, _with_group, world, target, *args) as run:
         yield run
-    finally:
-        run.end()
+
+
+def _with_group(rank: int, _: Any, world: int, target: Callable[..., Any], *args: Any) -> Any:
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=DEADLINE / 2))
+    return target(rank, world, group, *args)
 
 
 def build(kind: str, world: int) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:

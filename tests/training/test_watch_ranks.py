@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.distributed as dist  # noqa: E402
+from ranks import Ranks  # noqa: E402
 from torch import nn  # noqa: E402
 
 from slurm_resilience.mesh.messages import Beat  # noqa: E402
@@ -28,61 +24,14 @@ from slurm_resilience.training.watch import Watch, listen  # noqa: E402
 
 pytestmark = [pytest.mark.training, pytest.mark.timeout(120)]
 
-DEADLINE = 60.0
 WORLD = 3
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "torch.distributed"])
-
-
-def child(rank: int, place: str, out: Connection, target: Callable[..., Any], args: Any) -> None:
-    torch.set_num_threads(1)
-    try:
-        dist.init_process_group(
-            "gloo",
-            store=dist.FileStore(f"{place}/store", WORLD),
-            rank=rank,
-            world_size=WORLD,
-            timeout=timedelta(seconds=DEADLINE),
-        )
-        out.send(target(rank, place, out, *args))
-    except BaseException:
-        out.send(traceback.format_exc())
-    os._exit(0)
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., list[Connection]]]:
-    processes = []
-
-    def run(target: Callable[..., Any], *args: Any) -> list[Connection]:
-        ends = []
-        for rank in range(WORLD):
-            mine, theirs = FORKS.Pipe(duplex=False)
-            process = FORKS.Process(
-                target=child, args=(rank, str(tmp_path), theirs, target, args), daemon=True
-            )
-            process.start()
-            theirs.close()
-            processes.append(process)
-            ends.append(mine)
-        return ends
-
-    yield run
-    for process in processes:
-        process.kill()
-        process.join(DEADLINE)
-
-
-def answer(end: Connection) -> Any:
-    assert wait([end], DEADLINE), "a rank says nothing"
-    return end.recv()
 
 
 def network() -> nn.Module:
     return nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)))
 
 
-def exchange(watch: Watch, rank: int, place: str, out: Connection) -> None:
+def exchange(watch: Watch, rank: int, place: str, say: Callable[[Any], None]) -> None:
     """What the mesh's thread does, over files."""
     pause, began = threading.Event(), time.monotonic()
     while True:
@@ -100,17 +49,17 @@ def exchange(watch: Watch, rank: int, place: str, out: Connection) -> None:
                 beats[f"p{other}"] = (Peer(f"p{other}", other), beat, now - at)
         verdict = watch.stalled(now, beats)
         if verdict is not None:
-            out.send((verdict.kind, verdict.culprit, verdict.reason))
+            say((verdict.kind, verdict.culprit, verdict.reason))
             return
         pause.wait(0.05)
 
 
-def trains(rank: int, place: str, out: Connection, fault: Any) -> None:
+def trains(rank: int, say: Callable[[Any], None], place: str, fault: Any) -> None:
     net = network()
     watch = Watch(floor=2.0, silence=3.0, stacks=place)
     watch.enter(f"p{rank}", rank, dist.group.WORLD._get_sequence_number_for_group)
     inject.at(fault, rank=1, step=10)
-    threading.Thread(target=exchange, args=(watch, rank, place, out), daemon=True).start()
+    threading.Thread(target=exchange, args=(watch, rank, place, say), daemon=True).start()
     for step in range(100):
         watch.begin(step)
         inject.point("before-backward", step=step, rank=rank)
@@ -120,19 +69,17 @@ def trains(rank: int, place: str, out: Connection, fault: Any) -> None:
 
 
 @pytest.mark.parametrize(("fault", "kinds"), [("hang", {"behind"}), ("stop", {"behind", "silent"})])
-def test_who_hangs_is_named_by_the_others(
-    tmp_path: Path, start: Callable[..., list[Connection]], fault: str, kinds: set[str]
-) -> None:
-    ends = start(trains, fault)
-    for rank in (0, 2):
-        found, culprit, reason = answer(ends[rank])
-        assert found in kinds, reason
-        assert culprit == "p1", reason
-        text = (tmp_path / f"stacks-seat-{rank:05d}.txt").read_text()
-        assert "in backward" in text
+def test_who_hangs_is_named_by_the_others(tmp_path: Path, fault: str, kinds: set[str]) -> None:
+    with Ranks(tmp_path, WORLD, trains, str(tmp_path), fault) as ranks:
+        for rank in (0, 2):
+            found, culprit, reason = ranks.result(rank)
+            assert found in kinds, reason
+            assert culprit == "p1", reason
+            text = (tmp_path / f"stacks-seat-{rank:05d}.txt").read_text()
+            assert "in backward" in text
 
 
-def works(rank: int, place: str, out: Connection) -> Any:
+def works(rank: int, _: Any) -> Any:
     net = network()
     watch = Watch()
     watch.enter(f"p{rank}", rank)
@@ -155,5 +102,6 @@ def works(rank: int, place: str, out: Connection) -> Any:
     return [one.seat for one in watch.stragglers()]
 
 
-def test_the_slow_one_is_named_by_all(start: Callable[..., list[Connection]]) -> None:
-    assert [answer(end) for end in start(works)] == [[2]] * WORLD
+def test_the_slow_one_is_named_by_all(tmp_path: Path) -> None:
+    with Ranks(tmp_path, WORLD, works) as ranks:
+        assert ranks.results() == [[2]] * WORLD

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Literal, NamedTuple
 
+from slurm_resilience.errors import SresError, UsageError
 from slurm_resilience.mesh.model import Break
 from slurm_resilience.training.signals import Interrupted, PoisonedProcess, Unrecoverable
+from slurm_resilience.training.state.errors import HealFailed, StateError
 
 OF_COLLECTIVES = ("connection", "gloo", "nccl", "socket", "peer", "store", "timed out", "timeout")
 """Words that one of these is in when a collective fails because a peer is gone."""
+
+_OURS = __file__.rpartition("/")[0]
+"""Frames of files in here say nothing to who wrote the block."""
 
 
 class Verdict(NamedTuple):
@@ -26,17 +32,36 @@ class Faults:
     def __init__(self) -> None:
         self._step = -1
         self._count = 0
+        self._last = ""
 
     def add(self, step: int) -> int:
         """Count one; how many there were in this step, this one included."""
-        self._count = self._count + 1 if step == self._step else 1
+        if step != self._step:
+            self._count, self._last = 0, ""
+        self._count += 1
         self._step = step
         return self._count
+
+    def tell(self, error: BaseException) -> str:
+        """The fault that was counted last, for the log. What says nothing new is one line: our own
+        errors, and the same error again."""
+        short, where = f"{type(error).__name__}: {error}", _line(error)
+        again, self._last = self._last == short + where, short + where
+        at = f"fault {self._count} in {_step(self._step)}: "
+        if again:
+            return f"{at}{short} (as before)"
+        if isinstance(error, SresError) and not isinstance(error, HealFailed):
+            return f"{at}{error}{where}"
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+            trace = trace.tb_next
+        lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
+        return at + "".join(lines).rstrip()
 
 
 def may_be_a_peers(error: BaseException) -> bool:
     """Does this look like what a collective raises when a peer is gone?"""
-    if isinstance(error, Interrupted):
+    if isinstance(error, (Interrupted, HealFailed)):
         return True
     if not isinstance(error, (RuntimeError, OSError)):
         return False
@@ -82,10 +107,26 @@ def verdict(
         return Verdict("stop", end.reason)
     if isinstance(error, Unrecoverable):
         return Verdict("give up", str(error))
+    if count and isinstance(error, (StateError, UsageError)) and not isinstance(error, HealFailed):
+        return Verdict("give up", f"seat {seat} in {_step(step)}: {error}{_line(error)}")
     if count >= max(most, 1):
-        return Verdict("give up", f"seat {seat} failed {count} times in step {step}: {error!r}")
+        text = f"{type(error).__name__}: {error}{_line(error)}"
+        return Verdict("give up", f"seat {seat} failed {count} times in {_step(step)}: {text}")
     if count and is_poisoned(error):
         return Verdict("replace", f"this process cannot go on ({error}): it asks to be replaced")
     if not recovers and end.kind != "join":
         return Verdict("end", f"in-process recovery is off: this process ends ({end.reason})")
     return Verdict("again", end.reason)
+
+
+def _step(step: int) -> str:
+    return f"step {step}" if step >= 0 else "the time before the first step"
+
+
+def _line(error: BaseException) -> str:
+    """The block's line that led to it."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = frame.filename
+        if not file.startswith((_OURS, "<")) and "site-packages" not in file:
+            return f" ({file}:{frame.lineno})"
+    return ""

@@ -9,7 +9,6 @@ import functools
 import logging
 import os
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -249,8 +248,7 @@ class Runner:
         step, count = self._session.step, 0
         if blame.is_own(error, end, self._mesh.me.id):
             count = self._faults.add(step)
-            text = "".join(traceback.format_exception(error))
-            log.warning("fault in step %d of seat %d:\n%s", step, self._place.seat, text)
+            log.warning("seat %d: %s", self._place.seat, self._faults.tell(error))
         then, reason = blame.verdict(
             error,
             end,

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_resilience.errors import SresError, UsageError
 from slurm_resilience.mesh.model import Break
 from slurm_resilience.training import blame
 from slurm_resilience.training.signals import Interrupted, PoisonedProcess, Unrecoverable
+from slurm_resilience.training.state.errors import HealFailed, StateError
 
 ME, OTHER = "00001.0.a", "00002.0.b"
 MINE = Break(1, "seat 1: ValueError: no", ME, "fault")
@@ -32,6 +34,7 @@ def then(error: BaseException, end: Break = MINE, *, count: int = 1, recovers: b
         (ConnectionResetError("Connection reset"), True),
         (RuntimeError("shapes cannot be multiplied"), False),
         (ValueError("a store of values"), False),
+        (HealFailed("receiving state broke off in step 3: closed"), True),
     ],
 )
 def test_what_a_collective_raises_may_be_a_peers_fault(error: BaseException, is_one: bool) -> None:
@@ -41,6 +44,35 @@ def test_what_a_collective_raises_may_be_a_peers_fault(error: BaseException, is_
 def test_the_same_fault_in_the_same_step_counts() -> None:
     faults = blame.Faults()
     assert [faults.add(step) for step in (5, 5, 6, 5, 5, 5)] == [1, 2, 1, 1, 2, 3]
+
+
+def raised(error: Exception) -> Exception:
+    try:
+        raise error
+    except Exception as caught:
+        return caught
+
+
+def test_what_is_told_of_a_fault_is_a_trace_once() -> None:
+    faults = blame.Faults()
+    told = []
+    for step, error in ((-1, "a"), (4, "a"), (4, "a"), (4, "b")):
+        faults.add(step)
+        told.append(faults.tell(raised(ValueError(error))))
+    assert told[0].startswith("fault 1 in the time before the first step: Traceback")
+    assert ["Traceback" in text for text in told] == [True, True, False, True]
+    assert told[2].startswith("fault 2 in step 4: ValueError: a (as before)")
+
+
+@pytest.mark.parametrize("error", [UsageError("no such size"), StateError("only one tracks x")])
+def test_our_own_errors_are_one_line_and_are_not_tried_again(error: SresError) -> None:
+    faults = blame.Faults()
+    faults.add(2)
+    told = faults.tell(raised(error))
+    assert told.startswith(f"fault 1 in step 2: {error} ({__file__}:")
+    assert "\n" not in told
+    assert then(error) == "give up"
+    assert then(error, Break(1, "a peer died", OTHER, "lost"), count=0) == "again"
 
 
 def test_own_faults_end_the_training_when_they_are_too_many() -> None:

@@ -187,8 +187,36 @@ class Addresses:
         return None
 
 
+class Alone:
+    """A world of one: nobody is looked for, and nothing is written down."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+
+    def secret(self) -> bytes:
+        return self._secret
+
+    def port(self, seat: int) -> int:
+        return 0
+
+    def enter(self, peer: Peer) -> None:
+        return
+
+    def others(self) -> list[tuple[str, str, int]]:
+        return []
+
+    def leave(self, peer: Peer) -> None:
+        return
+
+    def outcome(self, code: int, step: int, reason: str) -> None:
+        return
+
+    def ended(self) -> Outcome | None:
+        return None
+
+
 def meeting(where: str, secret: str = "") -> Meeting:
-    """``dir:PATH`` or ``peers:HOST:PORT,HOST:PORT,…``.
+    """``dir:PATH``, ``peers:HOST:PORT,HOST:PORT,…``, or ``alone``.
 
     Raises:
         UsageError: neither, or it cannot be used.
@@ -198,6 +226,8 @@ def meeting(where: str, secret: str = "") -> Meeting:
         return Directory(Path(rest).absolute(), secret)
     if kind == "peers" and rest:
         return Addresses([_address(word) for word in rest.split(",")], secret)
+    if where == "alone":
+        return Alone()
     raise UsageError(f"SRES_MEET={where!r}: write dir:PATH or peers:HOST:PORT,HOST:PORT,…")
 
 

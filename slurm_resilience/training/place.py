@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -125,8 +124,7 @@ def _meet(environment: Mapping[str, str], seats: int) -> str:
         step = environment.get("SLURM_STEP_ID", "0")
         return f"dir:{Path.cwd()}/.sres/mesh-{job}.{step}"
     if seats == 1:
-        base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"
-        return f"dir:{base}/sres-{os.geteuid()}-{os.getpid()}"
+        return "alone"
     raise UsageError(
         "nothing says where the ranks meet: start them with "
         "`python -m slurm_resilience.training.run`, or set SRES_MEET=dir:PATH"

@@ -21,6 +21,7 @@ from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.messages import Challenge, Evict, Hello, Message, Over, Welcome
 from slurm_resilience.mesh.model import Break, Peer, Status
 from slurm_resilience.mesh.observer import Observer
+from slurm_resilience.training.place import place
 
 
 class Stranger:
@@ -312,3 +313,11 @@ def test_addresses_need_a_secret(secret: str) -> None:
 def test_a_meeting_place_that_is_none(where: str) -> None:
     with pytest.raises(UsageError, match="SRES_MEET"):
         meeting(where, "ab" * 32)
+
+
+def test_a_world_of_one_writes_nothing_down() -> None:
+    where = place({}).meet
+    first, second = meeting(where), meeting(where)
+    first.outcome(0, 7, "")
+    assert (second.ended(), second.others()) == (None, [])
+    assert first.secret() != second.secret()

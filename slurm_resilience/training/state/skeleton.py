@@ -2,9 +2,9 @@
 
 Values become plain MessagePack: containers are ``[tag, ...]``, so tuples, sets, integer keys and
 long integers come back as they were. What MessagePack cannot say (an enum, a function of a module)
-is pickled. Unpickling runs code of the sender's choice. A skeleton comes from this process itself, or
-over the training's process group: that is as safe as torch's own object collectives, which trust the
-network in the same way.
+is pickled. Unpickling runs code of the sender's choice. A skeleton comes from this process itself,
+or over the training's process group: that is as safe as torch's own object collectives, which trust
+the network in the same way.
 """
 
 from __future__ import annotations

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.training.watch import Watch
+
+WHOLE = {"min_world": 1, "replica_size": 1, "max_faults": 1, "partner_every": 0}
+"""Options that are whole numbers, and the least of each."""
+SECONDS = ("patience", "start_patience", "collective_timeout", "abort_timeout", "silence")
+CALLED = ("prepare", "health_check", "abort", "finalize", "on_event")
 
 
 def _cuda() -> bool:
@@ -36,7 +45,39 @@ class Options:
     finalize: Callable[[Any, Any], None] | None = None
     on_event: Callable[[str, dict[str, Any]], None] | None = None
     watch: Any = None
-    stacks: str = ""
+    stacks: str | os.PathLike[str] = ""
+
+    def __post_init__(self) -> None:
+        """Raises UsageError: a value that makes no sense, before anything is started with it."""
+        for name, least in WHOLE.items():
+            value = getattr(self, name)
+            if value is None and name == "min_world":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise _wrong(name, value, f"a whole number from {least} on")
+        for name in SECONDS:
+            value = getattr(self, name)
+            # Nobody forms a world in no time, but patience may be none.
+            shortest = 0.0 if "patience" in name else 0.1
+            if not isinstance(value, (int, float)) or not value >= shortest:
+                raise _wrong(name, value, f"seconds, from {shortest:g} on")
+        for name in CALLED:
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise _wrong(name, value, "a function")
+        if not isinstance(self.backend, str):
+            raise _wrong("backend", self.backend, "torch's name of one, or empty")
+        if not isinstance(self.stacks, (str, os.PathLike)):
+            raise _wrong("stacks", self.stacks, "a directory, or empty")
+        keeper = self.checkpointer
+        if keeper is not None and not all(
+            hasattr(keeper, word) for word in ("save", "load", "due")
+        ):
+            raise _wrong(
+                "checkpointer", keeper, "a Checkpointer (as Checkpointer(directory, every=100))"
+            )
+        if self.watch is not None and self.watch is not False and not isinstance(self.watch, Watch):
+            raise _wrong("watch", self.watch, "a Watch, None for one with default limits, or False")
 
     @property
     def uses_cuda(self) -> bool:
@@ -45,3 +86,7 @@ class Options:
     @property
     def chosen_backend(self) -> str:
         return self.backend or ("cpu:gloo,cuda:nccl" if _cuda() else "gloo")
+
+
+def _wrong(name: str, value: Any, right: str) -> UsageError:
+    return UsageError(f"resilient: {name}={value!r} is not {right}")

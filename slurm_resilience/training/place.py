@@ -121,8 +121,10 @@ def _meet(environment: Mapping[str, str], seats: int) -> str:
         return f"dir:{shared}/mesh"
     job = environment.get("SLURM_JOB_ID", "")
     if job and seats > 1:
+        # A requeued job must not find how its earlier life ended.
+        life = environment.get("SLURM_RESTART_COUNT", "0")
         step = environment.get("SLURM_STEP_ID", "0")
-        return f"dir:{Path.cwd()}/.sres/mesh-{job}.{step}"
+        return f"dir:{Path.cwd()}/.sres/mesh-{job}.{life}.{step}"
     if seats == 1:
         return "alone"
     raise UsageError(

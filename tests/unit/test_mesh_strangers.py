@@ -321,3 +321,8 @@ def test_a_world_of_one_writes_nothing_down() -> None:
     first.outcome(0, 7, "")
     assert (second.ended(), second.others()) == (None, [])
     assert first.secret() != second.secret()
+
+
+def test_a_requeued_job_meets_at_another_place() -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}
+    assert place(job).meet != place(job | {"SLURM_RESTART_COUNT": "1"}).meet

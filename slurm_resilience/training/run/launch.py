@@ -262,7 +262,7 @@ class Launcher:
             f"{seat.local}, incarnation {seat.incarnation}) after {end.lived:.1f} s: "
             f"{verdict.reason}"
         )
-        if end.place and end.place not in verdict.reason:
+        if end.code != codes.STOP and end.place and end.place not in verdict.reason:
             say(f"  {end.place}")
         file = self._job.streams[seat.local].file(words.STDERR, seat.logs)
         last = tail(file) if seat.logs is not None else []

@@ -19,6 +19,7 @@ from slurm_resilience.mesh.model import Break, Status, View
 from slurm_resilience.training import inject
 from slurm_resilience.training.group import Group
 from slurm_resilience.training.heal import Healer
+from slurm_resilience.training.loaders import Loaders
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import Place
 from slurm_resilience.training.run import keeper
@@ -57,13 +58,12 @@ class Session:
         self._place = place
         self._options = options
         self._kept: dict[Any, Any] = {}
-        self._loaders: dict[str, Any] = {}
         self._group: Group | None = None
         self._view: View | None = None
-        self._generations = 0
         self._inside = False
         self._update = Update(self)
         self._healer = Healer(options, place)
+        self._loaders = Loaders(self._healer.progress, cached="data" in place.parts)
         self._shares = Shares()
         self._stop_listening: list[Callable[[], None]] = []
         self._armed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -173,10 +173,7 @@ class Session:
         self._arm_backward(objects)
         self._say_running()
         keeper.ready()
-        for name, loader in self._loaders.items():
-            loader.rewind()
-            # Made before this call, it does not know yet what came from a peer.
-            self._place_loader(name, loader)
+        self._loaders.healed()
         return self.step
 
     def ddp(self, module: nn.Module, **how: Any) -> nn.parallel.DistributedDataParallel:
@@ -214,35 +211,9 @@ class Session:
             name: tells several loaders apart.
             how: further arguments of `ReplayLoader`.
         """
-        group = self._now()
-        loader = self._loaders.get(name)
-        if loader is None:
-            loader = self._make_loader(source, global_batch, steps, group, how)
-            self._loaders[name] = loader
-        else:
-            loader.rewind()
-            loader.reshare(group.rank, group.view.size)
-        self._place_loader(name, loader)
+        loader = self._loaders.open(name, source, global_batch, steps, self._now(), how)
         self._shares.expect(loader, how.get("drop_last", True))
         return self._batches(loader)
-
-    def _place_loader(self, name: str, loader: Any) -> None:
-        position = self._healer.progress.positions.get(name)
-        if position is not None:
-            loader.load_state_dict(position)
-
-    def _make_loader(
-        self, source: Any, global_batch: int, steps: int | None, group: Group, how: dict[str, Any]
-    ) -> Any:
-        from slurm_resilience.training.data import ReplayLoader
-
-        how.setdefault("autocommit", False)
-        if "data" not in self._place.parts:
-            how.setdefault("cache", False)
-        rank, world = group.rank, group.view.size
-        return ReplayLoader(
-            source, global_batch=global_batch, rank=rank, world=world, steps=steps, **how
-        )
 
     def _batches(self, loader: Any) -> Iterator[Any]:
         batches = iter(loader)
@@ -288,9 +259,7 @@ class Session:
 
     def _commit(self) -> None:
         progress = self._healer.progress
-        for name, loader in self._loaders.items():
-            loader.commit()
-            progress.positions[name] = loader.state_dict()
+        self._loaders.commit()
         progress.step += 1
         self._inside = False
         progress.dirty = False
@@ -377,6 +346,5 @@ class Session:
         self._mesh.say(self._status("running"))
 
     def _finish(self) -> None:
-        for loader in self._loaders.values():
-            loader.close()
+        self._loaders.close()
         self._healer.close()

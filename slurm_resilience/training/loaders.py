@@ -1,0 +1,87 @@
+"""The loaders of one process. They outlive the block; their positions travel with the state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from slurm_resilience.training.group import Group
+from slurm_resilience.training.heal import Progress
+
+if TYPE_CHECKING:
+    from slurm_resilience.training.data import ReplayLoader
+
+
+class Loaders:
+    """By name.
+
+    Args:
+        progress: where their committed positions are kept.
+        cached: keep batches where they outlive the process.
+    """
+
+    def __init__(self, progress: Progress, *, cached: bool) -> None:
+        self._progress = progress
+        self._cached = cached
+        self._all: dict[str, ReplayLoader] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def open(
+        self,
+        name: str,
+        source: Any,
+        global_batch: int,
+        steps: int | None,
+        group: Group,
+        how: dict[str, Any],
+    ) -> ReplayLoader:
+        """The loader of this name, at the first batch that is not committed. Made the first time;
+        later only its share changes.
+
+        Args:
+            name: tells several apart.
+            source: a Dataset, a DataLoader, or an iterable.
+            global_batch: samples of one step over all ranks.
+            steps: batches in all; None: as the source says.
+            group: the world that shares the batches.
+            how: further arguments of `ReplayLoader`.
+        """
+        from slurm_resilience.training.data import ReplayLoader
+
+        rank, world = group.rank, group.view.size
+        loader = self._all.get(name)
+        if loader is None:
+            how = {"autocommit": False} | ({} if self._cached else {"cache": False}) | how
+            loader = ReplayLoader(
+                source, global_batch=global_batch, rank=rank, world=world, steps=steps, **how
+            )
+            self._all[name] = loader
+        else:
+            loader.rewind()
+            loader.reshare(rank, world)
+        self._place(name, loader)
+        return loader
+
+    def healed(self) -> None:
+        """The state is another one: go to the position that came with it."""
+        for name, loader in self._all.items():
+            loader.rewind()
+            # Made before the healing, it does not know yet what came from a peer.
+            self._place(name, loader)
+
+    def commit(self) -> None:
+        """What was given so far belongs to the step that is committed."""
+        for name, loader in self._all.items():
+            loader.commit()
+            self._progress.positions[name] = loader.state_dict()
+
+    def close(self) -> None:
+        """The training is over."""
+        for loader in self._all.values():
+            loader.close()
+
+    def _place(self, name: str, loader: ReplayLoader) -> None:
+        position = self._progress.positions.get(name)
+        if position is not None:
+            loader.load_state_dict(position)

@@ -115,22 +115,19 @@ class Watch:
             self._steps.append(seconds)
             self._own[self._seat].append(self._progress.own_seconds)
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Around a collective: this time is not the process's own."""
-        before = self._progress.last.phase
-        self.mark(COLLECTIVE)
-        try:
-            yield
-        finally:
-            self.mark(before)
+        return self._during(COLLECTIVE)
 
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self) -> contextlib.AbstractContextManager[None]:
         """Around what may take as long as it likes, on any rank: evaluation, an export. Nobody is
         accused meanwhile, except of silence."""
+        return self._during(PAUSED)
+
+    @contextlib.contextmanager
+    def _during(self, phase: str) -> Iterator[None]:
         before = self._progress.last.phase
-        self.mark(PAUSED)
+        self.mark(phase)
         try:
             yield
         finally:

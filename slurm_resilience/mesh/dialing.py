@@ -15,10 +15,13 @@ from slurm_resilience.mesh.core import REFUSED_SECONDS, Core, log
 from slurm_resilience.mesh.link import Link
 from slurm_resilience.mesh.messages import Message
 from slurm_resilience.mesh.model import Peer
+from slurm_resilience.mesh.names import NotYet
 
 REDIAL = 0.2
 """Seconds until an address that did not answer is tried again (fixed addresses, and peers that
 closed before they had proven themselves)."""
+LOOKED_UP = 0.05
+"""The same while a host's name is being looked up."""
 TRIES = 10
 """How often such a peer is tried again."""
 STRANGERS = 64
@@ -132,6 +135,9 @@ class Dialing(Core):
             return
         try:
             link = Link.dial(host, port, self._secret)
+        except NotYet:
+            self._redial[(name, host, port)] = time.monotonic() + LOOKED_UP
+            return
         except OSError as error:
             log.debug("%s:%s: %s", host, port, error)
             if not name:

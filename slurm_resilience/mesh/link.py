@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from slurm_resilience.errors import AuthError, WireError
-from slurm_resilience.mesh import messages
+from slurm_resilience.mesh import messages, names
 from slurm_resilience.mesh.messages import (
     PROTOCOL,
     Beat,
@@ -66,9 +66,10 @@ class Link:
 
         Raises:
             OSError: there is no way to that address.
+            NotYet: its name is being looked up.
         """
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        link = cls(socket.socket(family, kind), secret, dialed=True)
+        family, address = names.address(host, port)
+        link = cls(socket.socket(family, socket.SOCK_STREAM), secret, dialed=True)
         link.address = (host, port)
         with contextlib.suppress(BlockingIOError):
             link.sock.connect(address)

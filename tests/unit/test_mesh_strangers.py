@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -230,6 +231,29 @@ def test_who_connects_without_a_pause_does_not_keep_it_from_its_beats(pair: Crew
     assert len(theirs) == dialing.AT_ONCE
     for sock in theirs:
         sock.close()
+
+
+def test_a_name_server_that_does_not_answer_keeps_nobody_waiting(
+    pair: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, ask = threading.Event(), socket.getaddrinfo
+
+    def slow(host: str, port: int | None, flags: int = 0, **more: Any) -> Any:
+        if host != "slow.test":
+            return ask(host, port, flags=flags, **more)
+        if flags:
+            raise socket.gaierror("not a number")
+        assert answers.wait(LIMIT)
+        return ask("127.0.0.1", port, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        there.settimeout(LIMIT)
+        with pair.all[0]._lock:
+            pair.all[0]._dial("somebody", "slow.test", there.getsockname()[1])
+        assert not answers.is_set(), "nobody has waited for it"
+        answers.set()
+        there.accept()[0].close()
 
 
 def test_strangers_do_not_fill_the_log(pair: Crew, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ from slurm_resilience.errors import UsageError, WireError
 from slurm_resilience.mesh.meeting import meeting
 from slurm_resilience.mesh.mesh import Mesh, Stopped
 from slurm_resilience.mesh.model import Break, Phase, View
-from slurm_resilience.training import blame, inject, joining
+from slurm_resilience.training import blame, inject, joining, lines
 from slurm_resilience.training.exits import Exits
 from slurm_resilience.training.group import Group, form
 from slurm_resilience.training.group.form import form_limit, least_abort_timeout
@@ -106,6 +106,7 @@ class Runner:
         self._groups: list[Group] = []
         self._finished_block = False
         self._faults = blame.Faults()
+        lines.speak(where.seat)
         rules, me = joining.rules(options, where), joining.peer(where)
         met = meeting(where.meet, where.secret)
         self._session = Session(where, options)
@@ -174,6 +175,7 @@ class Runner:
         self._mesh.say(session._healer.status("running", view))
         try:
             session._enter(self._form(view))
+            self._tell_why(view)
             inject.point("start", step=session.step, rank=session.rank)
             self._event("formed", generation=view.counter, world=view.size)
             result = block(session)
@@ -248,7 +250,7 @@ class Runner:
         step, count = self._session.step, 0
         if blame.is_own(error, end, self._mesh.me.id):
             count = self._faults.add(step)
-            log.warning("seat %d: %s", self._place.seat, self._faults.tell(error))
+            log.warning("%s", self._faults.tell(error))
         then, reason = blame.verdict(
             error,
             end,
@@ -286,6 +288,14 @@ class Runner:
             self._exits.replaced()
 
     # -- telling ------------------------------------------------------------------------------
+
+    def _tell_why(self, view: View) -> None:
+        """The first of those who were in the last world says why there is a new one."""
+        end, session = self._session.last_end, self._session
+        old = [rank for rank, member in enumerate(view.members) if member.status.generation]
+        if end is not None and old and session.rank == old[0]:
+            text, number = end.reason, view.counter
+            log.warning("generation %d: %d of %d ranks; %s", number, view.size, session.seats, text)
 
     def _say(self, phase: Phase) -> None:
         self._mesh.say(self._session._status(phase))

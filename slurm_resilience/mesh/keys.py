@@ -101,7 +101,10 @@ class Keys(Generations):
         elif change.append is not None:
             value = (old or b"") + change.append
         else:
-            value = str(int(old or b"0") + change.add).encode()
+            try:
+                value = str(int(old or b"0") + change.add).encode()
+            except ValueError:
+                return b""  # it holds no number: for the asker to say
         if value != old:
             self.put(change.generation, change.key, value)
         return value

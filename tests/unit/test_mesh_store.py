@@ -57,6 +57,17 @@ def test_every_member_adds_and_none_is_lost(tmp_path: Path) -> None:
         )
 
 
+def test_what_is_no_number_is_not_added_to(tmp_path: Path) -> None:
+    with crew(tmp_path, 2, min_world=2) as peers:
+        view = world(peers.several(2))
+        for mesh in peers.all:  # one of them is the key's home
+            mesh.put(view.generation, "text", b"text")
+            assert mesh.get(view.generation, ["text"], LIMIT) == [b"text"]
+        for mesh in peers.all:
+            assert mesh.change(Change(view.generation, 0, "text", add=1), LIMIT) == b""
+        assert [mesh.end for mesh in peers.all] == [None, None]
+
+
 def test_one_wins(tmp_path: Path) -> None:
     with crew(tmp_path, 3) as peers:
         meshes = peers.several(3)

@@ -72,7 +72,10 @@ class MeshStore(dist.Store):  # type: ignore[name-defined, misc]
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter; its new value."""
-        return int(self._change(Change(self._generation, 0, key, add=amount)))
+        value = self._change(Change(self._generation, 0, key, add=amount))
+        if not value:
+            raise dist.DistStoreError(f"add to key {key!r}, which holds no number")
+        return int(value)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Set a key if it has the expected value (empty: if it is not set); its value after it."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurm_resilience.lab import Lab
 
-TOY = Path(__file__).parent / "programs" / "toy.py"
+PROGRAMS = Path(__file__).parent / "programs"
+TOY, FORKING = PROGRAMS / "toy.py", PROGRAMS / "forking.py"
 
 
 class Event(NamedTuple):
@@ -26,12 +29,64 @@ class Event(NamedTuple):
     details: list[Any]
 
 
+class Forked:
+    """What `Run` needs of a launcher's `subprocess.Popen`; programs/forking.py forks it."""
+
+    def __init__(self, door: str, **order: Any) -> None:
+        self._link = socket.socket(socket.AF_UNIX)
+        self._link.connect(door)
+        self._link.sendall(json.dumps(order).encode() + b"\n")
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float) -> int:
+        if self.returncode is None:
+            self._link.settimeout(max(timeout, 0.001))
+            try:
+                self.returncode = int(self._link.recv(64) or -9)
+            except TimeoutError:
+                raise subprocess.TimeoutExpired("launcher", timeout) from None
+            self._link.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def kill(self) -> None:
+        self._link.shutdown(socket.SHUT_WR)
+
+
+class Node:
+    """A node of a lab, and the process there that launchers are forked from."""
+
+    def __init__(self, lab: Lab, name: str, folder: Path) -> None:
+        self.lab, self.name = lab, name
+        # The address by which the others' route is found.
+        self.first = lab.node_fields()[lab.nodes[0]]["NodeAddr"]
+        self.door = f"{folder}/{name}"
+        env = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        self._process = lab.popen([sys.executable, str(FORKING), self.door], node=name, env=env)
+
+    def launch(self, argv: list[str], env: dict[str, str], out: Path) -> Forked:
+        deadline = time.monotonic() + 120
+        while not Path(self.door).exists():
+            assert self._process.poll() is None and time.monotonic() < deadline, self.door
+            time.sleep(0.05)
+        env = self.lab.environment({"MASTER_ADDR": self.first, "SRES_NODE": self.name, **env})
+        return Forked(self.door, argv=argv, env=env, out=str(out))
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+
+
 class Run:
-    """One training: a launcher on each node."""
+    """One training: a launcher on each node. Without a lab: on this machine, as users start it."""
 
     def __init__(
         self,
-        lab: Lab | None,
+        lab: Sequence[Node] | None,
         logs: Path,
         *words: str,
         inject: str = "",
@@ -45,29 +100,27 @@ class Run:
         self.logs.mkdir(parents=True)
         self.out = logs / "out"
         self.ranks = nodes * ranks
-        self.launchers: list[subprocess.Popen[str]] = []
+        self.launchers: list[subprocess.Popen[str] | Forked] = []
         more = {"SRES_INJECT": inject, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         more |= env or {}
+        self.out.touch()
         for number in range(nodes):
-            command = [
-                sys.executable, "-m", "slurm_resilience.training.run",
+            argv = [
                 "--nnodes", str(nodes), "--nproc-per-node", str(ranks), "--node-rank", str(number),
                 "--rdzv-backend", "dir", "--rdzv-endpoint", str(logs / "meet"),
                 "--rdzv-id", "t", "--standby", str(standby), *launcher,
                 str(TOY), "--log", str(self.logs), *words,
             ]  # fmt: skip
+            if lab is not None:
+                self.launchers.append(lab[number].launch(argv, more, self.out))
+                continue
+            command = [sys.executable, "-m", "slurm_resilience.training.run", *argv]
             with self.out.open("a") as out:
-                if lab is None:
-                    process = subprocess.Popen(
+                self.launchers.append(
+                    subprocess.Popen(
                         command, env=os.environ | more, stdout=out, stderr=out, text=True
                     )
-                else:
-                    # The address by which the others' route is found.
-                    name = lab.nodes[number]
-                    more["MASTER_ADDR"] = lab.node_fields()[lab.nodes[0]]["NodeAddr"]
-                    more["SRES_NODE"] = name
-                    process = lab.popen(command, node=name, env=more, stdout=out, stderr=out)
-            self.launchers.append(process)
+                )
 
     def wait(self, seconds: float = 0) -> list[int]:
         """Exit codes of the launchers; a training that hangs fails with every rank's stacks."""
@@ -93,15 +146,12 @@ class Run:
         time.sleep(1.0)
 
     def pids(self) -> list[int]:
-        """Ranks that live, by their log's name (as this machine numbers them)."""
+        """Ranks that live, by the log that they hold open (as this machine numbers them)."""
         found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = path.read_bytes().decode(errors="replace")
-            except OSError:
-                continue
-            if str(self.logs) in words and "training.run\0--nnodes" not in words:
-                found.append(int(path.parent.name))
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if any(file.readlink().parent == self.logs for file in process.glob("fd/*")):
+                    found.append(int(process.name))
         return found
 
     def end(self) -> None:

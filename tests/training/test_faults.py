@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import random
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_runs import Outcome, Run
+from fault_runs import Node, Outcome, Run
 from msgspec.structs import replace
 
 from slurm_resilience.lab import Lab, LabSpec
@@ -73,16 +74,25 @@ def one_after_the_other(seed: int) -> str:
     return ";".join(rules)
 
 
-@pytest.fixture
-def start(shared_lab: Callable[[LabSpec], Lab], tmp_path: Path) -> Iterator[Start]:
+@pytest.fixture(scope="module")
+def nodes(shared_lab: Callable[[LabSpec], Lab]) -> Iterator[list[Node]]:
     lab = shared_lab(SPEC)
+    with tempfile.TemporaryDirectory() as folder:
+        found = [Node(lab, name, Path(folder)) for name in lab.nodes]
+        yield found
+        for node in found:
+            node.end()
+
+
+@pytest.fixture
+def start(nodes: list[Node], tmp_path: Path) -> Iterator[Start]:
     runs: list[Run] = []
 
     def begin(*words: str, inject: str = "", **how: Any) -> Run:
         place = tmp_path / f"run{len(runs)}"
         place.mkdir()
         how = {"ranks": RANKS // 2} | how
-        runs.append(Run(lab, place, "--batch", str(BATCH), *words, inject=inject, **how))
+        runs.append(Run(nodes, place, "--batch", str(BATCH), *words, inject=inject, **how))
         return runs[-1]
 
     yield begin

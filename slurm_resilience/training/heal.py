@@ -109,14 +109,17 @@ class Healer:
         if found.kind == "impossible":
             raise Unrecoverable(found.reason)
         if found.kind in ("peers", "fresh", "memory"):
-            receives = bool(found.incoming(rank)) or found.kind == "memory"
-            self.progress.dirty = self.progress.dirty or receives
-            if found.kind == "memory":
-                self._from_memory(found, group, tracked)
-            else:
-                report = state.transfer(
-                    found, view, rank, tracked, dist.group.WORLD, verify=self._options.checksum
-                )
+            memory = found.kind == "memory"
+            self.progress.dirty = self.progress.dirty or memory or bool(found.incoming(rank))
+            report = state.transfer(
+                found,
+                view,
+                rank,
+                tracked,
+                dist.group.WORLD,
+                verify=self._options.checksum and not memory,
+                partner=self._partner,
+            )
         elif found.kind == "disk":
             self.progress.dirty = True
             values = {**tracked.objects}
@@ -185,9 +188,6 @@ class Healer:
             if self._partner is None:
                 self._partner = state.Partner(self._options.partner_every)
             self._partner.open(group.view, group.rank, beside)
-
-    def _from_memory(self, found: state.HealPlan, group: Group, tracked: state.Tracked) -> None:
-        self._partner.restore(found, group.view, group.rank, tracked, dist.group.WORLD)
 
     def committed(self) -> None:
         """After each step: mark it, and keep a copy where one is due."""

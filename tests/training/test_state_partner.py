@@ -57,7 +57,7 @@ def restored(rank: int, group: Any) -> dict[str, Any]:
     ]
     view = view_of(statuses, replica_size=world)
     plan = state.plan(view)
-    report = partner.restore(plan, view, rank, tracked, group)
+    report = state.transfer(plan, view, rank, tracked, group, partner=partner)
     return {
         "said": said,
         "plan": (plan.kind, plan.step),

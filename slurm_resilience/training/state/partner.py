@@ -18,8 +18,6 @@ from slurm_resilience.mesh.model import View
 from slurm_resilience.training.state.capture import Capture
 from slurm_resilience.training.state.errors import StateError
 from slurm_resilience.training.state.exchange import Copy, Exchange, Round
-from slurm_resilience.training.state.move import Report, transfer
-from slurm_resilience.training.state.plan import HealPlan
 from slurm_resilience.training.state.tracked import Tracked
 
 
@@ -140,12 +138,6 @@ class Partner:
     def error(self) -> str:
         """Why copies stopped in this generation; empty: they did not."""
         return self._link.error if self._link else ""
-
-    def restore(
-        self, plan: HealPlan, view: View, rank: int, tracked: Tracked, process_group: Any
-    ) -> Report:
-        """Do this rank's share of a plan of kind "memory": `transfer` with these copies."""
-        return transfer(plan, view, rank, tracked, process_group, partner=self)
 
     def restore_own(self, tracked: Tracked, step: int) -> None:
         """Go back to this rank's own copy, random states included.

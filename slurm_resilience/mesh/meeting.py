@@ -148,7 +148,23 @@ class Directory:
             return None
 
 
-class Addresses:
+class _NothingWritten:
+    """Nobody who comes late, or looks from outside, finds anything here."""
+
+    def enter(self, peer: Peer) -> None:
+        return
+
+    def leave(self, peer: Peer) -> None:
+        return
+
+    def outcome(self, code: int, step: int, reason: str) -> None:
+        return
+
+    def ended(self) -> Outcome | None:
+        return None
+
+
+class Addresses(_NothingWritten):
     """No shared file system: every seat listens where all expect it."""
 
     def __init__(self, addresses: list[tuple[str, int]], secret: str) -> None:
@@ -171,23 +187,11 @@ class Addresses:
     def port(self, seat: int) -> int:
         return self._addresses[seat][1] if 0 <= seat < len(self._addresses) else 0
 
-    def enter(self, peer: Peer) -> None:
-        return
-
     def others(self) -> list[tuple[str, str, int]]:
         return [("", host, port) for host, port in self._addresses]
 
-    def leave(self, peer: Peer) -> None:
-        return
 
-    def outcome(self, code: int, step: int, reason: str) -> None:
-        return
-
-    def ended(self) -> Outcome | None:
-        return None
-
-
-class Alone:
+class Alone(_NothingWritten):
     """A world of one: nobody is looked for, and nothing is written down."""
 
     def __init__(self) -> None:
@@ -199,20 +203,8 @@ class Alone:
     def port(self, seat: int) -> int:
         return 0
 
-    def enter(self, peer: Peer) -> None:
-        return
-
     def others(self) -> list[tuple[str, str, int]]:
         return []
-
-    def leave(self, peer: Peer) -> None:
-        return
-
-    def outcome(self, code: int, step: int, reason: str) -> None:
-        return
-
-    def ended(self) -> Outcome | None:
-        return None
 
 
 def meeting(where: str, secret: str = "") -> Meeting:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 FILE = Path(__file__).parents[2] / "scripts" / "bench_parts" / "training" / "figures.py"
@@ -92,6 +92,7 @@ def test_no_values_make_no_number() -> None:
     assert figures.summary([3.0, 1.0, 2.0])["median"] == 2.0
 
 
+@settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.floats(0.5, 2.0), min_size=2, max_size=20),
     st.sampled_from([0.9, 1.0, 1.1]),

@@ -21,8 +21,15 @@ STRIKES = 2
 """Generations that failed because of one peer, before the others go on without it."""
 
 
+WAIT_SECONDS = 20.0
+"""Who waits for others so long says so; and again whenever the time has doubled."""
+
+
 class Generations(Members):
     """Ends and beginnings."""
+
+    _waits_since = 0.0
+    _tell_at = 0.0
 
     def _over(self, end: Break) -> None:
         if self._view is None or end.generation != self._view.generation or self._end is not None:
@@ -45,6 +52,7 @@ class Generations(Members):
         for generation in [g for g in self._keys if g < view.generation]:
             del self._keys[generation]
         self._view, self._end, self._waits_for = view, None, ""
+        self._waits_since = 0.0
         self._adopted_at = time.monotonic()
         for peer in self._unreached():
             # Two that came at the same time may still be shaking hands.
@@ -104,6 +112,7 @@ class Generations(Members):
             self._waits_for = proposal.reason
             if proposal.again is not None:
                 self._look_again = now + proposal.again
+            self._tell_waiting(proposal.reason, now)
             return
         if not any(m.peer.id == self.me.id for m in proposal.members):
             return
@@ -119,6 +128,15 @@ class Generations(Members):
                     link.send(frame)
                 self._interest(link)
         self._adopt(new)
+
+    def _tell_waiting(self, reason: str, now: float) -> None:
+        if not self._waits_since:
+            self._waits_since, self._tell_at = now, now + WAIT_SECONDS
+        if now >= self._tell_at:
+            waited = now - self._waits_since
+            log.warning("has waited %.0f s for other ranks: %s", waited, reason)
+            self._tell_at = now + waited
+        self._look_again = min(self._tell_at, self._look_again or self._tell_at)
 
     def _hurry(self, busy: list[Member], now: float) -> None:
         """Give up who does not leave the block of a generation that is over."""

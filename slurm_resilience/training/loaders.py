@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from slurm_resilience.errors import UsageError
 from slurm_resilience.training.group import Group
 from slurm_resilience.training.heal import Progress
 
@@ -23,6 +24,7 @@ class Loaders:
         self._progress = progress
         self._cached = cached
         self._all: dict[str, ReplayLoader] = {}
+        self._asked: dict[str, tuple[int, object]] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -46,9 +48,18 @@ class Loaders:
             steps: batches in all; None: as the source says.
             group: the world that shares the batches.
             how: further arguments of `ReplayLoader`.
+
+        Raises:
+            UsageError: the name belongs to another loader.
         """
         from slurm_resilience.training.data import ReplayLoader
 
+        size = len(source) if hasattr(source, "__len__") else -1
+        asked = (type(source), size, global_batch, steps, repr(sorted(how.items())))
+        before = self._asked.get(name)
+        if before is not None and before[0] == group.view.generation and before[1] != asked:
+            raise UsageError(f"there is another loader with name={name!r}: give each its own name")
+        self._asked[name] = group.view.generation, asked
         rank, world = group.rank, group.view.size
         loader = self._all.get(name)
         if loader is None:

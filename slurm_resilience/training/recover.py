@@ -109,6 +109,7 @@ class Runner:
         lines.speak(where.seat)
         rules, me = joining.rules(options, where), joining.peer(where)
         met = meeting(where.meet, where.secret)
+        self._least = rules.min_world
         self._session = Session(where, options)
         joining.warm_up(options)
         if options.prepare is not None:
@@ -212,6 +213,10 @@ class Runner:
         session = self._session
         if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
             self._leave_world()
+            if isinstance(error, SystemExit) and not error.code and view.size <= self._least:
+                # Its launcher takes it for done: nobody comes in its place.
+                text = f"seat {self._place.seat} left the block by sys.exit(0)"
+                self._mesh.stop(Break(view.generation, text, self._mesh.me.id, "stop"))
             raise error
         # The traceback holds the block's frames, and they hold DDP wrappers and groups.
         if self._groups:

@@ -28,6 +28,8 @@ from slurm_resilience.training.signals import Interrupted
 from slurm_resilience.training.watch import Watch, listen
 
 T = TypeVar("T")
+MANY_BATCHES = 100
+"""After so many without an update one was forgotten."""
 log = logging.getLogger("sres.training")
 
 WRITING_SECONDS = 0.1
@@ -44,6 +46,7 @@ class Update:
         self._session._begin_update()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._session._inside = False
         if kind is None:
             self._session._commit()
 
@@ -61,6 +64,8 @@ class Session:
         self._group: Group | None = None
         self._view: View | None = None
         self._inside = False
+        self._given = 0
+        self._committed = False
         self._update = Update(self)
         self._healer = Healer(options, place)
         self._loaders = Loaders(self._healer.progress, cached="data" in place.parts)
@@ -219,16 +224,29 @@ class Session:
         batches = iter(loader)
         while True:
             self.check()
+            self._refuse_void()
             try:
                 batch = next(batches)
             except StopIteration:
+                self._miss_updates()
                 return
+            self._given += 1
+            if self._given == MANY_BATCHES:
+                self._miss_updates()
             self._check()
             self._point("before-backward")
             if self.watch is not None:
                 self.watch.begin(self.step)
             self._shares.given(loader)
             yield batch
+
+    def _miss_updates(self) -> None:
+        if self._given and not self._committed:
+            log.warning(
+                "%d batches and not one `with s.update():` around opt.step(): no step is kept",
+                self._given,
+            )
+            self._committed = True
 
     @property
     def healing(self) -> dict[str, Any]:
@@ -251,17 +269,27 @@ class Session:
         # already: the step is finished even if the world has ended meanwhile.
         if self._inside:
             raise UsageError("s.update() inside of s.update()")
+        if self.step < 0:
+            raise UsageError(
+                "nothing is tracked: s.track(model=…, opt=…) comes before the first step"
+            )
+        self._refuse_void()
         self._inside = True
         if self.watch is not None:
             self.watch.mark("update")
         self._healer.progress.dirty = True
         self._point("update")
 
+    def _refuse_void(self) -> None:
+        """Whoever caught what an update was left by must not go on with half of it."""
+        if self._healer.progress.dirty:
+            raise RuntimeError("an earlier s.update() was left by an exception: the state is void")
+
     def _commit(self) -> None:
         progress = self._healer.progress
         self._loaders.commit()
         progress.step += 1
-        self._inside = False
+        self._committed = True
         progress.dirty = False
         self._healer.committed()
         self._shares.committed()

@@ -331,15 +331,16 @@ def test_power_loss_is_silent_and_a_dying_process_is_not(fresh_lab, wait_for):
 
 def test_cut_and_mend(fresh_lab):
     lab = fresh_lab(NETWORKED)
-    argv = [sys.executable, "-c", "import socket; socket.create_connection(('n1', 6818), 1)"]
-    assert lab.run(argv).returncode == 0
+    connect = "import sys, socket; socket.create_connection(('n1', 6818), int(sys.argv[1]))"
+    argv = [sys.executable, "-c", connect]
+    assert lab.run([*argv, "20"]).returncode == 0
     lab.cut("n1")
     assert lab.status()["nodes"]["n1"]["cable"] == "cut"
-    assert "timed out" in lab.run(argv).stderr
+    assert "timed out" in lab.run([*argv, "1"]).stderr
     with pytest.raises(LabError, match="n1's cable is cut already"):
         lab.cut("n1")
     lab.mend("n1")
-    assert lab.run(argv).returncode == 0
+    assert lab.run([*argv, "20"]).returncode == 0
     lab.run(["srun", "-N3", "true"], check=True)
 
 

@@ -66,7 +66,7 @@ class Actor:
         self._state_dir = state_dir
         self._dry_run = dry_run
         # By the peer itself: an id() comes again when a peer is gone.
-        self._told: WeakKeyDictionary[Peer, set[tuple[int, str]]] = WeakKeyDictionary()
+        self._told: WeakKeyDictionary[Peer, set[tuple[str, int, str]]] = WeakKeyDictionary()
         self._alarms: set[str] = set()
         self._failures: dict[str, float] = {}
         self._preferred: dict[int, float] = {}
@@ -228,8 +228,9 @@ class Actor:
     def _send(self, job: int, verdict: NodeVerdict) -> None:
         for peer in self._board.supervisors(job):
             told = self._told.setdefault(peer, set())
-            if (verdict.incident, verdict.verdict) not in told:
-                told.add((verdict.incident, verdict.verdict))
+            key = (verdict.node, verdict.incident, verdict.verdict)
+            if key not in told:
+                told.add(key)
                 peer.send(Evidence((verdict,)))
 
     def _start_replacement(self, world: World, action: actions.StartReplacement) -> None:

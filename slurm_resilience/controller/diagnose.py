@@ -68,23 +68,30 @@ def _node(world: World, config: Config, node: Node) -> Verdict:
     agent = world.agents.get(node.name)
     life = _life(world, config, node, agent)
     out_of_service = node.is_fail or node.is_down or node.is_drain
+    occupied = node.has_work and not node.is_down
     if node.is_powered_off_on_purpose:
         return Verdict(node.name, "held", f"{node.state}: powered off by Slurm")
     if node.base == "FUTURE" or "REBOOT_ISSUED" in node.flags:
         # Not there yet, or going down and up by Slurm's own order, with its own time limit.
         return Verdict(node.name, "held", f"{node.state}: silence is expected")
     if node.requested_action and out_of_service:
-        if life.kind == "dead" and node.has_work and not node.is_down:
+        if life.kind == "dead" and occupied:
             # It was to be left gracefully, and died meanwhile: its jobs must be freed now.
             return Verdict(node.name, "dead", life.reason, node.requested_action)
         by = f" by {node.reason_by}" if node.reason_by else ""
-        return Verdict(node.name, "requested", f"{node.reason}{by}", node.requested_action)
+        return Verdict(
+            node.name,
+            "requested",
+            f"{node.reason}{by}",
+            node.requested_action,
+            probe=life.probe and occupied,
+        )
     if out_of_service and is_a_persons(node):
-        if life.kind == "dead" and node.has_work and not node.is_down:
+        if life.kind == "dead" and occupied:
             # Its jobs must be freed, its reason stays: no action, so nobody replaces it. Without
             # jobs there is nothing to do: people power off what they have drained.
             return Verdict(node.name, "dead", f"{life.reason}; kept out: {node.reason}")
-        return Verdict(node.name, "held", _held(node))
+        return Verdict(node.name, "held", _held(node), probe=life.probe and occupied)
     if "MAINTENANCE" in node.flags and not node.has_work:
         return Verdict(node.name, "held", f"{node.state}: in a maintenance reservation")
     if life.kind in ("dead", "suspect"):

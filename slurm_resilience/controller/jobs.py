@@ -72,7 +72,7 @@ def preferences(world: World) -> Iterator[Prefer]:
 
 
 def tells(world: World, verdicts: dict[str, Verdict]) -> Iterator[Tell]:
-    """Only what is marked: a supervisor leaves a node because everybody must."""
+    """Only what is marked, or DOWN: a supervisor leaves a node because everybody must."""
     for incident in world.incidents.values():
         node, verdict = world.nodes.get(incident.node), verdicts.get(incident.node)
         if node is None or verdict is None or verdict.kind != "requested":
@@ -87,3 +87,16 @@ def tells(world: World, verdicts: dict[str, Verdict]) -> Iterator[Tell]:
                 yield Tell(
                     entry.job, node.name, kind, incident.action, incident.reason, incident.id
                 )
+    yield from _down_without_us(world, verdicts)
+
+
+def _down_without_us(world: World, verdicts: dict[str, Verdict]) -> Iterator[Tell]:
+    """Nodes that are DOWN for a person's reason or Slurm's own. A step that lives on does not hear
+    of it once the node has left the job."""
+    for entry in world.supervised.values():
+        for name in entry.nodes:
+            node, verdict = world.nodes.get(name), verdicts.get(name)
+            if node is None or verdict is None or name in world.incidents:
+                continue
+            if node.is_down and verdict.kind in ("held", "down"):
+                yield Tell(entry.job, name, "dead", "", f"it is down; {verdict.reason}", 0)

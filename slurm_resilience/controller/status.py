@@ -24,10 +24,8 @@ def for_supervisors(verdict: Verdict, node: Node, incident: Incident | None) -> 
     not marked (paused, ``recovery.mode`` none, too many at once) is a suspicion."""
     kind = verdict.kind
     marked = incident is not None and incident.state != "open"
-    if kind == "held" or (kind == "down" and not node.is_down):
-        kind = "unknown"  # draining: jobs may end on it
-    elif kind == "down":
-        kind = "dead"
+    if kind == "held" or kind == "down":
+        kind = "dead" if node.is_down else "unknown"  # draining: jobs may end on it
     elif kind in ("dead", "sick") and not marked:
         kind = "suspect"
     return NodeVerdict(

@@ -174,6 +174,15 @@ def test_a_held_node_that_dies_with_jobs_is_dead_without_an_action() -> None:
     assert (seen.kind, seen.action) == ("dead", "")
 
 
+@pytest.mark.parametrize(("state", "reason"), [("DRAIN", "new disk"), ("FAIL", REPLACE)])
+def test_a_node_out_of_service_is_probed_while_jobs_are_on_it(state: str, reason: str) -> None:
+    """Else its silence would never be known for death."""
+    silent = (agent(silence=3.0),)
+    occupied = node(state=f"ALLOCATED+{state}", reason=reason)
+    assert verdict(world(occupied, agents=silent)).probe
+    assert not verdict(world(node(state=f"IDLE+{state}", reason=reason), agents=silent)).probe
+
+
 def test_a_drained_node_that_is_switched_off_stays_held() -> None:
     seen = verdict(world(node(state="IDLE+DRAIN", reason="new disk"), **dead()))
     assert seen.kind == "held"

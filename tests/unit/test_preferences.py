@@ -1,11 +1,13 @@
-"""A job that waits for nodes in exchange comes before the queue, for as many as it lost."""
+"""A job that waits for nodes in exchange comes before the queue, for as many as it lost. And its
+supervisor hears of nodes that are down."""
 
 from __future__ import annotations
 
 import msgspec
 
-from slurm_resilience.controller.actions import Prefer
-from slurm_resilience.controller.jobs import preferences
+from slurm_resilience.controller.actions import Prefer, Tell
+from slurm_resilience.controller.diagnose import Verdict
+from slurm_resilience.controller.jobs import preferences, tells
 from slurm_resilience.controller.observe import World
 from slurm_resilience.controller.record import Supervised
 from slurm_resilience.model import Job, Node
@@ -40,3 +42,11 @@ def test_nobody_else() -> None:
     assert list(preferences(world(JOB, permits=False))) == []
     # What a user's program said of nodes that the job did not hold counts for nothing.
     assert list(preferences(world(JOB, size=3))) == []
+
+
+def test_a_supervisor_hears_of_a_node_that_a_person_keeps_down() -> None:
+    seen = world(JOB)
+    assert not list(tells(seen, {"n4": Verdict("n4", "held", "kept out by bob")}))
+    seen.nodes["n4"] = Node("n4", "DOWN", frozenset({"DRAIN"}), reason="new disk")
+    told = list(tells(seen, {"n4": Verdict("n4", "held", "kept out by bob")}))
+    assert told == [Tell(7, "n4", "dead", "", "it is down; kept out by bob", 0)]

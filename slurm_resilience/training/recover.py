@@ -163,6 +163,8 @@ class Runner:
         self._session._finish()
         if not self._finished_block:
             log.warning("the training ended without this process, which was not needed any more")
+            if not self._place.incarnation and self._session.attempt == 0:
+                log.warning("if another training meets in the same place: --rdzv-id names each")
             raise SystemExit(codes.DONE)
         self._exits.done()
         return result

@@ -243,3 +243,18 @@ def test_a_file_of_another_user_is_not_read(
     other = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: other)
     assert store.get(key) is None
+
+
+def test_no_error_of_the_cache_is_one_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    store = FileStore(tmp_path, 1000, 0.0, told.append)
+
+    def broken(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(store, "_write", broken)
+    key = Key(1, "0-1")
+    assert not store.put(key, packed(key, 5), WINDOW)
+    assert told == [f"{tmp_path}: a batch could not be kept: Input/output error"]

@@ -10,7 +10,6 @@ writing into a tensor changes it for nobody else, nor for the next reader.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import mmap
 import os
@@ -174,6 +173,14 @@ class FileStore:
         return found
 
     def put(self, key: Key, packed: Packed, window: Window) -> bool:
+        try:
+            return self._put(key, packed, window)
+        except OSError as error:
+            # Training goes on without it, whatever is wrong: no room, a limit, a device's error.
+            self._warn(f"{self.directory}: a batch could not be kept: {error.strerror or error}")
+            return False
+
+    def _put(self, key: Key, packed: Packed, window: Window) -> bool:
         entries = self.entries()
         writing = sum(entry.size for entry in entries if entry.key.number < 0)
         kept = [entry for entry in entries if entry.key.number >= 0]
@@ -185,15 +192,9 @@ class FileStore:
         if leaving is None or not self._free(packed.size):
             return False
         try:
-            try:
-                self._write(key, packed)
-            except FileNotFoundError:  # swept by another writer before it was locked: once more
-                self._write(key, packed)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOENT):
-                raise
-            self._warn(f"{self.directory}: a batch could not be kept: {error.strerror}")
-            return False
+            self._write(key, packed)
+        except FileNotFoundError:  # swept by another writer before it was locked: once more
+            self._write(key, packed)
         self._own.add(key)
         return True
 

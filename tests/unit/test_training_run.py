@@ -147,6 +147,19 @@ class TestMeeting:
         assert first.secret != second.secret
         assert first.directory is None
 
+    def test_a_complete_training_is_not_taken_for_this_one(self, tmp_path: Path) -> None:
+        ended = tmp_path / "run/job/mesh/outcome"
+        ended.parent.mkdir(parents=True)
+        for code in (76, 0):
+            ended.write_text(f'{{"code": {code}, "step": 7}}')
+            given = ({}, here("2", 1, "job"), 2, tmp_path, "dir", str(tmp_path))
+            if code:
+                meeting(*given)
+                continue
+            with pytest.raises(UsageError, match=r"complete \(step 7\): .* --rdzv-id"):
+                meeting(*given)
+            meeting({"SLURM_JOB_ID": "3"}, *given[1:])
+
     def test_shared_directory_by_run(self, tmp_path: Path) -> None:
         found = meeting({}, here("2", 1, "job/1"), 2, tmp_path, "dir", str(tmp_path / "s"))
         assert found.meet == f"dir:{tmp_path}/s/run/job_1/mesh"

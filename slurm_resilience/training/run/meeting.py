@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 
 from slurm_resilience.errors import MissingTool, SresError, UsageError
+from slurm_resilience.mesh.meeting import Outcome
+from slurm_resilience.training.run import codes
 from slurm_resilience.training.run.place import Place
 from slurm_resilience.training.run.words import Address, addresses, secret
 
@@ -104,6 +106,8 @@ def meeting(
             note=note and f"{note}the ranks meet in a private directory",
         )
     directory = _directory(environment, here, endpoint)
+    if "SLURM_JOB_ID" not in environment:  # there the name is new for every start
+        _refuse_complete(directory)
     return Meeting(
         f"dir:{directory}/mesh", shared, directory=directory, note=note and f"{note}{directory} is"
     )
@@ -125,6 +129,17 @@ def _directory(environment: Mapping[str, str], here: Place, endpoint: str | None
     except OSError as error:
         raise UsageError(f"{directory}: {error.strerror}; --rdzv-endpoint=DIRECTORY") from None
     return directory
+
+
+def _refuse_complete(directory: Path) -> None:
+    """Else the ranks would take themselves for late ones, and end as if they had trained."""
+    with suppress(OSError, msgspec.DecodeError):
+        ended = msgspec.json.decode((directory / "mesh/outcome").read_bytes(), type=Outcome)
+        if ended.code == codes.DONE:
+            raise UsageError(
+                f"{directory}: a training that met here is complete (step {ended.step}): give this "
+                "one a new --rdzv-id, or remove the directory"
+            )
 
 
 def _secret(environment: Mapping[str, str], file: str | None) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.data import ReplayLoader
 from slurm_resilience.training.data.source import SampleError
+from slurm_resilience.training.heal import Progress
+from slurm_resilience.training.loaders import Loaders
 
 pytestmark = pytest.mark.training
 
@@ -648,3 +651,19 @@ def test_an_empty_stream_is_no_endless_loop(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="empty"):
         next(iter(loader))
     loader.close()
+
+
+def test_a_name_is_of_one_loader_and_a_healed_position_moves_it() -> None:
+    progress = Progress()
+    loaders = Loaders(progress, cached=False)
+    group: Any = SimpleNamespace(rank=0, view=SimpleNamespace(size=1, generation=1))
+    loader = loaders.open("data", torch.arange(12.0), 2, None, group, {})
+    with pytest.raises(UsageError, match="another loader with name='data'"):
+        loaders.open("data", torch.arange(8.0), 2, None, group, {})
+    batches = list(loader)
+    loader.seek(4)
+    progress.positions["data"] = loader.state_dict()
+    loader.seek(0)
+    loaders.healed()
+    assert [b.tolist() for b in loader] == [b.tolist() for b in batches[4:]]
+    loaders.close()

@@ -11,6 +11,7 @@ import pytest
 from mesh_peers import LIMIT, crew, leave, meet, until, world
 
 from slurm_resilience.errors import WireError
+from slurm_resilience.mesh import generations
 from slurm_resilience.mesh.core import BEATS_A_SECOND, beat_seconds
 from slurm_resilience.mesh.meeting import Addresses, Directory
 from slurm_resilience.mesh.mesh import Mesh, Stopped
@@ -53,6 +54,15 @@ def test_nobody_goes_on_before_all_survivors_are_out(tmp_path: Path) -> None:
             meshes[0].meet(0.3)
         leave(meshes[1:2], first)
         world(meshes[:2])
+
+
+def test_who_waits_says_for_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(generations, "WAIT_SECONDS", 0.05)
+    with crew(tmp_path, 2, min_world=2) as peers:
+        peers.add(0).say(Status())
+        until(lambda: "1 of 2 ranks are there, at least 2" in caplog.text, "it is said")
 
 
 def test_who_stays_in_its_block_is_given_up(tmp_path: Path) -> None:

@@ -205,10 +205,6 @@ class Outcome:
             step: losses[step, generation] for step, generation in self.committed.items()
         }
         """Step → seat → the loss that it told."""
-        self.losses = {
-            step: sum(shares.values()) / len(shares) for step, shares in self.shares.items()
-        }
-        """Step → mean over the ranks that told it."""
         self.samples: dict[int, dict[int, list[int]]] = defaultdict(dict)
         """Step → seat → the samples that its gradient was made of."""
         for event in self.events:
@@ -217,12 +213,19 @@ class Outcome:
                 if self.committed.get(step) == generation:
                     # The last one counts: a world in which nobody is left counts from 1 again.
                     self.samples[step][event.seat] = indices
+        self.losses = {step: self._mean(step) for step in self.shares}
+        """Step → mean over the samples of the ranks that told it."""
         self.digests: dict[int, set[str]] = defaultdict(set)
         """Part → digests of the final parameters."""
         for event in self.events:
             if event.name == "end":
                 self.digests[event.details[1]].add(event.details[0])
         self.kinds = [e.details[1]["kind"] for e in self.events if e.name == "healed"]
+
+    def _mean(self, step: int) -> float:
+        many = {seat: len(self.samples[step][seat]) for seat in self.shares[step]}
+        total = sum(loss * many[seat] for seat, loss in self.shares[step].items())
+        return total / sum(many.values())
 
     def equals(self, undisturbed: Outcome) -> None:
         """Assert: to the last bit, every loss that was told, and the parameters at the end."""

@@ -206,7 +206,8 @@ class Watch:
         if key == self._told:
             return
         self._told = key
-        log.warning("training stands still: %s", verdict.reason)
+        hint = "what takes long on purpose belongs into `with s.watch.pause():`"
+        log.warning("training stands still: %s (%s)", verdict.reason, hint)
         if self._stacks is not None:
             name = f"seat-{self._seat:05d}"
             stacks.dump(Path(self._stacks) / f"stacks-{name}.txt", name, verdict.reason)

@@ -25,6 +25,8 @@ EXCUSED = (
 )
 """Regular expressions, searched in the reason: what no machine has to have."""
 
+# pytest's workers are told how wide the terminal is, and what is tested would believe it.
+os.environ.pop("COLUMNS", None)
 # How long one example takes says nothing on such a machine.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
@@ -15,6 +16,7 @@ from slurm_resilience.training.group import Group
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import Place
 from slurm_resilience.training.signals import Unrecoverable
+from slurm_resilience.training.state import rng
 
 log = logging.getLogger("sres.training")
 
@@ -51,6 +53,7 @@ class Healer:
         self._tracked: state.Tracked | None = None
         self._names: dict[str, Any] = {}
         self._released: list[Any] = []
+        self._left_rng: dict[str, Any] | None = None
         self._disk_group: dist.ProcessGroup | None = None
         self._partner: Any = None
         self._position = -1
@@ -91,6 +94,7 @@ class Healer:
             RuntimeError: a member went away meanwhile.
         """
         view, rank = group.view, group.rank
+        own, left_rng = self.progress.step, self._left_rng
         tracked = self._adopt(objects)
         self._open(group)
         found = state.plan(view, checksum=self._options.checksum)
@@ -124,6 +128,9 @@ class Healer:
             self.progress.dirty = True
             values = {**tracked.objects}
             self._options.checkpointer.load(found.step, values, self._disk_group)
+        if found.step == own + 1 and own >= 0 and left_rng is not None:
+            # The step that was lost is not repeated: what it drew stays drawn.
+            rng.write(left_rng)
         self.progress.step = found.step
         self.progress.dirty = False
         self._position = view.position(rank)
@@ -208,6 +215,9 @@ class Healer:
 
     def released(self) -> list[Any]:
         """What refers to the group that is being left, and must not be let go of at once."""
+        self._left_rng = None
+        with contextlib.suppress(RuntimeError):  # of a GPU that is gone
+            self._left_rng = rng.read()
         gone, self._released = self._released, []
         if self._disk_group is not None:
             gone.append(self._disk_group)

@@ -11,6 +11,8 @@ import os
 import selectors
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -37,6 +39,8 @@ from slurm_resilience.mesh.messages import (
 from slurm_resilience.mesh.model import Break, Member, Peer, Status, View
 
 __all__ = ["BEAT", "SILENCE", "Mesh", "Stopped"]
+
+T = TypeVar("T")
 
 REACH_SECONDS = 3.0
 """Within this time every member of a new generation must have reached every other."""
@@ -148,6 +152,31 @@ class Mesh(Keys):
         with self._changed:
             if self._end is None:
                 self._changed.wait(seconds)
+
+    def hear_out(
+        self, view: View, enough: Callable[[list[Status]], T | None], seconds: float
+    ) -> T | None:
+        """Wait until what the other living members of a generation say is enough.
+
+        Args:
+            view: the generation.
+            enough: what follows from their statuses; None: not enough yet. Called with the lock.
+            seconds: to wait at most.
+
+        Returns:
+            What follows; None: not enough in time.
+        """
+        deadline = time.monotonic() + seconds
+        inside = {member.peer.id for member in view.members}
+        with self._changed:
+            while True:
+                found = enough(
+                    [link.status for name, link in self._links.items() if name in inside]
+                )
+                left = deadline - time.monotonic()
+                if found is not None or left <= 0 or self._closing or self._evicted:
+                    return found
+                self._changed.wait(left)
 
     def wait_until_out(self, seconds: float) -> bool:
         """Wait until the main thread has left its block; False when it has not within the time."""

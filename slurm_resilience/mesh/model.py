@@ -60,6 +60,9 @@ class Status(msgspec.Struct, frozen=True):
     """Committed optimizer steps that its state contains; -1: it has no state."""
     dirty: bool = False
     """Interrupted inside an update: its state is neither the old nor the new one."""
+    gate: int = -1
+    """Step for which it has complete gradients, when its world ended at the gate before the update
+    of a model in parts; -1: it is not there."""
     position: int = -1
     """Which part of a model replica it holds (0 … replica_size-1); -1: none yet."""
     digest: str = ""

@@ -20,6 +20,7 @@ from slurm_resilience.mesh.mesh import Mesh, Stopped
 from slurm_resilience.mesh.model import Break, Phase, View
 from slurm_resilience.training import blame, inject, joining, lines
 from slurm_resilience.training.exits import Exits
+from slurm_resilience.training.gate import PEER_WORD_SECONDS
 from slurm_resilience.training.group import Group, form
 from slurm_resilience.training.group.form import form_limit, least_abort_timeout
 from slurm_resilience.training.group.rooted import rooted_store
@@ -33,9 +34,6 @@ from slurm_resilience.training.watch import Watch
 
 log = logging.getLogger("sres.training")
 T = TypeVar("T")
-
-PEER_WORD_SECONDS = 1.0
-"""How long an error of a collective waits for the mesh to say which peer went away."""
 
 
 @overload

@@ -17,6 +17,7 @@ from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import Break, Status, View
 from slurm_resilience.training import inject
+from slurm_resilience.training.gate import come_through
 from slurm_resilience.training.group import Group
 from slurm_resilience.training.heal import Healer
 from slurm_resilience.training.loaders import Loaders
@@ -26,6 +27,7 @@ from slurm_resilience.training.run import keeper
 from slurm_resilience.training.shares import Shares
 from slurm_resilience.training.signals import Interrupted
 from slurm_resilience.training.watch import Watch, listen
+from slurm_resilience.training.watch.progress import COLLECTIVE
 
 T = TypeVar("T")
 MANY_BATCHES = 100
@@ -265,8 +267,6 @@ class Session:
         return self._update
 
     def _begin_update(self) -> None:
-        # Whoever comes here has the whole world's gradients, and another may have committed
-        # already: the step is finished even if the world has ended meanwhile.
         if self._inside:
             raise UsageError("s.update() inside of s.update()")
         if self.step < 0:
@@ -274,11 +274,32 @@ class Session:
                 "nothing is tracked: s.track(model=…, opt=…) comes before the first step"
             )
         self._refuse_void()
+        # Whoever is here has complete gradients, and another may have committed already: from now
+        # on the step is finished even if the world ends meanwhile.
         self._inside = True
+        if self._options.replica_size > 1:
+            self._come_through()
         if self.watch is not None:
             self.watch.mark("update")
         self._healer.progress.dirty = True
         self._point("update")
+
+    def _come_through(self) -> None:
+        """A model in parts: all finish the step, or nobody does."""
+        if self.watch is not None:
+            self.watch.mark(COLLECTIVE)
+        group = self._now()
+        try:
+            come_through(
+                self._mesh,
+                group.view,
+                self._status("running"),
+                group.together,
+                self._options.abort_timeout,
+            )
+        except BaseException:
+            self._inside = False
+            raise
 
     def _refuse_void(self) -> None:
         """Whoever caught what an update was left by must not go on with half of it."""

@@ -85,13 +85,22 @@ class Group:
             timeout=timedelta(seconds=min(limit, timeout)),
         )
         self.adopt_sockets()
-        token = torch.ones(1, device="cuda" if kind == "nccl" else "cpu")
-        dist.all_reduce(token)
-        if int(token.item()) != self.view.size:
-            raise RuntimeError(f"{int(token.item())} of {self.view.size} ranks are in the group")
+        self.together()
         self.adopt_sockets()
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout), dist.group.WORLD)
         self._forming = False
+
+    def together(self) -> None:
+        """Return when every rank has come here, with its GPU's work done.
+
+        Raises:
+            RuntimeError: the group was cut, or is another one than it should be.
+        """
+        token = torch.ones(1, device="cuda" if self.backend == "nccl" else "cpu")
+        dist.all_reduce(token)
+        # Reading the number waits for the GPU.
+        if int(token.item()) != self.view.size:
+            raise RuntimeError(f"{int(token.item())} of {self.view.size} ranks are in the group")
 
     def adopt_sockets(self) -> None:
         """Count sockets opened since `form` began as this group's: sub-groups made later."""

@@ -42,7 +42,7 @@ parser.add_argument("--abort-timeout", type=float, default=2.0)
 parser.add_argument("--silence", type=float, default=2.0)
 parser.add_argument("--max-faults", type=int, default=3)
 parser.add_argument("--poke", default="", help="STEP:SEAT of a silent bit flip")
-parser.add_argument("--behind", default="", help="STEP:SEAT,… that end before the update of a step")
+parser.add_argument("--behind", default="", help="STEP:SEAT,… that are left a step behind")
 parser.add_argument("--late", action="store_true", help="replaced only after a step without it")
 parser.add_argument("--usage", action="store_true")
 parser.add_argument("--batch", type=int, default=24)
@@ -119,13 +119,14 @@ class Behind(RuntimeError):
     """This rank has its gradients, and does not use them."""
 
 
-def fall_behind(step: int) -> None:
-    """Raise where ``--behind`` says so, when those that it does not name have committed the step:
-    earlier, the end of the world could find one of them still waiting for its gradients."""
+def behind() -> tuple[int, set[int]]:
+    """What ``--behind`` says: the step, and the seats."""
     when, _, named = words.behind.partition(":")
-    seats = {int(seat) for seat in named.split(",")} if named else set()
-    if SEAT not in seats or step != int(when):
-        return
+    return int(when), {int(seat) for seat in named.split(",")}
+
+
+def until_others_committed(step: int, seats: set[int]) -> None:
+    """Earlier, the end of the world could find one of them still waiting for its gradients."""
     committed = re.compile(rf'^\[[0-9.]+, "step", {step + 1}, ', re.MULTILINE)
     deadline = time.monotonic() + 30
     for seat in set(range(SEATS)) - seats:
@@ -135,7 +136,35 @@ def fall_behind(step: int) -> None:
             if time.monotonic() > deadline:
                 sys.exit(f"seat {seat} does not commit step {step}")
             time.sleep(0.01)
-    raise Behind(f"at step {step}")
+
+
+def fall_behind(s: Session) -> None:
+    """A model in one part: the named ranks raise before their update when the others are through
+    it. In several parts: they are cut off at the gate when the others are through it."""
+    step, seats = behind()
+    if SEAT not in seats or s.step != step:
+        return
+    if REPLICA == 1:
+        until_others_committed(step, seats)
+        tell("cut off", step)
+        raise Behind(f"at step {step}")
+    group = s._now()
+    together = group.together
+
+    def cut_off() -> None:
+        together()
+        until_others_committed(step, seats)
+        tell("cut off", step)
+        raise RuntimeError("connection closed by peer")
+
+    group.together = cut_off  # type: ignore[method-assign]
+
+
+def end_the_world(s: Session) -> None:
+    """The first of those that are through, when the others are at the gate."""
+    step, seats = behind()
+    if REPLICA > 1 and s.step == step + 1 and min(set(range(SEATS)) - seats) == SEAT:
+        raise Behind(f"after step {step}")
 
 
 keeper = Checkpointer(words.checkpoints, every=words.every) if words.checkpoints else None
@@ -172,7 +201,7 @@ def train(s: Session) -> nn.Module:
         loss.backward()
         time.sleep(words.sleep)
         if words.behind and s.attempt == 1:
-            fall_behind(s.step)
+            fall_behind(s)
         with s.update():
             opt.step()
             opt.zero_grad()
@@ -182,6 +211,8 @@ def train(s: Session) -> nn.Module:
             with torch.no_grad():
                 local(next(net.parameters())).view(-1)[0] += 1e-3
         tell("step", s.step, s.generation, s.world, loss.item(), usage() if words.usage else [])
+        if words.behind and s.attempt == 1:
+            end_the_world(s)
     return net
 
 

@@ -1,0 +1,80 @@
+"""Before an update of a model in parts: does everybody have complete gradients?
+
+A model that every rank holds whole needs none of this: whoever has its gradients may finish the
+step, and a rank that lacks them is healed from it. With a model in parts, the ranks of one part
+may have theirs while those of another are cut off in the middle of their own exchange. Finished
+here and not there, the step would leave parts of two different models.
+
+So all ranks come to a gate. Who gets through knows that all came to it, with complete gradients.
+Who is cut off inside asks how far the others came: if one of them got through, everybody at the
+gate finishes the step, else nobody does. Whoever got through and died took its step along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from slurm_resilience.mesh.mesh import Mesh
+from slurm_resilience.mesh.model import Status, View
+from slurm_resilience.training.signals import Interrupted
+
+PEER_WORD_SECONDS = 1.0
+"""How long an error of a collective waits for the mesh to say which peer went away."""
+SHARE_OF_ABORT = 0.8
+"""Of the abort timeout: whoever waits longer at the gate would be given up by the others."""
+
+
+def through(generation: int, step: int, others: Iterable[Status]) -> bool | None:
+    """Has anybody got through the gate? Pure.
+
+    Args:
+        generation: the world's.
+        step: committed steps of this process, which was cut off at the gate.
+        others: what the world's other living members say.
+
+    Returns:
+        None: some are still on their way out, or to the gate.
+    """
+    waits = False
+    for other in others:
+        told = other.generation >= generation
+        if told and other.phase != "running" and other.step > step:
+            return True
+        waits = waits or not told or (other.phase == "running" and other.gate <= step)
+    return None if waits else False
+
+
+def come_through(
+    mesh: Mesh, view: View, status: Status, together: Callable[[], None], abort_timeout: float
+) -> None:
+    """Return if this process shall finish its step.
+
+    Args:
+        mesh: says how the world ended, and how far the others are.
+        view: the world.
+        status: of this process, before the step.
+        together: a collective of the whole world; it raises when it is cut off.
+        abort_timeout: seconds in which a process must be out of its block when its world has ended.
+
+    Raises:
+        Interrupted: nobody finishes this step.
+        Exception: what the collective raised, if the world goes on.
+    """
+    try:
+        together()
+        return
+    except Exception:
+        mesh.wait_for_end(PEER_WORD_SECONDS)
+        end = mesh.end
+        if end is None:
+            raise
+    mesh.say(msgspec.structs.replace(status, gate=status.step + 1))
+    found = mesh.hear_out(
+        view,
+        lambda others: through(view.generation, status.step, others),
+        SHARE_OF_ABORT * abort_timeout,
+    )
+    if not found:
+        raise Interrupted(end.reason)

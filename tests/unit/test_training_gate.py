@@ -1,0 +1,86 @@
+"""A step of a model in parts is finished by all who can, or by nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mesh_peers import LIMIT, Crew, crew, world
+
+from slurm_resilience.mesh.mesh import Mesh
+from slurm_resilience.mesh.model import Break, Status, View
+from slurm_resilience.training.gate import come_through, through
+from slurm_resilience.training.signals import Interrupted
+
+GENERATION, STEP = 5, 6
+THROUGH = Status("ready", GENERATION, STEP + 1)
+LEFT_BEFORE = Status("ready", GENERATION, STEP)
+AT_GATE = Status("running", GENERATION, STEP, gate=STEP + 1)
+NO_WORD = Status("running", GENERATION, STEP)
+VOID = Status("ready", GENERATION, STEP, dirty=True)
+OLD = Status("ready", GENERATION - 1, STEP)
+
+
+@given(st.permutations([THROUGH, LEFT_BEFORE, AT_GATE, NO_WORD, VOID, OLD]))
+def test_one_who_got_through_decides(others: list[Status]) -> None:
+    assert through(GENERATION, STEP, others) is True
+
+
+@given(st.lists(st.sampled_from([LEFT_BEFORE, AT_GATE, VOID])))
+def test_all_are_cut_off(others: list[Status]) -> None:
+    assert through(GENERATION, STEP, others) is False
+
+
+@pytest.mark.parametrize("silent", [NO_WORD, OLD])
+@given(others=st.lists(st.sampled_from([LEFT_BEFORE, AT_GATE, VOID])))
+def test_who_said_nothing_yet_is_waited_for(silent: Status, others: list[Status]) -> None:
+    assert through(GENERATION, STEP, [*others, silent]) is None
+
+
+def _cut_off() -> None:
+    raise RuntimeError("connection closed by peer")
+
+
+def _finishes(mesh: Mesh, view: View) -> bool:
+    own = Status("running", view.generation, STEP)
+    try:
+        come_through(mesh, view, own, _cut_off, LIMIT)
+    except Interrupted:
+        return False
+    return True
+
+
+def _fault(peers: Crew, view: View, then: Callable[[Mesh], None]) -> list[bool]:
+    """The world of three ends; the first does something, the others are cut off at the gate."""
+    first, *others = peers.all
+    first.over(Break(view.generation, "a fault", first.me.id, "fault"))
+    with ThreadPoolExecutor(len(others)) as pool:
+        found = [pool.submit(_finishes, mesh, view) for mesh in others]
+        then(first)
+        return [one.result(LIMIT) for one in found]
+
+
+@pytest.mark.parametrize("step", [STEP, STEP + 1])
+def test_those_at_the_gate_do_what_the_first_did(tmp_path: Path, step: int) -> None:
+    with crew(tmp_path, 3, min_world=3) as peers:
+        view = world(peers.several(3))
+        found = _fault(peers, view, lambda mesh: mesh.say(Status("ready", view.generation, step)))
+        assert found == [step > STEP] * 2
+
+
+def test_who_dies_is_not_waited_for(tmp_path: Path) -> None:
+    with crew(tmp_path, 3, min_world=3) as peers:
+        view = world(peers.several(3))
+        assert _fault(peers, view, lambda mesh: mesh.close()) == [False, False]
+
+
+def test_an_error_in_a_world_that_goes_on_is_told(tmp_path: Path) -> None:
+    with crew(tmp_path, 2, min_world=2) as peers:
+        view = world(peers.several(2))
+        own = Status("running", view.generation, STEP)
+        with pytest.raises(RuntimeError, match="closed by peer"):
+            come_through(peers.all[0], view, own, _cut_off, LIMIT)

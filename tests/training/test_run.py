@@ -265,6 +265,20 @@ def test_a_rank_may_say_that_the_training_gives_up(run: Run) -> None:
     assert "gave up" in run.err
 
 
+def test_what_is_asked_for_wrongly_is_said_in_a_line_and_not_tried_again(run: Run) -> None:
+    body = """
+from slurm_resilience.training import resilient
+write("started")
+resilient(min_world=9)(lambda s: None)()
+"""
+    run.start(body, "--nproc=2")
+    assert run.end() == codes.STOP
+    assert "train.py:" in run.err
+    assert "min_world=9 must lie between" in run.err
+    assert "Traceback" not in run.err
+    assert not list(run.directory.glob("started.*.1"))
+
+
 def test_sigterm_is_passed_on_and_waited_for(run: Run) -> None:
     run.start(
         """

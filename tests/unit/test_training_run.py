@@ -202,6 +202,10 @@ class TestMeeting:
     def test_secret_file(self, tmp_path: Path) -> None:
         file = tmp_path / "secret"
         file.write_text(SECRET + "\n")
+        file.chmod(0o640)
+        with pytest.raises(UsageError, match="chmod 600"):
+            meeting({}, here("2"), 1, tmp_path, "peers", "a,b", str(file))
+        file.chmod(0o600)
         found = meeting({}, here("2"), 1, tmp_path, "peers", "a,b", str(file))
         assert found.secret == SECRET
         with pytest.raises(UsageError, match="No such file"):

@@ -145,6 +145,10 @@ def _refuse_complete(directory: Path) -> None:
 def _secret(environment: Mapping[str, str], file: str | None) -> str:
     if file is not None:
         try:
+            if Path(file).stat().st_mode & 0o077:
+                raise UsageError(
+                    f"--secret-file={file}: others may read or write it: chmod 600 {file}"
+                )
             return secret(Path(file).read_text(encoding="ascii"), file)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not hex"

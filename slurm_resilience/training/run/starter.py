@@ -25,6 +25,8 @@ import traceback
 import types
 
 _PR_SET_PDEATHSIG = 1
+_STOP = 76
+"""codes.STOP, which cannot be imported here."""
 
 
 def _die_with(parent: int) -> None:
@@ -109,6 +111,23 @@ def _place(error: BaseException) -> str:
     return f"{type(error).__name__} at {where}"
 
 
+def _is_usage(error: BaseException) -> bool:
+    """Does our own code refuse what the program asked for? It would be refused again."""
+    kind = type(error)
+    return (kind.__module__, kind.__name__) == ("slurm_resilience.errors", "UsageError")
+
+
+def _asked_at(error: BaseException) -> str:
+    """The line of the program that asked for it."""
+    ours = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120
+    frames = [
+        one
+        for one in traceback.extract_tb(error.__traceback__)
+        if not one.filename.startswith(ours)
+    ]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+
+
 def _show(error: BaseException) -> None:
     """The traceback as Python shows it, without this file's frames."""
     trace = error.__traceback__
@@ -148,6 +167,9 @@ def main() -> None:
     except BaseException as error:
         line = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
         _send(link, place=_place(error), error=line[:1000])
+        if _is_usage(error):
+            print(f"sres: {_asked_at(error)}{error}", file=sys.stderr)
+            sys.exit(_STOP)
         _show(error)
         sys.exit(1)
 

@@ -208,7 +208,8 @@ def test_memory_grows_by_what_was_missing_and_a_few_buckets(tmp_path: Path) -> N
     bucket = 2 << 20
     (received, new), (sent, _) = run(lean, 2, tmp_path, bucket)
     assert new > 120e6
-    slack = 2 * bucket + (12 << 20)
+    # What is moved is seven times as much; the rest is what the allocator and lazy imports take.
+    slack = 2 * bucket + (24 << 20)
     assert received < new + slack
     assert sent < slack
 

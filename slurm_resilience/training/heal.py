@@ -95,7 +95,7 @@ class Healer:
         """
         view, rank = group.view, group.rank
         own, left_rng = self.progress.step, self._left_rng
-        tracked = self._adopt(objects)
+        tracked = self._adopt(objects, view, rank)
         self._open(group)
         found = state.plan(view, checksum=self._options.checksum)
         if "state" not in self._place.parts and found.kind == "peers":
@@ -157,8 +157,10 @@ class Healer:
             return found  # nothing else has it
         return state.HealPlan("disk", step, f"peer state is off: the checkpoint of step {step}")
 
-    def _adopt(self, objects: dict[str, Any]) -> state.Tracked:
+    def _adopt(self, objects: dict[str, Any], view: View, rank: int) -> state.Tracked:
         """Track these objects; what the block built anew gets the old ones' state."""
+        # A rank that now holds another part of the model has nothing that the new objects need.
+        moved = view.replica_size > 1 and self._position not in (-1, view.position(rank))
         names = {**objects, OWN: self.progress}
         old = self._tracked
         same = old is not None and self._names.keys() == names.keys()
@@ -168,7 +170,8 @@ class Healer:
             self._note_changes(old.rollback())
             return old
         new = state.Tracked(names, trainable_only=self._options.trainable_only)
-        if old is not None and self.progress.step >= 0 and not self.progress.dirty:
+        healthy = self.progress.step >= 0 and not self.progress.dirty
+        if old is not None and healthy and not moved:
             self._note_changes(old.rollback())
             if not self.progress.dirty:
                 _copy(old, new)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import sys
 import threading
 from datetime import timedelta
 from typing import Any
@@ -67,6 +69,7 @@ class Group:
         Raises:
             RuntimeError, dist.DistStoreError: a member is gone, or did not come.
         """
+        _forget_layouts()
         # The mesh opens no socket meanwhile: what is new afterwards belongs to the group.
         # torch keeps the store for sub-groups, but not the Python half of it.
         self._store = store
@@ -190,3 +193,21 @@ def form(
         out.append(group)
     group.form(store or MeshStore(mesh, view.generation), timeout, limit)
     return group
+
+
+def _forget_layouts() -> None:
+    """Have torch work out anew what operations on DTensors give.
+
+    It keeps that by the layouts of what goes in. Device meshes of two worlds that list the same
+    ranks count as equal, so in the new world it would give tensors of the old one's mesh, in which
+    this process may have held another part.
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    debug: Any = importlib.import_module("torch.distributed.tensor.debug")
+    if hasattr(debug, "_clear_sharding_prop_cache"):
+        debug._clear_sharding_prop_cache()
+        return
+    # Earlier versions keep it in Python only.
+    tensor: Any = importlib.import_module("torch.distributed.tensor")
+    tensor.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()

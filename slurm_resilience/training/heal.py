@@ -160,7 +160,8 @@ class Healer:
     def _adopt(self, objects: dict[str, Any], view: View, rank: int) -> state.Tracked:
         """Track these objects; what the block built anew gets the old ones' state."""
         # A rank that now holds another part of the model has nothing that the new objects need.
-        moved = view.replica_size > 1 and self._position not in (-1, view.position(rank))
+        if view.replica_size > 1 and self._position not in (-1, view.position(rank)):
+            self.progress.dirty = True
         names = {**objects, OWN: self.progress}
         old = self._tracked
         same = old is not None and self._names.keys() == names.keys()
@@ -170,8 +171,7 @@ class Healer:
             self._note_changes(old.rollback())
             return old
         new = state.Tracked(names, trainable_only=self._options.trainable_only)
-        healthy = self.progress.step >= 0 and not self.progress.dirty
-        if old is not None and healthy and not moved:
+        if old is not None and self.progress.step >= 0 and not self.progress.dirty:
             self._note_changes(old.rollback())
             if not self.progress.dirty:
                 _copy(old, new)

@@ -185,7 +185,7 @@ def event(name: str, details: dict[str, Any]) -> None:
     max_faults=words.max_faults,
     on_event=event,
 )
-def train(s: Session) -> nn.Module:
+def train(s: Session) -> tuple[nn.Module, int]:
     net, opt = s.once(plain) if words.kind == "ddp" else sharded(s)
     s.track(net=net, opt=opt)
     tell("healed", s.step, s.healing)
@@ -213,7 +213,7 @@ def train(s: Session) -> nn.Module:
         tell("step", s.step, s.generation, s.world, loss.item(), usage() if words.usage else [])
         if words.behind and s.attempt == 1:
             end_the_world(s)
-    return net
+    return net, s.rank % REPLICA
 
 
 def come_late() -> None:
@@ -233,7 +233,7 @@ def come_late() -> None:
 tell("main")
 if words.late and os.environ["SRES_INCARNATION"] != "0":
     come_late()
-trained = train()
+trained, part = train()
 parts = [local(p).detach().numpy().tobytes() for p in trained.parameters()]
 digest = hashlib.sha256(b"".join(parts)).hexdigest()
-tell("end", digest, SEAT % REPLICA)
+tell("end", digest, part)

@@ -76,7 +76,7 @@ def test_many_faults_at_random_moments(place: list[Run], tmp_path: Path) -> None
     assert all(len(digests) == 1 for digests in seen.digests.values()), seen.digests
     usage = [e.details[4] for e in seen.events if e.name == "step" and e.seat == 0]
     early, late = usage[len(usage) // 4], usage[-1]
-    # Groups that died in the last two seconds are still being kept: of a model in parts, four a world.
+    # Groups that died in the last two seconds are still being kept. A model in parts has four.
     groups = 4 if KIND == "hsdp" else 1
     at_most = [early[0] + 15 * groups - 9, early[1] + 40 * groups, early[2] * 1.15 + 30_000]
     assert all(now <= limit for now, limit in zip(late, at_most, strict=True)), (early, late)

@@ -60,9 +60,6 @@ class Status(msgspec.Struct, frozen=True):
     """Committed optimizer steps that its state contains; -1: it has no state."""
     dirty: bool = False
     """Interrupted inside an update: its state is neither the old nor the new one."""
-    gate: int = -1
-    """Step for which it has complete gradients, when its world ended at the gate before the update
-    of a model in parts; -1: it is not there."""
     position: int = -1
     """Which part of a model replica it holds (0 … replica_size-1); -1: none yet."""
     digest: str = ""
@@ -73,6 +70,9 @@ class Status(msgspec.Struct, frozen=True):
     """Seats whose snapshot of the same step it keeps for them."""
     disk: int = -1
     """Step of the newest verified checkpoint that it can read; -1: none."""
+    gate: int = -1
+    """Step for which it has complete gradients, when its world ended at the gate before the update
+    of a model in parts; -1: it is not there."""
 
     @property
     def healthy(self) -> bool:

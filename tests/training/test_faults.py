@@ -197,20 +197,6 @@ def test_lost_state_comes_from_the_disk(
 
 
 @each_seed
-def test_a_rank_takes_over_another_part(start: Start, seed: int, tmp_path: Path) -> None:
-    """Half of a replica waits outside of the world, and is needed where both of its twins died."""
-    disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "4")
-    words = ("--kind", "hsdp", "--seed", str(seed), "--steps", str(STEPS), "--min-world", "2")
-    odd = ";".join(f"kill:seat={seat},step={5 + seat}" for seat in range(1, RANKS, 2))
-    run = start(*words, *disk, "--late", inject=odd)
-    assert run.wait() == [0, 0], run.tail()
-    seen = Outcome(run)
-    assert "disk" in seen.kinds
-    seen.every_sample_once(STEPS, BATCH)
-    assert all(len(digests) == 1 for digests in seen.digests.values()), seen.digests
-
-
-@each_seed
 def test_a_lost_shard_comes_from_its_partners_memory(start: Start, seed: int) -> None:
     words = ("--kind", "fsdp", "--seed", str(seed), "--steps", str(STEPS))
     words = (*words, "--partner-every", "3", "--sleep", "0.05")

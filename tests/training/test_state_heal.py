@@ -189,6 +189,9 @@ def lean(rank: int, group: Any, bucket: int) -> tuple[int, int]:
         optimizer.zero_grad()
     tracked = Tracked({"model": model, "optimizer": optimizer})
     view = view_of([LOST, HELD])
+    # What is imported at the first use is no part of the state.
+    few = Tracked({"model": nn.Linear(2, 2)})
+    state.transfer(state.plan(view), view, rank, few, group, bucket_bytes=bucket)
     Path("/proc/self/clear_refs").write_text("5")
     before = _peak()
     state.transfer(state.plan(view), view, rank, tracked, group, bucket_bytes=bucket)
@@ -208,8 +211,7 @@ def test_memory_grows_by_what_was_missing_and_a_few_buckets(tmp_path: Path) -> N
     bucket = 2 << 20
     (received, new), (sent, _) = run(lean, 2, tmp_path, bucket)
     assert new > 120e6
-    # What is moved is seven times as much; the rest is what the allocator and lazy imports take.
-    slack = 2 * bucket + (24 << 20)
+    slack = 2 * bucket + (12 << 20)
     assert received < new + slack
     assert sent < slack
 

@@ -24,6 +24,10 @@ import socket
 import traceback
 import types
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing is not needed to run, and takes time to load
+    from typing import Any
+
 _PR_SET_PDEATHSIG = 1
 _STOP = 76
 """codes.STOP, which cannot be imported here."""
@@ -55,14 +59,15 @@ def _send(link: socket.socket, **words: object) -> None:
         return  # the launcher is going; the kernel ends this process with it
 
 
-def _receive(link: socket.socket) -> dict:  # type: ignore[type-arg]
+def _receive(link: socket.socket) -> "dict[str, Any]":
     line = b""
     while not line.endswith(b"\n"):
         part = link.recv(65536)
         if not part:
             os._exit(0)
         line += part
-    return json.loads(line)  # type: ignore[no-any-return]
+    order: dict[str, Any] = json.loads(line)
+    return order
 
 
 def _point(fd: int, path: str | None) -> None:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import os
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -124,3 +126,7 @@ class Graveyard:
             wrappers.clear()
             groups.clear()
             del groups, wrappers
+            if "torch.distributed.fsdp" in sys.modules:
+                # Its modules are in reference cycles, and hold the groups that they were built in,
+                # with threads and sockets. Python itself would collect them many faults later.
+                gc.collect()

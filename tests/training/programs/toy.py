@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import gc
 import hashlib
 import json
 import logging
@@ -57,11 +56,8 @@ logging.basicConfig(level="INFO", format=f"s{SEAT} %(name)s %(message)s")
 _log = (words.log / f"{SEAT}.{os.getpid()}.jsonl").open("a", buffering=1)
 
 
-def usage(step: int) -> list[int]:
-    """Threads, file descriptors, resident kilobytes. FSDP's modules are in reference cycles, and
-    hold groups of worlds that were left: without a collection now and then all would be counted."""
-    if words.kind != "ddp" and step % 25 == 0:
-        gc.collect()
+def usage() -> list[int]:
+    """Threads, file descriptors, resident kilobytes."""
     status = Path("/proc/self/status").read_text()
     threads, memory = (
         int(re.search(rf"^{name}:\s*(\d+)", status, re.MULTILINE)[1])
@@ -214,9 +210,7 @@ def train(s: Session) -> tuple[nn.Module, int]:
         if words.poke == f"{s.step}:{SEAT}" and s.attempt == 1:
             with torch.no_grad():
                 local(next(net.parameters())).view(-1)[0] += 1e-3
-        tell(
-            "step", s.step, s.generation, s.world, loss.item(), usage(s.step) if words.usage else []
-        )
+        tell("step", s.step, s.generation, s.world, loss.item(), usage() if words.usage else [])
         if words.behind and s.attempt == 1:
             end_the_world(s)
     return net, s.rank % REPLICA

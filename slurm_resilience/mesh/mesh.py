@@ -150,8 +150,7 @@ class Mesh(Keys):
     def wait_for_end(self, seconds: float) -> None:
         """Wait until the current generation has ended, or the time is over."""
         with self._changed:
-            if self._end is None:
-                self._changed.wait(seconds)
+            self._changed.wait_for(lambda: self._end is not None, seconds)
 
     def hear_out(
         self, view: View, enough: Callable[[list[Status]], T | None], seconds: float

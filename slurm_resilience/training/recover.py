@@ -232,9 +232,7 @@ class Runner:
         """How the world ended: as the mesh knows it, else by this error, which all are told."""
         mesh = self._mesh
         if mesh.end is None and blame.may_be_a_peers(error):
-            deadline = time.monotonic() + PEER_WORD_SECONDS
-            while mesh.end is None and time.monotonic() < deadline:
-                mesh.wait_for_end(deadline - time.monotonic())
+            mesh.wait_for_end(PEER_WORD_SECONDS)
         if mesh.end is None:
             text = f"seat {mesh.me.seat} ({mesh.me.node}): {type(error).__name__}: {error}"
             mesh.over(Break(view.generation, text[:2000], mesh.me.id, "fault"))

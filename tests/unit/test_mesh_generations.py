@@ -322,3 +322,17 @@ def test_a_large_world_beats_less_often(peers: int) -> None:
     assert beat_seconds(peers) >= 0.5
     assert peers / beat_seconds(peers) <= BEATS_A_SECOND * 1.001
     assert peers > 125 or beat_seconds(peers) == 0.5
+
+
+def test_waiting_for_the_end_is_not_ended_by_other_news(tmp_path: Path) -> None:
+    with crew(tmp_path, 2, min_world=2) as peers:
+        view = world(peers.several(2))
+        first, second = peers.all
+        for step in range(1, 4):
+            threading.Timer(
+                0.05 * step, second.say, [Status("running", view.generation, step)]
+            ).start()
+        end = Break(view.generation, "the end", second.me.id, "fault")
+        threading.Timer(0.3, second.over, [end]).start()
+        first.wait_for_end(LIMIT)
+        assert first.end == end

@@ -28,6 +28,9 @@ from slurm_resilience.slurm.pyslurm import PyslurmClient
 T = TypeVar("T")
 HERE = Path(__file__).parent
 NODES = 4
+DEADLINE = 60.0
+"""How long a state is waited for: past KillWait, the 30 s that Slurm gives a job which was told to
+end while it was just starting, and so did not hear of it."""
 SPEC = LabSpec(nodes=NODES, daemons=False, plugin=None, lifecycle=None)
 
 
@@ -119,14 +122,14 @@ class LabWorld:
         self._off.append(node)
 
     def until(self, look: Callable[[], T], what: str) -> T:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + DEADLINE
         pause = threading.Event()
         while True:
             value = look()
             if value:
                 return value
             if time.monotonic() > deadline:
-                pytest.fail(f"not within 15 s: {what}; last seen: {value!r}")
+                pytest.fail(f"not within {DEADLINE:.0f} s: {what}; last seen: {value!r}")
             pause.wait(0.05)
 
     def tidy(self) -> None:

@@ -27,7 +27,7 @@ from slurm_resilience.training.group.rooted import rooted_store
 from slurm_resilience.training.interrupt import Interrupter
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import Place, place
-from slurm_resilience.training.run import codes
+from slurm_resilience.training.run import codes, keeper
 from slurm_resilience.training.session import Session
 from slurm_resilience.training.signals import Interrupted, PoisonedProcess
 from slurm_resilience.training.watch import Watch
@@ -140,6 +140,7 @@ class Runner:
         """Until everybody is done; what the block returned."""
         result: T | None = None
         self._say("ready")
+        keeper.enters()
         try:
             while True:
                 try:
@@ -158,6 +159,7 @@ class Runner:
             self._exits.stopped(str(error))
         finally:
             self._mesh.close()
+            keeper.leaves()
         self._session._finish()
         if not self._finished_block:
             log.warning("the training ended without this process, which was not needed any more")

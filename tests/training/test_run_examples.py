@@ -76,6 +76,22 @@ def test_a_lost_shard_comes_from_the_other_copy(tmp_path: Path) -> None:
     assert re.search("rank 1 healed to step [56] from peers", done.stderr), done.stderr[-4000:]
 
 
+def test_an_exit_with_0_in_the_middle_is_a_fault(tmp_path: Path) -> None:
+    """Some library calls os._exit, whatever the program meant."""
+    text = (EXAMPLES / "plain.py").read_text()
+    line = "        with s.update():"
+    leave = """        if s.rank == 1 and s.step == 4 and not int(os.environ["SRES_INCARNATION"]):
+            os._exit(0)
+"""
+    assert text.count(line) == 1
+    program = tmp_path / "train.py"
+    program.write_text(text.replace(line, leave + line))
+    done = launch(tmp_path, "--nproc=2", "--standby=0", str(program), "--steps=8", inject="")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "rank 1: exit code 0 in the middle of the training" in done.stderr
+    assert [int(step) for step, _ in STEP.findall(done.stdout)] == list(range(1, 9))
+
+
 @pytest.mark.parametrize("name", ["hf_trainer", "lightning_callback"])
 def test_trainers_with_callbacks(tmp_path: Path, name: str) -> None:
     done = launch(tmp_path, "--nproc=2", "--standby=0", str(EXAMPLES / f"{name}.py"), "--steps=25")

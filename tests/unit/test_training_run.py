@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -265,7 +266,7 @@ class TestEnvironment:
         assert seats[rank * ranks] == str(rank * ranks)
 
 
-def end(code: int, at: float = 0.0, lived: float = 1.0, **more: str) -> End:
+def end(code: int, at: float = 0.0, lived: float = 1.0, **more: Any) -> End:
     return End(code, at, lived, **more)
 
 
@@ -295,6 +296,14 @@ class TestVerdict:
         assert judge([end(codes.STOP)], self.RULES).code == codes.STOP
         poisoned = [end(codes.POISONED, place="a:1")] * 2
         assert judge(poisoned, self.RULES).do == "replace"
+
+    def test_who_ends_well_in_the_middle_is_replaced(self) -> None:
+        assert judge([end(0)], self.RULES).do == "done"
+        found = judge([end(0, trained=True)], self.RULES)
+        assert found.do == "replace"
+        assert "in the middle of the training" in found.reason
+        spent = judge([end(0, trained=True)] * 3, self.RULES)
+        assert (spent.do, spent.code) == ("end", 1)
 
     def test_the_same_bug_twice(self) -> None:
         bug = end(1, place="ValueError at a:1", error="ValueError: x")

@@ -5,6 +5,8 @@ map:
 
 - ``{"evict": PID, "reason": TEXT}``: kill that rank (a stopped one too) and fill its seat.
 - ``{"ready": PID}``: that rank is up and running; a new standby may use the processor now.
+- ``{"enters": PID}``, ``{"leaves": PID}``: that rank is in the training from now on, or no longer.
+  Who ends in between is replaced, with exit code 0 too.
 
 A process that is no rank of this launcher is never touched. Without torch.
 """
@@ -30,6 +32,10 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     ready: int = 0
     """Process id."""
+    enters: int = 0
+    """Process id."""
+    leaves: int = 0
+    """Process id."""
 
 
 def evict(pid: int, reason: str, environment: Mapping[str, str] | None = None) -> bool:
@@ -49,6 +55,16 @@ def evict(pid: int, reason: str, environment: Mapping[str, str] | None = None) -
 def ready(environment: Mapping[str, str] | None = None) -> bool:
     """Say that this process is up. Returns whether a keeper was told."""
     return _tell(Note(ready=os.getpid()), environment)
+
+
+def enters() -> bool:
+    """Say that this process trains from now on. Returns whether a keeper was told."""
+    return _tell(Note(enters=os.getpid()), None)
+
+
+def leaves() -> bool:
+    """Say that it trains no longer, and may end. Returns whether a keeper was told."""
+    return _tell(Note(leaves=os.getpid()), None)
 
 
 def _tell(note: Note, environment: Mapping[str, str] | None) -> bool:

@@ -152,6 +152,7 @@ class Launcher:
             self._script = None
             self._script_end.set_result(code)
         elif seat is not None:
+            self._listen(reaped=process)  # its last words
             self._vacated(seat, seat.end(code))
         elif self._standbys.died(process):
             say(f"standby processes end with {codes.describe(code)}: no more of them")
@@ -290,7 +291,7 @@ class Launcher:
         self._standbys.dismiss()
         self._look_for_the_end()
 
-    def _listen(self) -> None:
+    def _listen(self, reaped: Process | None = None) -> None:
         for note in self._ear.hear():
             for seat in self._seats:
                 process = seat.process
@@ -298,9 +299,12 @@ class Launcher:
                     continue
                 if process.pid == note.evict:
                     seat.evicted = note.reason or "its peers say so"
-                    process.signal(signal.SIGKILL)
+                    if process is not reaped:
+                        process.signal(signal.SIGKILL)
                 elif process.pid == note.ready:
                     self._standbys.now()
+                elif process.pid in (note.enters, note.leaves):
+                    seat.trains = process.pid == note.enters
 
     def _broken(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """A bug of the launcher: it ends, and takes the ranks with it, rather than go on blind."""

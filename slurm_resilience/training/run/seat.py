@@ -29,22 +29,25 @@ class Seat:
         self.ends: deque[End] = deque(maxlen=rules.replacements + 2)
         self.since = 0.0
         self.place = self.error = self.evicted = ""
+        self.trains = False
         self.logs: Path | None = None
 
     def sit(self, process: Process, incarnation: int) -> None:
         self.process, self.incarnation = process, incarnation
         self.since = time.monotonic()
         self.place = self.error = self.evicted = ""
+        self.trains = False
 
     def refused(self, error: str) -> None:
         """Nobody could sit down."""
         self.since = time.monotonic()
         self.place, self.error, self.evicted = "", error, ""
+        self.trains = False
 
     def end(self, code: int) -> End:
         now = time.monotonic()
         lived = now - self.since
-        end = End(code, now, lived, self.place, self.error, self.evicted)
+        end = End(code, now, lived, self.place, self.error, self.evicted, self.trains)
         self.ends.append(end)
         self.process = None
         return end

@@ -25,6 +25,8 @@ class End(msgspec.Struct, frozen=True):
     """Last line of the traceback."""
     evicted: str = ""
     """Why its peers wanted it replaced; empty: they did not."""
+    trained: bool = False
+    """It was in the middle of a training, and has not left it."""
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -55,9 +57,11 @@ def judge(ends: Sequence[End], rules: Rules) -> Verdict:
         rules: the seat's budget.
     """
     last = ends[-1]
-    if last.code == codes.DONE:
+    if last.code == codes.DONE and not last.trained:
         return Verdict("done", "done")
     how = f"evicted: {last.evicted}" if last.evicted else codes.describe(last.code)
+    if last.code == codes.DONE:
+        how = f"{how} in the middle of the training (os._exit?)"
     if last.error:
         how = f"{how}: {last.error}"
     if last.evicted:

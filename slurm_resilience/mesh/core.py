@@ -127,6 +127,8 @@ class Core(ABC):
         self._keys: dict[int, dict[str, bytes]] = {}
         self._own_puts: dict[str, Put] = {}
         """What this process set in the newest generation, for members that are reached later."""
+        self._awaited: list[set[str]] = []
+        """For each call of `get` that waits: the keys that are still missing."""
         self._answers: dict[int, bytes] = {}
         self._numbers = 0
         self._evicted = ""

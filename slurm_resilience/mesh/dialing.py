@@ -62,6 +62,7 @@ class Dialing(Core):
         return True
 
     def _watch(self, link: Link, events: int = selectors.EVENT_READ) -> None:
+        link.watched = events
         self._selector.register(link, events, lambda e, link=link: self._event(link, e))
 
     def _event(self, link: Link, events: int) -> None:
@@ -80,13 +81,12 @@ class Dialing(Core):
             self._try(link, lambda: self._read(link))
 
     def _interest(self, link: Link) -> None:
-        if link.fileno() < 0:
-            return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_to_write else 0)
+        if events == link.watched or link.fileno() < 0:
+            return
         with contextlib.suppress(KeyError):
-            if self._selector.get_key(link).events != events:
-                data = self._selector.get_key(link).data
-                self._selector.modify(link, events, data)
+            self._selector.modify(link, events, self._selector.get_key(link).data)
+            link.watched = events
 
     def _try(self, link: Link, act: Callable[[], None]) -> None:
         try:

@@ -19,14 +19,14 @@ class Keys(Generations):
     def put(self, generation: int, key: str, value: bytes) -> None:
         """Set a key at every member of a generation."""
         with self._lock:
-            self._keys.setdefault(generation, {})[key] = value
+            self._set(generation, key, value)
             put = Put(generation, key, value)
-            if any(own.generation < generation for own in self._own_puts.values()):
+            newest = next(iter(self._own_puts.values()), put)
+            if newest.generation < generation:
                 self._own_puts.clear()
             self._own_puts.pop(key, None)
             self._own_puts[key] = put
             self._send_members(generation, put)
-            self._changed.notify_all()
 
     def get(self, generation: int, keys: Iterable[str], timeout: float) -> list[bytes]:
         """Wait until all keys are there.
@@ -47,7 +47,12 @@ class Keys(Generations):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise TimeoutError(f"key {missing[0]!r} was not set within {timeout:g} s")
-                self._changed.wait(left)
+                awaited = set(missing)
+                self._awaited.append(awaited)
+                try:
+                    self._changed.wait(left)
+                finally:
+                    self._awaited = [other for other in self._awaited if other is not awaited]
 
     def known(self, generation: int) -> dict[str, bytes]:
         """All keys of a generation that are here now."""
@@ -82,6 +87,15 @@ class Keys(Generations):
                     raise TimeoutError(f"key {change.key!r}: no answer within {timeout:g} s")
                 self._changed.wait(left)
             return self._answers.pop(number)
+
+    def _set(self, generation: int, key: str, value: bytes) -> None:
+        """Take a key in. Who waits is woken by the last key that it waits for: each of many ranks
+        that form a group sets one, and waking up for each takes longer than hearing it."""
+        self._keys.setdefault(generation, {})[key] = value
+        for awaited in self._awaited:
+            awaited.discard(key)
+            if not awaited:
+                self._changed.notify_all()
 
     def _still(self, generation: int) -> None:
         view = self._view

@@ -27,6 +27,8 @@ UNACKED_MILLISECONDS = 4000
 """What the other machine does not acknowledge for this long ends the connection: a pulled cable
 says nothing."""
 HANDSHAKE_SECONDS = 5.0
+RECEIVE_BYTES = 64 << 10
+"""Taken at once. Python makes room for all of it first, which takes long for a megabyte."""
 MAX_QUEUED = 256 << 20
 """Bytes that wait for a peer that does not read; then it is given up."""
 
@@ -50,6 +52,8 @@ class Link:
         """Nothing more is sent here; what the other side sent before it knew is still read."""
         self.address: tuple[str, int] | None = None
         """Where it was dialed."""
+        self.watched = 0
+        """For which events the selector looks at it."""
         self._secret = secret
         self._nonce = secrets.token_bytes(32)
         self._inbox = bytearray()
@@ -154,7 +158,7 @@ class Link:
                 nonsense.
         """
         try:
-            data = self.sock.recv(1 << 20)
+            data = self.sock.recv(RECEIVE_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:

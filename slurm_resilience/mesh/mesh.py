@@ -349,8 +349,7 @@ class Mesh(Keys):
                         self._dial(peer.id, peer.host, peer.port)
             case Put(generation=generation, key=key, value=value):
                 if generation >= self._current():
-                    self._keys.setdefault(generation, {})[key] = value
-                    self._changed.notify_all()
+                    self._set(generation, key, value)
             case Change():
                 value = self._change(message)
                 self._send(link, Changed(message.generation, message.number, value))

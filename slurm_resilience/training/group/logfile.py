@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import select
@@ -12,10 +13,22 @@ import torch.distributed as dist
 
 from slurm_resilience.training.group import inotify
 
+_libc = ctypes.CDLL(None, use_errno=True)
 _NAME = "log"
-_CHUNK = 1 << 18
-_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay"})
+_CHUNK = 1 << 16
+_LOCAL = frozenset(
+    {
+        0xEF53,  # ext2, ext3, ext4
+        0x58465342,  # xfs
+        0x9123683E,  # btrfs
+        0xF2F52010,  # f2fs
+        0x2FC12FC1,  # zfs
+        0x01021994,  # tmpfs
+        0x794C7630,  # overlay
+    }
+)
 """File systems of one machine: appends are atomic, and inotify tells of all of them."""
+_NFS = 0x6969
 
 _LOST_WAKE = 0.01
 """Seconds between two looks in spite of inotify: another thread may have taken the event."""
@@ -32,7 +45,8 @@ class LogFile:
     """
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not directory.is_dir():
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = directory / _NAME
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = self._cancel = self._news = self._watch = -1
@@ -128,18 +142,15 @@ class LogFile:
                 self._poll.poll(max(0.2, waited * 50))
             except OSError:
                 # Without locks appends overwrite each other on NFS, and nowhere else.
-                if self._type.startswith("nfs"):
+                if self._type == _NFS:
                     raise
                 return False
 
 
-def file_system(path: Path) -> str:
-    """The type of the file system that holds a path, as /proc/self/mounts names it."""
-    place = os.path.realpath(path) + "/"
-    found, length = "", 0
-    for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
-        _, point, kind, *_ = line.split(" ")
-        point = point.encode().decode("unicode_escape").rstrip("/") + "/"
-        if place.startswith(point) and len(point) >= length:
-            found, length = kind, len(point)
-    return found
+def file_system(path: Path) -> int:
+    """The number in linux/magic.h of the file system that holds a path; 0: not to be known.
+
+    From statfs(2). Reading the table of mounts instead takes longer than all the rest of a store.
+    """
+    room = (ctypes.c_long * 32)()  # struct statfs: 120 bytes, of which the type is the first word
+    return room[0] & 0xFFFFFFFF if _libc.statfs(os.fsencode(path), room) == 0 else 0

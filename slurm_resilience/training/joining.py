@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import uuid
+from collections.abc import MutableMapping
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.layout import Rules
@@ -15,6 +16,10 @@ from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import Place
 
 log = logging.getLogger("sres.training")
+
+LAZY = "TORCH_GLOO_LAZY_INIT"
+"""torch: connect two ranks when they first talk. Such a connection is not known to be the group's,
+and cannot be cut when a peer dies."""
 
 
 def rules(options: Options, where: Place) -> Rules:
@@ -51,8 +56,19 @@ def peer(where: Place) -> Peer:
     )
 
 
+def connect_at_once(environment: MutableMapping[str, str]) -> None:
+    """Have a group connect all its ranks when it is formed, and say so to who wants it otherwise.
+
+    Args:
+        environment: this process's.
+    """
+    if environment.pop(LAZY, "0").lower() not in ("", "0", "n", "no", "f", "false"):
+        log.warning("%s is not used: a recovery could not cut such connections", LAZY)
+
+
 def warm_up(options: Options) -> None:
     """Import what takes long, and warn of what will be short."""
+    connect_at_once(os.environ)
     importlib.import_module("torch._dynamo")  # torch.optim loads it at its first use
     names = ["torch.nn.parallel", "torch.distributed.device_mesh"]
     if options.replica_size > 1:

@@ -48,6 +48,8 @@ class Peer(msgspec.Struct, frozen=True):
     port: int = 0
     """Where its mesh listens."""
     pid: int = 0
+    seats: int = 0
+    """Of the full world, as this process was told; 0: unknown."""
 
 
 class Status(msgspec.Struct, frozen=True):

@@ -77,6 +77,13 @@ class Allocation:
                     report.say(f"waiting for slurmctld: {error}")
                 said = True
 
+    def addresses(self) -> dict[str, str]:
+        """Where every node of the cluster is reached; empty when Slurm does not answer."""
+        try:
+            return {node.name: node.address or node.name for node in self.client.nodes()}
+        except SresError:
+            return {}
+
     def facts(self, step_size: int, swap_failed: str, holds: tuple[str, ...] = ()) -> Facts:
         """What the job allows.
 

@@ -52,11 +52,12 @@ class Announced:
         """
         picture = training.picture()
         sits = {peer.seat: peer.node for peer in picture.peers}
-        if not picture.running or not set(nodes) <= set(sits.values()):
+        seats = max((peer.seats for peer in picture.peers), default=0)
+        if not picture.running or not set(nodes) <= set(sits.values()) or len(sits) < seats:
             return None
         means = self._means
         found = find_step(step, means.client, means.allocation.id, means.host)
-        return join.world(nodes, sits, found.tasks if found else 0)
+        return join.world(nodes, sits, found.tasks if found else 0, seats)
 
     def advise(self) -> None:
         """The program could live on, and its step was not started for it: said once."""

@@ -11,7 +11,7 @@ import msgspec
 
 from slurm_resilience.errors import SresError
 from slurm_resilience.resume.means import Means
-from slurm_resilience.resume.sever import connections
+from slurm_resilience.resume.sever import connections, sever
 from slurm_resilience.resume.step import EndedTasks, Step, end_step
 
 SLOW_LOOK = 10.0
@@ -94,6 +94,16 @@ class Carriers:
             if carrier.step.running and self.carried(carrier) & set(seats):
                 carrier.lost_node = True
                 carrier.was_connected |= connections(carrier.step.pid) > 0
+
+    def sever(self, seats: Sequence[int], address: str) -> None:
+        """End the connections of these seats' sruns to a node that is gone.
+
+        Args:
+            address: the node's.
+        """
+        for carrier in self._all:
+            if carrier.lost_node and carrier.step.running and self.carried(carrier) & set(seats):
+                sever(carrier.step.pid, address)
 
     def news(self) -> Iterator[tuple[Carrier, EndedTasks]]:
         """Tasks that ended badly since this was asked last."""

@@ -51,7 +51,6 @@ def grow(
     client = allocation.client
     began = time.monotonic()
     said = began
-    have = set(client.job(allocation.id).nodes)
     while True:
         tried = time.monotonic() - began
         seconds = max(SALLOC_SECONDS, min(tried, LONGEST_SALLOC, patience - tried))
@@ -76,8 +75,10 @@ def grow(
         if allocation.refresh() not in ("RUNNING", "SUSPENDED"):
             raise NotFound(f"job {allocation.id} is over")
     try:
-        nodes = client.merge(helper, allocation.id)
+        # Not what the job has more than before: it may have lost one of the same name meanwhile.
+        added = client.job(helper).nodes
+        client.merge(helper, allocation.id)
     except SresError:
         client.cancel_job(helper)
         raise
-    return tuple(name for name in nodes if name not in have)
+    return allocation.in_slurms_order(added)

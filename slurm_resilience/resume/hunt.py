@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from threading import Event
+from typing import TypeVar
 
 import msgspec
 
@@ -13,7 +15,10 @@ from slurm_resilience.resume import exchange, report
 from slurm_resilience.resume.classify import Cause
 from slurm_resilience.resume.means import Means
 from slurm_resilience.resume.plan import Plan, plan
-from slurm_resilience.resume.sever import sever
+
+T = TypeVar("T")
+AGAIN = 2.0
+"""Seconds until Slurm is asked again."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -62,13 +67,31 @@ class Hunt:
             self._wake()
 
 
+def _asked(ask: Callable[[], T], go_on: Callable[[], bool], stop: Event) -> T:
+    """Ask Slurm, again and again while the others go on: they need no answer.
+
+    Raises:
+        SlurmError: Slurm does not answer, and nobody goes on; or ``stop`` is set.
+    """
+    said = False
+    while True:
+        try:
+            return ask()
+        except SlurmError as error:
+            if stop.is_set() or not go_on():
+                raise
+            if not said:
+                report.say(f"the others go on, and Slurm is asked again: {error}")
+            said = True
+            stop.wait(AGAIN)
+
+
 def for_nodes(
     means: Means,
     lost: Mapping[str, str],
     step_size: int,
     holds: Sequence[str],
     dead: bool,
-    sruns: Sequence[int],
     go_on: Callable[[], bool],
     stop: Event,
 ) -> Found | None:
@@ -79,19 +102,17 @@ def for_nodes(
         step_size: nodes that the training had.
         holds: those of them that it has.
         dead: all lost ones are dead: Slurm takes them out of the job by itself.
-        sruns: process ids of the sruns that had tasks there.
         go_on: do the others go on without them? Then idle nodes are waited for without limit.
         stop: set when nobody wants them any more.
     """
     allocation, limits = means.allocation, means.limits
     cause = Cause("node", "; ".join(f"{n}: {why}" for n, why in lost.items()), tuple(lost))
     failed = ""
-    if dead:
-        _sever(means, lost, sruns)
     while not stop.is_set():
-        if allocation.refresh() != "RUNNING":
+        if _asked(allocation.refresh, go_on, stop) != "RUNNING":
             return Found(Plan("stop", "the job is over"))
-        facts = allocation.facts(step_size, failed, tuple(holds))
+        ask = partial(allocation.facts, step_size, failed, tuple(holds))
+        facts = _asked(ask, go_on, stop)
         chosen = plan(cause, facts, (), limits)
         if chosen.kind != "join":
             return Found(chosen)
@@ -102,6 +123,7 @@ def for_nodes(
             failed = "" if go_on() else str(error)
             continue
         except SlurmUnreachable:
+            stop.wait(AGAIN)
             continue
         except (SlurmError, NotFound) as error:
             report.say(f"no exchange of nodes: {error}")
@@ -110,7 +132,7 @@ def for_nodes(
         if added is None:
             return None
         nodes = (*chosen.nodes, *added)[: len(lost)]
-        return _at(means, chosen, nodes)
+        return _asked(partial(_at, means, chosen, nodes), go_on, stop)
     return None
 
 
@@ -123,13 +145,6 @@ def for_tasks(means: Means, nodes: Sequence[str]) -> Found:
     if bad:
         return Found(chosen, bad=bad)
     return _at(means, chosen, tuple(nodes))
-
-
-def _sever(means: Means, lost: Iterable[str], sruns: Sequence[int]) -> None:
-    addresses = {node.name: node.address or node.name for node in means.client.nodes()}
-    for name in lost:
-        for pid in sruns:
-            sever(pid, addresses.get(name, name))
 
 
 def _take(

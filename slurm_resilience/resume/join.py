@@ -95,22 +95,27 @@ def living(command: SrunCommand) -> SrunCommand:
     return command.adding(*more)
 
 
-def world(nodes: Sequence[str], sits: Mapping[int, str], tasks: int) -> World | None:
+def world(
+    nodes: Sequence[str], sits: Mapping[int, str], tasks: int, seats: int = 0
+) -> World | None:
     """Put together who sits where. None: not all have been seen yet.
 
     Args:
         nodes: the step's, by NODE_RANK.
         sits: node of each seat.
         tasks: of the step; 0: not known.
+        seats: of the full world; 0: the ranks do not say.
     """
+    if tasks <= 0 or not sits or not set(range(seats)) <= set(sits):
+        return None
     slots = tuple(
         Slot(rank, node, tuple(sorted(seat for seat, where in sits.items() if where == node)))
         for rank, node in enumerate(nodes)
     )
     found = sum(len(slot.seats) for slot in slots)
-    if not all(slot.seats for slot in slots) or found < tasks:
+    if not all(slot.seats for slot in slots) or found < tasks or found % tasks:
         return None
-    return World(slots, max(sits) + 1, found // tasks if tasks else 1)
+    return World(slots, max(sits) + 1, found // tasks)
 
 
 def seats_of_tasks(seats: Sequence[int], per_task: int, tasks: Sequence[int]) -> tuple[int, ...]:

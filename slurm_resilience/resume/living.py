@@ -40,6 +40,7 @@ class Living:
         *,
         may_leave: Callable[[Mapping[str, NodeVerdict]], bool],
         mend: Callable[[], None],
+        addresses: Mapping[str, str],
     ) -> None:
         """
         Args:
@@ -50,6 +51,7 @@ class Living:
             step: its first step.
             may_leave: is there anywhere to go from nodes that still work?
             mend: called from time to time.
+            addresses: of the nodes, by name.
         """
         self._means = means
         self._training = training
@@ -69,6 +71,7 @@ class Living:
         self._instead: tuple[Plan, float] | None = None
         """What has to be done where nobody can join, and since when."""
         self._mended = time.monotonic()
+        self._addresses = dict(addresses)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -94,6 +97,13 @@ class Living:
                 self._look_at_losses(self._training.picture())
         finally:
             self._stop_hunts()
+
+    def let_go(self) -> End:
+        """Only wait until it is over."""
+        while (end := self._over(self._training.picture())) is None:
+            self._means.wake.wait(LOOK)
+            self._means.wake.clear()
+        return end
 
     def _pause(self) -> float:
         """Seconds until the next look, unless there is news."""
@@ -184,6 +194,9 @@ class Living:
         self._means.events.write("noticed", nodes=[node], seats=list(slot.seats))
         fence.leave(self._attempt.directory, node, len(self._steps))
         self._steps.without_node(slot.seats)
+        if dead:
+            # At once: a new machine of that name may be there before a place is found.
+            self._steps.sever(slot.seats, self._addresses.get(node, node))
         # A joiner that was on its way to this node is lost with it.
         self._losses = [loss for loss in self._losses if loss.slot.rank != slot.rank]
         self._losses.append(self._seen.loss(slot, slot.seats, reason, dead=dead))
@@ -212,7 +225,7 @@ class Living:
         for key, (search, losses) in list(self._hunts.items()):
             if search.over:
                 del self._hunts[key]
-                self._place(search.found, [loss for loss in losses if loss in self._losses])
+                self._place(search.found, losses)
         if self._instead is not None:
             return
         for key in (True, False):
@@ -236,14 +249,13 @@ class Living:
         holds = tuple(name for name in self.nodes if name not in gone)
         dead = all(loss.dead for loss in losses)
         since = max(loss.generation for loss in losses)
-        sruns = [c.step.pid for c in self._steps if c.lost_node and c.step.running]
 
         def go_on() -> bool:
             return self._goes_on(self._training.picture(), since)
 
         def search(stop: Event) -> Found | None:
             size = len(self.nodes)
-            return hunt.for_nodes(self._means, lost, size, holds, dead, sruns, go_on, stop)
+            return hunt.for_nodes(self._means, lost, size, holds, dead, go_on, stop)
 
         return Hunt(search, self._means.wake.set)
 
@@ -267,6 +279,13 @@ class Living:
         return going
 
     def _place(self, found: Found | None, losses: list[Loss]) -> None:
+        """Use what was found.
+
+        Args:
+            losses: those that it was hunted for; some may be no more.
+        """
+        placed = dict(zip(map(id, losses), found.nodes, strict=False)) if found else {}
+        losses = [loss for loss in losses if loss in self._losses]
         if found is None or not losses:
             return
         if found.bad:
@@ -282,7 +301,12 @@ class Living:
             return
         if any(loss.at_fault for loss in losses):
             self._means.events.write("nodes_ready", nodes=list(found.nodes))
-        for loss, node in zip(losses, found.nodes, strict=True):
+        self._addresses |= found.addresses
+        for loss in losses:
+            node = placed.get(id(loss))
+            if node is None:
+                loss.hunted = False
+                continue
             loss.node, loss.nodes_ready = node, time.time()
             self._training.forget(node)
             incarnation = 1 + max(self._seen.incarnation.get(seat, 0) for seat in loss.seats)

@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,6 +46,8 @@ FENCE_LOOK = 10.0
 """Seconds between two looks whether the fence stands: without it no checkpoint is written."""
 MEETING_LOOK = 0.25
 """Seconds between two looks whether a training has announced itself."""
+SEATS_LOOK = 1.0
+"""Seconds between two looks who sits where, until all are seen: then the step is a living one."""
 
 
 class Supervisor:
@@ -198,15 +201,15 @@ class Supervisor:
         training: tuple[Path, Observer] | None = None
         looked = time.monotonic()
         while step.running:
-            quick = self._announced.lives and training is None
-            news = self._wake.wait(MEETING_LOOK if quick else FENCE_LOOK)
+            pause = SEATS_LOOK if training else MEETING_LOOK
+            news = self._wake.wait(pause if self._announced.lives else FENCE_LOOK)
             if time.monotonic() - looked >= FENCE_LOOK:
                 looked = time.monotonic()
                 self._ward.mend()
                 self._announced.advise()
             if training is None and self._announced.lives:
                 training = self._announced.meet(stack)
-            if not news or not step.running:
+            if not step.running or not (news or training):
                 continue
             self._wake.clear()
             bad = self._link.faulty()
@@ -251,10 +254,19 @@ class Supervisor:
             step,
             may_leave=self._can_be_left,
             mend=self._ward.mend,
+            addresses=self._allocation.addresses(),
         )
         self._events.write("living", nodes=list(world.nodes), seats=world.seats)
         self._wake.set()
-        end = attempt.watch()
+        try:
+            end = attempt.watch()
+        except SresError:
+            raise
+        except Exception as error:
+            # A bug of ours is no reason to end a training that goes on without us.
+            traceback.print_exc()
+            report.say(f"the supervisor failed ({error!r}); the step goes on without its help")
+            end = attempt.let_go()
         self._step_nodes = attempt.nodes
         return end
 

@@ -53,6 +53,7 @@ def peer(where: Place) -> Peer:
         domain=where.domain,
         host=where.address,
         pid=os.getpid(),
+        seats=where.seats,
     )
 
 

@@ -22,14 +22,21 @@ class Run:
     """One supervised step of the toy training, in a job of its own."""
 
     def __init__(
-        self, lab: Lab, folder: Path, *sbatch: str, srun: str = "", nodes: int = 4, code: int = 0
+        self,
+        lab: Lab,
+        folder: Path,
+        *sbatch: str,
+        srun: str = "",
+        nodes: int = 4,
+        code: int = 0,
+        launcher: str = "",
     ) -> None:
         self.lab = lab
         self.folder = folder
         script = folder / "job.sh"
         script.write_text(
             "#!/bin/bash\nexport SRES_CHECKPOINTLESS=1\n"
-            f"srun --auto-resume=1 {srun} {sys.executable} {TASK} {code}\n"
+            f"srun --auto-resume=1 {srun} {launcher} {sys.executable} {TASK} {code}\n"
             "echo srun ended with $? >> ended\n"
         )
         words = ["sbatch", "--parsable", f"--nodes={nodes}", "--exclusive", "--output=log"]
@@ -148,6 +155,28 @@ def test_a_task_that_dies_on_a_healthy_node_is_started_again_there(
     wait_for(lambda: run.event("joined"), 30, run)
     (run.folder / "die.2").write_text("9")
     wait_for(lambda: run.world(2, 2) == 4, 30, run)
+    finish(run, wait_for)
+
+
+def test_launchers_of_several_ranks_each(start: Callable[..., Run], wait_for: WaitFor) -> None:
+    launcher = f"{sys.executable} -m slurm_resilience.training.run --no-python --nproc-per-node=2"
+    run = start(
+        nodes=3,
+        spec=LabSpec(nodes=4, network=True),
+        srun="--ntasks-per-node=1",
+        launcher=f"{launcher} --standby=0",
+    )
+    assert run.event("living")[0]["seats"] == 6
+    victim = run.lines(2)[-1]["node"]
+    run.lab.power_off(victim)
+    wait_for(lambda: run.world(2, 1) == run.world(3, 1) == 6, 60, run)
+    assert run.lines(2, 1)[0]["node"] == run.lines(3, 1)[0]["node"] != victim
+    wait_for(lambda: "healed: seats 2,3" in run.text(), 30, run)
+    # One that is killed takes its ranks with it, and both come back.
+    last = run.lines(4)[-1]
+    run.lab.run(["kill", "-9", str(last["parent"])], node=last["node"], check=True)
+    wait_for(lambda: run.world(4, 1) == run.world(5, 1) == 6, 60, run)
+    assert not [seat for seat in (0, 1) if run.lines(seat, 1)]
     finish(run, wait_for)
 
 

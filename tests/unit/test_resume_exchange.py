@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
 from slurm_resilience.errors import NotFound, SlurmError
+from slurm_resilience.model import Job
 from slurm_resilience.resume import exchange
 from slurm_resilience.resume.allocation import Allocation
 from slurm_resilience.slurm.fake import FakeSlurm
@@ -55,3 +57,20 @@ def test_the_next_life_of_a_requeued_job_is_left_alone() -> None:
     assert ours.job.restarts == 0
     with pytest.raises(NotFound):
         exchange.grow(ours, 1, 3600.0, Stop())
+
+
+def test_a_node_that_was_lost_and_came_back_counts_as_added() -> None:
+    slurm = FakeSlurm(3)
+    job = slurm.submit(3)
+    ours = allocation(slurm, job)
+    slurm.shrink(job, ["n1", "n2"])
+    before = slurm.allocate_for
+
+    def allocate(job_now: Job, *more: Any) -> int:
+        # It loses another one while it waits, and is given the new machine of that name.
+        slurm.shrink(job, ["n1"])
+        return before(job_now, *more)
+
+    slurm.allocate_for = allocate  # type: ignore[method-assign, assignment]
+    added = exchange.grow(ours, 2, 3600.0, Stop())
+    assert added == ("n2", "n3")

@@ -103,6 +103,18 @@ def test_a_world_that_is_not_complete() -> None:
     assert world(["n1", "n2"], {0: "n1"}, 2) is None
     assert world(["n1", "n2"], {0: "n1", 1: "n2"}, 4) is None
     assert world(["n1", "n2"], {0: "n1", 1: "elsewhere"}, 2) is None
+    assert world(["n1", "n2"], {0: "n1", 1: "n2"}, 0) is None, "its tasks are not known"
+
+
+def test_ranks_of_a_launcher_that_come_one_after_the_other() -> None:
+    nodes, all_of_them = ["n1", "n2"], {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
+    for late in all_of_them:
+        sits = {seat: node for seat, node in all_of_them.items() if seat != late}
+        assert world(nodes, sits, 2, 4) is None
+        assert world(nodes, sits, 2) is None, "not every task has as many"
+    found = world(nodes, all_of_them, 2, 4)
+    assert found is not None
+    assert (found.seats, found.per_task) == (4, 2)
 
 
 # -- the join step ----------------------------------------------------------------------------

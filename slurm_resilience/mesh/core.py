@@ -119,6 +119,7 @@ class Core(ABC):
         self._ended_at = 0.0
         self._adopted_at = 0.0
         self._ask_outcome = 0.0
+        self._dial_again = 0.0
         self._strikes: dict[str, int] = {}
         self._last_cut = 0.0
         self._since = time.monotonic()

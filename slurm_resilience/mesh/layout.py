@@ -10,6 +10,10 @@ import msgspec
 from slurm_resilience.mesh.model import Member, Peer, View
 
 
+SHOWN = 8
+"""Of the missing seats, in a line for people."""
+
+
 class Rules(msgspec.Struct, frozen=True):
     """What the program asked for."""
 
@@ -63,7 +67,8 @@ def propose(
         return Proposal(chosen, f"all {rules.seats} seats are taken")
     if len(chosen) < max(rules.min_world, rules.replica_size):
         what = f"{len(chosen)} of {rules.seats} ranks are there"
-        return Proposal(None, f"{what}, at least {rules.min_world} are needed (min_world)")
+        need = f"at least {rules.min_world} are needed (min_world)"
+        return Proposal(None, f"{what}, {need}; missing: {_missing(present, rules.seats)}")
     patience = rules.patience if started else rules.start_patience
     if waited < patience:
         left = patience - waited
@@ -156,3 +161,11 @@ def _other_half(present: Sequence[Member], lost: Mapping[str, bool], last: View 
         f"{len(silent)} of {last.size} ranks fell silent and may live on the other side of a cut; "
         f"these {len(kept)} wait to be told"
     )
+
+
+def _missing(present: Sequence[Member], seats: int) -> str:
+    """The seats on which nobody sits, in words."""
+    taken = {member.peer.seat for member in present}
+    free = [seat for seat in range(seats) if seat not in taken]
+    more = f" and {len(free) - SHOWN} more" if len(free) > SHOWN else ""
+    return "seat " + ", ".join(map(str, free[:SHOWN])) + more if free else "no seat, but spares"

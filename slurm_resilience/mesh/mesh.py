@@ -44,6 +44,9 @@ T = TypeVar("T")
 
 REACH_SECONDS = 3.0
 """Within this time every member of a new generation must have reached every other."""
+KNOWN_AGAIN = 3.0
+"""Who has waited for a world for so many seconds dials all that are known, again and again: a world
+is formed much sooner than that."""
 OUTCOME_SECONDS = 1.0
 """Seconds between two looks whether the training is over, for a process that found nobody."""
 
@@ -324,6 +327,11 @@ class Mesh(Keys):
             for link in old:
                 if not link.proven or link.finishing:
                     self._drop(link)
+            waits = self.status.phase == "ready" and now - self._since > KNOWN_AGAIN
+            if waits and now >= self._dial_again:
+                # Who was stopped for a while answers again, and nobody else would dial it.
+                self._dial_again = now + KNOWN_AGAIN
+                self._dial_known()
             if self._deaf:
                 self._deaf = False
                 self._selector.register(self._listener, selectors.EVENT_READ, self._accept)

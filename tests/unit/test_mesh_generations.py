@@ -12,6 +12,7 @@ from mesh_peers import LIMIT, crew, leave, meet, until, world
 
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh import generations
+from slurm_resilience.mesh import mesh as mesh_module
 from slurm_resilience.mesh.core import BEATS_A_SECOND, beat_seconds
 from slurm_resilience.mesh.meeting import Addresses, Directory
 from slurm_resilience.mesh.mesh import Mesh, Stopped
@@ -63,6 +64,27 @@ def test_who_waits_says_for_what(
     with crew(tmp_path, 2, min_world=2) as peers:
         peers.add(0).say(Status())
         until(lambda: "1 of 2 ranks are there, at least 2" in caplog.text, "it is said")
+        assert "missing: seat 1" in caplog.text
+
+
+def test_who_was_stopped_for_long_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newcomer gave its address up, and the stopped one never knew of the newcomer."""
+    monkeypatch.setattr(mesh_module, "HANDSHAKE_SECONDS", 0.1)
+    monkeypatch.setattr(mesh_module, "KNOWN_AGAIN", 0.2)
+    with crew(tmp_path, 2, min_world=2) as peers:
+        meeting = Directory(tmp_path)
+        peer = Peer(id="stopped", seat=1, node="n2", host="127.0.0.1")
+        stopped = Mesh(meeting, peer, peers.rules)  # it listens, and does not answer
+        meeting.enter(stopped.me)
+        newcomer = peers.add(0)
+        # A beat after the handshake's time was over.
+        until(lambda: newcomer._raw and not newcomer._links, "it is dialed")
+        until(lambda: not newcomer._raw, "it is given up")
+        monkeypatch.setattr(stopped, "_dial_known", lambda: None)
+        peers.all.append(stopped.start())
+        assert [view is not None for view in meet(peers.all)] == [True, True]
 
 
 def test_who_stays_in_its_block_is_given_up(tmp_path: Path) -> None:

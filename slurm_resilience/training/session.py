@@ -17,6 +17,7 @@ from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import Break, Status, View
 from slurm_resilience.training import inject
+from slurm_resilience.training.built import Built
 from slurm_resilience.training.gate import come_through
 from slurm_resilience.training.group import Group
 from slurm_resilience.training.heal import Healer
@@ -62,7 +63,7 @@ class Session:
     def __init__(self, place: Place, options: Options) -> None:
         self._place = place
         self._options = options
-        self._kept: dict[Any, Any] = {}
+        self._built = Built()
         self._group: Group | None = None
         self._view: View | None = None
         self._inside = False
@@ -149,15 +150,14 @@ class Session:
 
     def once(self, build: Callable[..., T], *args: Any) -> T:
         """Call ``build`` the first time; afterwards give what it gave, also when the block is
-        entered again. Not for what holds a process group (DDP, FSDP): build those anew."""
-        key: tuple[str, Any] = (getattr(build, "__qualname__", repr(build)), args)
-        try:
-            hash(key)
-        except TypeError:
-            key = (key[0], repr(args))
-        if key not in self._kept:
-            self._kept[key] = build(*args)
-        found: T = self._kept[key]
+        entered again. Not for what holds a process group (DDP, FSDP): build those anew.
+
+        Args:
+            build: known again by its place in the program. In a loop it is one function: give it
+                what differs as an argument.
+            args: for ``build``; with others something else is built.
+        """
+        found: T = self._built.once(build, *args)
         return found
 
     def track(self, **objects: Any) -> int:

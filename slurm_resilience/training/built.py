@@ -1,0 +1,71 @@
+"""What a block had built the first time, for when it is entered again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+
+class Built:
+    """What each function gave, by the place of the function in the program."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Any] = {}
+
+    def once(self, build: Callable[..., Any], *args: Any) -> Any:
+        """Call it the first time; afterwards give what it gave.
+
+        Args:
+            build: a function; the same one, or one made anew by the same code, is known again.
+            args: its arguments; others count as another thing to build.
+        """
+        key = (which(build), _known_again(args))
+        if key not in self._kept:
+            self._kept[key] = build(*args)
+        return self._kept[key]
+
+
+def which(build: Callable[..., Any]) -> Hashable:
+    """What is the same for a function that the block makes anew whenever it is entered (a lambda),
+    and another for every other function: where it is written, and what it was bound to. Pure.
+
+    Args:
+        build: anything that can be called.
+    """
+    if isinstance(build, functools.partial):
+        return (which(build.func), _known_again(build.args), _words(build.keywords))
+    function = getattr(build, "__func__", build)
+    code = getattr(function, "__code__", None)
+    name = getattr(build, "__qualname__", None)
+    if code is None:
+        # A class, or a function of C; else an object, which is known by itself alone.
+        return (getattr(build, "__module__", None), name or _known_again(build))
+    # The table of lines tells two lambdas of one line apart: it knows their columns.
+    place = (function.__module__, name, code.co_filename, code, code.co_linetable)
+    defaults = (_known_again(function.__defaults__), _words(function.__kwdefaults__ or {}))
+    return (*place, *defaults, _owner(build))
+
+
+def _owner(build: Callable[..., Any]) -> Hashable:
+    """What a method is bound to, where that is a class or a value. Two objects without a value of
+    their own cannot be told from one that the block made anew."""
+    owner = getattr(build, "__self__", None)
+    if owner is None or isinstance(owner, type):
+        return owner
+    by_itself: Any = object.__eq__
+    return None if type(owner).__eq__ is by_itself else _known_again(owner)
+
+
+def _words(values: dict[str, Any]) -> Hashable:
+    return _known_again(tuple(sorted(values.items())))
+
+
+def _known_again(value: Any) -> Hashable:
+    """Something that is equal when this value comes again."""
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    found: Hashable = value
+    return found

@@ -9,7 +9,6 @@ import msgspec
 
 from slurm_resilience.mesh.model import Member, Peer, View
 
-
 SHOWN = 8
 """Of the missing seats, in a line for people."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.run import codes, words
+from slurm_resilience.training.run import meeting as meetings
 from slurm_resilience.training.run.environment import Node, common, of_rank
 from slurm_resilience.training.run.main import main
 from slurm_resilience.training.run.meeting import Meeting, meeting, next_incarnation
@@ -268,6 +271,24 @@ class TestEnvironment:
 
 def end(code: int, at: float = 0.0, lived: float = 1.0, **more: Any) -> End:
     return End(code, at, lived, **more)
+
+
+def test_what_killed_launchers_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lives = tmp_path / "sres-run-lives"
+    for name in ("sres-run-lives", "sres-run-left", "somebody-else"):
+        (tmp_path / name / "inside").mkdir(parents=True)
+    handle = os.open(lives, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    meetings._clean(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3, "they may have been made just now"
+    monkeypatch.setattr(meetings, "_FRESH", -1.0)
+    meetings._clean(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"sres-run-lives", "somebody-else"}
+    os.close(handle)
+    meetings._clean(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["somebody-else"]
 
 
 class TestVerdict:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +20,9 @@ from slurm_resilience.training.run import codes
 from slurm_resilience.training.run.place import Place
 from slurm_resilience.training.run.words import Address, addresses, secret
 
+_PREFIX = "sres-run-"
+_FRESH = 60.0
+"""Seconds in which a directory may be somebody's who has not locked it yet."""
 _LONGEST = 80
 """A unix socket's path has 108 bytes at most."""
 
@@ -41,8 +46,27 @@ def private_directory() -> Path:
     for parent in ("/dev/shm", os.environ.get("TMPDIR", ""), "/tmp"):
         if parent and len(parent) <= _LONGEST and os.access(parent, os.W_OK | os.X_OK):
             with suppress(OSError):
-                return Path(tempfile.mkdtemp(prefix="sres-run-", dir=parent))
+                _clean(Path(parent))
+                made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+                # Held until this process and its guard have ended, however they end.
+                fcntl.flock(os.open(made, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
+                return made
     raise SresError("no directory for private files: make /dev/shm, $TMPDIR or /tmp writable")
+
+
+def _clean(parent: Path) -> None:
+    """Remove what this user's launchers left that were killed together with their guards, as Slurm
+    kills a step. Who lives holds a lock."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                info = os.fstat(handle)
+                if info.st_uid == os.geteuid() and time.time() - info.st_ctime > _FRESH:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(handle)
 
 
 def meeting(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -161,7 +160,7 @@ class Carriers:
             # Its tasks are gone: a moment for their last words, which srun still prints.
             if not carrier.step.wait(0.1):
                 carrier.dismissed = True
-                carrier.step.send_signal(signal.SIGKILL)
+                carrier.step.put_to_death()
                 carrier.step.wait(5.0)
 
     def let_end(self) -> None:

@@ -86,6 +86,8 @@ class Step:
         """Slurm gave these nodes up while the step ran."""
         self.ended_tasks: list[EndedTasks] = []
         """What srun said of tasks that did not end well."""
+        self.put_down = False
+        """Its srun waited for a node that is gone, and was killed by us: nobody's signal."""
         self._aborted = False
         self._has_cause = False
         self._srun_ends = False
@@ -136,6 +138,8 @@ class Step:
     @property
     def code(self) -> int:
         """The exit code as a shell shows it; 0 while it runs."""
+        if self.put_down and self.ended_tasks:
+            return max(code_of(ended.how) for ended in self.ended_tasks)
         code = self._process.returncode or 0
         return 128 - code if code < 0 else code
 
@@ -147,8 +151,8 @@ class Step:
 
     @property
     def killed_by(self) -> int:
-        """The signal that ended srun itself, or 0."""
-        return max(0, -(self._process.returncode or 0))
+        """The signal by which somebody ended srun itself, or 0."""
+        return 0 if self.put_down else max(0, -(self._process.returncode or 0))
 
     @property
     def ran_for(self) -> float:
@@ -157,6 +161,11 @@ class Step:
     def send_signal(self, number: int) -> None:
         if self.running:
             self._process.send_signal(number)
+
+    def put_to_death(self) -> None:
+        """End an srun that waits for a node that is gone."""
+        self.put_down = self.put_down or self.running
+        self.send_signal(signal.SIGKILL)
 
     def wait(self, seconds: float) -> bool:
         """True when srun ended within this time."""
@@ -215,6 +224,16 @@ class Step:
             self._on_news()
 
 
+def code_of(how: str) -> int:
+    """A task's exit code as a shell shows it, from srun's words on its end; 1: not to be read."""
+    told = re.search(r"exit code (\d+)", how)
+    if told:
+        return int(told[1])
+    words = how.partition(" (")[0].strip()  # "Aborted (core dumped)"
+    names = {signal.strsignal(number): 128 + number for number in signal.Signals}
+    return names.get(words, 1)
+
+
 def _expanded(hostlist: bytes) -> tuple[str, ...]:
     """Names in a line that may be a program's and not srun's: then there are none."""
     try:
@@ -257,7 +276,7 @@ def end_step(
                 # Its tasks are gone: a moment for their last words, which srun still prints.
                 step.wait(0.1)
                 break
-    step.send_signal(signal.SIGKILL)
+    step.put_to_death()
     step.wait(5.0)
 
 

@@ -87,3 +87,25 @@ def test_what_srun_says_of_nodes_and_tasks() -> None:
         (("n1", "n2"), (0, 2, 3), "Killed"),
         (("n5",), (7,), "Exited with exit code 75"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("Terminated", 143),
+        ("Killed", 137),
+        ("Exited with exit code 3", 3),
+        ("Segmentation fault (core dumped)", 139),
+        ("something new", 1),
+    ],
+)
+def test_an_srun_that_waits_for_a_lost_node_ends_with_its_tasks_code(how: str, code: int) -> None:
+    """Nobody killed it by a signal, as far as the job's owner is concerned."""
+    news = threading.Event()
+    line = f"srun: error: n1: task 0: {how}"
+    program = f"echo '{line}' >&2; exec sleep 60"
+    step = Step(["sh", "-c", program], os.environ, lambda: None, on_news=news.set)
+    assert news.wait(30)
+    step.put_to_death()
+    assert step.wait(30)
+    assert (step.code, step.killed_by) == (code, 0)

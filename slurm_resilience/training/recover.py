@@ -74,7 +74,9 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
         The decorated function. It returns what the block returned.
 
     Raises:
-        UsageError: an unknown option, or an environment that makes no sense.
+        UsageError: an unknown option, an environment that makes no sense, or a second call in one
+            process: it would find the place where the ranks meet already over. (A process that
+            is alone may call again.)
         SystemExit: the training gave up (code 76) or this process must be replaced (75).
     """
     if block is not None:
@@ -87,12 +89,27 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
     def decorate(function: Callable[..., T]) -> Callable[..., T | None]:
         @functools.wraps(function)
         def run(*args: Any, **more: Any) -> T | None:
-            runner = Runner(chosen, place(os.environ))
+            where = place(os.environ)
+            _refuse_again(getattr(function, "__name__", "?"), where.meet)
+            runner = Runner(chosen, where)
+            _been.add(where.meet)
             return runner.run(lambda session: function(session, *args, **more))
 
         return run
 
     return decorate
+
+
+_been: set[str] = set()
+"""Where this process has met others."""
+
+
+def _refuse_again(name: str, meet: str) -> None:
+    if meet in _been and meet != "alone":
+        raise UsageError(
+            f"one training a process: a second call of a resilient function ({name}) cannot meet "
+            "the others again; start the program once for each training"
+        )
 
 
 class Runner:

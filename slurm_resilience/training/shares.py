@@ -11,6 +11,9 @@ from torch import nn
 
 log = logging.getLogger("sres.training")
 
+HOOKED = "can only be called once"
+"""Words of torch's error when a wrapper has a hook already."""
+
 
 class Shares:
     """Weighs each rank's gradients with its share of the batch that it was given last."""
@@ -19,43 +22,67 @@ class Shares:
         self._wrappers: list[nn.parallel.DistributedDataParallel] = []
         self._uneven = False
         self._weighed = False
+        self._hooked = False
         self._told = False
+        self._told_mixed = False
         self._weight = 1.0
+        self._first: float | None = None
+        self._mixed = False
 
     def enter(self) -> None:
         """A new world: its wrappers and loaders are made anew."""
         self._wrappers = []
-        self._uneven = self._weighed = False
+        self._uneven = self._weighed = self._hooked = False
         self._weight = 1.0
+        self._first, self._mixed = None, False
 
     def wrap(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
         """Weigh what this wrapper averages, if shares are unequal."""
         self._wrappers.append(wrapper)
-        self._register()
 
     def expect(self, loader: Any, drop_last: bool) -> None:
         """A loader whose shares may be unequal: in this world, or in its last batch."""
         self._uneven = self._uneven or loader.weight != 1.0 or not drop_last
-        self._register()
 
     def given(self, loader: Any) -> None:
         """The next gradients are of this loader's last share."""
-        self._weight = loader.weight
+        weight = self._weight = loader.weight
+        if self._first is None:
+            self._first = weight
+        elif weight != self._first:
+            self._mixed = True
+        # Not earlier: a hook of the user's own goes first, and one wrapper bears no two.
+        if self._uneven and self._wrappers:
+            self._register()
 
     def committed(self) -> None:
         """Say once that a step was weighed wrongly."""
-        if self._weight == 1.0 or self._weighed or self._told or dist.get_rank():
-            return
+        mixed, self._first, self._mixed = self._mixed, None, False
+        if mixed and self._weighed and not self._told_mixed:
+            self._tell_mixed()
+        elif self._weight != 1.0 and not self._told and (self._hooked or not self._weighed):
+            self._tell_not_weighed()
+
+    def _tell_mixed(self) -> None:
+        self._told_mixed = True
+        if dist.get_rank() == 0:
+            log.warning(
+                "batches of unequal shares fell into one update: gradients that are added up "
+                "before they are exchanged (no_sync) are weighed wrongly; choose a global batch "
+                "that the number of ranks divides, and drop_last=True"
+            )
+
+    def _tell_not_weighed(self) -> None:
         self._told = True
-        log.warning(
-            "this rank's share of the batch is %.3g times the mean share, and only s.ddp weighs "
-            "that: choose a global batch that the number of ranks divides",
-            self._weight,
-        )
+        if dist.get_rank() == 0:
+            log.warning(
+                "this rank's share of the batch is %.3g times the mean share, and only s.ddp "
+                "without a hook of your own weighs that: choose a global batch that the number of "
+                "ranks divides",
+                self._weight,
+            )
 
     def _register(self) -> None:
-        if not self._uneven or not self._wrappers:
-            return
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
         def weighted(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -65,5 +92,13 @@ class Shares:
         # torch compares annotations with its classes; here they are words.
         weighted.__annotations__.clear()
         for wrapper in self._wrappers:
-            wrapper.register_comm_hook(dist.group.WORLD, weighted)
+            hooks = list(wrapper._comm_hooks)
+            try:
+                wrapper.register_comm_hook(dist.group.WORLD, weighted)
+            except RuntimeError as error:
+                if HOOKED not in str(error):
+                    raise
+                # torch has noted ours nevertheless.
+                wrapper._comm_hooks[:] = hooks
+                self._hooked = True
         self._wrappers, self._weighed = [], True

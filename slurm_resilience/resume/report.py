@@ -31,7 +31,12 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 def say(text: str) -> None:
-    """One line. Nobody may be reading: that is no reason to fail, as it is none for srun."""
+    """One line, with the time of day, by which it is found in the daemons' own logs."""
+    _write(f"{time.strftime('%H:%M:%S')} {text}")
+
+
+def _write(text: str) -> None:
+    """Nobody may be reading: that is no reason to fail, as it is none for srun."""
     with contextlib.suppress(OSError):
         os.write(2, f"sres: {text}\n".encode(errors="surrogateescape"))
 
@@ -94,12 +99,13 @@ def _where(healing: Healing) -> str:
 
 
 def _say_block(title: str, what: str, done: str, long: str, where: str) -> None:
-    say(f"──── {title} ".ljust(72, "─"))
-    say(f"what failed   {what}")
-    say(f"what was done {done}")
-    say(f"how long      {long}")
-    say(f"training      goes on{where}")
-    say("─" * 72)
+    at = time.strftime("%H:%M:%S")
+    _write(f"──── {title}, {at} ".ljust(72, "─"))
+    _write(f"what failed   {what}")
+    _write(f"what was done {done}")
+    _write(f"how long      {long}")
+    _write(f"training      goes on{where}")
+    _write("─" * 72)
 
 
 class EventLog:

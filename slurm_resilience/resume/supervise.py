@@ -114,6 +114,9 @@ class Supervisor:
         """Until the program ends for good; srun's exit code (as a shell shows it)."""
         signals.receive(self._person.on_signal)
         self._ward.begin()
+        if self._ward.restarts:
+            # Slurm may have emptied the log that said why.
+            report.say(f"the job was requeued: this is its start number {self._ward.restarts + 1}")
         number, recovery, step = 1, None, None
         try:
             while True:

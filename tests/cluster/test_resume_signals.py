@@ -154,7 +154,8 @@ def test_slurmctld_is_away_when_the_program_ends(site: Site) -> None:
         assert srun.stdout.readline() == "up\n"
         if code:
             assert "exit code 5" in srun.stderr.readline()
-            assert "sres: waiting for slurmctld: " in srun.stderr.readline()
+            said = srun.stderr.readline()
+            assert said.startswith("sres: ") and "waiting for slurmctld: " in said
             (site.directory / "away").unlink()
         assert srun.wait(30) == code
         (site.directory / "away").unlink(missing_ok=True)

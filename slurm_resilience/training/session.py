@@ -33,6 +33,8 @@ from slurm_resilience.training.watch.progress import COLLECTIVE
 T = TypeVar("T")
 MANY_BATCHES = 100
 """After so many without an update one was forgotten."""
+END = object()
+"""In the place of a batch: there is none left."""
 log = logging.getLogger("sres.training")
 
 WRITING_SECONDS = 0.1
@@ -69,6 +71,9 @@ class Session:
         self._inside = False
         self._given = 0
         self._committed = False
+        self._updates: int | None = None
+        """Since a loader gave a batch; None: no loop over a loader is under way."""
+        self._told_two = False
         self._update = Update(self)
         self._healer = Healer(options, place)
         self._loaders = Loaders(self._healer.progress, cached="data" in place.parts)
@@ -224,23 +229,30 @@ class Session:
 
     def _batches(self, loader: Any) -> Iterator[Any]:
         batches = iter(loader)
-        while True:
-            self.check()
-            self._refuse_void()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                self._miss_updates()
-                return
-            self._given += 1
-            if self._given == MANY_BATCHES:
-                self._miss_updates()
-            self._check()
-            self._point("before-backward")
-            if self.watch is not None:
-                self.watch.begin(self.step)
-            self._shares.given(loader)
-            yield batch
+        try:
+            while (batch := self._next(batches)) is not END:
+                self._shares.given(loader)
+                yield batch
+        finally:
+            self._updates = None
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        """The next batch, or `END`."""
+        self.check()
+        self._refuse_void()
+        batch = next(batches, END)
+        if batch is END:
+            self._miss_updates()
+            return END
+        self._given += 1
+        self._updates = 0
+        if self._given == MANY_BATCHES:
+            self._miss_updates()
+        self._check()
+        self._point("before-backward")
+        if self.watch is not None:
+            self.watch.begin(self.step)
+        return batch
 
     def _miss_updates(self) -> None:
         if self._given and not self._committed:
@@ -249,6 +261,20 @@ class Session:
                 self._given,
             )
             self._committed = True
+
+    def _count_update(self) -> None:
+        """Say once that a batch has two updates: a fault between them would skip the second."""
+        self._committed = True
+        if self._updates is None:
+            return
+        self._updates += 1
+        if self._updates == 2 and not self._told_two:
+            self._told_two = True
+            if self.rank == 0:
+                log.warning(
+                    "two `with s.update():` for one batch: a fault between them skips the second; "
+                    "put all optimizers of a batch into one"
+                )
 
     @property
     def healing(self) -> dict[str, Any]:
@@ -310,7 +336,7 @@ class Session:
         progress = self._healer.progress
         self._loaders.commit()
         progress.step += 1
-        self._committed = True
+        self._count_update()
         progress.dirty = False
         self._healer.committed()
         self._shares.committed()

@@ -1,0 +1,68 @@
+"""What a session tells of a loop that would not do what it seems to."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from slurm_resilience.training.options import Options
+from slurm_resilience.training.place import place
+from slurm_resilience.training.session import Session
+
+
+class Batches:
+    """A loader of three batches."""
+
+    weight = 1.0
+
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+@pytest.fixture
+def session() -> Any:
+    """Of rank 0 in a world that goes on."""
+    made: Any = Session(place({"RANK": "0", "WORLD_SIZE": "1"}), Options())
+    made._mesh = SimpleNamespace(end=None, evicted="", knock=threading.Event())
+    made._group = SimpleNamespace(rank=0)
+    made._healer.progress.step = 0
+    return made
+
+
+def test_two_updates_for_one_batch_are_told_once(
+    session: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in session._batches(Batches()):
+        for _ in range(2):
+            with session.update():
+                pass
+    assert session.step == 6
+    assert [r.getMessage()[:13] for r in caplog.records] == ["two `with s.u"]
+
+
+def test_one_update_for_one_batch_or_for_several_is_as_it_should_be(
+    session: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in session._batches(Batches()):
+        if number != 1:
+            with session.update():
+                pass
+    for _ in session._batches(Batches()):
+        with session.update():
+            pass
+        break
+    for _ in range(3):  # a loop of the program's own
+        with session.update():
+            pass
+    assert session.step == 6
+    assert not caplog.records
+
+
+def test_a_loop_without_updates_is_told(session: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert list(session._batches(Batches())) == [0, 1, 2]
+    assert "3 batches and not one" in caplog.text

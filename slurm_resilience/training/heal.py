@@ -16,7 +16,7 @@ from slurm_resilience.training.group import Group
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import Place
 from slurm_resilience.training.signals import Unrecoverable
-from slurm_resilience.training.state import rng
+from slurm_resilience.training.state import HealFailed, rng
 
 log = logging.getLogger("sres.training")
 
@@ -57,6 +57,8 @@ class Healer:
         self._disk_group: dist.ProcessGroup | None = None
         self._partner: Any = None
         self._position = -1
+        self._outside = ""
+        """What changed outside of an update, since the last healing; empty: nothing."""
         self.progress = Progress()
         self.last: dict[str, Any] = {}
         """What the last healing did, for the log and the bench."""
@@ -68,6 +70,9 @@ class Healer:
     def status(self, phase: Phase, view: View | None) -> Status:
         """What the others should know of this process's state."""
         progress = self.progress
+        if phase != "running":
+            # The plan is made from what is said here: a change that is found later comes too late.
+            self._look_for_changes()
         healthy = progress.step >= 0 and not progress.dirty
         digest = ""
         if phase != "running" and healthy and self._options.checksum and self._tracked is not None:
@@ -91,11 +96,15 @@ class Healer:
 
         Raises:
             Unrecoverable: state was lost and nothing has it.
+            HealFailed: this rank's state changed after it was told to the others.
             RuntimeError: a member went away meanwhile.
         """
         view, rank = group.view, group.rank
         own, left_rng = self.progress.step, self._left_rng
+        told = self._outside
         tracked = self._adopt(objects, view, rank)
+        if self._outside:
+            log.warning("%s: this rank is healed anew", self._outside)
         self._open(group)
         found = state.plan(view, checksum=self._options.checksum)
         if "state" not in self._place.parts and found.kind == "peers":
@@ -111,7 +120,13 @@ class Healer:
                 )
         report = None
         if found.kind == "impossible":
-            raise Unrecoverable(found.reason)
+            trouble, lost, rest = found.reason.partition(", ")
+            why = f" ({self._outside})" if self._outside else ""
+            raise Unrecoverable(trouble + why + lost + rest)
+        late = self._outside != told
+        if late and found.kind in ("nothing", "peers") and not found.incoming(rank):
+            # The others take its state for that of the step; its next status says the truth.
+            raise HealFailed(f"{self._outside} while the block was entered: plan again")
         if found.kind in ("peers", "fresh", "memory"):
             memory = found.kind == "memory"
             self.progress.dirty = self.progress.dirty or memory or bool(found.incoming(rank))
@@ -133,8 +148,10 @@ class Healer:
             rng.write(left_rng)
         self.progress.step = found.step
         self.progress.dirty = False
+        self._outside = ""
         self._position = view.position(rank)
-        tracked.mark()
+        # A DDP of the user's own sends the parameters around when it is made, now.
+        tracked.mark(values=True)
         self.last = {"kind": found.kind, "step": found.step, "reason": found.reason}
         if report is not None:
             self.last |= {"bytes": report.received, "seconds": report.seconds}
@@ -181,10 +198,13 @@ class Healer:
         self._tracked, self._names = new, names
         return new
 
+    def _look_for_changes(self) -> None:
+        if self._tracked is not None and self.progress.step >= 0:
+            self._note_changes(self._tracked.changed())
+
     def _note_changes(self, changed: tuple[str, ...]) -> None:
         if changed and not self.progress.dirty:
-            shown = ", ".join(changed[:3])
-            log.warning("%s changed outside of s.update(): this rank is healed anew", shown)
+            self._outside = f"{_named(changed)} changed outside of s.update()"
             self.progress.dirty = True
 
     def _open(self, group: Group) -> None:
@@ -231,6 +251,11 @@ class Healer:
         """The training is over."""
         if self._options.checkpointer is not None:
             self._options.checkpointer.close()
+
+
+def _named(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _copy(old: state.Tracked, new: state.Tracked) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
 from ranks import Ranks
 
 from slurm_resilience.mesh.model import Member, Peer, Status, View
+from slurm_resilience.training.heal import Healer
+from slurm_resilience.training.options import Options
+from slurm_resilience.training.place import place
 
 
 def view_of(statuses: list[Status], replica_size: int = 1, generation: int = 2) -> View:
@@ -19,6 +23,35 @@ def view_of(statuses: list[Status], replica_size: int = 1, generation: int = 2) 
         for rank, status in enumerate(statuses)
     )
     return View(generation, members, replica_size, len(members))
+
+
+class Life:
+    """One process's worlds, one after another, without a mesh: its healer is told what the others'
+    say of themselves."""
+
+    def __init__(self, rank: int, **options: Any) -> None:
+        self.rank = rank
+        self.size = options.get("replica_size", 1)
+        self.healer = Healer(Options(**options), place({"SRES_MEET": "alone"}))
+        self.view: View | None = None
+
+    def meet(self) -> None:
+        """Leave the world, say how it is, and hear the others."""
+        said: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(said, self.healer.status("ready", self.view))
+        number = (self.view.generation if self.view else 0) + 1
+        self.view = view_of(said, self.size, number)
+
+    def track(self, **objects: Any) -> str:
+        """Heal; returns by what."""
+        group: Any = SimpleNamespace(view=self.view, rank=self.rank)
+        self.healer.heal(objects, group, None)  # type: ignore[arg-type]
+        return str(self.healer.last["kind"])
+
+    def commit(self) -> None:
+        """The end of an update."""
+        self.healer.progress.step += 1
+        self.healer.committed()
 
 
 def run(body: Callable[..., Any], world: int, path: Path, *args: Any) -> list[Any]:

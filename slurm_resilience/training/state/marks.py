@@ -20,6 +20,10 @@ SMALL_BYTES = 1 << 16
 without counting it in the tensor's version, so versions can be trusted for bigger ones only."""
 
 
+SAMPLE_BYTES = 1 << 12
+"""Of each parameter, where its value is kept with a mark."""
+
+
 class _Buffers:
     """All buffers of some modules, and their values at the mark."""
 
@@ -83,8 +87,9 @@ class Marks:
 
     Holds one extra copy of the buffers, none of the parameters. Some changes are not counted by
     torch and stay unseen: through `tensor.data`, and of sharded parameters (DTensor) by an
-    optimizer's foreach mode. Schedulers, gradient scalers and own objects are not
-    marked: they belong inside the update.
+    optimizer's foreach mode. Embeddings with `max_norm` are not looked at: their forward
+    writes to them. Schedulers, gradient scalers and own objects are not marked: they belong inside
+    the update.
     """
 
     def __init__(
@@ -108,12 +113,20 @@ class Marks:
         self._names = [name for name, _ in named.values()]
         self._parameters = [parameter for _, parameter in named.values()]
         self._buffers = _Buffers(self._modules)
+        self._free = _written_by_forward(self._modules)
         self._versions: list[int] = []
+        self._samples: list[torch.Tensor] = []
         self._rng: dict[str, Any] = {}
 
-    def mark(self) -> None:
-        """Remember now."""
+    def mark(self, *, values: bool = False) -> None:
+        """Remember now.
+
+        Args:
+            values: keep some bytes of each parameter too, so that writing the same value again
+                (DDP's broadcast when it wraps a module) is no change. Not for every step.
+        """
         self._versions = [parameter._version for parameter in self._parameters]
+        self._samples = [_sample(parameter) for parameter in self._parameters] if values else []
         self._buffers.mark()
         self._rng = rng.read()
 
@@ -125,13 +138,25 @@ class Marks:
         self._buffers.rollback()
         rng.write(self._rng)
         self.forget_gradients()
+        return self.changed()
+
+    def changed(self) -> tuple[str, ...]:
+        """The parameters that something was written to since the mark. Without kept values, what
+        was written and put back counts too."""
         return tuple(
             name
-            for name, parameter, version in zip(
-                self._names, self._parameters, self._versions, strict=True
+            for number, (name, parameter) in enumerate(
+                zip(self._names, self._parameters, strict=True)
             )
-            if parameter._version != version
+            if parameter._version != self._versions[number]
+            and id(parameter) not in self._free
+            and not self._same(number)
         )
+
+    def _same(self, number: int) -> bool:
+        if not self._samples:
+            return False
+        return torch.equal(_sample(self._parameters[number]), self._samples[number])
 
     def forget_gradients(self) -> None:
         """Set all gradients to None, and let gradient scalers forget that they unscaled them."""
@@ -140,3 +165,18 @@ class Marks:
         for scaler in self._scalers:
             # Otherwise the repeated step's unscale_() says it was called twice.
             getattr(scaler, "_per_optimizer_states", {}).clear()
+
+
+def _written_by_forward(modules: Sequence[nn.Module]) -> set[int]:
+    """Ids of the parameters that a forward writes to by design."""
+    parts = (part for module in modules for part in module.modules())
+    return {id(part.weight) for part in parts if getattr(part, "max_norm", None) is not None}
+
+
+@torch.no_grad()
+def _sample(parameter: torch.Tensor) -> torch.Tensor:
+    """A copy of some of its bytes, all over it. The odd distance meets each byte of its numbers."""
+    if nn.parameter.is_lazy(parameter):
+        return torch.empty(0)
+    whole = flat.view(parameter)
+    return whole[:: whole.numel() // SAMPLE_BYTES | 1].clone()

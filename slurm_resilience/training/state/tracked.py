@@ -136,11 +136,11 @@ class Tracked:
         # Bytes that arrived do not count as changes: look at every buffer anew.
         self._marks = None
 
-    def mark(self) -> None:
+    def mark(self, *, values: bool = False) -> None:
         """Remember this step's beginning, for `rollback`. See `Marks` for what that covers."""
         if self._marks is None:
             self._marks = self._watch()
-        self._marks.mark()
+        self._marks.mark(values=values)
         self._stepped = True
 
     @torch.no_grad()
@@ -155,6 +155,10 @@ class Tracked:
             self._watch().forget_gradients()
             return ()
         return self._marks.rollback()
+
+    def changed(self) -> tuple[str, ...]:
+        """Names of parameters that changed since the last mark; nothing is put back."""
+        return self._marks.changed() if self._marks is not None else ()
 
     def digest(self) -> str:
         """Checksum of the state without the random states; equal on bit-equal replicas."""

@@ -17,6 +17,10 @@ _OURS = __file__.rpartition("/")[0]
 """Frames of files in here say nothing to who wrote the block."""
 
 
+SHOWN = 600
+"""Characters of an error that a line shows; its trace is in the log."""
+
+
 class Verdict(NamedTuple):
     """What a process does after it left a block."""
 
@@ -45,18 +49,29 @@ class Faults:
     def tell(self, error: BaseException) -> str:
         """The fault that was counted last, for the log. What says nothing new is one line: our own
         errors, and the same error again."""
-        short, where = f"{type(error).__name__}: {error}", _line(error)
+        short, where = said(error), _line(error)
         again, self._last = self._last == short + where, short + where
         at = f"fault {self._count} in {_step(self._step)}: "
         if again:
             return f"{at}{short} (as before)"
         if isinstance(error, SresError) and not isinstance(error, HealFailed):
-            return f"{at}{error}{where}"
+            return f"{at}{folded(str(error))}{where}"
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
             trace = trace.tb_next
         lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
         return at + "".join(lines).rstrip()
+
+
+def folded(text: str) -> str:
+    """In one line, which others can read line by line too."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN else f"{line[: SHOWN - 1]}…"
+
+
+def said(error: BaseException) -> str:
+    """Kind and words of an error, in one line."""
+    return folded(f"{type(error).__name__}: {error}")
 
 
 def may_be_a_peers(error: BaseException) -> bool:
@@ -106,14 +121,16 @@ def verdict(
     if end.kind == "stop":
         return Verdict("stop", end.reason)
     if isinstance(error, Unrecoverable):
-        return Verdict("give up", str(error))
+        return Verdict("give up", folded(str(error)))
     if count and isinstance(error, (StateError, UsageError)) and not isinstance(error, HealFailed):
-        return Verdict("give up", f"seat {seat} in {_step(step)}: {error}{_line(error)}")
+        text = f"{folded(str(error))}{_line(error)}"
+        return Verdict("give up", f"seat {seat} in {_step(step)}: {text}")
     if count >= max(most, 1):
-        text = f"{type(error).__name__}: {error}{_line(error)}"
+        text = f"{said(error)}{_line(error)}"
         return Verdict("give up", f"seat {seat} failed {count} times in {_step(step)}: {text}")
     if count and is_poisoned(error):
-        return Verdict("replace", f"this process cannot go on ({error}): it asks to be replaced")
+        short = folded(str(error))
+        return Verdict("replace", f"this process cannot go on ({short}): it asks to be replaced")
     if not recovers and end.kind != "join":
         return Verdict("end", f"in-process recovery is off: this process ends ({end.reason})")
     return Verdict("again", end.reason)

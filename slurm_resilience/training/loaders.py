@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from slurm_resilience.errors import UsageError
@@ -10,6 +11,8 @@ from slurm_resilience.training.heal import Progress
 
 if TYPE_CHECKING:
     from slurm_resilience.training.data import ReplayLoader
+
+log = logging.getLogger("sres.training")
 
 
 class Loaders:
@@ -25,6 +28,7 @@ class Loaders:
         self._cached = cached
         self._all: dict[str, ReplayLoader] = {}
         self._asked: dict[str, tuple[int, object]] = {}
+        self._told: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -72,7 +76,20 @@ class Loaders:
             loader.rewind()
             loader.reshare(rank, world)
         self._place(name, loader)
+        if before is not None and before[0] == group.view.generation:
+            self._tell_over(name, loader)
         return loader
+
+    def _tell_over(self, name: str, loader: ReplayLoader) -> None:
+        """Asked for again in one world, as by a loop over epochs, it has nothing more to give."""
+        if loader.end is not None and loader.next >= loader.end and name not in self._told:
+            self._told.add(name)
+            log.warning(
+                "loader %r: its %d batches come once in a training; give it epochs=, "
+                "instead of a loop around s.loader",
+                name,
+                loader.end,
+            )
 
     def healed(self) -> None:
         """The state is another one: go to the position that came with it."""

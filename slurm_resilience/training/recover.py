@@ -253,8 +253,8 @@ class Runner:
         if mesh.end is None and blame.may_be_a_peers(error):
             mesh.wait_for_end(PEER_WORD_SECONDS)
         if mesh.end is None:
-            text = f"seat {mesh.me.seat} ({mesh.me.node}): {type(error).__name__}: {error}"
-            mesh.over(Break(view.generation, text[:2000], mesh.me.id, "fault"))
+            text = f"seat {mesh.me.seat} ({mesh.me.node}): {blame.said(error)}"
+            mesh.over(Break(view.generation, text, mesh.me.id, "fault"))
         end = mesh.end
         assert end is not None
         if isinstance(error, Exception) and not isinstance(error, Interrupted):

@@ -667,3 +667,24 @@ def test_a_name_is_of_one_loader_and_a_healed_position_moves_it() -> None:
     loaders.healed()
     assert [b.tolist() for b in loader] == [b.tolist() for b in batches[4:]]
     loaders.close()
+
+
+def test_a_run_that_is_over_is_told_to_who_loops_over_it_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loaders = Loaders(Progress(), cached=False)
+
+    def loop(generation: int) -> int:
+        view = SimpleNamespace(size=1, generation=generation)
+        group: Any = SimpleNamespace(rank=0, view=view)
+        given = len(list(loaders.open("data", torch.arange(12.0), 2, None, group, {})))
+        loaders.commit()
+        return given
+
+    # A fault after the last step, or a newcomer then, finds nothing left to do.
+    assert [loop(1), loop(2)] == [6, 0]
+    assert caplog.text == ""
+    assert [loop(2), loop(2)] == [0, 0]
+    assert caplog.text.count("its 6 batches come once in a training; give it epochs=") == 1
+    assert "seek" not in caplog.text
+    loaders.close()

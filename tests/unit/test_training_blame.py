@@ -75,6 +75,22 @@ def test_our_own_errors_are_one_line_and_are_not_tried_again(error: SresError) -
     assert then(error, Break(1, "a peer died", OTHER, "lost"), count=0) == "again"
 
 
+@pytest.mark.parametrize("kind", [ValueError, UsageError, Unrecoverable, PoisonedProcess])
+def test_what_is_said_of_an_error_is_one_line(kind: type[Exception]) -> None:
+    error = raised(kind("my own bug\nwith  two lines\r\n" + "and many words " * 100))
+    for count in (1, 3):
+        verdict = blame.verdict(error, MINE, seat=1, step=7, count=count, most=3, recovers=True)
+        if verdict.then != "again":
+            assert "my own bug with two lines and many" in verdict.reason
+            assert len(verdict.reason.splitlines()) == 1
+            assert len(verdict.reason) < 2 * blame.SHOWN
+    faults = blame.Faults()
+    for _ in range(2):
+        faults.add(3)
+        told = faults.tell(error)
+    assert len(told.splitlines()) == 1
+
+
 def test_own_faults_end_the_training_when_they_are_too_many() -> None:
     assert [then(ValueError(), count=count) for count in (1, 2, 3)] == ["again", "again", "give up"]
 

@@ -166,7 +166,8 @@ class ReplayLoader:
         Raises:
             SampleError: the source raised; asking again tries the same batch again.
         """
-        if self.end is not None and self._feed.next >= self.end:
+        # Who commits may come back to a run that is over, after a fault, and has nothing to do.
+        if self.autocommit and self.end is not None and self._feed.next >= self.end:
             self._warn(f"the run of {self.end} batches is over; seek(0) would begin it again")
         while (found := self._take()) is not None:
             yield found.batch

@@ -35,8 +35,23 @@ def requeues(world: World) -> Iterator[Action]:
             reason = f"its batch host {job.batch_host} is gone"
             yield KeepChasing(Chase(job.id, reason, True, job.restarts, world.now))
             yield Requeue(job.id, reason)
+    yield from _requeued_by_slurm(world)
     for chase in world.chases.values():
         yield from _chase(world, chase)
+
+
+def _requeued_by_slurm(world: World) -> Iterator[KeepChasing]:
+    """Jobs under auto-resume that Slurm requeued because somebody else set one of their nodes DOWN,
+    as `sres node replace --force` does. A requeue that was asked for keeps Slurm's two minutes."""
+    for entry in world.supervised.values():
+        job = world.jobs.get(entry.job)
+        if job is None or job.id in world.chases or not (job.is_batch and job.requeue):
+            continue
+        down = [name for name in entry.nodes if name in world.nodes and world.nodes[name].is_down]
+        ends = job.state in ("COMPLETING", "PENDING")
+        if down and ends and job.restarts > entry.restarts:
+            reason = f"node {down[0]} went down"
+            yield KeepChasing(Chase(job.id, reason, False, entry.restarts, world.now))
 
 
 def _chase(world: World, chase: Chase) -> Iterator[Action]:

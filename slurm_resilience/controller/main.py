@@ -32,6 +32,7 @@ from slurm_resilience.controller.record import (
     Supervised,
 )
 from slurm_resilience.controller.status import for_supervisors, status
+from slurm_resilience.controller.supervisors import Supervisors, is_last_word
 from slurm_resilience.errors import SresError
 from slurm_resilience.slurm.choose import choose
 from slurm_resilience.slurm.cli import CliClient
@@ -113,6 +114,7 @@ class Controller:
         self._started = clock.monotonic()
         self._gist = ""
         self._noted: dict[int, deque[float]] = {}
+        self._supervisors = Supervisors()
         self._blind_since = 0.0
 
     def cycle(self) -> str:
@@ -199,15 +201,13 @@ class Controller:
 
     def _take_notes(self, world: World) -> bool:
         """Messages of supervisors and administrators, and jobs that are gone, into the journal."""
+        # First: the picture of Slurm is older than what waits in the inbox. A supervisor also says
+        # its last word when its job is requeued, which the next picture shows.
+        changed = self._review_supervised(world)
         heard = self.board.take_inbox()
         for entry in heard:
             self._note(world, entry)
-        changed = bool(heard)
-        for job in world.supervised:
-            if job not in world.jobs:
-                self.journal.drop_supervised(job)
-                self._noted.pop(job, None)
-                changed = True
+        changed = changed or bool(heard)
         for name, agent in world.agents.items():
             known = self._known_agents.get(name)
             entry_now = KnownAgent(name, agent.boot_id, agent.instance)
@@ -224,6 +224,32 @@ class Controller:
                 self._known_agents[name] = entry_now
         return changed
 
+    def _review_supervised(self, world: World) -> bool:
+        """Drop the jobs that are gone, or run on without a supervisor: they are left to Slurm like
+        any other job. One that does not run is kept: it may come back."""
+        changed = False
+        for gone in [job for job in self._noted if job not in world.jobs]:
+            del self._noted[gone]
+        self._supervisors.keep(world.jobs)
+        for entry in world.supervised.values():
+            job = world.jobs.get(entry.job)
+            if job is None:
+                self.journal.drop_supervised(entry.job)
+                changed = True
+                continue
+            self._supervisors.look(job.id, self.board.supervisors(job.id), world.moment)
+            if job.state == "RUNNING" and self._supervisors.are_over(job.id, world.moment):
+                text = "no supervisor lives: its nodes are left to Slurm"
+                self._event_of_job(world.now, "unsupervised", text, job.id)
+                self.journal.drop_supervised(job.id)
+                changed = True
+            elif job.id in world.chases and job.restarts > entry.restarts:
+                # This requeue is followed; it needs to be only once.
+                followed = msgspec.structs.replace(entry, restarts=job.restarts)
+                self.journal.put_supervised(followed)
+                changed = True
+        return changed
+
     def _note(self, world: World, heard: Heard) -> None:
         now = self._clock.now()
         message = heard.message
@@ -233,15 +259,19 @@ class Controller:
             # A user's word about other people's nodes counts for nothing.
             nodes = tuple(name for name in message.nodes if name in world.nodes)
             size = sum(name in job.nodes for name in nodes) if job else 0
+            restarts = job.restarts if job else 0
             self.journal.put_supervised(
-                Supervised(heard.job, uid, message.attempt, nodes, now, size)
+                Supervised(heard.job, uid, message.attempt, nodes, now, size, restarts)
             )
+            self._supervisors.began(heard.job, heard.peer)
             text = f"attempt {message.attempt} on {len(message.nodes)} nodes"
             self._event_of_job(now, "attempt-started", text, heard.job)
         elif isinstance(message, AttemptEnded):
             outcome = _one_line(message.outcome)
             text = f"attempt {message.attempt} ended ({message.exit_code}): {outcome}"
             self._event_of_job(now, "attempt-ended", text, heard.job)
+            if is_last_word(message):
+                self._supervisors.ended(heard.job, heard.peer)
         elif isinstance(message, RequeueRequest):
             job = world.jobs.get(heard.job)
             if job is not None:

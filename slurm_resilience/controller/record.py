@@ -66,6 +66,8 @@ class Supervised(msgspec.Struct, frozen=True):
     since: float
     size: int = 0
     """How many of these nodes the job really held when this was said."""
+    restarts: int = 0
+    """How often the job had been requeued when this was said, or when it was last followed."""
 
 
 class KnownAgent(msgspec.Struct, frozen=True):

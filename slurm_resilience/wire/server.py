@@ -47,6 +47,8 @@ UNPROVEN = 0.125
 """The part of that which one machine's connections may take that have proven nothing yet."""
 SAY_AGAIN = 10.0
 """Seconds between two lines of the log on what strangers did, and on what the loop met."""
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+"""A supervisor has nothing to say for days: only this shows that its machine died (after 25 s)."""
 MAX_BACKLOG = 16 << 20
 """Bytes queued for one peer that does not read; past it the connection is cut."""
 
@@ -178,6 +180,10 @@ class Server:
             sock = writer.get_extra_info("socket")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer = await self._prove(reader, writer)
+            if peer.role == "job":
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in KEEPALIVE:
+                    sock.setsockopt(socket.IPPROTO_TCP, option, value)
             self._handler.opened(peer)
             while True:
                 message = await _read(reader, frames.MAX_FRAME)

@@ -1,0 +1,84 @@
+"""What sresctld does for a job depends on whether somebody supervises it now."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import Job, events, kinds
+
+from slurm_resilience.lab import Lab, LabSpec
+
+WaitFor = Callable[..., Any]
+VICTIM = "n3"
+SRES = str(Path(sys.prefix) / "bin" / "sres")
+
+
+def kinds_of_job(lab: Lab, job: Job) -> list[str]:
+    """Kinds of a job's events, oldest first."""
+    return [event["kind"] for event in events(lab) if event["job"] == job.id]
+
+
+@pytest.mark.parametrize("end", ["by itself", "killed"])
+def test_a_plain_srun_after_a_supervised_one_is_slurms(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path, end: str
+) -> None:
+    """Nobody goes on without the dead node, so it is not taken out of the job: Slurm requeues it,
+    as it does with any other job."""
+    lab = fresh_lab(LabSpec(nodes=5, network=True))
+    between = "rm -f end; scancel $SLURM_JOB_ID.0"  # the step of a killed supervisor runs on
+    job = Job(lab, tmp_path, srun=f"srun --auto-resume=1 ./task.sh; {between}; srun")
+    first = wait_for(lambda: job.running_on(1, 4), 30, job)
+    if end == "killed":
+        look = ["pgrep", "-f", "sres-resume --srun"]
+        pid = lab.run(look, node=first[0]["host"], check=True).stdout.split()[0]
+        lab.run(["kill", "-9", pid], node=first[0]["host"], check=True)
+    else:
+        job.let_end()
+    plain = wait_for(lambda: job.running_on(2, 4), 30, job)
+    assert {task["token"] for task in plain} == {""}
+    wait_for(lambda: "unsupervised" in kinds_of_job(lab, job), 45, "it is not supervised any more")
+    assert f'"{job.id}"' not in lab.run([SRES, "status", "--format=json"]).stdout
+    lab.power_off(VICTIM)
+    wait_for(lambda: job.state() == "PENDING", 30, job)
+    assert "taken-out" not in kinds_of_job(lab, job)
+    assert "marked" in kinds(lab, VICTIM)
+
+
+def test_a_supervisor_that_returns_after_a_restart_keeps_its_job(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    """Also the second one of a job, and also long after sresctld came back."""
+    lab = fresh_lab(LabSpec(nodes=5, network=True))
+    job = Job(lab, tmp_path, srun="srun --auto-resume=1 ./task.sh; rm -f end; srun --auto-resume=1")
+    wait_for(lambda: job.running_on(1, 4), 30, job)
+    job.let_end()
+    wait_for(lambda: len(job.tasks()) == 8, 30, job)
+    lab.kill_daemon("sresctld", signal.SIGKILL)
+    lab.start_daemon("sresctld")
+    time.sleep(35)  # longer than a supervisor is waited for
+    assert len(job.tasks()) == 8
+    lab.power_off(VICTIM)
+    again = wait_for(lambda: job.running_on(2, 4), 60, job)
+    assert {task["restarts"] for task in again} == {0}
+    assert "taken-out" in kinds_of_job(lab, job)
+    job.let_end()
+    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
+
+
+def test_a_forced_replacement_costs_no_two_minutes(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    lab = fresh_lab(LabSpec(nodes=5, network=True))
+    job = Job(lab, tmp_path)
+    wait_for(lambda: job.running_on(1, 4), 30, job)
+    lab.run([SRES, "node", "replace", "--force", "--yes", VICTIM], check=True)
+    second = wait_for(lambda: job.running_on(2, 4), 30, job)
+    assert {task["restarts"] for task in second} == {1}
+    job.let_end()
+    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)

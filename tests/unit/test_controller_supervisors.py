@@ -1,0 +1,273 @@
+"""A job counts as supervised while a supervisor lives, or has the time to return."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import FakeClock, config
+
+from slurm_resilience.controller.main import Controller
+from slurm_resilience.controller.supervisors import RETURN_SECONDS, Supervisors
+from slurm_resilience.slurm.fake import FakeSlurm
+from slurm_resilience.wire.messages import AttemptEnded, AttemptStarted, Message
+
+NODES = ("n1", "n2", "n3")
+
+
+class Peer:
+    """A supervisor's connection."""
+
+    role, uid, address = "job", 1000, "192.0.2.1"
+
+    def __init__(self, job: int) -> None:
+        self.subject = str(job)
+
+    def send(self, message: Message) -> None:
+        pass
+
+
+class Site:
+    """The controller's own cycle on a fake Slurm with one job on three nodes."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.clock, self.slurm = FakeClock(), FakeSlurm(6)
+        self.job = self.slurm.submit(3)
+        self.config = config(controller={"state_dir": str(state_dir)})
+        self.start()
+
+    def start(self) -> None:
+        self.controller = Controller(
+            self.config,
+            self.slurm,
+            self.slurm.info(),
+            self.clock,  # type: ignore[arg-type]
+        )
+
+    def restart(self) -> None:
+        self.controller.close()
+        self.start()
+
+    def cycle(self, seconds: float = 1.0) -> None:
+        self.clock.pass_time(seconds)
+        self.slurm.pass_time(seconds)
+        self.controller.cycle()
+
+    def supervisor(self, attempt: int = 1) -> Any:
+        peer: Any = Peer(self.job)
+        self.controller.board.opened(peer)
+        self.controller.board.received(peer, AttemptStarted(attempt, NODES))
+        return peer
+
+    def says(self, peer: Any, outcome: str) -> None:
+        self.controller.board.received(peer, AttemptEnded(1, 0, outcome))
+
+    def leaves(self, peer: Any) -> None:
+        self.controller.board.closed(peer)
+
+    @property
+    def supervised(self) -> bool:
+        return self.job in self.controller.journal.supervised()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Any:
+    site = Site(tmp_path)
+    yield site
+    site.controller.close()
+
+
+def test_the_last_word_ends_it_at_once(site: Site) -> None:
+    peer = site.supervisor()
+    site.cycle(100.0)
+    site.cycle(100.0)
+    assert site.supervised
+    site.says(peer, "stop: the program is done")
+    site.leaves(peer)
+    site.cycle()
+    site.cycle()
+    assert not site.supervised
+    assert "unsupervised" in [event["kind"] for event in site.controller.journal.events()]
+
+
+def test_also_when_all_of_it_is_heard_in_one_cycle(site: Site) -> None:
+    peer = site.supervisor()
+    site.says(peer, "stop: the program is done")
+    site.leaves(peer)
+    site.cycle()
+    site.cycle()
+    assert not site.supervised
+
+
+def test_also_when_it_was_gone_before_its_word_was_read(site: Site) -> None:
+    peer = site.supervisor()
+    site.cycle()
+    taken = site.controller.board.take_inbox
+    site.says(peer, "stop: the program is done")
+    site.leaves(peer)
+    site.controller.board.take_inbox = list  # type: ignore[method-assign, assignment]
+    site.cycle()
+    site.controller.board.take_inbox = taken  # type: ignore[method-assign]
+    site.cycle()
+    site.cycle()
+    assert not site.supervised
+
+
+@pytest.mark.parametrize("outcome", ["relaunch: again", "swap: n2", "requeue: its batch host"])
+def test_any_other_word_does_not(site: Site, outcome: str) -> None:
+    site.says(site.supervisor(), outcome)
+    site.cycle()
+    site.cycle(1000.0)
+    assert site.supervised
+
+
+def test_a_lost_connection_is_waited_for(site: Site) -> None:
+    peer = site.supervisor()
+    site.cycle()
+    site.leaves(peer)
+    site.cycle(100.0)
+    site.cycle(RETURN_SECONDS - 1)
+    assert site.supervised
+    again = site.supervisor()
+    site.cycle()
+    site.cycle(100.0)
+    assert site.supervised, "it came back"
+    site.leaves(again)
+    site.cycle()
+    site.cycle(RETURN_SECONDS + 1)
+    assert not site.supervised
+
+
+def test_a_restart_of_sresctld_drops_nobody_who_returns(site: Site) -> None:
+    site.supervisor()
+    site.cycle()
+    site.restart()
+    site.cycle(100.0)
+    site.cycle(RETURN_SECONDS - 1)
+    assert site.supervised
+    peer = site.supervisor()
+    site.cycle()
+    site.cycle(100.0)
+    assert site.supervised
+    site.restart()
+    site.leaves(peer)
+    site.cycle()
+    site.cycle(RETURN_SECONDS + 1)
+    assert not site.supervised
+
+
+def test_while_slurm_cannot_be_read_nobody_is_missed(site: Site) -> None:
+    site.supervisor()
+    site.cycle()
+    site.restart()
+    site.slurm.unreachable = True
+    for _ in range(10):
+        site.cycle(100.0)
+    site.slurm.unreachable = False
+    site.cycle()
+    site.cycle()
+    assert site.supervised
+
+
+def test_one_srun_after_the_other(site: Site) -> None:
+    for _ in range(3):
+        peer = site.supervisor()
+        site.cycle()
+        site.cycle(100.0)
+        assert site.supervised
+        site.says(peer, "stop: the program is done")
+        site.leaves(peer)
+    site.supervisor()
+    site.cycle()
+    site.cycle(100.0)
+    assert site.supervised
+
+
+def test_one_that_has_said_its_last_word_and_stays_connected_does_not_count(site: Site) -> None:
+    slow = site.supervisor()
+    site.cycle()
+    site.says(slow, "stop: the program is done")
+    site.cycle()
+    site.cycle()
+    second = site.supervisor()
+    site.cycle()
+    site.says(second, "stop: the program is done")
+    site.leaves(second)
+    site.cycle()
+    site.cycle()
+    assert not site.supervised
+
+
+def test_two_sruns_at_a_time_end_with_the_second(site: Site) -> None:
+    first, second = site.supervisor(), site.supervisor()
+    site.cycle()
+    site.says(first, "stop: the program is done")
+    site.leaves(first)
+    site.cycle()
+    site.cycle(100.0)
+    assert site.supervised
+    site.says(second, "stop: the program is done")
+    site.cycle()
+    site.cycle()
+    assert not site.supervised
+
+
+def test_of_two_sruns_the_lost_one_is_waited_for(site: Site) -> None:
+    lost, ended = site.supervisor(), site.supervisor()
+    site.cycle()
+    site.leaves(lost)
+    site.cycle()
+    site.says(ended, "stop: the program is done")
+    site.leaves(ended)
+    site.cycle()
+    site.cycle()
+    assert site.supervised
+    site.cycle(RETURN_SECONDS + 1)
+    assert not site.supervised
+
+
+def test_a_job_that_does_not_run_is_kept(site: Site) -> None:
+    """Its supervisor says its last word because the job was requeued."""
+    peer = site.supervisor()
+    site.cycle()
+    site.slurm.requeue(site.job)
+    site.says(peer, "stop: the job is over")
+    site.leaves(peer)
+    for _ in range(5):
+        site.cycle(20.0)
+    assert site.slurm.job(site.job).state == "PENDING"
+    assert site.supervised
+    site.cycle(60.0)
+    assert site.slurm.job(site.job).state == "RUNNING"
+    site.cycle()
+    assert not site.supervised, "it runs again, and nobody has come"
+
+
+def test_a_job_that_is_gone_is_forgotten(site: Site) -> None:
+    site.supervisor()
+    site.cycle()
+    site.slurm.finish(site.job)
+    site.cycle()
+    assert not site.supervised
+
+
+def test_a_forced_down_is_followed_once(site: Site) -> None:
+    """`sres node replace --force`: Slurm requeues the job, and would keep it for two minutes."""
+    peer = site.supervisor()
+    site.cycle()
+    site.slurm.set_node(["n2"], state="down", reason="Action:Replace")
+    site.says(peer, "stop: the job is over")
+    site.leaves(peer)
+    for _ in range(5):
+        site.cycle()
+    assert site.slurm.job(site.job).state == "RUNNING"
+    site.cycle()
+    assert site.controller.journal.chases() == {}
+    assert [call[0] for call in site.slurm.calls].count("start_now") == 1
+
+
+def test_a_supervisor_nobody_knows_of_changes_nothing() -> None:
+    supervisors, peer = Supervisors(), Peer(7)
+    supervisors.ended(7, peer)  # type: ignore[arg-type]
+    assert not supervisors.are_over(7, 0.0)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from slurm_resilience.errors import UsageError
 from slurm_resilience.training.state.capture import Landing
 from slurm_resilience.training.state.errors import StateError
 
@@ -53,7 +54,17 @@ def unwrap(thing: Any) -> Any:
 
 
 def kind_of(name: str, thing: Any) -> str:
-    """module, optimizer, tensor or other. StateError if it is nothing that can be tracked."""
+    """module, optimizer, tensor or other.
+
+    Raises:
+        StateError: it is nothing that can be tracked.
+        UsageError: it holds another state on each rank.
+    """
+    if any(part.__name__ == "ZeroRedundancyOptimizer" for part in type(thing).__mro__):
+        raise UsageError(
+            f"{name} cannot be tracked: of a ZeroRedundancyOptimizer each rank holds another part; "
+            "use fully_shard with resilient(replica_size=…), or a plain optimizer"
+        )
     if isinstance(thing, nn.Module):
         return "module"
     if isinstance(thing, torch.optim.Optimizer):

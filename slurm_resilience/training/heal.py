@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import Phase, Status, View
 from slurm_resilience.training import state
@@ -16,7 +17,7 @@ from slurm_resilience.training.group import Group
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import Place
 from slurm_resilience.training.signals import Unrecoverable
-from slurm_resilience.training.state import HealFailed, rng
+from slurm_resilience.training.state import HealFailed, parts, rng
 
 log = logging.getLogger("sres.training")
 
@@ -57,6 +58,8 @@ class Healer:
         self._disk_group: dist.ProcessGroup | None = None
         self._partner: Any = None
         self._position = -1
+        self._healed = -1
+        """The generation whose members were healed last."""
         self._outside = ""
         """What changed outside of an update, since the last healing; empty: nothing."""
         self.progress = Progress()
@@ -95,11 +98,17 @@ class Healer:
         """Make every member's state equal; all members call this with the same names.
 
         Raises:
+            UsageError: it was called in this world already, or the objects are sharded in another
+                way than `replica_size` says.
             Unrecoverable: state was lost and nothing has it.
             HealFailed: this rank's state changed after it was told to the others.
             RuntimeError: a member went away meanwhile.
         """
         view, rank = group.view, group.rank
+        if view.generation == self._healed:
+            raise UsageError("s.track is called once in a block, with everything that is tracked")
+        self._healed = view.generation
+        parts.check(objects, self._options.replica_size)
         own, left_rng = self.progress.step, self._left_rng
         told = self._outside
         tracked = self._adopt(objects, view, rank)

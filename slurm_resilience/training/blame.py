@@ -63,6 +63,29 @@ class Faults:
         return at + "".join(lines).rstrip()
 
 
+class Hangs:
+    """Worlds that ended because one seat stood still, as this process saw them."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, int] | None = None
+        self._count = 0
+
+    def add(self, end: Break, step: int) -> int:
+        """How often the same seat stood still in the same step; 0: this end is no such.
+
+        Args:
+            end: how the world ended.
+            step: this process's committed steps.
+        """
+        if end.kind != "hang" or not end.culprit:
+            return 0
+        # An id begins with the seat: a new process there may stand still as well.
+        here = (end.culprit.partition(".")[0], step)
+        self._count = self._count + 1 if here == self._last else 1
+        self._last = here
+        return self._count
+
+
 def folded(text: str) -> str:
     """In one line, which others can read line by line too."""
     line = " ".join(text.split())
@@ -105,7 +128,15 @@ def is_poisoned(error: BaseException) -> bool:
 
 
 def verdict(
-    error: BaseException, end: Break, *, seat: int, step: int, count: int, most: int, recovers: bool
+    error: BaseException,
+    end: Break,
+    *,
+    seat: int,
+    step: int,
+    count: int,
+    most: int,
+    recovers: bool,
+    hangs: int = 0,
 ) -> Verdict:
     """What follows from the way in which a block was left.
 
@@ -117,9 +148,12 @@ def verdict(
         count: its own faults in this step; 0: this one is not its own.
         most: own faults in one step after which the training ends.
         recovers: is recovery in the process on?
+        hangs: how often the seat that ended the world has stood still in this step.
     """
     if end.kind == "stop":
         return Verdict("stop", end.reason)
+    if hangs >= max(most, 2):  # once may be a slow disk
+        return Verdict("give up", f"{end.reason}; {hangs} times in {_step(step)}")
     if isinstance(error, Unrecoverable):
         return Verdict("give up", folded(str(error)))
     if count and isinstance(error, (StateError, UsageError)) and not isinstance(error, HealFailed):

@@ -54,8 +54,8 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
         abort_timeout: seconds in which a rank must be out of its block when its world has ended;
             later its process is replaced.
         silence: seconds without a sign of life after which a rank counts as hung.
-        max_faults: times that the same rank may fail in the same step before it is the program's
-            own fault, and the training ends.
+        max_faults: times that the same rank may fail, or hang, in the same step before it is the
+            program's own fault, and the training ends.
         checkpointer: a `Checkpointer`, the fallback when no peer has the state.
         checksum: compare replicas before and after healing.
         trainable_only: heal only parameters that train (LoRA adapters).
@@ -121,6 +121,7 @@ class Runner:
         self._groups: list[Group] = []
         self._finished_block = False
         self._faults = blame.Faults()
+        self._hangs = blame.Hangs()
         lines.speak(where.seat)
         rules, me = joining.rules(options, where), joining.peer(where)
         met = meeting(where.meet, where.secret)
@@ -205,6 +206,8 @@ class Runner:
             self._go_on(end, error)
             return None
         self._finished_block = True
+        if session.watch is not None:
+            session.watch.returned()
         self._say("done")
         # The others may still be in their last step, or need this process's state.
         self._mesh.meet()
@@ -240,6 +243,8 @@ class Runner:
         # The traceback holds the block's frames, and they hold DDP wrappers and groups.
         if self._groups:
             self._groups[-1].hold(error.__traceback__)
+        if end.kind == "hang" and session.watch is not None:
+            session.watch.hung()
         self._call(self._options.abort, end)
         self._leave_world()
         self._event("left", reason=end.reason, kind=end.kind, culprit=end.culprit)
@@ -281,6 +286,7 @@ class Runner:
             count=count,
             most=self._options.max_faults,
             recovers="recovery" in self._place.parts,
+            hangs=self._hangs.add(end, step),
         )
         if then == "stop":
             self._exits.stopped(reason)

@@ -249,9 +249,9 @@ class Session:
         if self._given == MANY_BATCHES:
             self._miss_updates()
         self._check()
-        self._point("before-backward")
         if self.watch is not None:
             self.watch.begin(self.step)
+        self._point("before-backward")
         return batch
 
     def _miss_updates(self) -> None:

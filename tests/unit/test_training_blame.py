@@ -91,6 +91,22 @@ def test_what_is_said_of_an_error_is_one_line(kind: type[Exception]) -> None:
     assert len(told.splitlines()) == 1
 
 
+def test_a_seat_that_hangs_in_one_step_again_and_again_ends_the_training() -> None:
+    hangs = blame.Hangs()
+    first, second = Break(1, "seat 1 hangs", ME, "hang"), Break(2, "x", "00001.1.b", "hang")
+    other = Break(3, "seat 2 hangs", OTHER, "hang")
+    ends = [(first, 5), (second, 5), (MINE, 5), (second, 5), (other, 5), (other, 6)]
+    assert [hangs.add(end, step) for end, step in ends] == [1, 2, 0, 3, 1, 1]
+    for most, count, expected in ((3, 2, "again"), (3, 3, "give up"), (1, 1, "again")):
+        found = blame.verdict(
+            Interrupted(), first, seat=0, step=5, count=0, most=most, recovers=True, hangs=count
+        )
+        assert found.then == expected
+    assert blame.verdict(
+        Interrupted(), first, seat=0, step=5, count=0, most=3, recovers=True, hangs=3
+    ) == ("give up", "seat 1 hangs; 3 times in step 5")
+
+
 def test_own_faults_end_the_training_when_they_are_too_many() -> None:
     assert [then(ValueError(), count=count) for count in (1, 2, 3)] == ["again", "again", "give up"]
 

@@ -70,8 +70,80 @@ def test_the_first_steps_have_time() -> None:
     assert world.watches[0].limit == 600
     world.steps(3)
     assert world.watches[0].limit == 10
-    world.watches[0].enter("p0", 0)
+
+
+def later_world(world: World, step: int) -> None:
+    for seat, watch in enumerate(world.watches):
+        watch.enter(f"p{seat}", seat, lambda seat=seat: world.counts[seat])  # type: ignore[misc]
+    world.counts = [2] * len(world.watches)
+    world.begin(step)
+
+
+def test_the_first_step_of_a_later_world_has_less_time() -> None:
+    world = World(2, first=600, floor=10)
+    world.steps(8, seconds=1)
+    later_world(world, 8)
+    assert world.watches[0].limit == 60
+    world.watches[0].commit(9)
+    assert world.watches[0].limit == 10
+
+
+def test_the_first_step_of_a_later_world_has_as_much_as_such_steps_took() -> None:
+    world = World(2, first=600, floor=10)
+    world.begin(0)
+    world.time.go(50)  # it compiles
+    for watch in world.watches:
+        watch.commit(1)
+    world.steps(8)
+    later_world(world, 9)
+    assert world.watches[0].limit == 150
+    assert Watch(first=100).limit == 100
+
+
+def test_a_process_that_knows_no_steps_gives_the_first_one_all_its_time() -> None:
+    world = World(2, first=600, floor=10)
+    world.steps(3)
+    later_world(world, 3)
     assert world.watches[0].limit == 600
+
+
+def test_a_step_that_hung_has_all_the_time_of_a_first_one() -> None:
+    world = World(2, first=600, floor=10)
+    world.steps(8)
+    for step, limit in ((8, 600), (9, 600), (10, 60)):
+        world.begin(8)
+        world.watches[0].hung()
+        later_world(world, step)
+        assert world.watches[0].limit == limit
+
+
+def test_who_returned_while_others_wait_for_it_is_found_soon() -> None:
+    world = World(4, first=600, floor=10)
+    world.steps(8)
+    later_world(world, 8)
+    for seat in (1, 2):
+        world.watches[seat].returned()
+    world.counts = [3, 2, 2, 3]
+    world.verdict(0)
+    world.time.go(9.9)
+    assert world.verdict(0) is None
+    world.time.go(0.2)
+    found = world.verdict(0)
+    assert found is not None
+    assert (found.kind, found.seat) == ("returned", 1)
+    assert found.reason == (
+        "seat 1 (and 1 more) returned in step 8, others are at step 8 in collective 3"
+    )
+
+
+def test_who_returned_and_is_waited_for_by_nobody_is_not_accused() -> None:
+    world = World(3, first=600, floor=10)
+    world.steps(8)
+    later_world(world, 8)
+    for seat in (1, 2):
+        world.watches[seat].returned()
+    world.time.go(500)  # seat 0 writes down how it went
+    assert world.verdict(0) is None
 
 
 def test_who_has_not_come_to_the_collective_is_the_culprit() -> None:

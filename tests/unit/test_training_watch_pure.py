@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_resilience.training.watch.hang import Sign, judge
-from slurm_resilience.training.watch.limit import ENOUGH, learn
+from slurm_resilience.training.watch.limit import ENOUGH, learn, learn_first
 from slurm_resilience.training.watch.straggler import stragglers
 
 # A busy machine is no failure.
@@ -54,6 +54,17 @@ def test_few_steps_teach_nothing() -> None:
     assert learn([0.1] * (ENOUGH - 1), floor=1, first=300) == 300
     assert learn([0.1] * ENOUGH, floor=1, first=300) == 1
     assert learn([], floor=1, first=300, ceiling=200) == 200
+
+
+@calm
+@given(steps, steps, st.floats(0.1, 100), st.floats(0, 1000), st.floats(0.1, 1000))
+def test_a_first_step_has_no_less_than_others_and_no_more_than_first(
+    times: list[float], firsts: list[float], floor: float, more: float, first: float
+) -> None:
+    found = learn_first(times, firsts, floor, floor + more, first)
+    most = min(max(first, floor), floor + more)
+    assert found <= most
+    assert found >= min(learn(times, floor, floor + more, first), most)
 
 
 signs = st.builds(

@@ -8,6 +8,9 @@ others are in one.
 
 A rank that is behind but moves is slow, not hung: a culprit has itself stood still for the limit.
 Where all wait alike (the network, a device), nobody is accused until the ceiling.
+
+Whoever returned from its block will come to nothing any more. If another waits in a collective that
+it has not entered, that is certain, and needs none of the patience of a first step.
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ from typing import Literal
 
 import msgspec
 
-from slurm_resilience.training.watch.progress import COLLECTIVE, PAUSED
+from slurm_resilience.training.watch.progress import COLLECTIVE, PAUSED, RETURNED
 
-Kind = Literal["silent", "behind", "outside", "unknown"]
+Kind = Literal["silent", "behind", "outside", "returned", "unknown"]
 
 
 class Sign(msgspec.Struct, frozen=True):
@@ -93,6 +96,37 @@ def judge(
     if own.still <= ceiling:
         return None
     return Verdict("unknown", _all_wait(own, everybody))
+
+
+def judge_returned(own: Sign, peers: Sequence[Sign], limit: float) -> Verdict | None:
+    """Does this process wait for one that returned?
+
+    Args:
+        own: this process.
+        peers: the other members of this world.
+        limit: seconds, from `limit.learn`.
+
+    Returns:
+        None: no, or where collectives are not counted.
+    """
+    if own.still <= limit or own.phase in (PAUSED, RETURNED):
+        return None
+    late = [one for one in peers if one.phase == RETURNED]
+    late = [one for one in late if 0 <= one.collectives < own.collectives]
+    if not late:
+        return None
+    first = max(late, key=lambda one: (one.still, -one.seat))
+    others = f" (and {len(late) - 1} more)" if len(late) > 1 else ""
+    text = f"seat {first.seat}{others} returned in {_step(first)}, others are {_at(own)}"
+    return Verdict("returned", f"{text} in collective {own.collectives}", first.id, first.seat)
+
+
+def _step(sign: Sign) -> str:
+    return f"step {sign.step}" if sign.step >= 0 else "the time before its first step"
+
+
+def _at(sign: Sign) -> str:
+    return f"at step {sign.step}" if sign.step >= 0 else "before their first"
 
 
 _Late = tuple[Kind, list[Sign], str]

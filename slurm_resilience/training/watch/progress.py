@@ -16,6 +16,8 @@ PAUSED = "paused"
 """A phase that may take as long as it likes: evaluation, an export."""
 BETWEEN = "between"
 """After a commit, before the next step: the next batch is fetched."""
+RETURNED = "returned"
+"""Out of the block by its end: this process comes to no collective of this world any more."""
 FIRST = "forward"
 """What `begin` marks."""
 

@@ -15,8 +15,8 @@ from slurm_resilience.mesh.messages import Beat
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.training.watch import limit as limits
 from slurm_resilience.training.watch import stacks
-from slurm_resilience.training.watch.hang import Sign, Verdict, judge
-from slurm_resilience.training.watch.progress import COLLECTIVE, PAUSED, Progress
+from slurm_resilience.training.watch.hang import Sign, Verdict, judge, judge_returned
+from slurm_resilience.training.watch.progress import COLLECTIVE, PAUSED, RETURNED, Progress
 from slurm_resilience.training.watch.straggler import Straggler, stragglers
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,14 @@ SILENCE = 5.0
 """Seconds without a word after which a peer is silent."""
 WINDOW = 50
 """Own times that are kept of each seat."""
+FIRSTS = 20
+"""First steps of worlds whose times are kept."""
 _COUNT = "#"
 """Separates phase and count of collectives in a beat."""
+
+HINT = "what takes long on purpose belongs into `with s.watch.pause():`"
+HINTS = {"returned": "all ranks return at the same step"}
+"""What to do about a stall, where it is not what `HINT` says."""
 
 
 class Watch:
@@ -52,7 +58,8 @@ class Watch:
             floor: seconds; a step that stands still for less is never a hang.
             ceiling: seconds; a step that stands still for more always is one, even if nobody can
                 be accused.
-            first: seconds for the first steps of a world, which compile and allocate.
+            first: seconds for the first steps of a training, which compile and allocate. The first
+                step of a later world has less (`limit.learn_first`), unless it hung before.
             silence: seconds without a word after which a peer is silent.
             on_hang: called once for each stall, in the thread that calls `stalled`.
             stacks: directory for the stacks of all threads when training hangs; None: not written.
@@ -69,6 +76,8 @@ class Watch:
         self._clock = clock
         self._progress = Progress(clock)
         self._steps: deque[float] = deque(maxlen=limits.WINDOW)
+        self._firsts: deque[float] = deque(maxlen=FIRSTS)
+        self._hung: int | None = None
         self._own: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
         self._counted: dict[int, int] = {}
         self._new_world = True
@@ -96,6 +105,11 @@ class Watch:
         self._counted.clear()
         self._seen = (-1, self._clock())
 
+    def hung(self) -> None:
+        """The world that is being left stood still in the step that is under way. If that was only
+        slow, it must not be found again: its next try has all the time of a first step."""
+        self._hung = self._progress.last.step
+
     # -- from the main thread -----------------------------------------------------------------
 
     def begin(self, step: int) -> None:
@@ -111,9 +125,15 @@ class Watch:
         seconds = self._progress.commit(step)
         if self._new_world:
             self._new_world = False
+            if seconds > 0:
+                self._firsts.append(seconds)
         elif seconds > 0:
             self._steps.append(seconds)
             self._own[self._seat].append(self._progress.own_seconds)
+
+    def returned(self) -> None:
+        """The block has returned: this process does nothing any more that others could wait for."""
+        self.mark(RETURNED)
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Around a collective: this time is not the process's own."""
@@ -138,8 +158,16 @@ class Watch:
     @property
     def limit(self) -> float:
         """Seconds that a step may stand still."""
-        if self._new_world:
-            return min(max(self.first, self.floor), self.ceiling)
+        if not self._new_world:
+            return self._learnt
+        # A step may have been finished by some before all left it.
+        again = self._hung is not None and 0 <= self._progress.last.step - self._hung <= 1
+        firsts = () if again else tuple(self._firsts)
+        how = (self.floor, self.ceiling, self.first)
+        return limits.learn_first(tuple(self._steps), firsts, *how)
+
+    @property
+    def _learnt(self) -> float:
         return limits.learn(tuple(self._steps), self.floor, self.ceiling, self.first)
 
     def beat(self) -> Beat:
@@ -176,6 +204,8 @@ class Watch:
                 self._own[peer.seat].append(beat.seconds)
         own = self._sign(now)
         verdict = judge(own, peers, self.limit, self.ceiling, max(self.silence, silence))
+        if any(peer.phase == RETURNED for peer in peers):
+            verdict = judge_returned(own, peers, self._learnt) or verdict
         if verdict is None:
             self._told = None
         else:
@@ -206,7 +236,7 @@ class Watch:
         if key == self._told:
             return
         self._told = key
-        hint = "what takes long on purpose belongs into `with s.watch.pause():`"
+        hint = HINTS.get(verdict.kind, HINT)
         log.warning("training stands still: %s (%s)", verdict.reason, hint)
         if self._stacks is not None:
             name = f"seat-{self._seat:05d}"

@@ -237,13 +237,20 @@ class Controller:
                 self.journal.drop_supervised(entry.job)
                 changed = True
                 continue
-            self._supervisors.look(job.id, self.board.supervisors(job.id), world.moment)
+            connected = self.board.supervisors(job.id)
+            if job.state in ("COMPLETING", "PENDING"):
+                self._supervisors.run_is_over(job.id, connected)
+            else:
+                self._supervisors.look(job.id, connected, world.moment)
+            requeued = job.restarts > entry.restarts
             if job.state == "RUNNING" and self._supervisors.are_over(job.id, world.moment):
-                text = "no supervisor lives: its nodes are left to Slurm"
-                self._event_of_job(world.now, "unsupervised", text, job.id)
+                if not requeued and job.id not in world.chases:
+                    # Else it has only just begun again, and its next supervisor is not there yet.
+                    text = "no supervisor lives: its nodes are left to Slurm"
+                    self._event_of_job(world.now, "unsupervised", text, job.id)
                 self.journal.drop_supervised(job.id)
                 changed = True
-            elif job.id in world.chases and job.restarts > entry.restarts:
+            elif requeued and job.id in world.chases:
                 # This requeue is followed; it needs to be only once.
                 followed = msgspec.structs.replace(entry, restarts=job.restarts)
                 self.journal.put_supervised(followed)

@@ -28,7 +28,8 @@ class _Job:
     def __init__(self) -> None:
         self.living: set[Peer] = set()
         self.ended: set[Peer] = set()
-        """Said their last word, and are connected still."""
+        """Nobody to count on: they said their last word, or their run of the job is over. Connected
+        still."""
         self.missing: dict[object, float] = {}
         """Lost without a last word, oldest first, and when that was seen."""
 
@@ -81,6 +82,18 @@ class Supervisors:
         known.ended &= here
         for peer in here - known.ended:
             known.came(peer)
+
+    def run_is_over(self, job: int, connected: Collection[Peer]) -> None:
+        """The job ends, or waits for its next run: whoever supervises that one will say so.
+
+        Args:
+            job: a job that the journal has as supervised.
+            connected: its supervisors' connections.
+        """
+        known = self._jobs.setdefault(job, _Job())
+        known.living.clear()
+        known.missing.clear()
+        known.ended = set(connected)
 
     def are_over(self, job: int, moment: float) -> bool:
         """Does none of them live, and is none to be waited for?"""

@@ -242,6 +242,28 @@ def test_a_job_that_does_not_run_is_kept(site: Site) -> None:
     assert site.slurm.job(site.job).state == "RUNNING"
     site.cycle()
     assert not site.supervised, "it runs again, and nobody has come"
+    assert "unsupervised" not in [event["kind"] for event in site.controller.journal.events()]
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_nobody_of_the_run_before_counts_in_the_next(site: Site, connected: bool) -> None:
+    """A supervisor is killed with its run, or its machine died and its connection did not."""
+    peer = site.supervisor()
+    site.cycle()
+    site.slurm.requeue(site.job)
+    if not connected:
+        site.leaves(peer)
+    site.cycle()
+    site.cycle()
+    site.slurm.start_now(site.job)
+    site.cycle()
+    assert site.slurm.job(site.job).state == "RUNNING"
+    site.cycle()
+    assert not site.supervised
+    site.supervisor()
+    site.cycle()
+    site.cycle(100.0)
+    assert site.supervised
 
 
 def test_a_job_that_is_gone_is_forgotten(site: Site) -> None:

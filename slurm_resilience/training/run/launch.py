@@ -258,8 +258,11 @@ class Launcher:
     def _give_up(self, seat: Seat, end: End, verdict: Verdict) -> None:
         """End everything, and say why."""
         self._verdict = verdict
+        # Of several nodes the others may go on, and the supervisor may start this one again.
+        alone = self._job.node.here.alone or verdict.code == codes.STOP
+        what = "the training ends" if alone else "this node's launcher ends"
         say(
-            f"error: the training ends: rank {seat.number} (node {self._job.node.name}, local rank "
+            f"error: {what}: rank {seat.number} (node {self._job.node.name}, local rank "
             f"{seat.local}, incarnation {seat.incarnation}) after {end.lived:.1f} s: "
             f"{verdict.reason}"
         )

@@ -22,6 +22,9 @@ JOIN_SECONDS = 0.1
 """When somebody joins, ranks leave by themselves after their step; who does not, is cut later."""
 NUDGE_SECONDS = 0.5
 """A block that is in no collective when its world ends is interrupted after this time."""
+JOIN_SHARE = 0.4
+"""Of the abort timeout: for what a loop does after its update when somebody joins. The rest must be
+enough to get out."""
 
 
 class Interrupter:
@@ -62,9 +65,16 @@ class Interrupter:
             return
         for group in list(self._groups):
             group.cut()
-        if now - self._end_seen > NUDGE_SECONDS and not self._nudged and not self._session._inside:
+        seen = now - self._end_seen
+        if seen > self._patience(end) and not self._nudged and not self._session._inside:
             self._nudged = True
             _raise_in(self._main, Interrupted)
+
+    def _patience(self, end: Break) -> float:
+        """Seconds after which a block that is in no collective is interrupted."""
+        if end.kind == "join" and self._session.after_update:
+            return max(NUDGE_SECONDS, JOIN_SHARE * self._abort_timeout)
+        return NUDGE_SECONDS
 
     def evicted(self, reason: str) -> None:
         """The others go on without this process. If it does not come out by itself, it ends."""

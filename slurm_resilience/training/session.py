@@ -120,6 +120,11 @@ class Session:
         return self._healer.progress.step
 
     @property
+    def after_update(self) -> bool:
+        """Has the loop committed its batch, and not asked for the next one yet?"""
+        return bool(self._updates)
+
+    @property
     def device(self) -> torch.device:
         """The device of this rank."""
         if self._options.uses_cuda:
@@ -350,8 +355,8 @@ class Session:
         """Between two steps: leave the block here if its world is over, and let newcomers in.
 
         `loader` calls it before each batch, not `update` at its end: what a loop does after its
-        update (a log line) is done for every step. A loop without `loader` is left at the end
-        of `update`, or where it calls this itself.
+        update (a log line) is done when somebody joins, if it is short. A loop without `loader`
+        is left at the end of `update`, or where it calls this itself.
         """
         if self._mesh.end is None and self.rank == 0 and self._mesh.knock.is_set():
             newcomers = self._mesh.newcomers()

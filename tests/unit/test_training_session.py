@@ -66,3 +66,14 @@ def test_one_update_for_one_batch_or_for_several_is_as_it_should_be(
 def test_a_loop_without_updates_is_told(session: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert list(session._batches(Batches())) == [0, 1, 2]
     assert "3 batches and not one" in caplog.text
+
+
+def test_a_session_knows_what_follows_an_update(session: Any) -> None:
+    told = []
+    for _ in session._batches(Batches()):
+        told.append(session.after_update)
+        with session.update():
+            told.append(session.after_update)
+        told.append(session.after_update)
+    assert told == [False, False, True] * 3
+    assert not session.after_update

@@ -64,14 +64,15 @@ class Faults:
 
 
 class Hangs:
-    """Worlds that ended because one seat stood still, as this process saw them."""
+    """Worlds that ended because one process stood still, as this one saw them."""
 
     def __init__(self) -> None:
         self._last: tuple[str, int] | None = None
         self._count = 0
 
     def add(self, end: Break, step: int) -> int:
-        """How often the same seat stood still in the same step; 0: this end is no such.
+        """How often the same process stood still in the same step; 0: this end is no such. Those
+        that are replaced for it are counted by their launcher.
 
         Args:
             end: how the world ended.
@@ -79,8 +80,7 @@ class Hangs:
         """
         if end.kind != "hang" or not end.culprit:
             return 0
-        # An id begins with the seat: a new process there may stand still as well.
-        here = (end.culprit.partition(".")[0], step)
+        here = (end.culprit, step)
         self._count = self._count + 1 if here == self._last else 1
         self._last = here
         return self._count
@@ -148,7 +148,7 @@ def verdict(
         count: its own faults in this step; 0: this one is not its own.
         most: own faults in one step after which the training ends.
         recovers: is recovery in the process on?
-        hangs: how often the seat that ended the world has stood still in this step.
+        hangs: how often the process that ended the world has stood still in this step.
     """
     if end.kind == "stop":
         return Verdict("stop", end.reason)

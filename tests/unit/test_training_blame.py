@@ -91,11 +91,12 @@ def test_what_is_said_of_an_error_is_one_line(kind: type[Exception]) -> None:
     assert len(told.splitlines()) == 1
 
 
-def test_a_seat_that_hangs_in_one_step_again_and_again_ends_the_training() -> None:
+def test_a_process_that_hangs_in_one_step_again_and_again_ends_the_training() -> None:
     hangs = blame.Hangs()
-    first, second = Break(1, "seat 1 hangs", ME, "hang"), Break(2, "x", "00001.1.b", "hang")
-    other = Break(3, "seat 2 hangs", OTHER, "hang")
-    ends = [(first, 5), (second, 5), (MINE, 5), (second, 5), (other, 5), (other, 6)]
+    first, other = Break(1, "seat 1 hangs", ME, "hang"), Break(3, "x", OTHER, "hang")
+    nobody = Break(4, "unknown", "", "hang")
+    ends = [(first, 5), (first, 5), (MINE, 5), (first, 5), (other, 5), (other, 6)]
+    assert hangs.add(nobody, 5) == 0
     assert [hangs.add(end, step) for end, step in ends] == [1, 2, 0, 3, 1, 1]
     for most, count, expected in ((3, 2, "again"), (3, 3, "give up"), (1, 1, "again")):
         found = blame.verdict(

@@ -18,6 +18,7 @@ from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import Place
 from slurm_resilience.training.signals import Unrecoverable
 from slurm_resilience.training.state import HealFailed, parts, rng
+from slurm_resilience.training.state.switches import Switches
 
 log = logging.getLogger("sres.training")
 
@@ -60,6 +61,9 @@ class Healer:
         self._position = -1
         self._healed = -1
         """The generation whose members were healed last."""
+        self._switches: Switches | None = None
+        self._thawed: tuple[str, ...] = ()
+        """Parameters that a fault had left frozen."""
         self._outside = ""
         """What changed outside of an update, since the last healing; empty: nothing."""
         self.progress = Progress()
@@ -76,6 +80,9 @@ class Healer:
         if phase != "running":
             # The plan is made from what is said here: a change that is found later comes too late.
             self._look_for_changes()
+        elif view is not None and view.generation != self._healed and self._switches is not None:
+            # The block is about to be entered again: it finds its modules as it left them at first.
+            self._thawed = self._switches.on_again()
         healthy = progress.step >= 0 and not progress.dirty
         digest = ""
         if phase != "running" and healthy and self._options.checksum and self._tracked is not None:
@@ -114,6 +121,7 @@ class Healer:
         tracked = self._adopt(objects, view, rank)
         if self._outside:
             log.warning("%s: this rank is healed anew", self._outside)
+        self._tell_thawed(view, rank)
         self._open(group)
         found = state.plan(view, checksum=self._options.checksum)
         if "state" not in self._place.parts and found.kind == "peers":
@@ -161,6 +169,7 @@ class Healer:
         self._position = view.position(rank)
         # A DDP of the user's own sends the parameters around when it is made, now.
         tracked.mark(values=True)
+        self._switches = Switches(tracked.objects)
         self.last = {"kind": found.kind, "step": found.step, "reason": found.reason}
         if report is not None:
             self.last |= {"bytes": report.received, "seconds": report.seconds}
@@ -204,8 +213,18 @@ class Healer:
         if old is not None:
             # FSDP modules hold the groups of the world that they were built in.
             self._released.append(old)
-        self._tracked, self._names = new, names
+        self._tracked, self._names, self._switches = new, names, None
         return new
+
+    def _tell_thawed(self, view: View, rank: int) -> None:
+        """The first of those who were in the last world says what takes gradients again."""
+        thawed, self._thawed = self._thawed, ()
+        old = [number for number, member in enumerate(view.members) if member.status.generation]
+        if thawed and old and rank == old[0]:
+            log.warning(
+                "%s: requires_grad is True again, as at s.track (who freezes later: by s.step)",
+                _named(thawed),
+            )
 
     def _look_for_changes(self) -> None:
         if self._tracked is not None and self.progress.step >= 0:

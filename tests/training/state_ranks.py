@@ -42,6 +42,10 @@ class Life:
         number = (self.view.generation if self.view else 0) + 1
         self.view = view_of(said, self.size, number)
 
+    def enter(self) -> None:
+        """The block is about to begin."""
+        self.healer.status("running", self.view)
+
     def track(self, **objects: Any) -> str:
         """Heal; returns by what."""
         group: Any = SimpleNamespace(view=self.view, rank=self.rank)

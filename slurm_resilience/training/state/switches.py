@@ -1,0 +1,45 @@
+"""What a block turns off for a while, and leaves turned off when a fault takes it out: train mode
+in an evaluation, `requires_grad` of a GAN's other half.
+
+A picture is taken once a world, so that a step costs nothing. What was off then and is on now
+stays on: a loop that unfreezes a layer later means it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+
+class Switches:
+    """What is on at this moment.
+
+    Args:
+        objects: name → what is tracked; only modules are looked at.
+    """
+
+    def __init__(self, objects: dict[str, Any]) -> None:
+        modules = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
+        self._training = [part for part in _parts(modules.values()) if part.training]
+        self._trained = {
+            f"{name}.{path}": parameter
+            for name, module in modules.items()
+            for path, parameter in module.named_parameters()
+            if parameter.requires_grad
+        }
+
+    def on_again(self) -> tuple[str, ...]:
+        """Turn on again what was on; names of the parameters that were frozen since."""
+        for part in self._training:
+            # Not train(True): that would reach parts that are to stay in eval mode.
+            part.training = True
+        frozen = {name: one for name, one in self._trained.items() if not one.requires_grad}
+        for parameter in frozen.values():
+            parameter.requires_grad_(True)
+        return tuple(frozen)
+
+
+def _parts(modules: Iterable[nn.Module]) -> Iterable[nn.Module]:
+    return (part for module in modules for part in module.modules())

@@ -136,6 +136,20 @@ def test_who_returned_while_others_wait_for_it_is_found_soon() -> None:
     )
 
 
+def test_who_returned_is_said_so_without_counts_too() -> None:
+    world = World(3, counted=False, floor=10)
+    world.steps(8)
+    world.begin(8)
+    world.watches[1].returned()
+    for seat in (0, 2):
+        world.watches[seat].mark("collective")
+    world.time.go(11)
+    found = world.verdict(0)
+    assert found is not None
+    assert (found.kind, found.seat) == ("returned", 1)
+    assert found.reason.startswith("seat 1 returned while the others wait for it")
+
+
 def test_who_returned_and_is_waited_for_by_nobody_is_not_accused() -> None:
     world = World(3, first=600, floor=10)
     world.steps(8)

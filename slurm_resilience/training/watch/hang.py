@@ -92,6 +92,7 @@ def judge(
             return None  # slow, not hung
         others = f" (and {len(late) - 1} more)" if len(late) > 1 else ""
         reason = f"seat {first.seat}{others} {text}, still for {first.still:.1f} s"
+        kind = "returned" if first.phase == RETURNED else kind
         return Verdict(kind, f"{reason}, limit {limit:.1f} s", first.id, first.seat)
     if own.still <= ceiling:
         return None
@@ -144,15 +145,19 @@ def _fewer_collectives(everybody: list[Sign]) -> _Late:
 def _earlier_step(everybody: list[Sign]) -> _Late:
     late = _lowest(everybody, lambda one: one.step)
     most = max(one.step for one in everybody)
-    text = f"is in {late[0].phase} of step {late[0].step}, others at {most}" if late else ""
+    text = f"{_doing(late[0])} at step {late[0].step}, others at {most}" if late else ""
     return "behind", late, text
 
 
 def _outside(everybody: list[Sign]) -> _Late:
     late = [one for one in everybody if one.phase != COLLECTIVE]
     late = late if len(late) < len(everybody) else []
-    text = f"is in {late[0].phase} while the others wait for it" if late else ""
+    text = f"{_doing(late[0])} while the others wait for it" if late else ""
     return "outside", late, text
+
+
+def _doing(sign: Sign) -> str:
+    return "returned" if sign.phase == RETURNED else f"is in {sign.phase}"
 
 
 def _lowest(everybody: list[Sign], key: Callable[[Sign], int]) -> list[Sign]:

@@ -152,7 +152,11 @@ def fall_behind(s: Session) -> None:
     together = group.together
 
     def cut_off() -> None:
-        together()
+        try:
+            together()
+        except Exception:  # the others were through it, and ended the world, before this rank was
+            tell("cut off", step)
+            raise
         until_others_committed(step, seats)
         tell("cut off", step)
         raise RuntimeError("connection closed by peer")

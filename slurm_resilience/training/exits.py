@@ -40,7 +40,7 @@ class Exits:
 
     def stopped(self, reason: str) -> NoReturn:
         """Another process gave the training up."""
-        print(f"sres: the training gave up: {reason}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"sres: the training gave up: {reason}\n")
         self._leave(codes.STOP)
 
     def done(self) -> None:

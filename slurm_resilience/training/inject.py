@@ -171,7 +171,9 @@ def _look(phase: str, step: int, rank: int) -> None:
             _state.fired.add(i)
             sys.stdout.flush()
             where = f"rank {rank}, step {step}, {phase}"
-            print(f"sres: injected fault ({where}): {rule}", file=sys.stderr, flush=True)
+            # In one piece: between the text and the newline of a print, other threads write theirs.
+            sys.stderr.write(f"sres: injected fault ({where}): {rule}\n")
+            sys.stderr.flush()
             _happen(rule)
 
 

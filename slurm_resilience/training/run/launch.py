@@ -40,7 +40,8 @@ _NOT_FOR_RANKS = ("SRES_SECRET", "SRES_SEATS_HERE")
 def say(text: str) -> None:
     """A line for people. A lost one is no reason to end a training."""
     with suppress(OSError, ValueError):
-        print(f"sres-run: {text}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"sres-run: {text}\n")
+        sys.stderr.flush()
 
 
 class Launcher:

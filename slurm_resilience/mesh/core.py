@@ -142,6 +142,8 @@ class Core(ABC):
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         self._next_beat = time.monotonic() + BEAT
+        self._turned = 0.0
+        """When the thread last looked around."""
         self._thread = threading.Thread(target=self._run, name="sres-mesh", daemon=True)
 
     @property

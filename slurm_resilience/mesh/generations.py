@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh import layout, messages
 from slurm_resilience.mesh.core import log
+from slurm_resilience.mesh.link import Link
 from slurm_resilience.mesh.members import Members
 from slurm_resilience.mesh.messages import Form, Over
 from slurm_resilience.mesh.model import Break, Member, View, counter_of, generation_number
 
-SILENT_BEATS = 3
-"""So many beats missed are too many once a generation is over and all should be talking."""
+LAST_COPY = 3
+"""So many times longer who alone holds a part of the model is waited for: without it, the training
+falls back to its last checkpoint, or ends."""
 AGAIN = 0.01
 """Seconds between two calls of `on_end` while the main thread is still in its block: a call that
 was not cut the first time is cut the next."""
@@ -140,19 +143,34 @@ class Generations(Members):
 
     def _hurry(self, busy: list[Member], now: float) -> None:
         """Give up who does not leave the block of a generation that is over."""
-        for member in busy:
-            if member.peer.id == self.me.id:
-                self._look_again = now + AGAIN
-                continue
-            link = self._links.get(member.peer.id)
-            if link is None:
-                continue
-            late = now - max(self._ended_at, self._since)
+        links = [self._links[m.peer.id] for m in busy if m.peer.id in self._links]
+        if len(links) < len(busy):
+            self._look_again = now + AGAIN  # this process is one of them
+        patience = self._patience_with(links, now)
+        late = now - max(self._ended_at, self._since)
+        last = layout.last_holders(self._present(), self._rules.replica_size)
+        for link in links:
+            peer = link.peer
+            assert peer is not None
             silent = now - link.heard
-            if silent > SILENT_BEATS * self.beat and late > 0:
-                self._give_up(member.peer.id, f"silent for {silent:.1f} s", dead=False)
-            elif self._ended_at and late > self._abort_timeout:
-                text = f"it did not leave its block within {self._abort_timeout:g} s"
-                self._give_up(member.peer.id, text, dead=True)
+            times = LAST_COPY if peer.id in last else 1
+            if silent > times * patience[peer.node] and late > 0:
+                self._give_up(peer.id, f"silent for {silent:.1f} s", dead=False)
+            elif self._ended_at and late > times * self._abort_timeout:
+                text = f"it did not leave its block within {times * self._abort_timeout:g} s"
+                self._give_up(peer.id, text, dead=True)
             else:
-                self._look_again = now + 0.05
+                self._look_again = min(now + 0.05, self._look_again or now + 0.05)
+
+    def _patience_with(self, links: Sequence[Link], now: float) -> dict[str, float]:
+        """Seconds of silence after which the peers of a machine are given up. Those of a machine
+        that is lost fall silent within one beat: they go together, and cost one wait."""
+        silent: dict[str, list[float]] = {}
+        for link in links:
+            assert link.peer is not None
+            silent.setdefault(link.peer.node, []).append(now - link.heard)
+        together = self.silence - self.beat
+        return {
+            node: together if max(times) > self.silence and min(times) > together else self.silence
+            for node, times in silent.items()
+        }

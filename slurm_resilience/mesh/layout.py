@@ -142,6 +142,15 @@ def _part(member: Member, replica_size: int) -> int:
     return status.position if status.healthy and status.position < replica_size else -1
 
 
+def last_holders(present: Sequence[Member], replica_size: int) -> frozenset[str]:
+    """Ids of peers without whom a part of the model would be lost from memory."""
+    holders: dict[int, list[str]] = {}
+    for member in present:
+        if (part := _part(member, replica_size)) >= 0:
+            holders.setdefault(part, []).append(member.peer.id)
+    return frozenset(names[0] for names in holders.values() if len(names) == 1)
+
+
 def _other_half(present: Sequence[Member], lost: Mapping[str, bool], last: View | None) -> str:
     """Why this side must not go on: the rest may be alive behind a cut. Empty: it may."""
     if last is None:

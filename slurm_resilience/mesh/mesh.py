@@ -7,6 +7,7 @@ generations and the store's keys travel over the same connections, in order.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import threading
@@ -47,6 +48,8 @@ REACH_SECONDS = 3.0
 KNOWN_AGAIN = 3.0
 """Who has waited for a world for so many seconds dials all that are known, again and again: a world
 is formed much sooner than that."""
+TELL_SECONDS = 2.0
+"""A process that was held up for longer says so."""
 OUTCOME_SECONDS = 1.0
 """Seconds between two looks whether the training is over, for a process that found nobody."""
 
@@ -263,6 +266,7 @@ class Mesh(Keys):
 
     def _run(self) -> None:
         try:
+            self._turned = time.monotonic()
             while not self._closing:
                 self._turn()
         except Exception as error:
@@ -285,12 +289,16 @@ class Mesh(Keys):
                 self._changed.notify_all()
 
     def _turn(self) -> None:
-        for key, events in self._selector.select(self._patience()):
+        patience = self._patience()
+        for key, events in self._selector.select(patience):
             with self._lock:
                 key.data(events)
         now = time.monotonic()
+        late, self._turned = now - self._turned - patience, now
         end = None
         with self._lock:
+            if late > self.beat:
+                self._held_up(late, now)
             self._tend(now)
             self._consider(now)
             if self._end and self.status.phase == "running" and now - self._last_cut >= AGAIN:
@@ -298,6 +306,20 @@ class Mesh(Keys):
         # Without the lock: it may take a while, and the main thread may hold it.
         if end:
             self._on_end(end)
+
+    def _held_up(self, late: float, now: float) -> None:
+        """Who did not look does not judge: time in which this thread did not run, because the
+        machine was stopped or overloaded or another thread held the interpreter, is no silence of
+        the others, who may have shared it."""
+        for link in self._links.values():
+            link.heard = min(now, link.heard + late)
+        self._ended_at += late if self._ended_at else 0.0
+        self._adopted_at += late
+        log.log(
+            logging.WARNING if late > TELL_SECONDS else logging.DEBUG,
+            "this process was held up for %.1f s; peers are not judged by that time",
+            late,
+        )
 
     def _patience(self) -> float:
         due = [self._next_beat]

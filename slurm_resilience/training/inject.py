@@ -7,7 +7,8 @@ or, without touching the program::
     SRES_INJECT="kill:rank=1,step=5,phase=update;stop:rank=2,step=9;exit:code=3"
 
 Each rule fires once in a process, and only in the incarnation it names (the first, unless it says
-otherwise): whoever takes the killed process's seat goes through the same step unharmed.
+otherwise): whoever takes the killed process's seat goes through the same step unharmed. With
+``SRES_INJECT_ONCE``, a directory that all nodes share, each fires once in the whole training.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
 import msgspec
@@ -25,6 +27,7 @@ import msgspec
 from slurm_resilience.errors import UsageError
 
 VARIABLE = "SRES_INJECT"
+ONCE = "SRES_INJECT_ONCE"
 
 Fault = Literal["exception", "kill", "stop", "hang", "hang-c", "exit", "cuda", "poison"]
 """exception: an ordinary error of the program. kill: SIGKILL. stop: SIGSTOP. hang: a loop that no
@@ -62,6 +65,8 @@ class Rule(msgspec.Struct, frozen=True):
             for key in self.__struct_fields__[1:]
             if getattr(self, key) is not None
         }
+        if self.incarnation is None:
+            kept["incarnation"] = "any"
         told = ",".join(f"{key}={value}" for key, value in kept.items())
         return f"{self.fault}:{told}"
 
@@ -169,12 +174,28 @@ def _look(phase: str, step: int, rank: int) -> None:
     for i, rule in enumerate(_rules()):
         if i not in _state.fired and fits(rule, phase, step, rank, seat, incarnation):
             _state.fired.add(i)
+            if not _first(i):
+                continue
             sys.stdout.flush()
             where = f"rank {rank}, step {step}, {phase}"
             # In one piece: between the text and the newline of a print, other threads write theirs.
             sys.stderr.write(f"sres: injected fault ({where}): {rule}\n")
             sys.stderr.flush()
             _happen(rule)
+
+
+def _first(rule: int) -> bool:
+    """Has this rule, by its number, not yet fired in another process?"""
+    place = os.environ.get(ONCE, "")
+    if not place:
+        return True
+    try:
+        os.close(os.open(Path(place, f"fired-{rule}"), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise UsageError(f"{ONCE}: {place} cannot be written to: {error.strerror}") from None
+    return True
 
 
 def _number(*names: str, missing: int) -> int:

@@ -15,6 +15,7 @@ from slurm_resilience.training.group import Group
 from slurm_resilience.training.run import codes, keeper
 from slurm_resilience.training.session import Session
 from slurm_resilience.training.signals import Interrupted
+from slurm_resilience.training.watch import stacks
 
 log = logging.getLogger("sres.training")
 
@@ -25,6 +26,9 @@ NUDGE_SECONDS = 0.5
 JOIN_SHARE = 0.4
 """Of the abort timeout: for what a loop does after its update when somebody joins. The rest must be
 enough to get out."""
+
+TELL_SHARE = 0.5
+"""Of the abort timeout: who is still in its block then says where, before the others go on."""
 
 
 class Interrupter:
@@ -51,11 +55,27 @@ class Interrupter:
         self._event = event
         self._main = threading.get_ident()
         self._end_seen = 0.0
-        self._nudged = False
+        self._nudged = self._told = False
+        self._inside = False
+        self._lock = threading.Lock()
+        """For whether the block may be interrupted, and that it is."""
 
-    def begin(self) -> None:
-        """A new world is entered. (The only one that the block's thread calls.)"""
-        self._end_seen, self._nudged = 0.0, False
+    def enter(self) -> None:
+        """A new world's block begins. Called by its thread."""
+        self._end_seen, self._nudged, self._told = 0.0, False, False
+        with self._lock:
+            self._inside = True
+
+    def leave(self) -> None:
+        """The block is left, by whatever way. Called by its thread, which is not interrupted from
+        here on: between two worlds that would leave the work of leaving half done.
+
+        Raises:
+            Interrupted: it came at the last moment.
+        """
+        with self._lock:
+            self._inside = False
+            _raise_in(self._main, None)  # one that is on its way
 
     def cut(self, end: Break) -> None:
         """The world is over: have the block's collectives raise. Called again until it is left."""
@@ -66,9 +86,15 @@ class Interrupter:
         for group in list(self._groups):
             group.cut()
         seen = now - self._end_seen
-        if seen > self._patience(end) and not self._nudged and not self._session._inside:
-            self._nudged = True
-            _raise_in(self._main, Interrupted)
+        if seen > self._patience(end):
+            with self._lock:
+                if self._inside and not self._nudged and not self._session._inside:
+                    self._nudged = True
+                    _raise_in(self._main, Interrupted)
+        if seen > TELL_SHARE * self._abort_timeout and not self._told:
+            self._told = True
+            where = stacks.innermost(self._main)
+            log.warning("still in its block %.1f s after the end of its world: %s", seen, where)
 
     def _patience(self, end: Break) -> float:
         """Seconds after which a block that is in no collective is interrupted."""
@@ -104,7 +130,7 @@ class Interrupter:
         return watch.beat()
 
 
-def _raise_in(thread: int, kind: type[BaseException]) -> None:
-    """Raise in another thread, at its next bytecode."""
+def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
+    """Raise in a thread, at its next bytecode; None: what is on its way is not raised."""
     call = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    call(ctypes.c_ulong(thread), ctypes.py_object(kind))
+    call(ctypes.c_ulong(thread), ctypes.py_object(kind) if kind is not None else None)

@@ -167,9 +167,6 @@ class Runner:
                         break
                     self._event("met", generation=view.counter, world=view.size)
                     result = self._once(view, block)
-                except Interrupted:
-                    # The nudge of an earlier end, which came late.
-                    continue
                 except WireError as error:
                     log.error("%s", error)
                     self._exits.replaced()
@@ -191,16 +188,19 @@ class Runner:
 
     def _once(self, view: View, block: Callable[[Session], T]) -> T | None:
         session = self._session
-        self._interrupter.begin()
         self._finished_block = False
         self._mesh.say(session._healer.status("running", view))
         try:
-            session._enter(self._form(view))
-            self._tell_why(view)
-            inject.point("start", step=session.step, rank=session.rank)
-            self._event("formed", generation=view.counter, world=view.size)
-            result = block(session)
-            session._write_out()
+            self._interrupter.enter()
+            try:
+                session._enter(self._form(view))
+                self._tell_why(view)
+                inject.point("start", step=session.step, rank=session.rank)
+                self._event("formed", generation=view.counter, world=view.size)
+                result = block(session)
+                session._write_out()
+            finally:
+                self._interrupter.leave()
         except BaseException as error:
             end = self._leave_block(view, error)
             self._go_on(end, error)

@@ -6,14 +6,16 @@ import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mesh_peers import LIMIT, crew, leave, meet, until, world
 
 from slurm_resilience.errors import WireError
-from slurm_resilience.mesh import generations
+from slurm_resilience.mesh import core, generations
 from slurm_resilience.mesh import mesh as mesh_module
 from slurm_resilience.mesh.core import BEATS_A_SECOND, beat_seconds
+from slurm_resilience.mesh.link import Link
 from slurm_resilience.mesh.meeting import Addresses, Directory
 from slurm_resilience.mesh.mesh import Mesh, Stopped
 from slurm_resilience.mesh.model import Break, Peer, Status
@@ -44,6 +46,43 @@ def test_a_closed_peer_ends_the_generation_and_the_survivors_meet_again(tmp_path
         assert [member.peer.seat for member in second.members] == [1, 2, 3]
 
 
+def test_who_was_held_up_itself_does_not_judge_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine, or a whole cluster's virtual machines, stands still and comes back bit by bit."""
+    monkeypatch.setattr(core, "BEAT", 0.05)
+    with crew(tmp_path, 2, min_world=2) as peers:
+        first, second = (peers.add(seat, silence=0.6) for seat in (0, 1))
+        world([first, second])
+        with second._lock:
+            with first._lock:
+                time.sleep(1.0)
+            turned = first._turned
+            until(lambda: first._turned > turned, "the first one looks around")
+            assert first.end is None
+        time.sleep(0.2)
+        assert first.end is second.end is None
+
+
+def test_machines_that_are_silent_are_given_up_in_one_wait(tmp_path: Path) -> None:
+    with crew(tmp_path, 4, min_world=1) as peers:
+        mesh = peers.add(0)
+        now = time.monotonic()
+        beat, silence = mesh.beat, mesh.silence
+
+        def links(*silent: tuple[str, float]) -> list[Link]:
+            return [
+                SimpleNamespace(peer=Peer(id=f"{i}", seat=i, node=node), heard=now - seconds)
+                for i, (node, seconds) in enumerate(silent)
+            ]  # type: ignore[return-value]
+
+        lost = links(("a", silence + 0.01), ("a", silence - beat + 0.1), ("b", silence - beat))
+        found = mesh._patience_with(lost, now)
+        assert found == {"a": silence - beat, "b": silence}
+        alive = links(("a", silence + 0.01), ("a", 0.3))
+        assert mesh._patience_with(alive, now) == {"a": silence}
+
+
 def test_nobody_goes_on_before_all_survivors_are_out(tmp_path: Path) -> None:
     with crew(tmp_path, 3) as peers:
         meshes = peers.several(3)
@@ -72,7 +111,7 @@ def test_who_was_stopped_for_long_is_found_again(
 ) -> None:
     """A newcomer gave its address up, and the stopped one never knew of the newcomer."""
     monkeypatch.setattr(mesh_module, "HANDSHAKE_SECONDS", 0.1)
-    monkeypatch.setattr(mesh_module, "KNOWN_AGAIN", 0.2)
+    monkeypatch.setattr(mesh_module, "KNOWN_AGAIN", 2 * LIMIT)
     with crew(tmp_path, 2, min_world=2) as peers:
         meeting = Directory(tmp_path)
         peer = Peer(id="stopped", seat=1, node="n2", host="127.0.0.1")
@@ -82,6 +121,7 @@ def test_who_was_stopped_for_long_is_found_again(
         # A beat after the handshake's time was over.
         until(lambda: newcomer._raw and not newcomer._links, "it is dialed")
         until(lambda: not newcomer._raw, "it is given up")
+        monkeypatch.setattr(mesh_module, "KNOWN_AGAIN", 0.2)
         monkeypatch.setattr(stopped, "_dial_known", lambda: None)
         peers.all.append(stopped.start())
         assert [view is not None for view in meet(peers.all)] == [True, True]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_resilience.mesh.layout import Rules, arrange, one_a_seat, propose
+from slurm_resilience.mesh.layout import Rules, arrange, last_holders, one_a_seat, propose
 from slurm_resilience.mesh.model import (
     Member,
     Peer,
@@ -76,6 +76,13 @@ def test_the_holder_of_the_lost_part_moves_over() -> None:
     members = [member(0, 5, 0), member(2, 5, 0), member(3, 5, 1)]
     chosen = arrange(members, 2)
     assert [m.peer.seat for m in chosen] == [0, 3]
+
+
+def test_who_alone_holds_a_part() -> None:
+    members = [member(0, 5, 0), member(1, 5, 1), member(2, 5, 0), member(3, 5, 1, dirty=True)]
+    assert last_holders(members, 2) == {"1.0"}
+    assert last_holders([*members, member(5, -1)], 2) == {"1.0"}
+    assert last_holders([member(0, 5, 0), member(1, 5, 0)], 1) == frozenset()
 
 
 def test_the_newest_process_has_the_seat() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -27,7 +29,7 @@ rules = st.builds(
     seat=some,
     step=some,
     phase=st.sampled_from(get_args(Phase)),
-    incarnation=st.integers(0, 9),
+    incarnation=st.none() | st.integers(0, 9),
     code=st.integers(0, 255),
     seconds=st.none() | st.integers(0, 99).map(float),
 )
@@ -174,3 +176,22 @@ def test_nothing_loads_torch() -> None:
     assert done.stdout == "False\n"
     wrong = run("inject.point('start')", "kil")
     assert "UsageError: SRES_INJECT" in wrong.stderr
+
+
+def test_once_in_the_whole_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SRES_INJECT_ONCE", str(tmp_path))
+    for process, fires in ((0, True), (1, False)):
+        inject.clear()
+        monkeypatch.setenv("SRES_INCARNATION", str(process))
+        inject.at("exception", step=2, incarnation=None)
+        with pytest.raises(inject.Injected) if fires else nullcontext():
+            inject.point("before-backward", step=2)
+
+
+def test_where_it_cannot_be_noted_nothing_fires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SRES_INJECT_ONCE", str(tmp_path / "none"))
+    inject.at("kill", step=2)
+    with pytest.raises(UsageError, match="SRES_INJECT_ONCE: .*none cannot be written to: No such"):
+        inject.point("before-backward", step=2)

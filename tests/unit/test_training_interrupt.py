@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 from slurm_resilience.mesh.model import Break
 from slurm_resilience.training import interrupt
 from slurm_resilience.training.interrupt import Interrupter
+from slurm_resilience.training.signals import Interrupted
 
 JOIN = Break(1, "seat 2 joins", "", "join")
 LOST = Break(1, "seat 2 is gone", "00002.0.a", "lost")
@@ -25,12 +28,17 @@ class Seen:
         self.cuts: list[float] = []
         self.nudges: list[float] = []
         monkeypatch.setattr(interrupt.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(interrupt, "_raise_in", lambda *_: self.nudges.append(self.now - 100))
+        monkeypatch.setattr(interrupt, "_raise_in", self._raise)
         group: Any = SimpleNamespace(cut=lambda: self.cuts.append(self.now - 100))
         self.session: Any = SimpleNamespace(**{"_inside": False, "after_update": False} | session)
         self.interrupter = Interrupter(
             self.session, [group], abort_timeout=5.0, event=lambda *_, **__: None
         )
+        self.interrupter.enter()
+
+    def _raise(self, _: int, kind: type[BaseException] | None) -> None:
+        if kind is not None:
+            self.nudges.append(self.now - 100)
 
     def until(self, seconds: float, end: Break) -> None:
         while self.now < 100 + seconds:
@@ -63,3 +71,49 @@ def test_an_update_is_finished_first(monkeypatch: pytest.MonkeyPatch) -> None:
     seen.session._inside = False
     seen.until(4, LOST)
     assert seen.nudges == [pytest.approx(3.0, abs=0.02)]
+
+
+def test_who_has_left_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would stop half-way in what comes between two worlds, and the others would wait for it."""
+    seen = Seen(monkeypatch)
+    seen.interrupter.leave()
+    seen.until(5, LOST)
+    assert seen.nudges == []
+    seen.interrupter.enter()
+    seen.until(10, LOST)
+    assert len(seen.nudges) == 1
+
+
+def test_an_interruption_comes_before_the_block_is_left_or_not_at_all() -> None:
+    session: Any = SimpleNamespace(_inside=False, after_update=False)
+    for _ in range(50):
+        interrupter = Interrupter(session, [], abort_timeout=5.0, event=lambda *_, **__: None)
+        interrupter._patience = lambda _: -1.0  # type: ignore[method-assign]
+        begun = threading.Event()
+
+        def cut(interrupter: Interrupter = interrupter, begun: threading.Event = begun) -> None:
+            begun.wait()
+            for _ in range(20):
+                interrupter.cut(LOST)
+
+        thread = threading.Thread(target=cut)
+        thread.start()
+        try:
+            interrupter.enter()
+            begun.set()
+            sum(range(random.randrange(2000)))
+            interrupter.leave()
+        except Interrupted:
+            pass
+        thread.join()  # would raise it, if it came now
+
+
+def test_who_stays_says_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = Seen(monkeypatch)
+    seen.until(2.4, LOST)
+    assert "still in its block" not in caplog.text
+    seen.until(5, LOST)
+    assert caplog.text.count("still in its block 2.5 s after the end of its world") == 1
+    assert "test_training_interrupt.py" in caplog.text

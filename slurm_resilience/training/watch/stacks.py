@@ -5,14 +5,35 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 20
 """A file that is larger is begun anew."""
+
+FRAMES = 5
+"""Innermost frames that are told in one line."""
+
+
+def innermost(thread: int) -> str:
+    """Where a thread of this process is, in one line.
+
+    Args:
+        thread: its ``ident``.
+
+    Returns:
+        ``file:line function`` of its innermost frames, the innermost first.
+    """
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return "a thread that is gone"
+    found = traceback.extract_stack(frame, limit=FRAMES)[::-1]
+    return " < ".join(f"{Path(at.filename).name}:{at.lineno} {at.name}" for at in found)
 
 
 def dump(path: str | os.PathLike[str], name: str, reason: str = "") -> bool:

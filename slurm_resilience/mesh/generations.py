@@ -14,6 +14,8 @@ from slurm_resilience.mesh.members import Members
 from slurm_resilience.mesh.messages import Form, Over
 from slurm_resilience.mesh.model import Break, Member, View, counter_of, generation_number
 
+SILENT_BEATS = 3
+"""Beats that who was accused of a hang may miss, when the others are about to go on."""
 LAST_COPY = 3
 """So many times longer who alone holds a part of the model is waited for: without it, the training
 falls back to its last checkpoint, or ends."""
@@ -147,6 +149,7 @@ class Generations(Members):
         if len(links) < len(busy):
             self._look_again = now + AGAIN  # this process is one of them
         patience = self._patience_with(links, now)
+        hung = self._end.culprit if self._end and self._end.kind == "hang" else ""
         late = now - max(self._ended_at, self._since)
         last = layout.last_holders(self._present(), self._rules.replica_size)
         for link in links:
@@ -154,7 +157,9 @@ class Generations(Members):
             assert peer is not None
             silent = now - link.heard
             times = LAST_COPY if peer.id in last else 1
-            if silent > times * patience[peer.node] and late > 0:
+            # Of one whom somebody has accused, all have waited for a word already.
+            needed = SILENT_BEATS * self.beat if peer.id == hung else patience[peer.node]
+            if silent > times * needed and late > 0:
                 self._give_up(peer.id, f"silent for {silent:.1f} s", dead=False)
             elif self._ended_at and late > times * self._abort_timeout:
                 text = f"it did not leave its block within {times * self._abort_timeout:g} s"

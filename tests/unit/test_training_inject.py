@@ -194,5 +194,5 @@ def test_where_it_cannot_be_noted_nothing_fires(
 ) -> None:
     monkeypatch.setenv("SRES_INJECT_ONCE", str(tmp_path / "none"))
     inject.at("kill", step=2)
-    with pytest.raises(UsageError, match="SRES_INJECT_ONCE: .*none cannot be written to: No such"):
+    with pytest.raises(UsageError, match=r"SRES_INJECT_ONCE: .*none cannot be written to: No such"):
         inject.point("before-backward", step=2)

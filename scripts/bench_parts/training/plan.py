@@ -17,7 +17,7 @@ from drive import HERE, RunFailed
 from rivals import Rivals
 
 sys.path.insert(0, str(HERE.parent))
-PAIRS_A_ROUND = 8
+PAIRS_A_ROUND = 25
 STORES_SECONDS = 150
 
 

@@ -77,8 +77,9 @@ class Progress:
 
     def commit(self, step: int) -> float:
         """A step is done; its seconds, 0 when none had begun."""
-        self.mark(BETWEEN)
-        now = self._mark.at
+        now = self._clock()
+        if self._mark.phase in (COLLECTIVE, PAUSED):
+            self._waited += now - self._mark.at
         self._mark = Mark(step, BETWEEN, now)
         if self._begun < 0:
             return 0.0

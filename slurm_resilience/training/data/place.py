@@ -243,10 +243,13 @@ Once = Callable[[str], None]
 def once() -> Once:
     """A warner that says each thing a single time."""
     said: set[str] = set()
+    lock = threading.Lock()
 
     def warn(text: str) -> None:
-        if text not in said:
+        with lock:  # the reader's thread and the training's may meet the same thing at once
+            new = text not in said
             said.add(text)
+        if new:
             log.warning("%s", text)
 
     return warn

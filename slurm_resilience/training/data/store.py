@@ -150,7 +150,10 @@ class FileStore:
         if read is None:
             self._warn(f"{self.directory}: a cached batch was broken; it is fetched again")
             self._own.discard(key)
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                # Another thread may have put a good one there meanwhile.
+                if path.lstat().st_ino == found.st_ino:
+                    path.unlink()
         return read
 
     def beyond(self, key: Key) -> bool:

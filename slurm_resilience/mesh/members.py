@@ -137,3 +137,7 @@ class Members(Dialing):
         if link.peer and now - link.heard > self.silence and self._in_view(link.peer.id):
             text = f"rank on seat {link.peer.seat} ({link.peer.node}) silent for {self.silence:g} s"
             self._over(Break(self._current(), text, link.peer.id, "hang"))
+            if link.status.phase != "running":
+                # Stopped between two worlds: no block of its own is waited for, and each new world
+                # would be formed with it.
+                self._give_up(link.peer.id, f"silent for {now - link.heard:.1f} s", dead=False)

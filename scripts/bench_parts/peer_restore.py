@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from slurm_resilience.mesh.model import Member, Peer, Status, View
+from slurm_resilience.mesh.model import Member, Peer, PeerStatus, View
 from slurm_resilience.training.state import Tracked, plan, transfer
 
 RUNS = 5
@@ -61,9 +61,9 @@ def _rank(rank: int, world: int, store: str, answer: Any) -> None:
         world_size=world,
         timeout=timedelta(seconds=120),
     )
-    held = Status(generation=1, step=1, position=0)
+    held = PeerStatus(generation=1, step=1, position=0)
     members = tuple(
-        Member(Peer(str(seat), seat, node=f"n{seat}"), Status() if seat == 0 else held)
+        Member(Peer(str(seat), seat, node=f"n{seat}"), PeerStatus() if seat == 0 else held)
         for seat in range(world)
     )
     view = View(2, members)

@@ -26,7 +26,7 @@ from slurm_resilience.model import Node
 from slurm_resilience.replace import program
 from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.wire.messages import Evidence, NodeVerdict
-from slurm_resilience.wire.server import Peer
+from slurm_resilience.wire.server import Client
 
 log = logging.getLogger("sresctld")
 
@@ -66,7 +66,7 @@ class Actor:
         self._state_dir = state_dir
         self._dry_run = dry_run
         # By the peer itself: an id() comes again when a peer is gone.
-        self._told: WeakKeyDictionary[Peer, set[tuple[str, int, str]]] = WeakKeyDictionary()
+        self._told: WeakKeyDictionary[Client, set[tuple[str, int, str]]] = WeakKeyDictionary()
         self._alarms: set[str] = set()
         self._failures: dict[str, float] = {}
         self._preferred: dict[int, float] = {}

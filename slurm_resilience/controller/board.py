@@ -34,7 +34,7 @@ from slurm_resilience.wire.messages import (
     Status,
     StatusRequest,
 )
-from slurm_resilience.wire.server import Peer
+from slurm_resilience.wire.server import Client
 
 
 class AgentView(msgspec.Struct, frozen=True):
@@ -58,14 +58,14 @@ class AgentView(msgspec.Struct, frozen=True):
 class Heard(msgspec.Struct, frozen=True):
     """A message of a supervisor or an administrator, for the cycle."""
 
-    peer: Peer
+    peer: Client
     job: int
     message: AttemptStarted | AttemptEnded | RequeueRequest | PauseRequest
 
 
 class _Agent:
     def __init__(self, heard_at: float) -> None:
-        self.peer: Peer | None = None
+        self.peer: Client | None = None
         self.heard_at = heard_at
         self.boot_id = ""
         self.instance = ""
@@ -104,7 +104,7 @@ class Board:
         self._history = history
         self._lock = threading.Lock()
         self._agents: dict[str, _Agent] = {}
-        self._supervisors: dict[int, list[Peer]] = {}
+        self._supervisors: dict[int, list[Client]] = {}
         self._inbox: deque[Heard] = deque(maxlen=10_000)
         self._addresses: dict[str, tuple[str, int]] = {}
         self._jobs: dict[int, Job] = {}
@@ -149,7 +149,7 @@ class Board:
         step = max(1, len(others) // 8)
         return tuple(f"{host}:{port}" for host, port in others[::step][:8])
 
-    def opened(self, peer: Peer) -> None:
+    def opened(self, peer: Client) -> None:
         with self._lock:
             if peer.role == "node":
                 agent = self._agents.setdefault(peer.subject, _Agent(self._clock.monotonic()))
@@ -161,7 +161,7 @@ class Board:
             elif peer.role == "job":
                 self._supervisors.setdefault(int(peer.subject), []).append(peer)
 
-    def received(self, peer: Peer, message: Message) -> None:
+    def received(self, peer: Client, message: Message) -> None:
         if peer.role == "node":
             self._from_node(peer, message)
         elif isinstance(message, StatusRequest):
@@ -185,7 +185,7 @@ class Board:
             self._inbox.append(heard)
         self.wake.set()
 
-    def closed(self, peer: Peer) -> None:
+    def closed(self, peer: Client) -> None:
         with self._lock:
             if peer.role == "node":
                 agent = self._agents.get(peer.subject)
@@ -200,7 +200,7 @@ class Board:
                 if not peers:
                     self._supervisors.pop(int(peer.subject), None)
 
-    def _from_node(self, peer: Peer, message: Message) -> None:
+    def _from_node(self, peer: Client, message: Message) -> None:
         with self._lock:
             agent = self._agents.get(peer.subject)
             if agent is None or agent.peer is not peer:
@@ -252,7 +252,7 @@ class Board:
             known = [self._verdicts.get(v.node, v) for v in unknown]
         return Evidence(tuple(known), asked=True)
 
-    def _pause(self, peer: Peer, message: PauseRequest) -> None:
+    def _pause(self, peer: Client, message: PauseRequest) -> None:
         if peer.uid not in self._trusted:
             refusal = NotPermitted("only root and SlurmUser may pause sresctld")
             peer.send(Refused(str(refusal), refusal.exit_code))
@@ -330,7 +330,7 @@ class Board:
             self._inbox.extend(others)
             return pauses
 
-    def supervisors(self, job: int) -> list[Peer]:
+    def supervisors(self, job: int) -> list[Client]:
         with self._lock:
             return list(self._supervisors.get(job, []))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from slurm_resilience.wire.messages import AttemptEnded
-from slurm_resilience.wire.server import Peer
+from slurm_resilience.wire.server import Client
 
 RETURN_SECONDS = 30.0
 """How long a supervisor may be without a connection, also after a start of sresctld. It tries again
@@ -26,14 +26,14 @@ def is_last_word(message: AttemptEnded) -> bool:
 
 class _Job:
     def __init__(self) -> None:
-        self.living: set[Peer] = set()
-        self.ended: set[Peer] = set()
+        self.living: set[Client] = set()
+        self.ended: set[Client] = set()
         """Nobody to count on: they said their last word, or their run of the job is over. Connected
         still."""
         self.missing: dict[object, float] = {}
         """Lost without a last word, oldest first, and when that was seen."""
 
-    def came(self, peer: Peer) -> None:
+    def came(self, peer: Client) -> None:
         if peer not in self.living:
             self.living.add(peer)
             if self.missing:
@@ -47,13 +47,13 @@ class Supervisors:
     def __init__(self) -> None:
         self._jobs: dict[int, _Job] = {}
 
-    def began(self, job: int, peer: Peer) -> None:
+    def began(self, job: int, peer: Client) -> None:
         """A supervisor has announced an attempt."""
         known = self._jobs.setdefault(job, _Job())
         known.ended.discard(peer)
         known.came(peer)
 
-    def ended(self, job: int, peer: Peer) -> None:
+    def ended(self, job: int, peer: Client) -> None:
         """A supervisor has said its last word."""
         known = self._jobs.get(job)
         if known is not None:
@@ -61,7 +61,7 @@ class Supervisors:
             known.missing.pop(peer, None)  # it was gone before its word was read
             known.ended.add(peer)
 
-    def look(self, job: int, connected: Collection[Peer], moment: float) -> None:
+    def look(self, job: int, connected: Collection[Client], moment: float) -> None:
         """Take in who is connected now.
 
         Args:
@@ -83,7 +83,7 @@ class Supervisors:
         for peer in here - known.ended:
             known.came(peer)
 
-    def run_is_over(self, job: int, connected: Collection[Peer]) -> None:
+    def run_is_over(self, job: int, connected: Collection[Client]) -> None:
         """The job ends, or waits for its next run: whoever supervises that one will say so.
 
         Args:

@@ -19,11 +19,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from slurm_resilience.mesh.layout import Rules
-from slurm_resilience.mesh.link import Link
-from slurm_resilience.mesh.meeting import Meeting
-from slurm_resilience.mesh.messages import Beat, Finding, Message, Put
-from slurm_resilience.mesh.model import Break, Member, Peer, Status, View
+from slurm_resilience.mesh.connection import PeerConnection
+from slurm_resilience.mesh.messages import Heartbeat, KeyPut, Message, NodeLost
+from slurm_resilience.mesh.model import GenerationEnd, Member, Peer, PeerStatus, View
+from slurm_resilience.mesh.rendezvous import Rendezvous
+from slurm_resilience.mesh.world_plan import WorldRules
 
 log = logging.getLogger("sres.mesh")
 
@@ -49,15 +49,15 @@ class Core(ABC):
 
     def __init__(
         self,
-        meeting: Meeting,
+        meeting: Rendezvous,
         me: Peer,
-        rules: Rules,
+        rules: WorldRules,
         *,
         abort_timeout: float = 5.0,
         silence: float = SILENCE,
-        on_end: Callable[[Break], None] | None = None,
+        on_end: Callable[[GenerationEnd], None] | None = None,
         on_evict: Callable[[str], None] | None = None,
-        on_tick: Callable[[float], Beat | None] | None = None,
+        on_tick: Callable[[float], Heartbeat | None] | None = None,
         on_given_up: Callable[[Peer, str], None] | None = None,
     ) -> None:
         """
@@ -96,15 +96,15 @@ class Core(ABC):
         )
         self._listener.setblocking(False)
         self.me = msgspec.structs.replace(me, port=self._listener.getsockname()[1])
-        self.status = Status()
+        self.status = PeerStatus()
         self._said = 0
-        self._links: dict[str, Link] = {}
-        self._raw: set[Link] = set()
+        self._links: dict[str, PeerConnection] = {}
+        self._raw: set[PeerConnection] = set()
         self._lost: dict[str, bool] = {}
         """Peers that are gone: id → known to be dead."""
         self._given_up: set[str] = set()
         """Peers that did not leave their block in time."""
-        self._bad_nodes: dict[str, Finding] = {}
+        self._bad_nodes: dict[str, NodeLost] = {}
         self._redial: dict[tuple[str, str, int], float] = {}
         """When to try (id or empty, host, port) again."""
         self._tries: dict[str, int] = {}
@@ -115,7 +115,7 @@ class Core(ABC):
         self._view: View | None = None
         self._worked: View | None = None
         self._highest = 0
-        self._end: Break | None = None
+        self._end: GenerationEnd | None = None
         self._ended_at = 0.0
         self._adopted_at = 0.0
         self._ask_outcome = 0.0
@@ -126,7 +126,7 @@ class Core(ABC):
         self._look_again: float | None = None
         self._waits_for = ""
         self._keys: dict[int, dict[str, bytes]] = {}
-        self._own_puts: dict[str, Put] = {}
+        self._own_puts: dict[str, KeyPut] = {}
         """What this process set in the newest generation, for members that are reached later."""
         self._awaited: list[set[str]] = []
         """For each call of `get` that waits: the keys that are still missing."""
@@ -134,7 +134,7 @@ class Core(ABC):
         self._numbers = 0
         self._evicted = ""
         self._finished = False
-        self._stopped: Break | None = None
+        self._stopped: GenerationEnd | None = None
         self.knock = threading.Event()
         """Set when somebody may be waiting outside of the current generation."""
         self._closing = False
@@ -164,7 +164,7 @@ class Core(ABC):
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
 
-    def _usable(self) -> list[Link]:
+    def _usable(self) -> list[PeerConnection]:
         return [link for link in self._links.values() if link.peer and link.peer.seat >= 0]
 
     def _current(self) -> int:
@@ -196,17 +196,17 @@ class Core(ABC):
         """Somebody dials."""
 
     @abstractmethod
-    def _proven(self, link: Link) -> None:
+    def _proven(self, link: PeerConnection) -> None:
         """A link has become a peer's."""
 
     @abstractmethod
-    def _hear(self, link: Link, message: Message) -> None:
+    def _hear(self, link: PeerConnection, message: Message) -> None:
         """A peer says something."""
 
     @abstractmethod
-    def _gone(self, link: Link, why: str) -> None:
+    def _gone(self, link: PeerConnection, why: str) -> None:
         """A link has come to its end."""
 
     @abstractmethod
-    def _over(self, end: Break) -> None:
+    def _over(self, end: GenerationEnd) -> None:
         """A generation has ended."""

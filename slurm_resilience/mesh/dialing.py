@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from slurm_resilience.errors import AuthError, WireError
 from slurm_resilience.mesh import messages
+from slurm_resilience.mesh.connection import PeerConnection
 from slurm_resilience.mesh.core import REFUSED_SECONDS, Core, log
-from slurm_resilience.mesh.link import Link
 from slurm_resilience.mesh.messages import Message
 from slurm_resilience.mesh.model import Peer
-from slurm_resilience.mesh.names import NotYet
+from slurm_resilience.mesh.resolver import NotYet
 
 REDIAL = 0.2
 """Seconds until an address that did not answer is tried again (fixed addresses, and peers that
@@ -47,7 +47,7 @@ class Dialing(Core):
                     self._selector.unregister(self._listener)
                 return
             self._make_room(max(STRANGERS, 2 * self._rules.seats))
-            link = Link(sock, self._secret, dialed=False)
+            link = PeerConnection(sock, self._secret, dialed=False)
             self._raw.add(link)
             self._watch(link)
             self._try(link, link.challenge)
@@ -61,11 +61,11 @@ class Dialing(Core):
         self._drop(min(strangers, key=lambda raw: raw.born))
         return True
 
-    def _watch(self, link: Link, events: int = selectors.EVENT_READ) -> None:
+    def _watch(self, link: PeerConnection, events: int = selectors.EVENT_READ) -> None:
         link.watched = events
         self._selector.register(link, events, lambda e, link=link: self._event(link, e))
 
-    def _event(self, link: Link, events: int) -> None:
+    def _event(self, link: PeerConnection, events: int) -> None:
         if link.fileno() < 0:
             return
         if events & selectors.EVENT_WRITE:
@@ -80,7 +80,7 @@ class Dialing(Core):
         if events & selectors.EVENT_READ and link.fileno() >= 0:
             self._try(link, lambda: self._read(link))
 
-    def _interest(self, link: Link) -> None:
+    def _interest(self, link: PeerConnection) -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_to_write else 0)
         if events == link.watched or link.fileno() < 0:
             return
@@ -88,7 +88,7 @@ class Dialing(Core):
             self._selector.modify(link, events, self._selector.get_key(link).data)
             link.watched = events
 
-    def _try(self, link: Link, act: Callable[[], None]) -> None:
+    def _try(self, link: PeerConnection, act: Callable[[], None]) -> None:
         try:
             act()
         except AuthError as error:
@@ -97,7 +97,7 @@ class Dialing(Core):
         except WireError as error:
             self._gone(link, str(error))
 
-    def _refuse(self, link: Link, why: str) -> None:
+    def _refuse(self, link: PeerConnection, why: str) -> None:
         """Once in a while in the log, however often somebody tries."""
         now = time.monotonic()
         self._refused += 1
@@ -108,7 +108,7 @@ class Dialing(Core):
         for key in [key for key in self._redial if key[1:] == link.address]:
             self._redial[key] = now + REFUSED_SECONDS
 
-    def _read(self, link: Link) -> None:
+    def _read(self, link: PeerConnection) -> None:
         for message in link.receive():
             if link.proven:
                 self._hear(link, message)
@@ -134,7 +134,7 @@ class Dialing(Core):
         ):
             return
         try:
-            link = Link.dial(host, port, self._secret)
+            link = PeerConnection.dial(host, port, self._secret)
         except NotYet:
             self._redial[(name, host, port)] = time.monotonic() + LOOKED_UP
             return
@@ -150,7 +150,7 @@ class Dialing(Core):
     def _roster(self) -> tuple[Peer, ...]:
         return tuple(link.peer for link in self._links.values() if link.peer)
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: PeerConnection) -> None:
         """Close a connection that means nothing."""
         self._raw.discard(link)
         link.close(self._selector)
@@ -164,7 +164,7 @@ class Dialing(Core):
                 return
         self._redial[(name, *link.address)] = time.monotonic() + REDIAL
 
-    def _send(self, link: Link, message: Message) -> None:
+    def _send(self, link: PeerConnection, message: Message) -> None:
         self._post(link, messages.pack(message))
 
     def _broadcast(self, message: Message) -> None:
@@ -182,7 +182,7 @@ class Dialing(Core):
             if link is not None:
                 self._post(link, frame)
 
-    def _post(self, link: Link, frame: bytes) -> None:
+    def _post(self, link: PeerConnection, frame: bytes) -> None:
         try:
             link.send(frame)
         except WireError as error:

@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 
 from slurm_resilience.errors import WireError
-from slurm_resilience.mesh import layout, messages
+from slurm_resilience.mesh import messages, world_plan
+from slurm_resilience.mesh.connection import PeerConnection
 from slurm_resilience.mesh.core import log
-from slurm_resilience.mesh.link import Link
 from slurm_resilience.mesh.members import Members
-from slurm_resilience.mesh.messages import Form, Over
-from slurm_resilience.mesh.model import Break, Member, View, counter_of, generation_number
+from slurm_resilience.mesh.messages import GenerationEnded, NewGeneration
+from slurm_resilience.mesh.model import GenerationEnd, Member, View, counter_of, generation_number
 
 SILENT_BEATS = 3
 """Beats that who was accused of a hang may miss, when the others are about to go on."""
@@ -36,14 +36,14 @@ class Generations(Members):
     _waits_since = 0.0
     _tell_at = 0.0
 
-    def _over(self, end: Break) -> None:
+    def _over(self, end: GenerationEnd) -> None:
         if self._view is None or end.generation != self._view.generation or self._end is not None:
             return
         self._end, self._ended_at = end, time.monotonic()
         if end.kind == "lost" and end.culprit in self._links:
             self._strikes[end.culprit] = self._strikes.get(end.culprit, 0) + 1
         log.info("generation %d is over: %s", self._view.counter, end.reason)
-        self._broadcast(Over(end))
+        self._broadcast(GenerationEnded(end))
         self._changed.notify_all()
 
     def _adopt(self, view: View) -> None:
@@ -53,7 +53,7 @@ class Generations(Members):
         if view.rank_of(self.me.id) < 0:
             return
         if self._view is not None and self._end is None:
-            self._over(Break(self._view.generation, "a newer generation was formed"))
+            self._over(GenerationEnd(self._view.generation, "a newer generation was formed"))
         for generation in [g for g in self._keys if g < view.generation]:
             del self._keys[generation]
         self._view, self._end, self._waits_for = view, None, ""
@@ -72,7 +72,7 @@ class Generations(Members):
         present = self._present()
         if self.status.phase == "running" or not any(m.status.phase == "done" for m in present):
             return False
-        chosen = layout.arrange(layout.one_a_seat(present), self._rules.replica_size)
+        chosen = world_plan.arrange(world_plan.one_a_seat(present), self._rules.replica_size)
         return bool(chosen) and all(member.status.phase == "done" for member in chosen)
 
     def _consider(self, now: float) -> None:
@@ -108,7 +108,7 @@ class Generations(Members):
             del self._strikes[name]
             self._give_up(name, "other ranks cannot reach it", dead=False)
             return
-        proposal = layout.propose(
+        proposal = world_plan.propose(
             present, self._lost, self._worked, self._rules, now - self._since, bool(self._worked)
         )
         if proposal.members is None:
@@ -125,7 +125,7 @@ class Generations(Members):
         generation = generation_number(counter_of(highest) + 1, self.me.seat)
         size = self._rules.replica_size
         new = View(generation, proposal.members, size, self._rules.seats, proposal.reason)
-        frame = messages.pack(Form(new))
+        frame = messages.pack(NewGeneration(new))
         for member in new.members:
             link = self._links.get(member.peer.id)
             if link is not None:
@@ -151,7 +151,7 @@ class Generations(Members):
         patience = self._patience_with(links, now)
         hung = self._end.culprit if self._end and self._end.kind == "hang" else ""
         late = now - max(self._ended_at, self._since)
-        last = layout.last_holders(self._present(), self._rules.replica_size)
+        last = world_plan.last_holders(self._present(), self._rules.replica_size)
         for link in links:
             peer = link.peer
             assert peer is not None
@@ -167,7 +167,7 @@ class Generations(Members):
             else:
                 self._look_again = min(now + 0.05, self._look_again or now + 0.05)
 
-    def _patience_with(self, links: Sequence[Link], now: float) -> dict[str, float]:
+    def _patience_with(self, links: Sequence[PeerConnection], now: float) -> dict[str, float]:
         """Seconds of silence after which the peers of a machine are given up. Those of a machine
         that is lost fall silent within one beat: they go together, and cost one wait."""
         silent: dict[str, list[float]] = {}

@@ -10,7 +10,7 @@ import msgspec
 
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh.generations import Generations
-from slurm_resilience.mesh.messages import Change, Put
+from slurm_resilience.mesh.messages import KeyChange, KeyPut
 
 
 class Keys(Generations):
@@ -20,7 +20,7 @@ class Keys(Generations):
         """Set a key at every member of a generation."""
         with self._lock:
             self._set(generation, key, value)
-            put = Put(generation, key, value)
+            put = KeyPut(generation, key, value)
             newest = next(iter(self._own_puts.values()), put)
             if newest.generation < generation:
                 self._own_puts.clear()
@@ -59,7 +59,7 @@ class Keys(Generations):
         with self._lock:
             return dict(self._keys.get(generation, {}))
 
-    def change(self, change: Change, timeout: float) -> bytes:
+    def change(self, change: KeyChange, timeout: float) -> bytes:
         """Change a key at its home; the value that came of it.
 
         Raises:
@@ -105,7 +105,7 @@ class Keys(Generations):
             reason = self._end.reason if self._end else "a newer one was formed"
             raise WireError(f"the generation is over: {reason}")
 
-    def _change(self, change: Change) -> bytes:
+    def _change(self, change: KeyChange) -> bytes:
         own = self._keys.setdefault(change.generation, {})
         old = own.get(change.key)
         if change.desired is not None:

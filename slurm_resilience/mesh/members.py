@@ -8,17 +8,17 @@ import time
 
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh import messages
+from slurm_resilience.mesh.connection import PeerConnection
 from slurm_resilience.mesh.core import log
 from slurm_resilience.mesh.dialing import Dialing
-from slurm_resilience.mesh.link import Link
-from slurm_resilience.mesh.messages import Evict, Finding, Say
-from slurm_resilience.mesh.model import Break, Peer
+from slurm_resilience.mesh.messages import Evict, NodeLost, StatusUpdate
+from slurm_resilience.mesh.model import GenerationEnd, Peer
 
 
 class Members(Dialing):
     """What a proven, closed or silent link says of its peer."""
 
-    def _proven(self, link: Link) -> None:
+    def _proven(self, link: PeerConnection) -> None:
         self._raw.discard(link)
         peer = link.peer
         assert peer is not None
@@ -47,7 +47,7 @@ class Members(Dialing):
                 # of a machine of that name before; the next finding about it counts.
                 self._bad_nodes.pop(peer.node, None)
         # The handshake's status may have changed meanwhile.
-        self._send(self._links[peer.id], Say(self._said, self.status))
+        self._send(self._links[peer.id], StatusUpdate(self._said, self.status))
         if known is None and self._in_view(peer.id):
             for put in list(self._own_puts.values()):
                 if put.generation == self._current():
@@ -73,7 +73,7 @@ class Members(Dialing):
                 if member.peer.seat == peer.seat and member.peer.incarnation < peer.incarnation:
                     self._lost[member.peer.id] = True
 
-    def _gone(self, link: Link, why: str) -> None:
+    def _gone(self, link: PeerConnection, why: str) -> None:
         self._drop(link)
         peer = link.peer
         if peer is None or link.superseded or self._links.get(peer.id) is not link:
@@ -89,7 +89,7 @@ class Members(Dialing):
         self._lost[peer.id] = self._lost.get(peer.id, False) or dead
         if peer.seat >= 0 and self._in_view(peer.id):
             text = f"rank on seat {peer.seat} ({peer.node}) is gone: {why}"
-            self._over(Break(self._current(), text, peer.id, "lost"))
+            self._over(GenerationEnd(self._current(), text, peer.id, "lost"))
         self._changed.notify_all()
 
     def _give_up(self, name: str, reason: str, dead: bool) -> None:
@@ -111,11 +111,11 @@ class Members(Dialing):
             return
         self._evicted = reason
         # Not "stop": that would end the training for everybody.
-        self._over(Break(self._current(), reason, self.me.id, "lost"))
+        self._over(GenerationEnd(self._current(), reason, self.me.id, "lost"))
         self._changed.notify_all()
         threading.Thread(target=self._on_evict, args=(reason,), daemon=True).start()
 
-    def _find(self, finding: Finding) -> None:
+    def _find(self, finding: NodeLost) -> None:
         known = self._bad_nodes.get(finding.node)
         if known is not None and (known.dead or not finding.dead):
             return
@@ -133,10 +133,10 @@ class Members(Dialing):
                 self._lost[member.peer.id] = True
         self._changed.notify_all()
 
-    def _judge_silence(self, link: Link, now: float) -> None:
+    def _judge_silence(self, link: PeerConnection, now: float) -> None:
         if link.peer and now - link.heard > self.silence and self._in_view(link.peer.id):
             text = f"rank on seat {link.peer.seat} ({link.peer.node}) silent for {self.silence:g} s"
-            self._over(Break(self._current(), text, link.peer.id, "hang"))
+            self._over(GenerationEnd(self._current(), text, link.peer.id, "hang"))
             if link.status.phase != "running":
                 # Stopped between two worlds: no block of its own is waited for, and each new world
                 # would be formed with it.

@@ -18,26 +18,26 @@ from typing import TypeVar
 import msgspec
 
 from slurm_resilience.errors import WireError
-from slurm_resilience.mesh import layout
+from slurm_resilience.mesh import world_plan
+from slurm_resilience.mesh.connection import HANDSHAKE_SECONDS, PeerConnection
 from slurm_resilience.mesh.core import BEAT, SILENCE, log
 from slurm_resilience.mesh.generations import AGAIN
 from slurm_resilience.mesh.keys import Keys
-from slurm_resilience.mesh.link import HANDSHAKE_SECONDS, Link
 from slurm_resilience.mesh.messages import (
-    Beat,
-    Bye,
-    Change,
-    Changed,
     Evict,
-    Finding,
-    Form,
+    GenerationEnded,
+    Heartbeat,
+    KeyChange,
+    KeyChanged,
+    KeyPut,
+    Leaving,
     Message,
-    Over,
-    Put,
+    NewGeneration,
+    NodeLost,
     Roster,
-    Say,
+    StatusUpdate,
 )
-from slurm_resilience.mesh.model import Break, Member, Peer, Status, View
+from slurm_resilience.mesh.model import GenerationEnd, Member, Peer, PeerStatus, View
 
 __all__ = ["BEAT", "SILENCE", "Mesh", "Stopped"]
 
@@ -69,7 +69,7 @@ class Mesh(Keys):
         return self
 
     @property
-    def end(self) -> Break | None:
+    def end(self) -> GenerationEnd | None:
         """How the current generation ended; None while it goes on."""
         return self._end
 
@@ -93,7 +93,7 @@ class Mesh(Keys):
         """Hold this lock, and the mesh neither opens nor closes a socket."""
         return self._lock
 
-    def say(self, status: Status) -> None:
+    def say(self, status: PeerStatus) -> None:
         """Tell everybody."""
         with self._lock:
             if status.phase != "running" and self.status.phase == "running":
@@ -105,7 +105,7 @@ class Mesh(Keys):
                 status = msgspec.structs.replace(status, generation=newest)
             self.status = status
             self._said += 1
-            self._broadcast(Say(self._said, status))
+            self._broadcast(StatusUpdate(self._said, status))
             self._changed.notify_all()
         self._ring()
 
@@ -159,7 +159,7 @@ class Mesh(Keys):
             self._changed.wait_for(lambda: self._end is not None, seconds)
 
     def hear_out(
-        self, view: View, enough: Callable[[list[Status]], T | None], seconds: float
+        self, view: View, enough: Callable[[list[PeerStatus]], T | None], seconds: float
     ) -> T | None:
         """Wait until what the other living members of a generation say is enough.
 
@@ -194,10 +194,10 @@ class Mesh(Keys):
                 self._changed.wait(left)
         return True
 
-    def stop(self, end: Break) -> None:
+    def stop(self, end: GenerationEnd) -> None:
         """End the training for everybody, whatever generation they are in."""
         with self._lock:
-            self._broadcast(Over(end))
+            self._broadcast(GenerationEnded(end))
         self._ring()
 
     def worked(self, view: View) -> None:
@@ -207,7 +207,7 @@ class Mesh(Keys):
             here = {member.peer.id for member in view.members}
             self._lost = {name: dead for name, dead in self._lost.items() if name in here}
 
-    def over(self, end: Break) -> None:
+    def over(self, end: GenerationEnd) -> None:
         """End a generation for everybody, at once."""
         with self._lock:
             self._over(end)
@@ -233,12 +233,12 @@ class Mesh(Keys):
                 if member.peer.id == self.me.id or member.peer.id in self._links
             ]
             size = self._rules.replica_size
-            after = layout.arrange(layout.one_a_seat([*ours, *waiting]), size)
+            after = world_plan.arrange(world_plan.one_a_seat([*ours, *waiting]), size)
             if len(after) <= self._view.size:
                 return ()
             return tuple(member.peer for member in waiting)
 
-    def beats(self) -> dict[str, tuple[Peer, Beat, float]]:
+    def beats(self) -> dict[str, tuple[Peer, Heartbeat, float]]:
         """What each other peer last beat, and seconds since anything was heard of it."""
         now = time.monotonic()
         with self._lock:
@@ -259,7 +259,7 @@ class Mesh(Keys):
             if self._closing:
                 return
             self._closing = True
-            self._broadcast(Bye(reason))
+            self._broadcast(Leaving(reason))
         self._ring()
         self._thread.join(2.0)
         self._meeting.leave(self.me)
@@ -334,7 +334,7 @@ class Mesh(Keys):
         """What time brings: beats, silence, handshakes that take too long, addresses to retry."""
         if now >= self._next_beat:
             self._next_beat = now + self.beat
-            self._broadcast(self._on_tick(now) or Beat(self.status.step))
+            self._broadcast(self._on_tick(now) or Heartbeat(self.status.step))
             for link in self._usable():
                 self._judge_silence(link, now)
             if now - self._adopted_at > REACH_SECONDS and (missing := self._unreached()):
@@ -343,7 +343,9 @@ class Mesh(Keys):
                 size = self._view.size if self._view else 0
                 own = len(missing) > 1 and 2 * len(missing) >= size - 1
                 self._over(
-                    Break(self._current(), text, self.me.id if own else missing[0].id, "lost")
+                    GenerationEnd(
+                        self._current(), text, self.me.id if own else missing[0].id, "lost"
+                    )
                 )
             old = [raw for raw in self._raw if now - raw.born > HANDSHAKE_SECONDS]
             for link in old:
@@ -361,9 +363,9 @@ class Mesh(Keys):
             del self._redial[address]
             self._dial(*address)
 
-    def _hear(self, link: Link, message: Message) -> None:
+    def _hear(self, link: PeerConnection, message: Message) -> None:
         match message:
-            case Say(number=number, status=status):
+            case StatusUpdate(number=number, status=status):
                 if link.superseded and link.peer:
                     link = self._links.get(link.peer.id, link)
                 if number > link.said:
@@ -371,33 +373,33 @@ class Mesh(Keys):
                     if status.phase == "ready":
                         self.knock.set()
                     self._changed.notify_all()
-            case Beat():
+            case Heartbeat():
                 link.beat = message
             case Roster(peers=peers):
                 for peer in peers:
                     if peer.id not in self._links:
                         self._dial(peer.id, peer.host, peer.port)
-            case Put(generation=generation, key=key, value=value):
+            case KeyPut(generation=generation, key=key, value=value):
                 if generation >= self._current():
                     self._set(generation, key, value)
-            case Change():
+            case KeyChange():
                 value = self._change(message)
-                self._send(link, Changed(message.generation, message.number, value))
-            case Changed(number=number, value=value):
+                self._send(link, KeyChanged(message.generation, message.number, value))
+            case KeyChanged(number=number, value=value):
                 self._answers[number] = value
                 self._changed.notify_all()
-            case Form(view=view):
+            case NewGeneration(view=view):
                 self._adopt(view)
-            case Over(end=end):
+            case GenerationEnded(end=end):
                 if end.kind == "stop":
                     self._stopped = end
                     self._changed.notify_all()
                 self._over(end)
-            case Finding():
+            case NodeLost():
                 self._find(message)
             case Evict(reason=reason):
                 self._evict_me(reason)
-            case Bye(reason=reason):
+            case Leaving(reason=reason):
                 log.debug("a peer leaves: %s", reason)
                 if link.status.phase == "done":
                     # It leaves only when it knows that everybody is done.

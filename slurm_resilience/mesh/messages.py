@@ -12,7 +12,7 @@ import struct
 import msgspec
 
 from slurm_resilience.errors import WireError
-from slurm_resilience.mesh.model import Break, Peer, Status, View
+from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View
 
 PROTOCOL = 2
 MAX_FRAME = 64 << 20
@@ -23,14 +23,14 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises: bad UTF-8 and deep nesting come through as Python's own errors."""
 
 
-class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
+class PeerChallenge(msgspec.Struct, frozen=True, tag="challenge"):
     nonce: bytes
     protocol: int = PROTOCOL
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class PeerHello(msgspec.Struct, frozen=True, tag="hello"):
     peer: Peer
-    status: Status
+    status: PeerStatus
     nonce: bytes
     proof: bytes
     to: str
@@ -39,9 +39,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     protocol: int = PROTOCOL
 
 
-class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+class PeerWelcome(msgspec.Struct, frozen=True, tag="welcome"):
     peer: Peer
-    status: Status
+    status: PeerStatus
     proof: bytes
 
 
@@ -51,14 +51,14 @@ class Roster(msgspec.Struct, frozen=True, tag="roster"):
     peers: tuple[Peer, ...]
 
 
-class Say(msgspec.Struct, frozen=True, tag="say"):
+class StatusUpdate(msgspec.Struct, frozen=True, tag="say"):
     """My status has changed."""
 
     number: int
-    status: Status
+    status: PeerStatus
 
 
-class Beat(msgspec.Struct, frozen=True, tag="beat"):
+class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
     """I live; and how far my main thread is."""
 
     step: int = -1
@@ -69,19 +69,19 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """Its own computing time in the last step, without waiting for others."""
 
 
-class Form(msgspec.Struct, frozen=True, tag="form"):
+class NewGeneration(msgspec.Struct, frozen=True, tag="form"):
     """Be the next generation."""
 
     view: View
 
 
-class Over(msgspec.Struct, frozen=True, tag="over"):
+class GenerationEnded(msgspec.Struct, frozen=True, tag="over"):
     """A generation has ended."""
 
-    end: Break
+    end: GenerationEnd
 
 
-class Put(msgspec.Struct, frozen=True, tag="put"):
+class KeyPut(msgspec.Struct, frozen=True, tag="put"):
     """A key of a generation's store."""
 
     generation: int
@@ -89,7 +89,7 @@ class Put(msgspec.Struct, frozen=True, tag="put"):
     value: bytes
 
 
-class Change(msgspec.Struct, frozen=True, tag="change"):
+class KeyChange(msgspec.Struct, frozen=True, tag="change"):
     """Change a key at its home, the one peer that orders all changes of it."""
 
     generation: int
@@ -102,7 +102,7 @@ class Change(msgspec.Struct, frozen=True, tag="change"):
     append: bytes | None = None
 
 
-class Changed(msgspec.Struct, frozen=True, tag="changed"):
+class KeyChanged(msgspec.Struct, frozen=True, tag="changed"):
     """What came of it."""
 
     generation: int
@@ -110,7 +110,7 @@ class Changed(msgspec.Struct, frozen=True, tag="changed"):
     value: bytes
 
 
-class Finding(msgspec.Struct, frozen=True, tag="finding"):
+class NodeLost(msgspec.Struct, frozen=True, tag="finding"):
     """Somebody outside (sresd, sresctld, the supervisor) says this of a node."""
 
     node: str
@@ -124,27 +124,27 @@ class Evict(msgspec.Struct, frozen=True, tag="evict"):
     reason: str
 
 
-class Bye(msgspec.Struct, frozen=True, tag="bye"):
+class Leaving(msgspec.Struct, frozen=True, tag="bye"):
     """I leave on purpose."""
 
     reason: str = ""
 
 
 Message = (
-    Challenge
-    | Hello
-    | Welcome
+    PeerChallenge
+    | PeerHello
+    | PeerWelcome
     | Roster
-    | Say
-    | Beat
-    | Form
-    | Over
-    | Put
-    | Change
-    | Changed
-    | Finding
+    | StatusUpdate
+    | Heartbeat
+    | NewGeneration
+    | GenerationEnded
+    | KeyPut
+    | KeyChange
+    | KeyChanged
+    | NodeLost
     | Evict
-    | Bye
+    | Leaving
 )
 
 _LENGTH = struct.Struct(">I")
@@ -194,7 +194,7 @@ def proof(secret: bytes, side: str, theirs: bytes, own: bytes, who: str, to: str
         theirs: the other side's nonce.
         own: one's own.
         who: id of the peer that proves.
-        to: as in `Hello`.
+        to: as in `PeerHello`.
     """
     words = b"\0".join((side.encode(), theirs, own, who.encode(), to.encode()))
     return hmac.digest(secret, words, hashlib.sha256)

@@ -52,7 +52,7 @@ class Peer(msgspec.Struct, frozen=True):
     """Of the full world, as this process was told; 0: unknown."""
 
 
-class Status(msgspec.Struct, frozen=True):
+class PeerStatus(msgspec.Struct, frozen=True):
     """What a peer says of itself; sent when it changes."""
 
     phase: Phase = "ready"
@@ -85,7 +85,7 @@ class Member(msgspec.Struct, frozen=True):
     """A peer in a generation, with the status that it had when the generation was proposed."""
 
     peer: Peer
-    status: Status
+    status: PeerStatus
 
 
 class View(msgspec.Struct, frozen=True):
@@ -125,7 +125,7 @@ class View(msgspec.Struct, frozen=True):
         return rank // self.replica_size
 
 
-class Break(msgspec.Struct, frozen=True):
+class GenerationEnd(msgspec.Struct, frozen=True):
     """The end of a generation, and why."""
 
     generation: int

@@ -17,10 +17,10 @@ import msgspec
 
 from slurm_resilience.errors import SresError, WireError
 from slurm_resilience.mesh import messages
-from slurm_resilience.mesh.link import HANDSHAKE_SECONDS, Link
-from slurm_resilience.mesh.meeting import Outcome, meeting
-from slurm_resilience.mesh.messages import Beat, Bye, Finding, Message, Say
-from slurm_resilience.mesh.model import Peer, Status
+from slurm_resilience.mesh.connection import HANDSHAKE_SECONDS, PeerConnection
+from slurm_resilience.mesh.messages import Heartbeat, Leaving, Message, NodeLost, StatusUpdate
+from slurm_resilience.mesh.model import Peer, PeerStatus
+from slurm_resilience.mesh.rendezvous import TrainingOutcome, meeting
 
 log = logging.getLogger("sres.observer")
 
@@ -41,7 +41,7 @@ class Picture(msgspec.Struct, frozen=True):
     """The newest committed step that was told."""
     peers: tuple[Peer, ...] = ()
     """Everybody who is connected."""
-    outcome: Outcome | None = None
+    outcome: TrainingOutcome | None = None
     """How it ended; None: it goes on."""
 
     @property
@@ -70,16 +70,16 @@ class Observer:
         self._meeting = meeting(meet, secret)
         self._secret = self._meeting.secret()
         self._me = Peer(id=f"observer-{uuid.uuid4().hex[:12]}", seat=-1, pid=os.getpid())
-        self._links: dict[str, Link] = {}
-        self._raw: set[Link] = set()
-        self._findings: list[Finding] = []
+        self._links: dict[str, PeerConnection] = {}
+        self._raw: set[PeerConnection] = set()
+        self._findings: list[NodeLost] = []
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._closing = False
         self._next_look = 0.0
-        self._outcome: Outcome | None = None
+        self._outcome: TrainingOutcome | None = None
         self.news = threading.Event()
         """Set on every change; whoever waits for it clears it."""
         self._thread = threading.Thread(target=self._run, name="sres-observer", daemon=True)
@@ -105,7 +105,7 @@ class Observer:
             reason: why it must be left; shown in the training's log.
             dead: it is gone, and nothing on it may be waited for.
         """
-        finding = Finding(node, reason, dead)
+        finding = NodeLost(node, reason, dead)
         with self._lock:
             self._findings.append(finding)
             for link in list(self._links.values()):
@@ -153,7 +153,7 @@ class Observer:
             with self._lock:
                 for link in (*self._links.values(), *self._raw):
                     with contextlib.suppress(WireError):
-                        link.send(messages.pack(Bye()))
+                        link.send(messages.pack(Leaving()))
                     link.close()
                 self._links.clear()
                 self._raw.clear()
@@ -171,7 +171,7 @@ class Observer:
                     os.eventfd_read(self._wake)
                 continue
             link = key.fileobj
-            assert isinstance(link, Link)
+            assert isinstance(link, PeerConnection)
             with self._lock:
                 try:
                     if link.wants_to_write:
@@ -198,7 +198,7 @@ class Observer:
 
     def _dial(self, name: str, host: str, port: int) -> None:
         try:
-            link = Link.dial(host, port, self._secret)
+            link = PeerConnection.dial(host, port, self._secret)
         except OSError as error:
             log.debug("%s:%s: %s", host, port, error)
             return
@@ -206,11 +206,11 @@ class Observer:
         self._raw.add(link)
         self._selector.register(link, selectors.EVENT_READ)
 
-    def _read(self, link: Link) -> None:
+    def _read(self, link: PeerConnection) -> None:
         for message in link.receive():
             if link.proven:
                 self._hear(link, message)
-            elif link.handshake(message, self._me, Status(), tuple):
+            elif link.handshake(message, self._me, PeerStatus(), tuple):
                 self._raw.discard(link)
                 assert link.peer is not None
                 if link.peer.id in self._links:
@@ -221,25 +221,25 @@ class Observer:
                     self._send(link, finding)
                 self.news.set()
 
-    def _hear(self, link: Link, message: Message) -> None:
+    def _hear(self, link: PeerConnection, message: Message) -> None:
         match message:
-            case Say(number=number, status=status):
+            case StatusUpdate(number=number, status=status):
                 if number > link.said:
                     link.said, link.status = number, status
                     self.news.set()
-            case Beat():
+            case Heartbeat():
                 link.beat = message
             case _:
                 return
 
-    def _send(self, link: Link, message: Message) -> None:
+    def _send(self, link: PeerConnection, message: Message) -> None:
         try:
             link.send(messages.pack(message))
         except WireError as error:
             log.debug("%s", error)
             self._drop(link)
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: PeerConnection) -> None:
         self._raw.discard(link)
         link.close(self._selector)
         if link.peer is not None and self._links.get(link.peer.id) is link:

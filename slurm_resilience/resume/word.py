@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_resilience.mesh.meeting import Outcome
 from slurm_resilience.mesh.messages import UNREADABLE
 from slurm_resilience.mesh.observer import Observer
+from slurm_resilience.mesh.rendezvous import TrainingOutcome
 
 _MEETINGS = ("mesh", "run/*/mesh")
 """Below the directory: where the ranks meet by themselves, and through their launchers."""
@@ -34,10 +34,10 @@ def meeting(directory: str) -> Path | None:
     return None
 
 
-def outcome(meet: Path) -> Outcome | None:
+def outcome(meet: Path) -> TrainingOutcome | None:
     """How it ended; None while it goes on."""
     try:
-        return msgspec.json.decode((meet / "outcome").read_bytes(), type=Outcome)
+        return msgspec.json.decode((meet / "outcome").read_bytes(), type=TrainingOutcome)
     except (OSError, *UNREADABLE):
         return None
 

@@ -6,7 +6,7 @@ import traceback
 from typing import Literal, NamedTuple
 
 from slurm_resilience.errors import SresError, UsageError
-from slurm_resilience.mesh.model import Break
+from slurm_resilience.mesh.model import GenerationEnd
 from slurm_resilience.training.signals import Interrupted, PoisonedProcess, Unrecoverable
 from slurm_resilience.training.state.errors import HealFailed, StateError
 
@@ -70,7 +70,7 @@ class Hangs:
         self._last: tuple[str, int] | None = None
         self._count = 0
 
-    def add(self, end: Break, step: int) -> int:
+    def add(self, end: GenerationEnd, step: int) -> int:
         """How often the same process stood still in the same step; 0: this end is no such. Those
         that are replaced for it are counted by their launcher.
 
@@ -107,7 +107,7 @@ def may_be_a_peers(error: BaseException) -> bool:
     return any(word in text for word in OF_COLLECTIVES)
 
 
-def is_own(error: BaseException, end: Break, me: str) -> bool:
+def is_own(error: BaseException, end: GenerationEnd, me: str) -> bool:
     """Did the world end because of what this process raised?
 
     Args:
@@ -129,7 +129,7 @@ def is_poisoned(error: BaseException) -> bool:
 
 def verdict(
     error: BaseException,
-    end: Break,
+    end: GenerationEnd,
     *,
     seat: int,
     step: int,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from slurm_resilience.mesh.meeting import Meeting
 from slurm_resilience.mesh.mesh import Mesh
-from slurm_resilience.mesh.model import Break
+from slurm_resilience.mesh.model import GenerationEnd
+from slurm_resilience.mesh.rendezvous import Rendezvous
 from slurm_resilience.training.run import codes
 from slurm_resilience.training.session import Session
 
@@ -21,7 +21,7 @@ class Exits:
         session: knows the last step.
     """
 
-    def __init__(self, mesh: Mesh, meeting: Meeting, session: Session) -> None:
+    def __init__(self, mesh: Mesh, meeting: Rendezvous, session: Session) -> None:
         self._mesh = mesh
         self._meeting = meeting
         self._session = session
@@ -34,7 +34,7 @@ class Exits:
         """The training cannot go on: all end."""
         view = self._mesh.current
         if view is not None:
-            self._mesh.stop(Break(view.generation, reason, self._mesh.me.id, "stop"))
+            self._mesh.stop(GenerationEnd(view.generation, reason, self._mesh.me.id, "stop"))
         self._meeting.outcome(codes.STOP, self._session.step, reason)
         self.stopped(reason)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from slurm_resilience.mesh.mesh import Mesh
-from slurm_resilience.mesh.model import Status, View
+from slurm_resilience.mesh.model import PeerStatus, View
 from slurm_resilience.training.signals import Interrupted
 
 PEER_WORD_SECONDS = 1.0
@@ -26,7 +26,7 @@ SHARE_OF_ABORT = 0.8
 """Of the abort timeout: whoever waits longer at the gate would be given up by the others."""
 
 
-def through(generation: int, step: int, others: Iterable[Status]) -> bool | None:
+def through(generation: int, step: int, others: Iterable[PeerStatus]) -> bool | None:
     """Has anybody got through the gate? Pure.
 
     Args:
@@ -47,7 +47,7 @@ def through(generation: int, step: int, others: Iterable[Status]) -> bool | None
 
 
 def come_through(
-    mesh: Mesh, view: View, status: Status, together: Callable[[], None], abort_timeout: float
+    mesh: Mesh, view: View, status: PeerStatus, together: Callable[[], None], abort_timeout: float
 ) -> None:
     """Return if this process shall finish its step.
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.mesh import Mesh
-from slurm_resilience.mesh.model import Phase, Status, View
+from slurm_resilience.mesh.model import PeerStatus, Phase, View
 from slurm_resilience.training import state
 from slurm_resilience.training.group import Group
 from slurm_resilience.training.options import Options
@@ -74,7 +74,7 @@ class Healer:
         """Is this module tracked (so that its replicas are equal)?"""
         return any(thing is module for thing in self._names.values())
 
-    def status(self, phase: Phase, view: View | None) -> Status:
+    def status(self, phase: Phase, view: View | None) -> PeerStatus:
         """What the others should know of this process's state."""
         progress = self.progress
         if phase != "running":
@@ -89,7 +89,7 @@ class Healer:
             self._tracked.rollback()
             digest = self._tracked.digest()
         keeper = self._options.checkpointer
-        return Status(
+        return PeerStatus(
             phase=phase,
             generation=view.generation if view else 0,
             step=progress.step,

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from slurm_resilience.mesh.messages import Beat
-from slurm_resilience.mesh.model import Break, Peer
+from slurm_resilience.mesh.messages import Heartbeat
+from slurm_resilience.mesh.model import GenerationEnd, Peer
 from slurm_resilience.training.group import Group
 from slurm_resilience.training.run import codes, keeper
 from slurm_resilience.training.session import Session
@@ -77,7 +77,7 @@ class Interrupter:
             self._inside = False
             _raise_in(self._main, None)  # one that is on its way
 
-    def cut(self, end: Break) -> None:
+    def cut(self, end: GenerationEnd) -> None:
         """The world is over: have the block's collectives raise. Called again until it is left."""
         now = time.monotonic()
         self._end_seen = self._end_seen or now
@@ -96,7 +96,7 @@ class Interrupter:
             where = stacks.innermost(self._main)
             log.warning("still in its block %.1f s after the end of its world: %s", seen, where)
 
-    def _patience(self, end: Break) -> float:
+    def _patience(self, end: GenerationEnd) -> float:
         """Seconds after which a block that is in no collective is interrupted."""
         if end.kind == "join" and self._session.after_update:
             return max(NUDGE_SECONDS, JOIN_SHARE * self._abort_timeout)
@@ -113,7 +113,7 @@ class Interrupter:
         if peer.node == self._session._place.node and peer.pid:
             keeper.evict(peer.pid, reason)
 
-    def tick(self, now: float) -> Beat | None:
+    def tick(self, now: float) -> Heartbeat | None:
         """Look whether the step hangs; this process's progress, for the others."""
         watch, mesh = self._session.watch, self._session._mesh
         if watch is None:
@@ -124,7 +124,7 @@ class Interrupter:
             beats = {name: beat for name, beat in mesh.beats().items() if name in inside}
             verdict = watch.stalled(now, beats, silence=mesh.silence)
             if verdict is not None and self._session._group is not None:
-                end = Break(view.generation, verdict.reason, verdict.culprit or "", "hang")
+                end = GenerationEnd(view.generation, verdict.reason, verdict.culprit or "", "hang")
                 self._event("hang", reason=verdict.reason)
                 mesh.over(end)
         return watch.beat()

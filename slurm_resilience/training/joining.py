@@ -9,8 +9,8 @@ import uuid
 from collections.abc import MutableMapping
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.mesh.layout import Rules
 from slurm_resilience.mesh.model import Peer
+from slurm_resilience.mesh.world_plan import WorldRules
 from slurm_resilience.training import ports
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import Place
@@ -22,13 +22,13 @@ LAZY = "TORCH_GLOO_LAZY_INIT"
 and cannot be cut when a peer dies."""
 
 
-def rules(options: Options, where: Place) -> Rules:
+def rules(options: Options, where: Place) -> WorldRules:
     """When a world may be formed.
 
     Raises:
         UsageError: no world could ever be.
     """
-    found = Rules(
+    found = WorldRules(
         seats=where.seats,
         min_world=options.min_world or where.min_world or where.seats,
         replica_size=options.replica_size,

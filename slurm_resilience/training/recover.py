@@ -15,9 +15,9 @@ from typing import Any, TypeVar, overload
 import torch
 
 from slurm_resilience.errors import UsageError, WireError
-from slurm_resilience.mesh.meeting import meeting
 from slurm_resilience.mesh.mesh import Mesh, Stopped
-from slurm_resilience.mesh.model import Break, Phase, View
+from slurm_resilience.mesh.model import GenerationEnd, Phase, View
+from slurm_resilience.mesh.rendezvous import meeting
 from slurm_resilience.training import blame, inject, joining, lines
 from slurm_resilience.training.exits import Exits
 from slurm_resilience.training.gate import PEER_WORD_SECONDS
@@ -64,8 +64,8 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
             others never wait for a newcomer's construction.
         health_check: called with the session before the block is entered again; an exception or
             False has this process replaced.
-        abort: called with the session and the `Break` when a world is left.
-        finalize: called with the session and the `Break` before the next world is met.
+        abort: called with the session and the `GenerationEnd` when a world is left.
+        finalize: called with the session and the `GenerationEnd` before the next world is met.
         on_event: called with a name and a dict, for logs and metrics.
         watch: a `Watch` of one's own; False: none. It learns the hang limit from the step time.
         stacks: directory for every rank's stacks when training hangs; empty: not written.
@@ -229,7 +229,7 @@ class Runner:
         self._mesh.worked(view)
         return group
 
-    def _leave_block(self, view: View, error: BaseException) -> Break:
+    def _leave_block(self, view: View, error: BaseException) -> GenerationEnd:
         """Out of the block, by whatever way: find out why, and leave the world."""
         end = self._why(view, error)
         session = self._session
@@ -238,7 +238,7 @@ class Runner:
             if isinstance(error, SystemExit) and not error.code and view.size <= self._least:
                 # Its launcher takes it for done: nobody comes in its place.
                 text = f"seat {self._place.seat} left the block by sys.exit(0)"
-                self._mesh.stop(Break(view.generation, text, self._mesh.me.id, "stop"))
+                self._mesh.stop(GenerationEnd(view.generation, text, self._mesh.me.id, "stop"))
             raise error
         # The traceback holds the block's frames, and they hold DDP wrappers and groups.
         if self._groups:
@@ -252,14 +252,14 @@ class Runner:
         self._call(self._options.finalize, end)
         return end
 
-    def _why(self, view: View, error: BaseException) -> Break:
+    def _why(self, view: View, error: BaseException) -> GenerationEnd:
         """How the world ended: as the mesh knows it, else by this error, which all are told."""
         mesh = self._mesh
         if mesh.end is None and blame.may_be_a_peers(error):
             mesh.wait_for_end(PEER_WORD_SECONDS)
         if mesh.end is None:
             text = f"seat {mesh.me.seat} ({mesh.me.node}): {blame.said(error)}"
-            mesh.over(Break(view.generation, text, mesh.me.id, "fault"))
+            mesh.over(GenerationEnd(view.generation, text, mesh.me.id, "fault"))
         end = mesh.end
         assert end is not None
         if isinstance(error, Exception) and not isinstance(error, Interrupted):
@@ -272,7 +272,7 @@ class Runner:
             group.leave()
         self._groups.clear()
 
-    def _go_on(self, end: Break, error: BaseException) -> None:
+    def _go_on(self, end: GenerationEnd, error: BaseException) -> None:
         """Be ready for the next world; or end, where there must be none with this process."""
         step, count = self._session.step, 0
         if blame.is_own(error, end, self._mesh.me.id):
@@ -332,7 +332,7 @@ class Runner:
         if self._options.on_event is not None:
             self._options.on_event(name, {"time": time.time(), **details})
 
-    def _call(self, hook: Callable[[Any, Any], None] | None, end: Break) -> None:
+    def _call(self, hook: Callable[[Any, Any], None] | None, end: GenerationEnd) -> None:
         if hook is None:
             return
         try:

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.mesh import Mesh
-from slurm_resilience.mesh.model import Break, Status, View
+from slurm_resilience.mesh.model import GenerationEnd, PeerStatus, View
 from slurm_resilience.training import inject
 from slurm_resilience.training.built import Built
 from slurm_resilience.training.gate import come_through
@@ -84,7 +84,7 @@ class Session:
         """How often this process has entered the block."""
         self.watch: Watch | None = None
         """Progress, hang limit and stragglers; None: switched off."""
-        self.last_end: Break | None = None
+        self.last_end: GenerationEnd | None = None
         """Why the block was entered again; None at first."""
 
     # -- the world ----------------------------------------------------------------------------
@@ -363,7 +363,7 @@ class Session:
             if newcomers:
                 seats = ", ".join(str(peer.seat) for peer in newcomers)
                 text = f"seat {seats} joins after step {self.step}"
-                self._mesh.over(Break(self._now().view.generation, text, "", "join"))
+                self._mesh.over(GenerationEnd(self._now().view.generation, text, "", "join"))
         self._check()
 
     def _check(self) -> None:
@@ -419,7 +419,7 @@ class Session:
                 if self._mesh.end is not None or self._mesh.evicted:
                     return
 
-    def _status(self, phase: Any) -> Status:
+    def _status(self, phase: Any) -> PeerStatus:
         return self._healer.status(phase, self._view)
 
     def _say_running(self) -> None:

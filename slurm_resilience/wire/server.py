@@ -53,7 +53,7 @@ MAX_BACKLOG = 16 << 20
 """Bytes queued for one peer that does not read; past it the connection is cut."""
 
 
-class Peer:
+class Client:
     """A proven connection: who it is, and a way to send to it from any thread."""
 
     def __init__(
@@ -100,11 +100,11 @@ class Handler(Protocol):
         """Peers for the welcome; raises an SresError (its text is sent) when not allowed."""
         ...
 
-    def opened(self, peer: Peer) -> None: ...
+    def opened(self, peer: Client) -> None: ...
 
-    def received(self, peer: Peer, message: Message) -> None: ...
+    def received(self, peer: Client, message: Message) -> None: ...
 
-    def closed(self, peer: Peer) -> None: ...
+    def closed(self, peer: Client) -> None: ...
 
 
 class Server:
@@ -175,7 +175,7 @@ class Server:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        peer: Peer | None = None
+        peer: Client | None = None
         try:
             sock = writer.get_extra_info("socket")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -210,7 +210,7 @@ class Server:
             if peer is not None:
                 self._leave(peer)
 
-    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Peer:
+    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Client:
         """The handshake, within its time and with a place for this user.
 
         Raises:
@@ -233,7 +233,7 @@ class Server:
             self._connections[peer.uid] += 1
         return peer
 
-    def _leave(self, peer: Peer) -> None:
+    def _leave(self, peer: Client) -> None:
         self._handler.closed(peer)
         if peer.role != "node" and peer.uid != 0:
             self._connections[peer.uid] -= 1
@@ -268,7 +268,9 @@ class Server:
         line = "".join(char if char.isprintable() else "?" for char in text)[:500]
         log.warning("%s%s", line, f" ({silent} more were not written)" if silent else "")
 
-    async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Peer:
+    async def _handshake(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Client:
         nonce = secrets.token_bytes(32)
         writer.write(frames.pack(Challenge(nonce)))
         hello = await _read(reader, frames.MAX_UNPROVEN_FRAME)
@@ -292,7 +294,7 @@ class Server:
         answer = msgspec.msgpack.encode(Proof(hello.nonce))
         credential = await call(None, munge.encode, answer, self._munge_socket)
         writer.write(frames.pack(Welcome(credential, peers)))
-        return Peer(hello.role, hello.subject, identity.uid, address, writer, self._loop)
+        return Client(hello.role, hello.subject, identity.uid, address, writer, self._loop)
 
 
 async def _read(reader: asyncio.StreamReader, limit: int) -> Message:

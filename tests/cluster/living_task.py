@@ -15,10 +15,10 @@ import time
 import uuid
 from pathlib import Path
 
-from slurm_resilience.mesh.layout import Rules
-from slurm_resilience.mesh.meeting import meeting
 from slurm_resilience.mesh.mesh import Mesh
-from slurm_resilience.mesh.model import Break, Peer, Status, View
+from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View
+from slurm_resilience.mesh.rendezvous import meeting
+from slurm_resilience.mesh.world_plan import WorldRules
 from slurm_resilience.resume import attempt
 from slurm_resilience.training.place import place
 
@@ -30,7 +30,7 @@ meet = meeting(here.meet, here.secret)
 log = os.open(f"log.{here.seat}.{here.incarnation}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
 
-def on_end(end: Break) -> None:
+def on_end(end: GenerationEnd) -> None:
     cut.set()
 
 
@@ -45,28 +45,28 @@ mesh = Mesh(
         pid=os.getpid(),
         seats=here.seats,
     ),
-    Rules(seats=here.seats, min_world=2),
+    WorldRules(seats=here.seats, min_world=2),
     on_end=on_end,
 )
 
 
 def block(view: View, step: int) -> int:
     """Steps until this world ends; the last step."""
-    mesh.say(Status(phase="running", generation=view.generation, step=step))
+    mesh.say(PeerStatus(phase="running", generation=view.generation, step=step))
     mesh.worked(view)
     while not cut.is_set():
         if Path("end").exists():
-            mesh.say(Status(phase="done", generation=view.generation, step=step))
+            mesh.say(PeerStatus(phase="done", generation=view.generation, step=step))
             return step
         if Path(f"die.{here.seat}").exists():
             code = int(Path(f"die.{here.seat}").read_text())
             Path(f"die.{here.seat}").unlink()
             os._exit(code)
         if mesh.newcomers():
-            mesh.over(Break(view.generation, "somebody joins", kind="join"))
+            mesh.over(GenerationEnd(view.generation, "somebody joins", kind="join"))
             break
         step += 1
-        mesh.say(Status(phase="running", generation=view.generation, step=step))
+        mesh.say(PeerStatus(phase="running", generation=view.generation, step=step))
         line = {
             "at": time.time(),
             "step": step,
@@ -80,13 +80,13 @@ def block(view: View, step: int) -> int:
         }
         os.write(log, (json.dumps(line) + "\n").encode())
         cut.wait(PACE)
-    mesh.say(Status(phase="ready", generation=view.generation, step=step))
+    mesh.say(PeerStatus(phase="ready", generation=view.generation, step=step))
     return step
 
 
 mesh.start()
 last = 0
-mesh.say(Status())
+mesh.say(PeerStatus())
 while (view := mesh.meet(60)) is not None:
     cut.clear()
     last = block(view, max([last, *(member.status.step for member in view.members)]))

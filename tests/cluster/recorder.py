@@ -14,7 +14,7 @@ import msgspec
 
 from slurm_resilience import config
 from slurm_resilience.wire.messages import Hello, Message
-from slurm_resilience.wire.server import Peer, Server
+from slurm_resilience.wire.server import Client, Server
 
 
 class Printer:
@@ -24,14 +24,14 @@ class Printer:
     def authorize(self, hello: Hello, uid: int, address: str) -> tuple[str, ...]:
         return tuple(a for node, a in self.addresses.items() if node != hello.subject)
 
-    def opened(self, peer: Peer) -> None:
+    def opened(self, peer: Client) -> None:
         pass
 
-    def received(self, peer: Peer, message: Message) -> None:
+    def received(self, peer: Client, message: Message) -> None:
         said: dict[str, Any] = msgspec.to_builtins(message)
         print(json.dumps(said | {"node": peer.subject}), flush=True)
 
-    def closed(self, peer: Peer) -> None:
+    def closed(self, peer: Client) -> None:
         pass
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import torch.distributed as dist
 from ranks import Ranks
 
-from slurm_resilience.mesh.model import Member, Peer, Status, View
+from slurm_resilience.mesh.model import Member, Peer, PeerStatus, View
 from slurm_resilience.training.heal import Healer
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import place
 
 
-def view_of(statuses: list[Status], replica_size: int = 1, generation: int = 2) -> View:
+def view_of(statuses: list[PeerStatus], replica_size: int = 1, generation: int = 2) -> View:
     """A generation on nodes of their own, with the rank as seat."""
     members = tuple(
         Member(Peer(id=f"p{rank}", seat=rank, node=f"n{rank}"), status)

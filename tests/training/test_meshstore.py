@@ -14,10 +14,10 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 dist = pytest.importorskip("torch.distributed")
 
-from slurm_resilience.mesh.layout import Rules  # noqa: E402
-from slurm_resilience.mesh.meeting import Directory  # noqa: E402
 from slurm_resilience.mesh.mesh import Mesh  # noqa: E402
-from slurm_resilience.mesh.model import Break, Peer, Status, View  # noqa: E402
+from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View  # noqa: E402
+from slurm_resilience.mesh.rendezvous import SharedDirectory  # noqa: E402
+from slurm_resilience.mesh.world_plan import WorldRules  # noqa: E402
 from slurm_resilience.training.group.meshstore import MeshStore  # noqa: E402
 
 pytestmark = pytest.mark.training
@@ -31,15 +31,15 @@ def meshes(tmp_path: Path) -> Iterator[list[Mesh]]:
     made = []
     for seat in range(SIZE):
         peer = Peer(f"peer-{seat}", seat, node=f"node{seat}", host="127.0.0.1")
-        made.append(Mesh(Directory(tmp_path), peer, Rules(SIZE, SIZE)).start())
+        made.append(Mesh(SharedDirectory(tmp_path), peer, WorldRules(SIZE, SIZE)).start())
     try:
         for mesh in made:
-            mesh.say(Status())
+            mesh.say(PeerStatus())
         with ThreadPoolExecutor(SIZE) as pool:
             views = list(pool.map(lambda mesh: mesh.meet(LIMIT), made))
         assert len(set(views)) == 1 and views[0] is not None
         for mesh in made:
-            mesh.say(Status("running", views[0].generation, 0))
+            mesh.say(PeerStatus("running", views[0].generation, 0))
         yield made
     finally:
         for mesh in made:
@@ -128,7 +128,7 @@ def test_who_waits_is_told_that_it_is_over(
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    meshes[1].over(Break(view_of(meshes).generation, "a fault elsewhere"))
+    meshes[1].over(GenerationEnd(view_of(meshes).generation, "a fault elsewhere"))
     thread.join(LIMIT / 2)  # the store's own limit is longer
     assert not thread.is_alive()
     assert len(told) == 1 and "a fault elsewhere" in str(told[0])

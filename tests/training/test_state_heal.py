@@ -21,14 +21,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from slurm_resilience.mesh.model import Status, View
+from slurm_resilience.mesh.model import PeerStatus, View
 from slurm_resilience.training import state
 from slurm_resilience.training.state import HealFailed, StateError, Tracked, stream
 
 pytestmark = pytest.mark.training
 
-HELD = Status(generation=1, step=3, position=0)
-LOST = Status()
+HELD = PeerStatus(generation=1, step=3, position=0)
+LOST = PeerStatus()
 
 
 def build(seed: int, width: int = 64) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def steps(objects: dict[str, Any], count: int, width: int = 64) -> None:
         objects["optimizer"].zero_grad()
 
 
-def replicas(rank: int, group: Any, statuses: list[Status], bucket: int) -> dict[str, Any]:
+def replicas(rank: int, group: Any, statuses: list[PeerStatus], bucket: int) -> dict[str, Any]:
     healthy = statuses[rank].healthy
     objects = build(0 if healthy else rank + 1)
     if healthy:
@@ -85,7 +85,7 @@ def replicas(rank: int, group: Any, statuses: list[Status], bucket: int) -> dict
     ids=["one to one", "three share", "relayed"],
 )
 def test_replicas_are_equal_after_healing_and_stay_so(
-    tmp_path: Path, statuses: list[Status], bucket: int
+    tmp_path: Path, statuses: list[PeerStatus], bucket: int
 ) -> None:
     found = run(replicas, len(statuses), tmp_path, statuses, bucket)
     for key in ("digest", "next", "draw", "scheduler", "scaler"):
@@ -98,7 +98,7 @@ def test_replicas_are_equal_after_healing_and_stay_so(
 
 def disagree(rank: int, group: Any) -> str:
     """Two sources of one target whose tensors are not the same."""
-    held = Status(generation=1, step=3)
+    held = PeerStatus(generation=1, step=3)
     view = view_of([LOST, held, held])
     tracked = Tracked({"x": torch.zeros(1000 if rank < 2 else 1001)})
     if rank == 0:
@@ -236,7 +236,7 @@ def sharded(rank: int, group: Any) -> dict[str, Any]:
     def heal(view: View) -> Any:
         return state.transfer(state.plan(view), view, rank, tracked, group, verify=True)
 
-    first = heal(view_of([Status(step=0)] * 4, replica_size=2, generation=1))
+    first = heal(view_of([PeerStatus(step=0)] * 4, replica_size=2, generation=1))
     go(3)
     whole = [p.full_tensor().detach().clone() for p in model.parameters()]
     before = tracked.digest()
@@ -247,9 +247,9 @@ def sharded(rank: int, group: Any) -> dict[str, Any]:
         with torch.no_grad():
             for p in model.parameters():
                 p.to_local().normal_()
-    statuses = [Status(generation=1, step=3, position=r % 2) for r in range(4)]
-    statuses[1] = Status()
-    statuses[2] = Status(generation=1, step=2, dirty=True, position=0)
+    statuses = [PeerStatus(generation=1, step=3, position=r % 2) for r in range(4)]
+    statuses[1] = PeerStatus()
+    statuses[2] = PeerStatus(generation=1, step=2, dirty=True, position=0)
     second = heal(view_of(statuses, replica_size=2))
     same = all(
         torch.equal(p.full_tensor(), w) for p, w in zip(model.parameters(), whole, strict=True)

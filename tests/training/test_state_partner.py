@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from state_ranks import run, view_of
 
-from slurm_resilience.mesh.model import Status
+from slurm_resilience.mesh.model import PeerStatus
 from slurm_resilience.training import state
 from slurm_resilience.training.state import Partner, StateError, Tracked
 from slurm_resilience.training.state.exchange import Exchange
@@ -30,7 +30,7 @@ def part_of(rank: int) -> torch.Tensor:
 
 def restored(rank: int, group: Any) -> dict[str, Any]:
     world = group.size()
-    blank = view_of([Status()] * world, replica_size=world, generation=1)
+    blank = view_of([PeerStatus()] * world, replica_size=world, generation=1)
     mine = part_of(rank)
     tracked = Tracked({"part": mine})
     partner = Partner(every=2)
@@ -50,9 +50,11 @@ def restored(rank: int, group: Any) -> dict[str, Any]:
         # A new process sits here: it has nothing.
         partner = Partner()
     statuses = [
-        Status(generation=1, step=5, dirty=True, position=r, snapshot=4, keeps=((r - 1) % world,))
+        PeerStatus(
+            generation=1, step=5, dirty=True, position=r, snapshot=4, keeps=((r - 1) % world,)
+        )
         if r != 1
-        else Status()
+        else PeerStatus()
         for r in range(world)
     ]
     view = view_of(statuses, replica_size=world)
@@ -84,7 +86,7 @@ def broken(rank: int, group: Any) -> tuple[int, tuple[int, ...], float]:
     mine = part_of(rank)
     tracked = Tracked({"part": mine})
     partner = Partner()
-    partner.open(view_of([Status()] * 2, replica_size=2), rank, dist.new_group())
+    partner.open(view_of([PeerStatus()] * 2, replica_size=2), rank, dist.new_group())
     partner.snapshot(1, tracked)
     assert partner.wait(WAIT)
     dist.barrier()
@@ -120,7 +122,7 @@ def torn(rank: int, group: Any, fatal: int) -> tuple[int, list[float]]:
         together(exchange)
 
     Exchange._together = kill  # type: ignore[method-assign]
-    partner.open(view_of([Status()] * 2, replica_size=2), rank, dist.new_group())
+    partner.open(view_of([PeerStatus()] * 2, replica_size=2), rank, dist.new_group())
     for step in (1, 2):
         mine += 1
         partner.snapshot(step, tracked)
@@ -147,7 +149,7 @@ def slow(rank: int, group: Any) -> tuple[bool, int, int]:
     """Rank 1 comes late to the first round, so rank 0 is still busy with it at the next step."""
     tracked = Tracked({"part": part_of(rank)})
     partner = Partner()
-    partner.open(view_of([Status()] * 2, replica_size=2), rank, dist.new_group())
+    partner.open(view_of([PeerStatus()] * 2, replica_size=2), rank, dist.new_group())
     if rank == 1:
         dist.barrier()
     partner.snapshot(1, tracked)
@@ -171,7 +173,7 @@ def test_a_busy_rank_leaves_the_round_out_everywhere_without_waiting(tmp_path: P
 
 
 def test_a_world_of_one_keeps_its_own_copy() -> None:
-    view = view_of([Status()])
+    view = view_of([PeerStatus()])
     mine = torch.zeros(3)
     tracked = Tracked({"x": mine})
     partner = Partner()

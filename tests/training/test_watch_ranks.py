@@ -17,7 +17,7 @@ import torch.distributed as dist  # noqa: E402
 from ranks import Ranks  # noqa: E402
 from torch import nn  # noqa: E402
 
-from slurm_resilience.mesh.messages import Beat  # noqa: E402
+from slurm_resilience.mesh.messages import Heartbeat  # noqa: E402
 from slurm_resilience.mesh.model import Peer  # noqa: E402
 from slurm_resilience.training import inject  # noqa: E402
 from slurm_resilience.training.watch import Watch, listen  # noqa: E402
@@ -43,9 +43,9 @@ def exchange(watch: Watch, rank: int, place: str, say: Callable[[Any], None]) ->
         for other in range(WORLD):
             file = Path(place) / f"beat-{other}"
             if other != rank:
-                at, beat = began, Beat()
+                at, beat = began, Heartbeat()
                 if file.exists():
-                    at, beat = msgspec.json.decode(file.read_bytes(), type=tuple[float, Beat])
+                    at, beat = msgspec.json.decode(file.read_bytes(), type=tuple[float, Heartbeat])
                 beats[f"p{other}"] = (Peer(f"p{other}", other), beat, now - at)
         verdict = watch.stalled(now, beats)
         if verdict is not None:

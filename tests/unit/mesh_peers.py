@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from slurm_resilience.mesh.layout import Rules
-from slurm_resilience.mesh.meeting import Directory, Meeting
 from slurm_resilience.mesh.mesh import Mesh
-from slurm_resilience.mesh.model import Peer, Status, View
+from slurm_resilience.mesh.model import Peer, PeerStatus, View
+from slurm_resilience.mesh.rendezvous import Rendezvous, SharedDirectory
+from slurm_resilience.mesh.world_plan import WorldRules
 
 LIMIT = 20.0
 """Seconds in which everything here must happen, on a busy machine too."""
@@ -31,13 +31,13 @@ def until(true: Callable[[], Any], what: str) -> None:
 class Crew:
     """Meshes that belong to one training."""
 
-    def __init__(self, place: Path, rules: Rules) -> None:
+    def __init__(self, place: Path, rules: WorldRules) -> None:
         self.place = place
         self.rules = rules
         self.all: list[Mesh] = []
 
     def add(
-        self, seat: int, incarnation: int = 0, meeting: Meeting | None = None, **more: Any
+        self, seat: int, incarnation: int = 0, meeting: Rendezvous | None = None, **more: Any
     ) -> Mesh:
         peer = Peer(
             id=f"peer-{seat}.{incarnation}",
@@ -46,10 +46,10 @@ class Crew:
             node=f"node{seat}",
             host="127.0.0.1",
         )
-        mesh = Mesh(meeting or Directory(self.place), peer, self.rules, **more)
+        mesh = Mesh(meeting or SharedDirectory(self.place), peer, self.rules, **more)
         self.all.append(mesh)
         mesh.start()
-        mesh.say(Status())
+        mesh.say(PeerStatus())
         return mesh
 
     def several(self, count: int) -> list[Mesh]:
@@ -58,7 +58,7 @@ class Crew:
 
 @contextmanager
 def crew(place: Path, seats: int, min_world: int = 1, **rules: Any) -> Iterator[Crew]:
-    made = Crew(place, Rules(seats, min_world, **rules))
+    made = Crew(place, WorldRules(seats, min_world, **rules))
     try:
         yield made
     finally:
@@ -80,7 +80,7 @@ def world(meshes: list[Mesh], size: int | None = None) -> View:
     assert view is not None
     assert view.size == (len(meshes) if size is None else size)
     for mesh in meshes:
-        mesh.say(Status("running", view.generation, 0))
+        mesh.say(PeerStatus("running", view.generation, 0))
         mesh.worked(view)
     everybody_reached(meshes, view)
     return view
@@ -99,4 +99,4 @@ def everybody_reached(meshes: list[Mesh], view: View) -> None:
 
 def leave(meshes: list[Mesh], view: View, phase: Any = "ready", step: int = 1) -> None:
     for mesh in meshes:
-        mesh.say(Status(phase, view.generation, step))
+        mesh.say(PeerStatus(phase, view.generation, step))

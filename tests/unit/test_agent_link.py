@@ -24,7 +24,7 @@ from slurm_resilience.health import registry
 from slurm_resilience.health.check import Check, Context, Judgement
 from slurm_resilience.model import Severity
 from slurm_resilience.wire.messages import Beat, Goodbye, Hello, Message, NodeHello, Report
-from slurm_resilience.wire.server import Peer, Server
+from slurm_resilience.wire.server import Client, Server
 
 LINE = "NVRM: Xid (PCI:0000:91:00): 79, pid='<unknown>', GPU has fallen off the bus."
 
@@ -34,18 +34,18 @@ class Recorder:
 
     def __init__(self) -> None:
         self.heard: queue.Queue[tuple[float, str, Message]] = queue.Queue()
-        self.peers: list[Peer] = []
+        self.peers: list[Client] = []
 
     def authorize(self, hello: Hello, uid: int, address: str) -> tuple[str, ...]:
         return ("192.0.2.1:6818",)
 
-    def opened(self, peer: Peer) -> None:
+    def opened(self, peer: Client) -> None:
         self.peers.append(peer)
 
-    def received(self, peer: Peer, message: Message) -> None:
+    def received(self, peer: Client, message: Message) -> None:
         self.heard.put((time.monotonic(), peer.subject, message))
 
-    def closed(self, peer: Peer) -> None:
+    def closed(self, peer: Client) -> None:
         pass
 
     def wait_for(self, wanted: Callable[[Message], bool], seconds: float = 10.0) -> Message:

@@ -90,7 +90,7 @@ IO = (
         "wire/frames",
         "mesh/model",
         "mesh/messages",
-        "mesh/layout",
+        "mesh/world_plan",
         "training/blame",
     ],
 )

@@ -14,15 +14,15 @@ from mesh_peers import LIMIT, crew, leave, meet, until, world
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh import core, generations
 from slurm_resilience.mesh import mesh as mesh_module
+from slurm_resilience.mesh.connection import PeerConnection
 from slurm_resilience.mesh.core import BEATS_A_SECOND, beat_seconds
-from slurm_resilience.mesh.link import Link
-from slurm_resilience.mesh.meeting import Addresses, Directory
 from slurm_resilience.mesh.mesh import Mesh, Stopped
-from slurm_resilience.mesh.model import Break, Peer, Status
+from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus
 from slurm_resilience.mesh.observer import Observer
+from slurm_resilience.mesh.rendezvous import AddressList, SharedDirectory
 
 
-def ended(meshes: list[Mesh]) -> list[Break]:
+def ended(meshes: list[Mesh]) -> list[GenerationEnd]:
     until(lambda: all(mesh.end for mesh in meshes), "the generation has ended everywhere")
     return [mesh.end for mesh in meshes if mesh.end]
 
@@ -70,7 +70,7 @@ def test_machines_that_are_silent_are_given_up_in_one_wait(tmp_path: Path) -> No
         now = time.monotonic()
         beat, silence = mesh.beat, mesh.silence
 
-        def links(*silent: tuple[str, float]) -> list[Link]:
+        def links(*silent: tuple[str, float]) -> list[PeerConnection]:
             return [
                 SimpleNamespace(peer=Peer(id=f"{i}", seat=i, node=node), heard=now - seconds)
                 for i, (node, seconds) in enumerate(silent)
@@ -101,7 +101,7 @@ def test_who_waits_says_for_what(
 ) -> None:
     monkeypatch.setattr(generations, "WAIT_SECONDS", 0.05)
     with crew(tmp_path, 2, min_world=2) as peers:
-        peers.add(0).say(Status())
+        peers.add(0).say(PeerStatus())
         until(lambda: "1 of 2 ranks are there, at least 2" in caplog.text, "it is said")
         assert "missing: seat 1" in caplog.text
 
@@ -113,7 +113,7 @@ def test_who_was_stopped_for_long_is_found_again(
     monkeypatch.setattr(mesh_module, "HANDSHAKE_SECONDS", 0.1)
     monkeypatch.setattr(mesh_module, "KNOWN_AGAIN", 2 * LIMIT)
     with crew(tmp_path, 2, min_world=2) as peers:
-        meeting = Directory(tmp_path)
+        meeting = SharedDirectory(tmp_path)
         peer = Peer(id="stopped", seat=1, node="n2", host="127.0.0.1")
         stopped = Mesh(meeting, peer, peers.rules)  # it listens, and does not answer
         meeting.enter(stopped.me)
@@ -131,7 +131,7 @@ def test_who_stays_in_its_block_is_given_up(tmp_path: Path) -> None:
     with crew(tmp_path, 3) as peers:
         meshes = [peers.add(seat, abort_timeout=0.3) for seat in range(3)]
         first = world(meshes)
-        meshes[0].over(Break(first.generation, "a fault", meshes[0].me.id))
+        meshes[0].over(GenerationEnd(first.generation, "a fault", meshes[0].me.id))
         ended(meshes)
         leave(meshes[:2], first)
         world(meshes[:2])
@@ -174,7 +174,7 @@ def test_everybody_is_done(tmp_path: Path, leaves_at_once: bool) -> None:
         got: list[object] = []
 
         def finish(mesh: Mesh) -> None:
-            mesh.say(Status("done", view.generation, 9))
+            mesh.say(PeerStatus("done", view.generation, 9))
             got.append(mesh.meet(LIMIT))
             if leaves_at_once:
                 mesh.close()
@@ -205,14 +205,14 @@ def test_a_spare_waits_steps_in_and_is_let_go(tmp_path: Path) -> None:
         assert views[0] is not None and views[0].size == 2
         view = views[0]
         for mesh in meshes[:2]:
-            mesh.say(Status("running", view.generation, 0, position=view.rank_of(mesh.me.id)))
+            mesh.say(PeerStatus("running", view.generation, 0, position=view.rank_of(mesh.me.id)))
             mesh.worked(view)
         meshes.append(peers.add(2))
         with pytest.raises(TimeoutError):
             meshes[2].meet(0.2)
         meshes[0].close()
         ended(meshes[1:2])
-        meshes[1].say(Status("ready", view.generation, 1, position=1))
+        meshes[1].say(PeerStatus("ready", view.generation, 1, position=1))
         second = world(meshes[1:])
         assert {member.peer.seat for member in second.members} == {1, 2}
         late = peers.add(3)
@@ -223,7 +223,7 @@ def test_a_spare_waits_steps_in_and_is_let_go(tmp_path: Path) -> None:
 
 def test_who_comes_late_finds_the_outcome(tmp_path: Path) -> None:
     with crew(tmp_path, 2, min_world=2) as peers:
-        Directory(tmp_path).outcome(0, 100, "")
+        SharedDirectory(tmp_path).outcome(0, 100, "")
         assert peers.add(0).meet(LIMIT) is None
 
 
@@ -232,7 +232,7 @@ def test_a_break_by_one_reaches_all(tmp_path: Path) -> None:
         calls: list[str] = []
         meshes = [peers.add(s, on_end=lambda end: calls.append(end.reason)) for s in range(4)]
         view = world(meshes)
-        end = Break(view.generation, "bad luck", meshes[2].me.id)
+        end = GenerationEnd(view.generation, "bad luck", meshes[2].me.id)
         meshes[2].over(end)
         assert ended(meshes) == [end] * 4
         until(lambda: len(calls) > 8, "the block is cut again and again while it is not left")
@@ -243,11 +243,11 @@ def test_a_break_of_an_older_generation_means_nothing(tmp_path: Path) -> None:
     with crew(tmp_path, 2) as peers:
         meshes = peers.several(2)
         first = world(meshes)
-        meshes[0].over(Break(first.generation, "once"))
+        meshes[0].over(GenerationEnd(first.generation, "once"))
         ended(meshes)
         leave(meshes, first)
         second = world(meshes)
-        meshes[0].over(Break(first.generation, "late"))
+        meshes[0].over(GenerationEnd(first.generation, "late"))
         meshes[0].put(second.generation, "after", b"")
         meshes[1].get(second.generation, ["after"], LIMIT)
         assert meshes[0].end is None and meshes[1].end is None
@@ -257,7 +257,7 @@ def test_stop_ends_all(tmp_path: Path) -> None:
     with crew(tmp_path, 3) as peers:
         meshes = peers.several(3)
         view = world(meshes)
-        meshes[0].stop(Break(view.generation, "it makes no sense", meshes[0].me.id, "stop"))
+        meshes[0].stop(GenerationEnd(view.generation, "it makes no sense", meshes[0].me.id, "stop"))
         ended(meshes[1:])
         for mesh in meshes[1:]:
             with pytest.raises(Stopped, match="no sense"):
@@ -289,7 +289,7 @@ def test_fixed_addresses(tmp_path: Path) -> None:
     for sock in sockets:
         sock.close()
     with crew(tmp_path, 3, min_world=3) as peers:
-        meshes = [peers.add(s, meeting=Addresses(addresses, "ab" * 32)) for s in (2, 0, 1)]
+        meshes = [peers.add(s, meeting=AddressList(addresses, "ab" * 32)) for s in (2, 0, 1)]
         world(meshes)
 
 
@@ -314,9 +314,9 @@ def test_who_is_reached_by_some_only_is_left_out(
             for mesh in meshes:
                 view = mesh.current
                 if view and mesh.end and mesh.status.phase == "running":
-                    mesh.say(Status("ready", view.generation, 0))
+                    mesh.say(PeerStatus("ready", view.generation, 0))
                 elif view and not mesh.end and mesh.status.generation < view.generation:
-                    mesh.say(Status("running", view.generation, 0))
+                    mesh.say(PeerStatus("running", view.generation, 0))
             threading.Event().wait(0.01)
         gone = [mesh for mesh in meshes if mesh.evicted]
         # One end of the cut: of two cut pairs, the one in both, if it says so before the others.
@@ -329,7 +329,7 @@ def test_two_that_start_at_once_never_see_a_death(tmp_path: Path) -> None:
         with crew(tmp_path / str(turn), 3, min_world=3) as peers:
             together = threading.Barrier(3)
 
-            class Late(Directory):
+            class Late(SharedDirectory):
                 """All read the directory only when all are in it: each dials each."""
 
                 def others(
@@ -392,9 +392,9 @@ def test_waiting_for_the_end_is_not_ended_by_other_news(tmp_path: Path) -> None:
         first, second = peers.all
         for step in range(1, 4):
             threading.Timer(
-                0.05 * step, second.say, [Status("running", view.generation, step)]
+                0.05 * step, second.say, [PeerStatus("running", view.generation, step)]
             ).start()
-        end = Break(view.generation, "the end", second.me.id, "fault")
+        end = GenerationEnd(view.generation, "the end", second.me.id, "fault")
         threading.Timer(0.3, second.over, [end]).start()
         first.wait_for_end(LIMIT)
         assert first.end == end

@@ -5,22 +5,22 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_resilience.mesh.layout import Rules, arrange, last_holders, one_a_seat, propose
 from slurm_resilience.mesh.model import (
     Member,
     Peer,
-    Status,
+    PeerStatus,
     View,
     counter_of,
     generation_number,
 )
+from slurm_resilience.mesh.world_plan import WorldRules, arrange, last_holders, one_a_seat, propose
 
 
 def member(
     seat: int, step: int = 0, position: int = -1, dirty: bool = False, incarnation: int = 0
 ) -> Member:
     peer = Peer(f"{seat}.{incarnation}", seat, incarnation, node=f"n{seat}")
-    return Member(peer, Status("ready", 1, step, dirty, position))
+    return Member(peer, PeerStatus("ready", 1, step, dirty, position))
 
 
 @st.composite
@@ -90,7 +90,7 @@ def test_the_newest_process_has_the_seat() -> None:
     assert one_a_seat([new, member(0), old]) == (member(0), new)
 
 
-RULES = Rules(seats=4, min_world=2)
+RULES = WorldRules(seats=4, min_world=2)
 
 
 def view(*members: Member) -> View:
@@ -124,7 +124,7 @@ def test_too_few_wait() -> None:
 def test_two_halves_of_a_cut_never_both_go_on(side: set[int]) -> None:
     everybody = [member(seat, 3) for seat in range(8)]
     whole = View(generation_number(1, 0), tuple(everybody), seats=8)
-    rules = Rules(seats=8, min_world=1)
+    rules = WorldRules(seats=8, min_world=1)
 
     def goes_on(here: set[int]) -> bool:
         there = {m.peer.id: False for m in everybody if m.peer.seat not in here}

@@ -12,8 +12,8 @@ import pytest
 from mesh_peers import LIMIT, crew, leave, until, world
 
 from slurm_resilience.errors import WireError
-from slurm_resilience.mesh.messages import Change
-from slurm_resilience.mesh.model import Break, Member, Status, View, generation_number
+from slurm_resilience.mesh.messages import KeyChange
+from slurm_resilience.mesh.model import GenerationEnd, Member, PeerStatus, View, generation_number
 
 
 def test_a_key_is_there_for_all(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_every_member_adds_and_none_is_lost(tmp_path: Path) -> None:
         number = world(meshes).generation
 
         def add(index: int) -> list[int]:
-            change = Change(number, 0, "count", add=1)
+            change = KeyChange(number, 0, "count", add=1)
             return [int(meshes[index].change(change, LIMIT)) for _ in range(50)]
 
         with ThreadPoolExecutor(3) as pool:
@@ -64,7 +64,7 @@ def test_what_is_no_number_is_not_added_to(tmp_path: Path) -> None:
             mesh.put(view.generation, "text", b"text")
             assert mesh.get(view.generation, ["text"], LIMIT) == [b"text"]
         for mesh in peers.all:
-            assert mesh.change(Change(view.generation, 0, "text", add=1), LIMIT) == b""
+            assert mesh.change(KeyChange(view.generation, 0, "text", add=1), LIMIT) == b""
         assert [mesh.end for mesh in peers.all] == [None, None]
 
 
@@ -74,15 +74,15 @@ def test_one_wins(tmp_path: Path) -> None:
         number = world(meshes).generation
 
         def take(index: int) -> bytes:
-            wish = Change(number, 0, "lock", expected=b"", desired=b"%d" % index)
+            wish = KeyChange(number, 0, "lock", expected=b"", desired=b"%d" % index)
             return meshes[index].change(wish, LIMIT)
 
         with ThreadPoolExecutor(3) as pool:
             assert len(set(pool.map(take, range(3)))) == 1
         held = meshes[0].get(number, ["lock"], LIMIT)[0]
-        wrong = Change(number, 0, "lock", expected=b"other", desired=b"mine")
+        wrong = KeyChange(number, 0, "lock", expected=b"other", desired=b"mine")
         assert meshes[1].change(wrong, LIMIT) == held
-        right = Change(number, 0, "lock", expected=held, desired=b"mine")
+        right = KeyChange(number, 0, "lock", expected=held, desired=b"mine")
         assert meshes[1].change(right, LIMIT) == b"mine"
 
 
@@ -95,7 +95,7 @@ def test_all_that_is_appended_is_there(tmp_path: Path) -> None:
                 b"ab",
                 pool.map(
                     lambda pair: [
-                        pair[0].change(Change(number, 0, "line", append=pair[1]), LIMIT)
+                        pair[0].change(KeyChange(number, 0, "line", append=pair[1]), LIMIT)
                         for _ in range(20)
                     ],
                     zip(meshes, (b"a", b"b"), strict=True),
@@ -103,7 +103,7 @@ def test_all_that_is_appended_is_there(tmp_path: Path) -> None:
                 strict=True,
             ):
                 assert done[-1].count(letter) == 20
-        final = meshes[0].change(Change(number, 0, "line", append=b""), LIMIT)
+        final = meshes[0].change(KeyChange(number, 0, "line", append=b""), LIMIT)
         assert sorted(final) == sorted(b"ab" * 20)
 
 
@@ -115,7 +115,7 @@ def test_who_waits_is_told_at_once_that_it_is_over(tmp_path: Path, way: str) -> 
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(meshes[0].get, view.generation, ["never"], 10 * LIMIT)
             if way == "over":
-                meshes[1].over(Break(view.generation, "a fault"))
+                meshes[1].over(GenerationEnd(view.generation, "a fault"))
             else:
                 meshes[1].close()
             with pytest.raises(WireError, match="is over"):
@@ -136,14 +136,14 @@ def test_keys_go_with_their_generation(tmp_path: Path) -> None:
         first = world(meshes)
         meshes[0].put(first.generation, "key", b"old")
         meshes[1].get(first.generation, ["key"], LIMIT)
-        meshes[0].over(Break(first.generation, "once"))
+        meshes[0].over(GenerationEnd(first.generation, "once"))
         until(lambda: all(mesh.end for mesh in meshes), "it is over")
         leave(meshes, first)
         second = world(meshes)
         assert meshes[1].known(second.generation) == {}
         assert meshes[1].known(first.generation) == {}
         with pytest.raises(WireError):
-            meshes[1].change(Change(first.generation, 0, "key", add=1), LIMIT)
+            meshes[1].change(KeyChange(first.generation, 0, "key", add=1), LIMIT)
 
 
 def test_a_change_that_comes_before_the_generation_is_known_reaches_all(tmp_path: Path) -> None:
@@ -151,14 +151,14 @@ def test_a_change_that_comes_before_the_generation_is_known_reaches_all(tmp_path
     with crew(tmp_path, 9, min_world=9) as peers:
         meshes = peers.several(2)
         until(lambda: all(mesh.beats() for mesh in meshes), "both are connected")
-        members = tuple(Member(mesh.me, Status()) for mesh in meshes)
+        members = tuple(Member(mesh.me, PeerStatus()) for mesh in meshes)
         view = View(generation_number(1, 0), members, seats=9)
         first, home = meshes
         key = next(name for name in map(str, range(99)) if _home_of(name, view) == home.me.id)
         with first._lock:
             first._adopt(view)
         with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(first.change, Change(view.generation, 0, key, add=1), LIMIT)
+            answer = pool.submit(first.change, KeyChange(view.generation, 0, key, add=1), LIMIT)
             assert answer.result(LIMIT) == b"1"
         assert key not in first.known(view.generation)
         with home._lock:

@@ -17,11 +17,18 @@ from mesh_peers import LIMIT, Crew, crew, until, world
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh import dialing, messages
-from slurm_resilience.mesh.meeting import Addresses, Directory, meeting
 from slurm_resilience.mesh.mesh import Mesh
-from slurm_resilience.mesh.messages import Challenge, Evict, Hello, Message, Over, Welcome
-from slurm_resilience.mesh.model import Break, Peer, Status
+from slurm_resilience.mesh.messages import (
+    Evict,
+    GenerationEnded,
+    Message,
+    PeerChallenge,
+    PeerHello,
+    PeerWelcome,
+)
+from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus
 from slurm_resilience.mesh.observer import Observer
+from slurm_resilience.mesh.rendezvous import AddressList, SharedDirectory, meeting
 from slurm_resilience.training.place import place
 
 
@@ -52,19 +59,19 @@ class Stranger:
             self._inbox += data
         return message
 
-    def challenge(self) -> Challenge:
+    def challenge(self) -> PeerChallenge:
         message = self.hear()
-        assert isinstance(message, Challenge)
+        assert isinstance(message, PeerChallenge)
         return message
 
 
 ME = Peer("stranger", 0, 99, node="node0", host="127.0.0.1")
 
 
-def hello(secret: bytes, asked: Challenge, to: str = "peer-0.0") -> Hello:
+def hello(secret: bytes, asked: PeerChallenge, to: str = "peer-0.0") -> PeerHello:
     nonce = secrets.token_bytes(32)
     proof = messages.proof(secret, "dial", asked.nonce, nonce, ME.id, to)
-    return Hello(ME, Status(), nonce, proof, to)
+    return PeerHello(ME, PeerStatus(), nonce, proof, to)
 
 
 @pytest.fixture
@@ -92,7 +99,7 @@ def open_files() -> int:
 def evil(pair: Crew) -> tuple[Message, ...]:
     view = pair.all[0].current
     assert view is not None
-    return Over(Break(view.generation, "die", "", "stop")), Evict("go")
+    return GenerationEnded(GenerationEnd(view.generation, "die", "", "stop")), Evict("go")
 
 
 def test_words_without_a_proof(pair: Crew) -> None:
@@ -139,7 +146,7 @@ def test_garbage(pair: Crew, garbage: bytes) -> None:
 
 def test_a_recorded_hello(pair: Crew, tmp_path: Path) -> None:
     first = Stranger.to(pair.all[0])
-    recorded = hello(Directory(tmp_path).secret(), first.challenge())
+    recorded = hello(SharedDirectory(tmp_path).secret(), first.challenge())
     first.sock.close()
     second = Stranger.to(pair.all[0])
     second.challenge()
@@ -156,12 +163,12 @@ def test_a_proof_sent_back_to_its_maker(pair: Crew, tmp_path: Path) -> None:
             pair.all[0]._dial("somebody", "127.0.0.1", trap.getsockname()[1])
         sock, _ = trap.accept()
         stranger = Stranger(sock)
-        stranger.say(Challenge(secrets.token_bytes(32)))
+        stranger.say(PeerChallenge(secrets.token_bytes(32)))
         said = stranger.hear()
-        assert isinstance(said, Hello)
+        assert isinstance(said, PeerHello)
         # No second look at who hangs up after the hello: the trap is gone by then.
         trap.close()
-        stranger.say(Welcome(said.peer, Status(), said.proof), *evil(pair))
+        stranger.say(PeerWelcome(said.peer, PeerStatus(), said.proof), *evil(pair))
         assert stranger.hear() is None
         sock.close()
 
@@ -169,7 +176,7 @@ def test_a_proof_sent_back_to_its_maker(pair: Crew, tmp_path: Path) -> None:
 def test_a_challenge_passed_on_as_ones_own(pair: Crew) -> None:
     """What one member asks a stranger is asked again by the stranger, of that member."""
     outer, inner = Stranger.to(pair.all[0]), Stranger.to(pair.all[0])
-    outer.say(Challenge(inner.challenge().nonce))
+    outer.say(PeerChallenge(inner.challenge().nonce))
     outer.challenge()
     assert outer.hear() is None
     outer.sock.close()
@@ -187,7 +194,7 @@ def test_a_proof_passed_on_to_another_member(pair: Crew) -> None:
         outer = Stranger(trap.accept()[0])
     outer.say(inner.challenge())
     said = outer.hear()
-    assert isinstance(said, Hello)
+    assert isinstance(said, PeerHello)
     inner.say(said, *evil(pair))
     assert inner.hear() is None
     outer.sock.close()
@@ -196,7 +203,7 @@ def test_a_proof_passed_on_to_another_member(pair: Crew) -> None:
 
 def test_another_version(pair: Crew, tmp_path: Path) -> None:
     stranger = Stranger.to(pair.all[0])
-    said = hello(Directory(tmp_path).secret(), stranger.challenge())
+    said = hello(SharedDirectory(tmp_path).secret(), stranger.challenge())
     stranger.say(msgspec.structs.replace(said, protocol=messages.PROTOCOL + 1))
     assert stranger.hear() is None
     stranger.sock.close()
@@ -297,35 +304,35 @@ def test_no_file_descriptor_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_secret_that_others_can_read(tmp_path: Path) -> None:
-    Directory(tmp_path).secret()
+    SharedDirectory(tmp_path).secret()
     (tmp_path / "secret").chmod(0o640)
     with pytest.raises(UsageError, match="readable by nobody else"):
-        Directory(tmp_path).secret()
+        SharedDirectory(tmp_path).secret()
 
 
 def test_a_directory_that_others_can_write(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(UsageError, match="writable by nobody else"):
-        Directory(tmp_path)
+        SharedDirectory(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_of_somebody_else() -> None:
     with pytest.raises(UsageError, match="must belong to you"):
-        Directory(Path("/usr"))
+        SharedDirectory(Path("/usr"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_a_directory_given_to_somebody_else(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, -1)
     with pytest.raises(UsageError, match="must belong to you"):
-        Directory(tmp_path)
+        SharedDirectory(tmp_path)
 
 
 def test_a_directory_made_here_is_ones_own(tmp_path: Path) -> None:
     old = os.umask(0o002)
     try:
-        Directory(tmp_path / "mesh").secret()
+        SharedDirectory(tmp_path / "mesh").secret()
     finally:
         os.umask(old)
     assert (tmp_path / "mesh").stat().st_mode & 0o077 == 0
@@ -335,7 +342,7 @@ def test_a_directory_made_here_is_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("secret", ["", "zz", "ab"])
 def test_addresses_need_a_secret(secret: str) -> None:
     with pytest.raises(UsageError, match=r"secret|SECRET"):
-        Addresses([("127.0.0.1", 1)], secret)
+        AddressList([("127.0.0.1", 1)], secret)
 
 
 @pytest.mark.parametrize("where", ["", "dir:", "peers:", "peers:a", "peers:a:0", "nfs:/x"])

@@ -7,20 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.errors import SresError, UsageError
-from slurm_resilience.mesh.model import Break
+from slurm_resilience.mesh.model import GenerationEnd
 from slurm_resilience.training import blame
 from slurm_resilience.training.signals import Interrupted, PoisonedProcess, Unrecoverable
 from slurm_resilience.training.state.errors import HealFailed, StateError
 
 ME, OTHER = "00001.0.a", "00002.0.b"
-MINE = Break(1, "seat 1: ValueError: no", ME, "fault")
+MINE = GenerationEnd(1, "seat 1: ValueError: no", ME, "fault")
 
 
 class AcceleratorError(RuntimeError):
     """Named as torch's."""
 
 
-def then(error: BaseException, end: Break = MINE, *, count: int = 1, recovers: bool = True) -> str:
+def then(
+    error: BaseException, end: GenerationEnd = MINE, *, count: int = 1, recovers: bool = True
+) -> str:
     verdict = blame.verdict(error, end, seat=1, step=7, count=count, most=3, recovers=recovers)
     assert verdict.reason
     return verdict.then
@@ -72,7 +74,7 @@ def test_our_own_errors_are_one_line_and_are_not_tried_again(error: SresError) -
     assert told.startswith(f"fault 1 in step 2: {error} ({__file__}:")
     assert "\n" not in told
     assert then(error) == "give up"
-    assert then(error, Break(1, "a peer died", OTHER, "lost"), count=0) == "again"
+    assert then(error, GenerationEnd(1, "a peer died", OTHER, "lost"), count=0) == "again"
 
 
 @pytest.mark.parametrize("kind", [ValueError, UsageError, Unrecoverable, PoisonedProcess])
@@ -93,8 +95,11 @@ def test_what_is_said_of_an_error_is_one_line(kind: type[Exception]) -> None:
 
 def test_a_process_that_hangs_in_one_step_again_and_again_ends_the_training() -> None:
     hangs = blame.Hangs()
-    first, other = Break(1, "seat 1 hangs", ME, "hang"), Break(3, "x", OTHER, "hang")
-    nobody = Break(4, "unknown", "", "hang")
+    first, other = (
+        GenerationEnd(1, "seat 1 hangs", ME, "hang"),
+        GenerationEnd(3, "x", OTHER, "hang"),
+    )
+    nobody = GenerationEnd(4, "unknown", "", "hang")
     ends = [(first, 5), (first, 5), (MINE, 5), (first, 5), (other, 5), (other, 6)]
     assert hangs.add(nobody, 5) == 0
     assert [hangs.add(end, step) for end, step in ends] == [1, 2, 0, 3, 1, 1]
@@ -117,7 +122,7 @@ def test_own_faults_end_the_training_when_they_are_too_many() -> None:
 )
 def test_a_broken_process_is_replaced_for_its_own_fault_only(error: Exception) -> None:
     assert then(error) == "replace"
-    assert then(error, Break(1, "a peer died", OTHER, "lost"), count=0) == "again"
+    assert then(error, GenerationEnd(1, "a peer died", OTHER, "lost"), count=0) == "again"
 
 
 def test_lost_state_is_no_fault_that_counts() -> None:
@@ -127,8 +132,11 @@ def test_lost_state_is_no_fault_that_counts() -> None:
 
 
 def test_without_recovery_only_a_join_is_survived() -> None:
-    assert then(Interrupted(), Break(1, "lost", OTHER, "lost"), count=0, recovers=False) == "end"
-    join = Break(1, "seat 2 joins", "", "join")
+    assert (
+        then(Interrupted(), GenerationEnd(1, "lost", OTHER, "lost"), count=0, recovers=False)
+        == "end"
+    )
+    join = GenerationEnd(1, "seat 2 joins", "", "join")
     assert then(Interrupted(), join, count=0, recovers=False) == "again"
 
 
@@ -138,6 +146,6 @@ def test_without_recovery_only_a_join_is_survived() -> None:
     st.booleans(),
 )
 def test_what_all_were_told_goes_first(error: BaseException, count: int, recovers: bool) -> None:
-    end = Break(1, "seat 2 gave up", OTHER, "stop")
+    end = GenerationEnd(1, "seat 2 gave up", OTHER, "stop")
     assert not blame.is_own(error, end, OTHER)
     assert then(error, end, count=count, recovers=recovers) == "stop"

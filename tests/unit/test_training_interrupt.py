@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from slurm_resilience.mesh.model import Break
+from slurm_resilience.mesh.model import GenerationEnd
 from slurm_resilience.training import interrupt
 from slurm_resilience.training.interrupt import Interrupter
 from slurm_resilience.training.signals import Interrupted
 
-JOIN = Break(1, "seat 2 joins", "", "join")
-LOST = Break(1, "seat 2 is gone", "00002.0.a", "lost")
+JOIN = GenerationEnd(1, "seat 2 joins", "", "join")
+LOST = GenerationEnd(1, "seat 2 is gone", "00002.0.a", "lost")
 
 
 class Seen:
@@ -40,7 +40,7 @@ class Seen:
         if kind is not None:
             self.nudges.append(self.now - 100)
 
-    def until(self, seconds: float, end: Break) -> None:
+    def until(self, seconds: float, end: GenerationEnd) -> None:
         while self.now < 100 + seconds:
             self.interrupter.cut(end)
             self.now += 0.01
@@ -57,7 +57,7 @@ def test_what_follows_an_update_has_time_when_somebody_joins(
 
 @pytest.mark.parametrize(("end", "after_update"), [(JOIN, False), (LOST, True), (LOST, False)])
 def test_a_step_and_the_end_by_a_fault_do_not_wait(
-    monkeypatch: pytest.MonkeyPatch, end: Break, after_update: bool
+    monkeypatch: pytest.MonkeyPatch, end: GenerationEnd, after_update: bool
 ) -> None:
     seen = Seen(monkeypatch, after_update=after_update)
     seen.until(5, end)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_resilience.mesh.model import Member, Peer, Status, View
+from slurm_resilience.mesh.model import Member, Peer, PeerStatus, View
 from slurm_resilience.training.state import (
     HealPlan,
     checkpointless_recovery_feasible,
@@ -23,7 +23,7 @@ from slurm_resilience.training.state.chunks import cut, share
 
 
 def view_of(
-    statuses: list[Status], replica_size: int = 1, nodes: list[int] | None = None, wide: int = 2
+    statuses: list[PeerStatus], replica_size: int = 1, nodes: list[int] | None = None, wide: int = 2
 ) -> View:
     """Ranks with these statuses; a domain is `wide` nodes."""
     places = nodes or list(range(len(statuses)))
@@ -34,11 +34,11 @@ def view_of(
     return View(5, members, replica_size, len(members))
 
 
-def at(step: int, position: int = 0, **more: Any) -> Status:
-    return Status(generation=4, step=step, position=position, **more)
+def at(step: int, position: int = 0, **more: Any) -> PeerStatus:
+    return PeerStatus(generation=4, step=step, position=position, **more)
 
 
-LOST = Status()
+LOST = PeerStatus()
 
 
 @st.composite
@@ -46,7 +46,7 @@ def views(draw: st.DrawFn) -> View:
     size = draw(st.integers(1, 4))
     copies = draw(st.integers(1, 9))
     statuses = [
-        Status(
+        PeerStatus(
             generation=draw(st.sampled_from([0, 4])),
             step=draw(st.sampled_from([-1, 0, 7, 7, 7, 8])),
             dirty=draw(st.sampled_from([False, False, True])),
@@ -227,7 +227,7 @@ def test_hsdp_goes_back_one_step_if_the_newer_one_is_not_whole() -> None:
         ),
     ],
 )
-def test_hsdp_without_a_whole_step_says_why(statuses: list[Status], said: str) -> None:
+def test_hsdp_without_a_whole_step_says_why(statuses: list[PeerStatus], said: str) -> None:
     found = plan(view_of(statuses, **HSDP))
     assert found.kind == "impossible"
     assert found.reason.startswith(said + ", there is no common copy in memory")
@@ -245,7 +245,7 @@ def test_checksums_that_differ_send_everybody_to_disk() -> None:
 def test_copies_in_memory_come_before_an_older_checkpoint() -> None:
     statuses = [
         at(9, 0, snapshot=8, keeps=(1,), disk=5),
-        Status(disk=5),
+        PeerStatus(disk=5),
         at(9, 0, snapshot=8, keeps=(3,), disk=5),
         at(9, 1, dirty=True, snapshot=8, keeps=(2,), disk=5),
     ]
@@ -266,7 +266,7 @@ def test_rounds_of_copies_that_were_published_by_some_only() -> None:
 
 
 def test_the_first_generation_takes_the_first_replica() -> None:
-    fresh = Status(step=0)
+    fresh = PeerStatus(step=0)
     found = plan(view_of([fresh] * 4, **HSDP))
     assert (found.kind, found.step, found.reason) == (
         "fresh",
@@ -278,23 +278,23 @@ def test_the_first_generation_takes_the_first_replica() -> None:
 
 
 def test_a_newcomer_with_weights_of_its_own_is_healed_at_step_zero() -> None:
-    found = plan(view_of([Status(step=0), at(0)]))
+    found = plan(view_of([PeerStatus(step=0), at(0)]))
     assert (found.kind, pairs(found)) == ("peers", [(1, 0)])
 
 
 def test_a_restarted_job_reads_its_checkpoint() -> None:
-    found = plan(view_of([Status(step=0, disk=40), Status(step=0, disk=40)]))
+    found = plan(view_of([PeerStatus(step=0, disk=40), PeerStatus(step=0, disk=40)]))
     assert (found.kind, found.step) == ("disk", 40)
 
 
 def test_lost_state_never_becomes_a_fresh_start() -> None:
-    found = plan(view_of([at(7, dirty=True), Status(step=0)]))
+    found = plan(view_of([at(7, dirty=True), PeerStatus(step=0)]))
     assert found.kind == "impossible"
     assert found.reason == (
         "no member has a whole state, there is no common copy in memory, and there is no "
         "checkpoint: will not start from scratch by itself"
     )
-    found = plan(view_of([Status(disk=5), Status()]))
+    found = plan(view_of([PeerStatus(disk=5), PeerStatus()]))
     assert found.kind == "impossible"
     assert "rank 1 can read no checkpoint" in found.reason
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.mesh.messages import Beat
+from slurm_resilience.mesh.messages import Heartbeat
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.training.watch import Verdict, Watch
 from slurm_resilience.training.watch.progress import Progress
@@ -33,7 +33,7 @@ class World:
         self.watches = [Watch(clock=self.time, **how) for _ in range(size)]  # type: ignore[arg-type]
         self.counts = [0] * size
         self.heard = [0.0] * size
-        self.beats = [Beat()] * size
+        self.beats = [Heartbeat()] * size
         for seat, watch in enumerate(self.watches):
             count = (lambda seat=seat: self.counts[seat]) if counted else None
             watch.enter(f"p{seat}", seat, count)

@@ -45,7 +45,7 @@ from slurm_resilience.wire.messages import (
     StatusRequest,
     Welcome,
 )
-from slurm_resilience.wire.server import Peer, Server
+from slurm_resilience.wire.server import Client, Server
 
 ALICE, BOB = 20001, 20002
 MUNGED = shutil.which("munged", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
@@ -540,7 +540,7 @@ def test_a_server_that_stops_lets_go_of_everybody(munged: Callable[[str], str]) 
 def test_a_fault_of_ours_ends_one_connection_only(
     sresctld: Sresctld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(peer: Peer, message: Any) -> None:
+    def broken(peer: Client, message: Any) -> None:
         raise RuntimeError("a bug")
 
     other = sresctld.connect()

@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 from drive import free_port
 
-from slurm_resilience.mesh.layout import Rules
-from slurm_resilience.mesh.meeting import Directory
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import Peer
+from slurm_resilience.mesh.rendezvous import SharedDirectory
+from slurm_resilience.mesh.world_plan import WorldRules
 from slurm_resilience.training.group import MeshStore
 from slurm_resilience.training.group.dirstore import DirStore
 
@@ -77,8 +77,8 @@ def _store(round: Round, rank: int, mesh: Mesh | None, generation: int) -> dist.
 def _meet(round: Round, rank: int) -> tuple[Mesh, int]:
     """The mesh is there before: it lives as long as its process, and stores come and go."""
     peer = Peer(id=f"{rank}.{uuid.uuid4().hex}", seat=rank, host="127.0.0.1", pid=os.getpid())
-    rules = Rules(seats=round.size, min_world=round.size)
-    mesh = Mesh(Directory(round.home / "meet"), peer, rules).start()
+    rules = WorldRules(seats=round.size, min_world=round.size)
+    mesh = Mesh(SharedDirectory(round.home / "meet"), peer, rules).start()
     view = mesh.meet(_LIMIT.total_seconds())
     assert view is not None
     return mesh, view.generation

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh.mesh import Mesh
-from slurm_resilience.mesh.messages import Change
+from slurm_resilience.mesh.messages import KeyChange
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
@@ -72,7 +72,7 @@ class MeshStore(dist.Store):  # type: ignore[name-defined, misc]
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter; its new value."""
-        value = self._change(Change(self._generation, 0, key, add=amount))
+        value = self._change(KeyChange(self._generation, 0, key, add=amount))
         if not value:
             raise dist.DistStoreError(f"add to key {key!r}, which holds no number")
         return int(value)
@@ -80,11 +80,11 @@ class MeshStore(dist.Store):  # type: ignore[name-defined, misc]
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Set a key if it has the expected value (empty: if it is not set); its value after it."""
         old, new = _bytes(expected), _bytes(desired)
-        return self._change(Change(self._generation, 0, key, expected=old, desired=new))
+        return self._change(KeyChange(self._generation, 0, key, expected=old, desired=new))
 
     def append(self, key: str, value: str | bytes) -> None:
         """Append to a key."""
-        self._change(Change(self._generation, 0, key, append=_bytes(value)))
+        self._change(KeyChange(self._generation, 0, key, append=_bytes(value)))
 
     def num_keys(self) -> int:
         """How many keys there are."""
@@ -100,7 +100,7 @@ class MeshStore(dist.Store):  # type: ignore[name-defined, misc]
         except (TimeoutError, WireError) as error:
             raise dist.DistStoreError(str(error)) from None
 
-    def _change(self, change: Change) -> bytes:
+    def _change(self, change: KeyChange) -> bytes:
         try:
             return self._mesh.change(change, self._timeout.total_seconds())
         except (TimeoutError, WireError) as error:

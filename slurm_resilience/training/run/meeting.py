@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_resilience.errors import MissingTool, SresError, UsageError
-from slurm_resilience.mesh.meeting import Outcome
+from slurm_resilience.mesh.rendezvous import TrainingOutcome
 from slurm_resilience.training.run import codes
 from slurm_resilience.training.run.place import Place
 from slurm_resilience.training.run.words import Address, addresses, secret
@@ -158,7 +158,7 @@ def _directory(environment: Mapping[str, str], here: Place, endpoint: str | None
 def _refuse_complete(directory: Path) -> None:
     """Else the ranks would take themselves for late ones, and end as if they had trained."""
     with suppress(OSError, msgspec.DecodeError):
-        ended = msgspec.json.decode((directory / "mesh/outcome").read_bytes(), type=Outcome)
+        ended = msgspec.json.decode((directory / "mesh/outcome").read_bytes(), type=TrainingOutcome)
         if ended.code == codes.DONE:
             raise UsageError(
                 f"{directory}: a training that met here is complete (step {ended.step}): give this "

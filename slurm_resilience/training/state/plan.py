@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from slurm_resilience.mesh.model import Status, View
+from slurm_resilience.mesh.model import PeerStatus, View
 from slurm_resilience.training.state.spread import Transfer, spread
 
 Kind = Literal["nothing", "peers", "memory", "disk", "fresh", "impossible"]
@@ -80,12 +80,12 @@ def plan(view: View, *, checksum: bool = False) -> HealPlan:
     return _fresh(view) or _impossible(view, trouble)
 
 
-def _fits(view: View, rank: int, status: Status) -> bool:
+def _fits(view: View, rank: int, status: PeerStatus) -> bool:
     """Whether what a member holds is the part that its rank has now."""
     return view.replica_size == 1 or status.position == view.position(rank)
 
 
-def _blank(status: Status) -> bool:
+def _blank(status: PeerStatus) -> bool:
     """A process that was never made equal to others, and trained nothing."""
     return status.generation == 0 and status.step <= 0
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.mesh.messages import Beat
+from slurm_resilience.mesh.messages import Heartbeat
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.training.watch import limit as limits
 from slurm_resilience.training.watch import stacks
@@ -170,18 +170,18 @@ class Watch:
     def _learnt(self) -> float:
         return limits.learn(tuple(self._steps), self.floor, self.ceiling, self.first)
 
-    def beat(self) -> Beat:
+    def beat(self) -> Heartbeat:
         """What to tell the peers."""
         sign = self._sign(self._clock())
         phase = sign.phase
         if phase and sign.collectives >= 0:
             phase = f"{phase}{_COUNT}{sign.collectives}"
-        return Beat(sign.step, phase, sign.since, self._progress.own_seconds)
+        return Heartbeat(sign.step, phase, sign.since, self._progress.own_seconds)
 
     def stalled(
         self,
         now: float,
-        beats: Mapping[str, tuple[Peer, Beat, float]],
+        beats: Mapping[str, tuple[Peer, Heartbeat, float]],
         *,
         silence: float = 0.0,
     ) -> Verdict | None:
@@ -248,7 +248,7 @@ class Watch:
                 log.exception("on_hang failed; the watch goes on")
 
 
-def _heard(peer: Peer, beat: Beat, heard: float) -> Sign:
+def _heard(peer: Peer, beat: Heartbeat, heard: float) -> Sign:
     phase, _, count = beat.phase.partition(_COUNT)
     number = int(count) if count.isdigit() else -1
     return Sign(peer.id, peer.seat, beat.step, phase, number, beat.since, heard)

@@ -13,7 +13,7 @@ SHOWN = 8
 """Of the missing seats, in a line for people."""
 
 
-class Rules(msgspec.Struct, frozen=True):
+class WorldRules(msgspec.Struct, frozen=True):
     """What the program asked for."""
 
     seats: int
@@ -41,7 +41,7 @@ def propose(
     present: Sequence[Member],
     lost: Mapping[str, bool],
     last: View | None,
-    rules: Rules,
+    rules: WorldRules,
     waited: float,
     started: bool,
 ) -> Proposal:

@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Iterator
 
 from slurm_resilience.errors import AuthError, WireError
-from slurm_resilience.mesh import messages, names
+from slurm_resilience.mesh import messages, resolver
 from slurm_resilience.mesh.messages import (
     PROTOCOL,
-    Beat,
-    Challenge,
-    Hello,
+    Heartbeat,
     Message,
+    PeerChallenge,
+    PeerHello,
+    PeerWelcome,
     Roster,
-    Welcome,
 )
-from slurm_resilience.mesh.model import Peer, Status
+from slurm_resilience.mesh.model import Peer, PeerStatus
 
 UNACKED_MILLISECONDS = 4000
 """What the other machine does not acknowledge for this long ends the connection: a pulled cable
@@ -33,16 +33,16 @@ MAX_QUEUED = 256 << 20
 """Bytes that wait for a peer that does not read; then it is given up."""
 
 
-class Link:
+class PeerConnection:
     """A socket that becomes a peer once both sides have shown the secret."""
 
     def __init__(self, sock: socket.socket, secret: bytes, dialed: bool) -> None:
         self.sock = sock
         self.dialed = dialed
         self.peer: Peer | None = None
-        self.status = Status()
+        self.status = PeerStatus()
         self.said = -1
-        self.beat = Beat()
+        self.beat = Heartbeat()
         self.born = self.heard = time.monotonic()
         self.expected = ""
         """Id of the peer that should be there; empty: unknown."""
@@ -65,14 +65,14 @@ class Link:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKED_MILLISECONDS)
 
     @classmethod
-    def dial(cls, host: str, port: int, secret: bytes) -> Link:
+    def dial(cls, host: str, port: int, secret: bytes) -> PeerConnection:
         """A connection that is under way.
 
         Raises:
             OSError: there is no way to that address.
             NotYet: its name is being looked up.
         """
-        family, address = names.address(host, port)
+        family, address = resolver.address(host, port)
         link = cls(socket.socket(family, socket.SOCK_STREAM), secret, dialed=True)
         link.address = (host, port)
         with contextlib.suppress(BlockingIOError):
@@ -111,7 +111,7 @@ class Link:
 
     def challenge(self) -> None:
         """The accepting side speaks first."""
-        self.send(messages.pack(Challenge(self._nonce)))
+        self.send(messages.pack(PeerChallenge(self._nonce)))
 
     def send(self, frame: bytes) -> None:
         """Send a frame, or as much of it as the socket takes now; the rest follows by `flush`.
@@ -175,7 +175,7 @@ class Link:
             yield message
 
     def handshake(
-        self, message: Message, me: Peer, status: Status, roster: Callable[[], tuple[Peer, ...]]
+        self, message: Message, me: Peer, status: PeerStatus, roster: Callable[[], tuple[Peer, ...]]
     ) -> bool:
         """Handle a message of an unproven link; True when it has just been proven.
 
@@ -183,16 +183,16 @@ class Link:
             AuthError: the other side does not know the secret.
             WireError: it speaks out of turn.
         """
-        if isinstance(message, Challenge | Hello) and message.protocol != PROTOCOL:
+        if isinstance(message, PeerChallenge | PeerHello) and message.protocol != PROTOCOL:
             raise WireError(f"it speaks version {message.protocol}, this process {PROTOCOL}")
-        if isinstance(message, Challenge) and self.dialed and not self._answered:
+        if isinstance(message, PeerChallenge) and self.dialed and not self._answered:
             self._answered = True
             self._theirs = message.nonce
             to = self.expected or f":{self.address[1] if self.address else 0}"
             proof = messages.proof(self._secret, "dial", message.nonce, self._nonce, me.id, to)
-            self.send(messages.pack(Hello(me, status, self._nonce, proof, to)))
+            self.send(messages.pack(PeerHello(me, status, self._nonce, proof, to)))
             return False
-        if isinstance(message, Hello) and not self.dialed:
+        if isinstance(message, PeerHello) and not self.dialed:
             expected = messages.proof(
                 self._secret, "dial", self._nonce, message.nonce, message.peer.id, message.to
             )
@@ -201,12 +201,12 @@ class Link:
             if message.to not in (me.id, f":{me.port}"):
                 raise WireError(f"it looks for {message.to}")
             proof = messages.proof(self._secret, "accept", message.nonce, self._nonce, me.id)
-            self.send(messages.pack(Welcome(me, status, proof)))
+            self.send(messages.pack(PeerWelcome(me, status, proof)))
             if message.peer.seat >= 0:
                 self.send(messages.pack(Roster(roster())))
             self.peer, self.status = message.peer, message.status
             return True
-        if isinstance(message, Welcome) and self._answered:
+        if isinstance(message, PeerWelcome) and self._answered:
             expected = messages.proof(
                 self._secret, "accept", self._nonce, self._theirs, message.peer.id
             )

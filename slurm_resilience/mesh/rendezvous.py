@@ -15,7 +15,7 @@ from slurm_resilience.mesh.messages import UNREADABLE
 from slurm_resilience.mesh.model import Peer
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class TrainingOutcome(msgspec.Struct, frozen=True):
     """How a training ended."""
 
     code: int
@@ -23,7 +23,7 @@ class Outcome(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Meeting(Protocol):
+class Rendezvous(Protocol):
     """A place to meet."""
 
     def secret(self) -> bytes:
@@ -50,12 +50,12 @@ class Meeting(Protocol):
         """Write down how the training ended, for whoever watches from outside or comes late."""
         ...
 
-    def ended(self) -> Outcome | None:
+    def ended(self) -> TrainingOutcome | None:
         """How the training ended; None: it has not, as far as is known here."""
         ...
 
 
-class Directory:
+class SharedDirectory:
     """A shared directory: ``peers/ID.json`` a peer, ``secret`` (mode 0600), ``outcome``."""
 
     def __init__(self, path: Path, secret: str = "") -> None:
@@ -138,12 +138,12 @@ class Directory:
         target = self.path / "outcome"
         draft = self.path / f".outcome-{os.getpid()}"
         with contextlib.suppress(OSError):
-            draft.write_bytes(msgspec.json.encode(Outcome(code, step, reason)) + b"\n")
+            draft.write_bytes(msgspec.json.encode(TrainingOutcome(code, step, reason)) + b"\n")
             draft.replace(target)
 
-    def ended(self) -> Outcome | None:
+    def ended(self) -> TrainingOutcome | None:
         try:
-            return msgspec.json.decode((self.path / "outcome").read_bytes(), type=Outcome)
+            return msgspec.json.decode((self.path / "outcome").read_bytes(), type=TrainingOutcome)
         except (OSError, *UNREADABLE):
             return None
 
@@ -160,11 +160,11 @@ class _NothingWritten:
     def outcome(self, code: int, step: int, reason: str) -> None:
         return
 
-    def ended(self) -> Outcome | None:
+    def ended(self) -> TrainingOutcome | None:
         return None
 
 
-class Addresses(_NothingWritten):
+class AddressList(_NothingWritten):
     """No shared file system: every seat listens where all expect it."""
 
     def __init__(self, addresses: list[tuple[str, int]], secret: str) -> None:
@@ -191,7 +191,7 @@ class Addresses(_NothingWritten):
         return [("", host, port) for host, port in self._addresses]
 
 
-class Alone(_NothingWritten):
+class SingleProcess(_NothingWritten):
     """A world of one: nobody is looked for, and nothing is written down."""
 
     def __init__(self) -> None:
@@ -207,7 +207,7 @@ class Alone(_NothingWritten):
         return []
 
 
-def meeting(where: str, secret: str = "") -> Meeting:
+def meeting(where: str, secret: str = "") -> Rendezvous:
     """``dir:PATH``, ``peers:HOST:PORT,HOST:PORT,…``, or ``alone``.
 
     Raises:
@@ -215,11 +215,11 @@ def meeting(where: str, secret: str = "") -> Meeting:
     """
     kind, _, rest = where.partition(":")
     if kind == "dir" and rest:
-        return Directory(Path(rest).absolute(), secret)
+        return SharedDirectory(Path(rest).absolute(), secret)
     if kind == "peers" and rest:
-        return Addresses([_address(word) for word in rest.split(",")], secret)
+        return AddressList([_address(word) for word in rest.split(",")], secret)
     if where == "alone":
-        return Alone()
+        return SingleProcess()
     raise UsageError(f"SRES_MEET={where!r}: write dir:PATH or peers:HOST:PORT,HOST:PORT,…")
 
 

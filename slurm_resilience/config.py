@@ -24,7 +24,7 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the file."""
 
 
-class Controller(_Section, frozen=True):
+class ControllerSettings(_Section, frozen=True):
     """Where sresctld listens, keeps its state, and how often it reads Slurm."""
 
     host: str = ""
@@ -35,12 +35,12 @@ class Controller(_Section, frozen=True):
     """Seconds between two reads of Slurm when nothing else wakes the cycle."""
 
 
-class Wire(_Section, frozen=True):
+class WireSettings(_Section, frozen=True):
     munge_socket: str = ""
     """munged's socket. Empty: munge's own default."""
 
 
-class Agent(_Section, frozen=True):
+class AgentSettings(_Section, frozen=True):
     """sresd, on every node."""
 
     beat: float = 0.5
@@ -57,7 +57,7 @@ class Agent(_Section, frozen=True):
     auto-resume steps. 0 switches fencing off."""
 
 
-class Checks(_Section, frozen=True):
+class CheckSettings(_Section, frozen=True):
     disabled: tuple[str, ...] = ()
     disk_full_percent: float = 95.0
     inodes_full_percent: float = 95.0
@@ -67,7 +67,7 @@ class Checks(_Section, frozen=True):
     """How much less memory than Slurm's RealMemory is a fault (NHC's check_hw_physmem: 5 %)."""
 
 
-class Detect(_Section, frozen=True):
+class DetectSettings(_Section, frozen=True):
     """When silence becomes death."""
 
     silent_after: float = 1.5
@@ -86,14 +86,14 @@ class Detect(_Section, frozen=True):
     """After a start of sresctld, seconds before a node that never spoke can be found silent."""
 
 
-class Recovery(_Section, frozen=True):
+class RecoverySettings(_Section, frozen=True):
     mode: Literal["automatic", "none"] = "automatic"
     """``none`` only reports."""
     drain_alarm: float = 86400.0
     """Seconds a node may wait for its jobs before an alarm is raised. No job is ever killed."""
 
 
-class Replace(_Section, frozen=True):
+class ReplaceSettings(_Section, frozen=True):
     program: tuple[str, ...] = ()
     """The replacement program and its first arguments; `replace NODE` or `reboot NODE` is appended.
     Empty: nodes are marked, and wait for a person."""
@@ -107,7 +107,7 @@ class Replace(_Section, frozen=True):
     """Replacements that run at the same time."""
 
 
-class Resume(_Section, frozen=True):
+class ResumeSettings(_Section, frozen=True):
     """What the supervisor behind `srun --auto-resume=1` may do."""
 
     grace: float = 10.0
@@ -126,14 +126,14 @@ class Resume(_Section, frozen=True):
 
 
 class Config(_Section, frozen=True):
-    controller: Controller = Controller()
-    wire: Wire = Wire()
-    agent: Agent = Agent()
-    checks: Checks = Checks()
-    detect: Detect = Detect()
-    recovery: Recovery = Recovery()
-    replace: Replace = Replace()
-    resume: Resume = Resume()
+    controller: ControllerSettings = ControllerSettings()
+    wire: WireSettings = WireSettings()
+    agent: AgentSettings = AgentSettings()
+    checks: CheckSettings = CheckSettings()
+    detect: DetectSettings = DetectSettings()
+    recovery: RecoverySettings = RecoverySettings()
+    replace: ReplaceSettings = ReplaceSettings()
+    resume: ResumeSettings = ResumeSettings()
     slurm_bin: str = ""
     """Directory of Slurm's commands. Empty: looked up on PATH."""
 

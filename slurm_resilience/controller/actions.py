@@ -8,21 +8,21 @@ from typing import Literal
 
 import msgspec
 
-from slurm_resilience.controller.record import Chase
+from slurm_resilience.controller.journal import PendingRequeue
 
 
-class Probe(msgspec.Struct, frozen=True, tag=True):
+class ProbeNode(msgspec.Struct, frozen=True, tag=True):
     node: str
 
 
-class TakeOut(msgspec.Struct, frozen=True):
+class ShrinkJob(msgspec.Struct, frozen=True):
     """Shrink a job so that it survives the marking of one of its nodes."""
 
     job: int
     keep: tuple[str, ...]
 
 
-class Mark(msgspec.Struct, frozen=True, tag=True):
+class MarkNode(msgspec.Struct, frozen=True, tag=True):
     """Take a node out of service: jobs first, then its state and reason, then tell supervisors."""
 
     node: str
@@ -31,12 +31,12 @@ class Mark(msgspec.Struct, frozen=True, tag=True):
     action: str
     """The reason to set; empty: the present one is a person's, and stays."""
     reason: str
-    take_out: tuple[TakeOut, ...] = ()
+    take_out: tuple[ShrinkJob, ...] = ()
     chase: tuple[int, ...] = ()
     """Jobs that Slurm will requeue when the node goes down: to be started at once."""
 
 
-class Adopt(msgspec.Struct, frozen=True, tag=True):
+class OpenRequested(msgspec.Struct, frozen=True, tag=True):
     """Open an incident for a node that somebody else marked."""
 
     node: str
@@ -44,7 +44,7 @@ class Adopt(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class Tell(msgspec.Struct, frozen=True, tag=True):
+class NotifySupervisor(msgspec.Struct, frozen=True, tag=True):
     """Let the supervisors of a job know about one of its nodes."""
 
     job: int
@@ -60,7 +60,7 @@ class StartReplacement(msgspec.Struct, frozen=True, tag=True):
     incident: int
 
 
-class Advance(msgspec.Struct, frozen=True, tag=True):
+class Transition(msgspec.Struct, frozen=True, tag=True):
     """Move an incident to another state, with the reason."""
 
     node: str
@@ -71,14 +71,14 @@ class Advance(msgspec.Struct, frozen=True, tag=True):
     stop_run: bool = False
 
 
-class Return(msgspec.Struct, frozen=True, tag=True):
+class ReturnNode(msgspec.Struct, frozen=True, tag=True):
     """Give the node back to Slurm (node resume)."""
 
     node: str
     incident: int
 
 
-class Alarm(msgspec.Struct, frozen=True, tag=True):
+class RaiseAlarm(msgspec.Struct, frozen=True, tag=True):
     """Something a person should know; said once for each key."""
 
     key: str
@@ -88,12 +88,12 @@ class Alarm(msgspec.Struct, frozen=True, tag=True):
     incident: int = 0
 
 
-class Requeue(msgspec.Struct, frozen=True, tag=True):
+class RequeueJob(msgspec.Struct, frozen=True, tag=True):
     job: int
     reason: str
 
 
-class Prefer(msgspec.Struct, frozen=True, tag=True):
+class RaisePriority(msgspec.Struct, frozen=True, tag=True):
     """A job waits for nodes in exchange for those it lost: it comes before the queue."""
 
     job: int
@@ -101,31 +101,31 @@ class Prefer(msgspec.Struct, frozen=True, tag=True):
     """How many it lost."""
 
 
-class StartNow(msgspec.Struct, frozen=True, tag=True):
+class StartPendingJob(msgspec.Struct, frozen=True, tag=True):
     job: int
 
 
-class KeepChasing(msgspec.Struct, frozen=True, tag=True):
-    chase: Chase
+class KeepPendingRequeue(msgspec.Struct, frozen=True, tag=True):
+    chase: PendingRequeue
 
 
-class EndChase(msgspec.Struct, frozen=True, tag=True):
+class EndPendingRequeue(msgspec.Struct, frozen=True, tag=True):
     job: int
     reason: str
 
 
 Action = (
-    Probe
-    | Mark
-    | Adopt
-    | Tell
+    ProbeNode
+    | MarkNode
+    | OpenRequested
+    | NotifySupervisor
     | StartReplacement
-    | Advance
-    | Return
-    | Alarm
-    | Requeue
-    | Prefer
-    | StartNow
-    | KeepChasing
-    | EndChase
+    | Transition
+    | ReturnNode
+    | RaiseAlarm
+    | RequeueJob
+    | RaisePriority
+    | StartPendingJob
+    | KeepPendingRequeue
+    | EndPendingRequeue
 )

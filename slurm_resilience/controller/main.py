@@ -19,18 +19,18 @@ import msgspec
 from slurm_resilience import __version__
 from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.config import Config, load
-from slurm_resilience.controller.act import Actor, find_job
-from slurm_resilience.controller.board import Board, Heard
-from slurm_resilience.controller.decide import Decision, decide
-from slurm_resilience.controller.diagnose import Verdict, diagnose
-from slurm_resilience.controller.observe import Blind, World, last_run, observe
-from slurm_resilience.controller.probe import Prober
-from slurm_resilience.controller.record import (
-    Chase,
+from slurm_resilience.controller.act.actor import Actor, find_job
+from slurm_resilience.controller.decide.marking import Decision, decide
+from slurm_resilience.controller.diagnose import NodeDiagnosis, diagnose
+from slurm_resilience.controller.inbox import Inbox, InboxMessage
+from slurm_resilience.controller.journal import (
     Journal,
     KnownAgent,
+    PendingRequeue,
     Supervised,
 )
+from slurm_resilience.controller.observe import Blind, ClusterSnapshot, last_run, observe
+from slurm_resilience.controller.probe import Prober
 from slurm_resilience.controller.status import for_supervisors, status
 from slurm_resilience.controller.supervisors import Supervisors, is_last_word
 from slurm_resilience.errors import SresError
@@ -89,7 +89,7 @@ class Controller:
             except sqlite3.Error as error:
                 raise SresError(f"the journal cannot be read: {error}") from None
 
-        self.board = Board(
+        self.board = Inbox(
             clock,
             trusted_uids=frozenset({0, info.slurm_user_uid}),
             find_job=lambda job_id: find_job(client, job_id),
@@ -199,7 +199,7 @@ class Controller:
             for incident in self.journal.incidents()
         )
 
-    def _take_notes(self, world: World) -> bool:
+    def _take_notes(self, world: ClusterSnapshot) -> bool:
         """Messages of supervisors and administrators, and jobs that are gone, into the journal."""
         # First: the picture of Slurm is older than what waits in the inbox. A supervisor also says
         # its last word when its job is requeued, which the next picture shows.
@@ -224,7 +224,7 @@ class Controller:
                 self._known_agents[name] = entry_now
         return changed
 
-    def _review_supervised(self, world: World) -> bool:
+    def _review_supervised(self, world: ClusterSnapshot) -> bool:
         """Drop the jobs that are gone, or run on without a supervisor: they are left to Slurm like
         any other job. One that does not run is kept: it may come back."""
         changed = False
@@ -257,7 +257,7 @@ class Controller:
                 changed = True
         return changed
 
-    def _note(self, world: World, heard: Heard) -> None:
+    def _note(self, world: ClusterSnapshot, heard: InboxMessage) -> None:
         now = self._clock.now()
         message = heard.message
         if isinstance(message, AttemptStarted):
@@ -283,7 +283,7 @@ class Controller:
             job = world.jobs.get(heard.job)
             if job is not None:
                 reason = _one_line(message.reason)
-                self.journal.put_chase(Chase(job.id, reason, True, job.restarts, now))
+                self.journal.put_chase(PendingRequeue(job.id, reason, True, job.restarts, now))
                 self._event_of_job(now, "requeue-asked", reason, job.id)
         else:
             self._note_pause(heard)
@@ -296,14 +296,16 @@ class Controller:
         times.append(now)
         self.journal.event(now, kind, text, job=job)
 
-    def _note_pause(self, heard: Heard) -> None:
+    def _note_pause(self, heard: InboxMessage) -> None:
         assert isinstance(heard.message, PauseRequest)
         reason = _one_line(heard.message.reason)
         self.journal.pause(reason)
         word = f"paused: {reason}" if reason else "goes on"
         self.journal.event(self._clock.now(), "pause", f"{word} (uid {heard.peer.uid})")
 
-    def _publish(self, world: World, verdicts: dict[str, Verdict], decision: Decision) -> None:
+    def _publish(
+        self, world: ClusterSnapshot, verdicts: dict[str, NodeDiagnosis], decision: Decision
+    ) -> None:
         incidents = {i.node: i for i in self.journal.incidents()}
         self.board.publish(
             {

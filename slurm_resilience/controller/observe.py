@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from slurm_resilience.clock import Clock
-from slurm_resilience.controller.board import AgentView, Board
-from slurm_resilience.controller.probe import Probe, Prober
-from slurm_resilience.controller.record import Chase, Incident, Journal, Supervised
+from slurm_resilience.controller.inbox import AgentView, Inbox
+from slurm_resilience.controller.journal import Incident, Journal, PendingRequeue, Supervised
+from slurm_resilience.controller.probe import Prober, ProbeResult
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.replace import program
@@ -17,7 +17,7 @@ from slurm_resilience.replace.program import Run
 from slurm_resilience.slurm.client import SlurmClient
 
 
-class World(msgspec.Struct, frozen=True):
+class ClusterSnapshot(msgspec.Struct, frozen=True):
     """Everything one cycle decides from."""
 
     now: float
@@ -29,7 +29,7 @@ class World(msgspec.Struct, frozen=True):
     nodes: dict[str, Node]
     jobs: dict[int, Job]
     agents: dict[str, AgentView] = {}
-    probes: dict[str, tuple[Probe, ...]] = {}
+    probes: dict[str, tuple[ProbeResult, ...]] = {}
     incidents: dict[str, Incident] = {}
     """The open incident of each node that has one."""
     gave_up: dict[str, Incident] = {}
@@ -38,7 +38,7 @@ class World(msgspec.Struct, frozen=True):
     runs: dict[int, Run] = {}
     """Replacement runs by incident id: the latest attempt."""
     supervised: dict[int, Supervised] = {}
-    chases: dict[int, Chase] = {}
+    chases: dict[int, PendingRequeue] = {}
     paused: str = ""
     can_replace: bool = False
     """A replacement program is configured."""
@@ -66,7 +66,7 @@ def last_run(state_dir: Path) -> int:
 
 def observe(
     client: SlurmClient,
-    board: Board,
+    board: Inbox,
     prober: Prober,
     journal: Journal,
     clock: Clock,
@@ -75,7 +75,7 @@ def observe(
     state_dir: Path,
     can_replace: bool,
     permits_expansion: bool,
-) -> World | Blind:
+) -> ClusterSnapshot | Blind:
     """Read the world.
 
     Args:
@@ -90,7 +90,7 @@ def observe(
     if not nodes:
         return Blind("Slurm listed no node at all")
     incidents = {incident.node: incident for incident in journal.incidents()}
-    return World(
+    return ClusterSnapshot(
         now=clock.now(),
         moment=clock.monotonic(),
         uptime=clock.monotonic() - started,

@@ -21,7 +21,7 @@ FORGET = 60.0
 Answer = Literal["answered", "refused", "silent"]
 
 
-class Probe(NamedTuple):
+class ProbeResult(NamedTuple):
     """One try. Times are of the monotonic clock."""
 
     started: float
@@ -71,7 +71,7 @@ class Prober:
         self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="probe")
         self._lock = threading.Lock()
         self._flying: set[str] = set()
-        self._results: dict[str, deque[Probe]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._results: dict[str, deque[ProbeResult]] = defaultdict(lambda: deque(maxlen=KEPT))
         self.done = threading.Event()
 
     def request(self, node: str, address: str, port: int) -> None:
@@ -93,7 +93,7 @@ class Prober:
             self._flying.add(node)
         self._pool.submit(self._work, node, address, port)
 
-    def results(self) -> dict[str, tuple[Probe, ...]]:
+    def results(self) -> dict[str, tuple[ProbeResult, ...]]:
         """Each node's last probes, oldest first."""
         with self._lock:
             return {node: tuple(probes) for node, probes in self._results.items()}
@@ -110,6 +110,6 @@ class Prober:
         answer = probe(address, port, self._timeout)
         with self._lock:
             if answer is not None:
-                self._results[node].append(Probe(started, self._clock.monotonic(), answer))
+                self._results[node].append(ProbeResult(started, self._clock.monotonic(), answer))
             self._flying.discard(node)
         self.done.set()

@@ -8,17 +8,17 @@ import msgspec
 
 from slurm_resilience import __version__
 from slurm_resilience.config import Config
-from slurm_resilience.controller.actions import Mark
-from slurm_resilience.controller.board import AgentView
-from slurm_resilience.controller.decide import Decision
-from slurm_resilience.controller.diagnose import Verdict
-from slurm_resilience.controller.observe import World
-from slurm_resilience.controller.record import Incident
+from slurm_resilience.controller.actions import MarkNode
+from slurm_resilience.controller.decide.marking import Decision
+from slurm_resilience.controller.diagnose import NodeDiagnosis
+from slurm_resilience.controller.inbox import AgentView
+from slurm_resilience.controller.journal import Incident
+from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import Node
 from slurm_resilience.wire.messages import NodeVerdict
 
 
-def for_supervisors(verdict: Verdict, node: Node, incident: Incident | None) -> NodeVerdict:
+def for_supervisors(verdict: NodeDiagnosis, node: Node, incident: Incident | None) -> NodeVerdict:
     """What a supervisor that asks is told. It leaves a node that is dead, sick or requested, so
     these words are kept for nodes that everybody must leave: the marked ones. What was found but
     not marked (paused, ``recovery.mode`` none, too many at once) is a suspicion."""
@@ -34,8 +34,8 @@ def for_supervisors(verdict: Verdict, node: Node, incident: Incident | None) -> 
 
 
 def status(
-    world: World,
-    verdicts: dict[str, Verdict],
+    world: ClusterSnapshot,
+    verdicts: dict[str, NodeDiagnosis],
     decision: Decision,
     config: Config,
     incidents: dict[str, Any],
@@ -73,7 +73,7 @@ def status(
         "can_replace": world.can_replace,
         "permits_expansion": world.permits_expansion,
         "sentence": decision.sentence,
-        "marks_now": sum(isinstance(a, Mark) for a in decision.actions),
+        "marks_now": sum(isinstance(a, MarkNode) for a in decision.actions),
         "nodes": nodes,
         "jobs": {
             str(job): {"attempt": s.attempt, "nodes": list(s.nodes), "since": s.since}
@@ -90,7 +90,7 @@ def _sresd(agent: AgentView | None) -> str:
     return "stopped" if agent.said_goodbye else "silent"
 
 
-def _gave_up(world: World, node: Node) -> dict[str, Any] | None:
+def _gave_up(world: ClusterSnapshot, node: Node) -> dict[str, Any] | None:
     """The incident that was given up, while the request it was about still stands."""
     incident = world.gave_up.get(node.name)
     if incident is None or not node.requested_action or incident.reason_at != node.reason_at:

@@ -40,7 +40,7 @@ class Context:
     """What every probe and judge is given."""
 
     sysroot: Path = Path("/")
-    settings: config.Checks = field(default_factory=config.Checks)
+    settings: config.CheckSettings = field(default_factory=config.CheckSettings)
     expected: Expected = field(default_factory=Expected)
     now: float = 0.0
     """Seconds since the epoch."""

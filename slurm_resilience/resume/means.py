@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slurm_resilience.config import Resume
+from slurm_resilience.config import ResumeSettings
 from slurm_resilience.resume.allocation import Allocation
 from slurm_resilience.resume.launch import Launch
 from slurm_resilience.resume.link import Link
@@ -21,7 +21,7 @@ from slurm_resilience.slurm.client import SlurmClient
 class Means:
     """One supervised srun's."""
 
-    limits: Resume
+    limits: ResumeSettings
     client: SlurmClient
     allocation: Allocation
     link: Link

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from slurm_resilience.config import Resume
+from slurm_resilience.config import ResumeSettings
 from slurm_resilience.resume.classify import Cause, Ending, describe, killed
 
 SHORT_LIFE = 10.0
@@ -57,7 +57,7 @@ class Supply(msgspec.Struct, frozen=True):
     reason: str
 
 
-def plan(cause: Cause, facts: Facts, history: tuple[Ending, ...], limits: Resume) -> Plan:
+def plan(cause: Cause, facts: Facts, history: tuple[Ending, ...], limits: ResumeSettings) -> Plan:
     """The cheapest rung that can work.
 
     Args:
@@ -75,7 +75,7 @@ def plan(cause: Cause, facts: Facts, history: tuple[Ending, ...], limits: Resume
     return _after_node(cause, facts)
 
 
-def _after_program(history: tuple[Ending, ...], limits: Resume) -> Plan:
+def _after_program(history: tuple[Ending, ...], limits: ResumeSettings) -> Plan:
     last = history[-1]
     moved = last.progressed or last.ran_for >= limits.progress_after
     if not moved and len(history) == 1 and not killed(last.code) and last.ran_for < SHORT_LIFE:
@@ -101,7 +101,7 @@ def _after_program(history: tuple[Ending, ...], limits: Resume) -> Plan:
     return Plan("relaunch", "no node is at fault: again on the same nodes")
 
 
-def _stuck(history: tuple[Ending, ...], limits: Resume) -> list[Ending]:
+def _stuck(history: tuple[Ending, ...], limits: ResumeSettings) -> list[Ending]:
     """The last endings in a row that no node explains and that made no progress."""
     row: list[Ending] = []
     for ending in reversed(history):
@@ -111,7 +111,7 @@ def _stuck(history: tuple[Ending, ...], limits: Resume) -> list[Ending]:
     return row
 
 
-def after_task(deaths: int, limits: Resume) -> Plan:
+def after_task(deaths: int, limits: ResumeSettings) -> Plan:
     """A task of a living step died on a healthy node.
 
     Args:

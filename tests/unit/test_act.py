@@ -10,13 +10,15 @@ import msgspec
 import pytest
 from worlds import CONFIG, FakeClock, agent, config, finding
 
-from slurm_resilience.controller import act, actions, decide, observe
-from slurm_resilience.controller.act import Actor
-from slurm_resilience.controller.board import AgentView, Board
+from slurm_resilience.controller import actions, observe
+from slurm_resilience.controller.act import actor
+from slurm_resilience.controller.act.actor import Actor
+from slurm_resilience.controller.decide import marking
 from slurm_resilience.controller.diagnose import diagnose
-from slurm_resilience.controller.observe import Blind, World
-from slurm_resilience.controller.probe import Probe, Prober
-from slurm_resilience.controller.record import Chase, Journal, Supervised
+from slurm_resilience.controller.inbox import AgentView, Inbox
+from slurm_resilience.controller.journal import Journal, PendingRequeue, Supervised
+from slurm_resilience.controller.observe import Blind, ClusterSnapshot
+from slurm_resilience.controller.probe import Prober, ProbeResult
 from slurm_resilience.errors import SlurmError
 from slurm_resilience.model import REPLACE
 from slurm_resilience.replace import program
@@ -41,7 +43,7 @@ class Peer:
         ]
 
 
-class TestBoard(Board):
+class TestBoard(Inbox):
     """A board whose agents and supervisors a test sets."""
 
     __test__ = False
@@ -67,12 +69,12 @@ class TestProber(Prober):
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.answers: dict[str, tuple[Probe, ...]] = {}
+        self.answers: dict[str, tuple[ProbeResult, ...]] = {}
 
     def request(self, node: str, address: str, port: int) -> None:
         self.asked.append(node)
 
-    def results(self) -> dict[str, tuple[Probe, ...]]:
+    def results(self) -> dict[str, tuple[ProbeResult, ...]]:
         return self.answers
 
     def forget(self, node: str) -> None:
@@ -118,15 +120,17 @@ class Controller:
         self.slurm.power_off(name)
         silent = agent(name, connected=False)
         self.board.views[name] = msgspec.structs.replace(silent, silence=6.0, heard_at=now - 6.0)
-        self.prober.answers[name] = tuple(Probe(now - a, now - a + 0.1, "silent") for a in (2, 1))
+        self.prober.answers[name] = tuple(
+            ProbeResult(now - a, now - a + 0.1, "silent") for a in (2, 1)
+        )
 
     def comes_back(self, name: str) -> None:
         now = self.clock.monotonic()
         self.slurm.power_on(name)
         self.board.views[name] = agent(name, boot_id="boot-2")
-        self.prober.answers[name] = (Probe(now, now, "answered"),)
+        self.prober.answers[name] = (ProbeResult(now, now, "answered"),)
 
-    def observe(self) -> World | Blind:
+    def observe(self) -> ClusterSnapshot | Blind:
         return observe.observe(
             self.slurm,
             self.board,
@@ -141,8 +145,8 @@ class Controller:
 
     def cycle(self) -> str:
         world = self.observe()
-        assert isinstance(world, World), world
-        said = decide.decide(world, diagnose(world, self.config), self.config)
+        assert isinstance(world, ClusterSnapshot), world
+        said = marking.decide(world, diagnose(world, self.config), self.config)
         self.actor.act(world, said.actions)
         return said.sentence
 
@@ -407,8 +411,10 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
 
 def test_one_action_that_fails_does_not_stop_the_others(sresctld: Controller) -> None:
     world = sresctld.observe()
-    assert isinstance(world, World)
-    sresctld.actor.act(world, (actions.Requeue(999, "gone"), actions.Alarm("k", "look here")))
+    assert isinstance(world, ClusterSnapshot)
+    sresctld.actor.act(
+        world, (actions.RequeueJob(999, "gone"), actions.RaiseAlarm("k", "look here"))
+    )
     assert sresctld.events() == ["failed", "alarm"]
 
 
@@ -456,13 +462,13 @@ def test_a_job_that_waits_for_nodes_is_not_pushed_all_the_time(sresctld: Control
     sresctld.slurm.requeue(job_id)
     sresctld.slurm.pass_time()
     sresctld.slurm.set_node(["n8"], state="drain", reason="one too few")
-    sresctld.journal.put_chase(Chase(job_id, "why", True, 0, sresctld.clock.now()))
+    sresctld.journal.put_chase(PendingRequeue(job_id, "why", True, 0, sresctld.clock.now()))
     sresctld.slurm.calls.clear()
     for _ in range(100):
         sresctld.cycle()
         sresctld.clock.pass_time(0.25)
     given = [call[0] for call in sresctld.slurm.calls].count("start_now")
-    assert 3 <= given <= 3 + 25 / act.START_AGAIN + 1
+    assert 3 <= given <= 3 + 25 / actor.START_AGAIN + 1
 
 
 def test_every_kind_of_action_has_its_handler(sresctld: Controller) -> None:

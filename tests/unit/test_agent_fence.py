@@ -198,7 +198,8 @@ def test_a_cut_off_node_ends_the_step_that_asked_and_no_other(
     state = LinkState(True, (f"{host}:{port}", "nonsense"), 1)
     board, stop = Board(), threading.Event()
     settings = config.Config(
-        agent=config.Agent(fence_after=0.2), controller=config.Controller(host=host, port=port)
+        agent=config.AgentSettings(fence_after=0.2),
+        controller=config.ControllerSettings(host=host, port=port),
     )
     monkeypatch.setattr("slurm_resilience.agent.fence.LOOK_EVERY", 0.05)
     monkeypatch.setattr("slurm_resilience.agent.fence.LOOK_TIMEOUT", 0.05)

@@ -117,7 +117,7 @@ class Running:
         settings = msgspec.structs.replace(
             base,
             controller=msgspec.structs.replace(base.controller, host="127.0.0.1", port=port),
-            wire=config.Wire(munge_socket=munged),
+            wire=config.WireSettings(munge_socket=munged),
             agent=msgspec.structs.replace(base.agent, beat=0.1, kernel_log=str(self.fifo)),
         )
         self.stop = threading.Event()

@@ -73,7 +73,7 @@ def test_while_something_fails_the_expectation_is_read_again(
     known, slurm = facts(node(64000), node(64000), node(48000))
     news, stop = threading.Event(), threading.Event()
     board = Board(news.set)
-    settings = config.Config(agent=config.Agent(check_interval=0.01))
+    settings = config.Config(agent=config.AgentSettings(check_interval=0.01))
     one = rounds.Rounds(settings, known, board, SystemClock(), stop)
     thread = threading.Thread(target=one.run, daemon=True)
     thread.start()

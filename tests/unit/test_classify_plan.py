@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_resilience.config import Resume
+from slurm_resilience.config import ResumeSettings
 from slurm_resilience.resume.classify import Cause, Ending, classify, describe
 from slurm_resilience.resume.plan import Facts, Plan, after_task, plan
 
-LIMITS = Resume()
+LIMITS = ResumeSettings()
 LONG = LIMITS.progress_after + 1
 NODES = ("n1", "n2", "n3")
 ENDED = Ending(code=1, ran_for=60.0, progressed=False, job_state="RUNNING")

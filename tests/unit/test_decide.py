@@ -26,10 +26,10 @@ from worlds import (
 )
 
 from slurm_resilience.controller import actions as act
-from slurm_resilience.controller import decide as d
+from slurm_resilience.controller.decide import marking as d
 from slurm_resilience.controller.diagnose import diagnose
-from slurm_resilience.controller.observe import World
-from slurm_resilience.controller.record import Chase
+from slurm_resilience.controller.journal import PendingRequeue
+from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import REBOOT, REPLACE, Severity
 from slurm_resilience.replace.program import Run
 
@@ -48,16 +48,16 @@ def test_all_well_is_nothing_to_do() -> None:
 
 def test_a_sick_node_is_failed_and_its_jobs_go_on() -> None:
     seen = world(node(state="ALLOCATED"), jobs=(job(),), watched=(supervised(),), agents=(SICK,))
-    (mark,) = actions(seen, act.Mark)
+    (mark,) = actions(seen, act.MarkNode)
     assert (mark.state, mark.action, mark.take_out, mark.chase) == ("fail", REPLACE, (), ())
 
 
 def test_a_dead_node_goes_down_after_its_jobs_were_shrunk() -> None:
     survivor = job(7, ("n2", "n1"))
     seen = world(node(state="ALLOCATED"), jobs=(survivor,), watched=(supervised(),), **dead())
-    (mark,) = actions(seen, act.Mark)
+    (mark,) = actions(seen, act.MarkNode)
     assert (mark.state, mark.action) == ("down", REPLACE)
-    assert mark.take_out == (act.TakeOut(7, ("n2",)),)
+    assert mark.take_out == (act.ShrinkJob(7, ("n2",)),)
     assert mark.chase == ()
 
 
@@ -71,8 +71,8 @@ def test_nodes_that_die_together_leave_the_job_in_one_change() -> None:
         agents=(agent("n1", silence=6.0), agent("n2", silence=6.0)),
         probes=silent,
     )
-    marks = actions(seen, act.Mark)
-    assert [mark.take_out for mark in marks] == [(act.TakeOut(7, ("n3",)),)] * 2
+    marks = actions(seen, act.MarkNode)
+    assert [mark.take_out for mark in marks] == [(act.ShrinkJob(7, ("n3",)),)] * 2
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_job_that_cannot_be_shrunk_is_requeued_and_started_at_once(
     seen = world(
         node(state="ALLOCATED"), jobs=(the_job,), watched=(supervised(),), **dead(), **more
     )
-    (mark,) = actions(seen, act.Mark)
+    (mark,) = actions(seen, act.MarkNode)
     assert (mark.take_out, mark.chase) == ((), (7,))
 
 
@@ -106,19 +106,19 @@ def test_gres_on_any_node_of_the_job_forbids_a_swap() -> None:
 
 def test_jobs_that_did_not_ask_are_left_to_slurm() -> None:
     seen = world(node(state="ALLOCATED"), jobs=(job(7, ("n2", "n1")),), **dead())
-    (mark,) = actions(seen, act.Mark)
+    (mark,) = actions(seen, act.MarkNode)
     assert (mark.take_out, mark.chase) == ((), ())
 
 
 def test_a_job_that_may_not_be_requeued_is_not_chased() -> None:
     for the_job in (job(requeue=False), job(is_batch=False, nodes=("n1",))):
         seen = world(node(state="ALLOCATED"), jobs=(the_job,), watched=(supervised(),), **dead())
-        assert actions(seen, act.Mark)[0].chase == ()
+        assert actions(seen, act.MarkNode)[0].chase == ()
 
 
 def test_an_administrators_reason_stays_when_its_node_dies() -> None:
     seen = world(node(state="ALLOCATED+DRAIN", reason="new disk"), **dead())
-    (mark,) = actions(seen, act.Mark)
+    (mark,) = actions(seen, act.MarkNode)
     assert (mark.state, mark.action) == ("down", "")
 
 
@@ -126,7 +126,7 @@ def test_dead_while_failing_and_busy_goes_down_within_the_same_incident() -> Non
     known = incident(kind="sick", opened=NOW - 400)
     lost = node(state="ALLOCATED+FAIL", reason=REPLACE)
     seen = world(lost, jobs=(job(),), incidents=(known,), **dead())
-    (mark,) = actions(seen, act.Mark)
+    (mark,) = actions(seen, act.MarkNode)
     assert mark.state == "down"
     assert actions(seen, act.StartReplacement) == []
 
@@ -134,13 +134,13 @@ def test_dead_while_failing_and_busy_goes_down_within_the_same_incident() -> Non
 @pytest.mark.parametrize("state", ["replacing", "returning", "resumed"])
 def test_silence_during_a_replacement_is_normal(state: str) -> None:
     seen = world(MARKED, incidents=(incident(state=state),), **dead())
-    assert actions(seen, act.Mark) == []
+    assert actions(seen, act.MarkNode) == []
 
 
 # -- what holds it back -----------------------------------------------------------------------
 
 
-def lost_nodes(count: int, others: int, **more: Any) -> World:
+def lost_nodes(count: int, others: int, **more: Any) -> ClusterSnapshot:
     names = [f"n{i}" for i in range(1, count + 1)]
     return world(
         *[node(name) for name in names],
@@ -157,20 +157,20 @@ def lost_nodes(count: int, others: int, **more: Any) -> World:
 )
 def test_too_many_at_once_are_not_marked(count: int, others: int, marks: int) -> None:
     seen = lost_nodes(count, others)
-    assert len(actions(seen, act.Mark)) == marks
-    assert bool(actions(seen, act.Alarm)) == (marks == 0)
+    assert len(actions(seen, act.MarkNode)) == marks
+    assert bool(actions(seen, act.RaiseAlarm)) == (marks == 0)
 
 
 def test_those_marked_a_moment_ago_count() -> None:
     recent = tuple(incident(f"y{i}", opened=NOW - 60, id=i) for i in (1, 2))
-    assert actions(lost_nodes(1, 6, incidents=recent), act.Mark) == []
+    assert actions(lost_nodes(1, 6, incidents=recent), act.MarkNode) == []
     older = tuple(msgspec.structs.replace(i, opened=NOW - 121) for i in recent)
-    assert len(actions(lost_nodes(1, 6, incidents=older), act.Mark)) == 1
+    assert len(actions(lost_nodes(1, 6, incidents=older), act.MarkNode)) == 1
 
 
 def test_another_blast_is_another_alarm() -> None:
     def key(count: int) -> str:
-        (alarm,) = actions(lost_nodes(count, 0), act.Alarm)
+        (alarm,) = actions(lost_nodes(count, 0), act.RaiseAlarm)
         return str(alarm.key)
 
     assert key(3) == key(3) != key(4)
@@ -183,27 +183,27 @@ def test_ten_dead_nodes_that_a_person_asks_for_are_no_blast() -> None:
         agents=tuple(agent(name, silence=6.0) for name in names),
         probes={name: probes("silent", "silent") for name in names},
     )
-    assert {a.node for a in actions(seen, act.Adopt)} == set(names)
+    assert {a.node for a in actions(seen, act.OpenRequested)} == set(names)
 
 
 def test_mode_none_says_it_and_does_nothing() -> None:
     quiet = config(recovery={"mode": "none"})
     for seen in (lost_nodes(1, 6), world(MARKED, agents=(agent(),))):
         kinds = {type(action) for action in decision(seen, quiet).actions}
-        assert kinds == {act.Alarm}
+        assert kinds == {act.RaiseAlarm}
 
 
 def test_a_pause_stops_everything_but_looking() -> None:
     seen = lost_nodes(1, 6, paused="maintenance", incidents=(incident("x1"),))
     said = decision(seen)
-    assert {type(action) for action in said.actions} <= {act.Probe}
+    assert {type(action) for action in said.actions} <= {act.ProbeNode}
     assert said.sentence == "paused (maintenance): nothing is done"
 
 
 def test_a_near_miss_is_an_alarm_with_its_correction_and_no_act() -> None:
     seen = world(node(state="IDLE+FAIL", reason="action:replace"), agents=(agent(),))
     (alarm,) = decision(seen).actions
-    assert isinstance(alarm, act.Alarm) and "write exactly Action:Replace" in alarm.text
+    assert isinstance(alarm, act.RaiseAlarm) and "write exactly Action:Replace" in alarm.text
 
 
 # -- requests ---------------------------------------------------------------------------------
@@ -212,17 +212,17 @@ def test_a_near_miss_is_an_alarm_with_its_correction_and_no_act() -> None:
 @pytest.mark.parametrize("action", [REPLACE, REBOOT])
 def test_a_request_opens_an_incident_once(action: str) -> None:
     asked = node(state="IDLE+FAIL", reason=action)
-    (adopt,) = actions(world(asked, agents=(agent(),)), act.Adopt)
+    (adopt,) = actions(world(asked, agents=(agent(),)), act.OpenRequested)
     assert adopt.action == action
     known = incident(action=action)
-    assert actions(world(asked, agents=(agent(),), incidents=(known,)), act.Adopt) == []
+    assert actions(world(asked, agents=(agent(),), incidents=(known,)), act.OpenRequested) == []
 
 
 def test_a_request_that_was_given_up_waits_for_a_newer_one() -> None:
     tried = incident(state="gave_up", reason_at=MARKED.reason_at)
-    assert actions(world(MARKED, agents=(agent(),), gave_up=(tried,)), act.Adopt) == []
+    assert actions(world(MARKED, agents=(agent(),), gave_up=(tried,)), act.OpenRequested) == []
     again = msgspec.structs.replace(MARKED, reason_at="2026-01-02T00:00:00")
-    assert len(actions(world(again, agents=(agent(),), gave_up=(tried,)), act.Adopt)) == 1
+    assert len(actions(world(again, agents=(agent(),), gave_up=(tried,)), act.OpenRequested)) == 1
 
 
 def test_a_node_given_up_stays_so_when_it_dies() -> None:
@@ -234,8 +234,8 @@ def test_a_node_given_up_stays_so_when_it_dies() -> None:
 # -- an incident's way, also after a restart in the middle -------------------------------------
 
 
-def advance(seen: World, settings: Any = CONFIG) -> act.Advance:
-    (found,) = actions(seen, act.Advance, settings)
+def advance(seen: ClusterSnapshot, settings: Any = CONFIG) -> act.Transition:
+    (found,) = actions(seen, act.Transition, settings)
     return found  # type: ignore[no-any-return]
 
 
@@ -246,8 +246,8 @@ def test_open_and_marked_in_slurm_goes_on() -> None:
 
 def test_open_and_still_dead_is_marked_now() -> None:
     seen = world(node(), incidents=(incident(state="open"),), **dead())
-    assert len(actions(seen, act.Mark)) == 1
-    assert actions(seen, act.Advance) == []
+    assert len(actions(seen, act.MarkNode)) == 1
+    assert actions(seen, act.Transition) == []
 
 
 def test_open_and_well_again_is_cancelled() -> None:
@@ -279,7 +279,7 @@ def test_a_long_wait_for_jobs_raises_one_alarm() -> None:
     ):
         known = incident(marked=marked, alarmed=alarmed)
         seen = world(busy, agents=(agent(),), incidents=(known,))
-        assert len(actions(seen, act.Alarm)) == expected
+        assert len(actions(seen, act.RaiseAlarm)) == expected
 
 
 @pytest.mark.parametrize(
@@ -298,10 +298,10 @@ def test_a_replacement_waits_for_its_backoff_its_turn_and_a_program() -> None:
     assert actions(seen, act.StartReplacement, one_at_a_time) == []
     seen = world(MARKED, agents=(agent(),), incidents=(incident(),), can_replace=False)
     assert actions(seen, act.StartReplacement) == []
-    assert "waiting for a person" in actions(seen, act.Alarm)[0].text
+    assert "waiting for a person" in actions(seen, act.RaiseAlarm)[0].text
 
 
-def replacing(run: Run | None, **more: Any) -> World:
+def replacing(run: Run | None, **more: Any) -> ClusterSnapshot:
     runs = {1: run} if run else {}
     known = incident(state="replacing", attempts=1, **more)
     return world(MARKED, agents=(agent(),), incidents=(known,), runs=runs)
@@ -346,7 +346,7 @@ def test_a_person_who_resumes_the_node_stops_the_run() -> None:
     assert (step.state, step.stop_run) == ("cancelled", True)
 
 
-def returning(speaks: Any, answered: bool = True, ended: float = 10.0) -> World:
+def returning(speaks: Any, answered: bool = True, ended: float = 10.0) -> ClusterSnapshot:
     known = incident(
         state="returning",
         attempts=1,
@@ -361,9 +361,9 @@ def returning(speaks: Any, answered: bool = True, ended: float = 10.0) -> World:
 
 def test_back_is_a_new_boot_that_speaks_and_a_slurmd_that_answers() -> None:
     back = agent(boot_id="boot-2")
-    assert actions(returning(back), act.Return) == [act.Return("n1", 1)]
+    assert actions(returning(back), act.ReturnNode) == [act.ReturnNode("n1", 1)]
     other_machine = agent(instance="machine-9")
-    assert len(actions(returning(other_machine), act.Return)) == 1
+    assert len(actions(returning(other_machine), act.ReturnNode)) == 1
 
 
 @pytest.mark.parametrize(
@@ -378,18 +378,18 @@ def test_back_is_a_new_boot_that_speaks_and_a_slurmd_that_answers() -> None:
     ids=["the old boot", "no slurmd", "silent", "stopped", "nobody speaks"],
 )
 def test_not_back_yet(speaks: Any, answered: bool) -> None:
-    assert actions(returning(speaks, answered), act.Return) == []
+    assert actions(returning(speaks, answered), act.ReturnNode) == []
 
 
 def test_a_probe_from_before_the_programs_end_says_nothing() -> None:
-    assert actions(returning(agent(boot_id="boot-2"), ended=0.2), act.Return) == []
+    assert actions(returning(agent(boot_id="boot-2"), ended=0.2), act.ReturnNode) == []
 
 
 def test_a_node_that_does_not_come_back_is_tried_again() -> None:
-    assert actions(returning(None, ended=901.0), act.Advance)[0].state == "marked"
+    assert actions(returning(None, ended=901.0), act.Transition)[0].state == "marked"
 
 
-def resumed(the_node: Any, ago: float, **more: Any) -> World:
+def resumed(the_node: Any, ago: float, **more: Any) -> ClusterSnapshot:
     known = incident(state="resumed", attempts=1, resumed=NOW - ago, **more)
     return world(the_node, agents=(agent(),), incidents=(known,))
 
@@ -401,14 +401,14 @@ def test_resumed_and_available_is_the_end() -> None:
 
 def test_a_resume_that_slurm_did_not_take_is_given_again() -> None:
     known = {"reason_at": MARKED.reason_at}
-    assert actions(resumed(MARKED, 5.0, **known), act.Return) == []
-    assert len(actions(resumed(MARKED, 11.0, **known), act.Return)) == 1
+    assert actions(resumed(MARKED, 5.0, **known), act.ReturnNode) == []
+    assert len(actions(resumed(MARKED, 11.0, **known), act.ReturnNode)) == 1
 
 
 def test_a_request_after_our_resume_is_a_new_one() -> None:
     asked = msgspec.structs.replace(MARKED, reason_at="2026-01-02T00:00:00")
     seen = resumed(asked, 11.0, reason_at=MARKED.reason_at)
-    assert actions(seen, act.Return) == []
+    assert actions(seen, act.ReturnNode) == []
     assert advance(seen).state == "cancelled"
 
 
@@ -418,11 +418,11 @@ def test_a_request_after_our_resume_is_a_new_one() -> None:
 def test_supervisors_hear_of_marked_nodes_only() -> None:
     busy = node(state="ALLOCATED+FAIL", reason=REPLACE)
     more: dict[str, Any] = {"jobs": (job(),), "watched": (supervised(),), "agents": (agent(),)}
-    (tell,) = actions(world(busy, incidents=(incident(kind="sick"),), **more), act.Tell)
+    (tell,) = actions(world(busy, incidents=(incident(kind="sick"),), **more), act.NotifySupervisor)
     assert (tell.job, tell.node, tell.kind) == (7, "n1", "sick")
-    assert actions(world(busy, **more), act.Tell) == []
+    assert actions(world(busy, **more), act.NotifySupervisor) == []
     elsewhere = more | {"watched": (supervised(nodes=("n3",)),)}
-    assert actions(world(busy, incidents=(incident(),), **elsewhere), act.Tell) == []
+    assert actions(world(busy, incidents=(incident(),), **elsewhere), act.NotifySupervisor) == []
 
 
 # -- jobs -------------------------------------------------------------------------------------
@@ -433,45 +433,45 @@ ZOMBIE = job(7, ("n2", "n3"), batch_host="n1")
 def test_a_zombie_is_requeued_and_chased() -> None:
     found = decision(world(jobs=(ZOMBIE,))).actions
     assert found == (
-        act.KeepChasing(Chase(7, "its batch host n1 is gone", True, 0, NOW)),
-        act.Requeue(7, "its batch host n1 is gone"),
+        act.KeepPendingRequeue(PendingRequeue(7, "its batch host n1 is gone", True, 0, NOW)),
+        act.RequeueJob(7, "its batch host n1 is gone"),
     )
 
 
 def test_a_zombie_that_may_not_be_requeued_is_an_alarm() -> None:
     dead_script = msgspec.structs.replace(ZOMBIE, requeue=False)
-    assert {type(a) for a in decision(world(jobs=(dead_script,))).actions} == {act.Alarm}
+    assert {type(a) for a in decision(world(jobs=(dead_script,))).actions} == {act.RaiseAlarm}
 
 
 @pytest.mark.parametrize(
     ("the_job", "since", "wanted", "expected"),
     [
-        (None, 1, True, act.EndChase),
-        (job(state="PENDING", nodes=(), restarts=1), 1, True, act.StartNow),
-        (job(state="PENDING", nodes=(), restarts=1), 601, True, act.EndChase),
-        (job(restarts=1), 1, True, act.EndChase),
-        (job(), 1, True, act.Requeue),
+        (None, 1, True, act.EndPendingRequeue),
+        (job(state="PENDING", nodes=(), restarts=1), 1, True, act.StartPendingJob),
+        (job(state="PENDING", nodes=(), restarts=1), 601, True, act.EndPendingRequeue),
+        (job(restarts=1), 1, True, act.EndPendingRequeue),
+        (job(), 1, True, act.RequeueJob),
         (job(), 1, False, None),
-        (ZOMBIE, 1, False, act.Requeue),
+        (ZOMBIE, 1, False, act.RequeueJob),
         (job(state="COMPLETING"), 1, True, None),
-        (job(state="COMPLETING"), 601, True, act.EndChase),
+        (job(state="COMPLETING"), 601, True, act.EndPendingRequeue),
     ],
 )
 def test_a_chase(the_job: Any, since: float, wanted: bool, expected: type | None) -> None:
-    chase = Chase(7, "node n1 died", wanted, 0, NOW - since, pending_since=NOW - 1)
+    chase = PendingRequeue(7, "node n1 died", wanted, 0, NOW - since, pending_since=NOW - 1)
     seen = world(jobs=(the_job,) if the_job else (), chases={7: chase})
     assert [type(a) for a in decision(seen).actions] == ([expected] if expected else [])
 
 
 def test_a_requeued_job_is_not_started_in_the_second_of_its_end() -> None:
     waiting = job(state="PENDING", nodes=(), restarts=1)
-    chase = Chase(7, "node n1 died", True, 0, NOW)
+    chase = PendingRequeue(7, "node n1 died", True, 0, NOW)
     (noted,) = decision(world(jobs=(waiting,), chases={7: chase})).actions
-    assert noted == act.KeepChasing(msgspec.structs.replace(chase, pending_since=NOW))
+    assert noted == act.KeepPendingRequeue(msgspec.structs.replace(chase, pending_since=NOW))
     seen = world(jobs=(waiting,), chases={7: noted.chase}, now=NOW + 0.9)
     assert decision(seen).actions == ()
     seen = world(jobs=(waiting,), chases={7: noted.chase}, now=NOW + 1.0)
-    assert decision(seen).actions == (act.StartNow(7),)
+    assert decision(seen).actions == (act.StartPendingJob(7),)
 
 
 # -- what never happens -----------------------------------------------------------------------
@@ -495,7 +495,7 @@ NAMES = tuple(f"n{i}" for i in range(1, 7))
 
 
 @st.composite
-def worlds_(draw: st.DrawFn) -> World:
+def worlds_(draw: st.DrawFn) -> ClusterSnapshot:
     nodes, agents, tried, incidents = [], [], {}, []
     for number, name in enumerate(NAMES, 1):
         gres = draw(st.sampled_from(("", "", "gpu:2")))
@@ -556,12 +556,12 @@ def worlds_(draw: st.DrawFn) -> World:
 
 @settings(max_examples=150, deadline=None)
 @given(seen=worlds_())
-def test_what_may_never_be_decided(seen: World) -> None:
+def test_what_may_never_be_decided(seen: ClusterSnapshot) -> None:
     verdicts = diagnose(seen, CONFIG)
     said = d.decide(seen, verdicts, CONFIG)
     assert said == d.decide(seen, diagnose(seen, CONFIG), CONFIG), "the same world, another answer"
     assert said.sentence
-    marks = [a for a in said.actions if isinstance(a, act.Mark)]
+    marks = [a for a in said.actions if isinstance(a, act.MarkNode)]
     recent = [
         i
         for i in seen.incidents.values()
@@ -591,9 +591,9 @@ def test_what_may_never_be_decided(seen: World) -> None:
         if isinstance(action, act.StartReplacement):
             assert not seen.nodes[action.node].has_work
             assert seen.nodes[action.node].requested_action
-        if isinstance(action, act.Adopt):
+        if isinstance(action, act.OpenRequested):
             assert seen.nodes[action.node].reason == action.action
     if seen.paused:
-        assert all(isinstance(action, act.Probe) for action in said.actions)
-    nodes_moved = [a.node for a in said.actions if isinstance(a, act.Advance)]
+        assert all(isinstance(action, act.ProbeNode) for action in said.actions)
+    nodes_moved = [a.node for a in said.actions if isinstance(a, act.Transition)]
     assert len(nodes_moved) == len(set(nodes_moved)), "two ways at once for one incident"

@@ -85,7 +85,7 @@ def test_no_list_of_mounts_is_unjudged(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_watched_only() -> None:
-    settings = config.Checks(disk_full_percent=90.0, inodes_full_percent=50.0)
+    settings = config.CheckSettings(disk_full_percent=90.0, inodes_full_percent=50.0)
     context = Context(settings=settings)
     seen = (Usage("/", 1000, 200), Usage("/tmp", 1000, 40), Usage("/dev", 0, 0))
     (full,) = disk.judge(seen, context).findings
@@ -96,13 +96,13 @@ def test_a_full_disk_is_watched_only() -> None:
 
 
 def test_space_and_inodes_of_this_machine(tmp_path: Path) -> None:
-    settings = config.Checks(mounts=("/", "/gone"))
+    settings = config.CheckSettings(mounts=("/", "/gone"))
     context = Context(sysroot=tmp_path, settings=settings)
     for check in (disk, inodes):
         (one,) = check.probe(context)
         assert 0.0 <= one.percent <= 100.0
     with pytest.raises(Unjudged):
-        disk.probe(Context(sysroot=tmp_path, settings=config.Checks(mounts=("/gone",))))
+        disk.probe(Context(sysroot=tmp_path, settings=config.CheckSettings(mounts=("/gone",))))
 
 
 @pytest.mark.parametrize(

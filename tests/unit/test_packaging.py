@@ -78,7 +78,7 @@ def test_a_restart_of_sresctld_spares_replacement_programs() -> None:
 
 def test_sresctld_keeps_its_state_where_its_unit_makes_room() -> None:
     made = Path("/var/lib") / unit("sresctld.service")["StateDirectory"]
-    assert Path(config.Controller().state_dir) == made
+    assert Path(config.ControllerSettings().state_dir) == made
 
 
 def test_sresd_sees_the_node_as_it_is() -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import msgspec
 
-from slurm_resilience.controller.actions import Prefer, Tell
-from slurm_resilience.controller.diagnose import Verdict
-from slurm_resilience.controller.jobs import preferences, tells
-from slurm_resilience.controller.observe import World
-from slurm_resilience.controller.record import Supervised
+from slurm_resilience.controller.actions import NotifySupervisor, RaisePriority
+from slurm_resilience.controller.decide.jobs import preferences, tells
+from slurm_resilience.controller.diagnose import NodeDiagnosis
+from slurm_resilience.controller.journal import Supervised
+from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import Job, Node
 
 NODES = ("n1", "n2", "n3", "n4")
 JOB = Job(7, 1000, "RUNNING", nodes=NODES[:3], num_nodes=3)
 
 
-def world(job: Job, size: int = 4, permits: bool = True) -> World:
-    return World(
+def world(job: Job, size: int = 4, permits: bool = True) -> ClusterSnapshot:
+    return ClusterSnapshot(
         now=1.0,
         moment=1.0,
         uptime=100.0,
@@ -29,7 +29,7 @@ def world(job: Job, size: int = 4, permits: bool = True) -> World:
 
 
 def test_as_many_as_it_lost() -> None:
-    assert list(preferences(world(JOB))) == [Prefer(7, 1)]
+    assert list(preferences(world(JOB))) == [RaisePriority(7, 1)]
 
 
 def test_nobody_else() -> None:
@@ -46,7 +46,7 @@ def test_nobody_else() -> None:
 
 def test_a_supervisor_hears_of_a_node_that_a_person_keeps_down() -> None:
     seen = world(JOB)
-    assert not list(tells(seen, {"n4": Verdict("n4", "held", "kept out by bob")}))
+    assert not list(tells(seen, {"n4": NodeDiagnosis("n4", "held", "kept out by bob")}))
     seen.nodes["n4"] = Node("n4", "DOWN", frozenset({"DRAIN"}), reason="new disk")
-    told = list(tells(seen, {"n4": Verdict("n4", "held", "kept out by bob")}))
-    assert told == [Tell(7, "n4", "dead", "", "it is down; kept out by bob", 0)]
+    told = list(tells(seen, {"n4": NodeDiagnosis("n4", "held", "kept out by bob")}))
+    assert told == [NotifySupervisor(7, "n4", "dead", "", "it is down; kept out by bob", 0)]

@@ -12,8 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from slurm_resilience.controller.journal import (
+    OPEN_STATES,
+    Journal,
+    KnownAgent,
+    PendingRequeue,
+    Supervised,
+)
 from slurm_resilience.controller.observe import last_run
-from slurm_resilience.controller.record import OPEN_STATES, Chase, Journal, KnownAgent, Supervised
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import REPLACE
 
@@ -64,7 +70,7 @@ def test_what_is_kept_by_name(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
     for attempt in (1, 2):
         journal.put_supervised(Supervised(7, 1000, attempt, ("n1",), 1.0))
-        journal.put_chase(Chase(7, "why", True, attempt, 1.0))
+        journal.put_chase(PendingRequeue(7, "why", True, attempt, 1.0))
         journal.put_agent(KnownAgent("n1", f"boot-{attempt}", "i"))
     assert journal.supervised()[7].attempt == 2
     assert journal.chases()[7].restarts_before == 2
@@ -103,13 +109,13 @@ def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-from slurm_resilience.controller.record import Chase, Journal
+from slurm_resilience.controller.journal import PendingRequeue, Journal
 journal = Journal(sys.argv[1])
 number = 0
 while True:
     number += 1
     journal.open_incident(f"n{number}", "dead", "Action:Replace", "silent", float(number))
-    journal.put_chase(Chase(number, "why", True, 0, 0.0))
+    journal.put_chase(PendingRequeue(number, "why", True, 0, 0.0))
     print(number, flush=True)
 """
 

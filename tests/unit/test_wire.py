@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slurm_resilience.controller.board import Board
+from slurm_resilience.controller.inbox import Inbox
 from slurm_resilience.errors import (
     AuthError,
     NotFound,
@@ -120,7 +120,7 @@ class Sresctld:
     def __init__(self, munge_socket: str) -> None:
         self.munge_socket = munge_socket
         self.jobs = {7: Job(7, ALICE, "RUNNING"), 8: Job(8, 0, "RUNNING")}
-        self.board = Board(
+        self.board = Inbox(
             Clock(),
             trusted_uids=frozenset({0}),
             find_job=self._job,

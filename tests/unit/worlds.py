@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from slurm_resilience.config import Config
-from slurm_resilience.controller.board import AgentView
-from slurm_resilience.controller.decide import Decision, decide
-from slurm_resilience.controller.diagnose import Verdict, diagnose
-from slurm_resilience.controller.observe import World
-from slurm_resilience.controller.probe import Answer, Probe
-from slurm_resilience.controller.record import Incident, Supervised
+from slurm_resilience.controller.decide.marking import Decision, decide
+from slurm_resilience.controller.diagnose import NodeDiagnosis, diagnose
+from slurm_resilience.controller.inbox import AgentView
+from slurm_resilience.controller.journal import Incident, Supervised
+from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.controller.probe import Answer, ProbeResult
 from slurm_resilience.model import REPLACE, Finding, Job, Node, Severity
 
 NOW, MOMENT = 1_000_000.0, 5_000.0
@@ -68,11 +68,11 @@ def finding(severity: Severity = Severity.REPLACE, **more: Any) -> Finding:
     return Finding(severity=severity, **(known | more))
 
 
-def probes(*answers: Answer, ago: float = 0.5) -> tuple[Probe, ...]:
+def probes(*answers: Answer, ago: float = 0.5) -> tuple[ProbeResult, ...]:
     """Probes one after another, the last one ``ago`` seconds before now."""
     count = len(answers)
     return tuple(
-        Probe(MOMENT - ago - (count - 1 - i), MOMENT - ago - (count - 1 - i) + 0.1, answer)
+        ProbeResult(MOMENT - ago - (count - 1 - i), MOMENT - ago - (count - 1 - i) + 0.1, answer)
         for i, answer in enumerate(answers)
     )
 
@@ -115,7 +115,7 @@ def world(
     watched: tuple[Supervised, ...] = (),
     others: int = 6,
     **more: Any,
-) -> World:
+) -> ClusterSnapshot:
     """A world with these nodes and ``others`` healthy ones (x1, x2, …)."""
     rest = [node(f"x{i}") for i in range(1, others + 1)]
     speaking = [agent(known.name) for known in rest]
@@ -126,7 +126,7 @@ def world(
         "can_replace": True,
         "permits_expansion": True,
     }
-    return World(
+    return ClusterSnapshot(
         nodes={known.name: known for known in [*nodes, *rest]},
         jobs={known.id: known for known in jobs},
         agents={known.node: known for known in [*agents, *speaking]},
@@ -137,15 +137,15 @@ def world(
     )
 
 
-def verdict(seen: World, name: str = "n1", settings: Config = CONFIG) -> Verdict:
+def verdict(seen: ClusterSnapshot, name: str = "n1", settings: Config = CONFIG) -> NodeDiagnosis:
     return diagnose(seen, settings)[name]
 
 
-def decision(seen: World, settings: Config = CONFIG) -> Decision:
+def decision(seen: ClusterSnapshot, settings: Config = CONFIG) -> Decision:
     return decide(seen, diagnose(seen, settings), settings)
 
 
-def actions(seen: World, kind: type, settings: Config = CONFIG) -> list[Any]:
+def actions(seen: ClusterSnapshot, kind: type, settings: Config = CONFIG) -> list[Any]:
     """What is decided of one kind."""
     return [action for action in decision(seen, settings).actions if isinstance(action, kind)]
 

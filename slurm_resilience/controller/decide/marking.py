@@ -10,24 +10,24 @@ import msgspec
 from slurm_resilience.config import Config
 from slurm_resilience.controller.actions import (
     Action,
-    Adopt,
-    Advance,
-    Alarm,
-    EndChase,
-    Mark,
-    Prefer,
-    Probe,
-    Requeue,
-    Return,
-    StartNow,
+    EndPendingRequeue,
+    MarkNode,
+    NotifySupervisor,
+    OpenRequested,
+    ProbeNode,
+    RaiseAlarm,
+    RaisePriority,
+    RequeueJob,
+    ReturnNode,
+    ShrinkJob,
+    StartPendingJob,
     StartReplacement,
-    TakeOut,
-    Tell,
+    Transition,
 )
-from slurm_resilience.controller.diagnose import Verdict
-from slurm_resilience.controller.incidents import progress
-from slurm_resilience.controller.jobs import preferences, requeues, tells
-from slurm_resilience.controller.observe import World
+from slurm_resilience.controller.decide.jobs import preferences, requeues, tells
+from slurm_resilience.controller.decide.node_lifecycle import progress
+from slurm_resilience.controller.diagnose import NodeDiagnosis
+from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import Job, Node
 
 _TAKEN = re.compile(r":[1-9]\d*(?:\(|,|$)")
@@ -42,7 +42,7 @@ class Decision(msgspec.Struct, frozen=True):
     """What this cycle saw and does, for the log."""
 
 
-def decide(world: World, verdicts: dict[str, Verdict], config: Config) -> Decision:
+def decide(world: ClusterSnapshot, verdicts: dict[str, NodeDiagnosis], config: Config) -> Decision:
     """Actions for one cycle.
 
     Args:
@@ -50,9 +50,9 @@ def decide(world: World, verdicts: dict[str, Verdict], config: Config) -> Decisi
         verdicts: `diagnose`'s answer to it.
         config: limits (`[detect]`, `[recovery]`, `[replace]`).
     """
-    watching = [Probe(v.node) for v in verdicts.values() if v.probe]
+    watching = [ProbeNode(v.node) for v in verdicts.values() if v.probe]
     watching += [
-        Probe(i.node) for i in world.incidents.values() if i.state in ("returning", "resumed")
+        ProbeNode(i.node) for i in world.incidents.values() if i.state in ("returning", "resumed")
     ]
     if world.paused:
         return Decision(tuple(watching), f"paused ({world.paused}): nothing is done")
@@ -72,8 +72,8 @@ def decide(world: World, verdicts: dict[str, Verdict], config: Config) -> Decisi
 
 
 def _marks(
-    world: World, verdicts: dict[str, Verdict], config: Config
-) -> tuple[list[Mark], list[Alarm]]:
+    world: ClusterSnapshot, verdicts: dict[str, NodeDiagnosis], config: Config
+) -> tuple[list[MarkNode], list[RaiseAlarm]]:
     found = [
         v for v in verdicts.values() if v.kind in ("dead", "sick") and _may_be_marked(world, v)
     ]
@@ -81,7 +81,7 @@ def _marks(
         return [], []
     if config.recovery.mode == "none":
         return [], [
-            Alarm(f"none-{v.node}-{v.kind}", f"{v.reason}; recovery.mode is none", v.node)
+            RaiseAlarm(f"none-{v.node}-{v.kind}", f"{v.reason}; recovery.mode is none", v.node)
             for v in found
         ]
     recent = [
@@ -93,8 +93,8 @@ def _marks(
         config.detect.max_faulty_nodes,
         int(len(world.nodes) * config.detect.max_faulty_percent / 100),
     )
-    marks: list[Mark] = []
-    alarms: list[Alarm] = []
+    marks: list[MarkNode] = []
+    alarms: list[RaiseAlarm] = []
     # Nodes that Slurm has had DOWN for long come last: they must not keep a node that dies now from
     # being marked.
     for already_down in (False, True):
@@ -110,11 +110,11 @@ def _marks(
             f"marked before; more than {limit} at once looks like our fault or the network's: "
             "none is marked"
         )
-        alarms.append(Alarm(f"blast-radius-{names}", text))
+        alarms.append(RaiseAlarm(f"blast-radius-{names}", text))
     return marks, alarms
 
 
-def _may_be_marked(world: World, verdict: Verdict) -> bool:
+def _may_be_marked(world: ClusterSnapshot, verdict: NodeDiagnosis) -> bool:
     incident = world.incidents.get(verdict.node)
     if incident is None or incident.state == "open":
         return True
@@ -123,20 +123,22 @@ def _may_be_marked(world: World, verdict: Verdict) -> bool:
     return verdict.kind == "dead" and incident.state == "marked" and node.has_work
 
 
-def _mark(world: World, node: Node, verdict: Verdict, dying: frozenset[str]) -> Mark:
+def _mark(
+    world: ClusterSnapshot, node: Node, verdict: NodeDiagnosis, dying: frozenset[str]
+) -> MarkNode:
     if verdict.kind == "sick":
-        return Mark(node.name, "sick", "fail", verdict.action, verdict.reason)
-    take_out: list[TakeOut] = []
+        return MarkNode(node.name, "sick", "fail", verdict.action, verdict.reason)
+    take_out: list[ShrinkJob] = []
     chase: list[int] = []
     for job in _supervised_on(world, node.name):
         # All that die together in one change: some Slurms allow no second one.
         keep = tuple(name for name in job.nodes if name not in dying)
         stays = keep and not (job.is_batch and job.batch_host in dying)
         if stays and can_take_out(world, job, node.name):
-            take_out.append(TakeOut(job.id, keep))
+            take_out.append(ShrinkJob(job.id, keep))
         elif job.is_batch and job.requeue:
             chase.append(job.id)
-    return Mark(
+    return MarkNode(
         node.name,
         "dead",
         "down",
@@ -147,7 +149,7 @@ def _mark(world: World, node: Node, verdict: Verdict, dying: frozenset[str]) -> 
     )
 
 
-def can_take_out(world: World, job: Job, node: str) -> bool:
+def can_take_out(world: ClusterSnapshot, job: Job, node: str) -> bool:
     """May this node be swapped for another inside the job? Not with GRES anywhere (Slurm cannot
     grow such a job, and leaves the helper in COMPLETING for ever), not when it runs the batch
     script, and not the only node."""
@@ -162,7 +164,7 @@ def can_take_out(world: World, job: Job, node: str) -> bool:
     )
 
 
-def _supervised_on(world: World, node: str) -> list[Job]:
+def _supervised_on(world: ClusterSnapshot, node: str) -> list[Job]:
     return [
         job
         for job in world.jobs.values()
@@ -171,8 +173,8 @@ def _supervised_on(world: World, node: str) -> list[Job]:
 
 
 def _adoptions(
-    world: World, verdicts: dict[str, Verdict], config: Config
-) -> Iterator[Adopt | Alarm]:
+    world: ClusterSnapshot, verdicts: dict[str, NodeDiagnosis], config: Config
+) -> Iterator[OpenRequested | RaiseAlarm]:
     for verdict in verdicts.values():
         if verdict.kind != "requested" or verdict.node in world.incidents:
             continue
@@ -182,22 +184,22 @@ def _adoptions(
             continue  # the same request, tried and given up: a person's turn
         if config.recovery.mode == "none":
             text = f"{verdict.reason}; recovery.mode is none: nothing is done"
-            yield Alarm(f"none-{node.name}-{node.reason_at}", text, node.name)
+            yield RaiseAlarm(f"none-{node.name}-{node.reason_at}", text, node.name)
             continue
-        yield Adopt(node.name, verdict.action, verdict.reason)
+        yield OpenRequested(node.name, verdict.action, verdict.reason)
 
 
-def _near_misses(world: World) -> Iterator[Alarm]:
+def _near_misses(world: ClusterSnapshot) -> Iterator[RaiseAlarm]:
     for node in world.nodes.values():
         if node.near_miss:
             text = (
                 f"reason {node.reason!r} (set by {node.reason_by or 'somebody'}) is not "
                 f"{node.near_miss!r}: nothing is done; write exactly {node.near_miss}"
             )
-            yield Alarm(f"near-{node.name}-{node.reason_at}-{node.reason}", text, node.name)
+            yield RaiseAlarm(f"near-{node.name}-{node.reason_at}-{node.reason}", text, node.name)
 
 
-def _leaks(world: World) -> Iterator[Alarm]:
+def _leaks(world: ClusterSnapshot) -> Iterator[RaiseAlarm]:
     """Slurm 22.05 may leave GPUs taken on a node that runs nothing (a node that went down while a
     requeued job was COMPLETING): jobs then wait for them for ever."""
     for node in world.nodes.values():
@@ -206,10 +208,12 @@ def _leaks(world: World) -> Iterator[Alarm]:
                 f"idle, but Slurm counts {node.gres_used} as used: jobs will wait for ever; "
                 "`scontrol reconfigure` heals it"
             )
-            yield Alarm(f"leak-{node.name}-{node.gres_used}", text, node.name)
+            yield RaiseAlarm(f"leak-{node.name}-{node.gres_used}", text, node.name)
 
 
-def _sentence(world: World, verdicts: dict[str, Verdict], actions: list[Action]) -> str:
+def _sentence(
+    world: ClusterSnapshot, verdicts: dict[str, NodeDiagnosis], actions: list[Action]
+) -> str:
     parts = [f"{len(world.nodes)} nodes"]
     bad = [v for v in verdicts.values() if v.kind in ("dead", "sick", "suspect")]
     parts += [f"{v.node} {v.kind} ({v.reason})" for v in bad[:5]]
@@ -219,7 +223,7 @@ def _sentence(world: World, verdicts: dict[str, Verdict], actions: list[Action])
     done = [
         _words(action)
         for action in actions
-        if not isinstance(action, Probe | Tell | Alarm | Prefer)
+        if not isinstance(action, ProbeNode | NotifySupervisor | RaiseAlarm | RaisePriority)
     ]
     parts.append("; ".join(dict.fromkeys(done)) if done else "nothing to do")
     return ": ".join([parts[0], ", ".join(parts[1:])])
@@ -227,21 +231,21 @@ def _sentence(world: World, verdicts: dict[str, Verdict], actions: list[Action])
 
 def _words(action: Action) -> str:
     match action:
-        case Mark():
+        case MarkNode():
             return f"mark {action.node} {action.state} {action.action}".rstrip()
         case StartReplacement():
             return f"replace {action.node}"
-        case Return():
+        case ReturnNode():
             return f"resume {action.node}"
-        case Requeue():
+        case RequeueJob():
             return f"requeue job {action.job}"
-        case StartNow():
+        case StartPendingJob():
             return f"start job {action.job} now"
-        case Adopt():
+        case OpenRequested():
             return f"{action.action} of {action.node} was asked for"
-        case Advance():
+        case Transition():
             return f"{action.node} {action.state} ({action.reason})"
-        case EndChase():
+        case EndPendingRequeue():
             return f"job {action.job} {action.reason}"
         case _:
             return type(action).__name__

@@ -17,10 +17,10 @@ import msgspec
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
 from slurm_resilience.controller import actions
-from slurm_resilience.controller.board import Board
-from slurm_resilience.controller.observe import World, run_directory
+from slurm_resilience.controller.inbox import Inbox
+from slurm_resilience.controller.journal import Incident, Journal, PendingRequeue
+from slurm_resilience.controller.observe import ClusterSnapshot, run_directory
 from slurm_resilience.controller.probe import Prober
-from slurm_resilience.controller.record import Chase, Incident, Journal
 from slurm_resilience.errors import NotFound, SresError
 from slurm_resilience.model import Node
 from slurm_resilience.replace import program
@@ -50,7 +50,7 @@ class Actor:
         self,
         client: SlurmClient,
         journal: Journal,
-        board: Board,
+        board: Inbox,
         prober: Prober,
         clock: Clock,
         config: Config,
@@ -71,26 +71,26 @@ class Actor:
         self._failures: dict[str, float] = {}
         self._preferred: dict[int, float] = {}
         self._started: dict[int, list[float]] = {}
-        self._handlers: dict[type, Callable[[World, Any], None]] = {
-            actions.Probe: self._probe,
-            actions.Mark: self._mark,
-            actions.Adopt: self._adopt,
-            actions.Tell: self._tell,
+        self._handlers: dict[type, Callable[[ClusterSnapshot, Any], None]] = {
+            actions.ProbeNode: self._probe,
+            actions.MarkNode: self._mark,
+            actions.OpenRequested: self._adopt,
+            actions.NotifySupervisor: self._tell,
             actions.StartReplacement: self._start_replacement,
-            actions.Advance: self._advance,
-            actions.Return: self._return,
-            actions.Alarm: self._alarm,
-            actions.Requeue: self._requeue,
-            actions.Prefer: self._prefer,
-            actions.StartNow: self._start_now,
-            actions.KeepChasing: self._keep_chasing,
-            actions.EndChase: self._end_chase,
+            actions.Transition: self._advance,
+            actions.ReturnNode: self._return,
+            actions.RaiseAlarm: self._alarm,
+            actions.RequeueJob: self._requeue,
+            actions.RaisePriority: self._prefer,
+            actions.StartPendingJob: self._start_now,
+            actions.KeepPendingRequeue: self._keep_chasing,
+            actions.EndPendingRequeue: self._end_chase,
         }
 
-    def act(self, world: World, wanted: tuple[actions.Action, ...]) -> None:
+    def act(self, world: ClusterSnapshot, wanted: tuple[actions.Action, ...]) -> None:
         """Do all of them; one that fails is journaled and does not stop the others."""
         for action in wanted:
-            if self._dry_run and not isinstance(action, actions.Probe):
+            if self._dry_run and not isinstance(action, actions.ProbeNode):
                 log.info("dry run, not done: %s", action)
                 continue
             try:
@@ -110,11 +110,11 @@ class Actor:
 
     # -- nodes --------------------------------------------------------------------------------
 
-    def _probe(self, world: World, action: actions.Probe) -> None:
+    def _probe(self, world: ClusterSnapshot, action: actions.ProbeNode) -> None:
         node = world.nodes[action.node]
         self._prober.request(node.name, node.address, node.port)
 
-    def _mark(self, world: World, action: actions.Mark) -> None:
+    def _mark(self, world: ClusterSnapshot, action: actions.MarkNode) -> None:
         node = self._client.node(action.node)
         seen = world.nodes[action.node]
         if (node.reason, node.base, node.flags) != (seen.reason, seen.base, seen.flags):
@@ -130,7 +130,7 @@ class Actor:
         for chased in action.chase:
             restarts = world.jobs[chased].restarts
             self._journal.put_chase(
-                Chase(chased, f"node {node.name} died", False, restarts, self._clock.now())
+                PendingRequeue(chased, f"node {node.name} died", False, restarts, self._clock.now())
             )
         for out in action.take_out:
             self._take_out(out, node.name, number)
@@ -159,7 +159,7 @@ class Actor:
         except SresError as error:
             log.warning("%s: its comment could not be set: %s", node.name, error)
 
-    def _incident_for(self, world: World, action: actions.Mark) -> Incident:
+    def _incident_for(self, world: ClusterSnapshot, action: actions.MarkNode) -> Incident:
         known = world.incidents.get(action.node)
         if known is not None:
             return known
@@ -178,7 +178,7 @@ class Actor:
         )
         return incident
 
-    def _take_out(self, out: actions.TakeOut, node: str, incident: int) -> None:
+    def _take_out(self, out: actions.ShrinkJob, node: str, incident: int) -> None:
         text = f"node {node} taken out of job {out.job}"
         job = self._client.job(out.job)
         if job.state != "RUNNING" or not set(out.keep) < set(job.nodes):
@@ -194,10 +194,12 @@ class Actor:
             self._event("failed", f"{text}: {error}", node=node, job=out.job, incident=incident)
             if job.is_batch and job.requeue:
                 self._journal.put_chase(
-                    Chase(job.id, f"node {node} died", False, job.restarts, self._clock.now())
+                    PendingRequeue(
+                        job.id, f"node {node} died", False, job.restarts, self._clock.now()
+                    )
                 )
 
-    def _adopt(self, world: World, action: actions.Adopt) -> None:
+    def _adopt(self, world: ClusterSnapshot, action: actions.OpenRequested) -> None:
         agent = world.agents.get(action.node)
         now = self._clock.now()
         incident = self._journal.open_incident(
@@ -219,7 +221,7 @@ class Actor:
                     NodeVerdict(action.node, kind, action.reason, action.action, incident.id),
                 )
 
-    def _tell(self, world: World, action: actions.Tell) -> None:
+    def _tell(self, world: ClusterSnapshot, action: actions.NotifySupervisor) -> None:
         self._send(
             action.job,
             NodeVerdict(action.node, action.kind, action.reason, action.action, action.incident),
@@ -233,7 +235,7 @@ class Actor:
                 told.add(key)
                 peer.send(Evidence((verdict,)))
 
-    def _start_replacement(self, world: World, action: actions.StartReplacement) -> None:
+    def _start_replacement(self, world: ClusterSnapshot, action: actions.StartReplacement) -> None:
         incident = world.incidents[action.node]
         node = self._client.node(action.node)
         if node.has_work or not node.requested_action:
@@ -265,7 +267,7 @@ class Actor:
         except program.RunExists:
             log.info("the run of incident %d, attempt %d was started before", incident.id, attempt)
 
-    def _advance(self, world: World, action: actions.Advance) -> None:
+    def _advance(self, world: ClusterSnapshot, action: actions.Transition) -> None:
         incident = world.incidents[action.node]
         now = self._clock.now()
         changes: dict[str, Any] = {"state": action.state}
@@ -295,7 +297,7 @@ class Actor:
             action.state, action.reason, node=action.node, incident=incident.id, output=output
         )
 
-    def _return(self, world: World, action: actions.Return) -> None:
+    def _return(self, world: ClusterSnapshot, action: actions.ReturnNode) -> None:
         node = self._client.node(action.node)
         if not node.is_available:
             self._event("resuming", "state=resume", node=node.name, incident=action.incident)
@@ -309,20 +311,20 @@ class Actor:
 
     # -- jobs ---------------------------------------------------------------------------------
 
-    def _requeue(self, world: World, action: actions.Requeue) -> None:
+    def _requeue(self, world: ClusterSnapshot, action: actions.RequeueJob) -> None:
         job = self._client.job(action.job)
         if job.state != "RUNNING" or job.restarts != world.jobs[action.job].restarts:
             return
         self._event("requeue", action.reason, job=action.job)
         self._client.requeue(action.job)
 
-    def _prefer(self, world: World, action: actions.Prefer) -> None:
+    def _prefer(self, world: ClusterSnapshot, action: actions.RaisePriority) -> None:
         now = self._clock.monotonic()
         if now - self._preferred.get(action.job, -PREFER_AGAIN) >= PREFER_AGAIN:
             self._preferred[action.job] = now
             self._client.prefer_exchange(world.jobs[action.job], action.nodes)
 
-    def _start_now(self, world: World, action: actions.StartNow) -> None:
+    def _start_now(self, world: ClusterSnapshot, action: actions.StartPendingJob) -> None:
         given = self._started.setdefault(action.job, [])
         now = self._clock.monotonic()
         if len(given) >= 3 and now - given[-1] < START_AGAIN:
@@ -330,17 +332,17 @@ class Actor:
         given.append(now)
         self._client.start_now(action.job)
 
-    def _keep_chasing(self, world: World, action: actions.KeepChasing) -> None:
+    def _keep_chasing(self, world: ClusterSnapshot, action: actions.KeepPendingRequeue) -> None:
         self._journal.put_chase(action.chase)
 
-    def _end_chase(self, world: World, action: actions.EndChase) -> None:
+    def _end_chase(self, world: ClusterSnapshot, action: actions.EndPendingRequeue) -> None:
         self._journal.drop_chase(action.job)
         self._started.pop(action.job, None)
         self._event("requeued", action.reason, job=action.job)
 
     # -- words --------------------------------------------------------------------------------
 
-    def _alarm(self, world: World, action: actions.Alarm) -> None:
+    def _alarm(self, world: ClusterSnapshot, action: actions.RaiseAlarm) -> None:
         if action.key in self._alarms:
             return
         self._alarms.add(action.key)

@@ -9,38 +9,38 @@ import msgspec
 
 from slurm_resilience.controller.actions import (
     Action,
-    Alarm,
-    EndChase,
-    KeepChasing,
-    Prefer,
-    Requeue,
-    StartNow,
-    Tell,
+    EndPendingRequeue,
+    KeepPendingRequeue,
+    NotifySupervisor,
+    RaiseAlarm,
+    RaisePriority,
+    RequeueJob,
+    StartPendingJob,
 )
-from slurm_resilience.controller.diagnose import Verdict
-from slurm_resilience.controller.observe import World
-from slurm_resilience.controller.record import Chase
+from slurm_resilience.controller.diagnose import NodeDiagnosis
+from slurm_resilience.controller.journal import PendingRequeue
+from slurm_resilience.controller.observe import ClusterSnapshot
 
 CHASE_SECONDS = 600.0
 """How long a requeued job is followed until it runs."""
 
 
-def requeues(world: World) -> Iterator[Action]:
+def requeues(world: ClusterSnapshot) -> Iterator[Action]:
     for job in world.jobs.values():
         if job.is_zombie and job.id not in world.chases:
             if not job.requeue:
                 text = f"job {job.id} has lost its batch script, and may not be requeued"
-                yield Alarm(f"zombie-{job.id}-{job.restarts}", text, job=job.id)
+                yield RaiseAlarm(f"zombie-{job.id}-{job.restarts}", text, job=job.id)
                 continue
             reason = f"its batch host {job.batch_host} is gone"
-            yield KeepChasing(Chase(job.id, reason, True, job.restarts, world.now))
-            yield Requeue(job.id, reason)
+            yield KeepPendingRequeue(PendingRequeue(job.id, reason, True, job.restarts, world.now))
+            yield RequeueJob(job.id, reason)
     yield from _requeued_by_slurm(world)
     for chase in world.chases.values():
         yield from _chase(world, chase)
 
 
-def _requeued_by_slurm(world: World) -> Iterator[KeepChasing]:
+def _requeued_by_slurm(world: ClusterSnapshot) -> Iterator[KeepPendingRequeue]:
     """Jobs under auto-resume that Slurm requeued because somebody else set one of their nodes DOWN,
     as `sres node replace --force` does. A requeue that was asked for keeps Slurm's two minutes."""
     for entry in world.supervised.values():
@@ -51,31 +51,35 @@ def _requeued_by_slurm(world: World) -> Iterator[KeepChasing]:
         ends = job.state in ("COMPLETING", "PENDING")
         if down and ends and job.restarts > entry.restarts:
             reason = f"node {down[0]} went down"
-            yield KeepChasing(Chase(job.id, reason, False, entry.restarts, world.now))
+            yield KeepPendingRequeue(
+                PendingRequeue(job.id, reason, False, entry.restarts, world.now)
+            )
 
 
-def _chase(world: World, chase: Chase) -> Iterator[Action]:
+def _chase(world: ClusterSnapshot, chase: PendingRequeue) -> Iterator[Action]:
     job = world.jobs.get(chase.job)
     if job is None:
-        yield EndChase(chase.job, "the job is gone")
+        yield EndPendingRequeue(chase.job, "the job is gone")
     elif job.state == "RUNNING" and job.restarts > chase.restarts_before:
-        yield EndChase(chase.job, f"runs again {world.now - chase.since:.1f} s after")
+        yield EndPendingRequeue(chase.job, f"runs again {world.now - chase.since:.1f} s after")
     elif world.now - chase.since > CHASE_SECONDS:
         # Also one that is PENDING: it may start, and waits for nodes like any other.
-        yield EndChase(chase.job, f"not seen running within {CHASE_SECONDS:.0f} s: {job.state}")
+        yield EndPendingRequeue(
+            chase.job, f"not seen running within {CHASE_SECONDS:.0f} s: {job.state}"
+        )
     elif job.state == "PENDING":
         # Only now: given while the job is COMPLETING it is lost (and returns 0).
         if not chase.pending_since:
-            yield KeepChasing(msgspec.structs.replace(chase, pending_since=world.now))
+            yield KeepPendingRequeue(msgspec.structs.replace(chase, pending_since=world.now))
         elif int(world.now) > int(chase.pending_since):
             # And not within the second in which it ended: slurmd would take the new credential for
             # the one just revoked (it compares whole seconds), and Slurm would fail the job.
-            yield StartNow(chase.job)
+            yield StartPendingJob(chase.job)
     elif job.state == "RUNNING" and (chase.wanted or job.is_zombie):
-        yield Requeue(chase.job, chase.reason)
+        yield RequeueJob(chase.job, chase.reason)
 
 
-def preferences(world: World) -> Iterator[Prefer]:
+def preferences(world: ClusterSnapshot) -> Iterator[RaisePriority]:
     """A supervised job that has fewer nodes than its step had waits for others in their place, its
     remaining nodes idle. It gets back no more than it had, so nobody jumps the queue."""
     for entry in world.supervised.values():
@@ -83,10 +87,10 @@ def preferences(world: World) -> Iterator[Prefer]:
         if job is None or job.state != "RUNNING" or job.gres or not world.permits_expansion:
             continue
         if 0 < len(job.nodes) < entry.size:
-            yield Prefer(job.id, entry.size - len(job.nodes))
+            yield RaisePriority(job.id, entry.size - len(job.nodes))
 
 
-def tells(world: World, verdicts: dict[str, Verdict]) -> Iterator[Tell]:
+def tells(world: ClusterSnapshot, verdicts: dict[str, NodeDiagnosis]) -> Iterator[NotifySupervisor]:
     """Only what is marked, or DOWN: a supervisor leaves a node because everybody must."""
     for incident in world.incidents.values():
         node, verdict = world.nodes.get(incident.node), verdicts.get(incident.node)
@@ -99,13 +103,15 @@ def tells(world: World, verdicts: dict[str, Verdict]) -> Iterator[Tell]:
             kind = "sick"
         for entry in world.supervised.values():
             if node.name in entry.nodes:
-                yield Tell(
+                yield NotifySupervisor(
                     entry.job, node.name, kind, incident.action, incident.reason, incident.id
                 )
     yield from _down_without_us(world, verdicts)
 
 
-def _down_without_us(world: World, verdicts: dict[str, Verdict]) -> Iterator[Tell]:
+def _down_without_us(
+    world: ClusterSnapshot, verdicts: dict[str, NodeDiagnosis]
+) -> Iterator[NotifySupervisor]:
     """Nodes that are DOWN for a person's reason or Slurm's own. A step that lives on does not hear
     of it once the node has left the job."""
     for entry in world.supervised.values():
@@ -114,4 +120,6 @@ def _down_without_us(world: World, verdicts: dict[str, Verdict]) -> Iterator[Tel
             if node is None or verdict is None or name in world.incidents:
                 continue
             if node.is_down and verdict.kind in ("held", "down"):
-                yield Tell(entry.job, name, "dead", "", f"it is down; {verdict.reason}", 0)
+                yield NotifySupervisor(
+                    entry.job, name, "dead", "", f"it is down; {verdict.reason}", 0
+                )

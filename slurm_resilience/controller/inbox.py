@@ -55,7 +55,7 @@ class AgentView(msgspec.Struct, frozen=True):
     """False: known from the journal, not heard since our start."""
 
 
-class Heard(msgspec.Struct, frozen=True):
+class InboxMessage(msgspec.Struct, frozen=True):
     """A message of a supervisor or an administrator, for the cycle."""
 
     peer: Client
@@ -81,7 +81,7 @@ MAX_FINDINGS = 500
 """Kept per node; a flood of different findings must not eat the controller's memory."""
 
 
-class Board:
+class Inbox:
     """Implements the wire server's handler."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Board:
         self._lock = threading.Lock()
         self._agents: dict[str, _Agent] = {}
         self._supervisors: dict[int, list[Client]] = {}
-        self._inbox: deque[Heard] = deque(maxlen=10_000)
+        self._inbox: deque[InboxMessage] = deque(maxlen=10_000)
         self._addresses: dict[str, tuple[str, int]] = {}
         self._jobs: dict[int, Job] = {}
         self._verdicts: dict[str, NodeVerdict] = {}
@@ -173,11 +173,11 @@ class Board:
         elif peer.role == "job" and isinstance(
             message, AttemptStarted | AttemptEnded | RequeueRequest
         ):
-            self._put(Heard(peer, int(peer.subject), message))
+            self._put(InboxMessage(peer, int(peer.subject), message))
         else:
             raise NotPermitted(f"a {peer.role} may not send a {type(message).__name__}")
 
-    def _put(self, heard: Heard) -> None:
+    def _put(self, heard: InboxMessage) -> None:
         with self._lock:
             waiting = sum(other.peer is heard.peer for other in self._inbox)
             if waiting >= MAX_WAITING:
@@ -257,7 +257,7 @@ class Board:
             refusal = NotPermitted("only root and SlurmUser may pause sresctld")
             peer.send(Refused(str(refusal), refusal.exit_code))
             return
-        self._put(Heard(peer, 0, message))
+        self._put(InboxMessage(peer, 0, message))
         peer.send(Status({"paused": message.reason}))
 
     # -- the cycle ----------------------------------------------------------------------------
@@ -315,13 +315,13 @@ class Board:
                 for finding in agent.findings.values()
             )
 
-    def take_inbox(self) -> list[Heard]:
+    def take_inbox(self) -> list[InboxMessage]:
         with self._lock:
             heard = list(self._inbox)
             self._inbox.clear()
             return heard
 
-    def take_pauses(self) -> list[Heard]:
+    def take_pauses(self) -> list[InboxMessage]:
         """Only what an administrator said: that counts also while Slurm cannot be read."""
         with self._lock:
             pauses = [heard for heard in self._inbox if isinstance(heard.message, PauseRequest)]

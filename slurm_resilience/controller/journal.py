@@ -78,7 +78,7 @@ class KnownAgent(msgspec.Struct, frozen=True):
     instance: str
 
 
-class Chase(msgspec.Struct, frozen=True):
+class PendingRequeue(msgspec.Struct, frozen=True):
     """A job to be requeued (``wanted``) and started at once (``started`` is false until then)."""
 
     job: int
@@ -233,12 +233,12 @@ class Journal:
     def drop_supervised(self, job: int) -> None:
         self._db.execute("DELETE FROM supervised WHERE job = ?", (job,))
 
-    def put_chase(self, entry: Chase) -> None:
+    def put_chase(self, entry: PendingRequeue) -> None:
         self._put("chases", entry.job, entry)
 
-    def chases(self) -> dict[int, Chase]:
+    def chases(self) -> dict[int, PendingRequeue]:
         rows = self._db.execute("SELECT body FROM chases").fetchall()
-        entries = [msgspec.json.decode(row[0], type=Chase) for row in rows]
+        entries = [msgspec.json.decode(row[0], type=PendingRequeue) for row in rows]
         return {entry.job: entry for entry in entries}
 
     def drop_chase(self, job: int) -> None:

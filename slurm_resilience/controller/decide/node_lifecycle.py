@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slurm_resilience.config import Config
-from slurm_resilience.controller.actions import Action, Advance, Alarm, Return, StartReplacement
-from slurm_resilience.controller.diagnose import Verdict
-from slurm_resilience.controller.observe import World
-from slurm_resilience.controller.record import Incident
+from slurm_resilience.controller.actions import (
+    Action,
+    RaiseAlarm,
+    ReturnNode,
+    StartReplacement,
+    Transition,
+)
+from slurm_resilience.controller.diagnose import NodeDiagnosis
+from slurm_resilience.controller.journal import Incident
+from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import REBOOT, Node
 
 RESUME_AGAIN = 10.0
@@ -16,11 +22,11 @@ RESUME_AGAIN = 10.0
 
 
 def progress(
-    world: World, config: Config, incident: Incident, verdict: Verdict | None
+    world: ClusterSnapshot, config: Config, incident: Incident, verdict: NodeDiagnosis | None
 ) -> Iterator[Action]:
     node = world.nodes.get(incident.node)
     if node is None:
-        yield Advance(
+        yield Transition(
             incident.node, incident.id, "cancelled", "Slurm does not know this node any more"
         )
         return
@@ -39,34 +45,36 @@ def progress(
             return
 
 
-def _from_open(incident: Incident, node: Node, verdict: Verdict | None) -> Iterator[Action]:
+def _from_open(incident: Incident, node: Node, verdict: NodeDiagnosis | None) -> Iterator[Action]:
     """sresctld was stopped between opening and marking."""
     if node.requested_action:
-        yield Advance(node.name, incident.id, "marked", "Slurm shows the reason")
+        yield Transition(node.name, incident.id, "marked", "Slurm shows the reason")
     elif verdict is None or verdict.kind not in ("dead", "sick", "suspect"):
         text = verdict.reason if verdict else "gone"
-        yield Advance(node.name, incident.id, "cancelled", f"not marked; now: {text}")
+        yield Transition(node.name, incident.id, "cancelled", f"not marked; now: {text}")
 
 
-def _from_marked(world: World, config: Config, incident: Incident, node: Node) -> Iterator[Action]:
+def _from_marked(
+    world: ClusterSnapshot, config: Config, incident: Incident, node: Node
+) -> Iterator[Action]:
     if not node.requested_action or not (node.is_fail or node.is_down or node.is_drain):
-        yield Advance(
+        yield Transition(
             node.name, incident.id, "cancelled", f"{node.state}: the reason was taken back"
         )
         return
     if node.requested_action != incident.action:
         text = f"{node.requested_action} was asked for instead"
-        yield Advance(node.name, incident.id, "cancelled", text)
+        yield Transition(node.name, incident.id, "cancelled", text)
         return
     if node.has_work:
         if world.now - incident.marked > config.recovery.drain_alarm and not incident.alarmed:
             hours = (world.now - incident.marked) / 3600
             text = f"jobs have kept this node from its replacement for {hours:.0f} h"
-            yield Alarm(f"drain-{incident.id}", text, node.name, incident=incident.id)
+            yield RaiseAlarm(f"drain-{incident.id}", text, node.name, incident=incident.id)
         return
     if not world.can_replace:
         text = "no replacement program is configured (replace.program): waiting for a person"
-        yield Alarm(f"program-{incident.id}", text, node.name, incident=incident.id)
+        yield RaiseAlarm(f"program-{incident.id}", text, node.name, incident=incident.id)
         return
     running = sum(i.state == "replacing" for i in world.incidents.values())
     if world.now >= incident.next_try and running < config.replace.max_running:
@@ -74,46 +82,46 @@ def _from_marked(world: World, config: Config, incident: Incident, node: Node) -
 
 
 def _from_replacing(
-    world: World, config: Config, incident: Incident, node: Node
+    world: ClusterSnapshot, config: Config, incident: Incident, node: Node
 ) -> Iterator[Action]:
     if node.is_available or not node.reason:
         # Node resume takes the reason away, whatever state the machine is in meanwhile.
         text = "an administrator resumed the node"
-        yield Advance(node.name, incident.id, "cancelled", text, stop_run=True)
+        yield Transition(node.name, incident.id, "cancelled", text, stop_run=True)
         return
     run = world.runs.get(incident.id)
     if run is None or run.state == "running":
         return
     if run.state == "ended" and run.rc == 0:
-        yield Advance(node.name, incident.id, "returning", "the program ended well")
+        yield Transition(node.name, incident.id, "returning", "the program ended well")
         return
     last = run.output.splitlines()[-1:] or ["it printed nothing"]
     how = "disappeared" if run.state == "lost" else f"exited {run.rc}"
     yield _failed(world, config, incident, f"the program {how}: {last[0][:200]}")
 
 
-def _failed(world: World, config: Config, incident: Incident, why: str) -> Advance:
+def _failed(world: ClusterSnapshot, config: Config, incident: Incident, why: str) -> Transition:
     if incident.attempts >= config.replace.attempts:
         text = f"{why}; given up after {incident.attempts} attempts, a person must look"
-        return Advance(incident.node, incident.id, "gave_up", text)
+        return Transition(incident.node, incident.id, "gave_up", text)
     wait = config.replace.backoff * 2 ** max(0, incident.attempts - 1)
     text = f"{why}; again in {wait:.0f} s (attempt {incident.attempts} failed)"
-    return Advance(incident.node, incident.id, "marked", text, next_try=world.now + wait)
+    return Transition(incident.node, incident.id, "marked", text, next_try=world.now + wait)
 
 
 def _from_returning(
-    world: World, config: Config, incident: Incident, node: Node
+    world: ClusterSnapshot, config: Config, incident: Incident, node: Node
 ) -> Iterator[Action]:
     if node.is_available:
-        yield Advance(node.name, incident.id, "closed", "back in service")
+        yield Transition(node.name, incident.id, "closed", "back in service")
     elif _is_back(world, incident, node):
-        yield Return(node.name, incident.id)
+        yield ReturnNode(node.name, incident.id)
     elif world.now - incident.run_ended > config.replace.return_timeout:
         seconds = config.replace.return_timeout
         yield _failed(world, config, incident, f"the node did not come back within {seconds:.0f} s")
 
 
-def _is_back(world: World, incident: Incident, node: Node) -> bool:
+def _is_back(world: ClusterSnapshot, incident: Incident, node: Node) -> bool:
     """Its sresd speaks from another boot or machine, and slurmd answers."""
     agent = world.agents.get(node.name)
     before = (incident.boot_before, incident.instance_before)
@@ -128,17 +136,19 @@ def _is_back(world: World, incident: Incident, node: Node) -> bool:
     return bool(probes) and probes[-1].answer == "answered"
 
 
-def _from_resumed(world: World, config: Config, incident: Incident, node: Node) -> Iterator[Action]:
+def _from_resumed(
+    world: ClusterSnapshot, config: Config, incident: Incident, node: Node
+) -> Iterator[Action]:
     if node.is_available:
         seconds = world.now - incident.opened
         verb = "rebooted" if incident.action == REBOOT else "replaced"
-        yield Advance(
+        yield Transition(
             node.name, incident.id, "closed", f"{verb} and back in service after {seconds:.1f} s"
         )
     elif node.requested_action and incident.reason_at not in ("", node.reason_at):
         text = f"{node.reason} was asked for again by {node.reason_by or 'somebody'}"
-        yield Advance(node.name, incident.id, "cancelled", text)
+        yield Transition(node.name, incident.id, "cancelled", text)
     elif node.requested_action and world.now - incident.resumed > RESUME_AGAIN:
-        yield Return(node.name, incident.id)
+        yield ReturnNode(node.name, incident.id)
     elif world.now - incident.resumed > config.replace.return_timeout:
         yield _failed(world, config, incident, f"after its resume the node is {node.state}")

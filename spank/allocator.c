@@ -1,5 +1,6 @@
-/* In sbatch and salloc: --auto-resume is refused, with the place where it belongs. */
-#include "sres.h"
+/* In sbatch and salloc: refuse --auto-resume and say where it belongs. */
+#include "common.h"
+#include "contexts.h"
 
 static int on_auto_resume(int val, const char *value, int remote)
 {
@@ -17,7 +18,7 @@ int sres_allocator_init(spank_t sp)
 		.name = "auto-resume",
 		.arginfo = "N",
 		.usage = "not here: belongs on the srun inside the allocation",
-		/* Optional, so that a bare "#SBATCH --auto-resume" gets our line, not getopt's. */
+		/* Optional, so that a bare "#SBATCH --auto-resume" gets this refusal, not getopt's. */
 		.has_arg = 2,
 		.cb = on_auto_resume,
 	};

@@ -1,14 +1,11 @@
-/* In slurmd: the one place where an administrator sees a wrong plugstack.conf without running a job. */
-#include <stddef.h>
-
-#include "sres.h"
+/* In slurmd: its log is where an administrator sees a wrong plugstack.conf before any job runs. */
+#include "common.h"
+#include "contexts.h"
 
 int sres_slurmd_init(int ac, char *av[])
 {
 	struct sres_config config = sres_config_parse(ac, av);
 
-	if (config.unknown != NULL)
-		slurm_error("sres: plugstack.conf: unknown argument \"%s\"; the only one is supervisor=PATH",
-			    config.unknown);
+	sres_config_complain(&config);
 	return ESPANK_SUCCESS;
 }

@@ -1,4 +1,4 @@
-/* In srun: the options, and the hand-over to the supervisor. */
+/* In srun: register the options, and hand a flagged srun over to the supervisor. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -7,18 +7,19 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "carrier.h"
-#include "sres.h"
+#include "common.h"
+#include "contexts.h"
+#include "env_option.h"
 
 /*
- * How an option travels in the environment. The first is left by `sbatch --auto-resume` and would flag
- * every srun of that job; the second is what srun itself keeps for the tasks.
+ * Slurm passes options on in the environment. `sbatch --auto-resume` leaves the first name, which would
+ * flag every srun of that job; srun itself sets the second for its tasks.
  */
 #define OPTION_FROM_JOB "SLURM_SPANK__SLURM_SPANK_OPTION_sres_auto_resume"
 #define OPTION_FOR_TASKS "_SLURM_SPANK_OPTION_sres_auto_resume"
 
 static struct sres_config config;
-static bool asked;      /* --auto-resume=1 stands on this srun's own command line */
+static bool flagged;    /* --auto-resume=1 is on this srun's own command line */
 static bool supervised; /* the supervisor started this srun */
 
 static int on_auto_resume(int val, const char *value, int remote)
@@ -26,9 +27,9 @@ static int on_auto_resume(int val, const char *value, int remote)
 	(void)val;
 	(void)remote;
 	if (value != NULL && strcmp(value, "1") == 0) {
-		asked = true;
+		flagged = true;
 	} else if (value != NULL && strcmp(value, "0") == 0) {
-		asked = false;
+		flagged = false;
 	} else {
 		slurm_error("sres: --auto-resume=%s: write 1 (on) or 0 (off)", value ? value : "");
 		sres_refuse();
@@ -36,11 +37,11 @@ static int on_auto_resume(int val, const char *value, int remote)
 	return ESPANK_SUCCESS;
 }
 
-static int on_carrier(int val, const char *value, int remote)
+static int on_env_option(int val, const char *value, int remote)
 {
 	(void)val;
 	(void)remote;
-	if (value == NULL || !carrier_valid(value)) {
+	if (value == NULL || !env_option_valid(value)) {
 		slurm_error("sres: --sres-env: malformed value; this option is for the supervisor only");
 		sres_refuse();
 	}
@@ -52,36 +53,35 @@ int sres_srun_init(spank_t sp, int ac, char *av[])
 	struct spank_option auto_resume = {
 		.name = "auto-resume",
 		.arginfo = "N",
-		.usage = "1: bring the step back after a node failure (0: off)",
+		.usage = "1: start the step again after a node failure (0: off)",
 		.has_arg = 1,
 		.cb = on_auto_resume,
 	};
-	struct spank_option carrier = {
-		.name = "sres-env",
-		.arginfo = "CARRIER",
-		.usage = "(internal)",
+	struct spank_option env = {
+		.name = SRES_ENV_OPTION,
+		.arginfo = "VARIABLES",
+		.usage = "used by the supervisor of --auto-resume",
 		.has_arg = 1,
-		.cb = on_carrier,
+		.cb = on_env_option,
 	};
-	const char *guard = getenv(SRES_GUARD);
 
 	config = sres_config_parse(ac, av);
-	supervised = guard != NULL && strcmp(guard, "1") == 0;
-	/* A task that saw the guard could not have its own flagged srun supervised. */
-	unsetenv(SRES_GUARD);
-	/* With this gone, the callback is called for the command line only. */
+	supervised = sres_take_guard();
+	/* With this gone, Slurm calls on_auto_resume for the command line only. */
 	unsetenv(OPTION_FROM_JOB);
 
-	/* A failure here only means that the option is unknown to this srun: nobody else is to suffer. */
-	if (spank_option_register(sp, &auto_resume) != ESPANK_SUCCESS ||
-	    spank_option_register(sp, &carrier) != ESPANK_SUCCESS)
+	/* A failure only makes the option unknown to this srun; an srun without it must go on. */
+	if (spank_option_register(sp, &auto_resume) != ESPANK_SUCCESS)
 		slurm_verbose("sres: could not register --auto-resume");
+	/* SPANK cannot hide an option from `srun --help`, so only the sruns that get it know it. */
+	if (supervised && spank_option_register(sp, &env) != ESPANK_SUCCESS)
+		slurm_verbose("sres: could not register --" SRES_ENV_OPTION);
 	return ESPANK_SUCCESS;
 }
 
 /*
- * The bytes of /proc/self/cmdline: arguments, each ended by a NUL. It has no size to ask for and no
- * upper limit worth a fixed buffer. NULL with errno set on failure; the caller frees.
+ * Read /proc/self/cmdline: arguments, each ended by a NUL. The file does not tell its size, so the buffer
+ * grows. Returns NULL with errno set on failure; the caller frees.
  */
 static char *read_command_line(size_t *length)
 {
@@ -122,7 +122,7 @@ fail:
 }
 
 /*
- * SUPERVISOR --srun /path/of/srun -- <srun's own arguments>. Returns only on failure, with errno set.
+ * Become SUPERVISOR --srun /path/of/srun -- <srun's own arguments>. Returns only on failure, with errno set.
  */
 static void become_supervisor(void)
 {
@@ -166,13 +166,10 @@ fail:
 
 int sres_srun_post_opt(void)
 {
-	if (!asked || supervised)
+	if (!flagged || supervised)
 		return ESPANK_SUCCESS;
-	if (config.unknown != NULL) {
-		slurm_error("sres: plugstack.conf: unknown argument \"%s\"; the only one is supervisor=PATH",
-			    config.unknown);
+	if (sres_config_complain(&config))
 		sres_refuse();
-	}
 	become_supervisor();
 	slurm_error("sres: cannot start the supervisor %s: %s; install slurm-resilience on this machine "
 		    "or give supervisor=PATH in plugstack.conf (or leave out --auto-resume)",

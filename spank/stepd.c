@@ -1,17 +1,19 @@
-/* In slurmstepd: the supervisor's variables, in the environment of each task. */
+/* In slurmstepd: set the supervisor's variables in the environment of each task. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "carrier.h"
-#include "sres.h"
+#include "common.h"
+#include "contexts.h"
+#include "env_option.h"
 
 /* Slurm numbers the batch script, the external step and the interactive step from the top. */
 #define FIRST_SPECIAL_STEP 0xfffffff0u
 
-static char *carrier;
+/* The value of --sres-env; NULL when this step has none. */
+static char *variables;
 
 static int ignore(int val, const char *value, int remote)
 {
@@ -21,13 +23,13 @@ static int ignore(int val, const char *value, int remote)
 	return ESPANK_SUCCESS;
 }
 
-static int on_carrier(int val, const char *value, int remote)
+static int on_env_option(int val, const char *value, int remote)
 {
 	(void)val;
 	(void)remote;
-	free(carrier);
-	carrier = strdup(value ? value : "");
-	return carrier ? ESPANK_SUCCESS : ESPANK_ERROR;
+	free(variables);
+	variables = strdup(value ? value : "");
+	return variables ? ESPANK_SUCCESS : ESPANK_ERROR;
 }
 
 int sres_stepd_init(spank_t sp)
@@ -37,7 +39,7 @@ int sres_stepd_init(spank_t sp)
 		.name = "auto-resume", .arginfo = "N", .usage = "-", .has_arg = 1, .cb = ignore,
 	};
 	struct spank_option env = {
-		.name = "sres-env", .arginfo = "CARRIER", .usage = "-", .has_arg = 1, .cb = on_carrier,
+		.name = SRES_ENV_OPTION, .arginfo = "VARIABLES", .usage = "-", .has_arg = 1, .cb = on_env_option,
 	};
 
 	if (spank_option_register(sp, &auto_resume) != ESPANK_SUCCESS ||
@@ -46,7 +48,10 @@ int sres_stepd_init(spank_t sp)
 	return ESPANK_SUCCESS;
 }
 
-/* The text of a value that each task has its own of; NULL when the value is an ordinary one. */
+/*
+ * The value for this task: a number in place of @NODEID, @PROCID and @LOCALID, which differ from task to
+ * task; every other value as it is. NULL when Slurm does not tell the number.
+ */
 static const char *own_value(spank_t sp, const char *value, char *text, size_t size)
 {
 	uint32_t number;
@@ -72,17 +77,17 @@ static const char *own_value(spank_t sp, const char *value, char *text, size_t s
 int sres_stepd_task_init(spank_t sp)
 {
 	uint32_t step;
-	char *cursor = carrier, *name, *value, text[16];
+	char *cursor = variables, *name, *value, text[16];
 	const char *own;
 	int more;
 
-	if (carrier == NULL)
+	if (variables == NULL)
 		return ESPANK_SUCCESS;
 	if (spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS)
 		goto fail;
 	if (step >= FIRST_SPECIAL_STEP)
 		return ESPANK_SUCCESS;
-	while ((more = carrier_next(&cursor, &name, &value)) > 0) {
+	while ((more = env_option_next(&cursor, &name, &value)) > 0) {
 		own = own_value(sp, value, text, sizeof(text));
 		if (own == NULL || spank_setenv(sp, name, own, 1) != ESPANK_SUCCESS)
 			goto fail;
@@ -93,8 +98,9 @@ int sres_stepd_task_init(spank_t sp)
 
 fail:
 	/*
-	 * A task with half of its world would train wrongly or hang. This is the task's own process
-	 * before it becomes the program, and Slurm ignores an error from an "optional" plugin: so end it.
+	 * A task with only some of its variables would train wrongly or hang. This is the task's own
+	 * process, before it becomes the program, and Slurm ignores an error from an "optional"
+	 * plugin: so end the process.
 	 */
 	slurm_error("sres: the supervisor's environment could not be set; the task is not started");
 	_exit(1);

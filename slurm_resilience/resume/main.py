@@ -58,7 +58,7 @@ def supervise(srun: str, args: Sequence[str], environment: Mapping[str, str]) ->
         raise UsageError(f"--auto-resume={flag}: write 1 (on) or 0 (off)")
     bare = command.without("auto-resume")
     if flag == "0" or any(bare.has(name) for name in _NOT_A_STEP):
-        env = dict(environment) | ({GUARD: "1"} if table.listed("sres-env") else {})
+        env = dict(environment) | ({GUARD: "1"} if table.listed("auto-resume") else {})
         os.execve(srun, [srun, *bare.argv], env)
     if bare.heterogeneous or environment.get("SLURM_HET_SIZE"):
         raise UsageError("--auto-resume: heterogeneous jobs and steps cannot be resumed")
@@ -82,8 +82,9 @@ def supervise(srun: str, args: Sequence[str], environment: Mapping[str, str]) ->
         srun,
         bare,
         job,
-        # The built-in table names the option whether this srun has it or not.
-        has_plugin=table.listed("sres-env"),
+        # The built-in table names the option whether this srun has it or not. The plugin's other
+        # option, --sres-env, is shown by no --help: only a supervised srun registers it.
+        has_plugin=table.listed("auto-resume"),
         permits_expansion=info.permits_expansion,
         environment=environment,
     )

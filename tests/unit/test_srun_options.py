@@ -44,8 +44,8 @@ Options provided by plugins:
                               [pyxis] the image to use
       --container-remap-root  [pyxis] ask to be remapped to root
 
-      --auto-resume=N         1: bring the step back after a node failure (0:
-                              off)
+      --auto-resume=N         1: start the step again after a node failure
+                              (0: off)
 """
 TABLE = BUILTIN.extended(parse_help(HELP))
 

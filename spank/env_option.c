@@ -1,7 +1,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "carrier.h"
+#include "env_option.h"
 
 static bool is_plain(char c)
 {
@@ -19,8 +19,8 @@ static int hex_digit(char c)
 }
 
 /*
- * Decode text in place up to the first unencoded byte (the separator), which *text is left at.
- * Returns the end of what was decoded, NULL when an escape is malformed.
+ * Decode *text in place up to the first byte that is not encoded (the separator), and leave *text at it.
+ * Returns the end of the decoded part, NULL when an escape is malformed.
  */
 static char *decode(char **text)
 {
@@ -46,7 +46,7 @@ static char *decode(char **text)
 	return out;
 }
 
-int carrier_next(char **cursor, char **name, char **value)
+int env_option_next(char **cursor, char **name, char **value)
 {
 	char *in = *cursor, *end, separator;
 
@@ -77,14 +77,14 @@ int carrier_next(char **cursor, char **name, char **value)
 	return 1;
 }
 
-bool carrier_valid(const char *carrier)
+bool env_option_valid(const char *text)
 {
-	char *copy = strdup(carrier), *cursor = copy, *name, *value;
+	char *copy = strdup(text), *cursor = copy, *name, *value;
 	int more = -1;
 
 	if (copy == NULL)
 		return false;
-	while ((more = carrier_next(&cursor, &name, &value)) > 0)
+	while ((more = env_option_next(&cursor, &name, &value)) > 0)
 		;
 	free(copy);
 	return more == 0;

@@ -1,0 +1,52 @@
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common.h"
+
+#define DEFAULT_SUPERVISOR "/opt/slurm-resilience/bin/sres-resume"
+
+/* The supervisor sets it to 1 for each srun that it starts. */
+#define GUARD "SRES_SUPERVISED"
+
+struct sres_config sres_config_parse(int ac, char *av[])
+{
+	static const char key[] = "supervisor=";
+	struct sres_config config = { .supervisor = DEFAULT_SUPERVISOR, .unknown = NULL };
+
+	for (int i = 0; i < ac; i++) {
+		if (strncmp(av[i], key, sizeof(key) - 1) == 0)
+			config.supervisor = av[i] + sizeof(key) - 1;
+		else if (config.unknown == NULL)
+			config.unknown = av[i];
+	}
+	return config;
+}
+
+bool sres_config_complain(const struct sres_config *config)
+{
+	if (config->unknown == NULL)
+		return false;
+	slurm_error("sres: plugstack.conf: unknown argument \"%s\"; the only one is supervisor=PATH",
+		    config->unknown);
+	return true;
+}
+
+bool sres_take_guard(void)
+{
+	const char *guard = getenv(GUARD);
+	bool supervised = guard != NULL && strcmp(guard, "1") == 0;
+
+	/* A task that saw the guard could not have its own flagged srun supervised. */
+	unsetenv(GUARD);
+	return supervised;
+}
+
+void sres_refuse(void)
+{
+	/* Slurm's clients let their user choose the exit code of their own errors; so does the plugin. */
+	const char *chosen = getenv("SLURM_EXIT_ERROR");
+	int status = chosen ? atoi(chosen) : 0;
+
+	exit(status ? status : 1);
+}

@@ -1,0 +1,41 @@
+/*
+ * sres.so: the SPANK side of slurm-resilience. The plugin registers the options, hands
+ * `srun --auto-resume=1` over to the supervisor, and sets the supervisor's variables in each task's
+ * environment. The supervisor decides what to do about a failure.
+ *
+ * Here: what more than one context needs.
+ */
+#ifndef SRES_COMMON_H
+#define SRES_COMMON_H
+
+#include <stdbool.h>
+
+#include <slurm/spank.h>
+
+/* The supervisor's variables travel in this option of srun; only a supervised srun knows it. */
+#define SRES_ENV_OPTION "sres-env"
+
+/* What plugstack.conf says after the plugin's path. */
+struct sres_config {
+	const char *supervisor; /* the program that `srun --auto-resume=1` becomes */
+	const char *unknown;    /* the first argument that is no option of the plugin, or NULL */
+};
+
+struct sres_config sres_config_parse(int ac, char *av[]);
+
+/* Log the argument in plugstack.conf that is no option of the plugin. False when there is none. */
+bool sres_config_complain(const struct sres_config *config);
+
+/*
+ * Take the supervisor's mark out of the environment. True when it was set: the supervisor started this
+ * srun, which must not be handed over again.
+ */
+bool sres_take_guard(void);
+
+/*
+ * End the client (srun, sbatch, salloc) before it starts anything; the caller has logged the reason.
+ * Slurm ignores what a plugin returns when plugstack.conf calls the plugin "optional".
+ */
+void sres_refuse(void) __attribute__((noreturn));
+
+#endif

@@ -21,11 +21,11 @@ from slurm_resilience.errors import (
     UsageError,
 )
 from slurm_resilience.model import Job
-from slurm_resilience.resume import signals
-from slurm_resilience.resume.launch import GUARD
-from slurm_resilience.resume.link import Link
-from slurm_resilience.resume.srun_options import SrunCommand, read_table, split
-from slurm_resilience.resume.supervise import Supervisor
+from slurm_resilience.resume.srun import signals
+from slurm_resilience.resume.srun.command import GUARD
+from slurm_resilience.resume.srun.srun_options import SrunCommand, read_table, split
+from slurm_resilience.resume.supervisor import Supervisor
+from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import SlurmClient
 
@@ -68,7 +68,7 @@ def supervise(srun: str, args: Sequence[str], environment: Mapping[str, str]) ->
     client = CliClient(config.slurm_bin)
     job = _job(client, bare, environment)
     info = client.info()
-    link = Link(
+    link = SupervisorLink(
         config.controller.host or (info.controllers[0] if info.controllers else "localhost"),
         config.controller.port,
         job.id,

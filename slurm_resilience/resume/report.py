@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 
-class Recovery(msgspec.Struct, frozen=True):
+class RecoveryBlock(msgspec.Struct, frozen=True):
     """What happened between two attempts. Times are seconds since the epoch; 0: did not happen."""
 
     what: str
@@ -41,7 +41,7 @@ def _write(text: str) -> None:
         os.write(2, f"sres: {text}\n".encode(errors="surrogateescape"))
 
 
-def block(recovery: Recovery) -> None:
+def block(recovery: RecoveryBlock) -> None:
     """The block after a failure."""
     took = recovery.relaunched - recovery.noticed
     ended = recovery.step_ended - recovery.noticed
@@ -57,7 +57,7 @@ def block(recovery: Recovery) -> None:
     )
 
 
-class Healing(msgspec.Struct, frozen=True):
+class HealingLine(msgspec.Struct, frozen=True):
     """Seats of a living step that were lost and filled again. Seconds since the epoch; 0: never."""
 
     what: str
@@ -73,7 +73,7 @@ class Healing(msgspec.Struct, frozen=True):
     """The newest step before the loss."""
 
 
-def healed(healing: Healing) -> None:
+def healed(healing: HealingLine) -> None:
     """The block after seats were filled again."""
     seats = ",".join(map(str, healing.seats))
     others = (
@@ -90,7 +90,7 @@ def healed(healing: Healing) -> None:
     _say_block(f"healed: seats {seats}", healing.what, healing.done, long, _where(healing))
 
 
-def _where(healing: Healing) -> str:
+def _where(healing: HealingLine) -> str:
     at = f" at step {healing.step}" if healing.step >= 0 else ""
     if healing.step < healing.before:
         # From the disk, or from nothing: the ranks have said which.

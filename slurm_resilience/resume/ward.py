@@ -11,7 +11,7 @@ from slurm_resilience.errors import SresError
 from slurm_resilience.model import Job
 from slurm_resilience.resume import fence, report
 from slurm_resilience.resume.attempt import read_progress
-from slurm_resilience.resume.environment import Attempt
+from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.slurm.client import SlurmClient
 
 NO_FENCE = "a cut-off node is ended by its sresd alone"

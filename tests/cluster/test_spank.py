@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.lab import Lab, LabSpec
-from slurm_resilience.resume.carrier import LOCALID, NODEID, PROCID, decode, encode
-from slurm_resilience.resume.srun_options import BUILTIN, Takes, parse_help, read_table, split
+from slurm_resilience.resume.srun.env_option import LOCALID, NODEID, PROCID, decode, encode
+from slurm_resilience.resume.srun.srun_options import BUILTIN, Takes, parse_help, read_table, split
 
 SPANK = Path(__file__).resolve().parents[2] / "spank"
 # No shell: it would clear the signal mask that is looked at here.

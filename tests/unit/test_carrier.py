@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.resume.carrier import NODEID, decode, encode
+from slurm_resilience.resume.srun.env_option import NODEID, decode, encode
 
 
 def shown(data: bytes) -> str:

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.config import ResumeSettings
-from slurm_resilience.resume.classify import Cause, Ending, classify, describe
-from slurm_resilience.resume.plan import Facts, Plan, after_task, plan
+from slurm_resilience.resume.decide.classify import Cause, Ending, classify, describe
+from slurm_resilience.resume.decide.plan import Plan, PlanFacts, after_task, plan
 
 LIMITS = ResumeSettings()
 LONG = LIMITS.progress_after + 1
 NODES = ("n1", "n2", "n3")
 ENDED = Ending(code=1, ran_for=60.0, progressed=False, job_state="RUNNING")
-FACTS = Facts(NODES, 3, False, True, True, True)
+FACTS = PlanFacts(NODES, 3, False, True, True, True)
 NODE = Cause("node", "n2: dead", ("n2",))
 
 
@@ -25,7 +25,7 @@ def ending(**more: Any) -> Ending:
     return msgspec.structs.replace(ENDED, **more)
 
 
-def facts(**more: Any) -> Facts:
+def facts(**more: Any) -> PlanFacts:
     return msgspec.structs.replace(FACTS, **more)
 
 
@@ -220,7 +220,7 @@ ENDINGS = st.builds(
     stopped_by_us=st.booleans(),
 )
 ALL_FACTS = st.builds(
-    Facts,
+    PlanFacts,
     job_nodes=st.lists(st.sampled_from((*NODES, "n4")), min_size=1, unique=True).map(tuple),
     step_size=st.integers(1, 3),
     has_gres=st.booleans(),
@@ -233,7 +233,7 @@ ALL_FACTS = st.builds(
 
 
 @given(history=st.lists(ENDINGS, min_size=1, max_size=6), seen=ALL_FACTS)
-def test_what_may_never_be_planned(history: list[Ending], seen: Facts) -> None:
+def test_what_may_never_be_planned(history: list[Ending], seen: PlanFacts) -> None:
     cause = classify(history[-1])
     chosen = plan(cause, seen, tuple(history), LIMITS)
     assert chosen.reason

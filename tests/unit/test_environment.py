@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_resilience.resume.environment import (
+from slurm_resilience.resume.srun.environment import (
     PORT_BASE,
     PORT_SPAN,
     Attempt,

@@ -9,8 +9,8 @@ import pytest
 
 from slurm_resilience.errors import NotFound, SlurmError
 from slurm_resilience.model import Job
-from slurm_resilience.resume import exchange
-from slurm_resilience.resume.allocation import Allocation
+from slurm_resilience.resume.allocation import swap
+from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.slurm.fake import FakeSlurm
 
 
@@ -37,9 +37,9 @@ def test_a_refusal_at_once_is_not_tried_again_at_once(capfd: pytest.CaptureFixtu
     slurm, stop = FakeSlurm(2), Stop()
     job = slurm.submit(2)
     slurm.refusals["allocate_for"] = SlurmError("Job violates accounting/QOS policy")
-    assert exchange.grow(allocation(slurm, job), 1, 3600.0, stop, lambda: True) is None
+    assert swap.grow(allocation(slurm, job), 1, 3600.0, stop, lambda: True) is None
     assert len(slurm.calls) == len(stop.waited) == 3
-    assert min(stop.waited) > exchange.SALLOC_SECONDS - 1
+    assert min(stop.waited) > swap.SALLOC_SECONDS - 1
     said = capfd.readouterr().err
     assert "the others go on" in said and "QOS policy" in said and "3600" not in said
 
@@ -56,7 +56,7 @@ def test_the_next_life_of_a_requeued_job_is_left_alone() -> None:
     assert ours.refresh() == ""
     assert ours.job.restarts == 0
     with pytest.raises(NotFound):
-        exchange.grow(ours, 1, 3600.0, Stop())
+        swap.grow(ours, 1, 3600.0, Stop())
 
 
 def test_a_node_that_was_lost_and_came_back_counts_as_added() -> None:
@@ -72,5 +72,5 @@ def test_a_node_that_was_lost_and_came_back_counts_as_added() -> None:
         return before(job_now, *more)
 
     slurm.allocate_for = allocate  # type: ignore[method-assign, assignment]
-    added = exchange.grow(ours, 2, 3600.0, Stop())
+    added = swap.grow(ours, 2, 3600.0, Stop())
     assert added == ("n2", "n3")

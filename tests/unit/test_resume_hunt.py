@@ -7,7 +7,7 @@ from threading import Event
 import pytest
 
 from slurm_resilience.errors import SlurmError, SlurmUnreachable
-from slurm_resilience.resume import hunt
+from slurm_resilience.resume.live_step import node_search
 
 
 class Slurm:
@@ -25,23 +25,23 @@ class Slurm:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hunt, "AGAIN", 0.0)
+    monkeypatch.setattr(node_search, "AGAIN", 0.0)
 
 
 def test_who_goes_on_is_not_ended_for_want_of_an_answer(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert hunt._asked(Slurm(3).ask, lambda: True, Event()) == "nodes"
+    assert node_search._asked(Slurm(3).ask, lambda: True, Event()) == "nodes"
     assert capfd.readouterr().err.count("asked again") == 1
 
 
 def test_where_nobody_goes_on_the_answer_stands() -> None:
     with pytest.raises(SlurmError):
-        hunt._asked(Slurm(1).ask, lambda: False, Event())
+        node_search._asked(Slurm(1).ask, lambda: False, Event())
 
 
 def test_nobody_wants_it_any_more() -> None:
     stop = Event()
     stop.set()
     with pytest.raises(SlurmError):
-        hunt._asked(Slurm(1).ask, lambda: True, stop)
+        node_search._asked(Slurm(1).ask, lambda: True, stop)

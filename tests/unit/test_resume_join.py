@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_resilience.resume.join import (
+from slurm_resilience.resume.live_step.join_step import (
     ASKED,
     LAUNCHER,
-    Slot,
-    World,
+    EmptySeats,
+    SeatMap,
     can_live,
     join_command,
     join_variables,
@@ -22,10 +22,10 @@ from slurm_resilience.resume.join import (
     wants,
     world,
 )
-from slurm_resilience.resume.srun_options import BUILTIN, split
+from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 
 LAUNCHED = ["python", "-m", LAUNCHER, "--nproc-per-node=2", "train.py"]
-BARE = World((Slot(0, "n1", (0, 1)), Slot(1, "n5", (2, 3))), 4, 1)
+BARE = SeatMap((EmptySeats(0, "n1", (0, 1)), EmptySeats(1, "n5", (2, 3))), 4, 1)
 
 
 def command(*words: str, program: list[str] | None = None) -> Any:
@@ -154,7 +154,7 @@ def test_gpus_that_do_not_divide_are_left_to_slurm() -> None:
     assert not join_command(command("--gpus=3"), 12, BARE, BARE.slots[1]).has("gpus")
 
 
-def variables(shape: World, slot: Slot) -> dict[str, str]:
+def variables(shape: SeatMap, slot: EmptySeats) -> dict[str, str]:
     first = {"NODE_RANK": "@NODEID", "SRES_TOKEN": "12.0.1", "SRES_STEP": "0", "NNODES": "2"}
     return join_variables(
         first,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_resilience.resume.sever import connections, sever
+from slurm_resilience.resume.srun.close_sockets import close_sockets, connections
 
 # Connects to 127.0.0.2 and 127.0.0.3 from 127.0.0.1, and says which of them is closed first.
 CHILD = """
@@ -45,7 +45,7 @@ def child() -> Iterator[subprocess.Popen[str]]:
 
 def test_only_connections_to_that_machine(child: subprocess.Popen[str]) -> None:
     assert connections(child.pid) == 2
-    assert sever(child.pid, "127.0.0.3") == 1
+    assert close_sockets(child.pid, "127.0.0.3") == 1
     assert child.stdout is not None
     assert child.stdout.readline() == "127.0.0.3 b''\n"
     assert connections(child.pid) == 1
@@ -53,9 +53,9 @@ def test_only_connections_to_that_machine(child: subprocess.Popen[str]) -> None:
 
 
 def test_nothing_to_sever(child: subprocess.Popen[str]) -> None:
-    assert sever(child.pid, "127.0.0.4") == 0
-    assert sever(child.pid, "no-such-host.invalid") == 0
+    assert close_sockets(child.pid, "127.0.0.4") == 0
+    assert close_sockets(child.pid, "no-such-host.invalid") == 0
     child.kill()
     child.wait()
-    assert sever(child.pid, "127.0.0.3") == 0
+    assert close_sockets(child.pid, "127.0.0.3") == 0
     assert connections(child.pid) == -1

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from slurm_resilience.resume.step import Step
+from slurm_resilience.resume.srun.step import SrunStep
 
 ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
 KILLED = "srun: error: n[1-2]: tasks 0-1: Killed"
@@ -16,9 +16,9 @@ LOST_TOUCH = "Aborting, io error and missing step on node 2"
 CANCELLED = "slurmstepd-n1: error: *** STEP 8.0 ON n1 CANCELLED AT 2026-11-20T12:00:00"
 
 
-def run(*lines: str, program: str = 'printf "%s\\n" "$@" >&2') -> Step:
+def run(*lines: str, program: str = 'printf "%s\\n" "$@" >&2') -> SrunStep:
     ended = threading.Event()
-    step = Step(["sh", "-c", program, "sh", *lines], os.environ, ended.set)
+    step = SrunStep(["sh", "-c", program, "sh", *lines], os.environ, ended.set)
     assert ended.wait(30)
     return step
 
@@ -104,7 +104,7 @@ def test_an_srun_that_waits_for_a_lost_node_ends_with_its_tasks_code(how: str, c
     news = threading.Event()
     line = f"srun: error: n1: task 0: {how}"
     program = f"echo '{line}' >&2; exec sleep 60"
-    step = Step(["sh", "-c", program], os.environ, lambda: None, on_news=news.set)
+    step = SrunStep(["sh", "-c", program], os.environ, lambda: None, on_news=news.set)
     assert news.wait(30)
     step.put_to_death()
     assert step.wait(30)

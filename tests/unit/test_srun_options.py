@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.resume.srun_options import (
+from slurm_resilience.resume.srun.srun_options import (
     BUILTIN,
     OptionSpec,
     OptionTable,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_resilience.resume.environment import PORT_BASE, PORT_SPAN
+from slurm_resilience.resume.srun.environment import PORT_BASE, PORT_SPAN
 from slurm_resilience.training import ports
 
 SCRIPT = Path(__file__).resolve().parents[2] / "lifecycle" / "50-port-range.sh"

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import time
 
-from slurm_resilience.resume.carriers import End
-from slurm_resilience.resume.classify import Ending
-from slurm_resilience.resume.means import Means
+from slurm_resilience.resume.context import Context
+from slurm_resilience.resume.decide.classify import Ending
+from slurm_resilience.resume.live_step.live_steps import StepEnd
 from slurm_resilience.resume.ward import Ward
 
 
-def inquest(means: Means, ward: Ward, end: End, nodes: tuple[str, ...], before: int) -> Ending:
+def gather_evidence(
+    context: Context, ward: Ward, end: StepEnd, nodes: tuple[str, ...], before: int
+) -> Ending:
     """Gather what `classify` needs; may wait a moment for what is found out about the nodes.
 
     Args:
-        means: of the supervised srun.
+        context: of the supervised srun.
         ward: knows the program's progress.
         end: of the attempt's last step.
         nodes: those of the attempt.
         before: the last step that was reported before this attempt.
     """
     step, stopped = end.step, end.stopped_by_us
-    faulty = end.faulty | _faulty(means)
-    state = means.allocation.job.state
+    faulty = end.faulty | _faulty(context)
+    state = context.allocation.job.state
     # A program that ended well, or was ended, is not kept waiting for Slurm's word.
-    interrupted = "" if end.own_word else means.interrupted(step, stopped)
+    interrupted = "" if end.own_word else context.interrupted(step, stopped)
     if end.code != 0 and not interrupted:
-        state = means.allocation.refresh()
+        state = context.allocation.refresh()
         if state == "RUNNING" and not faulty and not step.cancelled and not end.own_word:
-            faulty = _wait_for_diagnosis(means, nodes)
-            state = means.allocation.refresh()
+            faulty = _wait_for_diagnosis(context, nodes)
+            state = context.allocation.refresh()
     return Ending(
         code=end.code,
         ran_for=step.ran_for,
@@ -42,18 +44,18 @@ def inquest(means: Means, ward: Ward, end: End, nodes: tuple[str, ...], before: 
     )
 
 
-def _faulty(means: Means) -> dict[str, str]:
-    return {name: verdict.reason for name, verdict in means.link.faulty().items()}
+def _faulty(context: Context) -> dict[str, str]:
+    return {name: verdict.reason for name, verdict in context.link.faulty().items()}
 
 
-def _wait_for_diagnosis(means: Means, nodes: tuple[str, ...]) -> dict[str, str]:
+def _wait_for_diagnosis(context: Context, nodes: tuple[str, ...]) -> dict[str, str]:
     """A step that fails because of a node often ends before anybody has judged the node."""
-    deadline = time.monotonic() + means.limits.diagnosis_wait
-    means.link.ask(nodes)
+    deadline = time.monotonic() + context.limits.diagnosis_wait
+    context.link.ask(nodes)
     while True:
-        bad = _faulty(means) | means.allocation.bad(nodes)
+        bad = _faulty(context) | context.allocation.bad(nodes)
         left = deadline - time.monotonic()
-        if bad or left <= 0 or means.allocation.leave.is_set():
+        if bad or left <= 0 or context.allocation.leave.is_set():
             return bad
-        means.wake.clear()
-        means.wake.wait(min(left, 0.5))
+        context.wake.clear()
+        context.wake.wait(min(left, 0.5))

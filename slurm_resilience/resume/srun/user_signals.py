@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 
-from slurm_resilience.resume import signals
-from slurm_resilience.resume.step import Step
+from slurm_resilience.resume.srun import signals
+from slurm_resilience.resume.srun.step import SrunStep
 
 PERSON_SECONDS = 60.0
 """A step that ends this soon after a person's signal ended because of it (KillWait is 30 s)."""
@@ -17,7 +17,7 @@ TWICE_SECONDS = 2.0
 """srun asks for the second Ctrl-C "within 1 sec" and counts whole seconds of the clock."""
 
 
-class Person:
+class UserSignals:
     """Hands signals on to the running sruns, and remembers them."""
 
     def __init__(self, wake: threading.Event, leave: threading.Event) -> None:
@@ -30,7 +30,7 @@ class Person:
         self.leave = leave
         self.starting = threading.Lock()
         """Held while a step is started."""
-        self.steps: list[Step] = []
+        self.steps: list[SrunStep] = []
         """Those that are told."""
         self._signals: list[tuple[float, int]] = []
 
@@ -50,7 +50,7 @@ class Person:
         """The first signal that asked for the end."""
         return next(n for _, n in self._signals if n in signals.ENDING or n == signal.SIGINT)
 
-    def interrupted(self, step: Step, stopped: bool, quick: bool) -> str:
+    def interrupted(self, step: SrunStep, stopped: bool, quick: bool) -> str:
         """The signal that ended this step, or that came after it, if there is one.
 
         One Ctrl-C only asks srun for its state; two within a second end the step.

@@ -24,7 +24,7 @@ from slurm_resilience.wire.messages import (
 FAULTY = ("dead", "sick", "requested")
 
 
-class Link:
+class SupervisorLink:
     """Sends what the supervisor does; collects what sresctld says about its nodes."""
 
     def __init__(

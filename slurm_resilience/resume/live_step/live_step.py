@@ -8,16 +8,18 @@ from pathlib import Path
 from threading import Event
 
 from slurm_resilience.mesh.observer import Observer, Picture
-from slurm_resilience.resume import fence, hunt, report, word
-from slurm_resilience.resume.carriers import Carrier, End
-from slurm_resilience.resume.environment import Attempt
-from slurm_resilience.resume.hunt import Found, Hunt
-from slurm_resilience.resume.join import World, seats_of_tasks
-from slurm_resilience.resume.losses import Loss, Seen, tell
-from slurm_resilience.resume.means import Means
-from slurm_resilience.resume.plan import Plan, after_task
-from slurm_resilience.resume.seats import Seats
-from slurm_resilience.resume.step import Step
+from slurm_resilience.resume import fence, report
+from slurm_resilience.resume.context import Context
+from slurm_resilience.resume.decide.plan import Plan, after_task
+from slurm_resilience.resume.live_step import node_search
+from slurm_resilience.resume.live_step import training as word
+from slurm_resilience.resume.live_step.join_step import SeatMap, seats_of_tasks
+from slurm_resilience.resume.live_step.live_steps import RunningStep, StepEnd
+from slurm_resilience.resume.live_step.losses import SeatHistory, SeatLoss, tell
+from slurm_resilience.resume.live_step.node_search import FoundNodes, NodeSearch
+from slurm_resilience.resume.live_step.seats import Seats
+from slurm_resilience.resume.srun.environment import Attempt
+from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.wire.messages import NodeVerdict
 
 LOOK = 1.0
@@ -26,17 +28,17 @@ MEND = 10.0
 """Seconds between two looks whether the fence stands."""
 
 
-class Living:
+class LiveStep:
     """One attempt that lives on."""
 
     def __init__(
         self,
-        means: Means,
+        context: Context,
         training: Observer,
         meet: Path,
-        world: World,
+        world: SeatMap,
         attempt: Attempt,
-        step: Step,
+        step: SrunStep,
         *,
         may_leave: Callable[[Mapping[str, NodeVerdict]], bool],
         mend: Callable[[], None],
@@ -53,18 +55,18 @@ class Living:
             mend: called from time to time.
             addresses: of the nodes, by name.
         """
-        self._means = means
+        self._context = context
         self._training = training
         self._meet = meet
         self._attempt = attempt
         self._may_leave = may_leave
         self._mend = mend
-        self._seats = Seats(means, attempt, world, step)
+        self._seats = Seats(context, attempt, world, step)
         self._steps = self._seats.steps
-        self._losses: list[Loss] = []
-        self._hunts: dict[bool, tuple[Hunt, list[Loss]]] = {}
+        self._losses: list[SeatLoss] = []
+        self._hunts: dict[bool, tuple[NodeSearch, list[SeatLoss]]] = {}
         """By whether nodes (else tasks) are looked after."""
-        self._seen = Seen()
+        self._seen = SeatHistory()
         self._gone: set[str] = set()
         """Processes on lost nodes: they do not say goodbye."""
         self._stays: frozenset[str] = frozenset()
@@ -78,12 +80,12 @@ class Living:
         """Where the training runs, by NODE_RANK."""
         return self._seats.nodes
 
-    def watch(self) -> End:
+    def watch(self) -> StepEnd:
         """Until the attempt is over; no step of it is left then."""
         try:
             while True:
-                self._means.wake.wait(self._pause())
-                self._means.wake.clear()
+                self._context.wake.wait(self._pause())
+                self._context.wake.clear()
                 picture = self._training.picture()
                 self._seen.look(picture)
                 self._look_at_nodes()
@@ -98,11 +100,11 @@ class Living:
         finally:
             self._stop_hunts()
 
-    def let_go(self) -> End:
+    def let_go(self) -> StepEnd:
         """Only wait until it is over."""
         while (end := self._over(self._training.picture())) is None:
-            self._means.wake.wait(LOOK)
-            self._means.wake.clear()
+            self._context.wake.wait(LOOK)
+            self._context.wake.clear()
         return end
 
     def _pause(self) -> float:
@@ -120,7 +122,7 @@ class Living:
 
     # -- the end ------------------------------------------------------------------------------
 
-    def _over(self, picture: Picture) -> End | None:
+    def _over(self, picture: Picture) -> StepEnd | None:
         outcome = word.outcome(self._meet)
         if outcome is not None:
             if outcome.code != 0:
@@ -147,15 +149,15 @@ class Living:
 
     def _end(
         self,
-        step: Step,
+        step: SrunStep,
         code: int,
         *,
         stopped_by_us: bool = False,
         noticed: float = 0.0,
         own_word: bool = False,
-    ) -> End:
+    ) -> StepEnd:
         faulty = {loss.slot.node: loss.reason for loss in self._losses if loss.at_fault}
-        return End(code, step, stopped_by_us, faulty, noticed, own_word)
+        return StepEnd(code, step, stopped_by_us, faulty, noticed, own_word)
 
     def _stop_hunts(self) -> None:
         for search, _ in self._hunts.values():
@@ -168,7 +170,7 @@ class Living:
         lost = {loss.slot.node for loss in self._losses if loss.at_fault and not loss.node}
         bad = {
             name: verdict
-            for name, verdict in self._means.link.faulty().items()
+            for name, verdict in self._context.link.faulty().items()
             if name in self.nodes and name not in lost
         }
         for slot in self._seats.world.slots:
@@ -191,7 +193,7 @@ class Living:
     def _lose_node(self, node: str, reason: str, dead: bool) -> None:
         slot = next(slot for slot in self._seats.world.slots if slot.node == node)
         report.say(f"node {node} must be left ({reason}); the step goes on without it")
-        self._means.events.write("noticed", nodes=[node], seats=list(slot.seats))
+        self._context.events.write("noticed", nodes=[node], seats=list(slot.seats))
         fence.leave(self._attempt.directory, node, len(self._steps))
         self._steps.without_node(slot.seats)
         if dead:
@@ -202,7 +204,7 @@ class Living:
         self._losses.append(self._seen.loss(slot, slot.seats, reason, dead=dead))
         self._gone |= self._seen.ids(slot.seats)
 
-    def _lose_seats(self, carrier: Carrier, seats: tuple[int, ...], how: str) -> None:
+    def _lose_seats(self, carrier: RunningStep, seats: tuple[int, ...], how: str) -> None:
         """Tasks are gone: after a moment in which their node may be found to be at fault, they are
         started again on it."""
         lost = {seat for loss in self._losses for seat in loss.seats if not loss.started}
@@ -215,9 +217,9 @@ class Living:
             self._losses = [loss for loss in self._losses if not set(loss.seats) <= set(here)]
             loss = self._seen.loss(slot, here, how, dead=False)
             loss.at_fault = False
-            loss.due = time.monotonic() + self._means.limits.diagnosis_wait
+            loss.due = time.monotonic() + self._context.limits.diagnosis_wait
             self._losses.append(loss)
-            self._means.link.ask((slot.node,))
+            self._context.link.ask((slot.node,))
 
     # -- a place for them ---------------------------------------------------------------------
 
@@ -243,7 +245,7 @@ class Living:
                 begin = self._after_nodes if key else self._after_tasks
                 self._hunts[key] = (begin(going), going)
 
-    def _after_nodes(self, losses: list[Loss]) -> Hunt:
+    def _after_nodes(self, losses: list[SeatLoss]) -> NodeSearch:
         gone = {loss.slot.node for loss in self._losses if loss.at_fault and not loss.node}
         lost = {loss.slot.node: loss.reason for loss in losses}
         holds = tuple(name for name in self.nodes if name not in gone)
@@ -253,23 +255,25 @@ class Living:
         def go_on() -> bool:
             return self._goes_on(self._training.picture(), since)
 
-        def search(stop: Event) -> Found | None:
+        def search(stop: Event) -> FoundNodes | None:
             size = len(self.nodes)
-            return hunt.for_nodes(self._means, lost, size, holds, dead, go_on, stop)
+            return node_search.for_nodes(self._context, lost, size, holds, dead, go_on, stop)
 
-        return Hunt(search, self._means.wake.set)
+        return NodeSearch(search, self._context.wake.set)
 
-    def _after_tasks(self, losses: list[Loss]) -> Hunt:
+    def _after_tasks(self, losses: list[SeatLoss]) -> NodeSearch:
         nodes = tuple(loss.slot.node for loss in losses)
-        return Hunt(lambda _: hunt.for_tasks(self._means, nodes), self._means.wake.set)
+        return NodeSearch(
+            lambda _: node_search.for_tasks(self._context, nodes), self._context.wake.set
+        )
 
-    def _to_be_started_again(self, losses: list[Loss]) -> list[Loss]:
+    def _to_be_started_again(self, losses: list[SeatLoss]) -> list[SeatLoss]:
         alive = self._alive(self._training.picture())
         going = []
         for loss in losses:
             # Their launcher may have filled the seats already.
             if not alive.issuperset(loss.seats):
-                chosen = after_task(self._seats.died(loss.seats), self._means.limits)
+                chosen = after_task(self._seats.died(loss.seats), self._context.limits)
                 if chosen.kind == "join":
                     going.append(loss)
                     continue
@@ -278,7 +282,7 @@ class Living:
             self._losses.remove(loss)
         return going
 
-    def _place(self, found: Found | None, losses: list[Loss]) -> None:
+    def _place(self, found: FoundNodes | None, losses: list[SeatLoss]) -> None:
         """Use what was found.
 
         Args:
@@ -297,10 +301,10 @@ class Living:
             return
         if found.chosen.kind != "join":
             self._instead = (found.chosen, min(loss.noticed for loss in losses))
-            self._means.wake.set()
+            self._context.wake.set()
             return
         if any(loss.at_fault for loss in losses):
-            self._means.events.write("nodes_ready", nodes=list(found.nodes))
+            self._context.events.write("nodes_ready", nodes=list(found.nodes))
         self._addresses |= found.addresses
         for loss in losses:
             node = placed.get(id(loss))
@@ -326,14 +330,14 @@ class Living:
                 after = loss.went_on - loss.noticed
                 size = len(picture.running)
                 report.say(f"{size} of {self._seats.world.seats} seats went on after {after:.1f} s")
-                self._means.events.write("went_on", seats=size)
+                self._context.events.write("went_on", seats=size)
             if loss.started and self._has_joined(picture, loss):
                 self._losses.remove(loss)
                 self._training.forget(loss.slot.node)
-                self._means.events.write("joined", nodes=[loss.node], seats=list(loss.seats))
+                self._context.events.write("joined", nodes=[loss.node], seats=list(loss.seats))
                 tell(loss, self.nodes, picture.step)
 
-    def _has_joined(self, picture: Picture, loss: Loss) -> bool:
+    def _has_joined(self, picture: Picture, loss: SeatLoss) -> bool:
         new = {peer.seat for peer in picture.peers if peer.id not in loss.peers}
         seats = set(loss.seats)
         return seats <= new and seats <= set(picture.running)

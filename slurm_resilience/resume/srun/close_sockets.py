@@ -23,7 +23,7 @@ _PIDFD_GETFD = 438
 _SOCKET = re.compile(r"socket:\[\d+\]")
 
 
-def sever(pid: int, address: str) -> int:
+def close_sockets(pid: int, address: str) -> int:
     """Close a child's connections to one machine, as if that machine had closed them.
 
     Args:

@@ -7,14 +7,14 @@ from typing import Literal
 import msgspec
 
 from slurm_resilience.config import ResumeSettings
-from slurm_resilience.resume.classify import Cause, Ending, describe, killed
+from slurm_resilience.resume.decide.classify import Cause, Ending, describe, killed
 
 SHORT_LIFE = 10.0
 """Seconds: a program that fails faster than this with an exit code of its own, on its first
 attempt, has a fault of its own (a typo, a missing file); another attempt would show the same."""
 
 
-class Facts(msgspec.Struct, frozen=True):
+class PlanFacts(msgspec.Struct, frozen=True):
     """What the job allows."""
 
     job_nodes: tuple[str, ...]
@@ -57,7 +57,9 @@ class Supply(msgspec.Struct, frozen=True):
     reason: str
 
 
-def plan(cause: Cause, facts: Facts, history: tuple[Ending, ...], limits: ResumeSettings) -> Plan:
+def plan(
+    cause: Cause, facts: PlanFacts, history: tuple[Ending, ...], limits: ResumeSettings
+) -> Plan:
     """The cheapest rung that can work.
 
     Args:
@@ -123,7 +125,7 @@ def after_task(deaths: int, limits: ResumeSettings) -> Plan:
     return Plan("join", "no node is at fault: again on the same node")
 
 
-def _after_node(cause: Cause, facts: Facts) -> Plan:
+def _after_node(cause: Cause, facts: PlanFacts) -> Plan:
     good = tuple(name for name in facts.job_nodes if name not in cause.nodes)
     leave = tuple(name for name in facts.job_nodes if name in cause.nodes)
     needed = max(0, facts.step_size - len(good))
@@ -142,7 +144,7 @@ def _after_node(cause: Cause, facts: Facts) -> Plan:
     return Plan("swap", found.reason, leave, needed)
 
 
-def supply(facts: Facts, good: tuple[str, ...], leave: tuple[str, ...]) -> Supply:
+def supply(facts: PlanFacts, good: tuple[str, ...], leave: tuple[str, ...]) -> Supply:
     """Where other nodes can come from.
 
     Args:
@@ -159,7 +161,7 @@ def supply(facts: Facts, good: tuple[str, ...], leave: tuple[str, ...]) -> Suppl
     return Supply("exchange", f"{needed} of {facts.step_size} nodes to be exchanged")
 
 
-def _swap_obstacle(facts: Facts, good: tuple[str, ...], leave: tuple[str, ...]) -> str:
+def _swap_obstacle(facts: PlanFacts, good: tuple[str, ...], leave: tuple[str, ...]) -> str:
     if facts.has_gres:
         return "Slurm cannot exchange nodes of a job on nodes with GRES"
     if not good:

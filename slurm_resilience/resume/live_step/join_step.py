@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from slurm_resilience.resume.launch import PLACEMENT
-from slurm_resilience.resume.srun_options import Option, SrunCommand
+from slurm_resilience.resume.srun.command import PLACEMENT
+from slurm_resilience.resume.srun.srun_options import GivenOption, SrunCommand
 from slurm_resilience.slurm.hostlists import fold
 
 ASKED = "SRES_CHECKPOINTLESS"
@@ -42,7 +42,7 @@ _WHOLE_STEP = (
 """Options that speak of the step as a whole: a join step has its own."""
 
 
-class Slot(msgspec.Struct, frozen=True):
+class EmptySeats(msgspec.Struct, frozen=True):
     """One node's part of the training."""
 
     rank: int
@@ -51,10 +51,10 @@ class Slot(msgspec.Struct, frozen=True):
     seats: tuple[int, ...]
 
 
-class World(msgspec.Struct, frozen=True):
+class SeatMap(msgspec.Struct, frozen=True):
     """Who sits where."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[EmptySeats, ...]
     seats: int
     """Of the full world."""
     per_task: int
@@ -64,7 +64,7 @@ class World(msgspec.Struct, frozen=True):
     def nodes(self) -> tuple[str, ...]:
         return tuple(slot.node for slot in self.slots)
 
-    def tasks(self, slot: Slot) -> int:
+    def tasks(self, slot: EmptySeats) -> int:
         """Tasks of the step on one node."""
         return max(1, len(slot.seats) // self.per_task)
 
@@ -97,7 +97,7 @@ def living(command: SrunCommand) -> SrunCommand:
 
 def world(
     nodes: Sequence[str], sits: Mapping[int, str], tasks: int, seats: int = 0
-) -> World | None:
+) -> SeatMap | None:
     """Put together who sits where. None: not all have been seen yet.
 
     Args:
@@ -109,13 +109,13 @@ def world(
     if tasks <= 0 or not sits or not set(range(seats)) <= set(sits):
         return None
     slots = tuple(
-        Slot(rank, node, tuple(sorted(seat for seat, where in sits.items() if where == node)))
+        EmptySeats(rank, node, tuple(sorted(seat for seat, where in sits.items() if where == node)))
         for rank, node in enumerate(nodes)
     )
     found = sum(len(slot.seats) for slot in slots)
     if not all(slot.seats for slot in slots) or found < tasks or found % tasks:
         return None
-    return World(slots, max(sits) + 1, found // tasks)
+    return SeatMap(slots, max(sits) + 1, found // tasks)
 
 
 def seats_of_tasks(seats: Sequence[int], per_task: int, tasks: Sequence[int]) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ def seats_of_tasks(seats: Sequence[int], per_task: int, tasks: Sequence[int]) ->
     return tuple(seat for task in tasks for seat in seats[task * per_task : (task + 1) * per_task])
 
 
-def join_command(command: SrunCommand, job: int, world: World, slot: Slot) -> SrunCommand:
+def join_command(command: SrunCommand, job: int, world: SeatMap, slot: EmptySeats) -> SrunCommand:
     """The step that brings a slot's seats back, from the user's own srun line.
 
     Args:
@@ -161,14 +161,14 @@ def join_command(command: SrunCommand, job: int, world: World, slot: Slot) -> Sr
     )
 
 
-def _own_file(option: Option, slot: Slot, tasks: int) -> Option:
+def _own_file(option: GivenOption, slot: EmptySeats, tasks: int) -> GivenOption:
     """Task and node numbers begin anew in each step: a file named by them would be another's."""
     if option.name not in ("output", "error") or option.value is None:
         return option
     name = option.value.replace("%n", str(slot.rank))
     if tasks == 1:
         name = name.replace("%t", str(slot.seats[0]))
-    return Option(option.name, name, (f"--{option.name}={name}",), option.short)
+    return GivenOption(option.name, name, (f"--{option.name}={name}",), option.short)
 
 
 def _share(total: str, nodes: int) -> str:
@@ -181,8 +181,8 @@ def _share(total: str, nodes: int) -> str:
 
 def join_variables(
     first: Mapping[str, str],
-    world: World,
-    slot: Slot,
+    world: SeatMap,
+    slot: EmptySeats,
     *,
     job_nodes: Sequence[str],
     master_address: str,

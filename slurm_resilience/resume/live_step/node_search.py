@@ -11,17 +11,18 @@ from typing import TypeVar
 import msgspec
 
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
-from slurm_resilience.resume import exchange, report
-from slurm_resilience.resume.classify import Cause
-from slurm_resilience.resume.means import Means
-from slurm_resilience.resume.plan import Plan, plan
+from slurm_resilience.resume import report
+from slurm_resilience.resume.allocation import swap
+from slurm_resilience.resume.context import Context
+from slurm_resilience.resume.decide.classify import Cause
+from slurm_resilience.resume.decide.plan import Plan, plan
 
 T = TypeVar("T")
 AGAIN = 2.0
 """Seconds until Slurm is asked again."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundNodes(msgspec.Struct, frozen=True):
     """What came of a hunt."""
 
     chosen: Plan
@@ -35,16 +36,16 @@ class Found(msgspec.Struct, frozen=True):
     """Nodes that turned out to be at fault, with the reason."""
 
 
-class Hunt:
+class NodeSearch:
     """One search. `found` is set, and ``wake`` called, when it is over."""
 
-    def __init__(self, search: Callable[[Event], Found | None], wake: Callable[[], None]):
+    def __init__(self, search: Callable[[Event], FoundNodes | None], wake: Callable[[], None]):
         """
         Args:
             search: gets an event that is set when nobody wants the answer any more.
             wake: called (in a thread) when the search is over.
         """
-        self.found: Found | None = None
+        self.found: FoundNodes | None = None
         self.over = False
         self._search = search
         self._wake = wake
@@ -61,7 +62,7 @@ class Hunt:
         try:
             self.found = self._search(self._stop)
         except SresError as error:
-            self.found = Found(Plan("stop", str(error)))
+            self.found = FoundNodes(Plan("stop", str(error)))
         finally:
             self.over = True
             self._wake()
@@ -87,14 +88,14 @@ def _asked(ask: Callable[[], T], go_on: Callable[[], bool], stop: Event) -> T:
 
 
 def for_nodes(
-    means: Means,
+    context: Context,
     lost: Mapping[str, str],
     step_size: int,
     holds: Sequence[str],
     dead: bool,
     go_on: Callable[[], bool],
     stop: Event,
-) -> Found | None:
+) -> FoundNodes | None:
     """Get nodes in place of lost ones. None: nobody wants them any more.
 
     Args:
@@ -105,20 +106,20 @@ def for_nodes(
         go_on: do the others go on without them? Then idle nodes are waited for without limit.
         stop: set when nobody wants them any more.
     """
-    allocation, limits = means.allocation, means.limits
+    allocation, limits = context.allocation, context.limits
     cause = Cause("node", "; ".join(f"{n}: {why}" for n, why in lost.items()), tuple(lost))
     failed = ""
     while not stop.is_set():
         if _asked(allocation.refresh, go_on, stop) != "RUNNING":
-            return Found(Plan("stop", "the job is over"))
+            return FoundNodes(Plan("stop", "the job is over"))
         ask = partial(allocation.facts, step_size, failed, tuple(holds))
         facts = _asked(ask, go_on, stop)
         chosen = plan(cause, facts, (), limits)
         if chosen.kind != "join":
-            return Found(chosen)
+            return FoundNodes(chosen)
         try:
-            added = _take(means, chosen, dead, stop, go_on)
-        except exchange.NoIdleNode as error:
+            added = _take(context, chosen, dead, stop, go_on)
+        except swap.NoIdleNode as error:
             # Those who go on lose nothing by waiting; a requeue would cost them their work.
             failed = "" if go_on() else str(error)
             continue
@@ -132,37 +133,37 @@ def for_nodes(
         if added is None:
             return None
         nodes = (*chosen.nodes, *added)[: len(lost)]
-        return _asked(partial(_at, means, chosen, nodes), go_on, stop)
+        return _asked(partial(_at, context, chosen, nodes), go_on, stop)
     return None
 
 
-def for_tasks(means: Means, nodes: Sequence[str]) -> Found:
+def for_tasks(context: Context, nodes: Sequence[str]) -> FoundNodes:
     """Is nothing wrong with the nodes on which tasks died?"""
     chosen = Plan("join", "no node is at fault: again on the same node")
-    if means.allocation.refresh() != "RUNNING":
-        return Found(Plan("stop", "the job is over"))
-    bad = means.allocation.bad(set(nodes))
+    if context.allocation.refresh() != "RUNNING":
+        return FoundNodes(Plan("stop", "the job is over"))
+    bad = context.allocation.bad(set(nodes))
     if bad:
-        return Found(chosen, bad=bad)
-    return _at(means, chosen, tuple(nodes))
+        return FoundNodes(chosen, bad=bad)
+    return _at(context, chosen, tuple(nodes))
 
 
 def _take(
-    means: Means, chosen: Plan, dead: bool, stop: Event, go_on: Callable[[], bool]
+    context: Context, chosen: Plan, dead: bool, stop: Event, go_on: Callable[[], bool]
 ) -> tuple[str, ...] | None:
     try:
-        exchange.shrink(means.allocation, chosen.leave)
+        swap.shrink(context.allocation, chosen.leave)
     except SlurmError:
         if not dead:
             raise  # its tasks would run on
     if not chosen.take:
         return ()
-    return exchange.grow(means.allocation, chosen.take, means.limits.swap_wait, stop, go_on)
+    return swap.grow(context.allocation, chosen.take, context.limits.swap_wait, stop, go_on)
 
 
-def _at(means: Means, chosen: Plan, nodes: tuple[str, ...]) -> Found:
-    means.allocation.refresh()
-    known = {node.name: node.address or node.name for node in means.client.nodes()}
+def _at(context: Context, chosen: Plan, nodes: tuple[str, ...]) -> FoundNodes:
+    context.allocation.refresh()
+    known = {node.name: node.address or node.name for node in context.client.nodes()}
     addresses = {name: known.get(name, name) for name in nodes}
-    job_nodes = means.allocation.in_slurms_order(means.allocation.nodes)
-    return Found(chosen, nodes, addresses, job_nodes)
+    job_nodes = context.allocation.in_slurms_order(context.allocation.nodes)
+    return FoundNodes(chosen, nodes, addresses, job_nodes)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from slurm_resilience.errors import NotFound, SlurmUnreachable, SresError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report
-from slurm_resilience.resume.plan import Facts
+from slurm_resilience.resume.decide.plan import PlanFacts
 from slurm_resilience.slurm.client import SlurmClient
 
 
@@ -84,7 +84,7 @@ class Allocation:
         except SresError:
             return {}
 
-    def facts(self, step_size: int, swap_failed: str, holds: tuple[str, ...] = ()) -> Facts:
+    def facts(self, step_size: int, swap_failed: str, holds: tuple[str, ...] = ()) -> PlanFacts:
         """What the job allows.
 
         Args:
@@ -96,7 +96,7 @@ class Allocation:
         has_gres = bool(self.job.gres) or any(
             nodes[name].gres for name in {*self.job.nodes, *self._first_nodes} if name in nodes
         )
-        return Facts(
+        return PlanFacts(
             job_nodes=self.in_slurms_order(self.job.nodes),
             step_size=step_size,
             has_gres=has_gres,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.resume import report
-from slurm_resilience.resume.allocation import Allocation
+from slurm_resilience.resume.allocation.allocation import Allocation
 
 SALLOC_SECONDS = 5.0
 """How long the first try for a node lasts; in between the supervisor looks around. Later ones last

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from slurm_resilience.resume.carrier import NODEID
+from slurm_resilience.resume.srun.env_option import NODEID
 from slurm_resilience.slurm.hostlists import fold
 
 PORT_BASE, PORT_SPAN = 20000, 10000

@@ -103,7 +103,7 @@ class OptionTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class GivenOption:
     """One option as it was given. ``words`` are what srun is to be given for it."""
 
     name: str
@@ -122,7 +122,7 @@ class SrunCommand:
     """srun's arguments, taken apart. For a heterogeneous step: those of its first component; the
     others are part of ``program``."""
 
-    options: tuple[Option, ...]
+    options: tuple[GivenOption, ...]
     program: tuple[str, ...]
 
     def has(self, name: str) -> bool:
@@ -165,7 +165,7 @@ class SrunCommand:
 
 def split(args: Sequence[str], table: OptionTable) -> SrunCommand:
     """Take srun's arguments (without argv[0]) apart. UsageError for what srun would refuse too."""
-    options: list[Option] = []
+    options: list[GivenOption] = []
     rest = list(args)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
@@ -178,7 +178,7 @@ def split(args: Sequence[str], table: OptionTable) -> SrunCommand:
     return SrunCommand(tuple(options), tuple(rest))
 
 
-def _long_option(word: str, rest: list[str], table: OptionTable) -> Option:
+def _long_option(word: str, rest: list[str], table: OptionTable) -> GivenOption:
     name, equals, attached = word[2:].partition("=")
     spec = table.long(name)
     # A flag with a value is an error in one Slurm and means something in the next (--pty=...): let
@@ -188,10 +188,10 @@ def _long_option(word: str, rest: list[str], table: OptionTable) -> Option:
     if spec.takes is Takes.VALUE and not equals:
         value = _next_word(word, rest)
         words = (word, value)
-    return Option(spec.canonical, value, words, spec.short)
+    return GivenOption(spec.canonical, value, words, spec.short)
 
 
-def _short_options(word: str, rest: list[str], table: OptionTable) -> Iterator[Option]:
+def _short_options(word: str, rest: list[str], table: OptionTable) -> Iterator[GivenOption]:
     """The options of one word such as ``-lN2``, each in a word of its own."""
     letters = word[1:]
     while letters:
@@ -199,15 +199,15 @@ def _short_options(word: str, rest: list[str], table: OptionTable) -> Iterator[O
         spec = table.letter(letter)
         flag = f"-{letter}"
         if spec.takes is Takes.NOTHING:
-            yield Option(spec.canonical, None, (flag,), letter)
+            yield GivenOption(spec.canonical, None, (flag,), letter)
         elif letters:
-            yield Option(spec.canonical, letters, (flag + letters,), letter)
+            yield GivenOption(spec.canonical, letters, (flag + letters,), letter)
             letters = ""
         elif spec.takes is Takes.ATTACHED:
-            yield Option(spec.canonical, None, (flag,), letter)
+            yield GivenOption(spec.canonical, None, (flag,), letter)
         else:
             value = _next_word(flag, rest)
-            yield Option(spec.canonical, value, (flag, value), letter)
+            yield GivenOption(spec.canonical, value, (flag, value), letter)
 
 
 def _next_word(option: str, rest: list[str]) -> str:
@@ -216,11 +216,11 @@ def _next_word(option: str, rest: list[str]) -> str:
     return rest.pop(0)
 
 
-def _written(word: str) -> Option:
+def _written(word: str) -> GivenOption:
     name, equals, value = word.removeprefix("--").partition("=")
     if not word.startswith("--") or not name:
         raise UsageError(f"{word!r} is not written as --name or --name=value")
-    return Option(name, value if equals else None, (word,))
+    return GivenOption(name, value if equals else None, (word,))
 
 
 # Lines of --help begin with "  -n, --ntasks=N", "      --bb=<spec>" or "  -B  --extra-node-info=S";

@@ -6,27 +6,32 @@ import time
 
 import msgspec
 
-from slurm_resilience.resume.carriers import Carriers
-from slurm_resilience.resume.environment import Attempt, srun_environment, task_variables
-from slurm_resilience.resume.hunt import Found
-from slurm_resilience.resume.join import Slot, World, join_command, join_variables
-from slurm_resilience.resume.losses import Loss
-from slurm_resilience.resume.means import Means
-from slurm_resilience.resume.step import Step
+from slurm_resilience.resume.context import Context
+from slurm_resilience.resume.live_step.join_step import (
+    EmptySeats,
+    SeatMap,
+    join_command,
+    join_variables,
+)
+from slurm_resilience.resume.live_step.live_steps import LiveSteps
+from slurm_resilience.resume.live_step.losses import SeatLoss
+from slurm_resilience.resume.live_step.node_search import FoundNodes
+from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
+from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.wire.messages import AttemptStarted
 
 
 class Seats:
     """Changes only by `fill`."""
 
-    def __init__(self, means: Means, attempt: Attempt, world: World, step: Step) -> None:
+    def __init__(self, context: Context, attempt: Attempt, world: SeatMap, step: SrunStep) -> None:
         """
         Args:
             attempt: what was started.
             world: who sits where.
             step: the attempt's first.
         """
-        self._means = means
+        self._context = context
         self._attempt = attempt
         self._variables = task_variables(attempt)
         self._master = attempt.master_address
@@ -34,14 +39,14 @@ class Seats:
         """By seat: tasks that died in a row."""
         self._joined_at: dict[int, float] = {}
         self.world = world
-        self.steps = Carriers(means, step, tuple(range(world.seats)))
+        self.steps = LiveSteps(context, step, tuple(range(world.seats)))
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """Where the training runs, by NODE_RANK."""
         return self.world.nodes
 
-    def given_up(self, slot: Slot) -> bool:
+    def given_up(self, slot: EmptySeats) -> bool:
         """Did Slurm give the slot's node up, while a step of it still carried its seats?"""
         return any(
             slot.node in carrier.step.failed_nodes and self.steps.carried(carrier) & set(slot.seats)
@@ -53,11 +58,11 @@ class Seats:
         now = time.monotonic()
         for seat in seats:
             lived = now - self._joined_at.get(seat, float("-inf"))
-            before = 0 if lived > self._means.limits.progress_after else self._deaths.get(seat, 0)
+            before = 0 if lived > self._context.limits.progress_after else self._deaths.get(seat, 0)
             self._deaths[seat] = before + 1
         return max(self._deaths[seat] for seat in seats)
 
-    def fill(self, loss: Loss, found: Found, incarnation: int) -> None:
+    def fill(self, loss: SeatLoss, found: FoundNodes, incarnation: int) -> None:
         """Start the step that fills lost seats again.
 
         Args:
@@ -65,7 +70,7 @@ class Seats:
             found: what was hunted for them.
             incarnation: processes that sat on these seats before.
         """
-        means = self._means
+        context = self._context
         slot = self._settle(loss)
         if slot.rank == 0:
             self._master = found.addresses[slot.node]
@@ -78,23 +83,23 @@ class Seats:
             incarnation=incarnation,
             step=len(self.steps),
         )
-        argv, environment = means.launch.line(
-            join_command(means.command, means.allocation.id, self.world, slot),
+        argv, environment = context.launch.line(
+            join_command(context.command, context.allocation.id, self.world, slot),
             variables,
-            srun_environment(means.environment, found.job_nodes, means.allocation.changed),
+            srun_environment(context.environment, found.job_nodes, context.allocation.changed),
         )
-        means.events.write("joining", nodes=[loss.node], seats=list(loss.seats))
-        with means.person.starting:
-            step = Step(argv, environment, means.wake.set, on_news=means.wake.set)
-            means.person.steps.append(step)
+        context.events.write("joining", nodes=[loss.node], seats=list(loss.seats))
+        with context.person.starting:
+            step = SrunStep(argv, environment, context.wake.set, on_news=context.wake.set)
+            context.person.steps.append(step)
         self.steps.add(step, loss.seats)
         loss.started = time.time()
         self._joined_at |= dict.fromkeys(loss.seats, time.monotonic())
         if loss.at_fault:
-            means.link.forgive(loss.node)
-        means.link.moved(AttemptStarted(self._attempt.number, self.nodes))
+            context.link.forgive(loss.node)
+        context.link.moved(AttemptStarted(self._attempt.number, self.nodes))
 
-    def _settle(self, loss: Loss) -> Slot:
+    def _settle(self, loss: SeatLoss) -> EmptySeats:
         """Write down that the lost seats are on another node now; the part to be started."""
         slots = list(self.world.slots)
         slots[loss.slot.rank] = msgspec.structs.replace(slots[loss.slot.rank], node=loss.node)

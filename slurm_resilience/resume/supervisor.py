@@ -20,23 +20,31 @@ from slurm_resilience.config import Config
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.model import Job
-from slurm_resilience.resume import exchange, report, signals, word
-from slurm_resilience.resume.allocation import Allocation
-from slurm_resilience.resume.announced import Announced
-from slurm_resilience.resume.carriers import End
-from slurm_resilience.resume.classify import Cause, Ending, classify
-from slurm_resilience.resume.environment import Attempt, srun_environment, task_variables
-from slurm_resilience.resume.inquest import inquest
-from slurm_resilience.resume.join import World, living
-from slurm_resilience.resume.launch import PLACEMENT, Launch, leading_number, step_nodes
-from slurm_resilience.resume.link import Link
-from slurm_resilience.resume.living import Living
-from slurm_resilience.resume.means import Means
-from slurm_resilience.resume.person import Person
-from slurm_resilience.resume.plan import Plan, plan
-from slurm_resilience.resume.requeue import requeue
-from slurm_resilience.resume.srun_options import SrunCommand
-from slurm_resilience.resume.step import Step, end_step
+from slurm_resilience.resume import report
+from slurm_resilience.resume.allocation import swap
+from slurm_resilience.resume.allocation.allocation import Allocation
+from slurm_resilience.resume.allocation.requeue import requeue
+from slurm_resilience.resume.context import Context
+from slurm_resilience.resume.decide.classify import Cause, Ending, classify
+from slurm_resilience.resume.decide.plan import Plan, plan
+from slurm_resilience.resume.evidence import gather_evidence
+from slurm_resilience.resume.live_step import training as word
+from slurm_resilience.resume.live_step.announced import Announced
+from slurm_resilience.resume.live_step.join_step import SeatMap, living
+from slurm_resilience.resume.live_step.live_step import LiveStep
+from slurm_resilience.resume.live_step.live_steps import StepEnd
+from slurm_resilience.resume.srun import signals
+from slurm_resilience.resume.srun.command import (
+    PLACEMENT,
+    AttemptCommand,
+    leading_number,
+    step_nodes,
+)
+from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
+from slurm_resilience.resume.srun.srun_options import SrunCommand
+from slurm_resilience.resume.srun.step import SrunStep, end_step
+from slurm_resilience.resume.srun.user_signals import UserSignals
+from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.resume.ward import Ward
 from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.slurm.hostlists import fold
@@ -57,7 +65,7 @@ class Supervisor:
         self,
         config: Config,
         client: SlurmClient,
-        link: Link,
+        link: SupervisorLink,
         srun: str,
         command: SrunCommand,
         job: Job,
@@ -90,14 +98,14 @@ class Supervisor:
             patience=self._limits.swap_wait,
             permits_expansion=permits_expansion,
         )
-        self._person = Person(self._wake, self._leave)
+        self._person = UserSignals(self._wake, self._leave)
         self._events = report.EventLog(environment.get("SRES_EVENTS", ""))
-        self._means = Means(
+        self._context = Context(
             limits=self._limits,
             client=client,
             allocation=self._allocation,
             link=link,
-            launch=Launch(srun, has_plugin),
+            launch=AttemptCommand(srun, has_plugin),
             command=command,
             environment=dict(environment),
             person=self._person,
@@ -106,7 +114,7 @@ class Supervisor:
             host=socket.gethostname(),
         )
         self._ward = Ward(client, job, leading_number(environment.get("SLURM_RESTART_COUNT")))
-        self._announced = Announced(self._means, self._ward)
+        self._announced = Announced(self._context, self._ward)
         self._attempt: Attempt | None = None
         self._history: list[Ending] = []
 
@@ -143,7 +151,7 @@ class Supervisor:
 
     # -- one attempt --------------------------------------------------------------------------
 
-    def _start(self, number: int) -> Step:
+    def _start(self, number: int) -> SrunStep:
         job_nodes = self._allocation.in_slurms_order(self._allocation.nodes)
         nodes = self._allocation.in_slurms_order(self._step_nodes)
         attempt = Attempt(
@@ -157,7 +165,7 @@ class Supervisor:
         )
         word.forget(self._ward.directory)
         self._attempt = attempt = self._ward.around(attempt)
-        lives, command = self._announced.lives, self._means.command
+        lives, command = self._announced.lives, self._context.command
         if lives:
             command = living(command)
         if number > 1:
@@ -167,16 +175,16 @@ class Supervisor:
             if lives and not command.has("exclusive"):
                 # Slurm may take a living step that lost a node for one that still runs.
                 command = command.adding("--overlap")
-        argv, environment = self._means.launch.line(
+        argv, environment = self._context.launch.line(
             command,
             task_variables(attempt),
-            srun_environment(self._means.environment, job_nodes, self._allocation.changed),
+            srun_environment(self._context.environment, job_nodes, self._allocation.changed),
         )
         if number > 1:
             self._events.write("relaunched", attempt=number, nodes=list(nodes))
         self._wake.clear()
         with self._person.starting:
-            step = Step(
+            step = SrunStep(
                 argv,
                 environment,
                 self._wake.set,
@@ -190,16 +198,16 @@ class Supervisor:
         self._events.write("started", attempt=number, nodes=list(nodes))
         return step
 
-    def _watch(self, step: Step) -> tuple[Ending, float]:
+    def _watch(self, step: SrunStep) -> tuple[Ending, float]:
         """Wait until the attempt ends, or must be ended; when that was noticed (epoch)."""
         before = self._ward.progress()
         with contextlib.ExitStack() as stack:
             end = self._until_end(step, stack)
         self._events.write("step_ended", code=end.code)
-        ending = inquest(self._means, self._ward, end, self._step_nodes, before)
+        ending = gather_evidence(self._context, self._ward, end, self._step_nodes, before)
         return ending, end.noticed or time.time()
 
-    def _until_end(self, step: Step, stack: contextlib.ExitStack) -> End:
+    def _until_end(self, step: SrunStep, stack: contextlib.ExitStack) -> StepEnd:
         stays: frozenset[str] = frozenset()
         training: tuple[Path, Observer] | None = None
         looked = time.monotonic()
@@ -225,9 +233,9 @@ class Supervisor:
                 world = self._announced.world(step, self._attempt.step_nodes, training[1])
                 if world is not None:
                     return self._live(step, *training, world)
-        return End(step.code, step)
+        return StepEnd(step.code, step)
 
-    def _stop(self, step: Step, bad: Mapping[str, NodeVerdict]) -> End:
+    def _stop(self, step: SrunStep, bad: Mapping[str, NodeVerdict]) -> StepEnd:
         """End a step that must leave nodes."""
         noticed = time.time()
         worst = next((v for v in bad.values() if v.verdict == "dead"), None)
@@ -238,18 +246,18 @@ class Supervisor:
             step,
             self._client,
             self._allocation.id,
-            self._means.host,
+            self._context.host,
             grace=self._limits.grace,
             at_once=worst is not None,
         )
-        return End(step.code, step, stopped_by_us=True, noticed=noticed)
+        return StepEnd(step.code, step, stopped_by_us=True, noticed=noticed)
 
     # -- a step that lives on -----------------------------------------------------------------
 
-    def _live(self, step: Step, meet: Path, training: Observer, world: World) -> End:
+    def _live(self, step: SrunStep, meet: Path, training: Observer, world: SeatMap) -> StepEnd:
         assert self._attempt is not None
-        attempt = Living(
-            self._means,
+        attempt = LiveStep(
+            self._context,
             training,
             meet,
             world,
@@ -291,7 +299,7 @@ class Supervisor:
 
     # -- what comes next ----------------------------------------------------------------------
 
-    def _next(self, cause: Cause, noticed: float, number: int) -> report.Recovery | None:
+    def _next(self, cause: Cause, noticed: float, number: int) -> report.RecoveryBlock | None:
         """Do what the plan says; None: the end."""
         step_ended = time.time()
         swap_failed = ""
@@ -324,7 +332,7 @@ class Supervisor:
             if done is None:
                 return None
             self._events.write("nodes_ready", nodes=list(self._step_nodes))
-            return report.Recovery(
+            return report.RecoveryBlock(
                 what=cause.reason,
                 nodes=cause.nodes,
                 done=done,
@@ -342,8 +350,8 @@ class Supervisor:
                 self._step_nodes = chosen.nodes
             where = fold(self._step_nodes)
             return f"the step runs again on {where} ({chosen.reason})"
-        exchange.shrink(self._allocation, chosen.leave)
-        added = exchange.grow(self._allocation, chosen.take, self._limits.swap_wait, self._leave)
+        swap.shrink(self._allocation, chosen.leave)
+        added = swap.grow(self._allocation, chosen.take, self._limits.swap_wait, self._leave)
         if added is None:
             return None
         self._allocation.refresh()
@@ -356,7 +364,7 @@ class Supervisor:
         self._events.write("requeue", reason=chosen.reason)
         requeue(self._allocation, self._link, self._wake, reason, self._limits.requeue_wait)
 
-    def _tell_recovered(self, recovery: report.Recovery, number: int) -> None:
+    def _tell_recovered(self, recovery: report.RecoveryBlock, number: int) -> None:
         report.block(
             msgspec.structs.replace(
                 recovery,
@@ -367,7 +375,7 @@ class Supervisor:
 
     # -- the end ------------------------------------------------------------------------------
 
-    def _last_code(self, step: Step) -> int:
+    def _last_code(self, step: SrunStep) -> int:
         if not self._history:
             return step.code
         last = self._history[-1]

@@ -6,13 +6,17 @@ import threading
 import time
 
 from slurm_resilience.resume import report
-from slurm_resilience.resume.allocation import Allocation
-from slurm_resilience.resume.link import Link
+from slurm_resilience.resume.allocation.allocation import Allocation
+from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.wire.messages import RequeueRequest
 
 
 def requeue(
-    allocation: Allocation, link: Link, wake: threading.Event, reason: str, patience: float
+    allocation: Allocation,
+    link: SupervisorLink,
+    wake: threading.Event,
+    reason: str,
+    patience: float,
 ) -> None:
     """Ask sresctld, which also lifts Slurm's two minutes of waiting; else do it ourselves.
 

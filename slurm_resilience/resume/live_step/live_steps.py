@@ -9,19 +9,19 @@ from dataclasses import dataclass
 import msgspec
 
 from slurm_resilience.errors import SresError
-from slurm_resilience.resume.means import Means
-from slurm_resilience.resume.sever import connections, sever
-from slurm_resilience.resume.step import EndedTasks, Step, end_step
+from slurm_resilience.resume.context import Context
+from slurm_resilience.resume.srun.close_sockets import close_sockets, connections
+from slurm_resilience.resume.srun.step import EndedTasks, SrunStep, end_step
 
 SLOW_LOOK = 10.0
 """Seconds between two questions whether a step is over whose srun has not noticed."""
 
 
 @dataclass(eq=False)
-class Carrier:
+class RunningStep:
     """A running step of the attempt."""
 
-    step: Step
+    step: SrunStep
     number: int
     seats: tuple[int, ...]
     """In the order of its tasks."""
@@ -37,12 +37,12 @@ class Carrier:
     """Its srun was ended by us: Slurm says that the step is over."""
 
 
-class End(msgspec.Struct, frozen=True):
+class StepEnd(msgspec.Struct, frozen=True):
     """How the attempt ended."""
 
     code: int
     """As a shell shows it."""
-    step: Step
+    step: SrunStep
     """The one whose end it was."""
     stopped_by_us: bool = False
     faulty: dict[str, str] = {}
@@ -52,37 +52,37 @@ class End(msgspec.Struct, frozen=True):
     """The training itself said how it ended."""
 
 
-class Carriers:
+class LiveSteps:
     """All of an attempt's steps, in the order in which they were started."""
 
-    def __init__(self, means: Means, step: Step, seats: tuple[int, ...]) -> None:
+    def __init__(self, context: Context, step: SrunStep, seats: tuple[int, ...]) -> None:
         """
         Args:
             step: the first one.
             seats: of its tasks, in their order.
         """
-        self._means = means
-        self._all = [Carrier(step, 0, seats)]
+        self._context = context
+        self._all = [RunningStep(step, 0, seats)]
         self._looked = 0.0
 
-    def __iter__(self) -> Iterator[Carrier]:
+    def __iter__(self) -> Iterator[RunningStep]:
         return iter(self._all)
 
     def __len__(self) -> int:
         return len(self._all)
 
     @property
-    def first(self) -> Carrier:
+    def first(self) -> RunningStep:
         return self._all[0]
 
     @property
     def running(self) -> bool:
         return any(carrier.step.running for carrier in self._all)
 
-    def add(self, step: Step, seats: tuple[int, ...]) -> None:
-        self._all.append(Carrier(step, len(self._all), seats))
+    def add(self, step: SrunStep, seats: tuple[int, ...]) -> None:
+        self._all.append(RunningStep(step, len(self._all), seats))
 
-    def carried(self, carrier: Carrier) -> set[int]:
+    def carried(self, carrier: RunningStep) -> set[int]:
         """Seats that no later step has taken over."""
         later = {seat for other in self._all[carrier.number + 1 :] for seat in other.seats}
         return set(carrier.seats) - later
@@ -102,9 +102,9 @@ class Carriers:
         """
         for carrier in self._all:
             if carrier.lost_node and carrier.step.running and self.carried(carrier) & set(seats):
-                sever(carrier.step.pid, address)
+                close_sockets(carrier.step.pid, address)
 
-    def news(self) -> Iterator[tuple[Carrier, EndedTasks]]:
+    def news(self) -> Iterator[tuple[RunningStep, EndedTasks]]:
         """Tasks that ended badly since this was asked last."""
         for carrier in self._all:
             fresh = carrier.step.ended_tasks[carrier.heard :]
@@ -117,14 +117,19 @@ class Carriers:
                 tasks = tuple(range(len(carrier.seats)))
                 yield carrier, EndedTasks((), tasks, f"its srun ended with {carrier.step.code}")
 
-    def ended_by_person(self) -> Carrier | None:
+    def ended_by_person(self) -> RunningStep | None:
         """The step that somebody ended, if there is one: then all have to end."""
         for carrier in self._all:
             step = carrier.step
             if step.running or carrier.dismissed:
                 continue
             aborted = step.aborted and not carrier.lost_node
-            if step.cancelled or aborted or step.killed_by or self._means.interrupted(step, False):
+            if (
+                step.cancelled
+                or aborted
+                or step.killed_by
+                or self._context.interrupted(step, False)
+            ):
                 return carrier
         return None
 
@@ -144,10 +149,10 @@ class Carriers:
             self._looked = time.monotonic()
             self._dismiss(silent)
 
-    def _dismiss(self, carriers: list[Carrier]) -> None:
-        means = self._means
+    def _dismiss(self, carriers: list[RunningStep]) -> None:
+        context = self._context
         try:
-            running = {step.srun_pid for step in means.client.steps(means.allocation.id)}
+            running = {step.srun_pid for step in context.client.steps(context.allocation.id)}
         except SresError:
             return
         for carrier in carriers:
@@ -165,10 +170,10 @@ class Carriers:
 
     def let_end(self) -> None:
         """The training said its last word: its tasks end by themselves, or are ended."""
-        deadline = time.monotonic() + self._means.limits.grace
+        deadline = time.monotonic() + self._context.limits.grace
         while self.running and (left := deadline - time.monotonic()) > 0:
-            self._means.wake.wait(min(left, 0.2))
-            self._means.wake.clear()
+            self._context.wake.wait(min(left, 0.2))
+            self._context.wake.clear()
             self._dismiss([carrier for carrier in self._all if carrier.lost_node])
         self.end(at_once=False)
 
@@ -178,14 +183,14 @@ class Carriers:
         Args:
             at_once: without a grace.
         """
-        means = self._means
+        context = self._context
         for carrier in reversed(self._all):
             if carrier.step.running:
                 end_step(
                     carrier.step,
-                    means.client,
-                    means.allocation.id,
-                    means.host,
-                    grace=means.limits.grace,
+                    context.client,
+                    context.allocation.id,
+                    context.host,
+                    grace=context.limits.grace,
                     at_once=at_once or carrier.number > 0,
                 )

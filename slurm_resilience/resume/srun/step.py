@@ -49,7 +49,7 @@ class EndedTasks(NamedTuple):
     how: str
 
 
-class Step:
+class SrunStep:
     """A running srun.
 
     Made in the main thread only: the parent whose death ends srun is the thread that forked it.
@@ -250,7 +250,7 @@ def _same_file(one: int, other: int) -> bool:
 
 
 def end_step(
-    step: Step, client: SlurmClient, job: int, host: str, *, grace: float, at_once: bool
+    step: SrunStep, client: SlurmClient, job: int, host: str, *, grace: float, at_once: bool
 ) -> None:
     """End a step that has lost, or must leave, one of its nodes.
 
@@ -280,7 +280,7 @@ def end_step(
     step.wait(5.0)
 
 
-def find_step(step: Step, client: SlurmClient, job: int, host: str) -> client_side.Step | None:
+def find_step(step: SrunStep, client: SlurmClient, job: int, host: str) -> client_side.Step | None:
     """What Slurm knows of the step: the one whose srun is ours."""
     try:
         steps = client.steps(job)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import Job
-from slurm_resilience.resume import carrier, report
-from slurm_resilience.resume.environment import wrapped
-from slurm_resilience.resume.srun_options import SrunCommand
+from slurm_resilience.resume import report
+from slurm_resilience.resume.srun import env_option
+from slurm_resilience.resume.srun.environment import wrapped
+from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.slurm.hostlists import expand, fold
 
 GUARD = "SRES_SUPERVISED"
@@ -17,7 +18,7 @@ PLACEMENT = ("nodelist", "exclude", "nodefile", "relative", "nodes")
 """Options that choose nodes: after an exchange they name some that are gone."""
 
 
-class Launch:
+class AttemptCommand:
     """How this site's srun is given the tasks' variables."""
 
     def __init__(self, srun: str, has_plugin: bool) -> None:
@@ -45,7 +46,7 @@ class Launch:
         }
         if self._has_plugin:
             env[GUARD] = "1"
-            words = [f"{carrier.OPTION}={carrier.encode(variables)}", *command.argv]
+            words = [f"{env_option.OPTION}={env_option.encode(variables)}", *command.argv]
         else:
             words = list(_without_plugin(command, variables).argv)
         return [self._srun, *words], env

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 from slurm_resilience.mesh.observer import Picture
 from slurm_resilience.resume import report
-from slurm_resilience.resume.join import Slot
+from slurm_resilience.resume.live_step.join_step import EmptySeats
 from slurm_resilience.slurm.hostlists import fold
 
 
 @dataclass(eq=False)
-class Loss:
+class SeatLoss:
     """Seats of one node that are to be filled again."""
 
-    slot: Slot
+    slot: EmptySeats
     """As it was."""
     seats: tuple[int, ...]
     reason: str
@@ -42,7 +42,7 @@ class Loss:
 
 
 @dataclass
-class Seen:
+class SeatHistory:
     """What was seen of each seat so far."""
 
     peers: dict[int, set[str]] = field(default_factory=dict)
@@ -63,13 +63,17 @@ class Seen:
         """Every process that was seen on these seats."""
         return frozenset(name for seat in seats for name in self.peers.get(seat, ()))
 
-    def loss(self, slot: Slot, seats: tuple[int, ...], reason: str, *, dead: bool) -> Loss:
+    def loss(
+        self, slot: EmptySeats, seats: tuple[int, ...], reason: str, *, dead: bool
+    ) -> SeatLoss:
         """These seats are lost now."""
         generation = max((self.generation.get(seat, 0) for seat in seats), default=0)
-        return Loss(slot, seats, reason, time.time(), dead, self.ids(seats), generation, self.step)
+        return SeatLoss(
+            slot, seats, reason, time.time(), dead, self.ids(seats), generation, self.step
+        )
 
 
-def tell(loss: Loss, nodes: tuple[str, ...], step: int) -> None:
+def tell(loss: SeatLoss, nodes: tuple[str, ...], step: int) -> None:
     """The block in the job's log when seats are filled again.
 
     Args:
@@ -82,7 +86,7 @@ def tell(loss: Loss, nodes: tuple[str, ...], step: int) -> None:
     else:
         done = f"seats {seats} were started again on {loss.node}; no node is at fault"
     report.healed(
-        report.Healing(
+        report.HealingLine(
             what=f"{loss.slot.node}: {loss.reason}",
             done=f"{done}; now on {fold(nodes)}",
             seats=loss.seats,

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from slurm_resilience import __version__
 from slurm_resilience.agent import identity
-from slurm_resilience.agent.board import Board
-from slurm_resilience.agent.facts import Facts
-from slurm_resilience.agent.fence import Fence
-from slurm_resilience.agent.follow import Follower
-from slurm_resilience.agent.link import Link, Wakeup
-from slurm_resilience.agent.rounds import Rounds
+from slurm_resilience.agent.agent_link import AgentLink, Wakeup
+from slurm_resilience.agent.check_loop import CheckLoop
+from slurm_resilience.agent.facts import SlurmFacts
+from slurm_resilience.agent.isolation import Isolation
+from slurm_resilience.agent.kernel_log_reader import KernelLogReader
+from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
 from slurm_resilience.errors import AuthError, WireError
@@ -38,7 +38,7 @@ class Daemon:
     """Everything of one sresd process but its command line."""
 
     def __init__(
-        self, settings: Config, node: str, facts: Facts, clock: Clock, stop: threading.Event
+        self, settings: Config, node: str, facts: SlurmFacts, clock: Clock, stop: threading.Event
     ) -> None:
         self._settings = settings
         self._node = node
@@ -48,21 +48,23 @@ class Daemon:
         self._clock = clock
         self._turn = itertools.count()
         self._wakeup = Wakeup()
-        self.board = Board(self._wakeup.ring)
+        self.board = Outbox(self._wakeup.ring)
         hello = NodeHello(identity.boot_id(), identity.instance(), __version__)
         beat = settings.agent.beat
-        self.link = Link(self.dial, hello, self.board, self._wakeup, beat, clock, stop)
+        self.link = AgentLink(self.dial, hello, self.board, self._wakeup, beat, clock, stop)
 
     def run(self, kernel_log: Path) -> int:
         """Run until `stop` is set; the exit code."""
         agent = self._settings.agent
-        follower = Follower(kernel_log, agent.accept_injected, self.board, self._clock, self._stop)
+        follower = KernelLogReader(
+            kernel_log, agent.accept_injected, self.board, self._clock, self._stop
+        )
         log.info("sresd %s watches node %s", __version__, self._node)
         link = self._start("link", self.link.run)
         self._start("kernel_log", follower.run)
-        rounds = Rounds(self._settings, self._facts, self.board, self._clock, self._stop)
+        rounds = CheckLoop(self._settings, self._facts, self.board, self._clock, self._stop)
         self._start("checks", rounds.run)
-        fence = Fence(
+        fence = Isolation(
             self._settings,
             self._node,
             self._facts,

@@ -13,7 +13,7 @@ from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
 log = logging.getLogger("sresd.slurm")
 
 
-class Facts:
+class SlurmFacts:
     """Thread safe; a question that failed is asked again by the next who needs it."""
 
     def __init__(self, client: SlurmClient, node: str) -> None:

@@ -14,7 +14,7 @@ import click
 from slurm_resilience import __version__, config
 from slurm_resilience.agent import identity
 from slurm_resilience.agent.daemon import Daemon
-from slurm_resilience.agent.facts import Facts
+from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SresError
 from slurm_resilience.slurm.cli import CliClient
@@ -34,7 +34,7 @@ def sresd(path: str | None, node: str, once: bool, form: str, log_level: str) ->
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     settings = config.load(path)
     name = identity.node_name(node)
-    facts = Facts(CliClient(settings.slurm_bin, timeout=5.0), name)
+    facts = SlurmFacts(CliClient(settings.slurm_bin, timeout=5.0), name)
     if once:
         sys.exit(_once(settings, name, facts, form))
     stop = threading.Event()
@@ -47,7 +47,7 @@ def sresd(path: str | None, node: str, once: bool, form: str, log_level: str) ->
     os._exit(code)
 
 
-def _once(settings: config.Config, name: str, facts: Facts, form: str) -> int:
+def _once(settings: config.Config, name: str, facts: SlurmFacts, form: str) -> int:
     # Only here: what prints tables stays out of the daemon's memory.
     from slurm_resilience.agent import once
 

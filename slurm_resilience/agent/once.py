@@ -7,16 +7,16 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_resilience.agent.board import Board
-from slurm_resilience.agent.facts import Facts
-from slurm_resilience.agent.follow import Source
-from slurm_resilience.agent.rounds import context
+from slurm_resilience.agent.check_loop import context
+from slurm_resilience.agent.facts import SlurmFacts
+from slurm_resilience.agent.kernel_log_reader import KernelLogSource
+from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
 from slurm_resilience.health import registry
-from slurm_resilience.health.incident import Incident, absorb
+from slurm_resilience.health.check_runner import CheckRunner
+from slurm_resilience.health.grouping import FindingGroup, absorb
 from slurm_resilience.health.kernel_log import Classifier
-from slurm_resilience.health.runner import Runner
 from slurm_resilience.model import FAULTY, CheckResult
 
 OK, WARNING, CRITICAL = 0, 1, 2
@@ -25,11 +25,11 @@ MOST_TOLD = 3
 """Kernel log findings in the line for people; all of them are in the result."""
 
 
-def run(settings: Config, facts: Facts, clock: Clock) -> list[CheckResult]:
+def run(settings: Config, facts: SlurmFacts, clock: Clock) -> list[CheckResult]:
     """All results, the kernel log of this boot first."""
     results = [kernel_log(settings, clock)]
     checks = registry.checks(settings.checks.disabled)
-    Runner(checks, context(settings, facts), clock).run(results.append)
+    CheckRunner(checks, context(settings, facts), clock).run(results.append)
     return results
 
 
@@ -48,13 +48,13 @@ def kernel_log(settings: Config, clock: Clock) -> CheckResult:
     if path.is_fifo():
         return CheckResult("kernel_log", "unjudged", f"{path} is a FIFO: sresd follows it")
     try:
-        source = Source(path)
+        source = KernelLogSource(path)
     except OSError as error:
         return CheckResult("kernel_log", "unjudged", f"{path} cannot be read: {error.strerror}")
     classifier = Classifier(settings.agent.accept_injected)
     booted = clock.now() - clock.monotonic()
-    board = Board()
-    incidents: tuple[Incident, ...] = ()
+    board = Outbox()
+    incidents: tuple[FindingGroup, ...] = ()
     for line in source.read():
         for finding in classifier.feed(line, clock.now(), booted):
             change = absorb(incidents, finding)

@@ -22,7 +22,7 @@ STEPD = re.compile(r"slurmstepd: \[([0-9]+)(?:\+[0-9]+)?\.([A-Za-z0-9]+)\]")
 
 
 @dataclass(frozen=True)
-class Step:
+class LocalStep:
     """One step on this node."""
 
     job: int
@@ -39,7 +39,7 @@ class Step:
         return f"{self.job}.{self.step}"
 
 
-def asked_for(steps: Iterable[Step]) -> tuple[Step, ...]:
+def asked_for(steps: Iterable[LocalStep]) -> tuple[LocalStep, ...]:
     """The steps that may be ended when the node is cut off. Pure.
 
     Those that auto-resume started, and the batch script of the same job: it would start another
@@ -50,7 +50,7 @@ def asked_for(steps: Iterable[Step]) -> tuple[Step, ...]:
     return tuple(s for s in steps if s.has_token or (s.step == "batch" and s.job in jobs))
 
 
-def running(node: str) -> tuple[Step, ...]:
+def running(node: str) -> tuple[LocalStep, ...]:
     """All steps of this node.
 
     Args:
@@ -81,7 +81,7 @@ def _here(process: psutil.Process) -> bool:
 
 def _look(
     stepd: psutil.Process, job: int, step: str, node: str, strays: Sequence[psutil.Process]
-) -> Step | None:
+) -> LocalStep | None:
     """One step; None when it belongs to another slurmd of this machine."""
     members = stepd.children(recursive=True)
     environments = [_environment(member) for member in members]
@@ -93,10 +93,10 @@ def _look(
         known = {member.pid for member in members}
         owners = {member.uids().real for member in members}
         members += [p for p in strays if p.pid not in known and p.uids().real in owners]
-    return Step(job, step, token, supervisor, tuple(members))
+    return LocalStep(job, step, token, supervisor, tuple(members))
 
 
-def end(step: Step, grace: float) -> int:
+def end(step: LocalStep, grace: float) -> int:
     """End a step's processes: SIGTERM, then SIGKILL after ``grace`` seconds.
 
     slurmstepd is left: it sees its tasks end, cleans up and tells slurmctld when it can.

@@ -31,7 +31,7 @@ _GPU_NAMED = re.compile(rf"NVRM: The NVIDIA GPU (?:PCI:)?{_BDF}\s*$")
 _FATAL = re.compile(r"^,?\s*Fatal\b")
 
 
-class Record(NamedTuple):
+class KernelRecord(NamedTuple):
     """A line without what /dev/kmsg puts around it."""
 
     text: str
@@ -40,15 +40,15 @@ class Record(NamedTuple):
     """Seconds since boot, when the line says so."""
 
 
-def record(line: str) -> Record:
+def record(line: str) -> KernelRecord:
     """Undo the framing of a /dev/kmsg record; any other line is taken as it is."""
     found = _RECORD.match(line)
     if not found:
-        return Record(line)
+        return KernelRecord(line)
     # Lines after the first are the record's dictionary (SUBSYSTEM=..., DEVICE=...).
     body = found.group(4).split("\n", 1)[0]
     text = _ESCAPE.sub(lambda escape: chr(int(escape.group(1), 16)), body)
-    return Record(text, int(found.group(1)) >> 3, int(found.group(3)) / 1e6)
+    return KernelRecord(text, int(found.group(1)) >> 3, int(found.group(3)) / 1e6)
 
 
 class Classifier:

@@ -57,7 +57,13 @@ def start(directory: Path, program: Sequence[str], action: str, node: str, secon
         directory.mkdir(parents=True)
     except FileExistsError:
         raise RunExists(f"{directory} was started before") from None
-    argv = [sys.executable, "-m", "slurm_resilience.replace.runner", str(directory), str(seconds)]
+    argv = [
+        sys.executable,
+        "-m",
+        "slurm_resilience.replace.program_runner",
+        str(directory),
+        str(seconds),
+    ]
     runner = subprocess.Popen(
         [*argv, "--", *program, action, node],
         stdin=subprocess.DEVNULL,

@@ -25,7 +25,7 @@ from slurm_resilience.errors import (
 )
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm import parse
-from slurm_resilience.slurm.client import ClusterInfo, Step
+from slurm_resilience.slurm.client import ClusterInfo, StepInfo
 from slurm_resilience.slurm.hostlists import fold
 
 log = logging.getLogger("sres.slurm")
@@ -99,7 +99,7 @@ class CliClient:
             raise NotFound(f"job {job_id} does not exist or has ended")
         return found[0]
 
-    def steps(self, job_id: int) -> tuple[Step, ...]:
+    def steps(self, job_id: int) -> tuple[StepInfo, ...]:
         try:
             text = self._run("scontrol", "show", "step", str(int(job_id)), "-o")
         except NotFound:

@@ -15,7 +15,7 @@ import msgspec
 from slurm_resilience.model import Job, Node
 
 
-class Step(msgspec.Struct, frozen=True):
+class StepInfo(msgspec.Struct, frozen=True):
     """A running job step."""
 
     job: int
@@ -68,7 +68,7 @@ class SlurmClient(Protocol):
         """One job that is not finished."""
         ...
 
-    def steps(self, job_id: int) -> tuple[Step, ...]:
+    def steps(self, job_id: int) -> tuple[StepInfo, ...]:
         """Running steps of a job."""
         ...
 

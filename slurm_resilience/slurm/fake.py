@@ -13,7 +13,7 @@ import msgspec
 
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.model import Job, Node
-from slurm_resilience.slurm.client import ClusterInfo, Step
+from slurm_resilience.slurm.client import ClusterInfo, StepInfo
 
 REQUEUE_DELAY = 120.0
 """Seconds that a requeued job waits (Slurm's cred_expire)."""
@@ -30,7 +30,7 @@ class _Job:
         """Its tasks are being ended; `pass_time` finishes that."""
         self.then: str = ""
         """What it becomes after COMPLETING: PENDING or nothing (gone)."""
-        self.steps: list[Step] = []
+        self.steps: list[StepInfo] = []
 
 
 class FakeSlurm:
@@ -107,7 +107,7 @@ class FakeSlurm:
         """A step over all nodes of the job; its name."""
         entry = self._jobs[job_id]
         name = str(len(entry.steps))
-        entry.steps.append(Step(job_id, name, entry.job.nodes, srun_host, srun_pid))
+        entry.steps.append(StepInfo(job_id, name, entry.job.nodes, srun_host, srun_pid))
         return name
 
     def power_off(self, name: str) -> None:
@@ -157,7 +157,7 @@ class FakeSlurm:
         self._enter("job")
         return self._entry(job_id).job
 
-    def steps(self, job_id: int) -> tuple[Step, ...]:
+    def steps(self, job_id: int) -> tuple[StepInfo, ...]:
         self._enter("steps")
         entry = self._jobs.get(job_id)
         return tuple(entry.steps) if entry else ()

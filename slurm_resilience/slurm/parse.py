@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from slurm_resilience.errors import SlurmError
 from slurm_resilience.model import Job, Node
-from slurm_resilience.slurm.client import ClusterInfo, Step
+from slurm_resilience.slurm.client import ClusterInfo, StepInfo
 from slurm_resilience.slurm.hostlists import expand
 
 _EMPTY = {"(null)", "n/a", "N/A", "None", "none"}
@@ -206,7 +206,7 @@ _STEP_NODES = re.compile(r" NodeList=(?P<nodes>\S+) Nodes=(?:\d+ CPUs=\d+ Tasks=
 _STEP_SRUN = re.compile(r" SrunHost:Pid=(?P<host>[^ :]+):(?P<pid>\d+)")
 
 
-def steps(text: str, job_id: int) -> tuple[Step, ...]:
+def steps(text: str, job_id: int) -> tuple[StepInfo, ...]:
     """Steps of `scontrol show step JOB -o`. Text that is no step of the job is passed over.
 
     The step's name is the user's text, line ends included; it stands between the nodes and srun's
@@ -214,7 +214,7 @@ def steps(text: str, job_id: int) -> tuple[Step, ...]:
     """
     records = re.split(rf"(?m)^(?=StepId={job_id}[.+])", text)
 
-    def each() -> Iterator[Step]:
+    def each() -> Iterator[StepInfo]:
         for record in records:
             head = _STEP.match(record)
             if not head or int(head["job"]) != job_id:
@@ -222,7 +222,7 @@ def steps(text: str, job_id: int) -> tuple[Step, ...]:
             where = _STEP_NODES.search(record)
             srun = list(_STEP_SRUN.finditer(record))
             nodelist = _clean(where["nodes"]) if where else ""
-            yield Step(
+            yield StepInfo(
                 job=job_id,
                 step=head["step"],
                 nodes=expand(nodelist) if nodelist else (),

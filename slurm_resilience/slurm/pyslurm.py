@@ -18,7 +18,7 @@ from typing import Any
 from slurm_resilience.errors import MissingTool, SlurmError, SlurmUnreachable, UsageError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm.cli import CliClient
-from slurm_resilience.slurm.client import ClusterInfo, Step
+from slurm_resilience.slurm.client import ClusterInfo, StepInfo
 from slurm_resilience.slurm.hostlists import expand
 from slurm_resilience.slurm.parse import node_state
 
@@ -75,7 +75,7 @@ class PyslurmClient:
     def job(self, job_id: int) -> Job:
         return self._cli.job(job_id)
 
-    def steps(self, job_id: int) -> tuple[Step, ...]:
+    def steps(self, job_id: int) -> tuple[StepInfo, ...]:
         return self._cli.steps(job_id)
 
     def info(self) -> ClusterInfo:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slurm_resilience.agent.board import Board
-from slurm_resilience.health.incident import Change
+from slurm_resilience.agent.outbox import Outbox
+from slurm_resilience.health.grouping import GroupingChange
 from slurm_resilience.model import CheckResult, Finding, Severity
 
 
@@ -17,7 +17,7 @@ def result(verdict: str, *findings: Finding, text: str = "") -> CheckResult:
 
 def test_only_changes_are_news() -> None:
     rings: list[int] = []
-    board = Board(lambda: rings.append(1))
+    board = Outbox(lambda: rings.append(1))
     assert board.result(result("pass", text="10 %"))
     assert not board.result(result("pass", text="11 %"))
     report = board.take()
@@ -28,7 +28,7 @@ def test_only_changes_are_news() -> None:
 
 
 def test_a_finding_of_a_check_that_is_gone_is_taken_back() -> None:
-    board = Board()
+    board = Outbox()
     board.result(result("fail", finding()))
     board.take()
     board.result(result("pass"))
@@ -38,7 +38,7 @@ def test_a_finding_of_a_check_that_is_gone_is_taken_back() -> None:
 
 
 def test_an_unjudged_run_takes_nothing_back() -> None:
-    board = Board()
+    board = Outbox()
     board.result(result("fail", finding()))
     board.take()
     board.result(result("unjudged"))
@@ -51,11 +51,11 @@ def test_an_unjudged_run_takes_nothing_back() -> None:
 
 
 def test_a_graver_line_replaces_the_finding_it_grew_from() -> None:
-    board = Board()
+    board = Outbox()
     first, graver = finding("xid", "gpu", "13"), finding("xid", "gpu", "109")
-    board.change(Change((), first))
+    board.change(GroupingChange((), first))
     board.take()
-    board.change(Change((), graver, (first.key,)))
+    board.change(GroupingChange((), graver, (first.key,)))
     report = board.take()
     assert report is not None
     assert (report.findings, report.cleared) == ((graver,), (first.key,))
@@ -65,27 +65,27 @@ def test_a_graver_line_replaces_the_finding_it_grew_from() -> None:
 
 
 def test_taking_back_what_was_never_said_is_silent() -> None:
-    board = Board()
-    board.change(Change((), None, (("xid", "gpu", "163"),)))
+    board = Outbox()
+    board.change(GroupingChange((), None, (("xid", "gpu", "163"),)))
     assert board.take() is None
 
 
 def test_a_note_is_said_once() -> None:
-    board = Board()
+    board = Outbox()
     board.note(finding("fence"))
     assert board.take_all().findings == (finding("fence"),)
     assert board.take_all().findings == ()
 
 
 def test_a_reset_gpu_is_healed_of_what_a_reset_heals() -> None:
-    board = Board()
+    board = Outbox()
     reset = Finding("xid", Severity.RESET, "t", 1.0, "gpu", "48")
     lost = Finding("xid", Severity.REBOOT, "t", 1.0, "gpu", "79")
     other = Finding("xid", Severity.RESET, "t", 1.0, "other", "48")
     for one in (reset, lost, other):
-        board.change(Change((), one))
+        board.change(GroupingChange((), one))
     board.take()
-    board.change(Change((), recovered="gpu"))
+    board.change(GroupingChange((), recovered="gpu"))
     report = board.take()
     assert report is not None
     assert report.cleared == (reset.key,)

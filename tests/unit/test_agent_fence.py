@@ -17,12 +17,12 @@ import psutil
 import pytest
 
 from slurm_resilience import config
-from slurm_resilience.agent import reach, steps
-from slurm_resilience.agent.board import Board
-from slurm_resilience.agent.facts import Facts
-from slurm_resilience.agent.fence import LEAST_LOOKS, Contact, Fence, decide
-from slurm_resilience.agent.link import LinkState
-from slurm_resilience.agent.steps import Step, asked_for
+from slurm_resilience.agent import steps, tcp_probe
+from slurm_resilience.agent.agent_link import LinkState
+from slurm_resilience.agent.facts import SlurmFacts
+from slurm_resilience.agent.isolation import LEAST_LOOKS, Contact, Isolation, decide
+from slurm_resilience.agent.outbox import Outbox
+from slurm_resilience.agent.steps import LocalStep, asked_for
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SlurmUnreachable, UsageError
 
@@ -51,24 +51,24 @@ def test_the_decision(
 
 def test_only_jobs_that_asked_are_touched() -> None:
     running = [
-        Step(1, "0", has_token=True),
-        Step(1, "1"),
-        Step(1, "batch"),
-        Step(1, "extern"),
-        Step(2, "0"),
-        Step(2, "batch"),
-        Step(3, "batch", has_supervisor=True),
-        Step(3, "0"),
+        LocalStep(1, "0", has_token=True),
+        LocalStep(1, "1"),
+        LocalStep(1, "batch"),
+        LocalStep(1, "extern"),
+        LocalStep(2, "0"),
+        LocalStep(2, "batch"),
+        LocalStep(3, "batch", has_supervisor=True),
+        LocalStep(3, "0"),
     ]
     assert [step.id for step in asked_for(running)] == ["1.0", "1.batch", "3.batch"]
 
 
 def test_addresses() -> None:
-    assert reach.split("10.0.0.1:6818") == ("10.0.0.1", 6818)
-    assert reach.split("[fd00::1]:6818") == ("fd00::1", 6818)
+    assert tcp_probe.split("10.0.0.1:6818") == ("10.0.0.1", 6818)
+    assert tcp_probe.split("[fd00::1]:6818") == ("fd00::1", 6818)
     for text in ("n1", "n1:", ":6818", "n1:x"):
         with pytest.raises(UsageError):
-            reach.split(text)
+            tcp_probe.split(text)
 
 
 @pytest.fixture
@@ -87,10 +87,10 @@ def silent() -> Iterator[tuple[str, int]]:
 def test_an_answer_and_a_refusal_are_contact_but_silence_is_not(silent: tuple[str, int]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
-        open_one = reach.resolve("127.0.0.1", listener.getsockname()[1])
-        refused = reach.resolve("127.0.0.1", taken.getsockname()[1])
+        open_one = tcp_probe.resolve("127.0.0.1", listener.getsockname()[1])
+        refused = tcp_probe.resolve("127.0.0.1", taken.getsockname()[1])
         began = time.monotonic()
-        answered = reach.reach((*open_one, *refused, *reach.resolve(*silent)), 0.3)
+        answered = tcp_probe.reach((*open_one, *refused, *tcp_probe.resolve(*silent)), 0.3)
         assert answered == {*open_one, *refused}
         assert time.monotonic() - began < 5
 
@@ -141,12 +141,12 @@ def wait_until(predicate: Callable[[], Any], seconds: float = 10.0) -> None:
 RUNNING = steps.running
 
 
-def ours(node: str) -> tuple[Step, ...]:
+def ours(node: str) -> tuple[LocalStep, ...]:
     """The fake steps only: this machine may run real ones, and none of them is to be ended."""
     return tuple(step for step in RUNNING(node) if step.job > 900_000_000)
 
 
-def found(node: str = "n1") -> dict[str, Step]:
+def found(node: str = "n1") -> dict[str, LocalStep]:
     return {step.id: step for step in ours(node)}
 
 
@@ -196,15 +196,15 @@ def test_a_cut_off_node_ends_the_step_that_asked_and_no_other(
     theirs = fake_step("900000007.0", SLURMD_NODENAME="n1")
     host, port = silent
     state = LinkState(True, (f"{host}:{port}", "nonsense"), 1)
-    board, stop = Board(), threading.Event()
+    board, stop = Outbox(), threading.Event()
     settings = config.Config(
         agent=config.AgentSettings(fence_after=0.2),
         controller=config.ControllerSettings(host=host, port=port),
     )
-    monkeypatch.setattr("slurm_resilience.agent.fence.LOOK_EVERY", 0.05)
-    monkeypatch.setattr("slurm_resilience.agent.fence.LOOK_TIMEOUT", 0.05)
-    facts = Facts(NoSlurm(), "n1")  # type: ignore[arg-type]
-    fence = Fence(settings, "n1", facts, lambda: state, board, SystemClock(), stop)
+    monkeypatch.setattr("slurm_resilience.agent.isolation.LOOK_EVERY", 0.05)
+    monkeypatch.setattr("slurm_resilience.agent.isolation.LOOK_TIMEOUT", 0.05)
+    facts = SlurmFacts(NoSlurm(), "n1")  # type: ignore[arg-type]
+    fence = Isolation(settings, "n1", facts, lambda: state, board, SystemClock(), stop)
     thread = threading.Thread(target=fence.run, daemon=True)
     thread.start()
     try:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_resilience.agent.board import Board
-from slurm_resilience.agent.follow import READ_BYTES, Follower, Source
+from slurm_resilience.agent.kernel_log_reader import READ_BYTES, KernelLogReader, KernelLogSource
+from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.model import Finding, Severity
 
@@ -24,10 +24,10 @@ class Following:
 
     def __init__(self, path: Path, accept_injected: bool = False) -> None:
         self.news = threading.Event()
-        self.board = Board(self.news.set)
+        self.board = Outbox(self.news.set)
         self.stop = threading.Event()
         clock = SystemClock()
-        self.follower = Follower(path, accept_injected, self.board, clock, self.stop)
+        self.follower = KernelLogReader(path, accept_injected, self.board, clock, self.stop)
         self.thread = threading.Thread(target=self.follower.run, daemon=True)
         self.thread.start()
 
@@ -99,7 +99,7 @@ def test_a_log_that_is_not_there_yet_is_unjudged(tmp_path: Path) -> None:
 def test_a_plain_file_is_no_kernel_log(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("")
     with pytest.raises(OSError, match="neither a kernel log device nor a FIFO"):
-        Source(tmp_path / "log")
+        KernelLogSource(tmp_path / "log")
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_record_that_was_overrun_does_not_end_it(monkeypatch: pytest.MonkeyPat
         return answer
 
     # Any character device that everybody may open: what it reads is given.
-    source = Source(Path("/dev/null"))
+    source = KernelLogSource(Path("/dev/null"))
     monkeypatch.setattr(os, "read", read)
     assert list(source.read()) == ["6,1,1,-;after"]
     source.close()

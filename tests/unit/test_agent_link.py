@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from slurm_resilience import config
-from slurm_resilience.agent import link
+from slurm_resilience.agent import agent_link
 from slurm_resilience.agent.daemon import Daemon
-from slurm_resilience.agent.facts import Facts
+from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.health import registry
@@ -121,7 +121,7 @@ class Running:
             agent=msgspec.structs.replace(base.agent, beat=0.1, kernel_log=str(self.fifo)),
         )
         self.stop = threading.Event()
-        facts = Facts(NoSlurm(), "n1")  # type: ignore[arg-type]
+        facts = SlurmFacts(NoSlurm(), "n1")  # type: ignore[arg-type]
         self.daemon = Daemon(settings, "n1", facts, SystemClock(), self.stop)
         self.code: list[int] = []
         self.thread = threading.Thread(
@@ -231,11 +231,11 @@ def test_beats_go_on_while_a_check_hangs_and_the_kernel_log_floods(
 
 
 def test_late_beats_are_dropped() -> None:
-    assert link.next_due(10.0, 0.5, 10.1) == 10.5
-    assert link.next_due(10.0, 0.5, 17.0) == 17.5
+    assert agent_link.next_due(10.0, 0.5, 10.1) == 10.5
+    assert agent_link.next_due(10.0, 0.5, 17.0) == 17.5
 
 
 def test_backoff_is_short_capped_and_spread() -> None:
-    assert link.backoff(0, 0.999) <= link.BACKOFF_FIRST
-    assert link.BACKOFF_MOST / 2 <= link.backoff(30, 0.0) <= link.BACKOFF_MOST
-    assert link.backoff(3, 0.1) != link.backoff(3, 0.9)
+    assert agent_link.backoff(0, 0.999) <= agent_link.BACKOFF_FIRST
+    assert agent_link.BACKOFF_MOST / 2 <= agent_link.backoff(30, 0.0) <= agent_link.BACKOFF_MOST
+    assert agent_link.backoff(3, 0.1) != agent_link.backoff(3, 0.9)

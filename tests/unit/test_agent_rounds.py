@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from slurm_resilience import config
-from slurm_resilience.agent import rounds
-from slurm_resilience.agent.board import Board
-from slurm_resilience.agent.facts import Facts
+from slurm_resilience.agent import check_loop
+from slurm_resilience.agent.facts import SlurmFacts
+from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.health.check import Check, Context
@@ -32,9 +32,9 @@ class Slurm:
         return answer
 
 
-def facts(*answers: Node | None) -> tuple[Facts, Slurm]:
+def facts(*answers: Node | None) -> tuple[SlurmFacts, Slurm]:
     slurm = Slurm(*answers)
-    return Facts(slurm, "n1"), slurm  # type: ignore[arg-type]
+    return SlurmFacts(slurm, "n1"), slurm  # type: ignore[arg-type]
 
 
 def node(mib: int, gres: str = "") -> Node:
@@ -43,15 +43,15 @@ def node(mib: int, gres: str = "") -> Node:
 
 def test_what_slurm_expects() -> None:
     known, slurm = facts(None, node(64000, "gpu:h100:8(S:0-1)"))
-    assert rounds.context(config.Config(), known).expected == rounds.Expected(None, None)
-    assert rounds.context(config.Config(), known).expected == rounds.Expected(64000, 8)
-    rounds.context(config.Config(), known)
+    assert check_loop.context(config.Config(), known).expected == check_loop.Expected(None, None)
+    assert check_loop.context(config.Config(), known).expected == check_loop.Expected(64000, 8)
+    check_loop.context(config.Config(), known)
     assert slurm.asked == 2
 
 
 def test_slurms_default_memory_expects_nothing() -> None:
     known, _ = facts(node(1))
-    assert rounds.context(config.Config(), known).expected == rounds.Expected(None, 0)
+    assert check_loop.context(config.Config(), known).expected == check_loop.Expected(None, 0)
 
 
 def test_an_old_answer_stays_when_slurm_is_silent() -> None:
@@ -69,12 +69,12 @@ def test_while_something_fails_the_expectation_is_read_again(
     def checks(disabled: tuple[str, ...]) -> tuple[Check, ...]:
         return (Check("memory", probe, memory.judge),)
 
-    monkeypatch.setattr(rounds.registry, "checks", checks)
+    monkeypatch.setattr(check_loop.registry, "checks", checks)
     known, slurm = facts(node(64000), node(64000), node(48000))
     news, stop = threading.Event(), threading.Event()
-    board = Board(news.set)
+    board = Outbox(news.set)
     settings = config.Config(agent=config.AgentSettings(check_interval=0.01))
-    one = rounds.Rounds(settings, known, board, SystemClock(), stop)
+    one = check_loop.CheckLoop(settings, known, board, SystemClock(), stop)
     thread = threading.Thread(target=one.run, daemon=True)
     thread.start()
     seen: list[str] = []

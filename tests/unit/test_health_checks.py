@@ -19,9 +19,9 @@ from slurm_resilience.agent.facts import gpus
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.health import registry
 from slurm_resilience.health.check import Check, Context, Expected, Judgement, Unjudged
+from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.checks import disk, filesystem_readonly, gpu_count, inodes, memory
 from slurm_resilience.health.checks.disk import Usage
-from slurm_resilience.health.runner import Runner
 from slurm_resilience.model import CheckResult, Severity
 
 GOOD = """\
@@ -177,7 +177,7 @@ def count_gpus(nvml: Path, wanted: int | None, **stub: int) -> Judgement:
         text=True,
         check=True,
     )
-    seen = msgspec.convert(msgspec.json.decode(done.stdout), gpu_count.Seen)
+    seen = msgspec.convert(msgspec.json.decode(done.stdout), gpu_count.GpusSeen)
     return gpu_count.judge(seen, Context(expected=Expected(gpus=wanted)))
 
 
@@ -214,7 +214,7 @@ def test_what_cannot_be_told_is_unjudged(nvml: Path, tmp_path: Path) -> None:
 
 
 def run_one(check: Check, context: Context | None = None) -> CheckResult:
-    return Runner([check], context or Context(), SystemClock()).run_one(check)
+    return CheckRunner([check], context or Context(), SystemClock()).run_one(check)
 
 
 def test_a_check_that_raises_is_unjudged() -> None:
@@ -239,7 +239,7 @@ def test_a_check_that_hangs_is_unjudged_and_not_started_twice() -> None:
         return 1
 
     check = Check("slow", probe, lambda seen, context: Judgement("ok"), timeout=0.05)
-    runner = Runner([check], Context(), SystemClock())
+    runner = CheckRunner([check], Context(), SystemClock())
     assert runner.run_one(check).text == "no answer within 0.05 s"
     assert "still hangs" in runner.run_one(check).text
     assert len(starts) == 1
@@ -256,7 +256,7 @@ def test_a_check_that_hangs_is_unjudged_and_not_started_twice() -> None:
 def test_the_first_sight_is_kept() -> None:
     counter = iter(range(10))
     check = Check("n", lambda c: next(counter), lambda seen, c: Judgement(f"{c.first}→{seen}"))
-    runner = Runner([check], Context(), SystemClock())
+    runner = CheckRunner([check], Context(), SystemClock())
     assert [runner.run_one(check).text for _ in range(3)] == ["None→0", "0→1", "0→2"]
 
 

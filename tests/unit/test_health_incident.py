@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.health import xid
-from slurm_resilience.health.incident import WINDOW_SECONDS, Incident, absorb, group
+from slurm_resilience.health.grouping import WINDOW_SECONDS, FindingGroup, absorb, group
 from slurm_resilience.model import SEVERITIES, Finding, Severity
 
 
@@ -105,7 +105,7 @@ FINDINGS = st.builds(
 @given(st.lists(FINDINGS, max_size=30))
 def test_no_gravity_is_ever_lost(findings: list[Finding]) -> None:
     findings = sorted(findings, key=lambda finding: finding.at)
-    incidents: tuple[Incident, ...] = ()
+    incidents: tuple[FindingGroup, ...] = ()
     told = []
     for finding in findings:
         change = absorb(incidents, finding)

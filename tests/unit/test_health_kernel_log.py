@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.health import xid
-from slurm_resilience.health.incident import group
+from slurm_resilience.health.grouping import group
 from slurm_resilience.health.kernel_log import Classifier, record
 from slurm_resilience.model import SEVERITIES, Finding, Severity
 

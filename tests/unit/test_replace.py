@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_resilience.replace import program, runner
+from slurm_resilience.replace import program
+from slurm_resilience.replace import program_runner as runner
 from slurm_resilience.replace.program import Run, RunExists
 
 

@@ -28,23 +28,23 @@ class Mount(NamedTuple):
     """ext4 since Linux 6.15 stays ``rw`` there and says ``emergency_ro`` after an error."""
 
 
-class Seen(NamedTuple):
+class MountsSeen(NamedTuple):
     mounts: tuple[Mount, ...]
     read_write_by_fstab: frozenset[str]
     """Mount points that /etc/fstab mounts read-write, on any kind of file system."""
 
 
-def probe(context: Context) -> Seen:
+def probe(context: Context) -> MountsSeen:
     # Process 1 sees the machine's mounts; ours may be read-only by our own unit's sandbox.
     lines = _lines(context, "/proc/1/mounts") or _lines(context, "/proc/self/mounts")
     if not lines:
         raise Unjudged("/proc/self/mounts cannot be read")
     wanted = (m.point for m in _read(_lines(context, "/etc/fstab")) if not m.read_only)
-    return Seen(_read(lines), frozenset(wanted))
+    return MountsSeen(_read(lines), frozenset(wanted))
 
 
-def judge(seen: Seen, context: Context) -> Judgement:
-    first: Seen = context.first or seen
+def judge(seen: MountsSeen, context: Context) -> Judgement:
+    first: MountsSeen = context.first or seen
     was_writable = {m.point for m in first.mounts if not m.read_only and m.kind in LOCAL}
     writable = was_writable | seen.read_write_by_fstab
     # Later mounts hide earlier ones on the same point: the last line is what programs see.

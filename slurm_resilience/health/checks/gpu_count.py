@@ -12,7 +12,7 @@ from slurm_resilience.health.check import Check, Context, Judgement, Unjudged
 from slurm_resilience.model import Finding, Severity
 
 
-class Seen(NamedTuple):
+class GpusSeen(NamedTuple):
     """``answering`` is None when the driver could not be asked; ``error`` then says why."""
 
     answering: int | None
@@ -22,7 +22,7 @@ class Seen(NamedTuple):
     library: bool = True
 
 
-def probe(context: Context) -> Seen:
+def probe(context: Context) -> GpusSeen:
     # Here, not above: a node without GPUs need not carry NVML's constants in memory.
     import pynvml
 
@@ -30,7 +30,7 @@ def probe(context: Context) -> Seen:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         missing = error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-        return Seen(None, error=str(error), library=not missing)
+        return GpusSeen(None, error=str(error), library=not missing)
     try:
         listed, answering, trouble = int(pynvml.nvmlDeviceGetCount()), 0, ""
         for index in range(listed):
@@ -39,15 +39,15 @@ def probe(context: Context) -> Seen:
                 answering += 1
             except pynvml.NVMLError as error:
                 trouble = f"GPU {index}: {error}"
-        return Seen(answering, listed, trouble)
+        return GpusSeen(answering, listed, trouble)
     except pynvml.NVMLError as error:
-        return Seen(None, error=str(error))
+        return GpusSeen(None, error=str(error))
     finally:
         # Held open, the library would keep a GPU from being reset.
         pynvml.nvmlShutdown()
 
 
-def judge(seen: Seen, context: Context) -> Judgement:
+def judge(seen: GpusSeen, context: Context) -> Judgement:
     wanted = context.expected.gpus
     if wanted is None:
         raise Unjudged(f"{_have(seen)}; what Slurm expects is unknown")
@@ -68,7 +68,7 @@ def judge(seen: Seen, context: Context) -> Judgement:
     return Judgement(finding.text, (finding,))
 
 
-def _have(seen: Seen) -> str:
+def _have(seen: GpusSeen) -> str:
     if not seen.library:
         return "no NVML library"
     if seen.answering is None:

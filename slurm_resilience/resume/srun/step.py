@@ -280,7 +280,9 @@ def end_step(
     step.wait(5.0)
 
 
-def find_step(step: SrunStep, client: SlurmClient, job: int, host: str) -> client_side.Step | None:
+def find_step(
+    step: SrunStep, client: SlurmClient, job: int, host: str
+) -> client_side.StepInfo | None:
     """What Slurm knows of the step: the one whose srun is ours."""
     try:
         steps = client.steps(job)

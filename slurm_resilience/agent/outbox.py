@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from slurm_resilience.health.incident import Change, heals
+from slurm_resilience.health.grouping import GroupingChange, heals
 from slurm_resilience.model import CheckResult, Finding
 from slurm_resilience.wire.messages import Report
 
 Key = tuple[str, str, str]
 
 
-class Board:
+class Outbox:
     """Thread safe. Each entry calls ``wake`` when there is something new to send."""
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
@@ -45,7 +45,7 @@ class Board:
         self._wake()
         return True
 
-    def change(self, change: Change) -> None:
+    def change(self, change: GroupingChange) -> None:
         """Put up what the kernel log's incidents became."""
         with self._lock:
             healed = [k for k, f in self._findings.items() if heals(f, change.recovered)]

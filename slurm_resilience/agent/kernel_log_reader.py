@@ -11,10 +11,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm_resilience.agent.board import Board
-from slurm_resilience.agent.link import Wakeup
+from slurm_resilience.agent.agent_link import Wakeup
+from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
-from slurm_resilience.health.incident import Incident, absorb
+from slurm_resilience.health.grouping import FindingGroup, absorb
 from slurm_resilience.health.kernel_log import Classifier
 from slurm_resilience.model import CheckResult, Finding, Severity
 
@@ -28,7 +28,7 @@ MAX_PARTIAL = 65536
 """Bytes of an unfinished FIFO line that are kept."""
 
 
-class Source:
+class KernelLogSource:
     """An open kernel log: a character device (records) or a FIFO (lines)."""
 
     def __init__(self, path: Path) -> None:
@@ -70,19 +70,19 @@ class Source:
             yield from (line.decode(errors="replace") for line in lines)
 
 
-class Follower:
+class KernelLogReader:
     """Kernel log lines to the board. The first read of a device takes this boot's older records,
     so that a fault which came while sresd was away is not lost."""
 
     def __init__(
-        self, path: Path, accept_injected: bool, board: Board, clock: Clock, stop: threading.Event
+        self, path: Path, accept_injected: bool, board: Outbox, clock: Clock, stop: threading.Event
     ) -> None:
         self._path = path
         self._board = board
         self._clock = clock
         self._stop = stop
         self._classifier = Classifier(accept_injected)
-        self._incidents: tuple[Incident, ...] = ()
+        self._incidents: tuple[FindingGroup, ...] = ()
         self._wakeup = Wakeup()
 
     def wake(self) -> None:
@@ -93,7 +93,7 @@ class Follower:
         """The thread's body."""
         while not self._stop.is_set():
             try:
-                source = Source(self._path)
+                source = KernelLogSource(self._path)
             except OSError as error:
                 self._say("unjudged", f"{self._path} cannot be read: {error.strerror}")
                 self._clock.wait(self._stop, RETRY_SECONDS)
@@ -106,7 +106,7 @@ class Follower:
             finally:
                 source.close()
 
-    def _follow(self, source: Source) -> None:
+    def _follow(self, source: KernelLogSource) -> None:
         booted = self._clock.now() - self._clock.monotonic() if source.is_device else None
         self._say("pass", f"following {self._path}")
         while not self._stop.is_set():

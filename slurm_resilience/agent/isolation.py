@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from slurm_resilience.agent import reach, steps
-from slurm_resilience.agent.board import Board
-from slurm_resilience.agent.facts import Facts
-from slurm_resilience.agent.link import LinkState
+from slurm_resilience.agent import steps, tcp_probe
+from slurm_resilience.agent.agent_link import LinkState
+from slurm_resilience.agent.facts import SlurmFacts
+from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
 from slurm_resilience.errors import SresError, UsageError
@@ -43,12 +43,12 @@ class Contact(NamedTuple):
     answered: int
 
 
-class Verdict(NamedTuple):
+class IsolationDecision(NamedTuple):
     end: bool
     reason: str
 
 
-def decide(silence: float, looks: int, contact: Contact, fence_after: float) -> Verdict:
+def decide(silence: float, looks: int, contact: Contact, fence_after: float) -> IsolationDecision:
     """Is this node cut off, for long enough? Pure.
 
     Args:
@@ -58,28 +58,32 @@ def decide(silence: float, looks: int, contact: Contact, fence_after: float) -> 
         fence_after: seconds of silence that end steps; 0: never.
     """
     if contact.control:
-        return Verdict(False, "the controller's machine answers")
+        return IsolationDecision(False, "the controller's machine answers")
     if contact.answered:
-        return Verdict(False, "other nodes answer: the control plane is down, not this node")
+        return IsolationDecision(
+            False, "other nodes answer: the control plane is down, not this node"
+        )
     if not contact.peers:
-        return Verdict(False, "no other node is known, so nobody can tell who is cut off")
+        return IsolationDecision(False, "no other node is known, so nobody can tell who is cut off")
     if fence_after <= 0:
-        return Verdict(False, "cut off; fencing is switched off (agent.fence_after)")
+        return IsolationDecision(False, "cut off; fencing is switched off (agent.fence_after)")
     if silence < fence_after or looks < LEAST_LOOKS:
-        return Verdict(False, f"nobody answers; steps are ended after {fence_after:g} s of this")
-    return Verdict(True, f"cut off from the controller and {contact.peers} nodes")
+        return IsolationDecision(
+            False, f"nobody answers; steps are ended after {fence_after:g} s of this"
+        )
+    return IsolationDecision(True, f"cut off from the controller and {contact.peers} nodes")
 
 
-class Fence:
+class Isolation:
     """Looks around while the link is down; `run` is a thread's body."""
 
     def __init__(
         self,
         settings: Config,
         node: str,
-        facts: Facts,
+        facts: SlurmFacts,
         link: Callable[[], LinkState],
-        board: Board,
+        board: Outbox,
         clock: Clock,
         stop: threading.Event,
     ) -> None:
@@ -90,8 +94,8 @@ class Fence:
         self._board = board
         self._clock = clock
         self._stop = stop
-        self._control: frozenset[reach.Address] = frozenset()
-        self._peers: frozenset[reach.Address] = frozenset()
+        self._control: frozenset[tcp_probe.ProbeAddress] = frozenset()
+        self._peers: frozenset[tcp_probe.ProbeAddress] = frozenset()
         self._learned = (0, 0.0)
         self._said = ""
         self._ended: set[str] = set()
@@ -123,7 +127,7 @@ class Fence:
 
     def look(self) -> Contact:
         """Try everybody once."""
-        answered = reach.reach(self._control | self._peers, LOOK_TIMEOUT)
+        answered = tcp_probe.reach(self._control | self._peers, LOOK_TIMEOUT)
         return Contact(
             bool(answered & self._control), len(self._peers), len(answered & self._peers)
         )
@@ -160,7 +164,7 @@ class Fence:
             control += [(one, cluster.slurmctld_port) for one in cluster.controllers]
             control += [] if host else [(one, port) for one in cluster.controllers]
         self._control = _addresses(control)
-        own = reach.own_addresses()
+        own = tcp_probe.own_addresses()
         peers = _addresses(_well_formed(state.peers))
         self._peers = frozenset(peer for peer in peers if peer.ip not in own)
         self._learned = (state.sessions, now)
@@ -171,11 +175,11 @@ def _well_formed(peers: Iterable[str]) -> list[tuple[str, int]]:
     pairs = []
     for peer in peers:
         try:
-            pairs.append(reach.split(peer))
+            pairs.append(tcp_probe.split(peer))
         except UsageError as error:
             log.error("sresctld names a peer that is none: %s", error)
     return pairs
 
 
-def _addresses(pairs: Iterable[tuple[str, int]]) -> frozenset[reach.Address]:
-    return frozenset(address for host, port in pairs for address in reach.resolve(host, port))
+def _addresses(pairs: Iterable[tuple[str, int]]) -> frozenset[tcp_probe.ProbeAddress]:
+    return frozenset(address for host, port in pairs for address in tcp_probe.resolve(host, port))

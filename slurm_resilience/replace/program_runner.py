@@ -2,8 +2,8 @@
 
 sresctld may be restarted (or killed) while a replacement of half an hour runs. So the program is
 not its child's business but this runner's, in a session of its own: output to ``output``, the
-exit code to ``rc`` when it has ended. ``python -m slurm_resilience.replace.runner DIR SECONDS --
-PROGRAM ARG...``
+exit code to ``rc`` when it has ended. Its command line:
+``python -m slurm_resilience.replace.program_runner DIR SECONDS -- PROGRAM ARG...``
 """
 
 from __future__ import annotations

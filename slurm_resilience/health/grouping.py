@@ -24,7 +24,7 @@ _REACH_SWITCHES = frozenset({"74", "79", *map(str, range(144, 151))})
 """GPU errors that make the NVSwitches behind it report errors of their own."""
 
 
-class Incident(NamedTuple):
+class FindingGroup(NamedTuple):
     """One trouble. ``lead`` is its gravest finding, the first of equals."""
 
     lead: Finding
@@ -34,10 +34,10 @@ class Incident(NamedTuple):
     lines: int = 1
 
 
-class Change(NamedTuple):
+class GroupingChange(NamedTuple):
     """What a new line means for the outside."""
 
-    incidents: tuple[Incident, ...]
+    incidents: tuple[FindingGroup, ...]
     """The open ones."""
     report: Finding | None = None
     cleared: tuple[tuple[str, str, str], ...] = ()
@@ -46,8 +46,8 @@ class Change(NamedTuple):
 
 
 def absorb(
-    incidents: tuple[Incident, ...], finding: Finding, window: float = WINDOW_SECONDS
-) -> Change:
+    incidents: tuple[FindingGroup, ...], finding: Finding, window: float = WINDOW_SECONDS
+) -> GroupingChange:
     """Add one finding.
 
     Args:
@@ -62,22 +62,22 @@ def absorb(
             for one in still_open
             if (one.lead.subject, one.lead.code) != (finding.subject, cancelled)
         )
-        return Change(rest, None, ((finding.check, finding.subject, cancelled),))
+        return GroupingChange(rest, None, ((finding.check, finding.subject, cancelled),))
     if (finding.check, finding.code, finding.severity) == ("xid", "154", Severity.NONE):
         rest = tuple(one for one in still_open if not heals(one.lead, finding.subject))
-        return Change(rest, recovered=finding.subject)
+        return GroupingChange(rest, recovered=finding.subject)
     for old in still_open:
         if _belongs(finding, old):
             new = _grow(old, finding)
             others = tuple(new if one is old else one for one in still_open)
             if new.lead is old.lead:
-                return Change(others)
+                return GroupingChange(others)
             renamed = old.lead.key != new.lead.key
-            return Change(others, _told(new), (old.lead.key,) if renamed else ())
+            return GroupingChange(others, _told(new), (old.lead.key,) if renamed else ())
     if finding.severity is Severity.NONE:
-        return Change(still_open)
-    new = Incident(finding, (finding.code,), finding.at)
-    return Change((*still_open, new), finding)
+        return GroupingChange(still_open)
+    new = FindingGroup(finding, (finding.code,), finding.at)
+    return GroupingChange((*still_open, new), finding)
 
 
 def heals(finding: Finding, recovered: str) -> bool:
@@ -85,10 +85,10 @@ def heals(finding: Finding, recovered: str) -> bool:
     return finding.subject == recovered and finding.severity is Severity.RESET
 
 
-def group(findings: Iterable[Finding], window: float = WINDOW_SECONDS) -> tuple[Incident, ...]:
+def group(findings: Iterable[Finding], window: float = WINDOW_SECONDS) -> tuple[FindingGroup, ...]:
     """All incidents in a sequence of findings, e.g. of a saved log."""
-    open_now: tuple[Incident, ...] = ()
-    ended: list[Incident] = []
+    open_now: tuple[FindingGroup, ...] = ()
+    ended: list[FindingGroup] = []
     for finding in findings:
         before = open_now
         open_now = absorb(before, finding, window).incidents
@@ -96,7 +96,7 @@ def group(findings: Iterable[Finding], window: float = WINDOW_SECONDS) -> tuple[
     return (*ended, *open_now)
 
 
-def _belongs(finding: Finding, incident: Incident) -> bool:
+def _belongs(finding: Finding, incident: FindingGroup) -> bool:
     if finding.injected != incident.lead.injected:
         return False  # a line that somebody wrote must never hide the kernel's own
     if finding.subject == incident.lead.subject:
@@ -105,10 +105,10 @@ def _belongs(finding: Finding, incident: Incident) -> bool:
     return finding.check == "sxid" and after_gpu
 
 
-def _grow(incident: Incident, finding: Finding) -> Incident:
+def _grow(incident: FindingGroup, finding: Finding) -> FindingGroup:
     graver = SEVERITIES.index(finding.severity) > SEVERITIES.index(incident.lead.severity)
     codes = incident.codes if finding.code in incident.codes else (*incident.codes, finding.code)
-    return Incident(
+    return FindingGroup(
         finding if graver else incident.lead,
         codes,
         max(incident.last, finding.at),
@@ -116,7 +116,7 @@ def _grow(incident: Incident, finding: Finding) -> Incident:
     )
 
 
-def _told(incident: Incident) -> Finding:
+def _told(incident: FindingGroup) -> Finding:
     """The lead, naming the codes that came before it."""
     others = ", ".join(code for code in incident.codes if code not in ("", incident.lead.code))
     lead = incident.lead

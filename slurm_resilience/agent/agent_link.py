@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from slurm_resilience.agent.board import Board
+from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.errors import SresError, WireError
 from slurm_resilience.wire.client import Connection
@@ -64,14 +64,14 @@ class LinkState(NamedTuple):
     sessions: int = 0
 
 
-class Link:
+class AgentLink:
     """Keeps one session with sresctld going until `stop` is set."""
 
     def __init__(
         self,
         dial: Callable[[], Connection],
         hello: NodeHello,
-        board: Board,
+        board: Outbox,
         wakeup: Wakeup,
         beat: float,
         clock: Clock,

@@ -19,7 +19,7 @@ from slurm_resilience.model import CheckResult
 log = logging.getLogger("sresd.checks")
 
 
-class Runner:
+class CheckRunner:
     """Runs its checks one after the other, each in a thread of its own.
 
     A thread that hangs in the kernel (a dead file server under statvfs) cannot be ended; it is left

@@ -6,23 +6,28 @@ import logging
 import threading
 from pathlib import Path
 
-from slurm_resilience.agent.board import Board
-from slurm_resilience.agent.facts import Facts, gpus
+from slurm_resilience.agent.facts import SlurmFacts, gpus
+from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
 from slurm_resilience.health import registry
 from slurm_resilience.health.check import Context, Expected
-from slurm_resilience.health.runner import Runner
+from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.model import CheckResult
 
 log = logging.getLogger("sresd.checks")
 
 
-class Rounds:
+class CheckLoop:
     """Runs all checks every ``agent.check_interval`` seconds and puts the results up."""
 
     def __init__(
-        self, settings: Config, facts: Facts, board: Board, clock: Clock, stop: threading.Event
+        self,
+        settings: Config,
+        facts: SlurmFacts,
+        board: Outbox,
+        clock: Clock,
+        stop: threading.Event,
     ) -> None:
         self._settings = settings
         self._facts = facts
@@ -30,7 +35,7 @@ class Rounds:
         self._clock = clock
         self._stop = stop
         self._failing = False
-        self._runner = Runner(registry.checks(settings.checks.disabled), Context(), clock)
+        self._runner = CheckRunner(registry.checks(settings.checks.disabled), Context(), clock)
 
     def run(self) -> None:
         """The thread's body."""
@@ -49,7 +54,7 @@ class Rounds:
             log.log(level, "%s: %s: %s", result.check, result.verdict, result.text)
 
 
-def context(settings: Config, facts: Facts, again: bool = False) -> Context:
+def context(settings: Config, facts: SlurmFacts, again: bool = False) -> Context:
     """What the checks are given: settings, and what Slurm expects of this node."""
     node = facts.ask_node(again)
     # Slurm's RealMemory is 1 where nobody has set it: that expects nothing.

@@ -15,7 +15,7 @@ import psutil
 from slurm_resilience.errors import UsageError
 
 
-class Address(NamedTuple):
+class ProbeAddress(NamedTuple):
     """A resolved TCP address: it can be tried when no name server can be reached any more."""
 
     family: int
@@ -38,13 +38,13 @@ def split(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def resolve(host: str, port: int) -> tuple[Address, ...]:
+def resolve(host: str, port: int) -> tuple[ProbeAddress, ...]:
     """The addresses of a name; none when it cannot be looked up. May block on name servers."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         return ()
-    return tuple(Address(int(family), sockaddr) for family, _, _, _, sockaddr in found)
+    return tuple(ProbeAddress(int(family), sockaddr) for family, _, _, _, sockaddr in found)
 
 
 def own_addresses() -> frozenset[str]:
@@ -53,14 +53,14 @@ def own_addresses() -> frozenset[str]:
     return frozenset(one.address.split("%")[0] for each in interfaces for one in each)
 
 
-def reach(addresses: Iterable[Address], timeout: float) -> frozenset[Address]:
+def reach(addresses: Iterable[ProbeAddress], timeout: float) -> frozenset[ProbeAddress]:
     """The addresses that answered. A refusal is an answer: somebody is there.
 
     Args:
         addresses: what to connect to; each connection is closed at once.
         timeout: seconds for all of them together.
     """
-    answered: set[Address] = set()
+    answered: set[ProbeAddress] = set()
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         for address in set(addresses):

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_resilience.replace import program
-from slurm_resilience.replace import program_runner as runner
+from slurm_resilience.replace import program, program_runner
 from slurm_resilience.replace.program import Run, RunExists
 
 
@@ -103,7 +102,7 @@ def test_stop_ends_the_program_and_its_children(
 PARENT = """
 import sys
 from pathlib import Path
-from slurm_resilience.replace import program, runner
+from slurm_resilience.replace import program
 program.start(Path(sys.argv[1]), [sys.argv[2]], "replace", "n7", 60)
 print("started", flush=True)
 sys.stdin.read()
@@ -195,12 +194,12 @@ def test_output_is_cut_at_its_end(tmp_path: Path, script: Callable[[str], list[s
 
 def test_an_endless_output_does_not_fill_the_disk(tmp_path: Path) -> None:
     output = tmp_path / "output"
-    output.write_bytes(b"x" * (runner.MAX_OUTPUT + 1) + b"the end\n")
-    runner._shorten(output)
-    assert output.stat().st_size < runner.KEPT_OUTPUT + 100
+    output.write_bytes(b"x" * (program_runner.MAX_OUTPUT + 1) + b"the end\n")
+    program_runner._shorten(output)
+    assert output.stat().st_size < program_runner.KEPT_OUTPUT + 100
     assert output.read_bytes().endswith(b"xxthe end\n")
-    runner._shorten(output)
-    runner._shorten(tmp_path / "nowhere")
+    program_runner._shorten(output)
+    program_runner._shorten(tmp_path / "nowhere")
     assert output.read_bytes().startswith(b"[only the end")
 
 

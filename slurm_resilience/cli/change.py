@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurm_resilience.cli.controller import Cluster, pass_cluster
-from slurm_resilience.cli.options import config_option, hostlist_argument, yes_option
+from slurm_resilience.cli.controller import ClusterView, pass_cluster
+from slurm_resilience.cli.shared_options import config_option, hostlist_argument, yes_option
 from slurm_resilience.cli.tables import user_name
 from slurm_resilience.errors import NotPermitted
 from slurm_resilience.model import REBOOT, REPLACE
@@ -29,7 +29,7 @@ _yes = yes_option("Jobs may die, another administrator's reason may be overridde
 @_yes
 @config_option
 @pass_cluster
-def replace(cluster: Cluster, hostlist: str, force: bool, yes: bool) -> None:
+def replace(cluster: ClusterView, hostlist: str, force: bool, yes: bool) -> None:
     """Have nodes replaced, after their jobs have ended."""
     _mark(cluster, hostlist, REPLACE, force, yes)
 
@@ -40,7 +40,7 @@ def replace(cluster: Cluster, hostlist: str, force: bool, yes: bool) -> None:
 @_yes
 @config_option
 @pass_cluster
-def reboot(cluster: Cluster, hostlist: str, force: bool, yes: bool) -> None:
+def reboot(cluster: ClusterView, hostlist: str, force: bool, yes: bool) -> None:
     """Have nodes rebooted, after their jobs have ended."""
     _mark(cluster, hostlist, REBOOT, force, yes)
 
@@ -50,7 +50,7 @@ def reboot(cluster: Cluster, hostlist: str, force: bool, yes: bool) -> None:
 @yes_option("Abort a replacement that runs already.")
 @config_option
 @pass_cluster
-def cancel(cluster: Cluster, hostlist: str, yes: bool) -> None:
+def cancel(cluster: ClusterView, hostlist: str, yes: bool) -> None:
     """Take a request for replacement or reboot back."""
     from slurm_resilience.cli.marking import release
 
@@ -59,7 +59,7 @@ def cancel(cluster: Cluster, hostlist: str, yes: bool) -> None:
     _carry_out(cluster, release(nodes, status, yes=yes))
 
 
-def _mark(cluster: Cluster, hostlist: str, action: str, force: bool, yes: bool) -> None:
+def _mark(cluster: ClusterView, hostlist: str, action: str, force: bool, yes: bool) -> None:
     from slurm_resilience.cli.marking import mark, what_next
 
     nodes = cluster.named(hostlist)
@@ -74,7 +74,7 @@ def _mark(cluster: Cluster, hostlist: str, action: str, force: bool, yes: bool) 
         click.echo(what_next(action, status, hostlist))
 
 
-def _carry_out(cluster: Cluster, plan: marking.Plan) -> None:
+def _carry_out(cluster: ClusterView, plan: marking.MarkPlan) -> None:
     """Each line is said when it is true: after Slurm took the change."""
     touched = {name for change in plan.changes for name in change.nodes}
     for name, line in plan.lines.items():

@@ -22,7 +22,7 @@ OPEN_TIMEOUT = 3.0
 """Seconds for a connection to sresctld, at each of its possible addresses."""
 
 
-class Cluster:
+class ClusterView:
     """click's ``ctx.obj``: what the commands work on. Each part is made when first used."""
 
     def __init__(self) -> None:
@@ -154,4 +154,4 @@ def ask(connection: Connection, message: Message) -> dict[str, Any]:
     return answer.data
 
 
-pass_cluster = click.make_pass_decorator(Cluster, ensure=True)
+pass_cluster = click.make_pass_decorator(ClusterView, ensure=True)

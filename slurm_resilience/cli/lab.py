@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from slurm_resilience.errors import SresError, UsageError
-from slurm_resilience.lab import Lab, LabSpec, life, record
+from slurm_resilience.lab import Lab, LabSpec, bring_up, state_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,7 +102,7 @@ def up(
 @_which
 def down(name: str, directory: Path | None) -> None:
     """End a lab, dead or alive; nothing of it is left."""
-    life.destroy(record.locate(directory.absolute() if directory else name))
+    bring_up.destroy(state_file.locate(directory.absolute() if directory else name))
     click.echo(f"lab '{directory or name}' is down")
 
 
@@ -138,7 +138,7 @@ def status(name: str, directory: Path | None, form: str) -> None:
 @lab.command("list")
 def list_labs() -> None:
     """The labs in the usual place."""
-    for name, directory, alive in record.known():
+    for name, directory, alive in state_file.known():
         click.echo(f"{name}\t{'up' if alive else 'dead'}\t{directory}")
 
 

@@ -14,18 +14,18 @@ from typing import Any
 import click
 
 from slurm_resilience import __version__
-from slurm_resilience.cli.controller import Cluster
-from slurm_resilience.cli.options import config_option
+from slurm_resilience.cli.controller import ClusterView
+from slurm_resilience.cli.shared_options import config_option
 from slurm_resilience.errors import SresError, UsageError
 
 _COMMANDS = {
-    "check": ("check:check", "Check the configuration."),
-    "job": ("job:job", "Jobs that a supervisor keeps alive."),
+    "check": ("check_commands:check", "Check the configuration."),
+    "job": ("job_commands:job", "Jobs that a supervisor keeps alive."),
     "lab": ("lab:lab", "A real Slurm cluster on this machine, whose power can be cut."),
-    "node": ("node:node", "List, replace, reboot and watch nodes."),
+    "node": ("node_commands:node", "List, replace, reboot and watch nodes."),
     "pause": ("pause:pause", "Let sresctld act on nothing until further notice."),
     "run": ("run:run", "Keep a step alive: sres run -- srun [options] program."),
-    "status": ("status:status", "What sresctld sees, and what is under way."),
+    "status": ("cluster_status:status", "What sresctld sees, and what is under way."),
     "unpause": ("pause:unpause", "Let sresctld act again."),
     "version": ("main:version", "Show the version."),
 }
@@ -59,7 +59,7 @@ class _Lazy(click.Group):
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Keeps training runs alive on Slurm: finds broken nodes, has them replaced, resumes steps."""
-    ctx.ensure_object(Cluster)
+    ctx.ensure_object(ClusterView)
 
 
 @click.command()
@@ -68,7 +68,7 @@ def version() -> None:
     click.echo(f"slurm-resilience {__version__}")
 
 
-def call(args: list[str] | None = None, cluster: Cluster | None = None) -> int:
+def call(args: list[str] | None = None, cluster: ClusterView | None = None) -> int:
     """Run one command line; what goes wrong is one line on stderr, and the exit code.
 
     Args:
@@ -76,7 +76,7 @@ def call(args: list[str] | None = None, cluster: Cluster | None = None) -> int:
         cluster: what to work on; None: what the configuration says.
     """
     try:
-        result: Any = cli.main(args, "sres", standalone_mode=False, obj=cluster or Cluster())
+        result: Any = cli.main(args, "sres", standalone_mode=False, obj=cluster or ClusterView())
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except SresError as error:

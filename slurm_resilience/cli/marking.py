@@ -22,7 +22,7 @@ UNDER_WAY = frozenset({"replacing", "returning", "resumed"})
 """States of an incident in which the replacement program runs, or has run."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class MarkRequest(msgspec.Struct, frozen=True):
     """One call of `set_node`."""
 
     nodes: tuple[str, ...]
@@ -34,8 +34,8 @@ class Change(msgspec.Struct, frozen=True):
     reason is set, and sresctld takes it for the request that it gave up."""
 
 
-class Plan(msgspec.Struct, frozen=True):
-    changes: tuple[Change, ...]
+class MarkPlan(msgspec.Struct, frozen=True):
+    changes: tuple[MarkRequest, ...]
     lines: dict[str, str]
     """By node: what is done with it and what comes next."""
 
@@ -49,7 +49,7 @@ def mark(
     yes: bool,
     supervised: frozenset[int] = frozenset(),
     gave_up: frozenset[str] = frozenset(),
-) -> Plan:
+) -> MarkPlan:
     """Mark nodes for replacement or reboot.
 
     Args:
@@ -73,7 +73,7 @@ def mark(
             raise UsageError(_what_dies(action, todo, on))
     state: Literal["fail", "down"] = "down" if force else "fail"
     changes = [
-        Change(
+        MarkRequest(
             tuple(n.name for n in todo if _has_state(n, force) is has and (n in again) is renew),
             "" if has else state,
             action,
@@ -91,7 +91,7 @@ def mark(
             if node in todo
             else f"{action} already ({slurm_state(node)}); left as it is"
         )
-    return Plan(tuple(c for c in changes if c.nodes), lines)
+    return MarkPlan(tuple(c for c in changes if c.nodes), lines)
 
 
 def _is_marked(node: Node, action: str, force: bool) -> bool:
@@ -147,7 +147,7 @@ def _jobs_next(jobs: Sequence[Job], force: bool, supervised: frozenset[int]) -> 
     return f"{count(len(jobs), 'job')} {verb} ({detail})"
 
 
-def release(nodes: Mapping[str, Node], status: Mapping[str, Any] | None, *, yes: bool) -> Plan:
+def release(nodes: Mapping[str, Node], status: Mapping[str, Any] | None, *, yes: bool) -> MarkPlan:
     """Take the request back: node resume.
 
     Args:
@@ -180,7 +180,7 @@ def release(nodes: Mapping[str, Node], status: Mapping[str, Any] | None, *, yes:
                 "already is not known; add --yes to take it back all the same. Nothing is changed"
             )
         lines[node.name] = f"resume, {plain(node.reason)} taken back{_after(node, seen)}"
-    return Plan((Change(tuple(nodes), "resume", ""),), lines)
+    return MarkPlan((MarkRequest(tuple(nodes), "resume", ""),), lines)
 
 
 def _after(node: Node, seen: Mapping[str, Any]) -> str:

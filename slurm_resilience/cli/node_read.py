@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from slurm_resilience.cli.controller import Cluster, ask, pass_cluster
-from slurm_resilience.cli.options import config_option, format_option, hostlist_argument
+from slurm_resilience.cli.controller import ClusterView, ask, pass_cluster
+from slurm_resilience.cli.shared_options import config_option, format_option, hostlist_argument
 from slurm_resilience.cli.tables import (
     clock_time,
     duration,
@@ -27,7 +27,7 @@ from slurm_resilience.cli.view import is_faulty, node_view, node_views
 @format_option
 @config_option
 @pass_cluster
-def list_nodes(cluster: Cluster, hostlist: str | None, faulty: bool, form: str) -> None:
+def list_nodes(cluster: ClusterView, hostlist: str | None, faulty: bool, form: str) -> None:
     """One line a node: state, health, reason, jobs."""
     nodes = cluster.named(hostlist) if hostlist else cluster.nodes()
     data, failed = cluster.try_status()
@@ -71,7 +71,7 @@ def _few(jobs: list[int]) -> str:
 @format_option
 @config_option
 @pass_cluster
-def show_nodes(cluster: Cluster, hostlist: str, form: str) -> None:
+def show_nodes(cluster: ClusterView, hostlist: str, form: str) -> None:
     """Findings with evidence, the incident, last events."""
     nodes, jobs = cluster.named(hostlist), cluster.client.jobs()
     data, failed = cluster.try_status()
@@ -175,7 +175,7 @@ def events_table(
 @format_option
 @config_option
 @pass_cluster
-def history(cluster: Cluster, hostlist: str, limit: int, form: str) -> None:
+def history(cluster: ClusterView, hostlist: str, limit: int, form: str) -> None:
     """The journal's events, oldest first."""
     from slurm_resilience.wire.messages import StatusRequest
 

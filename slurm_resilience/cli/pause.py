@@ -6,8 +6,8 @@ import time
 
 import click
 
-from slurm_resilience.cli.controller import Cluster, ask, pass_cluster
-from slurm_resilience.cli.options import config_option
+from slurm_resilience.cli.controller import ClusterView, ask, pass_cluster
+from slurm_resilience.cli.shared_options import config_option
 from slurm_resilience.cli.tables import user_name
 from slurm_resilience.wire.messages import PauseRequest, StatusRequest
 
@@ -18,7 +18,7 @@ _TAKEN_UP_WITHIN = 5.0
 @click.argument("reason", nargs=-1)
 @config_option
 @pass_cluster
-def pause(cluster: Cluster, reason: tuple[str, ...]) -> None:
+def pause(cluster: ClusterView, reason: tuple[str, ...]) -> None:
     """Let sresctld act on nothing until `sres unpause`; it goes on watching. Needs root."""
     # Without a reason the message would mean the opposite.
     text = " ".join(" ".join(reason).split()) or f"by {user_name(cluster.uid)}"
@@ -31,7 +31,7 @@ def pause(cluster: Cluster, reason: tuple[str, ...]) -> None:
 @click.command()
 @config_option
 @pass_cluster
-def unpause(cluster: Cluster) -> None:
+def unpause(cluster: ClusterView) -> None:
     """Let sresctld act again. Needs root."""
     before = str(cluster.status().get("paused", ""))
     taken_up = _request(cluster, "")
@@ -40,7 +40,7 @@ def unpause(cluster: Cluster) -> None:
         click.echo("sresctld has it, but no cycle has taken it up yet: see `sres status`")
 
 
-def _request(cluster: Cluster, reason: str) -> bool:
+def _request(cluster: ClusterView, reason: str) -> bool:
     """Ask, and see that a cycle knows it."""
     deadline = time.monotonic() + _TAKEN_UP_WITHIN
     with cluster.connect() as connection:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from slurm_resilience.cli.controller import Cluster, pass_cluster
+from slurm_resilience.cli.controller import ClusterView, pass_cluster
 from slurm_resilience.errors import MissingTool, UsageError
 
 _AS_WRITTEN = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -17,7 +17,7 @@ _AS_WRITTEN = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.command(context_settings=_AS_WRITTEN, options_metavar="--")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="srun [OPTIONS] PROGRAM ...")
 @pass_cluster
-def run(cluster: Cluster, command: tuple[str, ...]) -> int:
+def run(cluster: ClusterView, command: tuple[str, ...]) -> int:
     """Start a step and keep it alive: after a hardware failure it is started again.
 
     Everything after `srun` is srun's own. Inside a batch script or salloc:

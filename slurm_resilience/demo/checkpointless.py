@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from slurm_resilience.demo import ledger
-from slurm_resilience.demo.story import RANKS, TEMPLATES, Demo, interruptible, read_lines
+from slurm_resilience.demo import accounting
+from slurm_resilience.demo.narration import RANKS, TEMPLATES, Demo, interruptible, read_lines
 from slurm_resilience.errors import SresError
 from slurm_resilience.lab import Lab, LabSpec
 
@@ -33,10 +33,10 @@ LABELS = {
     "joined": "… → first step of all ranks",
     "node_back": "fault → node replaced and idle",
 }
-AWAITED = tuple(name for name in ledger.NAMES if name != "node_back")
+AWAITED = tuple(name for name in accounting.NAMES if name != "node_back")
 
 
-class Story(Demo):
+class CheckpointlessDemo(Demo):
     """One run."""
 
     def start(self, name: str, flags: str, pace: float, rank0: bool) -> None:
@@ -95,7 +95,9 @@ class Story(Demo):
         return read_lines(self.work / "main" / "events.jsonl")
 
     def phases(self, at: float, node: str, seats: list[int]) -> dict[str, float | None]:
-        return ledger.phases(at, node, seats, self.journal(), self.supervisor(), self.lines("main"))
+        return accounting.phases(
+            at, node, seats, self.journal(), self.supervisor(), self.lines("main")
+        )
 
 
 def run(victim: str, steps: int, pace: float, console: Console) -> dict[str, Any]:
@@ -111,12 +113,12 @@ def run(victim: str, steps: int, pace: float, console: Console) -> dict[str, Any
         interruptible(),
         Lab.up(LabSpec(nodes=NODES, network=True), name=f"demo-{os.getpid()}") as lab,
     ):
-        story = Story(lab, "power", steps, pace, console)
+        story = CheckpointlessDemo(lab, "power", steps, pace, console)
         story.say(f"lab '{lab.name}': {NODES} nodes idle, real Slurm, each node its own network")
         return _tell(story, victim == "rank0")
 
 
-def _tell(story: Story, rank0: bool) -> dict[str, Any]:
+def _tell(story: CheckpointlessDemo, rank0: bool) -> dict[str, Any]:
     story.start("main", "--auto-resume=1", story.pace, rank0)
     story.say(f"{RANKS} ranks on {RANKS} nodes; no checkpoint is ever written")
     story.wait("training", 120, lambda: any(e["event"] == "living" for e in story.supervisor()))
@@ -147,9 +149,11 @@ def _tell(story: Story, rank0: bool) -> dict[str, Any]:
     return _result(story, story.phases(at, node, seats), node)
 
 
-def _result(story: Story, phases: dict[str, float | None], node: str) -> dict[str, Any]:
-    books = ledger.verdict(story.lines("main"), story.steps, GLOBAL_BATCH)
-    other = ledger.verdict(story.lines("undisturbed"), story.steps, GLOBAL_BATCH)
+def _result(
+    story: CheckpointlessDemo, phases: dict[str, float | None], node: str
+) -> dict[str, Any]:
+    books = accounting.verdict(story.lines("main"), story.steps, GLOBAL_BATCH)
+    other = accounting.verdict(story.lines("undisturbed"), story.steps, GLOBAL_BATCH)
     apart = abs(books.loss - other.loss) / other.loss if other.loss else math.inf
     problems = list(books.problems)
     if other.problems:
@@ -175,10 +179,10 @@ def _result(story: Story, phases: dict[str, float | None], node: str) -> dict[st
 
 
 def _print(
-    story: Story,
+    story: CheckpointlessDemo,
     phases: dict[str, float | None],
-    books: ledger.Verdict,
-    other: ledger.Verdict,
+    books: accounting.DemoOutcome,
+    other: accounting.DemoOutcome,
     problems: list[str],
 ) -> None:
     table = Table(title="A node dies, nobody else stops", title_justify="left", min_width=60)
@@ -190,7 +194,7 @@ def _print(
         targets["survivors_step"] = phases["detected"] + AFTER_DETECTED
     if phases["node_idle"] is not None:
         targets["joined"] = phases["node_idle"] + AFTER_IDLE
-    for name in ledger.NAMES:
+    for name in accounting.NAMES:
         value, target = phases[name], targets.get(name)
         table.add_row(
             LABELS[name],

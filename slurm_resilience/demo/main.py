@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from slurm_resilience.demo import checkpointless as without_stop
+from slurm_resilience.demo.narration import NODES, RANKS, VICTIM, XID, Demo, interruptible
 from slurm_resilience.demo.phases import NAMES, Account, Fault, complete
-from slurm_resilience.demo.story import NODES, RANKS, VICTIM, XID, Demo, interruptible
 from slurm_resilience.errors import MissingTool, SresError
 from slurm_resilience.lab import Lab, LabSpec
 

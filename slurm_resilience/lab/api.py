@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from slurm_resilience.errors import LabError, UsageError
-from slurm_resilience.lab import life, record
+from slurm_resilience.lab import bring_up, state_file
 from slurm_resilience.lab.client import ask
-from slurm_resilience.lab.inside import Inside
+from slurm_resilience.lab.commands import LabCommands
 from slurm_resilience.lab.spec import LabSpec
 
 # Longer than any reboot, replacement or lifecycle run of a lab should take.
@@ -25,7 +25,7 @@ def _quiet(_: str) -> None:
     """No progress wanted."""
 
 
-class Lab(Inside):
+class Lab(LabCommands):
     """A running lab. As a context manager it is torn down at the end."""
 
     def __init__(self, name: str, directory: Path, spec: LabSpec) -> None:
@@ -52,7 +52,7 @@ class Lab(Inside):
             MissingTool: something that the lab needs is not installed.
             LabError: not root, up already, or it did not start.
         """
-        place, channel = life.create(spec, name, directory, on_progress, tied)
+        place, channel = bring_up.create(spec, name, directory, on_progress, tied)
         lab = cls(name, place, spec)
         if tied:
             lab._tie = channel
@@ -67,12 +67,12 @@ class Lab(Inside):
         Raises:
             LabError: there is none of that name or in that directory.
         """
-        directory = record.locate(name_or_directory)
-        return cls(*record.read(directory))
+        directory = state_file.locate(name_or_directory)
+        return cls(*state_file.read(directory))
 
     def down(self) -> None:
         """End it at once and remove every trace of it."""
-        life.destroy(self.directory)
+        bring_up.destroy(self.directory)
         if self._tie is not None:
             self._tie.close()
 

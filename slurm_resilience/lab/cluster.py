@@ -11,8 +11,8 @@ from typing import Any
 from slurm_resilience.errors import LabError, MissingTool, NotFound, UsageError
 from slurm_resilience.lab import conf, network, programs, rootfs, world
 from slurm_resilience.lab.database import Database
-from slurm_resilience.lab.node import Node
-from slurm_resilience.lab.place import Place
+from slurm_resilience.lab.machine import Machine
+from slurm_resilience.lab.node import LabNode
 from slurm_resilience.lab.ports import reserve
 from slurm_resilience.lab.processes import Processes
 from slurm_resilience.lab.spec import LabSpec
@@ -22,7 +22,7 @@ ANSWER_TIMEOUT = 60.0
 IDLE_TIMEOUT = 60.0
 
 
-class Cluster:
+class LabCluster:
     """The running lab."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Cluster:
         self._reserved, self.plan = reserve(spec)
         self._processes = Processes(asyncio.get_running_loop(), programs.environment(directory))
         self._network: network.Network | None = None
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, LabNode] = {}
         self._root = ""
 
     async def build(self) -> None:
@@ -50,7 +50,7 @@ class Cluster:
         if self.spec.network:
             self._network = network.Network(self._processes, self._log("network.log"))
             await self._network.start()
-        self._ctl = Place(
+        self._ctl = Machine(
             "ctl",
             0,
             self.directory,
@@ -71,7 +71,7 @@ class Cluster:
         self.start_daemon("slurmctld")
         await self._answers("slurmctld", "scontrol", "ping")
         for number in range(1, self.spec.nodes + 1):
-            node = Node(number, self.directory, self.spec, self._processes, self._network)
+            node = LabNode(number, self.directory, self.spec, self._processes, self._network)
             node.root = self._root
             self.nodes[node.name] = node
         if self.spec.daemons:
@@ -163,7 +163,7 @@ class Cluster:
                 raise LabError(f"{what} did not start{_tail(log)}")
             await asyncio.sleep(0.005)
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> LabNode:
         """A node by name."""
         if name not in self.nodes:
             raise NotFound(
@@ -171,19 +171,19 @@ class Cluster:
             )
         return self.nodes[name]
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> Machine:
         """A node, or ``ctl``."""
         return self._ctl if name == "ctl" else self.node(name)
 
-    async def cut(self, node: Node) -> None:
+    async def cut(self, node: LabNode) -> None:
         """Pull a node's network cable."""
         await self._cable(node, cut=True)
 
-    async def mend(self, node: Node) -> None:
+    async def mend(self, node: LabNode) -> None:
         """Put it back."""
         await self._cable(node, cut=False)
 
-    async def _cable(self, node: Node, cut: bool) -> None:
+    async def _cable(self, node: LabNode, cut: bool) -> None:
         if self._network is None:
             raise LabError(
                 f"{node.name} has no cable of its own; `sres lab up --network` gives one"
@@ -207,7 +207,7 @@ class Cluster:
                 # The signal may be one that it survives; then there is no end to wait for.
                 if number in (9, 15):
                     await place.wait_end(name)
-            elif isinstance(place, Node):
+            elif isinstance(place, LabNode):
                 place.start_daemon(name)
             else:
                 self.start_daemon(name)

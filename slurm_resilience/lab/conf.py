@@ -24,7 +24,7 @@ def version(text: str) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConfPlan:
     """Who listens where. ``nodes`` maps a node to its address and slurmd's port."""
 
     controller: str
@@ -34,7 +34,7 @@ class Plan:
     nodes: dict[str, tuple[str, int]]
 
 
-def files(name: str, spec: LabSpec, plan: Plan, lab: Path) -> dict[str, str]:
+def files(name: str, spec: LabSpec, plan: ConfPlan, lab: Path) -> dict[str, str]:
     """Every file below ``etc/`` by name."""
     texts = {
         "slurm.conf": slurm_conf(name, spec, plan, lab),
@@ -52,7 +52,7 @@ def files(name: str, spec: LabSpec, plan: Plan, lab: Path) -> dict[str, str]:
     return texts
 
 
-def slurm_conf(name: str, spec: LabSpec, plan: Plan, lab: Path) -> str:
+def slurm_conf(name: str, spec: LabSpec, plan: ConfPlan, lab: Path) -> str:
     """slurm.conf; `spec.options` replace the lab's own values."""
     values = {
         "ClusterName": name,
@@ -134,12 +134,12 @@ def _plugstack(spec: LabSpec, lab: Path) -> str:
     return f"optional {lab}/bin/sres.so supervisor={lab}/bin/sres-resume\n"
 
 
-def _hosts(plan: Plan) -> str:
+def _hosts(plan: ConfPlan) -> str:
     lines = ["127.0.0.1 localhost", f"{plan.controller} ctl"]
     return "\n".join([*lines, *(f"{a} {node}" for node, (a, _) in plan.nodes.items())]) + "\n"
 
 
-def _slurmdbd(plan: Plan, lab: Path) -> str:
+def _slurmdbd(plan: ConfPlan, lab: Path) -> str:
     values = {
         "DbdHost": "ctl",
         "DbdAddr": plan.controller,
@@ -157,7 +157,7 @@ def _slurmdbd(plan: Plan, lab: Path) -> str:
     return "".join(f"{key}={value}\n" for key, value in values.items())
 
 
-def _sres(spec: LabSpec, plan: Plan, lab: Path) -> str:
+def _sres(spec: LabSpec, plan: ConfPlan, lab: Path) -> str:
     tables: dict[str, dict[str, Any]] = {
         "controller": {
             "host": "ctl",

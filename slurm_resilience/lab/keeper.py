@@ -19,7 +19,7 @@ from pathlib import Path
 
 from slurm_resilience.errors import SresError
 from slurm_resilience.lab import linux
-from slurm_resilience.lab.cluster import Cluster
+from slurm_resilience.lab.cluster import LabCluster
 from slurm_resilience.lab.server import serve
 from slurm_resilience.lab.spec import LabSpec
 
@@ -28,7 +28,7 @@ class _Abandoned(Exception):
     """Whoever asked for the lab died before it was ready."""
 
 
-class Owner:
+class LabOwner:
     """The other end: the `up` that asked for this lab."""
 
     def __init__(self, channel: socket.socket) -> None:
@@ -52,14 +52,14 @@ class Owner:
         self._channel.close()
 
 
-async def keep(name: str, directory: Path, spec: LabSpec, owner: Owner) -> None:
+async def keep(name: str, directory: Path, spec: LabSpec, owner: LabOwner) -> None:
     """Build the lab, then serve it for ever.
 
     Raises:
         SresError: it could not be built.
         _Abandoned: nobody waits for it any more.
     """
-    cluster = Cluster(name, directory, spec, lambda text: owner.say(progress=text))
+    cluster = LabCluster(name, directory, spec, lambda text: owner.say(progress=text))
     build = asyncio.create_task(cluster.build())
     word = asyncio.create_task(owner.word())
     await asyncio.wait({build, word}, return_when=asyncio.FIRST_COMPLETED)
@@ -86,20 +86,20 @@ def main() -> None:
         linux.unshare(linux.NEWNS | linux.NEWPID | linux.NEWUTS)
     except OSError as error:
         line = f"this machine does not let root make namespaces (unshare: {error.strerror})"
-        Owner(owner).say(error=line, kind="LabError")
+        LabOwner(owner).say(error=line, kind="LabError")
         sys.exit(1)
     pid = os.fork()
     if pid:
-        Owner(owner).say(pid=pid)
+        LabOwner(owner).say(pid=pid)
         os._exit(0)
     linux.make_mounts_private()
     linux.mount_proc()
     # munged wants to find its own name in the host table, which is the lab's.
     linux.set_host_name("ctl")
-    _live(name, directory, Owner(owner))
+    _live(name, directory, LabOwner(owner))
 
 
-def _live(name: str, directory: Path, owner: Owner) -> None:
+def _live(name: str, directory: Path, owner: LabOwner) -> None:
     try:
         spec = LabSpec.from_json((directory / "spec.json").read_text())
         asyncio.run(keep(name, directory, spec, owner))

@@ -16,8 +16,8 @@ from typing import Any
 
 from slurm_resilience.errors import LabError
 from slurm_resilience.lab import programs
+from slurm_resilience.lab.machine import Machine
 from slurm_resilience.lab.network import Network
-from slurm_resilience.lab.place import Place
 from slurm_resilience.lab.processes import Processes
 from slurm_resilience.lab.spec import LabSpec
 
@@ -29,7 +29,7 @@ SLURMD_START = 20.0
 NVIDIA_MAJOR = 195
 
 
-class Node(Place):
+class LabNode(Machine):
     """A node: off, booting, joined (slurmd runs), or failed (its scripts or slurmd did)."""
 
     def __init__(

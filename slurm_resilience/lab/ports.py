@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 
-from slurm_resilience.lab.conf import Plan
+from slurm_resilience.lab.conf import ConfPlan
 from slurm_resilience.lab.network import address
 from slurm_resilience.lab.spec import LabSpec
 
 
-def reserve(spec: LabSpec) -> tuple[list[socket.socket], Plan]:
+def reserve(spec: LabSpec) -> tuple[list[socket.socket], ConfPlan]:
     """The lab's addresses and ports, and the sockets that hold the ports for its life.
 
     In a networked lab every node has an address of its own, and Slurm's usual ports are free. Else
@@ -18,11 +18,11 @@ def reserve(spec: LabSpec) -> tuple[list[socket.socket], Plan]:
     """
     if spec.network:
         nodes = {name: (address(n), 6818) for n, name in enumerate(spec.names, start=1)}
-        return [], Plan(address(0), 6817, 6819, 6829, nodes)
+        return [], ConfPlan(address(0), 6817, 6819, 6829, nodes)
     held = [_hold() for _ in range(3 + spec.nodes)]
     first, second, third, *rest = (s.getsockname()[1] for s in held)
     nodes = {name: ("127.0.0.1", port) for name, port in zip(spec.names, rest, strict=True)}
-    return held, Plan("127.0.0.1", first, second, third, nodes)
+    return held, ConfPlan("127.0.0.1", first, second, third, nodes)
 
 
 def _hold() -> socket.socket:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from slurm_resilience.errors import LabError, SresError, UsageError
-from slurm_resilience.lab.cluster import Cluster
+from slurm_resilience.lab.cluster import LabCluster
 
 LONGEST_ORDER = 65536
 
 
-def serve(cluster: Cluster, path: Path) -> asyncio.Task[None]:
+def serve(cluster: LabCluster, path: Path) -> asyncio.Task[None]:
     """Listen on a socket that only root can reach."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     listener.bind(str(path))
@@ -26,7 +26,7 @@ def serve(cluster: Cluster, path: Path) -> asyncio.Task[None]:
     return asyncio.create_task(_accept(listener, cluster))
 
 
-async def _accept(listener: socket.socket, cluster: Cluster) -> None:
+async def _accept(listener: socket.socket, cluster: LabCluster) -> None:
     loop = asyncio.get_running_loop()
     talks: set[asyncio.Task[None]] = set()
     while True:
@@ -36,7 +36,7 @@ async def _accept(listener: socket.socket, cluster: Cluster) -> None:
         talk.add_done_callback(talks.discard)
 
 
-async def _talk(channel: socket.socket, cluster: Cluster) -> None:
+async def _talk(channel: socket.socket, cluster: LabCluster) -> None:
     loop, data = asyncio.get_running_loop(), b""
     handles: list[int] = []
     with channel:
@@ -69,7 +69,7 @@ async def _answer(channel: socket.socket, reply: dict[str, Any], handles: list[i
             os.close(handle)
 
 
-async def _obey(cluster: Cluster, order: dict[str, Any], handles: list[int]) -> dict[str, Any]:
+async def _obey(cluster: LabCluster, order: dict[str, Any], handles: list[int]) -> dict[str, Any]:
     verb = order["do"]
     if verb == "status":
         return cluster.status()

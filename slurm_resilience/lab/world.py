@@ -27,7 +27,7 @@ exec {program} "$@"
 """
 
 
-def make_tree(lab: Path, name: str, spec: LabSpec, plan: conf.Plan) -> None:
+def make_tree(lab: Path, name: str, spec: LabSpec, plan: conf.ConfPlan) -> None:
     """Write every directory, key and configuration file of a new lab."""
     system = spec.root_directory() or Path("/")
     for part in ("etc", "log", "bin", "munge", "ctl/state", "ctl/sresctld", "run", "home", "nodes"):

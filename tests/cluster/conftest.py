@@ -19,7 +19,7 @@ from typing import TypeVar
 import pytest
 
 from slurm_resilience.lab import Lab, LabSpec
-from slurm_resilience.lab.life import missing
+from slurm_resilience.lab.bring_up import missing
 
 T = TypeVar("T")
 LabFactory = Callable[[LabSpec], Lab]

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from slurm_resilience.cli.lab import lab as sres_lab
 from slurm_resilience.errors import LabError, NotFound, SresError, UsageError
-from slurm_resilience.lab import Lab, LabSpec, record
+from slurm_resilience.lab import Lab, LabSpec, state_file
 
 BARE = LabSpec(nodes=3, daemons=False, lifecycle=None)
 NETWORKED = LabSpec(nodes=3, daemons=False, lifecycle=None, network=True)
@@ -407,7 +407,7 @@ def test_down_leaves_nothing(fresh_lab):
 @pytest.mark.parametrize("moment", ["starting slurmctld", "starting 3 nodes", "waiting"])
 def test_an_up_that_is_killed_leaves_nothing(fresh_lab, wait_for, moment):
     name = f"killed-{os.getpid()}"
-    directory = record.BASE / name
+    directory = state_file.BASE / name
     code = textwrap.dedent(f"""
         import os, signal
         from slurm_resilience.lab import Lab, LabSpec
@@ -426,7 +426,7 @@ def test_an_up_that_is_killed_leaves_nothing(fresh_lab, wait_for, moment):
 
 def test_a_killed_keeper_takes_everything_along_and_the_next_up_cleans(fresh_lab, wait_for):
     lab = fresh_lab(BARE)
-    os.kill(json.loads((lab.directory / record.KEEPER_FILE).read_text())["pid"], signal.SIGKILL)
+    os.kill(json.loads((lab.directory / state_file.KEEPER_FILE).read_text())["pid"], signal.SIGKILL)
     wait_for(lambda: not processes_of(lab.directory), 10, "no process is left")
     assert mounts_of(lab.directory) == []
     with pytest.raises(LabError, match="has died"):
@@ -437,7 +437,7 @@ def test_a_killed_keeper_takes_everything_along_and_the_next_up_cleans(fresh_lab
 
 def test_a_tied_lab_ends_with_its_caller(fresh_lab, wait_for):
     fresh_lab(BARE)  # Skips here when no lab can be built at all.
-    directory = record.BASE / f"tied-{os.getpid()}"
+    directory = state_file.BASE / f"tied-{os.getpid()}"
     code = textwrap.dedent(f"""
         import os, signal
         from slurm_resilience.lab import Lab, LabSpec
@@ -462,7 +462,7 @@ def test_a_slurmctld_that_cannot_start_says_why_and_leaves_nothing(fresh_lab):
     name = f"broken-{os.getpid()}"
     with pytest.raises(LabError, match=r"slurmctld does not answer.*select/nonsense"):
         Lab.up(LabSpec(nodes=1, daemons=False, options={"SelectType": "select/nonsense"}), name)
-    assert processes_of(record.BASE / name) == [] and not (record.BASE / name).exists()
+    assert processes_of(state_file.BASE / name) == [] and not (state_file.BASE / name).exists()
 
 
 # The command line
@@ -515,13 +515,13 @@ def test_without_root_it_says_so():
         pytest.skip("needs root, to become somebody else")
     code = "import os; os.seteuid(65534)\n" + textwrap.dedent("""
         from slurm_resilience.errors import LabError
-        from slurm_resilience.lab import life, LabSpec
+        from slurm_resilience.lab import bring_up, LabSpec
         try:
-            life.create(LabSpec(nodes=1, lifecycle=None), "x", None, print, False)
+            bring_up.create(LabSpec(nodes=1, lifecycle=None), "x", None, print, False)
         except LabError as error:
             print(error)
     """)
     # Loaded first: another user may not be able to read this checkout.
-    code = "import slurm_resilience.lab.life, slurm_resilience.lab.spec\n" + code
+    code = "import slurm_resilience.lab.bring_up, slurm_resilience.lab.spec\n" + code
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
     assert "a lab needs root" in done.stdout, done.stderr

@@ -18,7 +18,7 @@ import pytest
 
 from slurm_resilience.errors import SresError
 from slurm_resilience.lab import Lab, LabSpec
-from slurm_resilience.lab.life import missing
+from slurm_resilience.lab.bring_up import missing
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import SlurmClient

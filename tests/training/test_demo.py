@@ -12,7 +12,7 @@ import pytest
 
 from slurm_resilience.demo.phases import NAMES, NOT_IN_RANK
 from slurm_resilience.lab import LabSpec
-from slurm_resilience.lab.life import missing
+from slurm_resilience.lab.bring_up import missing
 
 pytestmark = [pytest.mark.training, pytest.mark.cluster]
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from slurm_resilience.cli.controller import Cluster
+from slurm_resilience.cli.controller import ClusterView
 from slurm_resilience.cli.main import _COMMANDS, call
 from slurm_resilience.errors import SlurmUnreachable, SresError, WireError
 from slurm_resilience.model import REPLACE, Node
 from slurm_resilience.slurm.fake import FakeSlurm
 
 
-class Fake(Cluster):
+class Fake(ClusterView):
     """A cluster without processes: Slurm is the fake, sresctld's answers are given."""
 
     def __init__(self, slurm: FakeSlurm, status: dict[str, Any] | SresError) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_resilience.cli.marking import Change, mark, release, what_next
+from slurm_resilience.cli.marking import MarkRequest, mark, release, what_next
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import REBOOT, REPLACE, Job, Node
 
@@ -26,7 +26,7 @@ def job(number: int, *names: str, state: str = "RUNNING", requeue: bool = False)
 
 def test_an_idle_node_is_failed() -> None:
     plan = mark(nodes(node()), (), REPLACE, force=False, yes=False)
-    assert plan.changes == (Change(("n1",), "fail", REPLACE),)
+    assert plan.changes == (MarkRequest(("n1",), "fail", REPLACE),)
     assert plan.lines == {"n1": "fail, Action:Replace; no job runs on it"}
 
 
@@ -57,18 +57,18 @@ def test_a_request_that_was_given_up_is_made_anew() -> None:
     found = nodes(node("n1", "IDLE+FAIL", REPLACE), failed, node("n3"))
     plan = mark(found, (), REPLACE, force=False, yes=False, gave_up=gave_up)
     assert plan.changes == (
-        Change(("n3",), "fail", REPLACE),
-        Change(("n2",), "", REPLACE, renew=True),
+        MarkRequest(("n3",), "fail", REPLACE),
+        MarkRequest(("n2",), "", REPLACE, renew=True),
     )
     assert "already" in plan.lines["n1"]
     forced = mark(nodes(failed), (), REPLACE, force=True, yes=True, gave_up=gave_up)
-    assert forced.changes == (Change(("n2",), "down", REPLACE, renew=True),)
+    assert forced.changes == (MarkRequest(("n2",), "down", REPLACE, renew=True),)
 
 
 def test_a_graceful_request_can_be_made_a_forced_one() -> None:
     found = nodes(node("n1", "ALLOCATED+FAIL", REPLACE))
     plan = mark(found, (job(7, "n1"),), REPLACE, force=True, yes=True)
-    assert plan.changes == (Change(("n1",), "down", REPLACE),)
+    assert plan.changes == (MarkRequest(("n1",), "down", REPLACE),)
     assert "job 7 ends at once" in plan.lines["n1"]
 
 
@@ -76,7 +76,10 @@ def test_a_node_that_is_down_or_failing_keeps_its_state() -> None:
     """Slurm refuses to fail a failing node, and a down one has no jobs to wait for."""
     found = nodes(node("n1"), node("n2", "DOWN", "Not responding"), node("n3", "IDLE+FAIL", "x"))
     plan = mark(found, (), REBOOT, force=False, yes=True)
-    assert plan.changes == (Change(("n1",), "fail", REBOOT), Change(("n2", "n3"), "", REBOOT))
+    assert plan.changes == (
+        MarkRequest(("n1",), "fail", REBOOT),
+        MarkRequest(("n2", "n3"), "", REBOOT),
+    )
 
 
 def test_force_names_the_jobs_that_die_and_wants_a_yes() -> None:
@@ -111,7 +114,7 @@ def test_one_node_that_somebody_holds_stops_all(held: Node, force: bool) -> None
 def test_a_near_miss_is_corrected_without_asking(reason: str) -> None:
     found = nodes(node("n1", "IDLE+DRAIN", reason))
     plan = mark(found, (), REPLACE, force=False, yes=False)
-    assert plan.changes == (Change(("n1",), "fail", REPLACE),)
+    assert plan.changes == (MarkRequest(("n1",), "fail", REPLACE),)
 
 
 def test_slurms_own_reason_is_nobodys() -> None:
@@ -126,7 +129,7 @@ def seen(**fields: Any) -> dict[str, Any]:
 def test_a_request_is_taken_back() -> None:
     found = nodes(node("n1", "IDLE+FAIL", REPLACE), node("n2", "IDLE+DRAIN", "action:reboot"))
     plan = release(found, seen(incident={"state": "marked"}), yes=False)
-    assert plan.changes == (Change(("n1", "n2"), "resume", ""),)
+    assert plan.changes == (MarkRequest(("n1", "n2"), "resume", ""),)
     assert plan.lines["n1"] == "resume, Action:Replace taken back"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_resilience.demo.ledger import phases, verdict
+from slurm_resilience.demo.accounting import phases, verdict
 
 Line = dict[str, Any]
 

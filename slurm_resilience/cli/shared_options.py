@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 
 import click
 
-from slurm_resilience.cli.controller import Cluster
+from slurm_resilience.cli.controller import ClusterView
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _remember_config(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
     if value is not None:
-        ctx.ensure_object(Cluster).config_path = value
+        ctx.ensure_object(ClusterView).config_path = value
 
 
 config_option = click.option(

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from slurm_resilience.cli.controller import Cluster, pass_cluster
+from slurm_resilience.cli.controller import ClusterView, pass_cluster
 
 
 @click.group()
@@ -17,7 +17,7 @@ def check() -> None:
 @check.command("config")
 @click.argument("file", required=False)
 @pass_cluster
-def check_config(cluster: Cluster, file: str | None) -> None:
+def check_config(cluster: ClusterView, file: str | None) -> None:
     """Read the configuration FILE, or the one in use, and say `ok` or what is wrong in it."""
     from slurm_resilience.config import DEFAULT_PATH, load
 

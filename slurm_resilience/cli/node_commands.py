@@ -6,7 +6,7 @@ import click
 
 from slurm_resilience.cli.change import cancel, reboot, replace
 from slurm_resilience.cli.node_read import history, list_nodes, show_nodes
-from slurm_resilience.cli.watch import watch
+from slurm_resilience.cli.node_watch import watch
 
 
 @click.group()

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from slurm_resilience.cli.controller import Cluster, ask, pass_cluster
-from slurm_resilience.cli.options import config_option, hostlist_argument
+from slurm_resilience.cli.controller import ClusterView, ask, pass_cluster
+from slurm_resilience.cli.shared_options import config_option, hostlist_argument
 from slurm_resilience.cli.tables import clock_time, plain
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SresError, WireError
@@ -47,7 +47,7 @@ class _Watched:
 @click.option("--timeout", type=click.FloatRange(min=0), help="Give up after this many seconds.")
 @config_option
 @pass_cluster
-def watch(cluster: Cluster, hostlist: str, timeout: float | None) -> None:
+def watch(cluster: ClusterView, hostlist: str, timeout: float | None) -> None:
     """Follow nodes until they are back. Ctrl-C ends.
 
     A node that nothing happens to is waited for; so is a sresctld that is being restarted.
@@ -115,7 +115,7 @@ def _history(connection: Connection, name: str) -> list[dict[str, Any]]:
     return events
 
 
-def _reconnect(cluster: Cluster, deadline: float, lost: WireError) -> Connection:
+def _reconnect(cluster: ClusterView, deadline: float, lost: WireError) -> Connection:
     click.echo(f"{lost}; waiting for it", err=True)
     clock, never = SystemClock(), threading.Event()
     while True:

@@ -15,7 +15,7 @@ from slurm_resilience.slurm import hostlists
 POLL = 0.05
 
 
-class Inside:
+class LabCommands:
     """Runs commands on the controller and on the nodes of a lab that is up."""
 
     def __init__(self, name: str, directory: Path, nodes: tuple[str, ...]) -> None:

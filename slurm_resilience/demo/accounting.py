@@ -24,7 +24,7 @@ NAMES = (
 )
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class DemoOutcome(msgspec.Struct, frozen=True):
     """Was it the same training as an undisturbed one?"""
 
     problems: tuple[str, ...]
@@ -74,7 +74,7 @@ def phases(
     return {name: None if when is None else round(when - at, 3) for name, when in found.items()}
 
 
-def verdict(training: Sequence[Line], steps: int, global_batch: int) -> Verdict:
+def verdict(training: Sequence[Line], steps: int, global_batch: int) -> DemoOutcome:
     """Check the books.
 
     Args:
@@ -111,7 +111,7 @@ def verdict(training: Sequence[Line], steps: int, global_batch: int) -> Verdict:
     shares = losses[steps]
     total = sum(share for _, share in shares)
     loss = sum(value * share for value, share in shares) / total if total else float("nan")
-    return Verdict(tuple(problems), sum(bool(worlds[s]) for s in range(1, steps + 1)), loss)
+    return DemoOutcome(tuple(problems), sum(bool(worlds[s]) for s in range(1, steps + 1)), loss)
 
 
 def _first(events: Sequence[Line], key: str, name: str) -> float | None:

@@ -19,8 +19,8 @@ from typing import Any
 from slurm_resilience import errors
 from slurm_resilience.errors import LabError, MissingTool, UsageError
 from slurm_resilience.lab import programs
-from slurm_resilience.lab.record import BASE, HINT, KEEPER_FILE, MARK, alive, check_name, stat
 from slurm_resilience.lab.spec import MAX_DIRECTORY, LabSpec
+from slurm_resilience.lab.state_file import BASE, HINT, KEEPER_FILE, MARK, alive, check_name, stat
 
 _CLAIM_ATTEMPTS = 5
 _KEEPER = (sys.executable, "-m", "slurm_resilience.lab.keeper")

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from slurm_resilience.cli.controller import Cluster, pass_cluster
-from slurm_resilience.cli.job import job_views, jobs_table
-from slurm_resilience.cli.options import config_option, format_option
+from slurm_resilience.cli.controller import ClusterView, pass_cluster
+from slurm_resilience.cli.job_commands import job_views, jobs_table
+from slurm_resilience.cli.shared_options import config_option, format_option
 from slurm_resilience.cli.tables import (
     clock_time,
     duration,
@@ -30,7 +30,7 @@ _SHOWN_ALARMS = 10
 @format_option
 @config_option
 @pass_cluster
-def status(cluster: Cluster, form: str) -> None:
+def status(cluster: ClusterView, form: str) -> None:
     """What sresctld sees, and what is under way.
 
     Without sresctld: what Slurm itself says, and exit code 8.

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from slurm_resilience.cli.controller import Cluster, pass_cluster
+from slurm_resilience.cli.controller import ClusterView, pass_cluster
 from slurm_resilience.cli.node_read import events_table
-from slurm_resilience.cli.options import config_option, format_option
+from slurm_resilience.cli.shared_options import config_option, format_option
 from slurm_resilience.cli.tables import duration, plain, print_json, table, user_name
 from slurm_resilience.errors import NotFound, NotPermitted, UsageError
 from slurm_resilience.model import Job
@@ -26,7 +26,7 @@ def job() -> None:
 @format_option
 @config_option
 @pass_cluster
-def list_jobs(cluster: Cluster, form: str) -> None:
+def list_jobs(cluster: ClusterView, form: str) -> None:
     """Supervised jobs: yours, or as root everybody's."""
     views = [
         view
@@ -67,7 +67,7 @@ def jobs_table(views: Iterable[Mapping[str, Any]], now: float, indent: int = 0) 
 @format_option
 @config_option
 @pass_cluster
-def show_job(cluster: Cluster, number: str, form: str) -> None:
+def show_job(cluster: ClusterView, number: str, form: str) -> None:
     """One job: its attempts, and what the journal has on it. A user sees only his own jobs."""
     if not number.isascii() or not number.isdigit() or len(number) > 10:
         raise UsageError(f"'{plain(number)}' is not a job id; write a number, as squeue shows it")
@@ -95,7 +95,7 @@ def show_job(cluster: Cluster, number: str, form: str) -> None:
         click.echo(events_table(events, time.time(), indent=2))
 
 
-def _find(cluster: Cluster, number: int) -> Job | None:
+def _find(cluster: ClusterView, number: int) -> Job | None:
     """The job in Slurm; None when it has ended, which only root may look further into."""
     try:
         found = cluster.client.job(number)
@@ -108,7 +108,7 @@ def _find(cluster: Cluster, number: int) -> Job | None:
     return found
 
 
-def _is_own(cluster: Cluster, found: Job | None) -> bool:
+def _is_own(cluster: ClusterView, found: Job | None) -> bool:
     return found is not None and found.uid == cluster.uid
 
 

@@ -19,7 +19,7 @@ from slurm_resilience.lab.processes import Processes, fork_node
 CALL_TIMEOUT = 30.0
 
 
-class Place:
+class Machine:
     """A set of namespaces with an init of ours as pid 1, or the lack of one when power is off."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """DistributedDataParallel with all that a long training has: schedule, clipping, checkpoints.
 
-    python -m slurm_resilience.training.run --nproc-per-node 2 scripts/examples/ddp.py
+    python -m slurm_resilience.launcher --nproc-per-node 2 scripts/examples/ddp.py
 
 One rank may be missing (min_world=1): the others go on at once with its share of the batch, and it
 is let in again at a step's end.

@@ -1,6 +1,6 @@
 """FSDP2 (`fully_shard`) as HSDP: two copies of the model, each sharded over two ranks.
 
-    python -m slurm_resilience.training.run --nproc-per-node 4 scripts/examples/fsdp.py
+    python -m slurm_resilience.launcher --nproc-per-node 4 scripts/examples/fsdp.py
 
 A rank that is lost takes its shard along; the other copy's rank of the same position has it too.
 """

@@ -1,6 +1,6 @@
 """A Hugging Face-style Trainer: its loop stays as it is, a callback marks the commit point.
 
-    python -m slurm_resilience.training.run --nproc-per-node 2 scripts/examples/hf_trainer.py
+    python -m slurm_resilience.launcher --nproc-per-node 2 scripts/examples/hf_trainer.py
 
 `ResilientCallback` is what you take over. With `transformers` installed, add it to the real
 Trainer's callbacks, let its `get_train_dataloader` return `s.loader(...)`, and call `train` inside
@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from slurm_resilience.training import Session, resilient
-from slurm_resilience.training.run import llama
-from slurm_resilience.training.run.recipe import Windows
+from slurm_resilience.training.recipes import llama
+from slurm_resilience.training.recipes.train import TokenWindows
 
 
 class ResilientCallback:
@@ -114,7 +114,7 @@ class Printer:
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:
     """The same on every rank."""
-    model = llama.Llama(llama.Shape(width=32, layers=2, context=16))
+    model = llama.Llama(llama.LlamaShape(width=32, layers=2, context=16))
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
@@ -123,7 +123,7 @@ def train(s: Session, steps: int) -> None:
     """The block: a Trainer for each world."""
     model, opt = s.once(build)
     s.track(model=model, opt=opt)
-    batches: Iterator[torch.Tensor] = s.loader(Windows("", 16), 32, steps=steps, epochs=None)
+    batches: Iterator[torch.Tensor] = s.loader(TokenWindows("", 16), 32, steps=steps, epochs=None)
     callbacks: list[Any] = [ResilientCallback(s)]
     if s.rank == 0:
         callbacks.append(Printer())

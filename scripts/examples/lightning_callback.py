@@ -1,6 +1,6 @@
 """A Lightning-style module and trainer: the hooks around the optimizer mark the commit point.
 
-    python -m slurm_resilience.training.run --nproc 2 scripts/examples/lightning_callback.py
+    python -m slurm_resilience.launcher --nproc 2 scripts/examples/lightning_callback.py
 
 `ResilientCallback` is what you take over. With `lightning` installed, derive it from
 `lightning.Callback` too, and call `trainer.fit` inside the block with `s.loader(...)` as the

@@ -1,6 +1,6 @@
 """A plain training loop that goes on when a process dies.
 
-    python -m slurm_resilience.training.run --nproc-per-node 2 scripts/examples/plain.py
+    python -m slurm_resilience.launcher --nproc-per-node 2 scripts/examples/plain.py
     kill -9 one of the two while it runs
 
 No wrapper around the model: the gradients are averaged by hand.

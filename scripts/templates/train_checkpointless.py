@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A small DDP training that goes on when a node dies, to start from: gloo on CPUs, NCCL on GPUs.
 
-    srun --auto-resume=1 --ntasks-per-node=1 python -m slurm_resilience.training.run \\
+    srun --auto-resume=1 --ntasks-per-node=1 python -m slurm_resilience.launcher \\
         --nproc-per-node 8 scripts/templates/train_checkpointless.py
 
 The ranks that are left form a smaller world and go on with the next step, from their own memory;

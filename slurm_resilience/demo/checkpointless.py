@@ -44,7 +44,7 @@ class CheckpointlessDemo(Demo):
         node may die: that is the batch host."""
         folder = self.work / name
         folder.mkdir()
-        program = [sys.executable, "-m", "slurm_resilience.training.run", "--nproc-per-node=1"]
+        program = [sys.executable, "-m", "slurm_resilience.launcher", "--nproc-per-node=1"]
         program += [str(TEMPLATES / "train_checkpointless.py"), f"--steps={self.steps}"]
         program += [f"--pace={pace}", f"--global-batch={GLOBAL_BATCH}", f"--log={folder}/steps"]
         step = shlex.join(["srun", *flags.split(), *program])

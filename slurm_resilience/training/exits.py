@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
+from slurm_resilience.launcher import exit_codes
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd
 from slurm_resilience.mesh.rendezvous import Rendezvous
-from slurm_resilience.training.run import codes
 from slurm_resilience.training.session import Session
 
 
@@ -28,27 +28,27 @@ class Exits:
 
     def replaced(self) -> NoReturn:
         """A fresh process can do what this one cannot."""
-        self._leave(codes.POISONED)
+        self._leave(exit_codes.POISONED)
 
     def given_up(self, reason: str) -> NoReturn:
         """The training cannot go on: all end."""
         view = self._mesh.current
         if view is not None:
             self._mesh.stop(GenerationEnd(view.generation, reason, self._mesh.me.id, "stop"))
-        self._meeting.outcome(codes.STOP, self._session.step, reason)
+        self._meeting.outcome(exit_codes.STOP, self._session.step, reason)
         self.stopped(reason)
 
     def stopped(self, reason: str) -> NoReturn:
         """Another process gave the training up."""
         sys.stderr.write(f"sres: the training gave up: {reason}\n")
-        self._leave(codes.STOP)
+        self._leave(exit_codes.STOP)
 
     def done(self) -> None:
         """The training is complete (the mesh is closed): one of its processes writes it down."""
         view, present, _ = self._mesh.picture()
         seats = [member.peer.seat for member in (*(view.members if view else ()), *present)]
         if self._session.seat == min(seats, default=self._session.seat):
-            self._meeting.outcome(codes.DONE, self._session.step, "")
+            self._meeting.outcome(exit_codes.DONE, self._session.step, "")
 
     def _leave(self, code: int) -> NoReturn:
         self._mesh.close()

@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Callable
 
+from slurm_resilience.launcher import control_socket, exit_codes
 from slurm_resilience.mesh.messages import Heartbeat
 from slurm_resilience.mesh.model import GenerationEnd, Peer
 from slurm_resilience.training.group import Group
-from slurm_resilience.training.run import codes, keeper
 from slurm_resilience.training.session import Session
 from slurm_resilience.training.signals import Interrupted
 from slurm_resilience.training.watch import stacks
@@ -106,12 +106,12 @@ class Interrupter:
         """The others go on without this process. If it does not come out by itself, it ends."""
         if not self._session._mesh.wait_until_out(self._abort_timeout):
             log.error("the others go on without this process (%s), which hangs: it ends", reason)
-            os._exit(codes.POISONED)
+            os._exit(exit_codes.POISONED)
 
     def given_up(self, peer: Peer, reason: str) -> None:
         """The others go on without a peer; its launcher should end it where it is this one's."""
         if peer.node == self._session._place.node and peer.pid:
-            keeper.evict(peer.pid, reason)
+            control_socket.evict(peer.pid, reason)
 
     def tick(self, now: float) -> Heartbeat | None:
         """Look whether the step hangs; this process's progress, for the others."""

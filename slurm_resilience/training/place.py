@@ -129,7 +129,7 @@ def _meet(environment: Mapping[str, str], seats: int) -> str:
         return "alone"
     raise UsageError(
         "nothing says where the ranks meet: start them with "
-        "`python -m slurm_resilience.training.run`, or set SRES_MEET=dir:PATH"
+        "`python -m slurm_resilience.launcher`, or set SRES_MEET=dir:PATH"
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from slurm_resilience.errors import UsageError, WireError
+from slurm_resilience.launcher import control_socket, exit_codes
 from slurm_resilience.mesh.mesh import Mesh, Stopped
 from slurm_resilience.mesh.model import GenerationEnd, Phase, View
 from slurm_resilience.mesh.rendezvous import meeting
@@ -27,7 +28,6 @@ from slurm_resilience.training.group.rooted import rooted_store
 from slurm_resilience.training.interrupt import Interrupter
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import Place, place
-from slurm_resilience.training.run import codes, keeper
 from slurm_resilience.training.session import Session
 from slurm_resilience.training.signals import Interrupted, PoisonedProcess
 from slurm_resilience.training.watch import Watch
@@ -158,7 +158,7 @@ class Runner:
         """Until everybody is done; what the block returned."""
         result: T | None = None
         self._say("ready")
-        keeper.enters()
+        control_socket.enters()
         try:
             while True:
                 try:
@@ -174,13 +174,13 @@ class Runner:
             self._exits.stopped(str(error))
         finally:
             self._mesh.close()
-            keeper.leaves()
+            control_socket.leaves()
         self._session._finish()
         if not self._finished_block:
             log.warning("the training ended without this process, which was not needed any more")
             if not self._place.incarnation and self._session.attempt == 0:
                 log.warning("if another training meets in the same place: --rdzv-id names each")
-            raise SystemExit(codes.DONE)
+            raise SystemExit(exit_codes.DONE)
         self._exits.done()
         return result
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from slurm_resilience.errors import UsageError
+from slurm_resilience.launcher import control_socket
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd, PeerStatus, View
 from slurm_resilience.training import inject
@@ -24,7 +25,6 @@ from slurm_resilience.training.heal import Healer
 from slurm_resilience.training.loaders import Loaders
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.place import Place
-from slurm_resilience.training.run import keeper
 from slurm_resilience.training.shares import Shares
 from slurm_resilience.training.signals import Interrupted
 from slurm_resilience.training.watch import Watch, listen
@@ -189,7 +189,7 @@ class Session:
         self._healer.heal(objects, group, self._mesh)
         self._arm_backward(objects)
         self._say_running()
-        keeper.ready()
+        control_socket.ready()
         self._loaders.healed()
         return self.step
 

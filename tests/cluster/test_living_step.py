@@ -159,7 +159,7 @@ def test_a_task_that_dies_on_a_healthy_node_is_started_again_there(
 
 
 def test_launchers_of_several_ranks_each(start: Callable[..., Run], wait_for: WaitFor) -> None:
-    launcher = f"{sys.executable} -m slurm_resilience.training.run --no-python --nproc-per-node=2"
+    launcher = f"{sys.executable} -m slurm_resilience.launcher --no-python --nproc-per-node=2"
     run = start(
         nodes=3,
         spec=LabSpec(nodes=4, network=True),

@@ -114,7 +114,7 @@ class Run:
             if lab is not None:
                 self.launchers.append(lab[number].launch(argv, more, self.out))
                 continue
-            command = [sys.executable, "-m", "slurm_resilience.training.run", *argv]
+            command = [sys.executable, "-m", "slurm_resilience.launcher", *argv]
             with self.out.open("a") as out:
                 self.launchers.append(
                     subprocess.Popen(

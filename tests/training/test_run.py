@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from slurm_resilience.training.run import codes
+from slurm_resilience.launcher import exit_codes
 
 pytestmark = pytest.mark.training
 
@@ -73,7 +73,7 @@ class Run:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
         with (self.directory / "out").open("wb") as out, (self.directory / "err").open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "slurm_resilience.training.run", *words],
+                [sys.executable, "-m", "slurm_resilience.launcher", *words],
                 stdout=out,
                 stderr=err,
                 stdin=subprocess.DEVNULL,
@@ -260,8 +260,10 @@ print("rank", seat)
 
 
 def test_a_rank_may_say_that_the_training_gives_up(run: Run) -> None:
-    run.start(f'write("up")\nif seat == 0: sys.exit({codes.STOP})\nwait("never")\n', "--nproc=2")
-    assert run.end() == codes.STOP
+    run.start(
+        f'write("up")\nif seat == 0: sys.exit({exit_codes.STOP})\nwait("never")\n', "--nproc=2"
+    )
+    assert run.end() == exit_codes.STOP
     assert "gave up" in run.err
 
 
@@ -272,7 +274,7 @@ write("started")
 resilient(min_world=9)(lambda s: None)()
 """
     run.start(body, "--nproc=2")
-    assert run.end() == codes.STOP
+    assert run.end() == exit_codes.STOP
     assert "train.py:" in run.err
     assert "min_world=9 must lie between" in run.err
     assert "Traceback" not in run.err
@@ -315,7 +317,7 @@ def test_a_second_interrupt_kills(run: Run) -> None:
     run.process.send_signal(signal.SIGINT)
     run.read("int.0.0")
     run.process.send_signal(signal.SIGINT)
-    assert run.end() == codes.KILLED_BY_HAND
+    assert run.end() == exit_codes.KILLED_BY_HAND
     assert gone(pid)
 
 
@@ -358,7 +360,7 @@ def test_ranks_end_with_the_launcher_even_without_its_guard(run: Run) -> None:
 def test_a_stopped_rank_is_evicted(run: Run) -> None:
     run.start(
         """
-from slurm_resilience.training.run import keeper
+from slurm_resilience.launcher import keeper
 write("up", ready=keeper.ready())
 if seat == 0 and incarnation == 0:
     wait("stopped")

@@ -24,7 +24,7 @@ def launch(tmp_path: Path, *words: str, inject: str = KILL) -> subprocess.Comple
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
     more = {"SRES_INJECT": inject, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     return subprocess.run(
-        [sys.executable, "-m", "slurm_resilience.training.run", *words],
+        [sys.executable, "-m", "slurm_resilience.launcher", *words],
         cwd=ROOT,
         env=clean | more,
         stdin=subprocess.DEVNULL,

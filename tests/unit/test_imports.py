@@ -142,7 +142,7 @@ def test_rooms_keep_to_themselves(name: str, forbidden: tuple[str, ...]) -> None
 
 def test_click_stays_at_the_borders() -> None:
     mains = {"controller/main.py", "agent/main.py", "demo/main.py", "lifecycle.py"}
-    mains.add("training/run/main.py")
+    mains.add("launcher/main.py")
     others = [
         path
         for path in FILES

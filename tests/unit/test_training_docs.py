@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from test_cli_man import page
 
+from slurm_resilience.launcher import exit_codes
+from slurm_resilience.launcher.main import cli
+from slurm_resilience.launcher.recipe_file import Recipe
 from slurm_resilience.training import inject
 from slurm_resilience.training.place import PARTS
-from slurm_resilience.training.run import codes
-from slurm_resilience.training.run.main import cli
-from slurm_resilience.training.run.recipe_file import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "training.md").read_text()
@@ -59,7 +59,9 @@ def test_every_part_fault_and_phase_is_told() -> None:
 
 def test_every_variable_that_a_process_reads_is_in_the_table() -> None:
     rooms = ROOT / "slurm_resilience" / "training"
-    code = (rooms / "place.py").read_text() + (rooms / "run" / "keeper.py").read_text()
+    code = (rooms / "place.py").read_text() + (
+        rooms.parent / "launcher" / "control_socket.py"
+    ).read_text()
     told = set(re.findall(r"SRES_[A-Z_]+", TEXT.partition("## Environment of a training")[2]))
     assert set(re.findall(r'"(SRES_[A-Z_]+)"', code)) <= told
 
@@ -103,5 +105,5 @@ def test_every_key_of_a_recipe_is_in_the_page_with_its_default() -> None:
 
 def test_the_launchers_own_codes_are_in_the_page() -> None:
     text = page("sres-run.1")
-    for code in (codes.DONE, codes.POISONED, codes.STOP, codes.KILLED_BY_HAND):
+    for code in (exit_codes.DONE, exit_codes.POISONED, exit_codes.STOP, exit_codes.KILLED_BY_HAND):
         assert f" {code} " in text

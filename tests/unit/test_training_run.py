@@ -15,13 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.training.run import codes, words
-from slurm_resilience.training.run import meeting as meetings
-from slurm_resilience.training.run.environment import Node, common, of_rank
-from slurm_resilience.training.run.main import main
-from slurm_resilience.training.run.meeting import Meeting, meeting, next_incarnation
-from slurm_resilience.training.run.place import Place, place
-from slurm_resilience.training.run.verdict import End, Rules, judge
+from slurm_resilience.launcher import exit_codes, flags
+from slurm_resilience.launcher import rendezvous_directory as meetings
+from slurm_resilience.launcher.child_environment import NodeSeats, common, of_rank
+from slurm_resilience.launcher.main import main
+from slurm_resilience.launcher.node_rank import NodeRank, place
+from slurm_resilience.launcher.rendezvous_directory import (
+    RendezvousDirectory,
+    meeting,
+    next_incarnation,
+)
+from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartRules, judge
 
 STEP = {
     "SLURM_JOB_ID": "7",
@@ -35,32 +39,32 @@ STEP = {
 SECRET = "ab" * 32
 
 
-def here(nodes: str = "1", rank: int = 0, run: str = "r") -> Place:
-    return Place(rank, words.nnodes(nodes), run)
+def here(nodes: str = "1", rank: int = 0, run: str = "r") -> NodeRank:
+    return NodeRank(rank, flags.nnodes(nodes), run)
 
 
 class TestWords:
     @pytest.mark.parametrize(("text", "least", "most"), [("4", 4, 4), ("2:4", 2, 4), ("1:1", 1, 1)])
     def test_nnodes(self, text: str, least: int, most: int) -> None:
-        assert words.nnodes(text) == words.Span(least, most)
+        assert flags.nnodes(text) == flags.SeatSpan(least, most)
 
     @pytest.mark.parametrize("text", ["", "0", "4:2", "a", "1:2:3", "-1", "0:2"])
     def test_bad_nnodes(self, text: str) -> None:
         with pytest.raises(UsageError, match="--nnodes"):
-            words.nnodes(text)
+            flags.nnodes(text)
 
     def test_ranks_of_a_node(self) -> None:
-        assert words.local_world("3", gpus=0, cpus=8) == 3
-        assert words.local_world("gpu", gpus=4, cpus=8) == 4
-        assert words.local_world("auto", gpus=4, cpus=8) == 4
-        assert words.local_world("auto", gpus=0, cpus=8) == 8
-        assert words.local_world("cpu", gpus=4, cpus=8) == 8
+        assert flags.local_world("3", gpus=0, cpus=8) == 3
+        assert flags.local_world("gpu", gpus=4, cpus=8) == 4
+        assert flags.local_world("auto", gpus=4, cpus=8) == 4
+        assert flags.local_world("auto", gpus=0, cpus=8) == 8
+        assert flags.local_world("cpu", gpus=4, cpus=8) == 8
         for wrong in ("gpu", "0", "-1", "many", ""):
             with pytest.raises(UsageError, match="--nproc-per-node"):
-                words.local_world(wrong, gpus=0, cpus=8)
+                flags.local_world(wrong, gpus=0, cpus=8)
 
     def test_gpus_by_the_environment(self) -> None:
-        offered = words.gpus_offered
+        offered = flags.gpus_offered
         assert offered({"CUDA_VISIBLE_DEVICES": "0,GPU-1f", "SLURM_GPUS_ON_NODE": "8"}) == 2
         assert offered({"CUDA_VISIBLE_DEVICES": ""}) == 0
         assert offered({"CUDA_VISIBLE_DEVICES": "0,-1,1"}) == 1
@@ -68,52 +72,52 @@ class TestWords:
         assert offered({}) == -1
 
     def test_streams(self) -> None:
-        assert words.streams("--tee", "3", 2) == words.streams("--tee", "=3", 2) == (3, 3)
-        assert words.streams("--tee", "0:1,2:3", 3) == (1, 0, 3)
+        assert flags.streams("--tee", "3", 2) == flags.streams("--tee", "=3", 2) == (3, 3)
+        assert flags.streams("--tee", "0:1,2:3", 3) == (1, 0, 3)
         for wrong in ("4", "0:4", "2:1", "x", "0:1,", ""):
             with pytest.raises(UsageError, match="--tee"):
-                words.streams("--tee", wrong, 2)
-        assert words.ranks_filter("1", 2) == {1}
-        assert words.ranks_filter(None, 2) == {0, 1}
+                flags.streams("--tee", wrong, 2)
+        assert flags.ranks_filter("1", 2) == {1}
+        assert flags.ranks_filter(None, 2) == {0, 1}
         with pytest.raises(UsageError):
-            words.ranks_filter("a", 2)
+            flags.ranks_filter("a", 2)
 
     def test_addresses(self) -> None:
-        found = words.addresses("n1, n2:29500,[fd00::3]:7")
+        found = flags.addresses("n1, n2:29500,[fd00::3]:7")
         assert [node.seat(1) for node in found] == ["n1:29401", "n2:29501", "[fd00::3]:8"]
         for wrong in ("n1:0", "n1:70000", "a/b", "n1:x", "[::1"):
             with pytest.raises(UsageError, match="HOST"):
-                words.addresses(wrong)
+                flags.addresses(wrong)
 
     @given(st.text(max_size=30))
     def test_any_text_is_an_answer_or_one_line(self, text: str) -> None:
-        for parse in (words.nnodes, words.addresses, lambda t: words.streams("--tee", t, 3)):
+        for parse in (flags.nnodes, flags.addresses, lambda t: flags.streams("--tee", t, 3)):
             try:
                 parse(text)
             except UsageError as error:
                 assert text.removeprefix("=") in str(error)
 
     def test_secret(self) -> None:
-        assert words.secret(SECRET.upper() + "\n", "f") == SECRET
+        assert flags.secret(SECRET.upper() + "\n", "f") == SECRET
         for wrong in ("", "ab", "x" * 64, SECRET + "a"):
             with pytest.raises(UsageError, match="openssl"):
-                words.secret(wrong, "f")
+                flags.secret(wrong, "f")
 
 
 class TestPlace:
     def test_alone(self) -> None:
-        assert place({}) == Place(0, words.Span(1, 1), "none")
+        assert place({}) == NodeRank(0, flags.SeatSpan(1, 1), "none")
 
     def test_in_a_step(self) -> None:
-        assert place(STEP) == Place(3, words.Span(4, 4), "7.0.2")
-        assert place(STEP, nodes="2:5").nodes == words.Span(2, 5)
+        assert place(STEP) == NodeRank(3, flags.SeatSpan(4, 4), "7.0.2")
+        assert place(STEP, nodes="2:5").nodes == flags.SeatSpan(2, 5)
 
     def test_our_supervisor_knows_better(self) -> None:
         told = STEP | {"NODE_RANK": "1", "NNODES": "2", "SRES_TOKEN": "7.0.3"}
-        assert place(told) == Place(1, words.Span(2, 2), "7.0.3")
+        assert place(told) == NodeRank(1, flags.SeatSpan(2, 2), "7.0.3")
 
     def test_flags_know_best(self) -> None:
-        assert place(STEP, "8", 5, "mine") == Place(5, words.Span(8, 8), "mine")
+        assert place(STEP, "8", 5, "mine") == NodeRank(5, flags.SeatSpan(8, 8), "mine")
         assert place(STEP, standalone=True).alone
 
     def test_a_batch_script_is_no_step(self) -> None:
@@ -216,14 +220,14 @@ class TestMeeting:
             meeting({}, here("2"), 1, tmp_path, "peers", "a,b", str(tmp_path / "none"))
 
     def test_incarnations_outlive_the_launcher(self, tmp_path: Path) -> None:
-        shared = Meeting("dir:x", directory=tmp_path)
+        shared = RendezvousDirectory("dir:x", directory=tmp_path)
         assert [next_incarnation(shared, 3, last) for last in (-1, 0, -1, -1)] == [0, 1, 2, 3]
         assert next_incarnation(shared, 4, -1) == 0
-        assert next_incarnation(Meeting("peers:x"), 3, 0) == 1
+        assert next_incarnation(RendezvousDirectory("peers:x"), 3, 0) == 1
 
 
 class TestEnvironment:
-    NODE = Node(here("2:3", 1), 4, "dir:/m", "n2", SECRET, "/k", master=("n1", 29500))
+    NODE = NodeSeats(here("2:3", 1), 4, "dir:/m", "n2", SECRET, "/k", master=("n1", 29500))
 
     def test_a_rank(self) -> None:
         found = of_rank({}, self.NODE, 2, 5)
@@ -253,7 +257,7 @@ class TestEnvironment:
         assert "OMP_NUM_THREADS" not in common({"OMP_NUM_THREADS": "6"}, self.NODE)
 
     def test_virtual_local_rank(self) -> None:
-        node = Node(here(), 2, "dir:/m", "n", virtual=True)
+        node = NodeSeats(here(), 2, "dir:/m", "n", virtual=True)
         found = of_rank({"CUDA_VISIBLE_DEVICES": "4,6"}, node, 1, 0)
         assert (found["LOCAL_RANK"], found["CUDA_VISIBLE_DEVICES"]) == ("0", "6")
 
@@ -261,7 +265,7 @@ class TestEnvironment:
     def test_every_seat_has_one_place(self, nodes: int, ranks: int, data: st.DataObject) -> None:
         rank = data.draw(st.integers(0, nodes - 1))
         seats = [
-            of_rank({}, Node(here(str(nodes), node), ranks, "m", "n"), local, 0)["RANK"]
+            of_rank({}, NodeSeats(here(str(nodes), node), ranks, "m", "n"), local, 0)["RANK"]
             for node in range(nodes)
             for local in range(ranks)
         ]
@@ -269,8 +273,8 @@ class TestEnvironment:
         assert seats[rank * ranks] == str(rank * ranks)
 
 
-def end(code: int, at: float = 0.0, lived: float = 1.0, **more: Any) -> End:
-    return End(code, at, lived, **more)
+def end(code: int, at: float = 0.0, lived: float = 1.0, **more: Any) -> ProcessEnd:
+    return ProcessEnd(code, at, lived, **more)
 
 
 def test_what_killed_launchers_left_is_removed(
@@ -292,7 +296,7 @@ def test_what_killed_launchers_left_is_removed(
 
 
 class TestVerdict:
-    RULES = Rules(replacements=2, window=100.0, short_life=10.0)
+    RULES = RestartRules(replacements=2, window=100.0, short_life=10.0)
 
     def test_done(self) -> None:
         assert judge([end(137), end(0)], self.RULES).do == "done"
@@ -310,12 +314,12 @@ class TestVerdict:
 
     def test_the_budget_grows_back(self) -> None:
         assert judge([end(137, at) for at in (1.0, 2.0, 102.0)], self.RULES).do == "replace"
-        forever = Rules(replacements=2, window=0.0)
+        forever = RestartRules(replacements=2, window=0.0)
         assert judge([end(137, at) for at in (1.0, 2.0, 10_002.0)], forever).do == "end"
 
     def test_codes_that_say_it(self) -> None:
-        assert judge([end(codes.STOP)], self.RULES).code == codes.STOP
-        poisoned = [end(codes.POISONED, place="a:1")] * 2
+        assert judge([end(exit_codes.STOP)], self.RULES).code == exit_codes.STOP
+        poisoned = [end(exit_codes.POISONED, place="a:1")] * 2
         assert judge(poisoned, self.RULES).do == "replace"
 
     def test_who_ends_well_in_the_middle_is_replaced(self) -> None:
@@ -347,7 +351,7 @@ class TestVerdict:
     @given(
         st.lists(
             st.builds(
-                End,
+                ProcessEnd,
                 st.integers(0, 255),
                 st.floats(0, 1000),
                 st.floats(0, 100),
@@ -358,18 +362,18 @@ class TestVerdict:
         ),
         st.integers(0, 5),
     )
-    def test_every_verdict_has_its_reason(self, ends: list[End], replacements: int) -> None:
-        found = judge(ends, Rules(replacements))
+    def test_every_verdict_has_its_reason(self, ends: list[ProcessEnd], replacements: int) -> None:
+        found = judge(ends, RestartRules(replacements))
         assert found.reason
         assert (found.do == "done") == (ends[-1].code == 0)
         assert found.do != "end" or found.code != 0
 
 
 def test_codes_in_words() -> None:
-    assert codes.of_status(-signal.SIGKILL) == 137
-    assert codes.of_status(3) == 3
-    assert codes.describe(137) == "SIGKILL"
-    assert codes.describe(1) == "exit code 1"
+    assert exit_codes.of_status(-signal.SIGKILL) == 137
+    assert exit_codes.of_status(3) == 3
+    assert exit_codes.describe(137) == "SIGKILL"
+    assert exit_codes.describe(1) == "exit code 1"
 
 
 @pytest.mark.parametrize(
@@ -404,6 +408,6 @@ def test_wrong_words_are_one_line(
 
 
 def test_the_launcher_starts_without_torch() -> None:
-    code = "import slurm_resilience.training.run.launch, slurm_resilience.training.run.main, sys; "
+    code = "import slurm_resilience.launcher.launch, slurm_resilience.launcher.main, sys; "
     code += "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

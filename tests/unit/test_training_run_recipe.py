@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.training.run.recipe_file import Recipe, read
+from slurm_resilience.launcher.recipe_file import Recipe, read
 
 RECIPES = Path(__file__).parents[2] / "scripts/examples/recipes"
 
@@ -59,9 +59,9 @@ class TestModel:
     def test_the_future_is_not_seen(self) -> None:
         import torch
 
-        from slurm_resilience.training.run.llama import Llama, Shape
+        from slurm_resilience.training.recipes.llama import Llama, LlamaShape
 
-        model = Llama(Shape(width=32, layers=2, context=8))
+        model = Llama(LlamaShape(width=32, layers=2, context=8))
         tokens = torch.arange(8)[None]
         other = tokens.clone()
         other[0, 5:] = 77
@@ -72,7 +72,7 @@ class TestModel:
     def test_rotary_depends_on_distance_alone(self) -> None:
         import torch
 
-        from slurm_resilience.training.run.llama import rotary, turn
+        from slurm_resilience.training.recipes.llama import rotary, turn
 
         cosines, sines = rotary(16, 8)
         generator = torch.Generator().manual_seed(0)
@@ -86,11 +86,11 @@ class TestModel:
     def test_the_same_seed_is_the_same_model(self) -> None:
         import torch
 
-        from slurm_resilience.training.run.llama import Llama, Shape
+        from slurm_resilience.training.recipes.llama import Llama, LlamaShape
 
         torch.manual_seed(1)
         before = torch.get_rng_state()
-        first, second = (Llama(Shape(width=16, heads=2, layers=1), seed=3) for _ in range(2))
+        first, second = (Llama(LlamaShape(width=16, heads=2, layers=1), seed=3) for _ in range(2))
         assert torch.equal(torch.get_rng_state(), before)
         for name, value in first.state_dict().items():
             assert torch.equal(value, second.state_dict()[name]), name
@@ -98,10 +98,10 @@ class TestModel:
     def test_an_adapter_changes_nothing_at_first_and_trains_alone(self) -> None:
         import torch
 
-        from slurm_resilience.training.run import lora
-        from slurm_resilience.training.run.llama import Llama, Shape, loss
+        from slurm_resilience.training.recipes import lora
+        from slurm_resilience.training.recipes.llama import Llama, LlamaShape, loss
 
-        shape = Shape(width=16, heads=2, layers=2, context=4)
+        shape = LlamaShape(width=16, heads=2, layers=2, context=4)
         model, plain = Llama(shape), Llama(shape)
         names = lora.adapt(model, rank=2, alpha=4.0, names={"query", "value"})
         assert names == [f"blocks.{i}.attention.{n}" for i in (0, 1) for n in ("query", "value")]

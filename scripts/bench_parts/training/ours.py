@@ -12,7 +12,7 @@ from figures import Event, downtime
 
 
 def _start(job: Job, standby: int) -> None:
-    argv = [sys.executable, "-m", "slurm_resilience.training.run", "--standalone"]
+    argv = [sys.executable, "-m", "slurm_resilience.launcher", "--standalone"]
     argv += ["--nproc-per-node", str(WORLD), "--standby", str(standby)]
     argv += ["--rdzv-backend", "dir", "--rdzv-endpoint", str(job.directory / "meet")]
     argv += ["--standby-import", "job", "--standby-import", "warmed"]

@@ -19,7 +19,7 @@ SECONDS = 300.0
 def measure(pairs: int) -> list[tuple[float, float]]:
     """Seconds of one block of steps, without and with the library; which goes first alternates."""
     with Job(SECONDS) as job:
-        argv = [sys.executable, "-m", "slurm_resilience.training.run", "--standalone"]
+        argv = [sys.executable, "-m", "slurm_resilience.launcher", "--standalone"]
         argv += ["--nproc-per-node", str(WORLD), "--standby", "0"]
         argv += ["--rdzv-backend", "dir", "--rdzv-endpoint", str(job.directory / "meet")]
         # The first turn of both fills caches; it does not count.

@@ -16,7 +16,7 @@ from slurm_resilience.slurm.hostlists import fold
 
 ASKED = "SRES_CHECKPOINTLESS"
 """1: the program uses `slurm_resilience.training`; 0: stop it and start it again all the same."""
-LAUNCHER = "slurm_resilience.training.run"
+LAUNCHER = "slurm_resilience.launcher"
 _LIVING = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 _WHOLE_STEP = (
     *PLACEMENT,

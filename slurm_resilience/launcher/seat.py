@@ -6,8 +6,8 @@ import time
 from collections import deque
 from pathlib import Path
 
-from slurm_resilience.training.run.process import Process
-from slurm_resilience.training.run.verdict import End, Rules
+from slurm_resilience.launcher.process import Process
+from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartRules
 
 
 class Seat:
@@ -20,13 +20,13 @@ class Seat:
         incarnation: of the first process that will sit here.
     """
 
-    def __init__(self, local: int, number: int, rules: Rules, incarnation: int = 0) -> None:
+    def __init__(self, local: int, number: int, rules: RestartRules, incarnation: int = 0) -> None:
         self.local = local
         self.number = number
         self.process: Process | None = None
         self.incarnation = incarnation - 1
         self.done = False
-        self.ends: deque[End] = deque(maxlen=rules.replacements + 2)
+        self.ends: deque[ProcessEnd] = deque(maxlen=rules.replacements + 2)
         self.since = 0.0
         self.place = self.error = self.evicted = ""
         self.trains = False
@@ -44,10 +44,10 @@ class Seat:
         self.place, self.error, self.evicted = "", error, ""
         self.trains = False
 
-    def end(self, code: int) -> End:
+    def end(self, code: int) -> ProcessEnd:
         now = time.monotonic()
         lived = now - self.since
-        end = End(code, now, lived, self.place, self.error, self.evicted, self.trains)
+        end = ProcessEnd(code, now, lived, self.place, self.error, self.evicted, self.trains)
         self.ends.append(end)
         self.process = None
         return end

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-class Guard:
+class Reaper:
     """Start it before anything else: it is a fork of this process.
 
     Args:

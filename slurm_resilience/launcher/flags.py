@@ -19,14 +19,14 @@ STDOUT, STDERR = 1, 2
 """Bits of torchrun's --redirects and --tee."""
 
 
-class Span(msgspec.Struct, frozen=True):
+class SeatSpan(msgspec.Struct, frozen=True):
     """How many nodes a training has."""
 
     least: int
     most: int
 
 
-def nnodes(text: str) -> Span:
+def nnodes(text: str) -> SeatSpan:
     """``4`` or ``2:4``.
 
     Raises:
@@ -36,7 +36,7 @@ def nnodes(text: str) -> Span:
     least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= least <= most:
         raise UsageError(f"--nnodes={text}: write a number (4) or a range (2:4), from 1 on")
-    return Span(least, most)
+    return SeatSpan(least, most)
 
 
 def local_world(text: str, gpus: int, cpus: int) -> int:
@@ -102,7 +102,7 @@ def ranks_filter(text: str | None, ranks: int) -> frozenset[int]:
     return frozenset(int(rank) for rank in text.split(","))
 
 
-class Address(msgspec.Struct, frozen=True):
+class MasterAddress(msgspec.Struct, frozen=True):
     """Where a node's mesh begins: seat i of the node listens on port + i."""
 
     host: str
@@ -113,7 +113,7 @@ class Address(msgspec.Struct, frozen=True):
         return f"{host}:{self.port + local}"
 
 
-def addresses(text: str) -> tuple[Address, ...]:
+def addresses(text: str) -> tuple[MasterAddress, ...]:
     """``n1,n2:29500,[fd00::3]:29400``: one for each node, in node rank order.
 
     Raises:
@@ -127,7 +127,7 @@ def addresses(text: str) -> tuple[Address, ...]:
                 f"--rdzv-endpoint={text}: '{part}' is not HOST or HOST:PORT; write one for each "
                 f"node, as in n1,n2 or n1:29400,n2:29400"
             )
-        result.append(Address(found[1] or found[2], int(found[3] or DEFAULT_PORT)))
+        result.append(MasterAddress(found[1] or found[2], int(found[3] or DEFAULT_PORT)))
     return tuple(result)
 
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slurm_resilience.training.run.guard import Guard
-from slurm_resilience.training.run.output import Sink
-from slurm_resilience.training.run.process import Process
-from slurm_resilience.training.run.words import STDERR, STDOUT
+from slurm_resilience.launcher.flags import STDERR, STDOUT
+from slurm_resilience.launcher.output import Sink
+from slurm_resilience.launcher.process import Process
+from slurm_resilience.launcher.reaper import Reaper
 
 
 class Children:
@@ -25,7 +25,7 @@ class Children:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        guard: Guard,
+        guard: Reaper,
         on_word: Callable[[Process, dict[str, Any]], None],
         on_end: Callable[[Process, int], None],
     ) -> None:

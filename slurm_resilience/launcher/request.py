@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.training.run import launch, words
-from slurm_resilience.training.run import meeting as meetings
-from slurm_resilience.training.run.environment import Node
-from slurm_resilience.training.run.guard import Guard
-from slurm_resilience.training.run.job import Job
-from slurm_resilience.training.run.output import Streams
-from slurm_resilience.training.run.place import place
-from slurm_resilience.training.run.recipe_file import Recipe, read
-from slurm_resilience.training.run.verdict import Rules
+from slurm_resilience.launcher import flags, launch
+from slurm_resilience.launcher import rendezvous_directory as meetings
+from slurm_resilience.launcher.child_environment import NodeSeats
+from slurm_resilience.launcher.launch_spec import LaunchSpec
+from slurm_resilience.launcher.node_rank import place
+from slurm_resilience.launcher.output import Streams
+from slurm_resilience.launcher.reaper import Reaper
+from slurm_resilience.launcher.recipe_file import Recipe, read
+from slurm_resilience.launcher.restart_policy import RestartRules
 
 _WARM = (
     "torch",
@@ -64,13 +64,13 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
     )
     if wishes.least:
         least = min(wishes.least, here.nodes.most)
-        here = msgspec.structs.replace(here, nodes=words.Span(least, here.nodes.most))
+        here = msgspec.structs.replace(here, nodes=flags.SeatSpan(least, here.nodes.most))
     ranks = _ranks(wishes.ranks, environment)
-    redirects = words.streams("--redirects", given["redirects"], ranks)
-    tees = words.streams("--tee", given["tee"], ranks)
-    shown = words.ranks_filter(given["local_ranks_filter"], ranks)
+    redirects = flags.streams("--redirects", given["redirects"], ranks)
+    tees = flags.streams("--tee", given["tee"], ranks)
+    shown = flags.ranks_filter(given["local_ranks_filter"], ranks)
     private = meetings.private_directory()
-    guard = Guard(private)
+    guard = Reaper(private)
     try:
         meeting = meetings.meeting(
             environment,
@@ -83,7 +83,7 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
         )
         for note in filter(None, (here.note, meeting.note)):
             launch.say(f"note: {note}")
-        node = Node(
+        node = NodeSeats(
             here=here,
             ranks=ranks,
             meet=meeting.meet,
@@ -98,12 +98,12 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
             virtual=given["virtual_local_rank"],
         )
         limit = given["shutdown_timeout"]
-        job = Job(
+        job = LaunchSpec(
             node=node,
             meeting=meeting,
             kind=kind,
             argv=argv,
-            rules=Rules(given["max_restarts"], given["restart_window"]),
+            rules=RestartRules(given["max_restarts"], given["restart_window"]),
             streams=tuple(
                 Streams(redirects[local], tees[local], local in shown) for local in range(ranks)
             ),
@@ -113,7 +113,7 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
             grace=15.0 if limit is None else limit,
             failed_grace=60.0 if limit is None else limit,
             stop_limit=limit,
-            incarnation=words.number(environment, "SRES_INCARNATION"),
+            incarnation=flags.number(environment, "SRES_INCARNATION"),
             before=before,
             after=after,
         )
@@ -161,7 +161,7 @@ def _program(given: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
             raise UsageError("--recipe trains by itself: leave the script out")
         if not Path(recipe).is_file():
             raise UsageError(f"--recipe={recipe}: no such file")
-        return "module", ("slurm_resilience.training.run.recipe", recipe)
+        return "module", ("slurm_resilience.training.recipes.train", recipe)
     if not script:
         raise UsageError("no script: write … [flags] train.py [arguments], or --recipe FILE.toml")
     if given["module"] and given["no_python"]:
@@ -203,10 +203,10 @@ def _script(name: str, path: str | None, arguments: str) -> tuple[str, ...]:
 
 
 def _ranks(text: str, environment: dict[str, str]) -> int:
-    gpus = words.gpus_offered(environment) if text in ("gpu", "auto") else 0
+    gpus = flags.gpus_offered(environment) if text in ("gpu", "auto") else 0
     if gpus < 0:
         gpus = _nvml()
-    return words.local_world(text, gpus, len(os.sched_getaffinity(0)))
+    return flags.local_world(text, gpus, len(os.sched_getaffinity(0)))
 
 
 def _nvml() -> int:
@@ -225,7 +225,7 @@ def _master(
 ) -> tuple[str, int] | None:
     """MASTER_ADDR and MASTER_PORT: given ones; on one node any; else node 0, if it is known."""
     address = given["master_addr"] or environment.get("MASTER_ADDR") or first
-    port = given["master_port"] or words.number(environment, "MASTER_PORT")
+    port = given["master_port"] or flags.number(environment, "MASTER_PORT")
     if not address:
         return None
     if not port and alone:

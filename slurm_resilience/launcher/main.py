@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from slurm_resilience.errors import SresError, UsageError
-from slurm_resilience.training.run import launch
-from slurm_resilience.training.run.request import start
+from slurm_resilience.launcher import launch
+from slurm_resilience.launcher.request import start
 
 _UNUSED = {
     "monitor_interval": "a dead rank is known at once, without looking for it",
@@ -126,8 +126,8 @@ def cli(**given: Any) -> int:
     One launcher for each node, with torchrun's flags:
 
     \b
-        python -m slurm_resilience.training.run --nproc-per-node 8 train.py ARGS…
-        srun --ntasks-per-node=1 python -m slurm_resilience.training.run --nproc-per-node 8 train.py
+        python -m slurm_resilience.launcher --nproc-per-node 8 train.py ARGS…
+        srun --ntasks-per-node=1 python -m slurm_resilience.launcher --nproc-per-node 8 train.py
 
     A rank that dies is replaced by a warm standby. SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 are passed
     on to the ranks; a second SIGINT kills them.

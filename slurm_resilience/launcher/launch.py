@@ -14,23 +14,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from slurm_resilience.launcher import exit_codes, flags
+from slurm_resilience.launcher.child_environment import common, of_rank
+from slurm_resilience.launcher.children import Children
+from slurm_resilience.launcher.control_socket import ControlSocket
+from slurm_resilience.launcher.launch_spec import LaunchSpec
+from slurm_resilience.launcher.output import tail
+from slurm_resilience.launcher.process import Process, ProcessSpec
+from slurm_resilience.launcher.reaper import Reaper
+from slurm_resilience.launcher.rendezvous_directory import next_incarnation
+from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartDecision, judge
+from slurm_resilience.launcher.seat import Seat
+from slurm_resilience.launcher.standbys import Standbys
 from slurm_resilience.training.data import place as cached
-from slurm_resilience.training.run import codes, words
-from slurm_resilience.training.run.children import Children
-from slurm_resilience.training.run.environment import common, of_rank
-from slurm_resilience.training.run.guard import Guard
-from slurm_resilience.training.run.job import Job
-from slurm_resilience.training.run.keeper import Ear
-from slurm_resilience.training.run.meeting import next_incarnation
-from slurm_resilience.training.run.output import tail
-from slurm_resilience.training.run.process import Order, Process
-from slurm_resilience.training.run.seat import Seat
-from slurm_resilience.training.run.standbys import Standbys
-from slurm_resilience.training.run.verdict import End, Verdict, judge
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-_BITS = (words.STDOUT, words.STDERR)
+_BITS = (flags.STDOUT, flags.STDERR)
 _RETRY = 1.0
 """Seconds until the next attempt when the system refuses a process."""
 _NOT_FOR_RANKS = ("SRES_SECRET", "SRES_SEATS_HERE")
@@ -54,7 +54,9 @@ class Launcher:
         guard: cleans up if this process is killed.
     """
 
-    def __init__(self, job: Job, environment: Mapping[str, str], ear: Ear, guard: Guard) -> None:
+    def __init__(
+        self, job: LaunchSpec, environment: Mapping[str, str], ear: ControlSocket, guard: Reaper
+    ) -> None:
         self._job = job
         self._own = {k: v for k, v in environment.items() if k not in _NOT_FOR_RANKS}
         self._born_with = self._own | common(self._own, job.node)
@@ -69,7 +71,7 @@ class Launcher:
         self._stopped_by = 0
         """The signal that somebody sent to end the training."""
         self._interrupts = 0
-        self._verdict: Verdict | None = None
+        self._verdict: RestartDecision | None = None
         """Why the launcher itself ends it."""
         self._last_codes: list[int] = []
         """Of the processes that nobody followed, in the order of their ends."""
@@ -100,7 +102,10 @@ class Launcher:
         if self._job.before:
             code = await self._run_script("pre-train", self._job.before)
             if code:
-                say(f"error: the pre-train script ended with {codes.describe(code)}: no training")
+                say(
+                    f"error: the pre-train script ended with {exit_codes.describe(code)}; "
+                    "the training is not started"
+                )
                 return code
         if not self._stopped_by:
             for seat in self._seats:
@@ -111,18 +116,18 @@ class Launcher:
         if self._job.after:
             after = await self._run_script("post-train", self._job.after, SRES_EXIT_CODE=str(code))
             if after:
-                say(f"error: the post-train script ended with {codes.describe(after)}")
+                say(f"error: the post-train script ended with {exit_codes.describe(after)}")
             code = code or after
         return code
 
     def _code(self) -> int:
         if self._interrupts > 1:
-            return codes.KILLED_BY_HAND
+            return exit_codes.KILLED_BY_HAND
         if self._verdict is not None:
             return self._verdict.code
         if self._stopped_by and not any(seat.ends for seat in self._seats):
             return 128 + self._stopped_by
-        return words.first_failure(self._last_codes)
+        return flags.first_failure(self._last_codes)
 
     # -- processes ----------------------------------------------------------------------------
 
@@ -156,7 +161,7 @@ class Launcher:
             self._listen(reaped=process)  # its last words
             self._vacated(seat, seat.end(code))
         elif self._standbys.died(process):
-            say(f"standby processes end with {codes.describe(code)}: no more of them")
+            say(f"standby processes end with {exit_codes.describe(code)}: no more of them")
 
     def _seat_of(self, process: Process) -> Seat | None:
         return next((seat for seat in self._seats if seat.process is process), None)
@@ -176,7 +181,7 @@ class Launcher:
             say(f"error: the {name} script cannot be started: {error.strerror}")
             return 126
         with suppress(OSError):  # killed just now: its end says so
-            self._script.give(Order("program", argv, more))
+            self._script.give(ProcessSpec("program", argv, more))
         return await self._script_end
 
     # -- seats --------------------------------------------------------------------------------
@@ -211,7 +216,7 @@ class Launcher:
         if standby is not None:
             self._standbys.soon()
 
-    def _order(self, seat: Seat, incarnation: int) -> Order:
+    def _order(self, seat: Seat, incarnation: int) -> ProcessSpec:
         streams = self._job.streams[seat.local]
         if self._job.log_dir is not None:
             seat.logs = self._job.log_dir / f"attempt_{incarnation}" / str(seat.local)
@@ -221,9 +226,9 @@ class Launcher:
         files = [None if streams.teed(bit) else streams.file(bit, seat.logs) for bit in _BITS]
         stdout, stderr = (None if file is None else str(file) for file in files)
         environment = of_rank(self._own, self._job.node, seat.local, incarnation)
-        return Order(self._job.kind, self._job.argv, environment, stdout, stderr)
+        return ProcessSpec(self._job.kind, self._job.argv, environment, stdout, stderr)
 
-    def _vacated(self, seat: Seat, end: End, pause: float = 0.0) -> None:
+    def _vacated(self, seat: Seat, end: ProcessEnd, pause: float = 0.0) -> None:
         """Somebody left a seat: who comes next?"""
         verdict = judge(tuple(seat.ends), self._job.rules)
         if verdict.do == "done":
@@ -256,20 +261,20 @@ class Launcher:
         if empty and (done or not self._goes_on()) and not self._over.done():
             self._over.set_result(None)
 
-    def _give_up(self, seat: Seat, end: End, verdict: Verdict) -> None:
+    def _give_up(self, seat: Seat, end: ProcessEnd, verdict: RestartDecision) -> None:
         """End everything, and say why."""
         self._verdict = verdict
         # Of several nodes the others may go on, and the supervisor may start this one again.
-        alone = self._job.node.here.alone or verdict.code == codes.STOP
+        alone = self._job.node.here.alone or verdict.code == exit_codes.STOP
         what = "the training ends" if alone else "this node's launcher ends"
         say(
             f"error: {what}: rank {seat.number} (node {self._job.node.name}, local rank "
             f"{seat.local}, incarnation {seat.incarnation}) after {end.lived:.1f} s: "
             f"{verdict.reason}"
         )
-        if end.code != codes.STOP and end.place and end.place not in verdict.reason:
+        if end.code != exit_codes.STOP and end.place and end.place not in verdict.reason:
             say(f"  {end.place}")
-        file = self._job.streams[seat.local].file(words.STDERR, seat.logs)
+        file = self._job.streams[seat.local].file(flags.STDERR, seat.logs)
         last = tail(file) if seat.logs is not None else []
         if last:
             say("\nsres-run:     ".join([f"  last lines of {file}:", *last]))
@@ -319,7 +324,7 @@ class Launcher:
             self._over.set_exception(error)
 
 
-def life(job: Job, environment: Mapping[str, str], guard: Guard) -> int:
+def life(job: LaunchSpec, environment: Mapping[str, str], guard: Reaper) -> int:
     """Listen and run.
 
     Args:
@@ -330,7 +335,7 @@ def life(job: Job, environment: Mapping[str, str], guard: Guard) -> int:
     Returns:
         The launcher's exit code.
     """
-    ear = Ear(Path(job.node.keeper))
+    ear = ControlSocket(Path(job.node.keeper))
     try:
         return Launcher(job, environment, ear, guard).run()
     finally:

@@ -1,6 +1,6 @@
 """Trains by a recipe; no code is needed. Started by the launcher in each rank.
 
-python -m slurm_resilience.training.run --recipe FILE.toml
+python -m slurm_resilience.launcher --recipe FILE.toml
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 from slurm_resilience.errors import SresError, UsageError
+from slurm_resilience.launcher.recipe_file import Recipe, read
 from slurm_resilience.training import Checkpointer, Session, resilient
-from slurm_resilience.training.run import llama, lora
-from slurm_resilience.training.run.recipe_file import Recipe, read
+from slurm_resilience.training.recipes import llama, lora
 
 _COUNTING = 4096
 """Samples of the data that need no file."""
 
 
-class Windows(torch.utils.data.Dataset[torch.Tensor]):
+class TokenWindows(torch.utils.data.Dataset[torch.Tensor]):
     """Stretches of ``context + 1`` tokens: of a file's bytes, or counting upwards by some step.
 
     Args:
@@ -60,7 +60,7 @@ class Windows(torch.utils.data.Dataset[torch.Tensor]):
 def build(recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Model and optimizer, the same on every rank."""
     sizes = recipe.model
-    shape = llama.Shape(256, sizes.width, sizes.layers, sizes.heads, sizes.context)
+    shape = llama.LlamaShape(256, sizes.width, sizes.layers, sizes.heads, sizes.context)
     model = llama.Llama(shape, recipe.train.seed)
     adapters = recipe.lora
     if adapters.rank:
@@ -75,7 +75,7 @@ def train(s: Session, recipe: Recipe) -> None:
     model.to(s.device)
     s.track(model=model, opt=opt)
     net = s.ddp(model)
-    data = s.once(Windows, recipe.data.file, recipe.model.context)
+    data = s.once(TokenWindows, recipe.data.file, recipe.model.context)
     how = recipe.train
     for batch in s.loader(data, how.global_batch, steps=how.steps, epochs=None, seed=how.seed):
         tokens = batch.to(s.device)

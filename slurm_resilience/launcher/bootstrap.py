@@ -1,6 +1,6 @@
 """What runs in each rank's process before the user's program. Standard library only; run by path.
 
-    python -u starter.py FD PARENT [MODULE…]
+    python -u bootstrap.py FD PARENT [MODULE…]
 
 It dies with its launcher, imports the modules (a warm standby; a cold start names none), waits on
 the socket FD for one order, and becomes the user's program as `python train.py` would have started

@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 
 from slurm_resilience.errors import MissingTool, SresError, UsageError
+from slurm_resilience.launcher import exit_codes
+from slurm_resilience.launcher.flags import MasterAddress, addresses, secret
+from slurm_resilience.launcher.node_rank import NodeRank
 from slurm_resilience.mesh.rendezvous import TrainingOutcome
-from slurm_resilience.training.run import codes
-from slurm_resilience.training.run.place import Place
-from slurm_resilience.training.run.words import Address, addresses, secret
 
 _PREFIX = "sres-run-"
 _FRESH = 60.0
@@ -27,7 +27,7 @@ _LONGEST = 80
 """A unix socket's path has 108 bytes at most."""
 
 
-class Meeting(msgspec.Struct, frozen=True):
+class RendezvousDirectory(msgspec.Struct, frozen=True):
     """Where this run's ranks meet."""
 
     meet: str
@@ -71,13 +71,13 @@ def _clean(parent: Path) -> None:
 
 def meeting(
     environment: Mapping[str, str],
-    here: Place,
+    here: NodeRank,
     ranks: int,
     private: Path,
     backend: str | None = None,
     endpoint: str | None = None,
     secret_file: str | None = None,
-) -> Meeting:
+) -> RendezvousDirectory:
     """Decide where to meet.
 
     Args:
@@ -102,7 +102,9 @@ def meeting(
     if backend is None and endpoint:
         backend = "dir" if "/" in endpoint else "peers"
     if backend is None and not here.alone and "SRES_MEET" in environment:
-        return Meeting(environment["SRES_MEET"], shared, note=note and f"{note}$SRES_MEET is")
+        return RendezvousDirectory(
+            environment["SRES_MEET"], shared, note=note and f"{note}$SRES_MEET is"
+        )
     if backend == "peers":
         if not shared and not here.alone:
             raise UsageError(
@@ -116,14 +118,14 @@ def meeting(
                 "HOST:PORT of each, separated by commas, in the order of their ranks"
             )
         seats = ",".join(node.seat(local) for node in nodes for local in range(ranks))
-        return Meeting(
+        return RendezvousDirectory(
             f"peers:{seats}",
             shared or secrets.token_hex(32),
             nodes[0].host,
             note=note and f"{note}the nodes meet each other",
         )
     if here.alone and not endpoint:
-        return Meeting(
+        return RendezvousDirectory(
             f"dir:{private}/mesh",
             shared or secrets.token_hex(32),
             "127.0.0.1",
@@ -132,12 +134,12 @@ def meeting(
     directory = _directory(environment, here, endpoint)
     if "SLURM_JOB_ID" not in environment:  # there the name is new for every start
         _refuse_complete(directory)
-    return Meeting(
+    return RendezvousDirectory(
         f"dir:{directory}/mesh", shared, directory=directory, note=note and f"{note}{directory} is"
     )
 
 
-def _directory(environment: Mapping[str, str], here: Place, endpoint: str | None) -> Path:
+def _directory(environment: Mapping[str, str], here: NodeRank, endpoint: str | None) -> Path:
     """The run's own part of a shared directory: what an earlier run left does not count."""
     base = endpoint or environment.get("SRES_DIR")
     if not base and "SLURM_JOB_ID" in environment:
@@ -159,7 +161,7 @@ def _refuse_complete(directory: Path) -> None:
     """Else the ranks would take themselves for late ones, and end as if they had trained."""
     with suppress(OSError, msgspec.DecodeError):
         ended = msgspec.json.decode((directory / "mesh/outcome").read_bytes(), type=TrainingOutcome)
-        if ended.code == codes.DONE:
+        if ended.code == exit_codes.DONE:
             raise UsageError(
                 f"{directory}: a training that met here is complete (step {ended.step}): give this "
                 "one a new --rdzv-id, or remove the directory"
@@ -181,7 +183,7 @@ def _secret(environment: Mapping[str, str], file: str | None) -> str:
     return secret(given, "$SRES_SECRET") if given else ""
 
 
-def _slurm(environment: Mapping[str, str], here: Place) -> tuple[Address, ...]:
+def _slurm(environment: Mapping[str, str], here: NodeRank) -> tuple[MasterAddress, ...]:
     """The step's nodes, in its order."""
     names = ("NODE_LIST", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
     text = next((environment[name] for name in names if environment.get(name)), "")
@@ -213,7 +215,7 @@ def _parts(hostlist: str) -> list[str]:
     return [part for part in parts if part]
 
 
-def next_incarnation(meeting: Meeting, seat: int, last: int) -> int:
+def next_incarnation(meeting: RendezvousDirectory, seat: int, last: int) -> int:
     """The incarnation of a seat's next process, remembered for a launcher that is started again.
 
     Args:

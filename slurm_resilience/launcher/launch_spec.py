@@ -6,21 +6,21 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_resilience.training.run.environment import Node
-from slurm_resilience.training.run.meeting import Meeting
-from slurm_resilience.training.run.output import Streams
-from slurm_resilience.training.run.verdict import Rules
+from slurm_resilience.launcher.child_environment import NodeSeats
+from slurm_resilience.launcher.output import Streams
+from slurm_resilience.launcher.rendezvous_directory import RendezvousDirectory
+from slurm_resilience.launcher.restart_policy import RestartRules
 
 
-class Job(msgspec.Struct, frozen=True):
+class LaunchSpec(msgspec.Struct, frozen=True):
     """All that the launcher was asked to do."""
 
-    node: Node
-    meeting: Meeting
+    node: NodeSeats
+    meeting: RendezvousDirectory
     kind: str
     """script, module or program."""
     argv: tuple[str, ...]
-    rules: Rules
+    rules: RestartRules
     streams: tuple[Streams, ...]
     """One for each local rank."""
     log_dir: Path | None

@@ -7,10 +7,10 @@ from typing import Literal
 
 import msgspec
 
-from slurm_resilience.training.run import codes
+from slurm_resilience.launcher import exit_codes
 
 
-class End(msgspec.Struct, frozen=True):
+class ProcessEnd(msgspec.Struct, frozen=True):
     """How one process ended."""
 
     code: int
@@ -29,7 +29,7 @@ class End(msgspec.Struct, frozen=True):
     """It was in the middle of a training, and has not left it."""
 
 
-class Rules(msgspec.Struct, frozen=True):
+class RestartRules(msgspec.Struct, frozen=True):
     """How long a seat is kept filled."""
 
     replacements: int = 10
@@ -40,7 +40,7 @@ class Rules(msgspec.Struct, frozen=True):
     """Seconds; who ends sooner, twice in a row and at the same place, has a bug."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class RestartDecision(msgspec.Struct, frozen=True):
     """What to do, and why."""
 
     do: Literal["done", "replace", "end"]
@@ -49,7 +49,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """For `end`: the launcher's exit code."""
 
 
-def judge(ends: Sequence[End], rules: Rules) -> Verdict:
+def judge(ends: Sequence[ProcessEnd], rules: RestartRules) -> RestartDecision:
     """What follows from the last end of a seat's process.
 
     Args:
@@ -57,23 +57,25 @@ def judge(ends: Sequence[End], rules: Rules) -> Verdict:
         rules: the seat's budget.
     """
     last = ends[-1]
-    if last.code == codes.DONE and not last.trained:
-        return Verdict("done", "done")
-    how = f"evicted: {last.evicted}" if last.evicted else codes.describe(last.code)
-    if last.code == codes.DONE:
+    if last.code == exit_codes.DONE and not last.trained:
+        return RestartDecision("done", "done")
+    how = f"evicted: {last.evicted}" if last.evicted else exit_codes.describe(last.code)
+    if last.code == exit_codes.DONE:
         how = f"{how} in the middle of the training (os._exit?)"
     if last.error:
         how = f"{how}: {last.error}"
     if last.evicted:
         return _within_budget(ends, rules, how)
-    if last.code == codes.STOP:
-        return Verdict("end", how, last.code)
-    if last.code != codes.POISONED and _again(ends, rules):
-        return Verdict("end", f"{how}; twice in a row at the same place ({last.place})", last.code)
+    if last.code == exit_codes.STOP:
+        return RestartDecision("end", how, last.code)
+    if last.code != exit_codes.POISONED and _again(ends, rules):
+        return RestartDecision(
+            "end", f"{how}; twice in a row at the same place ({last.place})", last.code
+        )
     return _within_budget(ends, rules, how)
 
 
-def _again(ends: Sequence[End], rules: Rules) -> bool:
+def _again(ends: Sequence[ProcessEnd], rules: RestartRules) -> bool:
     """The same bug twice: same code, same known place, two short lives."""
     if len(ends) < 2 or not ends[-1].place:
         return False
@@ -82,14 +84,14 @@ def _again(ends: Sequence[End], rules: Rules) -> bool:
     return short and (before.code, before.place) == (last.code, last.place)
 
 
-def _within_budget(ends: Sequence[End], rules: Rules, how: str) -> Verdict:
+def _within_budget(ends: Sequence[ProcessEnd], rules: RestartRules, how: str) -> RestartDecision:
     last = ends[-1]
     since = last.at - rules.window if rules.window else float("-inf")
     spent = sum(end.at > since for end in ends)
     if spent <= rules.replacements:
-        return Verdict("replace", how)
+        return RestartDecision("replace", how)
     span = f"within {rules.window:g} s" if rules.window else "in all"
-    return Verdict(
+    return RestartDecision(
         "end",
         f"{how}; replaced {rules.replacements} times {span}, all that --max-restarts allows",
         last.code or 1,

@@ -19,7 +19,7 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class Nodes(_Section, frozen=True):
+class RecipeNodes(_Section, frozen=True):
     """Where it runs. Flags of the launcher come first."""
 
     min_nodes: Positive = 1
@@ -32,7 +32,7 @@ class Nodes(_Section, frozen=True):
     """Warm processes on each node."""
 
 
-class Model(_Section, frozen=True):
+class RecipeModel(_Section, frozen=True):
     """A small Llama-style model; see `llama.Shape`."""
 
     width: Positive = 96
@@ -41,14 +41,14 @@ class Model(_Section, frozen=True):
     context: Positive = 32
 
 
-class Data(_Section, frozen=True):
+class RecipeData(_Section, frozen=True):
     """What it learns."""
 
     file: str = ""
     """Any file: it learns the next byte. Empty: numbers that count upwards."""
 
 
-class Train(_Section, frozen=True):
+class RecipeTraining(_Section, frozen=True):
     """How."""
 
     steps: Positive = 100
@@ -59,7 +59,7 @@ class Train(_Section, frozen=True):
     log_every: Positive = 10
 
 
-class Checkpoint(_Section, frozen=True):
+class RecipeCheckpoint(_Section, frozen=True):
     """The fallback when no peer has the state."""
 
     directory: str = ""
@@ -68,7 +68,7 @@ class Checkpoint(_Section, frozen=True):
     """Steps."""
 
 
-class Lora(_Section, frozen=True):
+class RecipeLora(_Section, frozen=True):
     """Adapters instead of the whole model."""
 
     rank: Count = 0
@@ -80,12 +80,12 @@ class Lora(_Section, frozen=True):
 class Recipe(_Section, frozen=True):
     """The whole file."""
 
-    nodes: Nodes = Nodes()
-    model: Model = Model()
-    data: Data = Data()
-    train: Train = Train()
-    checkpoint: Checkpoint = Checkpoint()
-    lora: Lora = Lora()
+    nodes: RecipeNodes = RecipeNodes()
+    model: RecipeModel = RecipeModel()
+    data: RecipeData = RecipeData()
+    train: RecipeTraining = RecipeTraining()
+    checkpoint: RecipeCheckpoint = RecipeCheckpoint()
+    lora: RecipeLora = RecipeLora()
 
 
 def read(path: str) -> Recipe:

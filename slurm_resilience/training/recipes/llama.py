@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 
-class Shape:
+class LlamaShape:
     """Sizes of a model.
 
     Args:
@@ -62,7 +62,7 @@ def turn(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.T
 class Attention(nn.Module):
     """Causal self-attention with rotary positions."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.heads = shape.heads
         self.query = nn.Linear(shape.width, shape.width, bias=False)
@@ -89,7 +89,7 @@ class Attention(nn.Module):
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.gate = nn.Linear(shape.width, shape.hidden, bias=False)
         self.up = nn.Linear(shape.width, shape.hidden, bias=False)
@@ -100,10 +100,10 @@ class SwiGLU(nn.Module):
         return found
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """Attention and SwiGLU, each behind a norm and beside a shortcut."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.RMSNorm(shape.width), nn.RMSNorm(shape.width)
         self.attention, self.mlp = Attention(shape), SwiGLU(shape)
@@ -123,12 +123,12 @@ class Llama(nn.Module):
         seed: of the weights: the same on every rank, and in every process that replaces one.
     """
 
-    def __init__(self, shape: Shape, seed: int = 0) -> None:
+    def __init__(self, shape: LlamaShape, seed: int = 0) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.embed = nn.Embedding(shape.vocabulary, shape.width)
-            self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+            self.blocks = nn.ModuleList(LlamaBlock(shape) for _ in range(shape.layers))
             self.norm = nn.RMSNorm(shape.width)
             self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
             for module in self.modules():

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 import msgspec
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.training.run.words import Span, nnodes
+from slurm_resilience.launcher.flags import SeatSpan, nnodes
 
 
-class Place(msgspec.Struct, frozen=True):
+class NodeRank(msgspec.Struct, frozen=True):
     """This node's place in the training."""
 
     rank: int
-    nodes: Span
+    nodes: SeatSpan
     run: str
     """Names this run among others that meet at the same place."""
     note: str = ""
@@ -34,7 +34,7 @@ def place(
     rank: int | None = None,
     run: str | None = None,
     standalone: bool = False,
-) -> Place:
+) -> NodeRank:
     """Where this launcher is.
 
     Args:
@@ -52,7 +52,7 @@ def place(
     if standalone:
         if nodes is not None and nnodes(nodes).most > 1:
             raise UsageError("--standalone is for one node; leave it out, or --nnodes")
-        return Place(0, Span(1, 1), run)
+        return NodeRank(0, SeatSpan(1, 1), run)
     if in_step and environment.get("SLURM_LOCALID", "0") != "0":
         raise UsageError("one launcher for each node: srun --ntasks-per-node=1 …")
     note = ""
@@ -73,10 +73,10 @@ def place(
         rank = _rank(environment, span, in_step)
     if not 0 <= rank < span.most:
         raise UsageError(f"node rank {rank} does not exist: there are {span.most} nodes")
-    return Place(rank, span, run, note)
+    return NodeRank(rank, span, run, note)
 
 
-def _rank(environment: Mapping[str, str], span: Span, in_step: bool) -> int:
+def _rank(environment: Mapping[str, str], span: SeatSpan, in_step: bool) -> int:
     if span.most == 1:
         return 0
     text = environment.get("NODE_RANK") or (environment.get("SLURM_NODEID", "") if in_step else "")

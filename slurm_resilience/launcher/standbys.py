@@ -10,8 +10,8 @@ import asyncio
 import signal
 from collections.abc import Callable
 
-from slurm_resilience.training.run.children import Children
-from slurm_resilience.training.run.process import Process, may_renice
+from slurm_resilience.launcher.children import Children
+from slurm_resilience.launcher.process import Process, may_renice
 
 _NICE = 10
 _PAUSE = 5.0

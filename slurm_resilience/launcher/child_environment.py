@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from slurm_resilience.training.run.place import Place
+from slurm_resilience.launcher.node_rank import NodeRank
 
 
-class Node(msgspec.Struct, frozen=True):
+class NodeSeats(msgspec.Struct, frozen=True):
     """What all ranks of this node have in common."""
 
-    here: Place
+    here: NodeRank
     ranks: int
     """On each node."""
     meet: str
@@ -36,7 +36,7 @@ class Node(msgspec.Struct, frozen=True):
         return self.here.rank * self.ranks + local
 
 
-def common(environment: Mapping[str, str], node: Node) -> dict[str, str]:
+def common(environment: Mapping[str, str], node: NodeSeats) -> dict[str, str]:
     """What a standby needs before it knows its seat: threads are counted when libraries load."""
     result = {"TORCHELASTIC_RUN_ID": node.here.run}
     if node.ranks > 1 and "OMP_NUM_THREADS" not in environment:
@@ -45,7 +45,7 @@ def common(environment: Mapping[str, str], node: Node) -> dict[str, str]:
 
 
 def of_rank(
-    environment: Mapping[str, str], node: Node, local: int, incarnation: int
+    environment: Mapping[str, str], node: NodeSeats, local: int, incarnation: int
 ) -> dict[str, str]:
     """What a rank finds in addition to the launcher's own environment.
 

@@ -24,7 +24,7 @@ VARIABLE = "SRES_KEEPER"
 _LARGEST = 8192
 
 
-class Note(msgspec.Struct, frozen=True, omit_defaults=True):
+class ControlMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message; one of the numbers is set."""
 
     evict: int = 0
@@ -49,25 +49,25 @@ def evict(pid: int, reason: str, environment: Mapping[str, str] | None = None) -
     Returns:
         Whether a keeper was told. False: there is none, or it is gone.
     """
-    return _tell(Note(evict=pid, reason=reason[:1000]), environment)
+    return _tell(ControlMessage(evict=pid, reason=reason[:1000]), environment)
 
 
 def ready(environment: Mapping[str, str] | None = None) -> bool:
     """Say that this process is up. Returns whether a keeper was told."""
-    return _tell(Note(ready=os.getpid()), environment)
+    return _tell(ControlMessage(ready=os.getpid()), environment)
 
 
 def enters() -> bool:
     """Say that this process trains from now on. Returns whether a keeper was told."""
-    return _tell(Note(enters=os.getpid()), None)
+    return _tell(ControlMessage(enters=os.getpid()), None)
 
 
 def leaves() -> bool:
     """Say that it trains no longer, and may end. Returns whether a keeper was told."""
-    return _tell(Note(leaves=os.getpid()), None)
+    return _tell(ControlMessage(leaves=os.getpid()), None)
 
 
-def _tell(note: Note, environment: Mapping[str, str] | None) -> bool:
+def _tell(note: ControlMessage, environment: Mapping[str, str] | None) -> bool:
     path = (os.environ if environment is None else environment).get(VARIABLE, "")
     if not path:
         return False
@@ -80,7 +80,7 @@ def _tell(note: Note, environment: Mapping[str, str] | None) -> bool:
     return True
 
 
-class Ear:
+class ControlSocket:
     """The launcher's end.
 
     Args:
@@ -99,16 +99,16 @@ class Ear:
     def fileno(self) -> int:
         return self._line.fileno()
 
-    def hear(self) -> list[Note]:
+    def hear(self) -> list[ControlMessage]:
         """All messages that are there; nonsense is left out."""
-        notes: list[Note] = []
+        notes: list[ControlMessage] = []
         while True:
             try:
                 data = self._line.recv(_LARGEST)
             except OSError:
                 return notes
             try:
-                notes.append(msgspec.msgpack.decode(data, type=Note))
+                notes.append(msgspec.msgpack.decode(data, type=ControlMessage))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_resilience.training.run.words import STDERR, STDOUT
+from slurm_resilience.launcher.flags import STDERR, STDOUT
 
 _NAMES = {STDOUT: "stdout.log", STDERR: "stderr.log"}
 _TAIL_BYTES = 8192

@@ -16,14 +16,14 @@ from typing import Any
 
 import msgspec
 
-from slurm_resilience.training.run.codes import of_status
+from slurm_resilience.launcher.exit_codes import of_status
 
-_STARTER = str(Path(__file__).with_name("starter.py"))
+_BOOTSTRAP = str(Path(__file__).with_name("bootstrap.py"))
 _NICEST = 19
 
 
-class Order(msgspec.Struct, frozen=True):
-    """What a process shall become; see starter.py."""
+class ProcessSpec(msgspec.Struct, frozen=True):
+    """What a process shall become; see bootstrap.py."""
 
     kind: str
     argv: tuple[str, ...]
@@ -77,7 +77,14 @@ class Process:
         output = subprocess.PIPE if piped else None
         with theirs:
             self._popen = subprocess.Popen(
-                [sys.executable, "-u", _STARTER, str(theirs.fileno()), str(os.getpid()), *modules],
+                [
+                    sys.executable,
+                    "-u",
+                    _BOOTSTRAP,
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    *modules,
+                ],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -101,7 +108,7 @@ class Process:
         pipes = (self._popen.stdout, self._popen.stderr)
         return tuple(pipe.fileno() for pipe in pipes if pipe is not None)
 
-    def give(self, order: Order) -> None:
+    def give(self, order: ProcessSpec) -> None:
         """Let it become the user's program.
 
         Raises:

@@ -20,6 +20,9 @@ from slurm_resilience.lab.spec import LabSpec
 ANSWER_TIMEOUT = 60.0
 # A node that did not register by then will not.
 IDLE_TIMEOUT = 60.0
+DAEMONS = ("slurmctld", "slurmdbd", "sresctld", "slurmd", "sresd")
+SRESD_RUNS = "watches node"
+"""In the log line with which sresd begins its work."""
 
 
 class LabCluster:
@@ -74,12 +77,38 @@ class LabCluster:
             node = LabNode(number, self.directory, self.spec, self._processes, self._network)
             node.root = self._root
             self.nodes[node.name] = node
-        if self.spec.daemons:
-            self.start_daemon("sresctld")
+        sresctld = self.start_daemon("sresctld") if self.spec.daemons else None
         self._progress(f"starting {self.spec.nodes} nodes")
         # A node that does not join is reported, not fatal: that is what a lab is for.
         await asyncio.gather(*(n.power_on() for n in self.nodes.values()), return_exceptions=True)
         await self._idle()
+        if sresctld is not None:
+            await self._daemons_live(sresctld)
+        self._raise_for_dead_daemons()
+
+    async def _daemons_live(self, sresctld: asyncio.Future[int]) -> None:
+        """Wait until sresctld serves and the first node's sresd watches.
+
+        All nodes run the same program, so one stands for all; starting many takes long.
+        """
+        port = self.plan.sresctld_port
+        log = self._log("sresctld.log")
+        await self._until("sresctld", lambda: listens(self._ctl.pid, port), sresctld, log)
+        first = next((n for n in self.nodes.values() if n.daemons.get("sresd") == "running"), None)
+        if first is not None:
+            log = first.log / "sresd.log"
+            await self._until(
+                f"sresd on {first.name}", lambda: holds(log, SRESD_RUNS), first.end_of("sresd"), log
+            )
+
+    def _raise_for_dead_daemons(self) -> None:
+        """Raise LabError for a daemon that died while the lab came up: nothing else would tell."""
+        joined = [node for node in self.nodes.values() if node.state == "joined"]
+        for place, log in [(self._ctl, self.directory / "log"), *((n, n.log) for n in joined)]:
+            for name, state in place.daemons.items():
+                if name in DAEMONS and state != "running":
+                    line = _tail(log / f"{name}.log")
+                    raise LabError(f"{name} on {place.name} has {state}{line}")
 
     async def _leave_cgroups_alone(self) -> None:
         _, said = await self._ctl.call(self._need("slurmctld"), "-V")
@@ -230,6 +259,19 @@ class LabCluster:
         if path is None:
             raise MissingTool(f"{program} is not installed")
         return path
+
+
+def listens(pid: int | None, port: int) -> bool:
+    """Tell whether a TCP port is listened on in a process's network."""
+    tables = [Path(f"/proc/{pid}/net/{kind}") for kind in ("tcp", "tcp6")]
+    lines = (line.split() for table in tables if table.exists() for line in table.open())
+    # Fields: number, local address, remote address, state (0A: listening), …
+    return any(f[1].endswith(f":{port:04X}") and f[3] == "0A" for f in lines)
+
+
+def holds(log: Path, text: str) -> bool:
+    """Tell whether a file holds a text."""
+    return log.exists() and text in log.read_text(errors="replace")
 
 
 def _tail(log: Path) -> str:

@@ -110,6 +110,10 @@ class Machine:
             raise LabError(f"{name} does not run on {self.name}; nothing was done")
         self._say(kill=name, signal=number)
 
+    def end_of(self, name: str) -> asyncio.Future[int]:
+        """The future of the exit code of a program that was started here and runs."""
+        return self._ends[name]
+
     async def wait_end(self, name: str) -> None:
         """Wait until a program started here has ended."""
         end = self._ends.get(name)

@@ -31,12 +31,13 @@ class LabSpec:
         nodes: how many nodes; they are called n1, n2, …
         gres: generic resources of each node, as Slurm writes them: ``gpu:2``, ``gpu:h100:2``.
         slurmdbd: run accounting too (MariaDB and slurmdbd).
-        slurm_root: a directory with another Slurm's whole root file system (debootstrap makes one):
-            controller, nodes and all commands run in it. Our daemons need there what this Python
-            links to; with ``python3`` included everything is.
+        slurm_root: a directory with another Slurm's whole root file system (scripts/slurm-root
+            makes one): controller, nodes and all commands run in it. This Python, munged and
+            mariadbd stay the machine's.
         network: give each node its own network, address and cable; else they share the machine's.
         daemons: run sresctld and, on each node, sresd.
-        plugin: the SPANK plugin; ``"auto"`` takes ``spank/sres.so`` of the repository if built.
+        plugin: the SPANK plugin; ``"auto"`` takes ``spank/sres.so`` of the repository if built, and
+            for a root directory called NAME ``spank/build/NAME/sres.so``.
         lifecycle: directory of scripts that a node runs before it joins; ``"auto"`` takes the
             repository's ``lifecycle/`` when there is one; None runs none.
         options: more lines of slurm.conf; they replace the lab's own.
@@ -94,10 +95,11 @@ class LabSpec:
         """The SPANK plugin to load, if any."""
         if self.plugin != "auto":
             return Path(self.plugin).resolve() if self.plugin else None
-        if self.slurm_root:
-            return None  # Built against this machine's Slurm, it would not load in another.
-        built = _REPOSITORY / "spank" / "sres.so"
-        return built if built.is_file() else None
+        built = _REPOSITORY / "spank"
+        if (root := self.root_directory()) is not None:
+            # A plugin does not load into another Slurm than the one that it was built for.
+            built = built / "build" / root.name
+        return built / "sres.so" if (built / "sres.so").is_file() else None
 
     def lifecycle_directory(self) -> Path | None:
         """The directory of lifecycle scripts, if any."""

@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 from slurm_resilience.lab import conf, linux, programs
+from slurm_resilience.lab.rootfs import DATABASE_DIRECTORIES
 from slurm_resilience.lab.spec import LabSpec
 
 # Run by slurmd on the node when `scontrol reboot` asks for it. Thrice guarded against being run
@@ -93,7 +94,9 @@ def _own_run(lab: Path) -> None:
         # One that cannot be shown (a socket in the middle of its removal) is left out.
         with contextlib.suppress(OSError):
             _show(entry, staging / entry.name, recursive=entry not in lab.parents)
-    for name, source in (("sres-node", None), ("munge", lab / "munge"), ("mysqld", lab / "mysql")):
+    ours = {"sres-node": None, "munge": lab / "munge"}
+    ours |= dict.fromkeys(DATABASE_DIRECTORIES, lab / "mysql")
+    for name, source in ours.items():
         target = staging / name
         target.mkdir(exist_ok=True)
         if source is not None and source.is_dir():

@@ -19,7 +19,6 @@ EXCUSED = (
     r"the fake ",
     r"/dev/kmsg",
     r"recorded samples are not beside this tree|published scripts are not at hand",
-    r"SRES_TEST_SLURM_ROOTS",
     r"systemd-analyze",
     r"root may write everywhere",
 )

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -100,18 +101,23 @@ class CheckpointlessDemo(Demo):
         )
 
 
-def run(victim: str, steps: int, pace: float, console: Console) -> dict[str, Any]:
+def run(
+    victim: str, steps: int, pace: float, slurm_root: Path | None, console: Console
+) -> dict[str, Any]:
     """The whole demo; what `--json` writes.
 
     Args:
         victim: ``rank0``, or any other rank's node.
         steps: optimizer steps.
         pace: least seconds of each.
+        slurm_root: another Slurm's root directory; None: the machine's own Slurm.
     """
     console.print("[bold]slurm-resilience[/bold]: power loss, [bold]checkpointless[/bold]")
     with (
         interruptible(),
-        Lab.up(LabSpec(nodes=NODES, network=True), name=f"demo-{os.getpid()}") as lab,
+        Lab.up(
+            LabSpec(nodes=NODES, network=True, slurm_root=slurm_root), name=f"demo-{os.getpid()}"
+        ) as lab,
     ):
         story = CheckpointlessDemo(lab, "power", steps, pace, console)
         story.say(f"lab '{lab.name}': {NODES} nodes idle, real Slurm, each node its own network")

@@ -24,6 +24,7 @@ from slurm_resilience.demo.narration import NODES, RANKS, VICTIM, XID, Demo, int
 from slurm_resilience.demo.phases import NAMES, Account, Fault, complete
 from slurm_resilience.errors import MissingTool, SresError
 from slurm_resilience.lab import Lab, LabSpec
+from slurm_resilience.lab.releases import VERSIONS, root_of
 
 LABELS = {
     "detected": "fault → detected",
@@ -59,6 +60,7 @@ def run(
     steps: int,
     pace: float,
     undisturbed: Path | None,
+    slurm_root: Path | None,
     console: Console,
 ) -> dict[str, Any]:
     """The whole demo; what `--json` writes."""
@@ -67,7 +69,7 @@ def run(
         f"[bold]slurm-resilience[/bold]: fault [bold]{fault}[/bold]"
         f"{f' with GRES {gres}' if gres else ''}"
     )
-    spec = LabSpec(nodes=NODES, network=True, gres=gres or None)
+    spec = LabSpec(nodes=NODES, network=True, gres=gres or None, slurm_root=slurm_root)
     with interruptible(), Lab.up(spec, name=name) as lab:
         demo = Demo(lab, fault, steps, pace, console)
         demo.say(f"lab '{name}': {NODES} nodes idle, real Slurm, each node its own network")
@@ -226,6 +228,12 @@ def _print(demo: Demo, seen: Account, result: dict[str, Any]) -> None:
     help="The last checkpoint of an undisturbed run of as many steps: written, or taken if it is "
     "there.",
 )
+@click.option(
+    "--slurm",
+    envvar="SRES_TEST_SLURM",
+    type=click.Choice(VERSIONS),
+    help="Slurm release to run.  [default: the machine's own]",
+)
 def command(
     fault: Fault,
     json_file: Path | None,
@@ -236,6 +244,7 @@ def command(
     steps: int | None,
     pace: float | None,
     undisturbed: Path | None,
+    slurm: str | None,
 ) -> None:
     """A four-node training on a real Slurm of six nodes loses a node, and goes on."""
     if checkpointless and (fault != "power" or gres or kill_sresctld or undisturbed):
@@ -246,14 +255,16 @@ def command(
         raise click.BadParameter("at least 100 steps, or there is no middle", param_hint="--steps")
     if json_file is not None and not os.access(json_file.resolve().parent, os.W_OK):
         raise click.BadParameter(f"{json_file.parent} cannot be written to", param_hint="--json")
-    plugin = LabSpec(nodes=1).plugin_file()
+    slurm_root = root_of(slurm) if slurm else None
+    plugin = LabSpec(nodes=1, slurm_root=slurm_root).plugin_file()
     if plugin is None:
-        raise MissingTool("spank/sres.so is not built; run make -C spank")
+        how = f"scripts/slurm-root {slurm}" if slurm_root else "make -C spank"
+        raise MissingTool(f"the SPANK plugin is not built; run {how}")
     console = Console(highlight=False, soft_wrap=True)
     if checkpointless:
-        result = without_stop.run(victim, steps, pace, console)
+        result = without_stop.run(victim, steps, pace, slurm_root, console)
     else:
-        result = run(fault, gres, kill_sresctld, steps, pace, undisturbed, console)
+        result = run(fault, gres, kill_sresctld, steps, pace, undisturbed, slurm_root, console)
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=2) + "\n")
     if checkpointless:

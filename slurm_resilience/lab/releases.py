@@ -24,7 +24,9 @@ def root_of(version: str) -> Path | None:
         MissingTool: it is not on this machine.
     """
     if version not in VERSIONS:
-        raise UsageError(f"'{version}' is no Slurm release known here; one of {', '.join(VERSIONS)}")
+        raise UsageError(
+            f"'{version}' is no Slurm release known here; one of {', '.join(VERSIONS)}"
+        )
     if version == own_version():
         return None
     root = Path(os.environ.get(CACHE_VARIABLE) or CACHE) / version

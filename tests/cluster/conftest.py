@@ -3,12 +3,15 @@
     def test_something(shared_lab, wait_for):
         lab = shared_lab(LabSpec(nodes=3, daemons=False))
 
+With SRES_TEST_SLURM=26.05 (scripts/test --slurm 26.05) they run that Slurm.
+
 ``shared_lab`` hands the same lab to every test that asks for the same spec: for tests that leave it
 as they found it. ``fresh_lab`` builds one for this test alone.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 import uuid
@@ -18,14 +21,18 @@ from typing import TypeVar
 
 import pytest
 
+from slurm_resilience.errors import MissingTool
 from slurm_resilience.lab import Lab, LabSpec
 from slurm_resilience.lab.bring_up import missing
+from slurm_resilience.lab.releases import root_of
 
 T = TypeVar("T")
 LabFactory = Callable[[LabSpec], Lab]
 WaitFor = Callable[..., T]
 
 HERE = Path(__file__).parent
+SLURM_VARIABLE = "SRES_TEST_SLURM"
+"""Names the Slurm release that labs run, unless a test asks for another one."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,6 +49,12 @@ class _Labs:
         self.up: dict[str, Lab] = {}
 
     def build(self, spec: LabSpec) -> Lab:
+        version = os.environ.get(SLURM_VARIABLE)
+        try:
+            if version and spec.slurm_root is None:
+                spec = dataclasses.replace(spec, slurm_root=root_of(version))
+        except MissingTool as error:
+            pytest.skip(f"needs a lab: {error}")
         lack = missing(spec)
         if lack is not None:
             pytest.skip(f"needs a lab: {lack}")

@@ -15,8 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_resilience.cli.lab import lab as sres_lab
-from slurm_resilience.errors import LabError, NotFound, SresError, UsageError
+from slurm_resilience.errors import LabError, MissingTool, NotFound, SresError, UsageError
 from slurm_resilience.lab import Lab, LabSpec, state_file
+from slurm_resilience.lab.releases import VERSIONS, own_version, root_of
 
 BARE = LabSpec(nodes=3, daemons=False, lifecycle=None)
 NETWORKED = LabSpec(nodes=3, daemons=False, lifecycle=None, network=True)
@@ -126,10 +127,12 @@ def test_options_of_slurm_conf_replace_the_labs_own(fresh_lab):
     assert re.search(r"SlurmdTimeout\s*= 17 sec", shown)
 
 
-@pytest.mark.parametrize("root", os.environ.get("SRES_TEST_SLURM_ROOTS", "").split(":"))
-def test_another_slurm_out_of_its_own_root(fresh_lab, tmp_path, root):
-    if not root:
-        pytest.skip("SRES_TEST_SLURM_ROOTS names no root directories of other Slurm releases")
+@pytest.mark.parametrize("version", [v for v in VERSIONS if v != own_version()])
+def test_another_slurm_out_of_its_own_root(fresh_lab, tmp_path, version):
+    try:
+        root = root_of(version)
+    except MissingTool as error:
+        pytest.skip(str(error))
     lab = fresh_lab(LabSpec(nodes=2, network=True, slurm_root=root, gres="gpu:2"))
     own = subprocess.check_output(["chroot", root, "slurmctld", "-V"], text=True)
     assert lab.run(["scontrol", "-V"], check=True).stdout == own
@@ -145,6 +148,35 @@ def test_another_slurm_out_of_its_own_root(fresh_lab, tmp_path, root):
     lab.wait_states({"n[1-2]": "IDLE"})
     lab.down()
     assert processes_of(lab.directory) == [] and mounts_of(lab.directory) == []
+
+
+@pytest.mark.parametrize("version", [v for v in VERSIONS if v != own_version()])
+def test_accounting_of_another_slurm(fresh_lab, version):
+    try:
+        root = root_of(version)
+    except MissingTool as error:
+        pytest.skip(str(error))
+    lab = fresh_lab(LabSpec(nodes=1, slurm_root=root, slurmdbd=True))
+    clusters = lab.run(["sacctmgr", "-nP", "show", "cluster", "format=cluster"], check=True)
+    assert clusters.stdout.split() == [lab.name]
+
+
+def test_a_daemon_that_dies_while_the_lab_comes_up_is_named(fresh_lab):
+    broken = LabSpec(nodes=1, sres_options={"controller": {"no_such_key": 1}})
+    with pytest.raises(LabError, match=r"sresctld did not start: .*no_such_key"):
+        fresh_lab(broken)
+
+
+def test_a_plain_users_python_is_the_environments_in_another_slurm(fresh_lab):
+    version = next(v for v in reversed(VERSIONS) if v != own_version())
+    try:
+        root = root_of(version)
+    except MissingTool as error:
+        pytest.skip(str(error))
+    lab = fresh_lab(LabSpec(nodes=1, slurm_root=root, daemons=False))
+    show = "import ctypes, decimal, lzma, msgspec, sqlite3, ssl, sys; print(sys.prefix)"
+    done = lab.run(["python", "-c", show], user="alice", node="n1", check=True)
+    assert done.stdout.strip() == sys.prefix
 
 
 # Commands inside

@@ -26,7 +26,7 @@ from slurm_resilience.launcher.rendezvous_directory import next_incarnation
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartDecision, judge
 from slurm_resilience.launcher.seat import Seat
 from slurm_resilience.launcher.standbys import Standbys
-from slurm_resilience.training.data import place as cached
+from slurm_resilience.training.data.cache import directory as cached
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)

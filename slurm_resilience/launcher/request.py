@@ -37,7 +37,7 @@ _WARM = (
     "torch.utils.data",
     "slurm_resilience.training.checkpoint",
     "slurm_resilience.training.data",
-    "slurm_resilience.training.recover",
+    "slurm_resilience.training.block",
 )
 """What a training process has imported by the end of its first step."""
 

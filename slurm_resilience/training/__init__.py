@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slurm_resilience.mesh.mesh import Mesh as Board
     from slurm_resilience.training import inject
+    from slurm_resilience.training.block import resilient
     from slurm_resilience.training.checkpoint import Checkpointer
     from slurm_resilience.training.data import ReplayLoader
-    from slurm_resilience.training.recover import resilient
     from slurm_resilience.training.session import Session
     from slurm_resilience.training.state import checkpointless_recovery_feasible
     from slurm_resilience.training.watch import Watch
@@ -42,7 +42,7 @@ _WHERE = {
         "checkpointless_recovery_feasible",
     ),
     "inject": ("slurm_resilience.training.inject", ""),
-    "resilient": ("slurm_resilience.training.recover", "resilient"),
+    "resilient": ("slurm_resilience.training.block", "resilient"),
 }
 
 __all__ = [

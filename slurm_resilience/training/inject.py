@@ -224,7 +224,7 @@ def _happen(rule: Rule) -> None:
         case "cuda":
             _cuda()
         case "poison":
-            from slurm_resilience.training.signals import PoisonedProcess
+            from slurm_resilience.training.recovery.exceptions import PoisonedProcess
 
             raise PoisonedProcess(f"injected: {rule}")
 

@@ -6,8 +6,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.training.group import Group
-from slurm_resilience.training.heal import Progress
+from slurm_resilience.training.process_group import ProcessGroups
+from slurm_resilience.training.recovery.healer import HealProgress
 
 if TYPE_CHECKING:
     from slurm_resilience.training.data import ReplayLoader
@@ -23,7 +23,7 @@ class Loaders:
         cached: keep batches where they outlive the process.
     """
 
-    def __init__(self, progress: Progress, *, cached: bool) -> None:
+    def __init__(self, progress: HealProgress, *, cached: bool) -> None:
         self._progress = progress
         self._cached = cached
         self._all: dict[str, ReplayLoader] = {}
@@ -39,7 +39,7 @@ class Loaders:
         source: Any,
         global_batch: int,
         steps: int | None,
-        group: Group,
+        group: ProcessGroups,
         how: dict[str, Any],
     ) -> ReplayLoader:
         """The loader of this name, at the first batch that is not committed. Made the first time;

@@ -18,15 +18,15 @@ from slurm_resilience.launcher import control_socket
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd, PeerStatus, View
 from slurm_resilience.training import inject
-from slurm_resilience.training.built import Built
-from slurm_resilience.training.gate import come_through
-from slurm_resilience.training.group import Group
-from slurm_resilience.training.heal import Healer
+from slurm_resilience.training.data.gradient_weights import GradientWeights
 from slurm_resilience.training.loaders import Loaders
+from slurm_resilience.training.once_cache import OnceCache
 from slurm_resilience.training.options import Options
-from slurm_resilience.training.place import Place
-from slurm_resilience.training.shares import Shares
-from slurm_resilience.training.signals import Interrupted
+from slurm_resilience.training.process_group import ProcessGroups
+from slurm_resilience.training.rank_environment import RankEnvironment
+from slurm_resilience.training.recovery.commit_gate import come_through
+from slurm_resilience.training.recovery.exceptions import Interrupted
+from slurm_resilience.training.recovery.healer import Healer
 from slurm_resilience.training.watch import Watch, listen
 from slurm_resilience.training.watch.progress import COLLECTIVE
 
@@ -62,11 +62,11 @@ class Session:
     _mesh: Mesh
     """Set once this process has joined the others."""
 
-    def __init__(self, place: Place, options: Options) -> None:
+    def __init__(self, place: RankEnvironment, options: Options) -> None:
         self._place = place
         self._options = options
-        self._built = Built()
-        self._group: Group | None = None
+        self._built = OnceCache()
+        self._group: ProcessGroups | None = None
         self._view: View | None = None
         self._inside = False
         self._given = 0
@@ -77,7 +77,7 @@ class Session:
         self._update = Update(self)
         self._healer = Healer(options, place)
         self._loaders = Loaders(self._healer.progress, cached="data" in place.parts)
-        self._shares = Shares()
+        self._shares = GradientWeights()
         self._stop_listening: list[Callable[[], None]] = []
         self._armed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.attempt = 0
@@ -385,12 +385,12 @@ class Session:
 
     # -- used by recover ----------------------------------------------------------------------
 
-    def _now(self) -> Group:
+    def _now(self) -> ProcessGroups:
         if self._group is None:
             raise UsageError("the session has no world outside of the block")
         return self._group
 
-    def _enter(self, group: Group) -> None:
+    def _enter(self, group: ProcessGroups) -> None:
         self._group, self._view = group, group.view
         self.attempt += 1
         self._shares.enter()

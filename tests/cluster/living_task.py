@@ -20,7 +20,7 @@ from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View
 from slurm_resilience.mesh.rendezvous import meeting
 from slurm_resilience.mesh.world_plan import WorldRules
 from slurm_resilience.resume import attempt
-from slurm_resilience.training.place import place
+from slurm_resilience.training.rank_environment import place
 
 PACE = 0.05
 

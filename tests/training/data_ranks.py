@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import Dataset
 
 from slurm_resilience.training.data import ReplayLoader, clean
-from slurm_resilience.training.data.place import default_root
+from slurm_resilience.training.data.cache.directory import default_root
 
 fork = multiprocessing.get_context("fork")
 SAMPLES, BATCH = 120, 4

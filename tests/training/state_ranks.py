@@ -11,9 +11,9 @@ import torch.distributed as dist
 from ranks import Ranks
 
 from slurm_resilience.mesh.model import Member, Peer, PeerStatus, View
-from slurm_resilience.training.heal import Healer
 from slurm_resilience.training.options import Options
-from slurm_resilience.training.place import place
+from slurm_resilience.training.rank_environment import place
+from slurm_resilience.training.recovery.healer import Healer
 
 
 def view_of(statuses: list[PeerStatus], replica_size: int = 1, generation: int = 2) -> View:

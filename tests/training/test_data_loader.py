@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.data import ReplayLoader
 from slurm_resilience.training.data.source import SampleError
-from slurm_resilience.training.heal import Progress
 from slurm_resilience.training.loaders import Loaders
+from slurm_resilience.training.recovery.healer import HealProgress
 
 pytestmark = pytest.mark.training
 
@@ -498,7 +498,7 @@ def test_another_group_in_another_world(tmp_path: Path) -> None:
 
 NAMED = """
 import sys, torch
-from slurm_resilience.training.data.fingerprint import fingerprint
+from slurm_resilience.training.data.cache.fingerprint import fingerprint
 from torch.utils.data import TensorDataset
 things = [TensorDataset(torch.arange(9)), {"b", "a", "c"}, print, object()]
 things += [lambda x: x in {"q", "w"}]
@@ -654,7 +654,7 @@ def test_an_empty_stream_is_no_endless_loop(tmp_path: Path) -> None:
 
 
 def test_a_name_is_of_one_loader_and_a_healed_position_moves_it() -> None:
-    progress = Progress()
+    progress = HealProgress()
     loaders = Loaders(progress, cached=False)
     group: Any = SimpleNamespace(rank=0, view=SimpleNamespace(size=1, generation=1))
     loader = loaders.open("data", torch.arange(12.0), 2, None, group, {})
@@ -672,7 +672,7 @@ def test_a_name_is_of_one_loader_and_a_healed_position_moves_it() -> None:
 def test_a_run_that_is_over_is_told_to_who_loops_over_it_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    loaders = Loaders(Progress(), cached=False)
+    loaders = Loaders(HealProgress(), cached=False)
 
     def loop(generation: int) -> int:
         view = SimpleNamespace(size=1, generation=generation)

@@ -23,9 +23,9 @@ dist = pytest.importorskip("torch.distributed", reason="torch is not installed")
 if not dist.is_available():
     pytest.skip("torch without distributed", allow_module_level=True)
 
-from slurm_resilience.training.group import logfile  # noqa: E402
-from slurm_resilience.training.group.dirstore import DirStore  # noqa: E402
-from slurm_resilience.training.group.records import Op, Record, encode  # noqa: E402
+from slurm_resilience.training.process_group import logfile  # noqa: E402
+from slurm_resilience.training.process_group.dirstore import DirStore  # noqa: E402
+from slurm_resilience.training.process_group.records import Op, Record, encode  # noqa: E402
 
 pytestmark = pytest.mark.training
 
@@ -181,8 +181,8 @@ WORKER = """
 import gc, sys
 from datetime import timedelta
 import torch, torch.distributed as dist
-from slurm_resilience.training.group import logfile
-from slurm_resilience.training.group.dirstore import DirStore
+from slurm_resilience.training.process_group import logfile
+from slurm_resilience.training.process_group.dirstore import DirStore
 
 path, kind, rank, size, rounds = *sys.argv[1:3], *map(int, sys.argv[3:])
 if kind == "shared":
@@ -240,7 +240,7 @@ def test_processes_count_swap_and_form_groups(tmp_path: Path, kind: str) -> None
 
 def test_a_stopped_writer_holds_nobody_up(tmp_path: Path) -> None:
     endless = f"""
-from slurm_resilience.training.group.dirstore import DirStore
+from slurm_resilience.training.process_group.dirstore import DirStore
 store = DirStore({str(tmp_path / "store")!r})
 while True:
     store.add("theirs", 1)

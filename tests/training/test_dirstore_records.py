@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from slurm_resilience.training.group.records import (
+from slurm_resilience.training.process_group.records import (
     BadNumber,
     Op,
     Record,

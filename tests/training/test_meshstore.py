@@ -18,7 +18,7 @@ from slurm_resilience.mesh.mesh import Mesh  # noqa: E402
 from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View  # noqa: E402
 from slurm_resilience.mesh.rendezvous import SharedDirectory  # noqa: E402
 from slurm_resilience.mesh.world_plan import WorldRules  # noqa: E402
-from slurm_resilience.training.group.meshstore import MeshStore  # noqa: E402
+from slurm_resilience.training.process_group.mesh_store import MeshStore  # noqa: E402
 
 pytestmark = pytest.mark.training
 LIMIT = 20.0

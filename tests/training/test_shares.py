@@ -13,7 +13,7 @@ from state_ranks import run
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from slurm_resilience.training.shares import Shares
+from slurm_resilience.training.data.gradient_weights import GradientWeights
 
 pytestmark = pytest.mark.training
 
@@ -31,7 +31,7 @@ def listen() -> list[str]:
 
 def gradient(rank: int, _: Any, loader_first: bool) -> float:
     """Of the mean of three samples, of which rank 0 has two."""
-    shares, model = Shares(), nn.Linear(1, 1, bias=False)
+    shares, model = GradientWeights(), nn.Linear(1, 1, bias=False)
     train = SimpleNamespace(weight=4 / 3 if rank == 0 else 2 / 3)
     other = SimpleNamespace(weight=0.5)
     if loader_first:
@@ -54,7 +54,7 @@ def test_gradients_are_of_the_whole_batch(tmp_path: Path, loader_first: bool) ->
 def hooked(rank: int, _: Any) -> tuple[int, list[str]]:
     """The same with a hook of the user's own, which comes after the wrapper."""
     told = listen()
-    shares, model = Shares(), nn.Linear(1, 1, bias=False)
+    shares, model = GradientWeights(), nn.Linear(1, 1, bias=False)
     train = SimpleNamespace(weight=4 / 3 if rank == 0 else 2 / 3)
     wrapper = nn.parallel.DistributedDataParallel(model)
     shares.wrap(wrapper)
@@ -77,7 +77,7 @@ def test_a_hook_of_the_users_own_stays_and_is_warned_of(tmp_path: Path) -> None:
 
 def accumulates(rank: int, _: Any, weights: list[float]) -> list[str]:
     told = listen()
-    shares, model = Shares(), nn.Linear(1, 1, bias=False)
+    shares, model = GradientWeights(), nn.Linear(1, 1, bias=False)
     train = SimpleNamespace(weight=1.0)
     wrapper = nn.parallel.DistributedDataParallel(model)
     shares.wrap(wrapper)

@@ -149,14 +149,14 @@ def bereft(rank: int, group: Any, relays: bool) -> Any:
     source = view.size - 1
     tracked = Tracked({"x": torch.full((2_000_000,), float(rank))})
     if rank == source:
-        put, count = stream.Outbox.put, iter(range(100))
+        put, count = stream.SendQueue.put, iter(range(100))
 
-        def kill(outbox: stream.Outbox, payload: stream.Payload, tag: int) -> None:
+        def kill(outbox: stream.SendQueue, payload: stream.Payload, tag: int) -> None:
             if next(count) == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
             put(outbox, payload, tag)
 
-        stream.Outbox.put = kill  # type: ignore[method-assign]
+        stream.SendQueue.put = kill  # type: ignore[method-assign]
     begin = time.monotonic()
     with pytest.raises(HealFailed) as caught:
         state.transfer(state.plan(view), view, rank, tracked, group, bucket_bytes=1 << 18)

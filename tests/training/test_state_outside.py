@@ -10,7 +10,7 @@ import torch
 from state_ranks import Life, run
 from torch import nn
 
-from slurm_resilience.training.signals import Unrecoverable
+from slurm_resilience.training.recovery.exceptions import Unrecoverable
 from slurm_resilience.training.state import HealFailed, Tracked
 
 pytestmark = pytest.mark.training

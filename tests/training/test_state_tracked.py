@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from slurm_resilience.training.state import Capture, StateError, Tracked
-from slurm_resilience.training.state.skeleton import decode, encode, pack, unpack
+from slurm_resilience.training.state.descriptor import decode, encode, pack, unpack
 
 pytestmark = pytest.mark.training
 

@@ -93,7 +93,7 @@ IO = (
         "mesh/model",
         "mesh/messages",
         "mesh/world_plan",
-        "training/blame",
+        "training/recovery/fault_policy",
     ],
 )
 def test_the_middle_is_pure(pure: str) -> None:

@@ -29,7 +29,7 @@ from slurm_resilience.mesh.messages import (
 from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus
 from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.mesh.rendezvous import AddressList, SharedDirectory, meeting
-from slurm_resilience.training.place import place
+from slurm_resilience.training.rank_environment import place
 
 
 class Stranger:

@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.training import recover
+from slurm_resilience.training import block
 
 
 class Runs:
-    """Stands for `Runner`."""
+    """Stands for `BlockRunner`."""
 
     def __init__(self, *_: Any) -> None:
         pass
@@ -25,15 +25,15 @@ class Runs:
 
 @pytest.fixture
 def train(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(recover, "Runner", Runs)
-    monkeypatch.setattr(recover, "_been", set())
+    monkeypatch.setattr(block, "BlockRunner", Runs)
+    monkeypatch.setattr(block, "_been", set())
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
 
     def fold(session: Any) -> None:
         pass
 
-    return recover.resilient(fold)
+    return block.resilient(fold)
 
 
 def test_a_second_training_is_refused(

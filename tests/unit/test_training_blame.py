@@ -8,8 +8,12 @@ from hypothesis import strategies as st
 
 from slurm_resilience.errors import SresError, UsageError
 from slurm_resilience.mesh.model import GenerationEnd
-from slurm_resilience.training import blame
-from slurm_resilience.training.signals import Interrupted, PoisonedProcess, Unrecoverable
+from slurm_resilience.training.recovery import fault_policy
+from slurm_resilience.training.recovery.exceptions import (
+    Interrupted,
+    PoisonedProcess,
+    Unrecoverable,
+)
 from slurm_resilience.training.state.errors import HealFailed, StateError
 
 ME, OTHER = "00001.0.a", "00002.0.b"
@@ -23,7 +27,9 @@ class AcceleratorError(RuntimeError):
 def then(
     error: BaseException, end: GenerationEnd = MINE, *, count: int = 1, recovers: bool = True
 ) -> str:
-    verdict = blame.verdict(error, end, seat=1, step=7, count=count, most=3, recovers=recovers)
+    verdict = fault_policy.verdict(
+        error, end, seat=1, step=7, count=count, most=3, recovers=recovers
+    )
     assert verdict.reason
     return verdict.then
 
@@ -40,11 +46,11 @@ def then(
     ],
 )
 def test_what_a_collective_raises_may_be_a_peers_fault(error: BaseException, is_one: bool) -> None:
-    assert blame.may_be_a_peers(error) is is_one
+    assert fault_policy.may_be_a_peers(error) is is_one
 
 
 def test_the_same_fault_in_the_same_step_counts() -> None:
-    faults = blame.Faults()
+    faults = fault_policy.Faults()
     assert [faults.add(step) for step in (5, 5, 6, 5, 5, 5)] == [1, 2, 1, 1, 2, 3]
 
 
@@ -56,7 +62,7 @@ def raised(error: Exception) -> Exception:
 
 
 def test_what_is_told_of_a_fault_is_a_trace_once() -> None:
-    faults = blame.Faults()
+    faults = fault_policy.Faults()
     told = []
     for step, error in ((-1, "a"), (4, "a"), (4, "a"), (4, "b")):
         faults.add(step)
@@ -68,7 +74,7 @@ def test_what_is_told_of_a_fault_is_a_trace_once() -> None:
 
 @pytest.mark.parametrize("error", [UsageError("no such size"), StateError("only one tracks x")])
 def test_our_own_errors_are_one_line_and_are_not_tried_again(error: SresError) -> None:
-    faults = blame.Faults()
+    faults = fault_policy.Faults()
     faults.add(2)
     told = faults.tell(raised(error))
     assert told.startswith(f"fault 1 in step 2: {error} ({__file__}:")
@@ -81,12 +87,14 @@ def test_our_own_errors_are_one_line_and_are_not_tried_again(error: SresError) -
 def test_what_is_said_of_an_error_is_one_line(kind: type[Exception]) -> None:
     error = raised(kind("my own bug\nwith  two lines\r\n" + "and many words " * 100))
     for count in (1, 3):
-        verdict = blame.verdict(error, MINE, seat=1, step=7, count=count, most=3, recovers=True)
+        verdict = fault_policy.verdict(
+            error, MINE, seat=1, step=7, count=count, most=3, recovers=True
+        )
         if verdict.then != "again":
             assert "my own bug with two lines and many" in verdict.reason
             assert len(verdict.reason.splitlines()) == 1
-            assert len(verdict.reason) < 2 * blame.SHOWN
-    faults = blame.Faults()
+            assert len(verdict.reason) < 2 * fault_policy.SHOWN
+    faults = fault_policy.Faults()
     for _ in range(2):
         faults.add(3)
         told = faults.tell(error)
@@ -94,7 +102,7 @@ def test_what_is_said_of_an_error_is_one_line(kind: type[Exception]) -> None:
 
 
 def test_a_process_that_hangs_in_one_step_again_and_again_ends_the_training() -> None:
-    hangs = blame.Hangs()
+    hangs = fault_policy.Hangs()
     first, other = (
         GenerationEnd(1, "seat 1 hangs", ME, "hang"),
         GenerationEnd(3, "x", OTHER, "hang"),
@@ -104,11 +112,11 @@ def test_a_process_that_hangs_in_one_step_again_and_again_ends_the_training() ->
     assert hangs.add(nobody, 5) == 0
     assert [hangs.add(end, step) for end, step in ends] == [1, 2, 0, 3, 1, 1]
     for most, count, expected in ((3, 2, "again"), (3, 3, "give up"), (1, 1, "again")):
-        found = blame.verdict(
+        found = fault_policy.verdict(
             Interrupted(), first, seat=0, step=5, count=0, most=most, recovers=True, hangs=count
         )
         assert found.then == expected
-    assert blame.verdict(
+    assert fault_policy.verdict(
         Interrupted(), first, seat=0, step=5, count=0, most=3, recovers=True, hangs=3
     ) == ("give up", "seat 1 hangs; 3 times in step 5")
 
@@ -127,7 +135,7 @@ def test_a_broken_process_is_replaced_for_its_own_fault_only(error: Exception) -
 
 def test_lost_state_is_no_fault_that_counts() -> None:
     lost = Unrecoverable("nothing has part 1")
-    assert not blame.is_own(lost, MINE, ME)
+    assert not fault_policy.is_own(lost, MINE, ME)
     assert then(lost, count=0) == "give up"
 
 
@@ -147,5 +155,5 @@ def test_without_recovery_only_a_join_is_survived() -> None:
 )
 def test_what_all_were_told_goes_first(error: BaseException, count: int, recovers: bool) -> None:
     end = GenerationEnd(1, "seat 2 gave up", OTHER, "stop")
-    assert not blame.is_own(error, end, OTHER)
+    assert not fault_policy.is_own(error, end, OTHER)
     assert then(error, end, count=count, recovers=recovers) == "stop"

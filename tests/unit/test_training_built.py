@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from slurm_resilience.training.built import Built, which
+from slurm_resilience.training.once_cache import OnceCache, which
 
 
-def block(built: Built, size: int = 1) -> list[Any]:
+def block(built: OnceCache, size: int = 1) -> list[Any]:
     """Makes new function objects from the same code each time."""
 
     def nested() -> list[str]:
@@ -57,13 +57,13 @@ class Plain:
 
 
 def test_a_block_that_is_entered_again_finds_what_it_built() -> None:
-    built = Built()
+    built = OnceCache()
     first, second = block(built), block(built)
     assert [id(one) for one in second] == [id(one) for one in first]
 
 
 def test_every_function_builds_its_own() -> None:
-    built = Built()
+    built = OnceCache()
     first = block(built)
     assert len({id(one) for one in first}) == len(first)
     assert first[0] == ["first"]
@@ -77,12 +77,12 @@ def test_functions_of_one_name_in_two_modules_are_two() -> None:
     two: dict[str, Any] = {"__name__": "two"}
     for module in (one, two):
         exec("def build(): return [__name__]", module)
-    built = Built()
+    built = OnceCache()
     assert [built.once(module["build"]) for module in (one, two)] == [["one"], ["two"]]
 
 
 def test_arguments_count_also_when_they_cannot_be_hashed() -> None:
-    built, made = Built(), []
+    built, made = OnceCache(), []
 
     def build(sizes: list[int]) -> int:
         made.append(sizes)
@@ -102,6 +102,6 @@ def test_objects_that_are_called_are_known_by_themselves() -> None:
         def __call__(self) -> list[int]:
             return []
 
-    built, one, two = Built(), Maker(), Maker()
+    built, one, two = OnceCache(), Maker(), Maker()
     assert built.once(one) is built.once(one)
     assert built.once(one) is not built.once(two)

@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_resilience.training.checkpoint import manifest as manifests
-from slurm_resilience.training.checkpoint.manifest import Damaged, Entry, Manifest
+from slurm_resilience.training.checkpoint.catalog import CheckpointCatalog
+from slurm_resilience.training.checkpoint.manifest import Damaged, Manifest, ManifestEntry
 from slurm_resilience.training.checkpoint.names import (
     ABANDONED_SECONDS,
-    Owner,
+    SaveOwner,
     Temporary,
     any_step,
     dead,
@@ -24,14 +25,13 @@ from slurm_resilience.training.checkpoint.names import (
     surplus,
     temporary,
 )
-from slurm_resilience.training.checkpoint.shelf import Shelf
 
 # A busy machine is no failure.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 steps = st.integers(0, 10**8)
 owners = st.builds(
-    Owner,
+    SaveOwner,
     attempt=st.sampled_from(["", "12.0.1", "12.0.2", "77_3.1.2"]),
     host=st.sampled_from(["n1", "gpu-17.cluster", "a_b"]),
     pid=st.integers(1, 99),
@@ -41,7 +41,7 @@ owners = st.builds(
 
 @calm
 @given(steps, owners)
-def test_a_name_says_what_it_is(step: int, owner: Owner) -> None:
+def test_a_name_says_what_it_is(step: int, owner: SaveOwner) -> None:
     assert step_of(done(step)) == any_step(done(step)) == step
     assert not is_temporary(done(step))
     name = temporary(step, owner)
@@ -59,7 +59,7 @@ def test_a_name_says_what_it_is(step: int, owner: Owner) -> None:
 def test_other_names_are_left_alone(name: str) -> None:
     assert step_of(name) == -1
     assert not is_temporary(name)
-    assert dead([Temporary(name, 1e9)], Owner("", "n1", 1, "a"), (), ()) == []
+    assert dead([Temporary(name, 1e9)], SaveOwner("", "n1", 1, "a"), (), ()) == []
 
 
 found = st.lists(
@@ -77,7 +77,7 @@ found = st.lists(
 @calm
 @given(found, owners, st.sets(st.integers(1, 99)), st.data())
 def test_only_the_dead_are_cleared_away(
-    there: list[Temporary], me: Owner, alive: set[int], data: st.DataObject
+    there: list[Temporary], me: SaveOwner, alive: set[int], data: st.DataObject
 ) -> None:
     mine = {one.name for one in there if data.draw(st.booleans())}
     gone = dead(there, me, mine, alive)
@@ -111,7 +111,7 @@ def test_what_is_needed_stays(
     assert all(step < min(kept) for step in gone)
 
 
-def fill(shelf: Shelf, step: int, content: bytes = b"0123456789") -> Path:
+def fill(shelf: CheckpointCatalog, step: int, content: bytes = b"0123456789") -> Path:
     directory = shelf.at(step)
     directory.mkdir()
     (directory / "part").write_bytes(content)
@@ -134,7 +134,7 @@ def test_the_checksum_is_of_the_whole_file(tmp_path: Path) -> None:
 def test_any_flipped_bit_is_found(
     tmp_path_factory: pytest.TempPathFactory, at: int, bit: int
 ) -> None:
-    shelf = Shelf(tmp_path_factory.mktemp("checkpoints"))
+    shelf = CheckpointCatalog(tmp_path_factory.mktemp("checkpoints"))
     directory = fill(shelf, 1)
     manifest, _ = shelf.manifest(1)
     content = bytearray((directory / "part").read_bytes())
@@ -145,10 +145,10 @@ def test_any_flipped_bit_is_found(
 
 
 def test_a_manifest_cannot_point_outside(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = CheckpointCatalog(tmp_path)
     directory = fill(shelf, 1)
     for name in ("../step-000001/part", "/etc/hostname", "", ".."):
-        manifests.write(directory, Manifest(1, 1, {name: Entry(10, 0)}, "2.0", 0.0))
+        manifests.write(directory, Manifest(1, 1, {name: ManifestEntry(10, 0)}, "2.0", 0.0))
         with pytest.raises(Damaged, match="outside"):
             shelf.manifest(1)
     manifests.write(directory, Manifest(2, 1, {}, "2.0", 0.0))
@@ -157,7 +157,7 @@ def test_a_manifest_cannot_point_outside(tmp_path: Path) -> None:
 
 
 def test_a_look_is_cheap_and_never_stale(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = CheckpointCatalog(tmp_path)
     assert shelf.readable() == -1
     fill(shelf, 1)
     directory = fill(shelf, 2)
@@ -172,11 +172,11 @@ def test_a_look_is_cheap_and_never_stale(tmp_path: Path) -> None:
 
 
 def test_the_pruner_takes_a_name_away_before_the_content(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = CheckpointCatalog(tmp_path)
     for step in (1, 2, 3):
         fill(shelf, step)
-    me = Owner("", "here", os.getpid(), "a")
-    other = tmp_path / temporary(4, Owner("", "elsewhere", 7, "b"))
+    me = SaveOwner("", "here", os.getpid(), "a")
+    other = tmp_path / temporary(4, SaveOwner("", "elsewhere", 7, "b"))
     other.mkdir()
     assert shelf.prune(1, me, set(), {1}) == ["step-000002"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(

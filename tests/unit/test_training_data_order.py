@@ -12,10 +12,10 @@ np = pytest.importorskip("numpy", reason="numpy is not installed")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from slurm_resilience.training.data.order import Order, last, permute, share  # noqa: E402
+from slurm_resilience.training.data.order import SampleOrder, last, permute, share  # noqa: E402
 
 orders = st.builds(
-    Order,
+    SampleOrder,
     length=st.integers(1, 120),
     global_batch=st.integers(1, 40),
     seed=st.integers(-(2**70), 2**70),
@@ -46,8 +46,8 @@ def test_an_index_is_found_without_its_neighbours(
 
 def test_the_order_never_changes_between_versions() -> None:
     """These numbers were drawn once; a run that is under way relies on them."""
-    assert Order(length=10, global_batch=5, seed=7).indices(1).tolist() == [6, 8, 9, 5, 1]
-    assert Order(length=10**12, global_batch=3, seed=7).indices(10**9).tolist() == [
+    assert SampleOrder(length=10, global_batch=5, seed=7).indices(1).tolist() == [6, 8, 9, 5, 1]
+    assert SampleOrder(length=10**12, global_batch=3, seed=7).indices(10**9).tolist() == [
         186422433911,
         288406795613,
         944289216078,
@@ -89,7 +89,7 @@ def test_shares_join_without_gap_or_overlap(size: int, world: int) -> None:
 @settings(deadline=None)
 @given(orders, st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(0, 3))
 def test_every_sample_once_an_epoch_whatever_the_worlds(
-    order: Order, worlds: list[int], epoch: int
+    order: SampleOrder, worlds: list[int], epoch: int
 ) -> None:
     seen: Counter[int] = Counter()
     for at in range(order.per_epoch):
@@ -104,7 +104,7 @@ def test_every_sample_once_an_epoch_whatever_the_worlds(
 
 @settings(deadline=None)
 @given(orders, st.integers(0, 100))
-def test_a_share_is_cut_from_the_whole(order: Order, number: int) -> None:
+def test_a_share_is_cut_from_the_whole(order: SampleOrder, number: int) -> None:
     whole = order.indices(number).tolist()
     assert len(whole) == order.size(number) <= order.global_batch
     begin, end = order.share(number, 1, 3)

@@ -16,11 +16,11 @@ np = pytest.importorskip("numpy", reason="numpy is not installed")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from slurm_resilience.training.data.pack import pack, unpack  # noqa: E402
-from slurm_resilience.training.data.store import (  # noqa: E402
-    Entry,
+from slurm_resilience.training.data.cache.codec import pack, unpack  # noqa: E402
+from slurm_resilience.training.data.cache.store import (  # noqa: E402
+    BatchEntry,
+    BatchKey,
     FileStore,
-    Key,
     MemoryStore,
     Window,
     victims,
@@ -140,7 +140,9 @@ def test_a_changed_file_is_no_batch(data: st.DataObject) -> None:
 
 sizes = st.integers(1, 100)
 entries = st.lists(
-    st.builds(Entry, st.builds(Key, st.integers(0, 20), st.sampled_from(["0-4", "4-8"])), sizes),
+    st.builds(
+        BatchEntry, st.builds(BatchKey, st.integers(0, 20), st.sampled_from(["0-4", "4-8"])), sizes
+    ),
     unique_by=lambda entry: entry.key,
 )
 
@@ -148,10 +150,10 @@ entries = st.lists(
 @settings(deadline=None)
 @given(entries, sizes, st.integers(0, 500), st.integers(0, 9), st.integers(0, 3), st.integers(0, 9))
 def test_who_leaves(
-    kept: list[Entry], size: int, room: int, committed: int, given_out: int, ahead: int
+    kept: list[BatchEntry], size: int, room: int, committed: int, given_out: int, ahead: int
 ) -> None:
     window = Window(committed - 2, committed, committed + given_out, committed + 10, "0-4")
-    new = Entry(Key(window.next + ahead, "0-4"), size)
+    new = BatchEntry(BatchKey(window.next + ahead, "0-4"), size)
     leaving = victims(kept, new, room, window)
     if leaving is None:
         if ahead == 0:
@@ -171,14 +173,14 @@ def store_at(path: Path, max_bytes: int = 1 << 20) -> FileStore:
     return FileStore(path, max_bytes, 0.0, lambda text: None)
 
 
-def packed(key: Key, value: int) -> Any:
+def packed(key: BatchKey, value: int) -> Any:
     return pack(str(key), "batch", {}, torch.full((100,), value))
 
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
 def test_what_comes_out_is_the_readers_own(tmp_path: Path, kind: str) -> None:
     store = store_at(tmp_path / "c") if kind == "file" else MemoryStore(1 << 20)
-    key = Key(0, "0-4")
+    key = BatchKey(0, "0-4")
     assert not store.has(key)
     assert store.get(key) is None
     assert store.put(key, packed(key, 5), WINDOW)
@@ -189,13 +191,13 @@ def test_what_comes_out_is_the_readers_own(tmp_path: Path, kind: str) -> None:
     second = store.get(key)
     assert second is not None
     assert second.batch.tolist() == [5] * 100
-    assert store.get(Key(0, "4-8")) is None
-    assert store.get(Key(1, "0-4")) is None
+    assert store.get(BatchKey(0, "4-8")) is None
+    assert store.get(BatchKey(1, "0-4")) is None
 
 
 def test_a_batch_stays_readable_after_its_file_is_gone(tmp_path: Path) -> None:
     store = store_at(tmp_path / "c")
-    key = Key(0, "0-4")
+    key = BatchKey(0, "0-4")
     store.put(key, packed(key, 5), WINDOW)
     read = store.get(key)
     assert read is not None
@@ -206,18 +208,18 @@ def test_a_batch_stays_readable_after_its_file_is_gone(tmp_path: Path) -> None:
 def test_the_bound_holds(tmp_path: Path) -> None:
     store = store_at(tmp_path / "c", max_bytes=4000)
     for number in range(50):
-        key = Key(number, "0-4")
+        key = BatchKey(number, "0-4")
         window = Window(number - 2, number, number, number + 10, "0-4")
         assert store.put(key, packed(key, number), window)
         assert sum(f.stat().st_size for f in (tmp_path / "c").iterdir()) <= 4000
         assert store.has(key)
     big = pack("000000000050.0-4", "batch", {}, torch.zeros(4000))
-    assert not store.put(Key(50, "0-4"), big, WINDOW)
+    assert not store.put(BatchKey(50, "0-4"), big, WINDOW)
 
 
 def test_unfinished_and_foreign_files_are_never_used(tmp_path: Path) -> None:
     store = store_at(tmp_path / "c")
-    key = Key(3, "0-4")
+    key = BatchKey(3, "0-4")
     whole = b"".join(packed(key, 7).parts)
     left = tmp_path / "c" / f"{key}.123.abc.tmp"
     left.write_bytes(whole[:50])
@@ -237,7 +239,7 @@ def test_a_file_of_another_user_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = store_at(tmp_path / "c")
-    key = Key(0, "0-4")
+    key = BatchKey(0, "0-4")
     store.put(key, packed(key, 5), WINDOW)
     assert store.get(key) is not None
     other = os.geteuid() + 1
@@ -255,6 +257,6 @@ def test_no_error_of_the_cache_is_one_of_the_training(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(store, "_write", broken)
-    key = Key(1, "0-1")
+    key = BatchKey(1, "0-1")
     assert not store.put(key, packed(key, 5), WINDOW)
     assert told == [f"{tmp_path}: a batch could not be kept: Input/output error"]

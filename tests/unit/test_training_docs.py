@@ -16,7 +16,7 @@ from slurm_resilience.launcher import exit_codes
 from slurm_resilience.launcher.main import cli
 from slurm_resilience.launcher.recipe_file import Recipe
 from slurm_resilience.training import inject
-from slurm_resilience.training.place import PARTS
+from slurm_resilience.training.rank_environment import PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "training.md").read_text()
@@ -42,8 +42,8 @@ def test_the_table_has_every_option_with_its_default() -> None:
 
 
 def test_every_option_is_in_the_docstring() -> None:
+    from slurm_resilience.training.block import resilient
     from slurm_resilience.training.options import Options
-    from slurm_resilience.training.recover import resilient
 
     arguments = (resilient.__doc__ or "").partition("Args:")[2].partition("Returns:")[0]
     told = set(re.findall(r"^ {8}(\w+): ", arguments, re.M))
@@ -59,7 +59,7 @@ def test_every_part_fault_and_phase_is_told() -> None:
 
 def test_every_variable_that_a_process_reads_is_in_the_table() -> None:
     rooms = ROOT / "slurm_resilience" / "training"
-    code = (rooms / "place.py").read_text() + (
+    code = (rooms / "rank_environment.py").read_text() + (
         rooms.parent / "launcher" / "control_socket.py"
     ).read_text()
     told = set(re.findall(r"SRES_[A-Z_]+", TEXT.partition("## Environment of a training")[2]))

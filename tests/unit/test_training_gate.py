@@ -13,8 +13,8 @@ from mesh_peers import LIMIT, Crew, crew, world
 
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd, PeerStatus, View
-from slurm_resilience.training.gate import come_through, through
-from slurm_resilience.training.signals import Interrupted
+from slurm_resilience.training.recovery.commit_gate import come_through, through
+from slurm_resilience.training.recovery.exceptions import Interrupted
 
 GENERATION, STEP = 5, 6
 THROUGH = PeerStatus("ready", GENERATION, STEP + 1)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training import inject
 from slurm_resilience.training.inject import Fault, Phase, Rule, fits, parse
-from slurm_resilience.training.signals import PoisonedProcess
+from slurm_resilience.training.recovery.exceptions import PoisonedProcess
 
 # A busy machine is no failure.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from slurm_resilience.mesh.model import GenerationEnd
-from slurm_resilience.training import interrupt
-from slurm_resilience.training.interrupt import Interrupter
-from slurm_resilience.training.signals import Interrupted
+from slurm_resilience.training import interrupter as interrupt
+from slurm_resilience.training.interrupter import Interrupter
+from slurm_resilience.training.recovery.exceptions import Interrupted
 
 JOIN = GenerationEnd(1, "seat 2 joins", "", "join")
 LOST = GenerationEnd(1, "seat 2 is gone", "00002.0.a", "lost")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-joining = pytest.importorskip("slurm_resilience.training.joining", reason="torch is not installed")
+joining = pytest.importorskip(
+    "slurm_resilience.training.recovery.startup", reason="torch is not installed"
+)
 
 
 @pytest.mark.parametrize(("value", "told"), [("1", 1), ("true", 1), ("0", 0), ("", 0), ("no", 0)])

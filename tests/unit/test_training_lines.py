@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from slurm_resilience.training.lines import Lines
+from slurm_resilience.training.recovery.log_lines import LogLines
 
 
 @pytest.mark.parametrize("handlers", [[], [logging.NullHandler()]])
@@ -17,5 +17,5 @@ def test_lines_are_for_programs_without_logging(
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", handlers)
     line = logging.makeLogRecord({"msg": "healed to step %d", "args": (7,), "levelno": 30})
-    Lines(3).handle(line)
+    LogLines(3).handle(line)
     assert capsys.readouterr().err == ("" if handlers else "sres: seat 3: healed to step 7\n")

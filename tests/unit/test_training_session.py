@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from slurm_resilience.training.options import Options
-from slurm_resilience.training.place import place
+from slurm_resilience.training.rank_environment import place
 from slurm_resilience.training.session import Session
 
 

@@ -9,7 +9,7 @@ import pytest
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.messages import Heartbeat
 from slurm_resilience.mesh.model import Peer
-from slurm_resilience.training.watch import Verdict, Watch
+from slurm_resilience.training.watch import HangVerdict, Watch
 from slurm_resilience.training.watch.progress import Progress
 
 
@@ -38,7 +38,7 @@ class World:
             count = (lambda seat=seat: self.counts[seat]) if counted else None
             watch.enter(f"p{seat}", seat, count)
 
-    def verdict(self, seat: int) -> Verdict | None:
+    def verdict(self, seat: int) -> HangVerdict | None:
         for other, watch in enumerate(self.watches):
             if self.heard[other] == 0:
                 self.beats[other] = watch.beat()
@@ -252,9 +252,9 @@ def test_a_pause_may_take_as_long_as_it_likes() -> None:
 
 
 def test_a_stall_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    told: list[Verdict] = []
+    told: list[HangVerdict] = []
 
-    def on_hang(verdict: Verdict) -> None:
+    def on_hang(verdict: HangVerdict) -> None:
         told.append(verdict)
         raise RuntimeError("a hook of the user")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_resilience.training.watch.hang import Sign, judge
+from slurm_resilience.training.watch.hang import RankSign, judge
 from slurm_resilience.training.watch.limit import ENOUGH, learn, learn_first
 from slurm_resilience.training.watch.straggler import stragglers
 
@@ -68,7 +68,7 @@ def test_a_first_step_has_no_less_than_others_and_no_more_than_first(
 
 
 signs = st.builds(
-    Sign,
+    RankSign,
     id=st.just(""),
     seat=st.just(0),
     step=st.integers(5, 7),
@@ -79,7 +79,7 @@ signs = st.builds(
 )
 worlds = st.lists(signs, min_size=2, max_size=6).map(
     lambda found: [
-        Sign(f"p{i}", i, s.step, s.phase, s.collectives, s.since, s.heard if i else 0.0)
+        RankSign(f"p{i}", i, s.step, s.phase, s.collectives, s.since, s.heard if i else 0.0)
         for i, s in enumerate(found)
     ]
 )
@@ -88,7 +88,7 @@ worlds = st.lists(signs, min_size=2, max_size=6).map(
 @calm
 @given(worlds, st.floats(1, 50), st.floats(0, 100), st.floats(0.5, 20))
 def test_a_verdict_has_grounds(
-    world: list[Sign], limit: float, more: float, silence: float
+    world: list[RankSign], limit: float, more: float, silence: float
 ) -> None:
     own, ceiling = world[0], limit + more
     found = judge(own, world[1:], limit, ceiling, silence)
@@ -109,9 +109,9 @@ def test_a_verdict_has_grounds(
 
 @calm
 @given(worlds)
-def test_all_accuse_the_same(world: list[Sign]) -> None:
+def test_all_accuse_the_same(world: list[RankSign]) -> None:
     """Whoever stands still long enough says the same of the same picture."""
-    world = [Sign(s.id, s.seat, s.step, s.phase, s.collectives, s.since) for s in world]
+    world = [RankSign(s.id, s.seat, s.step, s.phase, s.collectives, s.since) for s in world]
     found = {
         judge(own, [one for one in world if one is not own], 5, 1000, 20)
         for own in world

@@ -29,8 +29,8 @@ from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.mesh.rendezvous import SharedDirectory
 from slurm_resilience.mesh.world_plan import WorldRules
-from slurm_resilience.training.group import MeshStore
-from slurm_resilience.training.group.dirstore import DirStore
+from slurm_resilience.training.process_group import MeshStore
+from slurm_resilience.training.process_group.dirstore import DirStore
 
 KINDS = {
     "rootless": "directory (DirStore)",

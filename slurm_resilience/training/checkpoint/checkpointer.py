@@ -14,10 +14,10 @@ from typing import Any
 import torch.distributed as dist
 
 from slurm_resilience.errors import CheckpointError, UsageError
-from slurm_resilience.training.checkpoint import loading, parts, writing
-from slurm_resilience.training.checkpoint.shelf import Shelf
-from slurm_resilience.training.checkpoint.stage import Stage
-from slurm_resilience.training.checkpoint.team import Team, one_line
+from slurm_resilience.training.checkpoint import loading, state_tree, writing
+from slurm_resilience.training.checkpoint.agreement import SaveAgreement, one_line
+from slurm_resilience.training.checkpoint.catalog import CheckpointCatalog
+from slurm_resilience.training.checkpoint.staging import Stage
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +80,9 @@ class Checkpointer:
         self.every, self.keep, self.checks = every, keep, verify
         self.per_rank = frozenset(per_rank)
         self.counts = Counts()
-        self._shelf = Shelf(directory)
+        self._shelf = CheckpointCatalog(directory)
         self._stage = Stage()
-        self._jobs: queue.SimpleQueue[writing.Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[writing.SaveJob | None] = queue.SimpleQueue()
         self._open: list[dist.ProcessGroup | None] = []
         """The groups of the saves under way."""
         self._idle = threading.Condition()
@@ -125,12 +125,12 @@ class Checkpointer:
         began = time.perf_counter()
         planner = None
         if free:
-            flat = parts.take_apart(state, self.per_rank, Team(group).rank)
+            flat = state_tree.take_apart(state, self.per_rank, SaveAgreement(group).rank)
             planner = self._stage.take(flat, group)
             self.counts.staging_ms = (time.perf_counter() - began) * 1e3
         with self._idle:
             self._open.append(group)
-        self._jobs.put(writing.Job(step, planner, group))
+        self._jobs.put(writing.SaveJob(step, planner, group))
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._work, name="sres-checkpoint", daemon=True)
             self._thread.start()
@@ -225,7 +225,7 @@ class Checkpointer:
                     self._open.pop(0)
                     self._idle.notify_all()
 
-    def _do(self, job: writing.Job) -> None:
+    def _do(self, job: writing.SaveJob) -> None:
         counts, began = self.counts, time.perf_counter()
         try:
             writing.write(job, self._shelf, self._in_flight)

@@ -16,17 +16,17 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from slurm_resilience.errors import CheckpointError
 from slurm_resilience.training.checkpoint import manifest as manifests
-from slurm_resilience.training.checkpoint import parts
+from slurm_resilience.training.checkpoint import state_tree
+from slurm_resilience.training.checkpoint.agreement import PartFailed, SaveAgreement, one_line
+from slurm_resilience.training.checkpoint.catalog import CheckpointCatalog
 from slurm_resilience.training.checkpoint.manifest import Damaged
-from slurm_resilience.training.checkpoint.shelf import Shelf
-from slurm_resilience.training.checkpoint.team import PartFailed, Team, one_line
 
 log = logging.getLogger(__name__)
 
 
-def latest(shelf: Shelf, group: dist.ProcessGroup | None, content: bool) -> int:
+def latest(shelf: CheckpointCatalog, group: dist.ProcessGroup | None, content: bool) -> int:
     """The newest good step; -1: none. See `Checkpointer.latest`."""
-    team = Team(group)
+    team = SaveAgreement(group)
     try:
         steps = team.together(lambda: shelf.steps() if team.leads else [])[0]
     except PartFailed as failed:
@@ -42,7 +42,7 @@ def latest(shelf: Shelf, group: dist.ProcessGroup | None, content: bool) -> int:
     return -1
 
 
-def check(shelf: Shelf, step: int, team: Team, content: bool) -> None:
+def check(shelf: CheckpointCatalog, step: int, team: SaveAgreement, content: bool) -> None:
     """Compare a checkpoint with its manifest; the ranks share the reading.
 
     Raises:
@@ -70,7 +70,7 @@ def check(shelf: Shelf, step: int, team: Team, content: bool) -> None:
 
 
 def load(
-    shelf: Shelf,
+    shelf: CheckpointCatalog,
     step: int,
     state: dict[str, Any],
     group: dist.ProcessGroup | None,
@@ -83,7 +83,7 @@ def load(
         CheckpointError: it is unusable.
         RuntimeError: the group broke; that says nothing of the checkpoint.
     """
-    team = Team(group)
+    team = SaveAgreement(group)
     try:
         check(shelf, step, team, content)
         _load(shelf, step, state, team, per_rank)
@@ -94,29 +94,35 @@ def load(
 
 
 def _load(
-    shelf: Shelf, step: int, state: dict[str, Any], team: Team, per_rank: Collection[str]
+    shelf: CheckpointCatalog,
+    step: int,
+    state: dict[str, Any],
+    team: SaveAgreement,
+    per_rank: Collection[str],
 ) -> None:
     reader = FileSystemReader(shelf.at(step))
     known: dict[str, Any] = {}
     team.together(lambda: known.update(reader.read_metadata().state_dict_metadata))
-    paths = {name: parts.own_name(name, team.rank) if name in per_rank else name for name in state}
+    paths = {
+        name: state_tree.own_name(name, team.rank) if name in per_rank else name for name in state
+    }
     for name, path in list(paths.items()):
-        if parts.TREE + path in known:
+        if state_tree.TREE + path in known:
             continue
         if name not in per_rank:
             raise PartFailed(f"it has no {name!r}")
         log.warning("checkpoint of step %d has no %s for rank %d", step, name, team.rank)
         del paths[name]
-    trees = {parts.TREE + path: b"" for path in paths.values()}
+    trees = {state_tree.TREE + path: b"" for path in paths.values()}
     _read(reader, trees, team)
 
     def templates() -> dict[str, Any]:
         tensors: dict[str, Any] = {}
         for name, path in paths.items():
-            tree = trees[parts.TREE + path]
-            own = parts.template(name, path, state[name], state, tree)
-            for key in parts.keys_of(tree):
-                tensors[key] = _fitting(own.get(key), known[key], parts.has_shape(state[name]))
+            tree = trees[state_tree.TREE + path]
+            own = state_tree.template(name, path, state[name], state, tree)
+            for key in state_tree.keys_of(tree):
+                tensors[key] = _fitting(own.get(key), known[key], state_tree.has_shape(state[name]))
         return tensors
 
     flat: dict[str, Any] = {}
@@ -127,8 +133,8 @@ def _load(
         # Modules before what refers to their parameters.
         order = sorted(paths, key=lambda name: not isinstance(state[name], torch.nn.Module))
         for name in order:
-            saved = parts.join(trees[parts.TREE + paths[name]], flat.__getitem__)
-            state[name] = parts.put_back(name, state[name], state, saved)
+            saved = state_tree.join(trees[state_tree.TREE + paths[name]], flat.__getitem__)
+            state[name] = state_tree.put_back(name, state[name], state, saved)
 
     team.together(apply)
 
@@ -140,7 +146,7 @@ def _fitting(live: torch.Tensor | None, saved: TensorStorageMetadata, fixed: boo
     return torch.empty(saved.size, dtype=saved.properties.dtype)
 
 
-def _read(reader: FileSystemReader, into: dict[str, Any], team: Team) -> None:
+def _read(reader: FileSystemReader, into: dict[str, Any], team: SaveAgreement) -> None:
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     dcp_load(
         into,

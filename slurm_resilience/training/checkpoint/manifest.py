@@ -17,7 +17,7 @@ FILE = "manifest.json"
 _CHUNK = 8 << 20
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ManifestEntry(msgspec.Struct, frozen=True):
     """One file of a checkpoint."""
 
     size: int
@@ -31,7 +31,7 @@ class Manifest(msgspec.Struct, frozen=True):
     step: int
     world: int
     """Ranks that wrote it; any number may load it."""
-    files: dict[str, Entry]
+    files: dict[str, ManifestEntry]
     torch: str
     time: float
     """Seconds since the epoch."""
@@ -45,7 +45,7 @@ Print = tuple[tuple[str, int, int, int], ...]
 """Name, size, mtime (ns) and inode of each file: unchanged as long as nobody touched them."""
 
 
-def entry(path: Path) -> Entry:
+def entry(path: Path) -> ManifestEntry:
     """Read a file and describe it.
 
     Raises:
@@ -56,7 +56,7 @@ def entry(path: Path) -> Entry:
         while chunk := stream.read(_CHUNK):
             size += len(chunk)
             checksum = zlib.crc32(chunk, checksum)
-    return Entry(size, checksum)
+    return ManifestEntry(size, checksum)
 
 
 def write(directory: Path, manifest: Manifest) -> None:

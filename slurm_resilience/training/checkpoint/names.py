@@ -19,7 +19,7 @@ _TEMPORARY = re.compile(r"step-([0-9]{6,})\.tmp-(.+)")
 _UNSAFE = re.compile(r"[^A-Za-z0-9.-]")
 
 
-class Owner(NamedTuple):
+class SaveOwner(NamedTuple):
     """Who writes into a temporary directory."""
 
     attempt: str
@@ -49,7 +49,7 @@ def step_of(name: str) -> int:
     return int(found[1]) if found and done(int(found[1])) == name else -1
 
 
-def temporary(step: int, owner: Owner) -> str:
+def temporary(step: int, owner: SaveOwner) -> str:
     """The name of a directory that ``owner`` writes."""
     parts = (owner.attempt, owner.host, str(owner.pid), owner.serial)
     return f"{done(step)}.tmp-" + "_".join(_UNSAFE.sub("-", part) for part in parts)
@@ -65,17 +65,17 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
-def owner_of(name: str) -> Owner | None:
+def owner_of(name: str) -> SaveOwner | None:
     """Who writes there; None when the name does not say."""
     found = _TEMPORARY.fullmatch(name)
     parts = found[2].split("_") if found else []
     if len(parts) != 4 or not parts[2].isdigit():
         return None
-    return Owner(parts[0], parts[1], int(parts[2]), parts[3])
+    return SaveOwner(parts[0], parts[1], int(parts[2]), parts[3])
 
 
 def dead(
-    found: Iterable[Temporary], me: Owner, in_flight: Collection[str], alive: Collection[int]
+    found: Iterable[Temporary], me: SaveOwner, in_flight: Collection[str], alive: Collection[int]
 ) -> list[str]:
     """Temporary directories that nobody will finish.
 
@@ -99,7 +99,7 @@ def dead(
     ]
 
 
-def _over(owner: Owner | None, me: Owner, alive: Collection[int]) -> bool:
+def _over(owner: SaveOwner | None, me: SaveOwner, alive: Collection[int]) -> bool:
     if owner is None:
         return False
     if me.attempt and owner.attempt != me.attempt:

@@ -27,10 +27,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from slurm_resilience.training.checkpoint import manifest as manifests
 from slurm_resilience.training.checkpoint import names
-from slurm_resilience.training.checkpoint.manifest import Damaged, Entry, Manifest
-from slurm_resilience.training.checkpoint.shelf import Shelf
-from slurm_resilience.training.checkpoint.stage import StagedPlanner
-from slurm_resilience.training.checkpoint.team import PartFailed, Team
+from slurm_resilience.training.checkpoint.agreement import PartFailed, SaveAgreement
+from slurm_resilience.training.checkpoint.catalog import CheckpointCatalog
+from slurm_resilience.training.checkpoint.manifest import Damaged, Manifest, ManifestEntry
+from slurm_resilience.training.checkpoint.staging import StagedPlanner
 
 _METADATA = ".metadata"
 
@@ -43,7 +43,7 @@ class Fenced(Exception):
     """A later attempt has begun: this one must not write any more."""
 
 
-class Job(NamedTuple):
+class SaveJob(NamedTuple):
     """What a thread has to write."""
 
     step: int
@@ -58,11 +58,11 @@ class _Opening(NamedTuple):
     name: str
 
 
-def me() -> names.Owner:
+def me() -> names.SaveOwner:
     """This process as a writer, with a new serial."""
     from slurm_resilience.resume import attempt
 
-    return names.Owner(attempt.token(), socket.gethostname(), os.getpid(), secrets.token_hex(4))
+    return names.SaveOwner(attempt.token(), socket.gethostname(), os.getpid(), secrets.token_hex(4))
 
 
 def current() -> bool:
@@ -79,14 +79,14 @@ def report(step: int) -> None:
     attempt.report(step)
 
 
-def leads(job: Job) -> bool:
+def leads(job: SaveJob) -> bool:
     """Is this the rank that speaks for all? A group that is gone has no ranks."""
     with contextlib.suppress(Exception):
-        return Team(job.group).leads
+        return SaveAgreement(job.group).leads
     return False
 
 
-def write(job: Job, shelf: Shelf, in_flight: set[str]) -> Path:
+def write(job: SaveJob, shelf: CheckpointCatalog, in_flight: set[str]) -> Path:
     """Do one save; every rank of the group calls this.
 
     Args:
@@ -103,7 +103,7 @@ def write(job: Job, shelf: Shelf, in_flight: set[str]) -> Path:
         PartFailed, CheckpointException, RuntimeError, OSError: it failed; nothing has got a final
             name.
     """
-    team = Team(job.group)
+    team = SaveAgreement(job.group)
     own = names.temporary(job.step, me())
     said = team.gather(_Opening(job.step, job.planner is not None, own))
     if {one.step for one in said} != {job.step}:
@@ -119,7 +119,13 @@ def write(job: Job, shelf: Shelf, in_flight: set[str]) -> Path:
         in_flight.discard(name)
 
 
-def _write(job: Job, planner: StagedPlanner, team: Team, shelf: Shelf, directory: Path) -> Path:
+def _write(
+    job: SaveJob,
+    planner: StagedPlanner,
+    team: SaveAgreement,
+    shelf: CheckpointCatalog,
+    directory: Path,
+) -> Path:
     try:
         dcp_save(
             {},
@@ -147,14 +153,14 @@ def _write(job: Job, planner: StagedPlanner, team: Team, shelf: Shelf, directory
     return finished[0]
 
 
-def _sums(directory: Path, team: Team) -> dict[str, Entry]:
+def _sums(directory: Path, team: SaveAgreement) -> dict[str, ManifestEntry]:
     own = [path.name for path in directory.glob(f"__{team.rank}_*")]
     if team.leads:
         own.append(_METADATA)
     return {name: manifests.entry(directory / name) for name in own}
 
 
-def _finish(directory: Path, manifest: Manifest, shelf: Shelf) -> Path | None:
+def _finish(directory: Path, manifest: Manifest, shelf: CheckpointCatalog) -> Path | None:
     """Give a complete directory its name; None when this attempt may not write any more."""
     for name in manifest.files:
         if not (directory / name).exists():

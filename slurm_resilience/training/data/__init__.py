@@ -10,11 +10,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from slurm_resilience.training.data.cache.directory import clean, hold, stale
     from slurm_resilience.training.data.loader import ReplayLoader
-    from slurm_resilience.training.data.order import Order
-    from slurm_resilience.training.data.place import clean, hold, stale
+    from slurm_resilience.training.data.order import SampleOrder
 
-__all__ = ["Order", "ReplayLoader", "clean", "hold", "stale"]
+__all__ = ["ReplayLoader", "SampleOrder", "clean", "hold", "stale"]
 
 _HOME = {"ReplayLoader": "loader", "Order": "order"}
 

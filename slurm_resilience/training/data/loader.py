@@ -12,16 +12,16 @@ import numpy as np
 from torch.utils.data import default_collate
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.training.data.feed import Feed, Place
-from slurm_resilience.training.data.fingerprint import fingerprint as look_at
-from slurm_resilience.training.data.home import Home, identity
-from slurm_resilience.training.data.order import Indices, Order, last, share
-from slurm_resilience.training.data.place import once
+from slurm_resilience.training.data.cache.cache import BatchCache, identity
+from slurm_resilience.training.data.cache.directory import once
+from slurm_resilience.training.data.cache.fingerprint import fingerprint as look_at
+from slurm_resilience.training.data.order import Indices, SampleOrder, last, share
+from slurm_resilience.training.data.prefetch import BatchTarget, Prefetcher
 from slurm_resilience.training.data.source import (
-    Found,
     MapReader,
     Opening,
     Reader,
+    SourceSample,
     StreamReader,
     about,
     is_opener,
@@ -132,13 +132,13 @@ class ReplayLoader:
         words: list[Any] = [fingerprint or look_at(source, collate_fn), seed, shuffle]
         words += [global_batch, drop_last]
         words += [known.length] if known and known.kind == "map" else ["stream", epochs]
-        self._home = Home(identity(words), cache, max_bytes, self._warn)
+        self._home = BatchCache(identity(words), cache, max_bytes, self._warn)
         self._home.settle(group, rank, leader)
         self._names = (group, leader)
         found = known or self._home.about(lambda: about(opening()))
         opening.expected = found
         self.kind = found.kind
-        self.order = Order(found.length or 0, global_batch, seed, shuffle, drop_last)
+        self.order = SampleOrder(found.length or 0, global_batch, seed, shuffle, drop_last)
         collate: Callable[[list[Any]], Any] = collate_fn or default_collate
         reader: Reader
         if self.kind == "map":
@@ -155,7 +155,7 @@ class ReplayLoader:
             self.weight = 1.0
         self.end = last(self.order.per_epoch if found.length else None, epochs, steps)
         """Batches in the whole run; None: it never ends, or only the source knows."""
-        self._feed = Feed(
+        self._feed = Prefetcher(
             reader, self._place(), prefetch_length, lookback_length, self.end, self._warn
         )
         self._closing = weakref.finalize(self, _close, self._feed, self._home)
@@ -178,7 +178,7 @@ class ReplayLoader:
             raise TypeError("this loader has no length: it never ends, or its source has none")
         return self.end
 
-    def _take(self) -> Found | None:
+    def _take(self) -> SourceSample | None:
         number = self._feed.next
         found = self._feed.take()
         if found is None:
@@ -190,7 +190,7 @@ class ReplayLoader:
             self._feed.commit(number + 1)
         return found
 
-    def _describe(self, number: int, found: Found) -> None:
+    def _describe(self, number: int, found: SourceSample) -> None:
         """Know ``samples`` and ``weight`` of the share that is given."""
         if self.kind == "batches":
             return
@@ -282,8 +282,8 @@ class ReplayLoader:
         self._base = self.position
         self._feed.move(self._base, self._place())
 
-    def _place(self) -> Place:
-        return Place(
+    def _place(self) -> BatchTarget:
+        return BatchTarget(
             self.rank,
             self.world,
             self._home.store,
@@ -314,7 +314,7 @@ class ReplayLoader:
             )
         self.seek(state["position"])
         if before := state.get("before"):
-            given = Found("batch", None, before["note"], before["state"])
+            given = SourceSample("batch", None, before["note"], before["state"])
             self._feed.remember(state["position"], given)
 
     def _own(self) -> dict[str, Any]:
@@ -339,7 +339,7 @@ class ReplayLoader:
         self._closing()
 
 
-def _close(feed: Feed, home: Home) -> None:
+def _close(feed: Prefetcher, home: BatchCache) -> None:
     feed.stop()
     home.leave(remove=False)
 
@@ -359,7 +359,7 @@ def _check(rank: int, world: int, global_batch: int) -> None:
         )
 
 
-def _namer(order: Order | None, rank: int, world: int) -> Callable[[int], str]:
+def _namer(order: SampleOrder | None, rank: int, world: int) -> Callable[[int], str]:
     """Names this rank's share: by its place in the batch where that is known, else by the rank."""
     if order is None:
         return lambda number: f"{rank}of{world}"

@@ -20,7 +20,7 @@ ROUNDS = 12
 _MASK = (1 << 64) - 1
 
 
-class Order(msgspec.Struct, frozen=True):
+class SampleOrder(msgspec.Struct, frozen=True):
     """The order of a map-style dataset.
 
     An epoch is one permutation of the samples, drawn from ``(seed, epoch)``. Batch k of the run is

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from slurm_resilience.errors import SresError, UsageError
-from slurm_resilience.training.data.order import Order, mix, share
+from slurm_resilience.training.data.order import SampleOrder, mix, share
 
 Kind = Literal["map", "items", "batches"]
 """map: samples by index; items: an IterableDataset, one sample after the other; batches: anything
@@ -40,7 +40,7 @@ class SampleError(SresError):
         super().__init__(f"{what} failed at batch {number}: {type(error).__name__}: {error}")
 
 
-class Found(NamedTuple):
+class SourceSample(NamedTuple):
     """What a source gave for a batch number."""
 
     kind: Literal["batch", "end", "absent"]
@@ -52,13 +52,13 @@ class Found(NamedTuple):
     """Of a stream: its iterator's state after this batch; None: it has none."""
 
 
-Before = Callable[[], Found | None]
+Before = Callable[[], SourceSample | None]
 
 
 class Reader(Protocol):
     """A source, asked for batches by number."""
 
-    def read(self, number: int, rank: int, world: int, before: Before) -> Found:
+    def read(self, number: int, rank: int, world: int, before: Before) -> SourceSample:
         """Fetch a share of a batch.
 
         Args:
@@ -99,7 +99,7 @@ def is_opener(source: Any) -> bool:
     return callable(source) and not any(hasattr(source, n) for n in ("__getitem__", "__iter__"))
 
 
-class About(msgspec.Struct, frozen=True):
+class SourceInfo(msgspec.Struct, frozen=True):
     """What must be known of a source before anything is read."""
 
     kind: Kind
@@ -107,10 +107,10 @@ class About(msgspec.Struct, frozen=True):
     """Samples; None: a stream."""
 
 
-def about(source: Any) -> About:
+def about(source: Any) -> SourceInfo:
     """Look at a source that is open."""
     kind = kind_of(source)
-    return About(kind, len(source) if kind == "map" else None)
+    return SourceInfo(kind, len(source) if kind == "map" else None)
 
 
 class Opening:
@@ -119,7 +119,7 @@ class Opening:
     def __init__(self, source: Any) -> None:
         self._open = source if is_opener(source) else None
         self._source = None if self._open is not None else source
-        self.expected: About | None = None
+        self.expected: SourceInfo | None = None
 
     def __call__(self) -> Any:
         if self._source is None:
@@ -144,14 +144,14 @@ class MapReader:
     """
 
     def __init__(
-        self, source: Callable[[], Any], order: Order, collate: Collate, threads: int
+        self, source: Callable[[], Any], order: SampleOrder, collate: Collate, threads: int
     ) -> None:
         self._open = source
         self._order = order
         self._collate = collate
         self._pool = ThreadPoolExecutor(threads, "sres-sample") if threads > 1 else None
 
-    def read(self, number: int, rank: int, world: int, before: Before) -> Found:
+    def read(self, number: int, rank: int, world: int, before: Before) -> SourceSample:
         begin, end = self._order.share(number, rank, world)
         # A rank without a sample takes part in the step's collectives with weight 0.
         indices = self._order.indices(number, begin, max(end, begin + 1))
@@ -163,7 +163,7 @@ class MapReader:
             raise SampleError(error, number) from error
         samples = self._samples(source, indices.tolist(), number)
         try:
-            return Found("batch", self._collate(samples))
+            return SourceSample("batch", self._collate(samples))
         except Exception as error:
             raise SampleError(error, number) from error
 
@@ -204,7 +204,7 @@ class StreamReader:
         self,
         source: Callable[[], Any],
         items: bool,
-        order: Order,
+        order: SampleOrder,
         collate: Collate,
         epochs: int | None,
     ) -> None:
@@ -221,19 +221,19 @@ class StreamReader:
         """Batches of this epoch that were taken."""
         self._end: int | None = None
 
-    def read(self, number: int, rank: int, world: int, before: Before) -> Found:
+    def read(self, number: int, rank: int, world: int, before: Before) -> SourceSample:
         try:
             self._go(number, before)
             taken = self._take()
             if taken is None:
-                return Found("end")
+                return SourceSample("end")
             note = {"epoch": self._epoch, "at": self._at, "size": 0}
             if self._items:
                 begin, end = share(len(taken), rank, world)
                 note["size"] = len(taken)
                 begin = min(begin, len(taken) - 1)
                 taken = self._collate(taken[begin : max(end, begin + 1)])
-            return Found("batch", taken, note, self._state())
+            return SourceSample("batch", taken, note, self._state())
         except Exception as error:
             self.close()
             if isinstance(error, SresError):

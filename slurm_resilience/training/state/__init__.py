@@ -16,13 +16,13 @@ from slurm_resilience.training.state.plan import (
     checkpointless_recovery_feasible,
     plan,
 )
-from slurm_resilience.training.state.spread import Transfer
+from slurm_resilience.training.state.routing import Route
 
 if TYPE_CHECKING:
     from slurm_resilience.training.state.capture import Capture
-    from slurm_resilience.training.state.move import Report, transfer
     from slurm_resilience.training.state.partner import Partner
     from slurm_resilience.training.state.tracked import Tracked
+    from slurm_resilience.training.state.transfer import TransferReport, transfer
 
 _ROOM = "slurm_resilience.training.state"
 _LAZY = {
@@ -38,10 +38,10 @@ __all__ = [
     "HealFailed",
     "HealPlan",
     "Partner",
-    "Report",
+    "Route",
     "StateError",
     "Tracked",
-    "Transfer",
+    "TransferReport",
     "checkpointless_recovery_feasible",
     "partners",
     "plan",

@@ -10,20 +10,20 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from slurm_resilience.training.state import flat
+from slurm_resilience.training.state.descriptor import StateDescriptor, ValueNote
 from slurm_resilience.training.state.errors import StateError
-from slurm_resilience.training.state.skeleton import Note, Skeleton
 
 
 @dataclass(frozen=True)
 class Capture:
     """A description, and the live bytes that belong to it; nothing is copied."""
 
-    skeleton: Skeleton
+    skeleton: StateDescriptor
     views: tuple[torch.Tensor, ...]
     """uint8 of shape (bytes,), one for each of the skeleton's notes."""
 
 
-class Slot(NamedTuple):
+class TensorSlot(NamedTuple):
     """Stands for a tensor in a decoded skeleton."""
 
     number: int
@@ -33,7 +33,7 @@ class Slot(NamedTuple):
 class Landing:
     """Where each tensor of a skeleton will land, and what remains to be done then."""
 
-    skeleton: Skeleton
+    skeleton: StateDescriptor
     views: list[torch.Tensor | None] = field(default_factory=list)
     after: list[Callable[[], None]] = field(default_factory=list)
     """Run in order when all bytes are there."""
@@ -42,7 +42,7 @@ class Landing:
     def __post_init__(self) -> None:
         self.views = [None] * len(self.skeleton.notes)
 
-    def into(self, slot: Slot, tensor: torch.Tensor, path: str) -> torch.Tensor:
+    def into(self, slot: TensorSlot, tensor: torch.Tensor, path: str) -> torch.Tensor:
         """Let a tensor's bytes land in the one that this process uses.
 
         Raises:
@@ -66,7 +66,7 @@ class Landing:
         self.made[slot.number] = tensor
         return tensor
 
-    def make(self, slot: Slot, like: torch.Tensor | None, path: str) -> torch.Tensor:
+    def make(self, slot: TensorSlot, like: torch.Tensor | None, path: str) -> torch.Tensor:
         """Make a tensor that this process does not have yet, on the device of a similar one."""
         if slot.number in self.made:
             return self.made[slot.number]
@@ -89,7 +89,7 @@ class Landing:
             like: a tensor whose device and sharding a new one takes.
             path: where, for messages.
         """
-        if isinstance(node, Slot):
+        if isinstance(node, TensorSlot):
             note = self.skeleton.notes[node.number]
             if isinstance(mine, torch.Tensor) and not flat.fits(mine, note):
                 return self.into(node, mine, path)
@@ -125,7 +125,9 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
     target.copy_(source)
 
 
-def _shard(shard: torch.Tensor, note: Note, like: torch.Tensor | None, path: str) -> torch.Tensor:
+def _shard(
+    shard: torch.Tensor, note: ValueNote, like: torch.Tensor | None, path: str
+) -> torch.Tensor:
     if not isinstance(like, DTensor):
         raise StateError(f"{path} is sharded at the peer, and its parameter is not sharded here")
     assert note.whole is not None

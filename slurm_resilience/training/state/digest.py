@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from slurm_resilience.training.state.capture import Capture
-from slurm_resilience.training.state.skeleton import plain
+from slurm_resilience.training.state.descriptor import plain
 
 BLOCK_WORDS = 1 << 17
 """64-bit words in a block: 1 MiB stays in a core's cache."""

@@ -18,8 +18,8 @@ import torch
 from slurm_resilience.mesh.model import View
 from slurm_resilience.training.state.capture import Capture
 from slurm_resilience.training.state.chunks import cut
+from slurm_resilience.training.state.descriptor import StateDescriptor, pack, unpack
 from slurm_resilience.training.state.pairs import partners
-from slurm_resilience.training.state.skeleton import Skeleton, pack, unpack
 
 _BUCKET_BYTES = 32 << 20
 _IN_FLIGHT = 16
@@ -28,13 +28,13 @@ _HEADER_WORDS = 5
 _HEADER_TAG, _SKELETON_TAG, _FIRST_TAG = 0, 1, 2
 
 
-class Copy(NamedTuple):
+class PartnerCopy(NamedTuple):
     """One rank's state at one step, in host memory."""
 
     step: int
     seat: int
     part: int
-    skeleton: Skeleton
+    skeleton: StateDescriptor
     data: torch.Tensor
     """uint8 of shape (bytes,): all tensors, one after another."""
 
@@ -46,12 +46,12 @@ class Copy(NamedTuple):
 class Round(NamedTuple):
     """What a rank has of one step."""
 
-    own: Copy
-    kept: Copy | None
+    own: PartnerCopy
+    kept: PartnerCopy | None
     """The copy of the rank whose partner this one is; None in a world of one."""
 
 
-class Shelf(Protocol):
+class CopyShelf(Protocol):
     """Where copies are kept."""
 
     def buffer(self, size: int) -> torch.Tensor:
@@ -60,21 +60,21 @@ class Shelf(Protocol):
     def publish(self, one: Round, seconds: float) -> None:
         """Everybody has this round whole; it took so long."""
 
-    def settle(self, unused: Copy | None = None) -> None:
+    def settle(self, unused: PartnerCopy | None = None) -> None:
         """Everybody has published the newest round: older ones may go, and this copy too."""
 
 
 class Exchange:
     """The thread that exchanges copies during one generation."""
 
-    def __init__(self, shelf: Shelf, view: View, rank: int, group: Any) -> None:
+    def __init__(self, shelf: CopyShelf, view: View, rank: int, group: Any) -> None:
         self._shelf, self._group = shelf, group
         self.seat, self.part = view.members[rank].peer.seat, view.position(rank)
         to = partners(view)
         self._to, self._from = to[rank], to.index(rank)
         self._alone = view.size == 1
         self.error = ""
-        self._posted: queue.SimpleQueue[tuple[int, Copy | None] | None] = queue.SimpleQueue()
+        self._posted: queue.SimpleQueue[tuple[int, PartnerCopy | None] | None] = queue.SimpleQueue()
         self._open = 0
         self._quiet = threading.Condition()
         name = f"copies-{view.generation}"
@@ -85,7 +85,7 @@ class Exchange:
     def busy(self) -> bool:
         return self._open > 0
 
-    def post(self, step: int, own: Copy | None) -> None:
+    def post(self, step: int, own: PartnerCopy | None) -> None:
         """Begin a round; without a copy: tell the others to leave it out."""
         with self._quiet:
             self._open += 1
@@ -114,7 +114,7 @@ class Exchange:
                 self._open -= 1
                 self._quiet.notify_all()
 
-    def _round(self, own: Copy | None) -> None:
+    def _round(self, own: PartnerCopy | None) -> None:
         begin = time.monotonic()
         if not self._all_have(own):
             self._shelf.settle(own)
@@ -126,7 +126,7 @@ class Exchange:
         self._together()
         self._shelf.settle()
 
-    def _all_have(self, own: Copy | None) -> bool:
+    def _all_have(self, own: PartnerCopy | None) -> bool:
         flag = torch.tensor([0 if own is None else 1], dtype=torch.int64)
         if not self._alone:
             self._group.allreduce([flag], torch.distributed.ReduceOp.MIN).wait()
@@ -136,7 +136,7 @@ class Exchange:
         if not self._alone:
             self._group.barrier().wait()
 
-    def _exchange(self, own: Copy) -> Copy:
+    def _exchange(self, own: PartnerCopy) -> PartnerCopy:
         """Send the own copy, and receive the one to keep."""
         skeleton = pack(own.skeleton)
         words = [own.step, own.seat, own.part, len(skeleton), own.data.numel()]
@@ -148,7 +148,7 @@ class Exchange:
         self._swap([mine], [described], _SKELETON_TAG)
         data = self._shelf.buffer(size)
         self._swap(_slices(own.data), _slices(data), _FIRST_TAG)
-        return Copy(step, seat, part, unpack(described.numpy().tobytes()), data)
+        return PartnerCopy(step, seat, part, unpack(described.numpy().tobytes()), data)
 
     def _swap(self, out: list[torch.Tensor], into: list[torch.Tensor], tag: int) -> None:
         """Send and receive at the same time, a few messages in flight each way."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from slurm_resilience.training.state.descriptor import ValueNote
 from slurm_resilience.training.state.errors import StateError
-from slurm_resilience.training.state.skeleton import Note
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -22,7 +22,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
         return plain.to_local()
 
 
-def note(path: str, tensor: torch.Tensor) -> Note:
+def note(path: str, tensor: torch.Tensor) -> ValueNote:
     """Describe a tensor.
 
     Raises:
@@ -33,7 +33,7 @@ def note(path: str, tensor: torch.Tensor) -> Note:
         what = "has no data yet (meta device)" if mine.is_meta else f"is {mine.layout}"
         raise StateError(f"{path} {what}: only dense tensors with data can be tracked")
     whole, placements = _sharding(tensor)
-    return Note(
+    return ValueNote(
         path=path,
         shape=tuple(mine.shape),
         stride=_order(mine),
@@ -59,7 +59,7 @@ def view(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8)
 
 
-def fits(tensor: torch.Tensor, there: Note) -> str:
+def fits(tensor: torch.Tensor, there: ValueNote) -> str:
     """Why a tensor cannot take the bytes that a note describes; empty: it can."""
     whole, placements = _sharding(tensor)
     mine = local(tensor)
@@ -75,13 +75,13 @@ def fits(tensor: torch.Tensor, there: Note) -> str:
     return ""
 
 
-def alike(tensor: torch.Tensor, there: Note) -> bool:
+def alike(tensor: torch.Tensor, there: ValueNote) -> bool:
     """Whether the bytes can land in the tensor's own storage: dense, and in the same order."""
     mine = local(tensor)
     return _dense(mine) and _order(mine) == there.stride
 
 
-def dtype(there: Note) -> torch.dtype:
+def dtype(there: ValueNote) -> torch.dtype:
     """The torch.dtype that a note names. StateError if this torch has none of that name."""
     found: Any = getattr(torch, there.dtype, None)
     if not isinstance(found, torch.dtype):
@@ -89,7 +89,7 @@ def dtype(there: Note) -> torch.dtype:
     return found
 
 
-def empty(there: Note, device: torch.device) -> torch.Tensor:
+def empty(there: ValueNote, device: torch.device) -> torch.Tensor:
     """A tensor without content, laid out as a note says."""
     return torch.empty_strided(there.shape, there.stride, dtype=dtype(there), device=device)
 

@@ -17,7 +17,7 @@ import torch
 from slurm_resilience.mesh.model import View
 from slurm_resilience.training.state.capture import Capture
 from slurm_resilience.training.state.errors import StateError
-from slurm_resilience.training.state.exchange import Copy, Exchange, Round
+from slurm_resilience.training.state.exchange import Exchange, PartnerCopy, Round
 from slurm_resilience.training.state.tracked import Tracked
 
 
@@ -124,7 +124,7 @@ class Partner:
         ):
             place.copy_(view)
         took = (time.monotonic() - begin) * 1000
-        own = Copy(step, link.seat, link.part, capture.skeleton, data)
+        own = PartnerCopy(step, link.seat, link.part, capture.skeleton, data)
         self.last = cost = Cost(step, data.numel(), took)
         link.post(step, own)
         return cost
@@ -199,7 +199,7 @@ class Partner:
         if self.last and self.last.step == one.own.step:
             self.last = self.last._replace(behind_ms=seconds * 1000)
 
-    def settle(self, unused: Copy | None = None) -> None:
+    def settle(self, unused: PartnerCopy | None = None) -> None:
         """Keep the newest round only, and the others' buffers for later; called by the exchange."""
         with self._lock:
             old = [copy for one in self._rounds[1:] for copy in one if copy]

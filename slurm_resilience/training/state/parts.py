@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.training.state import kinds
+from slurm_resilience.training.state import adapters
 
 
 def check(objects: dict[str, Any], replica_size: int) -> None:
@@ -38,7 +38,7 @@ def check(objects: dict[str, Any], replica_size: int) -> None:
 
 def _sharded(objects: dict[str, Any]) -> Iterator[tuple[str, DTensor]]:
     for name, thing in objects.items():
-        one = kinds.unwrap(thing)
+        one = adapters.unwrap(thing)
         pairs = one.named_parameters() if isinstance(one, nn.Module) else (("", one),)
         for path, tensor in pairs:
             if isinstance(tensor, DTensor):

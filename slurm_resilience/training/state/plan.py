@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from slurm_resilience.mesh.model import PeerStatus, View
-from slurm_resilience.training.state.spread import Transfer, spread
+from slurm_resilience.training.state.routing import Route, spread
 
 Kind = Literal["nothing", "peers", "memory", "disk", "fresh", "impossible"]
 
@@ -30,13 +30,13 @@ class HealPlan(msgspec.Struct, frozen=True):
     """Committed steps that everybody has afterwards; -1 if impossible."""
     reason: str
     """One sentence for the log."""
-    transfers: tuple[Transfer, ...] = ()
+    transfers: tuple[Route, ...] = ()
 
-    def incoming(self, rank: int) -> tuple[Transfer, ...]:
+    def incoming(self, rank: int) -> tuple[Route, ...]:
         """What a rank receives, in the order of the shares."""
         return tuple(t for t in self.transfers if t.target_rank == rank)
 
-    def outgoing(self, rank: int) -> tuple[Transfer, ...]:
+    def outgoing(self, rank: int) -> tuple[Route, ...]:
         """What a rank sends."""
         return tuple(t for t in self.transfers if t.source_rank == rank)
 
@@ -106,7 +106,7 @@ def _common_step(holders: list[dict[int, list[int]]]) -> int:
 
 
 def _from_peers(view: View, holders: list[dict[int, list[int]]], step: int) -> HealPlan:
-    transfers: list[Transfer] = []
+    transfers: list[Route] = []
     for part, steps in enumerate(holders):
         have = set(steps[step])
         targets = [r for r in range(part, view.size, view.replica_size) if r not in have]
@@ -183,7 +183,7 @@ def _from_memory(view: View, trouble: str) -> HealPlan | None:
         source = keepers.get(member.peer.seat, twins.get(part))
         if source is None:
             return None
-        transfers.append(Transfer(source, rank, part))
+        transfers.append(Route(source, rank, part))
     reason = f"{trouble}: everybody goes back to the copies in memory of step {step}"
     return HealPlan("memory", step, reason, tuple(transfers))
 
@@ -193,7 +193,7 @@ def _fresh(view: View) -> HealPlan | None:
     statuses = [m.status for m in view.members]
     if any(s.step > 0 or s.snapshot >= 0 or s.disk >= 0 for s in statuses):
         return None
-    transfers: list[Transfer] = []
+    transfers: list[Route] = []
     for part in range(view.replica_size):
         mine = range(part, view.size, view.replica_size)
         clean = [r for r in mine if not statuses[r].dirty]

@@ -104,7 +104,7 @@ class Payload:
         return found
 
 
-class Outbox:
+class SendQueue:
     """Sends every message to the same ranks."""
 
     def __init__(self, group: Any, targets: Sequence[int], device: torch.device) -> None:
@@ -143,7 +143,7 @@ class Outbox:
         payload.free()
 
 
-class Inbox:
+class ReceiveQueue:
     """Receives messages in order, each from its own source; the next ones are already posted."""
 
     def __init__(

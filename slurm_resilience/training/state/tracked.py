@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from slurm_resilience.training.state import flat, kinds, rng
-from slurm_resilience.training.state.capture import Capture, Landing, Slot
+from slurm_resilience.training.state import adapters, flat, rng
+from slurm_resilience.training.state.adapters import Choice
+from slurm_resilience.training.state.capture import Capture, Landing, TensorSlot
+from slurm_resilience.training.state.descriptor import StateDescriptor, ValueNote, decode, encode
 from slurm_resilience.training.state.digest import digest
 from slurm_resilience.training.state.errors import StateError
-from slurm_resilience.training.state.kinds import Choice
-from slurm_resilience.training.state.marks import Marks
-from slurm_resilience.training.state.skeleton import Note, Skeleton, decode, encode
+from slurm_resilience.training.state.rollback import RollbackPoint
 
 
 class Tracked:
@@ -44,10 +44,10 @@ class Tracked:
     ) -> None:
         if "rng" in objects:
             raise StateError("the name 'rng' stands for the random states: choose another")
-        self._objects = {name: kinds.unwrap(thing) for name, thing in objects.items()}
-        self._kinds = {name: kinds.kind_of(name, thing) for name, thing in self._objects.items()}
+        self._objects = {name: adapters.unwrap(thing) for name, thing in objects.items()}
+        self._kinds = {name: adapters.kind_of(name, thing) for name, thing in self._objects.items()}
         self._choice = Choice(trainable_only, adapters_only)
-        self._marks: Marks | None = None
+        self._marks: RollbackPoint | None = None
         self._stepped = False
         self._landing: Landing | None = None
 
@@ -62,7 +62,7 @@ class Tracked:
         Valid until the next update. A tensor with gaps in memory is copied (dense ones of any
         stride are not).
         """
-        notes: list[Note] = []
+        notes: list[ValueNote] = []
         views: list[torch.Tensor] = []
         numbers: dict[int, int] = {}
 
@@ -77,9 +77,9 @@ class Tracked:
         values = {name: self._read(name) for name in self._objects}
         objects = {name: encode(value, name, keep) for name, value in values.items()}
         states = encode(rng.pack(rng.read()), "rng", keep)
-        return Capture(Skeleton(tuple(notes), objects, states), tuple(views))
+        return Capture(StateDescriptor(tuple(notes), objects, states), tuple(views))
 
-    def prepare(self, skeleton: Skeleton) -> list[torch.Tensor]:
+    def prepare(self, skeleton: StateDescriptor) -> list[torch.Tensor]:
         """Make place for a peer's state.
 
         What this process has is received into, in place. What it lacks (a fresh optimizer's state)
@@ -100,21 +100,21 @@ class Tracked:
         landing = Landing(skeleton)
         left_out = self._left_out()
         for name, thing in self._objects.items():
-            there = decode(skeleton.objects[name], Slot)
+            there = decode(skeleton.objects[name], TensorSlot)
             kind = self._kinds[name]
             if kind == "module":
-                kinds.land_module(name, thing, there, self._choice, landing)
+                adapters.land_module(name, thing, there, self._choice, landing)
             elif kind == "optimizer":
-                kinds.land_optimizer(name, thing, there, left_out, landing)
+                adapters.land_optimizer(name, thing, there, left_out, landing)
             elif kind == "tensor":
                 landing.into(there, thing, name)
             else:
-                kinds.land_other(name, thing, there, landing)
+                adapters.land_other(name, thing, there, landing)
         views = landing.ready()
         self._landing = landing
         return views
 
-    def finish(self, skeleton: Skeleton, *, rng_too: bool | None = None) -> None:
+    def finish(self, skeleton: StateDescriptor, *, rng_too: bool | None = None) -> None:
         """Load everything that is not a tensor's bytes, after those have arrived.
 
         Args:
@@ -132,12 +132,12 @@ class Tracked:
             for act in landing.after:
                 act()
         if rng_too or (rng_too is None and not self._stepped):
-            rng.write(rng.unpack(decode(skeleton.rng, Slot)))
+            rng.write(rng.unpack(decode(skeleton.rng, TensorSlot)))
         # Bytes that arrived do not count as changes: look at every buffer anew.
         self._marks = None
 
     def mark(self, *, values: bool = False) -> None:
-        """Remember this step's beginning, for `rollback`. See `Marks` for what that covers."""
+        """Remember this step's beginning, for `rollback`. See `RollbackPoint`."""
         if self._marks is None:
             self._marks = self._watch()
         self._marks.mark(values=values)
@@ -167,9 +167,9 @@ class Tracked:
     def _read(self, name: str) -> Any:
         thing, kind = self._objects[name], self._kinds[name]
         if kind == "module":
-            return kinds.read_module(thing, self._choice)
+            return adapters.read_module(thing, self._choice)
         if kind == "optimizer":
-            return kinds.read_optimizer(thing, self._left_out())
+            return adapters.read_optimizer(thing, self._left_out())
         return thing if kind == "tensor" else thing.state_dict()
 
     def _modules(self) -> dict[str, nn.Module]:
@@ -184,7 +184,7 @@ class Tracked:
             if not self._choice.takes(name, parameter)
         }
 
-    def _watch(self) -> Marks:
+    def _watch(self) -> RollbackPoint:
         optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
         scalers = [o for o in self._objects.values() if hasattr(o, "_per_optimizer_states")]
-        return Marks(self._modules(), optimizers, scalers)
+        return RollbackPoint(self._modules(), optimizers, scalers)

@@ -25,7 +25,7 @@ from slurm_resilience.training.watch.progress import COLLECTIVE, PAUSED, RETURNE
 Kind = Literal["silent", "behind", "outside", "returned", "unknown"]
 
 
-class Sign(msgspec.Struct, frozen=True):
+class RankSign(msgspec.Struct, frozen=True):
     """The last sign of life of a process in this world."""
 
     id: str
@@ -46,7 +46,7 @@ class Sign(msgspec.Struct, frozen=True):
         return self.since + self.heard
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class HangVerdict(msgspec.Struct, frozen=True):
     """What a stall is, and why."""
 
     kind: Kind
@@ -58,8 +58,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def judge(
-    own: Sign, peers: Sequence[Sign], limit: float, ceiling: float, silence: float
-) -> Verdict | None:
+    own: RankSign, peers: Sequence[RankSign], limit: float, ceiling: float, silence: float
+) -> HangVerdict | None:
     """Is this world stalled, and by whom?
 
     Args:
@@ -77,7 +77,7 @@ def judge(
     silent = max(peers, key=lambda peer: (peer.heard, -peer.seat), default=None)
     if own.still > limit and silent is not None and silent.heard > silence:
         text = f"seat {silent.seat} was not heard of for {silent.heard:.1f} s"
-        return Verdict("silent", text, silent.id, silent.seat)
+        return HangVerdict("silent", text, silent.id, silent.seat)
     if own.still <= limit:
         return None
     everybody = [own, *(peer for peer in peers if peer.phase)]
@@ -93,13 +93,13 @@ def judge(
         others = f" (and {len(late) - 1} more)" if len(late) > 1 else ""
         reason = f"seat {first.seat}{others} {text}, still for {first.still:.1f} s"
         kind = "returned" if first.phase == RETURNED else kind
-        return Verdict(kind, f"{reason}, limit {limit:.1f} s", first.id, first.seat)
+        return HangVerdict(kind, f"{reason}, limit {limit:.1f} s", first.id, first.seat)
     if own.still <= ceiling:
         return None
-    return Verdict("unknown", _all_wait(own, everybody))
+    return HangVerdict("unknown", _all_wait(own, everybody))
 
 
-def judge_returned(own: Sign, peers: Sequence[Sign], limit: float) -> Verdict | None:
+def judge_returned(own: RankSign, peers: Sequence[RankSign], limit: float) -> HangVerdict | None:
     """Does this process wait for one that returned?
 
     Args:
@@ -119,21 +119,21 @@ def judge_returned(own: Sign, peers: Sequence[Sign], limit: float) -> Verdict | 
     first = max(late, key=lambda one: (one.still, -one.seat))
     others = f" (and {len(late) - 1} more)" if len(late) > 1 else ""
     text = f"seat {first.seat}{others} returned in {_step(first)}, others are {_at(own)}"
-    return Verdict("returned", f"{text} in collective {own.collectives}", first.id, first.seat)
+    return HangVerdict("returned", f"{text} in collective {own.collectives}", first.id, first.seat)
 
 
-def _step(sign: Sign) -> str:
+def _step(sign: RankSign) -> str:
     return f"step {sign.step}" if sign.step >= 0 else "the time before its first step"
 
 
-def _at(sign: Sign) -> str:
+def _at(sign: RankSign) -> str:
     return f"at step {sign.step}" if sign.step >= 0 else "before their first"
 
 
-_Late = tuple[Kind, list[Sign], str]
+_Late = tuple[Kind, list[RankSign], str]
 
 
-def _fewer_collectives(everybody: list[Sign]) -> _Late:
+def _fewer_collectives(everybody: list[RankSign]) -> _Late:
     if any(one.collectives < 0 for one in everybody):
         return "behind", [], ""
     most = max(one.collectives for one in everybody)
@@ -142,32 +142,32 @@ def _fewer_collectives(everybody: list[Sign]) -> _Late:
     return "behind", late, f"{text} in {late[0].phase} of step {late[0].step}" if late else text
 
 
-def _earlier_step(everybody: list[Sign]) -> _Late:
+def _earlier_step(everybody: list[RankSign]) -> _Late:
     late = _lowest(everybody, lambda one: one.step)
     most = max(one.step for one in everybody)
     text = f"{_doing(late[0])} at step {late[0].step}, others at {most}" if late else ""
     return "behind", late, text
 
 
-def _outside(everybody: list[Sign]) -> _Late:
+def _outside(everybody: list[RankSign]) -> _Late:
     late = [one for one in everybody if one.phase != COLLECTIVE]
     late = late if len(late) < len(everybody) else []
     text = f"{_doing(late[0])} while the others wait for it" if late else ""
     return "outside", late, text
 
 
-def _doing(sign: Sign) -> str:
+def _doing(sign: RankSign) -> str:
     return "returned" if sign.phase == RETURNED else f"is in {sign.phase}"
 
 
-def _lowest(everybody: list[Sign], key: Callable[[Sign], int]) -> list[Sign]:
+def _lowest(everybody: list[RankSign], key: Callable[[RankSign], int]) -> list[RankSign]:
     """Those with the lowest value; nobody where all are alike."""
     least = min(map(key, everybody))
     late = [one for one in everybody if key(one) == least]
     return late if len(late) < len(everybody) else []
 
 
-def _all_wait(own: Sign, everybody: list[Sign]) -> str:
+def _all_wait(own: RankSign, everybody: list[RankSign]) -> str:
     phases = sorted({one.phase for one in everybody})
     return (
         f"all {len(everybody)} ranks stand still at step {own.step} ({', '.join(phases)}) "

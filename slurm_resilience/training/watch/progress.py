@@ -22,7 +22,7 @@ FIRST = "forward"
 """What `begin` marks."""
 
 
-class Mark(NamedTuple):
+class ProgressMark(NamedTuple):
     """The last mark."""
 
     step: int
@@ -40,7 +40,7 @@ class Progress:
             clock: seconds, never going back.
         """
         self._clock = clock
-        self._mark = Mark(-1, "", clock())
+        self._mark = ProgressMark(-1, "", clock())
         self._begun = -1.0
         """When the step began; negative: none is under way."""
         self._waited = 0.0
@@ -50,7 +50,7 @@ class Progress:
         """The same without waiting for others."""
 
     @property
-    def last(self) -> Mark:
+    def last(self) -> ProgressMark:
         return self._mark
 
     def begin(self, step: int) -> None:
@@ -60,12 +60,12 @@ class Progress:
             return
         now = self._clock()
         self._begun, self._waited = now, 0.0
-        self._mark = Mark(step, FIRST, now)
+        self._mark = ProgressMark(step, FIRST, now)
 
     def abandon(self) -> None:
         """The step that is under way will not be committed."""
         self._begun = -1.0
-        self._mark = Mark(self._mark.step, "", self._clock())
+        self._mark = ProgressMark(self._mark.step, "", self._clock())
 
     def mark(self, phase: str) -> None:
         """The main thread is in this phase from now on."""
@@ -73,14 +73,14 @@ class Progress:
         step, before, at = self._mark
         if before in (COLLECTIVE, PAUSED):
             self._waited += now - at
-        self._mark = Mark(step, phase, now)
+        self._mark = ProgressMark(step, phase, now)
 
     def commit(self, step: int) -> float:
         """A step is done; its seconds, 0 when none had begun."""
         now = self._clock()
         if self._mark.phase in (COLLECTIVE, PAUSED):
             self._waited += now - self._mark.at
-        self._mark = Mark(step, BETWEEN, now)
+        self._mark = ProgressMark(step, BETWEEN, now)
         if self._begun < 0:
             return 0.0
         self.step_seconds = now - self._begun

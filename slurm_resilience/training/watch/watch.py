@@ -15,7 +15,7 @@ from slurm_resilience.mesh.messages import Heartbeat
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.training.watch import limit as limits
 from slurm_resilience.training.watch import stacks
-from slurm_resilience.training.watch.hang import Sign, Verdict, judge, judge_returned
+from slurm_resilience.training.watch.hang import HangVerdict, RankSign, judge, judge_returned
 from slurm_resilience.training.watch.progress import COLLECTIVE, PAUSED, RETURNED, Progress
 from slurm_resilience.training.watch.straggler import Straggler, stragglers
 
@@ -49,7 +49,7 @@ class Watch:
         ceiling: float = limits.CEILING,
         first: float = limits.FIRST,
         silence: float = SILENCE,
-        on_hang: Callable[[Verdict], None] | None = None,
+        on_hang: Callable[[HangVerdict], None] | None = None,
         stacks: str | os.PathLike[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -184,7 +184,7 @@ class Watch:
         beats: Mapping[str, tuple[Peer, Heartbeat, float]],
         *,
         silence: float = 0.0,
-    ) -> Verdict | None:
+    ) -> HangVerdict | None:
         """Does this world stand still, and whose fault is it?
 
         Args:
@@ -220,7 +220,7 @@ class Watch:
         """
         return stragglers({seat: tuple(own) for seat, own in self._own.copy().items()})
 
-    def _sign(self, now: float) -> Sign:
+    def _sign(self, now: float) -> RankSign:
         last = self._progress.last
         count = -1
         if self._count is not None:
@@ -229,9 +229,9 @@ class Watch:
         if count != self._seen[0]:
             self._seen = (count, now)
         since = max(0.0, now - max(last.at, self._seen[1]))
-        return Sign(self._id, self._seat, last.step, last.phase, count, since)
+        return RankSign(self._id, self._seat, last.step, last.phase, count, since)
 
-    def _tell(self, verdict: Verdict, own: Sign) -> None:
+    def _tell(self, verdict: HangVerdict, own: RankSign) -> None:
         key = (verdict.kind, verdict.culprit, own.step, own.collectives)
         if key == self._told:
             return
@@ -248,7 +248,7 @@ class Watch:
                 log.exception("on_hang failed; the watch goes on")
 
 
-def _heard(peer: Peer, beat: Heartbeat, heard: float) -> Sign:
+def _heard(peer: Peer, beat: Heartbeat, heard: float) -> RankSign:
     phase, _, count = beat.phase.partition(_COUNT)
     number = int(count) if count.isdigit() else -1
-    return Sign(peer.id, peer.seat, beat.step, phase, number, beat.since, heard)
+    return RankSign(peer.id, peer.seat, beat.step, phase, number, beat.since, heard)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 
-class Built:
+class OnceCache:
     """What each function gave, by the place of the function in the program."""
 
     def __init__(self) -> None:

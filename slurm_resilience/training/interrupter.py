@@ -12,9 +12,9 @@ from collections.abc import Callable
 from slurm_resilience.launcher import control_socket, exit_codes
 from slurm_resilience.mesh.messages import Heartbeat
 from slurm_resilience.mesh.model import GenerationEnd, Peer
-from slurm_resilience.training.group import Group
+from slurm_resilience.training.process_group import ProcessGroups
+from slurm_resilience.training.recovery.exceptions import Interrupted
 from slurm_resilience.training.session import Session
-from slurm_resilience.training.signals import Interrupted
 from slurm_resilience.training.watch import stacks
 
 log = logging.getLogger("sres.training")
@@ -44,7 +44,7 @@ class Interrupter:
     def __init__(
         self,
         session: Session,
-        groups: list[Group],
+        groups: list[ProcessGroups],
         *,
         abort_timeout: float,
         event: Callable[..., None],

@@ -15,7 +15,7 @@ LONGEST_CHAIN = 4
 """Targets that pass the state on one to the next; more form a tree, two at each."""
 
 
-class Transfer(msgspec.Struct, frozen=True):
+class Route(msgspec.Struct, frozen=True):
     """One rank sends (a share of) one part to another."""
 
     source_rank: int
@@ -28,7 +28,7 @@ class Transfer(msgspec.Struct, frozen=True):
     """The source is itself healed now: it passes on what it has just received."""
 
 
-def spread(view: View, part: int, sources: Sequence[int], targets: Sequence[int]) -> list[Transfer]:
+def spread(view: View, part: int, sources: Sequence[int], targets: Sequence[int]) -> list[Route]:
     """Give every target its bytes.
 
     With enough sources, each target has its own, up to `MOST_SOURCES` equally near ones that send
@@ -60,18 +60,18 @@ def spread(view: View, part: int, sources: Sequence[int], targets: Sequence[int]
             by_target[mine[0]].append(source)
         idle = [source for source in idle if source not in more]
     return [
-        Transfer(source, target, part, share, len(by_target[target]))
+        Route(source, target, part, share, len(by_target[target]))
         for target in targets
         for share, source in enumerate(by_target[target])
     ]
 
 
-def _tree(part: int, source: int, targets: Sequence[int]) -> list[Transfer]:
+def _tree(part: int, source: int, targets: Sequence[int]) -> list[Route]:
     width = 1 if len(targets) <= LONGEST_CHAIN else 2
-    found = [Transfer(source, targets[0], part)]
+    found = [Route(source, targets[0], part)]
     for place in range(1, len(targets)):
         parent = targets[(place - 1) // width]
-        found.append(Transfer(parent, targets[place], part, relay=True))
+        found.append(Route(parent, targets[place], part, relay=True))
     return found
 
 

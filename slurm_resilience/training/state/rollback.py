@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from slurm_resilience.training.state import flat, kinds, rng
+from slurm_resilience.training.state import adapters, flat, rng
 
 SMALL_BYTES = 1 << 16
 """Buffers up to this size are copied at every mark: batch_norm changes its running statistics
@@ -82,7 +82,7 @@ class _Buffers:
         self._versions = [one._version for one in big]
 
 
-class Marks:
+class RollbackPoint:
     """What the modules looked like at the last mark.
 
     Holds one extra copy of the buffers, none of the parameters. Some changes are not counted by
@@ -134,7 +134,7 @@ class Marks:
         """Go back to the mark. Returns the parameters that something changed since: not empty
         means that the state is dirty."""
         for module in self._modules:
-            kinds.reshard(module)
+            adapters.reshard(module)
         self._buffers.rollback()
         rng.write(self._rng)
         self.forget_gradients()

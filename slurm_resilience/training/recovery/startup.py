@@ -13,7 +13,7 @@ from slurm_resilience.mesh.model import Peer
 from slurm_resilience.mesh.world_plan import WorldRules
 from slurm_resilience.training import ports
 from slurm_resilience.training.options import Options
-from slurm_resilience.training.place import Place
+from slurm_resilience.training.rank_environment import RankEnvironment
 
 log = logging.getLogger("sres.training")
 
@@ -22,7 +22,7 @@ LAZY = "TORCH_GLOO_LAZY_INIT"
 and cannot be cut when a peer dies."""
 
 
-def rules(options: Options, where: Place) -> WorldRules:
+def rules(options: Options, where: RankEnvironment) -> WorldRules:
     """When a world may be formed.
 
     Raises:
@@ -43,7 +43,7 @@ def rules(options: Options, where: Place) -> WorldRules:
     return found
 
 
-def peer(where: Place) -> Peer:
+def peer(where: RankEnvironment) -> Peer:
     """This process, as the others know it."""
     return Peer(
         id=f"{where.seat:05d}.{where.incarnation}.{uuid.uuid4().hex[:12]}",

@@ -19,17 +19,18 @@ from slurm_resilience.launcher import control_socket, exit_codes
 from slurm_resilience.mesh.mesh import Mesh, Stopped
 from slurm_resilience.mesh.model import GenerationEnd, Phase, View
 from slurm_resilience.mesh.rendezvous import meeting
-from slurm_resilience.training import blame, inject, joining, lines
+from slurm_resilience.training import inject
 from slurm_resilience.training.exits import Exits
-from slurm_resilience.training.gate import PEER_WORD_SECONDS
-from slurm_resilience.training.group import Group, form
-from slurm_resilience.training.group.form import form_limit, least_abort_timeout
-from slurm_resilience.training.group.rooted import rooted_store
-from slurm_resilience.training.interrupt import Interrupter
+from slurm_resilience.training.interrupter import Interrupter
 from slurm_resilience.training.options import Options
-from slurm_resilience.training.place import Place, place
+from slurm_resilience.training.process_group import ProcessGroups, form
+from slurm_resilience.training.process_group.form import form_limit, least_abort_timeout
+from slurm_resilience.training.process_group.tcp_store import rooted_store
+from slurm_resilience.training.rank_environment import RankEnvironment, place
+from slurm_resilience.training.recovery import fault_policy, log_lines, startup
+from slurm_resilience.training.recovery.commit_gate import PEER_WORD_SECONDS
+from slurm_resilience.training.recovery.exceptions import Interrupted, PoisonedProcess
 from slurm_resilience.training.session import Session
-from slurm_resilience.training.signals import Interrupted, PoisonedProcess
 from slurm_resilience.training.watch import Watch
 
 log = logging.getLogger("sres.training")
@@ -91,7 +92,7 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
         def run(*args: Any, **more: Any) -> T | None:
             where = place(os.environ)
             _refuse_again(getattr(function, "__name__", "?"), where.meet)
-            runner = Runner(chosen, where)
+            runner = BlockRunner(chosen, where)
             _been.add(where.meet)
             return runner.run(lambda session: function(session, *args, **more))
 
@@ -112,22 +113,22 @@ def _refuse_again(name: str, meet: str) -> None:
         )
 
 
-class Runner:
+class BlockRunner:
     """One process's loop around the block."""
 
-    def __init__(self, options: Options, where: Place) -> None:
+    def __init__(self, options: Options, where: RankEnvironment) -> None:
         self._options = options
         self._place = where
-        self._groups: list[Group] = []
+        self._groups: list[ProcessGroups] = []
         self._finished_block = False
-        self._faults = blame.Faults()
-        self._hangs = blame.Hangs()
-        lines.speak(where.seat)
-        rules, me = joining.rules(options, where), joining.peer(where)
+        self._faults = fault_policy.Faults()
+        self._hangs = fault_policy.Hangs()
+        log_lines.speak(where.seat)
+        rules, me = startup.rules(options, where), startup.peer(where)
         met = meeting(where.meet, where.secret)
         self._least = rules.min_world
         self._session = Session(where, options)
-        joining.warm_up(options)
+        startup.warm_up(options)
         if options.prepare is not None:
             self._session.once(options.prepare)
         if options.watch is not False:
@@ -214,7 +215,7 @@ class Runner:
         self._leave_world()
         return result
 
-    def _form(self, view: View) -> Group:
+    def _form(self, view: View) -> ProcessGroups:
         timeout = self._options.abort_timeout
         rootless = "rootless" in self._place.parts
         group = form(
@@ -255,10 +256,10 @@ class Runner:
     def _why(self, view: View, error: BaseException) -> GenerationEnd:
         """How the world ended: as the mesh knows it, else by this error, which all are told."""
         mesh = self._mesh
-        if mesh.end is None and blame.may_be_a_peers(error):
+        if mesh.end is None and fault_policy.may_be_a_peers(error):
             mesh.wait_for_end(PEER_WORD_SECONDS)
         if mesh.end is None:
-            text = f"seat {mesh.me.seat} ({mesh.me.node}): {blame.said(error)}"
+            text = f"seat {mesh.me.seat} ({mesh.me.node}): {fault_policy.said(error)}"
             mesh.over(GenerationEnd(view.generation, text, mesh.me.id, "fault"))
         end = mesh.end
         assert end is not None
@@ -275,10 +276,10 @@ class Runner:
     def _go_on(self, end: GenerationEnd, error: BaseException) -> None:
         """Be ready for the next world; or end, where there must be none with this process."""
         step, count = self._session.step, 0
-        if blame.is_own(error, end, self._mesh.me.id):
+        if fault_policy.is_own(error, end, self._mesh.me.id):
             count = self._faults.add(step)
             log.warning("%s", self._faults.tell(error))
-        then, reason = blame.verdict(
+        then, reason = fault_policy.verdict(
             error,
             end,
             seat=self._place.seat,

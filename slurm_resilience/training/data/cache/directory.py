@@ -88,17 +88,17 @@ def private(path: Path) -> Path:
     return path
 
 
-class Hold:
+class DirectoryHold:
     """A lock on a file, kept until ``release`` or the end of this process.
 
     Children of a fork do not keep it: what lives on in them is closed at once.
     """
 
-    _all: ClassVar[weakref.WeakSet[Hold]] = weakref.WeakSet()
+    _all: ClassVar[weakref.WeakSet[DirectoryHold]] = weakref.WeakSet()
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        Hold._all.add(self)
+        DirectoryHold._all.add(self)
 
     def release(self) -> None:
         fd, self.fd = self.fd, -1
@@ -113,10 +113,10 @@ class Hold:
             held.release()
 
 
-os.register_at_fork(after_in_child=Hold._forked)
+os.register_at_fork(after_in_child=DirectoryHold._forked)
 
 
-def lock(path: Path, *, shared: bool = False) -> Hold | None:
+def lock(path: Path, *, shared: bool = False) -> DirectoryHold | None:
     """Lock a file, making it if need be; None when another holds it.
 
     Raises:
@@ -127,7 +127,7 @@ def lock(path: Path, *, shared: bool = False) -> Hold | None:
         try:
             fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(fd), path.stat()):
-                return Hold(fd)
+                return DirectoryHold(fd)
         except BlockingIOError:
             os.close(fd)
             return None
@@ -136,7 +136,7 @@ def lock(path: Path, *, shared: bool = False) -> Hold | None:
         os.close(fd)
 
 
-def hold(path: Path, patience: float = 10.0) -> Hold:
+def hold(path: Path, patience: float = 10.0) -> DirectoryHold:
     """Live in a directory, making it if need be: nobody takes it for left behind meanwhile.
 
     Raises:

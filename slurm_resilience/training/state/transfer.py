@@ -19,16 +19,16 @@ import torch
 from slurm_resilience.mesh.model import View
 from slurm_resilience.training.state.capture import Capture
 from slurm_resilience.training.state.chunks import Chunk, cut, share
+from slurm_resilience.training.state.descriptor import StateDescriptor, pack, unpack
 from slurm_resilience.training.state.digest import digest
 from slurm_resilience.training.state.errors import HealFailed, StateError
 from slurm_resilience.training.state.plan import HealPlan
-from slurm_resilience.training.state.skeleton import Skeleton, pack, unpack
-from slurm_resilience.training.state.spread import Transfer
+from slurm_resilience.training.state.routing import Route
 from slurm_resilience.training.state.stream import (
-    Inbox,
-    Outbox,
     Payload,
     Pool,
+    ReceiveQueue,
+    SendQueue,
     receive_bytes,
     send_bytes,
     wire_device,
@@ -46,7 +46,7 @@ _RNG_TOO: dict[str, bool | None] = {"fresh": False, "memory": True}
 """At a fresh start everybody keeps its own seed; a copy in memory is this seat's own past."""
 
 
-class Report(msgspec.Struct, frozen=True):
+class TransferReport(msgspec.Struct, frozen=True):
     """What one rank did."""
 
     kind: str
@@ -73,7 +73,7 @@ def transfer(
     bucket_bytes: int = BUCKET_BYTES,
     verify: bool = False,
     partner: Partner | None = None,
-) -> Report:
+) -> TransferReport:
     """Do this rank's share of a plan. Whoever has nothing to do returns at once.
 
     Args:
@@ -106,7 +106,7 @@ def transfer(
     except RuntimeError as error:
         what = "receiving" if incoming else "sending"
         raise HealFailed(f"{what} state broke off in step {plan.step}: {_line(error)}") from error
-    return Report(
+    return TransferReport(
         kind=plan.kind,
         step=plan.step,
         received=run.received,
@@ -121,8 +121,8 @@ def transfer(
 def _from_memory(
     run: _Run,
     view: View,
-    incoming: tuple[Transfer, ...],
-    outgoing: tuple[Transfer, ...],
+    incoming: tuple[Route, ...],
+    outgoing: tuple[Route, ...],
     tracked: Tracked,
     partner: Partner | None,
 ) -> None:
@@ -152,7 +152,7 @@ class _Run:
     def stage(self, name: str) -> _Stage:
         return _Stage(self.stages, name)
 
-    def send(self, capture: Capture, outgoing: tuple[Transfer, ...]) -> None:
+    def send(self, capture: Capture, outgoing: tuple[Route, ...]) -> None:
         """Send a state, or shares of it."""
         data = pack(capture.skeleton)
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -162,7 +162,7 @@ class _Run:
             with self.stage(f"sent share {number + 1} of {shares} to {targets}"):
                 self._describe(capture.skeleton, data if number == 0 else b"", targets)
                 chunks, owners = self._cut(capture.skeleton, shares)
-                outbox = Outbox(self.group, targets, self.pool.device)
+                outbox = SendQueue(self.group, targets, self.pool.device)
                 for index, chunk in enumerate(chunks):
                     if owners[index] == number:
                         outbox.room()
@@ -177,7 +177,7 @@ class _Run:
                     send_bytes(self.group, self.digest.encode(), targets, _DIGEST_TAG)
 
     def receive(
-        self, incoming: tuple[Transfer, ...], outgoing: tuple[Transfer, ...], tracked: Tracked
+        self, incoming: tuple[Route, ...], outgoing: tuple[Route, ...], tracked: Tracked
     ) -> None:
         """Receive a state, and pass it on."""
         first = incoming[0].source_rank
@@ -214,16 +214,16 @@ class _Run:
 
     def _stream(
         self,
-        skeleton: Skeleton,
+        skeleton: StateDescriptor,
         views: list[torch.Tensor],
-        incoming: tuple[Transfer, ...],
+        incoming: tuple[Route, ...],
         below: list[int],
     ) -> None:
         chunks, owners = self._cut(skeleton, incoming[0].shares)
         source_of = {one.share: one.source_rank for one in incoming}
         sources = [source_of[owner] for owner in owners]
-        inbox = Inbox(self.group, chunks, sources, views, self.pool, _FIRST_TAG)
-        outbox = Outbox(self.group, below, self.pool.device)
+        inbox = ReceiveQueue(self.group, chunks, sources, views, self.pool, _FIRST_TAG)
+        outbox = SendQueue(self.group, below, self.pool.device)
         for index, chunk in enumerate(chunks):
             payload = inbox.take()
             payload.empty()
@@ -233,13 +233,15 @@ class _Run:
             outbox.put(payload, _FIRST_TAG + index)
         outbox.drain()
 
-    def _describe(self, skeleton: Skeleton, data: bytes, targets: list[int]) -> None:
+    def _describe(self, skeleton: StateDescriptor, data: bytes, targets: list[int]) -> None:
         header = _HEADER.pack(len(data), _layout(skeleton))
         send_bytes(self.group, header, targets, _HEADER_TAG)
         if data:
             send_bytes(self.group, data, targets, _SKELETON_TAG)
 
-    def _cut(self, skeleton: Skeleton, shares: int) -> tuple[tuple[Chunk, ...], tuple[int, ...]]:
+    def _cut(
+        self, skeleton: StateDescriptor, shares: int
+    ) -> tuple[tuple[Chunk, ...], tuple[int, ...]]:
         # Several sources fill the same two buckets of memory at the target.
         chunks = cut(skeleton.sizes, max(1, self.bucket_bytes // shares))
         return chunks, share(chunks, shares)
@@ -260,7 +262,7 @@ class _Stage:
             self._stages.append(f"{self._name}: {took:.0f} ms")
 
 
-def _layout(skeleton: Skeleton) -> int:
+def _layout(skeleton: StateDescriptor) -> int:
     """Checksum of all tensors' descriptions: sources of one target must agree in it."""
     notes = [(n.path, n.shape, n.stride, n.dtype, n.placements) for n in skeleton.notes]
     return zlib.crc32(msgspec.msgpack.encode(notes))

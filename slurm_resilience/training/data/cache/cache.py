@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.training.data import place
-from slurm_resilience.training.data.group import Group
-from slurm_resilience.training.data.source import About
-from slurm_resilience.training.data.store import FileStore, MemoryStore, Store
+from slurm_resilience.training.data.cache import directory
+from slurm_resilience.training.data.cache.sharing import ReplicaGroup
+from slurm_resilience.training.data.cache.store import BatchStore, FileStore, MemoryStore
+from slurm_resilience.training.data.source import SourceInfo
 
 FORMAT = 1
 SPARE = 0.25
@@ -36,12 +36,12 @@ def directory_name(identity: str, group: str, rank: int) -> str:
         safe = re.sub(r"[^0-9A-Za-z_.=-]", "_", group)[:64]
         if safe != group:
             safe += "-" + hashlib.blake2b(group.encode(), digest_size=4).hexdigest()
-        return f"{place.PREFIX}{identity}-group-{safe}"
+        return f"{directory.PREFIX}{identity}-group-{safe}"
     seat = os.environ.get("SRES_SEAT") or os.environ.get("RANK") or str(rank)
-    return f"{place.PREFIX}{identity}-seat-{re.sub('[^0-9]', '_', seat)}"
+    return f"{directory.PREFIX}{identity}-seat-{re.sub('[^0-9]', '_', seat)}"
 
 
-class Home:
+class BatchCache:
     """Opens and leaves the place of a loader's batches.
 
     Args:
@@ -50,16 +50,16 @@ class Home:
     """
 
     def __init__(
-        self, identity: str, cache: Path | str | bool | None, max_bytes: int, warn: place.Once
+        self, identity: str, cache: Path | str | bool | None, max_bytes: int, warn: directory.Once
     ) -> None:
         self._identity = identity
         self._cache = cache
         self._max_bytes = max_bytes
         self._warn = warn
-        self._held: place.Hold | None = None
+        self._held: directory.DirectoryHold | None = None
         self.directory: Path | None = None
-        self.group: Group | None = None
-        self.store: Store = MemoryStore(max_bytes)
+        self.group: ReplicaGroup | None = None
+        self.store: BatchStore = MemoryStore(max_bytes)
         self.spent = False
         """The run is over: nothing of this is needed again."""
 
@@ -78,9 +78,9 @@ class Home:
         name = directory_name(self._identity, group, rank)
         try:
             if default:
-                place.stale()
-            root = place.default_root() if default else Path(str(self._cache)).absolute()
-            self._held = place.hold(root / name)
+                directory.stale()
+            root = directory.default_root() if default else Path(str(self._cache)).absolute()
+            self._held = directory.hold(root / name)
         except (OSError, UsageError) as error:
             if not default:
                 raise UsageError(f"cache {self._cache}: {error}") from error
@@ -90,15 +90,15 @@ class Home:
         self.store = FileStore(
             self.directory, self._max_bytes, SPARE if default else 0.0, self._warn
         )
-        self.group = Group(self.directory, leader) if group else None
+        self.group = ReplicaGroup(self.directory, leader) if group else None
 
-    def about(self, look: Callable[[], About]) -> About:
+    def about(self, look: Callable[[], SourceInfo]) -> SourceInfo:
         """What is known of a source that is not open yet; ``look`` opens it if nothing is."""
         if self.directory is None:
             return look()
         path = self.directory / "about.json"
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode(path.read_bytes(), type=About)
+            return msgspec.json.decode(path.read_bytes(), type=SourceInfo)
         found = look()
         new = path.with_name(f"about.{os.getpid()}")
         new.write_bytes(msgspec.json.encode(found))
@@ -114,6 +114,6 @@ class Home:
             self._held.release()
             self._held = None
         if self.directory is not None and (remove or self.spent):
-            place.remove(self.directory)
+            directory.remove(self.directory)
         self.directory = None
         self.store = MemoryStore(self._max_bytes)

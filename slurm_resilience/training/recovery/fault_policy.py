@@ -7,7 +7,11 @@ from typing import Literal, NamedTuple
 
 from slurm_resilience.errors import SresError, UsageError
 from slurm_resilience.mesh.model import GenerationEnd
-from slurm_resilience.training.signals import Interrupted, PoisonedProcess, Unrecoverable
+from slurm_resilience.training.recovery.exceptions import (
+    Interrupted,
+    PoisonedProcess,
+    Unrecoverable,
+)
 from slurm_resilience.training.state.errors import HealFailed, StateError
 
 OF_COLLECTIVES = ("connection", "gloo", "nccl", "socket", "peer", "store", "timed out", "timeout")
@@ -21,7 +25,7 @@ SHOWN = 600
 """Characters of an error that a line shows; its trace is in the log."""
 
 
-class Verdict(NamedTuple):
+class FaultDecision(NamedTuple):
     """What a process does after it left a block."""
 
     then: Literal["again", "give up", "stop", "replace", "end"]
@@ -137,7 +141,7 @@ def verdict(
     most: int,
     recovers: bool,
     hangs: int = 0,
-) -> Verdict:
+) -> FaultDecision:
     """What follows from the way in which a block was left.
 
     Args:
@@ -151,23 +155,27 @@ def verdict(
         hangs: how often the process that ended the world has stood still in this step.
     """
     if end.kind == "stop":
-        return Verdict("stop", end.reason)
+        return FaultDecision("stop", end.reason)
     if hangs >= max(most, 2):  # once may be a slow disk
-        return Verdict("give up", f"{end.reason}; {hangs} times in {_step(step)}")
+        return FaultDecision("give up", f"{end.reason}; {hangs} times in {_step(step)}")
     if isinstance(error, Unrecoverable):
-        return Verdict("give up", folded(str(error)))
+        return FaultDecision("give up", folded(str(error)))
     if count and isinstance(error, (StateError, UsageError)) and not isinstance(error, HealFailed):
         text = f"{folded(str(error))}{_line(error)}"
-        return Verdict("give up", f"seat {seat} in {_step(step)}: {text}")
+        return FaultDecision("give up", f"seat {seat} in {_step(step)}: {text}")
     if count >= max(most, 1):
         text = f"{said(error)}{_line(error)}"
-        return Verdict("give up", f"seat {seat} failed {count} times in {_step(step)}: {text}")
+        return FaultDecision(
+            "give up", f"seat {seat} failed {count} times in {_step(step)}: {text}"
+        )
     if count and is_poisoned(error):
         short = folded(str(error))
-        return Verdict("replace", f"this process cannot go on ({short}): it asks to be replaced")
+        return FaultDecision(
+            "replace", f"this process cannot go on ({short}): it asks to be replaced"
+        )
     if not recovers and end.kind != "join":
-        return Verdict("end", f"in-process recovery is off: this process ends ({end.reason})")
-    return Verdict("again", end.reason)
+        return FaultDecision("end", f"in-process recovery is off: this process ends ({end.reason})")
+    return FaultDecision("again", end.reason)
 
 
 def _step(step: int) -> str:

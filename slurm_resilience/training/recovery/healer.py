@@ -13,10 +13,10 @@ from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import PeerStatus, Phase, View
 from slurm_resilience.training import state
-from slurm_resilience.training.group import Group
 from slurm_resilience.training.options import Options
-from slurm_resilience.training.place import Place
-from slurm_resilience.training.signals import Unrecoverable
+from slurm_resilience.training.process_group import ProcessGroups
+from slurm_resilience.training.rank_environment import RankEnvironment
+from slurm_resilience.training.recovery.exceptions import Unrecoverable
 from slurm_resilience.training.state import HealFailed, parts, rng
 from slurm_resilience.training.state.switches import Switches
 
@@ -26,7 +26,7 @@ OWN = "sres"
 """The name under which the step and the data's position are tracked beside the user's objects."""
 
 
-class Progress:
+class HealProgress:
     """The committed step and the position in the data: they travel with the state."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Progress:
 class Healer:
     """The state of one process, over all generations."""
 
-    def __init__(self, options: Options, place: Place) -> None:
+    def __init__(self, options: Options, place: RankEnvironment) -> None:
         self._options = options
         self._place = place
         self._tracked: state.Tracked | None = None
@@ -66,7 +66,7 @@ class Healer:
         """Parameters that a fault had left frozen."""
         self._outside = ""
         """What changed outside of an update, since the last healing; empty: nothing."""
-        self.progress = Progress()
+        self.progress = HealProgress()
         self.last: dict[str, Any] = {}
         """What the last healing did, for the log and the bench."""
 
@@ -101,7 +101,7 @@ class Healer:
             disk=-1 if keeper is None or phase == "running" else keeper.readable(),
         )
 
-    def heal(self, objects: dict[str, Any], group: Group, mesh: Mesh) -> None:
+    def heal(self, objects: dict[str, Any], group: ProcessGroups, mesh: Mesh) -> None:
         """Make every member's state equal; all members call this with the same names.
 
         Raises:
@@ -235,7 +235,7 @@ class Healer:
             self._outside = f"{_named(changed)} changed outside of s.update()"
             self.progress.dirty = True
 
-    def _open(self, group: Group) -> None:
+    def _open(self, group: ProcessGroups) -> None:
         """Groups of their own for what goes on beside the steps."""
         if self._options.checkpointer is not None:
             with group.more():

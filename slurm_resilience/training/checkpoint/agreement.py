@@ -22,7 +22,7 @@ class PartFailed(Exception):
     """Some rank could not do its part. Every rank of the team raises this, with the same text."""
 
 
-class Team:
+class SaveAgreement:
     """A process group, or this process alone.
 
     A part that fails on one rank fails on all of them, so that nobody waits for one that gave up.

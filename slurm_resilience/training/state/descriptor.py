@@ -21,7 +21,7 @@ import torch
 from slurm_resilience.training.state.errors import StateError
 
 
-class Note(msgspec.Struct, frozen=True, array_like=True):
+class ValueNote(msgspec.Struct, frozen=True, array_like=True):
     """One tensor."""
 
     path: str
@@ -38,10 +38,10 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     """Of a DTensor, with the shape of its mesh."""
 
 
-class Skeleton(msgspec.Struct, frozen=True):
+class StateDescriptor(msgspec.Struct, frozen=True):
     """Everything about a state but the bytes of its tensors."""
 
-    notes: tuple[Note, ...]
+    notes: tuple[ValueNote, ...]
     """The tensors, in the order in which they are sent."""
     objects: dict[str, Any]
     """Tracked name → its values, encoded; tensors stand as numbers into `notes`."""
@@ -58,15 +58,15 @@ class Skeleton(msgspec.Struct, frozen=True):
         return sum(self.sizes)
 
 
-def pack(skeleton: Skeleton) -> bytes:
+def pack(skeleton: StateDescriptor) -> bytes:
     """As bytes."""
     return msgspec.msgpack.encode(skeleton)
 
 
-def unpack(data: bytes | bytearray | memoryview) -> Skeleton:
+def unpack(data: bytes | bytearray | memoryview) -> StateDescriptor:
     """From bytes. StateError if they are not a skeleton."""
     try:
-        return msgspec.msgpack.decode(data, type=Skeleton)
+        return msgspec.msgpack.decode(data, type=StateDescriptor)
     except msgspec.MsgspecError as error:
         raise StateError(f"a peer's description of its state is not readable: {error}") from None
 

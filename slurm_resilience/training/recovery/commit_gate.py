@@ -18,7 +18,7 @@ import msgspec
 
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import PeerStatus, View
-from slurm_resilience.training.signals import Interrupted
+from slurm_resilience.training.recovery.exceptions import Interrupted
 
 PEER_WORD_SECONDS = 1.0
 """How long an error of a collective waits for the mesh to say which peer went away."""

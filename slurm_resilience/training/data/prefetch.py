@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.training.data.group import Group
-from slurm_resilience.training.data.pack import Packed, pack
-from slurm_resilience.training.data.place import Once
-from slurm_resilience.training.data.source import Found, Reader
-from slurm_resilience.training.data.store import Key, Store, Window
+from slurm_resilience.training.data.cache.codec import Packed, pack
+from slurm_resilience.training.data.cache.directory import Once
+from slurm_resilience.training.data.cache.sharing import ReplicaGroup
+from slurm_resilience.training.data.cache.store import BatchKey, BatchStore, Window
+from slurm_resilience.training.data.source import Reader, SourceSample
 
 log = logging.getLogger("sres.data")
 
@@ -29,24 +29,24 @@ PATIENCE = 60.0
 _GLANCE = 0.1
 
 
-class Place(NamedTuple):
+class BatchTarget(NamedTuple):
     """Which share of each batch is wanted, and where it is kept."""
 
     rank: int
     world: int
-    store: Store
-    group: Group | None
+    store: BatchStore
+    group: ReplicaGroup | None
     share: Callable[[int], str]
     """Names the share of a batch in keys."""
 
 
 class _Ready(NamedTuple):
-    found: Found
+    found: SourceSample
     loose: bool
     """Held in memory alone: the store has no room for it yet."""
 
 
-class Feed:
+class Prefetcher:
     """Batches ``next … next + ahead``, fetched before they are asked for.
 
     Args:
@@ -57,7 +57,13 @@ class Feed:
     """
 
     def __init__(
-        self, reader: Reader, place: Place, ahead: int, behind: int, end: int | None, warn: Once
+        self,
+        reader: Reader,
+        place: BatchTarget,
+        ahead: int,
+        behind: int,
+        end: int | None,
+        warn: Once,
     ) -> None:
         self.next = 0
         """The batch that is given next."""
@@ -73,14 +79,14 @@ class Feed:
         self._warn = warn
         self._turn = 0
         self._ready: dict[int, _Ready] = {}
-        self._before: dict[int, Found] = {}
+        self._before: dict[int, SourceSample] = {}
         """What precedes a batch (its note and state alone), for streams."""
         self._error: tuple[int, Exception] | None = None
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def take(self) -> Found | None:
+    def take(self) -> SourceSample | None:
         """Give the next batch; None: the run is over.
 
         Raises:
@@ -123,7 +129,7 @@ class Feed:
             self._changed.wait(_GLANCE)
         raise UsageError("the loader was closed; make a new one")
 
-    def move(self, number: int, place: Place | None = None) -> None:
+    def move(self, number: int, place: BatchTarget | None = None) -> None:
         """Go on at another batch, and from now on with another share if ``place`` is given."""
         with self._changed:
             if place is not None:
@@ -145,12 +151,12 @@ class Feed:
             self._before = {k: f for k, f in self._before.items() if k >= number - 1}
             self._tell()
 
-    def before(self, number: int) -> Found | None:
+    def before(self, number: int) -> SourceSample | None:
         """Note and state after batch ``number - 1``, where a stream goes on; None: not known."""
         with self._changed:
             return self._before.get(number)
 
-    def remember(self, number: int, before: Found) -> None:
+    def remember(self, number: int, before: SourceSample) -> None:
         """The other direction: a stream goes on from here at batch ``number``."""
         with self._changed:
             self._before[number] = before
@@ -212,7 +218,7 @@ class Feed:
                 return None
         return None
 
-    def _obtain(self, place: Place, number: int, turn: int) -> _Ready | None:
+    def _obtain(self, place: BatchTarget, number: int, turn: int) -> _Ready | None:
         """Get one batch, from the cache or the source; None: it is no longer wanted."""
         began = time.monotonic()
         while True:
@@ -223,7 +229,7 @@ class Feed:
             group = place.group
             if group is None or found is not None or waited > PATIENCE or group.fetches(waited):
                 return self._fetch(place, number)
-            key = Key(number, place.share(number))
+            key = BatchKey(number, place.share(number))
             if place.store.beyond(key) and not place.store.has(key):
                 return self._fetch(place, number)  # it was here, and has left again
             if self._stop.wait(min(0.002 + waited / 10, 0.05)) or turn != self._turn:
@@ -231,14 +237,14 @@ class Feed:
             if number < self.next:
                 return None
 
-    def _fetch(self, place: Place, number: int) -> _Ready:
+    def _fetch(self, place: BatchTarget, number: int) -> _Ready:
         try:
             found = self._reader.read(
                 number, place.rank, place.world, lambda: self._previous(place, number)
             )
         except Exception:
             if place.group is not None:
-                self._keep(place, number, Found("absent"))
+                self._keep(place, number, SourceSample("absent"))
             raise
         if self._keep(place, number, found):
             kept = self._stored(place, number)
@@ -246,46 +252,46 @@ class Feed:
                 return _Ready(kept, False)
         return _Ready(found, True)
 
-    def _previous(self, place: Place, number: int) -> Found | None:
+    def _previous(self, place: BatchTarget, number: int) -> SourceSample | None:
         known = self.before(number)
         if known is None and number > 0:
             known = self._stored(place, number - 1)
         return known
 
-    def _stored(self, place: Place, number: int) -> Found | None:
-        read = place.store.get(Key(number, place.share(number)))
+    def _stored(self, place: BatchTarget, number: int) -> SourceSample | None:
+        read = place.store.get(BatchKey(number, place.share(number)))
         if read is None:
             return None
         batch, state = read.batch
-        return Found(read.kind, batch, read.note, state)  # type: ignore[arg-type]
+        return SourceSample(read.kind, batch, read.note, state)  # type: ignore[arg-type]
 
-    def _keep(self, place: Place, number: int, found: Found) -> bool:
-        key = Key(number, place.share(number))
+    def _keep(self, place: BatchTarget, number: int, found: SourceSample) -> bool:
+        key = BatchKey(number, place.share(number))
         packed = self._packed(key, found)
         return packed is not None and place.store.put(key, packed, self._window(place, number))
 
-    def _packed(self, key: Key, found: Found) -> Packed | None:
+    def _packed(self, key: BatchKey, found: SourceSample) -> Packed | None:
         try:
             return pack(str(key), found.kind, found.note, (found.batch, found.state))
         except Exception as error:
             self._warn(f"these batches cannot be cached: {type(error).__name__}: {error}")
             return None
 
-    def _window(self, place: Place, number: int) -> Window:
+    def _window(self, place: BatchTarget, number: int) -> Window:
         committed = self.committed
         lowest = committed if place.group is None else place.group.lowest(committed)
         first = self.next
         share = place.share(number)
         return Window(lowest - self._behind, lowest, first, first + self._ahead, share)
 
-    def _keep_needed(self, number: int, found: Found) -> None:
+    def _keep_needed(self, number: int, found: SourceSample) -> None:
         """Make room for the batch that is given now, or else say that it goes by uncached."""
         place = self._place
-        key = Key(number, place.share(number))
+        key = BatchKey(number, place.share(number))
         packed = self._packed(key, found)
         if packed is not None:
             if place.store.put(key, packed, self._window(place, number)):
                 return
             self._warn(f"no room in the cache for a batch of {packed.size} bytes: not cached")
         if place.group is not None:
-            self._keep(place, number, Found("absent"))
+            self._keep(place, number, SourceSample("absent"))

@@ -12,7 +12,7 @@ from slurm_resilience.errors import UsageError
 PARTS = ("recovery", "state", "data", "rootless")
 
 
-class Place(NamedTuple):
+class RankEnvironment(NamedTuple):
     """What docs/training.md says of the environment of a training process."""
 
     seat: int
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     """As the launcher was told (--nnodes MIN:MAX); 0: nothing."""
 
 
-def place(environment: Mapping[str, str]) -> Place:
+def place(environment: Mapping[str, str]) -> RankEnvironment:
     """Read it.
 
     Raises:
@@ -41,7 +41,7 @@ def place(environment: Mapping[str, str]) -> Place:
     if not 0 <= seat < seats:
         raise UsageError(f"seat {seat} of {seats}: SRES_SEAT (or RANK) must be below SRES_SEATS")
     node = environment.get("SRES_NODE") or environment.get("SLURMD_NODENAME")
-    return Place(
+    return RankEnvironment(
         seat,
         seats,
         _number(environment, ("SRES_INCARNATION",), 0),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from slurm_resilience.training.group import inotify
+from slurm_resilience.training.process_group import inotify
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _NAME = "log"

@@ -17,14 +17,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from slurm_resilience.training.data.pack import Packed, Unpacked, unpack
-from slurm_resilience.training.data.place import Once
+from slurm_resilience.training.data.cache.codec import Packed, Unpacked, unpack
+from slurm_resilience.training.data.cache.directory import Once
 
 _TMP = ".tmp"
 _NUMBER = 12
 
 
-class Key(NamedTuple):
+class BatchKey(NamedTuple):
     """One rank's part of one batch."""
 
     number: int
@@ -48,12 +48,14 @@ class Window(NamedTuple):
     share: str
 
 
-class Entry(NamedTuple):
-    key: Key
+class BatchEntry(NamedTuple):
+    key: BatchKey
     size: int
 
 
-def victims(entries: Iterable[Entry], new: Entry, room: int, window: Window) -> list[Entry] | None:
+def victims(
+    entries: Iterable[BatchEntry], new: BatchEntry, room: int, window: Window
+) -> list[BatchEntry] | None:
     """Which entries leave so that a new one fits. Pure.
 
     Those behind ``keep`` always leave. For room: first what is outside of the window or of another
@@ -71,7 +73,7 @@ def victims(entries: Iterable[Entry], new: Entry, room: int, window: Window) -> 
     staying = [entry for entry in others if entry.key.number >= window.keep]
     needed = new.key.number == window.next
 
-    def order(entry: Entry) -> tuple[int, int]:
+    def order(entry: BatchEntry) -> tuple[int, int]:
         number = entry.key.number
         if entry.key.share != window.share or number >= window.end:
             return 0, -number
@@ -92,19 +94,19 @@ def victims(entries: Iterable[Entry], new: Entry, room: int, window: Window) -> 
     return leaving if used + new.size <= room else None
 
 
-class Store(Protocol):
+class BatchStore(Protocol):
     """Where batches are kept."""
 
-    def get(self, key: Key) -> Unpacked | None:
+    def get(self, key: BatchKey) -> Unpacked | None:
         """A copy of a kept batch that is the caller's own; None: it is not here."""
 
-    def has(self, key: Key) -> bool:
+    def has(self, key: BatchKey) -> bool:
         """Whether something is kept for this key; it may still turn out to be broken."""
 
-    def put(self, key: Key, packed: Packed, window: Window) -> bool:
+    def put(self, key: BatchKey, packed: Packed, window: Window) -> bool:
         """Keep a batch; False: there is no room for it."""
 
-    def beyond(self, key: Key) -> bool:
+    def beyond(self, key: BatchKey) -> bool:
         """Whether a later batch of the same share is here."""
 
 
@@ -123,15 +125,15 @@ class FileStore:
         self.max_bytes = max_bytes
         self.spare = spare
         self._warn = warn
-        self._own: set[Key] = set()
+        self._own: set[BatchKey] = set()
 
-    def _path(self, key: Key) -> Path:
+    def _path(self, key: BatchKey) -> Path:
         return self.directory / str(key)
 
-    def has(self, key: Key) -> bool:
+    def has(self, key: BatchKey) -> bool:
         return self._path(key).exists()
 
-    def get(self, key: Key) -> Unpacked | None:
+    def get(self, key: BatchKey) -> Unpacked | None:
         path = self._path(key)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -156,11 +158,11 @@ class FileStore:
                     path.unlink()
         return read
 
-    def beyond(self, key: Key) -> bool:
+    def beyond(self, key: BatchKey) -> bool:
         found = self.entries(sweep=False)
         return any(e.key.share == key.share and e.key.number > key.number for e in found)
 
-    def entries(self, sweep: bool = True) -> list[Entry]:
+    def entries(self, sweep: bool = True) -> list[BatchEntry]:
         """What is here; ``sweep`` removes unfinished files whose writers have died."""
         found = []
         with contextlib.suppress(FileNotFoundError), os.scandir(self.directory) as names:
@@ -168,14 +170,14 @@ class FileStore:
                 with contextlib.suppress(FileNotFoundError):
                     if item.name.endswith(_TMP):
                         if not (sweep and _abandoned(item.path)):
-                            found.append(Entry(Key(-1, item.name), item.stat().st_size))
+                            found.append(BatchEntry(BatchKey(-1, item.name), item.stat().st_size))
                         continue
                     number, _, share = item.name.partition(".")
                     if len(number) == _NUMBER and number.isdigit():
-                        found.append(Entry(Key(int(number), share), item.stat().st_size))
+                        found.append(BatchEntry(BatchKey(int(number), share), item.stat().st_size))
         return found
 
-    def put(self, key: Key, packed: Packed, window: Window) -> bool:
+    def put(self, key: BatchKey, packed: Packed, window: Window) -> bool:
         try:
             return self._put(key, packed, window)
         except OSError as error:
@@ -183,11 +185,11 @@ class FileStore:
             self._warn(f"{self.directory}: a batch could not be kept: {error.strerror or error}")
             return False
 
-    def _put(self, key: Key, packed: Packed, window: Window) -> bool:
+    def _put(self, key: BatchKey, packed: Packed, window: Window) -> bool:
         entries = self.entries()
         writing = sum(entry.size for entry in entries if entry.key.number < 0)
         kept = [entry for entry in entries if entry.key.number >= 0]
-        new = Entry(key, packed.size)
+        new = BatchEntry(key, packed.size)
         leaving = victims(kept, new, self.max_bytes - writing, window)
         for entry in leaving or ():
             self._path(entry.key).unlink(missing_ok=True)
@@ -207,7 +209,7 @@ class FileStore:
         disk = os.statvfs(self.directory)
         return disk.f_bavail * disk.f_frsize - size >= disk.f_blocks * disk.f_frsize * self.spare
 
-    def _write(self, key: Key, packed: Packed) -> None:
+    def _write(self, key: BatchKey, packed: Packed) -> None:
         path = self.directory / f"{key}.{os.getpid()}.{id(self):x}{_TMP}"
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -244,23 +246,23 @@ class MemoryStore:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self._kept: dict[Key, bytes] = {}
+        self._kept: dict[BatchKey, bytes] = {}
 
-    def has(self, key: Key) -> bool:
+    def has(self, key: BatchKey) -> bool:
         return key in self._kept
 
-    def get(self, key: Key) -> Unpacked | None:
+    def get(self, key: BatchKey) -> Unpacked | None:
         kept = self._kept.get(key)
         return None if kept is None else unpack(str(key), bytearray(kept), verify=False)
 
-    def beyond(self, key: Key) -> bool:
+    def beyond(self, key: BatchKey) -> bool:
         return any(k.share == key.share and k.number > key.number for k in list(self._kept))
 
-    def entries(self) -> list[Entry]:
-        return [Entry(key, len(data)) for key, data in list(self._kept.items())]
+    def entries(self) -> list[BatchEntry]:
+        return [BatchEntry(key, len(data)) for key, data in list(self._kept.items())]
 
-    def put(self, key: Key, packed: Packed, window: Window) -> bool:
-        leaving = victims(self.entries(), Entry(key, packed.size), self.max_bytes, window)
+    def put(self, key: BatchKey, packed: Packed, window: Window) -> bool:
+        leaving = victims(self.entries(), BatchEntry(key, packed.size), self.max_bytes, window)
         for entry in leaving or ():
             self._kept.pop(entry.key, None)
         if leaving is not None:

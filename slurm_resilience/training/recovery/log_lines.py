@@ -9,7 +9,7 @@ ROOTS = ("sres", "slurm_resilience")
 """Loggers below which all of ours are."""
 
 
-class Lines(logging.Handler):
+class LogLines(logging.Handler):
     """Prints warnings, until the program has set up a logging of its own.
 
     Args:
@@ -32,4 +32,4 @@ def speak(seat: int) -> None:
     for name in ROOTS:
         logger = logging.getLogger(name)
         if not logger.handlers:
-            logger.addHandler(Lines(seat))
+            logger.addHandler(LogLines(seat))

@@ -15,8 +15,8 @@ from torch import nn
 
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import View
-from slurm_resilience.training.group.abort import Graveyard, Sockets
-from slurm_resilience.training.group.meshstore import MeshStore
+from slurm_resilience.training.process_group.abort import Graveyard, Sockets
+from slurm_resilience.training.process_group.mesh_store import MeshStore
 
 FORM_SECONDS_A_RANK = 0.05
 FORM_SHARE = 0.7
@@ -43,7 +43,7 @@ def least_abort_timeout(size: int, abort_timeout: float) -> float:
 _graveyard = Graveyard()
 
 
-class Group:
+class ProcessGroups:
     """The default process group of one generation."""
 
     def __init__(self, mesh: Mesh, view: View, rank: int, backend: str) -> None:
@@ -172,8 +172,8 @@ def form(
     store: Any | None = None,
     timeout: float = 1800.0,
     limit: float = 10.0,
-    out: list[Group] | None = None,
-) -> Group:
+    out: list[ProcessGroups] | None = None,
+) -> ProcessGroups:
     """Form the process group of a generation.
 
     Args:
@@ -188,7 +188,7 @@ def form(
     Raises:
         RuntimeError, dist.DistStoreError: a member is gone, or did not come.
     """
-    group = Group(mesh, view, view.rank_of(mesh.me.id), backend)
+    group = ProcessGroups(mesh, view, view.rank_of(mesh.me.id), backend)
     if out is not None:
         out.append(group)
     group.form(store or MeshStore(mesh, view.generation), timeout, limit)

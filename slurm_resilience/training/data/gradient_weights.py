@@ -15,7 +15,7 @@ HOOKED = "can only be called once"
 """Words of torch's error when a wrapper has a hook already."""
 
 
-class Shares:
+class GradientWeights:
     """Weighs each rank's gradients with its share of the batch that it was given last."""
 
     def __init__(self) -> None:

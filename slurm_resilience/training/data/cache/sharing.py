@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from slurm_resilience.training.data.place import Hold, lock
+from slurm_resilience.training.data.cache.directory import DirectoryHold, lock
 
 GRACE = 0.5
 """Seconds that a member which is not the leader waits before it takes a free lock: at the start the
@@ -25,10 +25,10 @@ _MEMBER = "member."
 _AT = struct.Struct("<q")
 _count = itertools.count()
 _mutex = threading.Lock()
-_held: WeakValueDictionary[Path, Hold] = WeakValueDictionary()
+_held: WeakValueDictionary[Path, DirectoryHold] = WeakValueDictionary()
 
 
-class Group:
+class ReplicaGroup:
     """This process's place in a group.
 
     Args:
@@ -39,11 +39,11 @@ class Group:
     def __init__(self, directory: Path, leader: bool) -> None:
         self.directory = directory
         self.leader = leader
-        self._member: Hold | None = None
+        self._member: DirectoryHold | None = None
         while self._member is None:  # a member that looks for dead ones may touch a new file first
             self._own = directory / f"{_MEMBER}{os.getpid()}.{next(_count)}"
             self._member = lock(self._own)
-        self._lock: Hold | None = None
+        self._lock: DirectoryHold | None = None
         if leader:
             self.fetches(0.0)
 

@@ -23,9 +23,9 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from slurm_resilience.training.group import records
-from slurm_resilience.training.group.logfile import LogFile
-from slurm_resilience.training.group.records import Answer, Op, Record
+from slurm_resilience.training.process_group import records
+from slurm_resilience.training.process_group.logfile import LogFile
+from slurm_resilience.training.process_group.records import Answer, Op, Record
 
 _Value = str | bytes
 _T = TypeVar("_T")

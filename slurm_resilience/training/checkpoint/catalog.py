@@ -20,7 +20,7 @@ from slurm_resilience.training.checkpoint.manifest import Damaged, Manifest, Pri
 log = logging.getLogger(__name__)
 
 
-class Shelf:
+class CheckpointCatalog:
     """Looks at checkpoints and remembers what it saw. Threads may share it."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -145,7 +145,7 @@ class Shelf:
         log.warning(text)
 
     def prune(
-        self, keep: int, me: names.Owner, in_flight: set[str], loading: set[int]
+        self, keep: int, me: names.SaveOwner, in_flight: set[str], loading: set[int]
     ) -> list[str]:
         """Delete what is not needed any more; the names of what went.
 
@@ -170,7 +170,7 @@ class Shelf:
                 found.append(names.Temporary(path.name, now - _last_change(path)))
         return found
 
-    def _delete(self, name: str, me: names.Owner) -> bool:
+    def _delete(self, name: str, me: names.SaveOwner) -> bool:
         trash = self.path / names.temporary(
             names.any_step(name), me._replace(serial="pruned-" + secrets.token_hex(4))
         )

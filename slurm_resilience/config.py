@@ -8,6 +8,7 @@ default on a machine that marks nodes down.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import tomllib
 from pathlib import Path
@@ -223,6 +224,8 @@ def _check_ranges(config: Config, where: str) -> None:
             value = getattr(table, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
+            if not math.isfinite(value):
+                raise ConfigError(f"{where}: {section.name}.{field.name} must be a finite number")
             positive = field.name in _POSITIVE.get(section.name, ())
             if value < 0 or (positive and value == 0):
                 bound = "greater than 0" if positive else "0 or more"

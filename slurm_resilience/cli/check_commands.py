@@ -1,30 +1,98 @@
-"""`sres check`: is what was written right?"""
+"""`sres check`: find what is wrong in the configuration and in the installation."""
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
+from slurm_resilience.cli.shared_options import config_option, format_option
+from slurm_resilience.errors import ConfigError, SresError
+
+if TYPE_CHECKING:
+    from slurm_resilience.site_check.judges import SiteJudgement
+    from slurm_resilience.site_check.sequence import SiteCheck
 
 
 @click.group()
 def check() -> None:
-    """Check the configuration."""
+    """Check the configuration, or the whole installation."""
 
 
 @check.command("config")
 @click.argument("file", required=False)
+@config_option
 @pass_cluster
 def check_config(cluster: ClusterView, file: str | None) -> None:
-    """Read the configuration FILE, or the one in use, and say `ok` or what is wrong in it."""
-    from slurm_resilience.config import DEFAULT_PATH, load
+    """Read the configuration FILE, or the one in use, and print `ok` or what is wrong in it."""
+    from slurm_resilience.config import DEFAULT_PATH
 
-    path = file or cluster.config_path
-    load(path)
-    named = path or os.environ.get("SRES_CONFIG")
+    cluster.config_path = file or cluster.config_path
+    _refuse_missing_program(cluster)
+    named = cluster.config_path or os.environ.get("SRES_CONFIG")
     if named or DEFAULT_PATH.exists():
         click.echo(f"{named or DEFAULT_PATH}: ok")
     else:
         click.echo(f"ok: there is no {DEFAULT_PATH}, so every default holds")
+
+
+def _refuse_missing_program(cluster: ClusterView) -> None:
+    """Only sresctld's machine needs the program. Unknown, that machine is taken for this one."""
+    from slurm_resilience.site_check.probes import program_fault, replacement_program
+
+    program = cluster.config.replace.program
+    if not program:
+        return
+    try:
+        fault = replacement_program(cluster).fault
+    except SresError:
+        fault = program_fault(program[0])
+    if fault:
+        raise ConfigError(f"replace.program: {fault}")
+
+
+@check.command("site")
+@format_option
+@config_option
+@pass_cluster
+def check_site(cluster: ClusterView, form: str) -> None:
+    """Check the installation step by step, and name the first thing that is wrong.
+
+    Run it as root on sresctld's machine, on a login node and on a compute node: each looks at its
+    own files, and at sresctld. The exit code is that of the first thing that is wrong.
+    """
+    from slurm_resilience.cli.tables import print_json, table
+    from slurm_resilience.clock import SystemClock
+    from slurm_resilience.site_check.judges import Outcome
+    from slurm_resilience.site_check.sequence import run
+
+    results = list(run(cluster, SystemClock()))
+    first = next(((c, j) for c, j in results if j.outcome is Outcome.WRONG), None)
+    if form == "json":
+        print_json(_as_data(results, first))
+    else:
+        rows = [(c.name, j.outcome.value, _with_remedy(j)) for c, j in results]
+        click.echo(table(("CHECK", "RESULT", "TEXT"), rows))
+    if first is not None:
+        check, judgement = first
+        raise judgement.error(f"{check.name}: {_with_remedy(judgement)}")
+
+
+def _with_remedy(judgement: SiteJudgement) -> str:
+    return f"{judgement.text}. To do: {judgement.remedy}" if judgement.remedy else judgement.text
+
+
+def _as_data(
+    results: list[tuple[SiteCheck, SiteJudgement]],
+    first: tuple[SiteCheck, SiteJudgement] | None,
+) -> dict[str, Any]:
+    return {
+        "checks": [
+            {"check": c.name, "result": j.outcome.value, "text": j.text, "remedy": j.remedy}
+            for c, j in results
+        ],
+        "first_wrong": first[0].name if first else None,
+        "exit_code": first[1].error.exit_code if first else 0,
+    }

@@ -19,7 +19,7 @@ from slurm_resilience.cli.shared_options import config_option
 from slurm_resilience.errors import SresError, UsageError
 
 _COMMANDS = {
-    "check": ("check_commands:check", "Check the configuration."),
+    "check": ("check_commands:check", "Check the configuration, or the whole installation."),
     "job": ("job_commands:job", "Jobs that a supervisor keeps alive."),
     "lab": ("lab:lab", "A real Slurm cluster on this machine, whose power can be cut."),
     "node": ("node_commands:node", "List, replace, reboot and watch nodes."),

@@ -167,6 +167,20 @@ def test_small_commands(sres: Sres) -> None:
     assert sres.ok("job", "list") == "no supervised job\n"
 
 
+def test_a_site_is_checked_from_end_to_end(sres: Sres, tmp_path: Path) -> None:
+    results = {row["check"]: row for row in sres.json("check", "site")["checks"]}
+    wrong = {name: row["text"] for name, row in results.items() if row["result"] == "wrong"}
+    assert wrong == {}
+    assert {results[name]["result"] for name in ("slurm", "plugin", "port", "sresd")} == {"ok"}
+    assert "n[1-4]" in results["sresd"]["text"]
+    # The same site, with a port where nothing listens.
+    other = tmp_path / "sres.toml"
+    other.write_text("[controller]\nport = 1\n")
+    done = sres("check", "site", env={"SRES_CONFIG": str(other)})
+    assert "sres: error: port: " in one_line(done, 8)
+    assert "sresctld does not run there" in done.stderr
+
+
 def test_a_closed_pipe_is_quiet(sres: Sres) -> None:
     line = f"{shlex.quote(sys.executable)} -m slurm_resilience.cli.main node list | true"
     done = sres.lab.run(["bash", "-c", f"set -o pipefail; {line}; exit 0"], cwd="/")

@@ -29,6 +29,8 @@ def test_without_a_file_the_defaults_hold(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("controller = 3", "'controller' is a table"),
         ("[detect]\nsilent_after = 0.6", "more than two beats"),
         ("[detect]\ndead_after = 1.0", "dead_after must be more than"),
+        ("[detect]\ndead_after = nan", "detect.dead_after must be a finite number"),
+        ("[replace]\ntimeout = inf", "replace.timeout must be a finite number"),
         ("not toml", "not valid TOML"),
     ],
 )

@@ -1,0 +1,1 @@
+"""`sres check site`: look at everything that docs/install.md installs, in its order."""

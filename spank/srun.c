@@ -53,7 +53,7 @@ int sres_srun_init(spank_t sp, int ac, char *av[])
 	struct spank_option auto_resume = {
 		.name = "auto-resume",
 		.arginfo = "N",
-		.usage = "1: start the step again after a node failure (0: off)",
+		.usage = "1: start the step again after a node failure",
 		.has_arg = 1,
 		.cb = on_auto_resume,
 	};

@@ -1,9 +1,11 @@
-"""One connection to one other process: its bytes, its handshake, what it last said."""
+"""One connection to one other process: its bytes and its handshake."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
+import itertools
 import secrets
 import selectors
 import socket
@@ -12,9 +14,9 @@ from collections.abc import Callable, Iterator
 
 from slurm_resilience.errors import AuthError, WireError
 from slurm_resilience.mesh import messages, resolver
+from slurm_resilience.mesh.dial_book import DialAddress
 from slurm_resilience.mesh.messages import (
     PROTOCOL,
-    Heartbeat,
     Message,
     PeerChallenge,
     PeerHello,
@@ -33,51 +35,77 @@ MAX_QUEUED = 256 << 20
 """Bytes that wait for a peer that does not read; then it is given up."""
 
 
+_numbers = itertools.count(1)
+_MAY_LIVE = frozenset(
+    {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+)
+"""Errors that say something of the way, and nothing of the process at its other end."""
+
+
+class ContactLost(WireError):
+    """The way to the other side is broken; the process there may live."""
+
+
+def _lost(error: OSError) -> WireError:
+    kind = ContactLost if error.errno in _MAY_LIVE else WireError
+    return kind(f"connection lost: {error.strerror}")
+
+
 class PeerConnection:
     """A socket that becomes a peer once both sides have shown the secret."""
 
-    def __init__(self, sock: socket.socket, secret: bytes, dialed: bool) -> None:
+    def __init__(
+        self, sock: socket.socket, secret: bytes, address: DialAddress | None = None
+    ) -> None:
+        """
+        Args:
+            sock: connected, or about to be.
+            secret: the training's.
+            address: as it was dialed; None: the other side dialed.
+        """
+        self.number = next(_numbers)
+        """Unique in this process."""
         self.sock = sock
-        self.dialed = dialed
+        self.address = address
         self.peer: Peer | None = None
         self.status = PeerStatus()
-        self.said = -1
-        self.beat = Heartbeat()
-        self.born = self.heard = time.monotonic()
-        self.expected = ""
-        """Id of the peer that should be there; empty: unknown."""
-        self.superseded = False
-        """Another connection to the same peer is the one that counts."""
+        """As it was at the handshake."""
+        self.born = time.monotonic()
         self.finishing = False
         """Nothing more is sent here; what the other side sent before it knew is still read."""
-        self.address: tuple[str, int] | None = None
-        """Where it was dialed."""
         self.watched = 0
         """For which events the selector looks at it."""
         self._secret = secret
         self._nonce = secrets.token_bytes(32)
+        self._theirs: bytes | None = None
+        """The other side's nonce, once it has asked for a proof."""
         self._inbox = bytearray()
         self._outbox = bytearray()
-        self._answered = False
         sock.setblocking(False)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKED_MILLISECONDS)
 
     @classmethod
-    def dial(cls, host: str, port: int, secret: bytes) -> PeerConnection:
+    def dial(cls, address: DialAddress, secret: bytes) -> PeerConnection:
         """A connection that is under way.
 
         Raises:
             OSError: there is no way to that address.
             NotYet: its name is being looked up.
         """
-        family, address = resolver.address(host, port)
-        link = cls(socket.socket(family, socket.SOCK_STREAM), secret, dialed=True)
-        link.address = (host, port)
+        family, where = resolver.address(address.host, address.port)
+        connection = cls(socket.socket(family, socket.SOCK_STREAM), secret, address)
         with contextlib.suppress(BlockingIOError):
-            link.sock.connect(address)
-        return link
+            connection.sock.connect(where)
+        return connection
+
+    @property
+    def name(self) -> str:
+        """Id of the peer at its other end, or of the one that should be there; empty: unknown."""
+        if self.peer is not None:
+            return self.peer.id
+        return self.address.peer_id if self.address is not None else ""
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -93,7 +121,7 @@ class PeerConnection:
     @property
     def reached(self) -> bool:
         """Something of ours listens there: it has asked for a proof."""
-        return self._answered
+        return self._theirs is not None
 
     def close(self, watched: selectors.BaseSelector | None = None) -> None:
         """Close it; ``watched`` looks at it no more."""
@@ -129,7 +157,7 @@ class PeerConnection:
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
-            raise WireError(f"connection lost: {error.strerror}") from None
+            raise _lost(error) from None
         if sent < len(frame):
             self._outbox += frame[sent:]
 
@@ -144,7 +172,7 @@ class PeerConnection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            raise WireError(f"connection lost: {error.strerror}") from None
+            raise _lost(error) from None
         del self._outbox[:sent]
         if self.finishing:
             self.finish()
@@ -162,10 +190,9 @@ class PeerConnection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            raise WireError(f"connection lost: {error.strerror}") from None
+            raise _lost(error) from None
         if not data:
             raise WireError("connection closed")
-        self.heard = time.monotonic()
         self._inbox += data
         while self.fileno() >= 0:
             limit = messages.MAX_FRAME if self.proven else messages.MAX_UNPROVEN
@@ -177,7 +204,7 @@ class PeerConnection:
     def handshake(
         self, message: Message, me: Peer, status: PeerStatus, roster: Callable[[], tuple[Peer, ...]]
     ) -> bool:
-        """Handle a message of an unproven link; True when it has just been proven.
+        """Handle a message of an unproven connection; True when it has just been proven.
 
         Raises:
             AuthError: the other side does not know the secret.
@@ -185,14 +212,13 @@ class PeerConnection:
         """
         if isinstance(message, PeerChallenge | PeerHello) and message.protocol != PROTOCOL:
             raise WireError(f"it speaks version {message.protocol}, this process {PROTOCOL}")
-        if isinstance(message, PeerChallenge) and self.dialed and not self._answered:
-            self._answered = True
+        if isinstance(message, PeerChallenge) and self.address and self._theirs is None:
             self._theirs = message.nonce
-            to = self.expected or f":{self.address[1] if self.address else 0}"
+            to = self.address.peer_id or f":{self.address.port}"
             proof = messages.proof(self._secret, "dial", message.nonce, self._nonce, me.id, to)
             self.send(messages.pack(PeerHello(me, status, self._nonce, proof, to)))
             return False
-        if isinstance(message, PeerHello) and not self.dialed:
+        if isinstance(message, PeerHello) and not self.address:
             expected = messages.proof(
                 self._secret, "dial", self._nonce, message.nonce, message.peer.id, message.to
             )
@@ -206,7 +232,7 @@ class PeerConnection:
                 self.send(messages.pack(Roster(roster())))
             self.peer, self.status = message.peer, message.status
             return True
-        if isinstance(message, PeerWelcome) and self._answered:
+        if isinstance(message, PeerWelcome) and self._theirs is not None:
             expected = messages.proof(
                 self._secret, "accept", self._nonce, self._theirs, message.peer.id
             )

@@ -1,32 +1,52 @@
-"""The store: each member of a generation holds all of its keys."""
+"""The store: each member of a generation holds all of its keys.
+
+A set reaches every member; a change that depends on the old value goes through the key's home.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-import zlib
 from collections.abc import Iterable
 
 import msgspec
 
 from slurm_resilience.errors import WireError
-from slurm_resilience.mesh.generations import Generations
-from slurm_resilience.mesh.messages import KeyChange, KeyPut
+from slurm_resilience.mesh.connection import PeerConnection
+from slurm_resilience.mesh.key_table import KeyTable, changed_value, home_of
+from slurm_resilience.mesh.membership import Membership
+from slurm_resilience.mesh.messages import KeyChange, KeyChanged, KeyPut, Message
+from slurm_resilience.mesh.transport import Transport
 
 
-class Keys(Generations):
-    """A set reaches every member; what depends on the old value goes through the key's home."""
+class KeyStore:
+    """The keys of one process. Its public methods may be called from any thread."""
+
+    def __init__(
+        self, membership: Membership, transport: Transport, changed: threading.Condition
+    ) -> None:
+        """
+        Args:
+            membership: knows the generation and its members.
+            transport: reaches them.
+            changed: notified when the generation ends; its lock guards the keys too.
+        """
+        self._membership = membership
+        self._transport = transport
+        self._changed = changed
+        self._table = KeyTable()
+        self._awaited: list[set[str]] = []
+        """For each call of `get` that waits: the keys that are still missing."""
+        self._answers: dict[int, bytes] = {}
+        self._numbers = 0
+        self._closed = False
 
     def put(self, generation: int, key: str, value: bytes) -> None:
         """Set a key at every member of a generation."""
-        with self._lock:
-            self._set(generation, key, value)
-            put = KeyPut(generation, key, value)
-            newest = next(iter(self._own_puts.values()), put)
-            if newest.generation < generation:
-                self._own_puts.clear()
-            self._own_puts.pop(key, None)
-            self._own_puts[key] = put
-            self._send_members(generation, put)
+        with self._changed:
+            put = self._table.put(generation, key, value)
+            self._wake(key)
+            self._send_members(put)
 
     def get(self, generation: int, keys: Iterable[str], timeout: float) -> list[bytes]:
         """Wait until all keys are there.
@@ -39,7 +59,7 @@ class Keys(Generations):
         deadline = time.monotonic() + timeout
         with self._changed:
             while True:
-                own = self._keys.setdefault(generation, {})
+                own = self._table.of(generation)
                 missing = [key for key in wanted if key not in own]
                 if not missing:
                     return [own[key] for key in wanted]
@@ -56,8 +76,8 @@ class Keys(Generations):
 
     def known(self, generation: int) -> dict[str, bytes]:
         """All keys of a generation that are here now."""
-        with self._lock:
-            return dict(self._keys.get(generation, {}))
+        with self._changed:
+            return self._table.known(generation)
 
     def change(self, change: KeyChange, timeout: float) -> bytes:
         """Change a key at its home; the value that came of it.
@@ -69,16 +89,16 @@ class Keys(Generations):
             self._numbers += 1
             number = self._numbers
             change = msgspec.structs.replace(change, number=number)
-            view = self._view
+            view = self._membership.generation.view
             if view is None or view.generation != change.generation:
                 raise WireError("the generation is over")
-            home = view.members[zlib.crc32(change.key.encode()) % view.size].peer.id
-            if home == self.me.id:
+            home = home_of(change.key, view)
+            if home == self._membership.me.id:
                 return self._change(change)
-            link = self._links.get(home)
-            if link is None:
+            contact = self._membership.contacts.get(home)
+            if contact is None:
                 raise WireError("the generation is over")
-            self._send(link, change)
+            self._transport.send((contact.connection,), change)
             deadline = time.monotonic() + timeout
             while number not in self._answers:
                 self._still(change.generation)
@@ -88,37 +108,71 @@ class Keys(Generations):
                 self._changed.wait(left)
             return self._answers.pop(number)
 
-    def _set(self, generation: int, key: str, value: bytes) -> None:
-        """Take a key in. Who waits is woken by the last key that it waits for: each of many ranks
-        that form a group sets one, and waking up for each takes longer than hearing it."""
-        self._keys.setdefault(generation, {})[key] = value
+    # -- for the mesh, with the lock ----------------------------------------------------------
+
+    def hear(self, connection: PeerConnection, message: Message) -> bool:
+        """Take a message in; False when it is none of the store's."""
+        match message:
+            case KeyPut(generation=generation, key=key, value=value):
+                if generation >= self._membership.generation.number:
+                    self._table.of(generation)[key] = value
+                    self._wake(key)
+            case KeyChange():
+                answer = KeyChanged(message.generation, message.number, self._change(message))
+                self._transport.send((connection.number,), answer)
+            case KeyChanged(number=number, value=value):
+                self._answers[number] = value
+                self._changed.notify_all()
+            case _:
+                return False
+        return True
+
+    def reach(self, connection: int) -> None:
+        """A member of the current generation is connected: send it what was set before."""
+        for put in self._table.own_puts():
+            if put.generation == self._membership.generation.number:
+                self._transport.send((connection,), put)
+
+    def adopt(self, generation: int) -> None:
+        """A new generation: older keys go. A member may have changed a key here before this process
+        knew of it: that is sent now."""
+        self._table.drop_before(generation)
+        for put in self._table.own_puts():
+            self._send_members(put)
+
+    def close(self) -> None:
+        """Have all calls that wait end."""
+        self._closed = True
+        self._changed.notify_all()
+
+    def _wake(self, key: str) -> None:
+        """Threads are woken by the last key that they wait for: each of many ranks that form a
+        group sets one, and waking up for each takes longer than hearing it."""
         for awaited in self._awaited:
             awaited.discard(key)
             if not awaited:
                 self._changed.notify_all()
 
     def _still(self, generation: int) -> None:
-        view = self._view
-        if self._closing:
+        state = self._membership.generation
+        if self._closed:
             raise WireError("the mesh is closed")
-        if view is None or view.generation != generation or self._end is not None:
-            reason = self._end.reason if self._end else "a newer one was formed"
+        if state.number != generation or state.end is not None:
+            reason = state.end.reason if state.end else "a newer one was formed"
             raise WireError(f"the generation is over: {reason}")
 
     def _change(self, change: KeyChange) -> bytes:
-        own = self._keys.setdefault(change.generation, {})
-        old = own.get(change.key)
-        if change.desired is not None:
-            value = old if old is not None else b""
-            if (old is None and not change.expected) or old == change.expected:
-                value = change.desired
-        elif change.append is not None:
-            value = (old or b"") + change.append
-        else:
-            try:
-                value = str(int(old or b"0") + change.add).encode()
-            except ValueError:
-                return b""  # it holds no number: for the asker to say
+        old = self._table.of(change.generation).get(change.key)
+        value = changed_value(old, change)
+        if value is None:
+            return b""  # the asker says that it holds no number
         if value != old:
             self.put(change.generation, change.key, value)
         return value
+
+    def _send_members(self, put: KeyPut) -> None:
+        view = self._membership.generation.view
+        if view is None or view.generation != put.generation:
+            return
+        contacts = (self._membership.contacts.get(member.peer.id) for member in view.members)
+        self._transport.send([c.connection for c in contacts if c is not None], put)

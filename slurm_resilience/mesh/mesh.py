@@ -1,162 +1,331 @@
 """The mesh: one thread that keeps a connection to every other process of the training.
 
-A closed connection is a dead process, and everybody knows it within a millisecond. Status, breaks,
-generations and the store's keys travel over the same connections, in order.
+A closed connection is a dead process, and all know it within a millisecond. Status, the ends and
+beginnings of generations, and the store's keys travel over the same connections, in order.
+
+`Mesh` joins three pieces: `Membership` decides, `Transport` carries, `KeyStore` keeps the keys.
+Here events go in, effects are carried out, and the main thread waits.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import selectors
 import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from slurm_resilience.errors import WireError
-from slurm_resilience.mesh import world_plan
 from slurm_resilience.mesh.connection import HANDSHAKE_SECONDS, PeerConnection
-from slurm_resilience.mesh.core import BEAT, SILENCE, log
-from slurm_resilience.mesh.generations import AGAIN
-from slurm_resilience.mesh.keys import Keys
-from slurm_resilience.mesh.messages import (
-    Evict,
-    GenerationEnded,
-    Heartbeat,
-    KeyChange,
-    KeyChanged,
-    KeyPut,
-    Leaving,
-    Message,
-    NewGeneration,
-    NodeLost,
-    Roster,
-    StatusUpdate,
+from slurm_resilience.mesh.dial_book import DialAddress
+from slurm_resilience.mesh.events import (
+    Adopt,
+    BeatDue,
+    BytesReceived,
+    Close,
+    ConnectionClosed,
+    ConnectionProven,
+    CutBlock,
+    Dial,
+    DialKnown,
+    Effect,
+    EndGeneration,
+    Event,
+    Evicted,
+    Finish,
+    GaveUp,
+    HeldUp,
+    LocalBeat,
+    LocalEnd,
+    LocalStatus,
+    LocalStop,
+    MessageReceived,
+    News,
+    OutcomeFound,
+    Reached,
+    Send,
+    StillWaiting,
+    WorldWorked,
 )
-from slurm_resilience.mesh.model import GenerationEnd, Member, Peer, PeerStatus, View
+from slurm_resilience.mesh.keys import KeyStore
+from slurm_resilience.mesh.membership import Membership
+from slurm_resilience.mesh.messages import Heartbeat, KeyChange, Leaving, Message
+from slurm_resilience.mesh.model import (
+    GenerationEnd,
+    Member,
+    Peer,
+    PeerStatus,
+    Timing,
+    View,
+    counter_of,
+)
+from slurm_resilience.mesh.rendezvous import Rendezvous
+from slurm_resilience.mesh.transport import STRANGERS, Transport
+from slurm_resilience.mesh.world_plan import WorldRules
 
-__all__ = ["BEAT", "SILENCE", "Mesh", "Stopped"]
+__all__ = ["Mesh", "Stopped"]
 
 T = TypeVar("T")
+log = logging.getLogger("sres.mesh")
 
-REACH_SECONDS = 3.0
-"""Within this time every member of a new generation must have reached every other."""
-KNOWN_AGAIN = 3.0
-"""Who has waited for a world for so many seconds dials all that are known, again and again: a world
-is formed much sooner than that."""
 TELL_SECONDS = 2.0
 """A process that was held up for longer says so."""
 OUTCOME_SECONDS = 1.0
-"""Seconds between two looks whether the training is over, for a process that found nobody."""
+"""Between two looks whether the training is over, for a process that found no other."""
+CLOSE_SECONDS = 2.0
+"""That `close` waits for the thread."""
 
 
 class Stopped(Exception):
     """The training was given up by one of its processes."""
 
 
-class Mesh(Keys):
+class MeshCallbacks(NamedTuple):
+    """What is called in the mesh's thread."""
+
+    on_end: Callable[[GenerationEnd], None]
+    on_evict: Callable[[str], None]
+    on_tick: Callable[[float], Heartbeat | None]
+    on_given_up: Callable[[Peer, str], None]
+
+
+class Mesh:
     """This process among the others. Its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        me: Peer,
+        rules: WorldRules,
+        *,
+        abort_timeout: float | None = None,
+        silence: float | None = None,
+        timing: Timing | None = None,
+        handshake_seconds: float = HANDSHAKE_SECONDS,
+        on_end: Callable[[GenerationEnd], None] = lambda _: None,
+        on_evict: Callable[[str], None] = lambda _: None,
+        on_tick: Callable[[float], Heartbeat | None] = lambda _: None,
+        on_given_up: Callable[[Peer, str], None] = lambda _peer, _reason: None,
+    ) -> None:
+        """
+        Args:
+            rendezvous: where the others are found.
+            me: this process; ``host`` is what it listens on, ``port`` 0 lets the kernel choose.
+            rules: when a generation may be formed.
+            abort_timeout: seconds after the end of a generation in which a peer must be out of its
+                block; then the others go on without it. Default: as in ``timing``.
+            silence: seconds without a beat after which a peer counts as hung; three beats in worlds
+                so large that this is longer. Default: as in ``timing``.
+            timing: all other times of the protocol.
+            handshake_seconds: in which a connection must have shown the secret.
+            on_end: called in the mesh's thread when the current generation ends, and every 10 ms
+                again until `ready` or `done` is said.
+            on_evict: called in a thread when the others go on without this process.
+            on_tick: called in the mesh's thread before each beat; gives the beat to send.
+            on_given_up: called in the mesh's thread with a peer that the others go on without.
+
+        Raises:
+            UsageError: the rendezvous cannot be used.
+            OSError: the port cannot be listened on.
+        """
+        chosen = timing or Timing()
+        if abort_timeout is not None:
+            chosen = msgspec.structs.replace(chosen, abort_seconds=abort_timeout)
+        if silence is not None:
+            chosen = msgspec.structs.replace(chosen, silence_seconds=silence)
+        self._rendezvous = rendezvous
+        self._transport = Transport(
+            self,
+            msgspec.structs.replace(me, port=me.port or rendezvous.port(me.seat)),
+            rendezvous.secret(),
+            strangers=max(STRANGERS, 2 * rules.seats),
+            handshake_seconds=handshake_seconds,
+        )
+        self.me = self._transport.me
+        self._membership = Membership(self.me, rules, chosen, time.monotonic())
+        self._lock = self._transport.lock
+        self._changed = threading.Condition(self._lock)
+        self._keys = KeyStore(self._membership, self._transport, self._changed)
+        self._callbacks = MeshCallbacks(on_end, on_evict, on_tick, on_given_up)
+        self.knock = threading.Event()
+        """Set when a peer may be waiting outside of the current generation."""
+        self._cut: GenerationEnd | None = None
+        """What `on_end` is called with next."""
+        self._ask_outcome = 0.0
+        self._closing = False
 
     def start(self) -> Mesh:
         """Start its thread; the others can see this process from now on."""
-        self._meeting.enter(self.me)
-        self._dial_known()
-        self._thread.start()
+        self._rendezvous.enter(self.me)
+        with self._lock:
+            self._dial_known()
+        self._transport.start()
         return self
+
+    def close(self, reason: str = "") -> None:
+        """Disconnect."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            contacts = self._membership.contacts
+            self._transport.send(contacts.connections(), Leaving(reason))
+            self._keys.close()
+        self._transport.stop(CLOSE_SECONDS)
+        self._rendezvous.leave(self.me)
+
+    # -- what is known ------------------------------------------------------------------------
+
+    @property
+    def status(self) -> PeerStatus:
+        """What this process last said."""
+        return self._membership.status
+
+    @property
+    def current(self) -> View | None:
+        """The generation that this process was last a member of."""
+        return self._membership.generation.view
 
     @property
     def end(self) -> GenerationEnd | None:
         """How the current generation ended; None while it goes on."""
-        return self._end
+        return self._membership.generation.end
 
     @property
     def evicted(self) -> str:
         """Why the others go on without this process; empty while they do not."""
-        return self._evicted
+        return self._membership.standing.evicted
 
     @property
     def waits_for(self) -> str:
         """Why no generation is formed at the moment, in words."""
-        return self._waits_for
+        return self._membership.waiting.reason
+
+    @property
+    def beat(self) -> float:
+        """Seconds between two beats in a world of this size."""
+        return self._membership.beat_seconds
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a word after which a peer counts as hung: at least three beats."""
+        return self._membership.silence_seconds
+
+    def newcomers(self) -> tuple[Peer, ...]:
+        """Live peers that wait outside of the current generation and would make it larger."""
+        with self._lock:
+            found = self._membership.newcomers()
+            if found is None:
+                self.knock.clear()
+            return found or ()
+
+    def beats(self) -> dict[str, tuple[Peer, Heartbeat, float]]:
+        """What each other peer last beat, and seconds since anything was heard of it."""
+        now = time.monotonic()
+        with self._lock:
+            return {
+                contact.peer.id: (contact.peer, contact.beat, now - contact.heard)
+                for contact in self._membership.contacts.seated()
+            }
+
+    def picture(self) -> tuple[View | None, list[Member], dict[str, bool]]:
+        """The generation that works, all living peers, and those that were lost since."""
+        with self._lock:
+            membership = self._membership
+            return membership.generation.worked, membership.present(), dict(membership.losses.peers)
 
     def own_fds(self) -> set[int]:
-        """File descriptors of this mesh, which nobody else may close."""
-        with self._lock:
-            links = [link.fileno() for link in (*self._links.values(), *self._raw)]
-            return {self._listener.fileno(), self._wake, *links}
+        """File descriptors of this mesh, which the rest of the program must not close."""
+        return self._transport.own_fds()
 
     def quiet(self) -> threading.RLock:
         """Hold this lock, and the mesh neither opens nor closes a socket."""
         return self._lock
 
+    # -- what the main thread says ------------------------------------------------------------
+
     def say(self, status: PeerStatus) -> None:
-        """Tell everybody."""
-        with self._lock:
-            if status.phase != "running" and self.status.phase == "running":
-                self._since = time.monotonic()
-            if self._view is not None and self._end is not None:
-                # A generation that was never entered counts too: whoever leads next must know its
-                # number, or it would make one that this process has seen the end of.
-                newest = max(status.generation, self._view.generation)
-                status = msgspec.structs.replace(status, generation=newest)
-            self.status = status
-            self._said += 1
-            self._broadcast(StatusUpdate(self._said, status))
-            self._changed.notify_all()
-        self._ring()
+        """Tell all peers how far this process is."""
+        self._tell(LocalStatus(status))
+
+    def worked(self, view: View) -> None:
+        """Every member of this generation could talk to every other: it counts from now on."""
+        self._tell(WorldWorked(view))
+
+    def over(self, end: GenerationEnd) -> None:
+        """End a generation for all its members, at once."""
+        self._tell(LocalEnd(end))
+
+    def stop(self, end: GenerationEnd) -> None:
+        """End the training for all, whatever generation they are in."""
+        self._tell(LocalStop(end))
+
+    def put(self, generation: int, key: str, value: bytes) -> None:
+        """Set a key at every member of a generation."""
+        self._keys.put(generation, key, value)
+
+    def get(self, generation: int, keys: Iterable[str], timeout: float) -> list[bytes]:
+        """Wait until all keys are there; see `KeyStore.get`."""
+        return self._keys.get(generation, keys, timeout)
+
+    def known(self, generation: int) -> dict[str, bytes]:
+        """All keys of a generation that are here now."""
+        return self._keys.known(generation)
+
+    def change(self, change: KeyChange, timeout: float) -> bytes:
+        """Change a key at its home; see `KeyStore.change`."""
+        return self._keys.change(change, timeout)
+
+    # -- what the main thread waits for -------------------------------------------------------
 
     def meet(self, timeout: float | None = None) -> View | None:
         """Wait for the next generation, outside of the block (`say` a status `ready` or `done`
         before).
 
         Returns:
-            The generation; None when everybody is done.
+            The generation; None when all are done.
 
         Raises:
             TimeoutError: none within ``timeout`` seconds; the message says what is waited for.
             WireError: the others go on without this process.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        membership = self._membership
         with self._changed:
             while True:
-                if self._stopped:
-                    raise Stopped(self._stopped.reason)
-                if self._evicted:
-                    raise WireError(f"the others go on without this process: {self._evicted}")
+                if membership.standing.stopped:
+                    raise Stopped(membership.standing.stopped.reason)
+                if self.evicted:
+                    raise WireError(f"the others go on without this process: {self.evicted}")
                 if self._closing:
                     raise WireError("the mesh is closed")
-                view = self._view
-                if view and view.generation > self.status.generation and self._end is None:
+                view = membership.invitation()
+                if view is not None:
                     return view
-                if self._finished or self._all_done() or self._too_late():
+                self._look_for_outcome()
+                if membership.all_done():
                     return None
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise TimeoutError(self._waits_for or "no generation was formed")
+                    raise TimeoutError(self.waits_for or "no generation was formed")
                 self._changed.wait(min(left or OUTCOME_SECONDS, OUTCOME_SECONDS))
 
-    def _too_late(self) -> bool:
-        """Came when the others had finished. (Asked about once a second.)"""
+    def _look_for_outcome(self) -> None:
+        """A process that came when the others had finished finds none of them."""
         now = time.monotonic()
-        if self._worked is not None or self._usable() or now < self._ask_outcome:
-            return False
+        if now < self._ask_outcome or not self._membership.is_alone():
+            return
         self._ask_outcome = now + OUTCOME_SECONDS
-        ended = self._meeting.ended()
-        return ended is not None and ended.code == 0
-
-    @property
-    def current(self) -> View | None:
-        """The generation that this process was last a member of."""
-        return self._view
+        outcome = self._rendezvous.ended()
+        if outcome is not None:
+            self._do(self._membership.step(OutcomeFound(outcome.code), now))
 
     def wait_for_end(self, seconds: float) -> None:
         """Wait until the current generation has ended, or the time is over."""
         with self._changed:
-            self._changed.wait_for(lambda: self._end is not None, seconds)
+            self._changed.wait_for(lambda: self.end is not None, seconds)
 
     def hear_out(
         self, view: View, enough: Callable[[list[PeerStatus]], T | None], seconds: float
@@ -175,11 +344,10 @@ class Mesh(Keys):
         inside = {member.peer.id for member in view.members}
         with self._changed:
             while True:
-                found = enough(
-                    [link.status for name, link in self._links.items() if name in inside]
-                )
+                contacts = self._membership.contacts
+                found = enough([c.status for c in contacts if c.peer.id in inside])
                 left = deadline - time.monotonic()
-                if found is not None or left <= 0 or self._closing or self._evicted:
+                if found is not None or left <= 0 or self._closing or self.evicted:
                     return found
                 self._changed.wait(left)
 
@@ -194,216 +362,128 @@ class Mesh(Keys):
                 self._changed.wait(left)
         return True
 
-    def stop(self, end: GenerationEnd) -> None:
-        """End the training for everybody, whatever generation they are in."""
-        with self._lock:
-            self._broadcast(GenerationEnded(end))
-        self._ring()
+    # -- what the transport calls -------------------------------------------------------------
 
-    def worked(self, view: View) -> None:
-        """Every member of this generation could talk to every other: it counts from now on."""
-        with self._lock:
-            self._worked = view
-            here = {member.peer.id for member in view.members}
-            self._lost = {name: dead for name, dead in self._lost.items() if name in here}
+    def introduction(self) -> tuple[PeerStatus, Callable[[], tuple[Peer, ...]]]:
+        """What is said at a handshake."""
+        return self.status, self._known_peers
 
-    def over(self, end: GenerationEnd) -> None:
-        """End a generation for everybody, at once."""
-        with self._lock:
-            self._over(end)
-        self._ring()
+    def _known_peers(self) -> tuple[Peer, ...]:
+        return tuple(contact.peer for contact in self._membership.contacts.seated())
 
-    def newcomers(self) -> tuple[Peer, ...]:
-        """Live peers that wait outside of the current generation and would make it larger."""
-        with self._lock:
-            if self._view is None:
-                return ()
-            inside = {member.peer.id for member in self._view.members}
-            waiting = [
-                Member(link.peer, link.status)
-                for link in self._usable()
-                if link.peer and link.peer.id not in inside and link.status.phase == "ready"
-            ]
-            if not waiting:
-                self.knock.clear()
-                return ()
-            ours = [
-                member
-                for member in self._view.members
-                if member.peer.id == self.me.id or member.peer.id in self._links
-            ]
-            size = self._rules.replica_size
-            after = world_plan.arrange(world_plan.one_a_seat([*ours, *waiting]), size)
-            if len(after) <= self._view.size:
-                return ()
-            return tuple(member.peer for member in waiting)
+    def on_proven(self, connection: PeerConnection) -> None:
+        """Take a peer in."""
+        assert connection.peer is not None
+        dialed = connection.address is not None
+        self._take(ConnectionProven(connection.number, connection.peer, connection.status, dialed))
 
-    def beats(self) -> dict[str, tuple[Peer, Heartbeat, float]]:
-        """What each other peer last beat, and seconds since anything was heard of it."""
-        now = time.monotonic()
-        with self._lock:
-            return {
-                name: (link.peer, link.beat, now - link.heard)
-                for name, link in self._links.items()
-                if link.peer and link.peer.seat >= 0
-            }
+    def on_message(self, connection: PeerConnection, message: Message) -> None:
+        """Have the message answered."""
+        name = connection.name
+        if self._keys.hear(connection, message):
+            self._take(BytesReceived(connection.number, name))
+        else:
+            self._take(MessageReceived(connection.number, name, name, message))
 
-    def picture(self) -> tuple[View | None, list[Member], dict[str, bool]]:
-        """The generation that works, everybody alive, and who was lost since."""
-        with self._lock:
-            return self._worked, self._present(), dict(self._lost)
+    def on_bytes(self, connection: PeerConnection) -> None:
+        """Note a sign of life."""
+        self._take(BytesReceived(connection.number, connection.name))
 
-    def close(self, reason: str = "") -> None:
-        """Leave."""
-        with self._lock:
-            if self._closing:
-                return
-            self._closing = True
-            self._broadcast(Leaving(reason))
-        self._ring()
-        self._thread.join(2.0)
-        self._meeting.leave(self.me)
+    def on_closed(self, connection: PeerConnection, reason: str, died: bool) -> None:
+        """Note a loss."""
+        self._take(ConnectionClosed(connection.number, reason, died))
 
-    def _run(self) -> None:
-        try:
-            self._turned = time.monotonic()
-            while not self._closing:
-                self._turn()
-        except Exception as error:
-            log.exception("the mesh failed")
-            with self._changed:
-                self._evicted = f"its mesh failed: {error!r}"
-                self._changed.notify_all()
-            self._on_evict(self._evicted)
-        finally:
-            with self._changed:
-                self._closing = True
-                for link in (*self._links.values(), *self._raw):
-                    with contextlib.suppress(WireError):
-                        link.flush()
-                    link.close()
-                self._links.clear()
-                self._listener.close()
-                self._selector.close()
-                os.close(self._wake)
-                self._changed.notify_all()
-
-    def _turn(self) -> None:
-        patience = self._patience()
-        for key, events in self._selector.select(patience):
-            with self._lock:
-                key.data(events)
-        now = time.monotonic()
-        late, self._turned = now - self._turned - patience, now
-        end = None
+    def on_turn(self, now: float) -> float:
+        """Let the membership do what is due."""
         with self._lock:
-            if late > self.beat:
-                self._held_up(late, now)
-            self._tend(now)
-            self._consider(now)
-            if self._end and self.status.phase == "running" and now - self._last_cut >= AGAIN:
-                self._last_cut, end = now, self._end
+            # Waiting for the lock may have taken a while.
+            self._do(self._membership.tick(time.monotonic()))
+            cut, self._cut = self._cut, None
+            wake_at = self._membership.wake_at
         # Without the lock: it may take a while, and the main thread may hold it.
-        if end:
-            self._on_end(end)
+        if cut is not None:
+            self._callbacks.on_end(cut)
+        return wake_at
 
-    def _held_up(self, late: float, now: float) -> None:
-        """Who did not look does not judge: time in which this thread did not run, because the
-        machine was stopped or overloaded or another thread held the interpreter, is no silence of
-        the others, who may have shared it."""
-        for link in self._links.values():
-            link.heard = min(now, link.heard + late)
-        self._ended_at += late if self._ended_at else 0.0
-        self._adopted_at += late
-        log.log(
-            logging.WARNING if late > TELL_SECONDS else logging.DEBUG,
-            "this process was held up for %.1f s; peers are not judged by that time",
-            late,
-        )
+    def on_failure(self, error: Exception) -> None:
+        """Have the main thread end as if the others had gone on without it."""
+        with self._changed:
+            self._membership.standing.evicted = f"its mesh failed: {error!r}"
+            self._closing = True
+            self._keys.close()
+        self._callbacks.on_evict(self.evicted)
 
-    def _patience(self) -> float:
-        due = [self._next_beat]
-        if self._end and self.status.phase == "running":
-            due.append(self._last_cut + AGAIN)
-        if self._look_again is not None:
-            due.append(self._look_again)
-        due += self._redial.values()
-        return max(0.0, min(due) - time.monotonic())
+    # -- events in, effects out ---------------------------------------------------------------
 
-    def _tend(self, now: float) -> None:
-        """What time brings: beats, silence, handshakes that take too long, addresses to retry."""
-        if now >= self._next_beat:
-            self._next_beat = now + self.beat
-            self._broadcast(self._on_tick(now) or Heartbeat(self.status.step))
-            for link in self._usable():
-                self._judge_silence(link, now)
-            if now - self._adopted_at > REACH_SECONDS and (missing := self._unreached()):
-                text = f"{missing[0].node} cannot be reached from {self.me.node}"
-                # Who misses most of the others is the one that is cut off.
-                size = self._view.size if self._view else 0
-                own = len(missing) > 1 and 2 * len(missing) >= size - 1
-                self._over(
-                    GenerationEnd(
-                        self._current(), text, self.me.id if own else missing[0].id, "lost"
-                    )
-                )
-            old = [raw for raw in self._raw if now - raw.born > HANDSHAKE_SECONDS]
-            for link in old:
-                if not link.proven or link.finishing:
-                    self._drop(link)
-            waits = self.status.phase == "ready" and now - self._since > KNOWN_AGAIN
-            if waits and now >= self._dial_again:
-                # Who was stopped for a while answers again, and nobody else would dial it.
-                self._dial_again = now + KNOWN_AGAIN
-                self._dial_known()
-            if self._deaf:
-                self._deaf = False
-                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        for address in [a for a, when in self._redial.items() if when <= now]:
-            del self._redial[address]
-            self._dial(*address)
+    def _tell(self, event: Event) -> None:
+        with self._lock:
+            self._take(event)
+        self._transport.ring()
 
-    def _hear(self, link: PeerConnection, message: Message) -> None:
-        match message:
-            case StatusUpdate(number=number, status=status):
-                if link.superseded and link.peer:
-                    link = self._links.get(link.peer.id, link)
-                if number > link.said:
-                    link.said, link.status = number, status
-                    if status.phase == "ready":
+    def _take(self, event: Event) -> None:
+        self._do(self._membership.step(event, time.monotonic()))
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send() | Close() | Finish() | Dial() | DialKnown():
+                    self._carry(effect)
+                case News(knock=knock):
+                    if knock:
                         self.knock.set()
                     self._changed.notify_all()
-            case Heartbeat():
-                link.beat = message
-            case Roster(peers=peers):
-                for peer in peers:
-                    if peer.id not in self._links:
-                        self._dial(peer.id, peer.host, peer.port)
-            case KeyPut(generation=generation, key=key, value=value):
-                if generation >= self._current():
-                    self._set(generation, key, value)
-            case KeyChange():
-                value = self._change(message)
-                self._send(link, KeyChanged(message.generation, message.number, value))
-            case KeyChanged(number=number, value=value):
-                self._answers[number] = value
-                self._changed.notify_all()
-            case NewGeneration(view=view):
-                self._adopt(view)
-            case GenerationEnded(end=end):
-                if end.kind == "stop":
-                    self._stopped = end
-                    self._changed.notify_all()
-                self._over(end)
-            case NodeLost():
-                self._find(message)
-            case Evict(reason=reason):
-                self._evict_me(reason)
-            case Leaving(reason=reason):
-                log.debug("a peer leaves: %s", reason)
-                if link.status.phase == "done":
-                    # It leaves only when it knows that everybody is done.
-                    self._finished = True
-                    self._changed.notify_all()
-            case _:
-                raise WireError("it speaks out of turn")
+                case BeatDue():
+                    self._beat()
+                case Reached(connection=number):
+                    self._keys.reach(number)
+                case Adopt(view=view):
+                    self._keys.adopt(view.generation)
+                case CutBlock(end=end):
+                    self._cut = end
+                case Evicted(reason=reason):
+                    call = self._callbacks.on_evict
+                    threading.Thread(target=call, args=(reason,), daemon=True).start()
+                case GaveUp(peer=peer, reason=reason):
+                    log.warning("seat %d (%s) is given up: %s", peer.seat, peer.node, reason)
+                    self._callbacks.on_given_up(peer, reason)
+                case EndGeneration() | StillWaiting() | HeldUp():
+                    _say(effect)
+
+    def _carry(self, effect: Send | Close | Finish | Dial | DialKnown) -> None:
+        match effect:
+            case Send(connections=connections, message=message):
+                self._transport.send(connections, message)
+            case Close(connection=number):
+                self._transport.close(number)
+            case Finish(connection=number):
+                self._transport.finish(number)
+            case Dial(peer=peer):
+                self._transport.dial(DialAddress(peer.id, peer.host, peer.port))
+            case DialKnown():
+                self._dial_known()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        beat = self._callbacks.on_tick(now)
+        self._do(self._membership.step(LocalBeat(beat), now))
+
+    def _dial_known(self) -> None:
+        # Starting behind oneself, so that two newcomers seldom dial each other at the same time.
+        known = sorted(self._rendezvous.others())
+        own = (self.me.id, self.me.host, self.me.port)
+        for address in [k for k in known if k > own] + [k for k in known if k < own]:
+            self._transport.dial(DialAddress(*address))
+
+
+def _say(effect: EndGeneration | StillWaiting | HeldUp) -> None:
+    match effect:
+        case EndGeneration(end=end):
+            log.info("generation %d is over: %s", counter_of(end.generation), end.reason)
+        case StillWaiting(seconds=seconds, reason=reason):
+            log.warning("has waited %.0f s for other ranks: %s", seconds, reason)
+        case HeldUp(seconds=seconds):
+            log.log(
+                logging.WARNING if seconds > TELL_SECONDS else logging.DEBUG,
+                "this process was held up for %.1f s; peers are not judged by that time",
+                seconds,
+            )

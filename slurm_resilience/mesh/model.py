@@ -133,3 +133,39 @@ class GenerationEnd(msgspec.Struct, frozen=True):
     culprit: str = ""
     """Id of the peer at fault; empty: nobody in particular."""
     kind: Literal["fault", "lost", "hang", "join", "finding", "stop"] = "fault"
+
+
+BEATS_A_SECOND = 250
+"""Sent by one process, at most. A beat costs its two ends 0.1 ms together, so this is about 2 % of
+a core in each process, however large the world; beyond 125 peers beats come less often."""
+BEATS_OF_SILENCE = 3
+"""Beats that are missed, at least, before a peer counts as hung."""
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """How long is waited for what."""
+
+    beat_seconds: float = 0.5
+    """Between two beats, at least."""
+    silence_seconds: float = 5.0
+    """Without a word after which a peer is taken for hung or gone."""
+    abort_seconds: float = 5.0
+    """After the end of a generation in which a peer must be out of its block."""
+    reach_seconds: float = 3.0
+    """Within which every member of a new generation must have reached every other."""
+    known_again_seconds: float = 3.0
+    """After which a process without a world dials all that are known, again and again: a world is
+    formed much sooner than that."""
+    tell_waiting_seconds: float = 20.0
+    """After which it is said for what a process waits; again whenever the time has doubled."""
+    cut_again_seconds: float = 0.01
+    """Between two attempts to get the main thread out of its block: a call that was not cut the
+    first time is cut the next."""
+
+    def beat(self, peers: int) -> float:
+        """Seconds between two beats of a process that has so many peers."""
+        return max(self.beat_seconds, peers / BEATS_A_SECOND)
+
+    def silence(self, peers: int) -> float:
+        """Seconds of silence that are too long, in a world of so many peers."""
+        return max(self.silence_seconds, BEATS_OF_SILENCE * self.beat(peers))

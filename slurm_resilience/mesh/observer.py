@@ -5,34 +5,36 @@ The supervisor does so: it takes no seat and never forms a generation.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import selectors
 import threading
 import time
 import uuid
+from collections.abc import Callable
 
 import msgspec
 
-from slurm_resilience.errors import SresError, WireError
-from slurm_resilience.mesh import messages
-from slurm_resilience.mesh.connection import HANDSHAKE_SECONDS, PeerConnection
+from slurm_resilience.mesh.connection import PeerConnection
+from slurm_resilience.mesh.contacts import Contact
+from slurm_resilience.mesh.dial_book import DialAddress
 from slurm_resilience.mesh.messages import Heartbeat, Leaving, Message, NodeLost, StatusUpdate
 from slurm_resilience.mesh.model import Peer, PeerStatus
 from slurm_resilience.mesh.rendezvous import TrainingOutcome, meeting
+from slurm_resilience.mesh.transport import Transport
 
 log = logging.getLogger("sres.observer")
 
-LOOK = 0.5
-"""Seconds between two looks for peers that are not connected yet."""
+LOOK_SECONDS = 0.5
+"""Between two looks for peers that are not connected yet."""
+CLOSE_SECONDS = 2.0
+"""That `close` waits for the thread."""
 
 
 class Picture(msgspec.Struct, frozen=True):
     """A training at one moment, as its peers tell it."""
 
     generation: int = 0
-    """The newest generation that somebody is in."""
+    """The newest generation that any peer is in."""
     running: tuple[int, ...] = ()
     """Seats whose process is inside its block in that generation."""
     waiting: tuple[int, ...] = ()
@@ -40,7 +42,7 @@ class Picture(msgspec.Struct, frozen=True):
     step: int = -1
     """The newest committed step that was told."""
     peers: tuple[Peer, ...] = ()
-    """Everybody who is connected."""
+    """All that are connected."""
     outcome: TrainingOutcome | None = None
     """How it ended; None: it goes on."""
 
@@ -56,7 +58,7 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 class Observer:
-    """Connections to all peers that the meeting place lists. A context manager."""
+    """Connections to all peers that the rendezvous lists. A context manager."""
 
     def __init__(self, meet: str, secret: str = "") -> None:
         """
@@ -65,25 +67,19 @@ class Observer:
             secret: hex; empty: the one in the directory.
 
         Raises:
-            UsageError: the meeting place cannot be used.
+            UsageError: the rendezvous cannot be used.
         """
-        self._meeting = meeting(meet, secret)
-        self._secret = self._meeting.secret()
-        self._me = Peer(id=f"observer-{uuid.uuid4().hex[:12]}", seat=-1, pid=os.getpid())
-        self._links: dict[str, PeerConnection] = {}
-        self._raw: set[PeerConnection] = set()
+        self._rendezvous = meeting(meet, secret)
+        me = Peer(id=f"observer-{uuid.uuid4().hex[:12]}", seat=-1, pid=os.getpid())
+        self._transport = Transport(self, me, self._rendezvous.secret(), listen=False)
+        self._lock = self._transport.lock
+        self._contacts: dict[str, Contact] = {}
         self._findings: list[NodeLost] = []
-        self._lock = threading.RLock()
-        self._selector = selectors.DefaultSelector()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector.register(self._wake, selectors.EVENT_READ)
-        self._closing = False
         self._next_look = 0.0
         self._outcome: TrainingOutcome | None = None
         self.news = threading.Event()
-        """Set on every change; whoever waits for it clears it."""
-        self._thread = threading.Thread(target=self._run, name="sres-observer", daemon=True)
-        self._thread.start()
+        """Set on every change; a thread that waits for it clears it."""
+        self._transport.start()
 
     def __enter__(self) -> Observer:
         return self
@@ -92,10 +88,11 @@ class Observer:
         self.close()
 
     def close(self) -> None:
-        """Leave; nobody minds."""
-        self._closing = True
-        self._ring()
-        self._thread.join(2.0)
+        """Disconnect."""
+        with self._lock:
+            numbers = [contact.connection for contact in self._contacts.values()]
+            self._transport.send(numbers, Leaving())
+        self._transport.stop(CLOSE_SECONDS)
 
     def find(self, node: str, reason: str, dead: bool) -> None:
         """Tell every peer, those that are reached later too.
@@ -108,9 +105,8 @@ class Observer:
         finding = NodeLost(node, reason, dead)
         with self._lock:
             self._findings.append(finding)
-            for link in list(self._links.values()):
-                self._send(link, finding)
-        self._ring()
+            numbers = [contact.connection for contact in self._contacts.values()]
+            self._transport.send(numbers, finding)
 
     def forget(self, node: str) -> None:
         """A node is good again: do not tell newcomers about it any more."""
@@ -120,128 +116,79 @@ class Observer:
     def picture(self) -> Picture:
         """What is known now."""
         with self._lock:
-            links = [link for link in self._links.values() if link.peer and link.peer.seat >= 0]
-            newest = max((link.status.generation for link in links), default=0)
+            contacts = [contact for contact in self._contacts.values() if contact.peer.seat >= 0]
+            newest = max((contact.status.generation for contact in contacts), default=0)
             running: list[int] = []
             waiting: list[int] = []
-            for link in links:
-                assert link.peer is not None
-                inside = link.status.phase == "running" and link.status.generation == newest
-                (running if inside else waiting).append(link.peer.seat)
+            for contact in contacts:
+                status = contact.status
+                inside = status.phase == "running" and status.generation == newest
+                (running if inside else waiting).append(contact.peer.seat)
             return Picture(
                 generation=newest,
                 running=tuple(sorted(running)),
                 waiting=tuple(sorted(waiting)),
-                step=max((max(x.status.step, x.beat.step) for x in links), default=-1),
-                peers=tuple(link.peer for link in links if link.peer),
+                step=max((max(c.status.step, c.beat.step) for c in contacts), default=-1),
+                peers=tuple(contact.peer for contact in contacts),
                 outcome=self._outcome,
             )
 
-    # -- the thread ---------------------------------------------------------------------------
+    # -- what the transport calls -------------------------------------------------------------
 
-    def _ring(self) -> None:
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake, 1)
+    def introduction(self) -> tuple[PeerStatus, Callable[[], tuple[Peer, ...]]]:
+        """What is said at a handshake."""
+        return PeerStatus(), tuple
 
-    def _run(self) -> None:
-        try:
-            while not self._closing:
-                self._turn()
-        except Exception:
-            log.exception("the observer failed")
-        finally:
-            with self._lock:
-                for link in (*self._links.values(), *self._raw):
-                    with contextlib.suppress(WireError):
-                        link.send(messages.pack(Leaving()))
-                    link.close()
-                self._links.clear()
-                self._raw.clear()
-                self._selector.close()
-                os.close(self._wake)
-
-    def _turn(self) -> None:
+    def on_proven(self, connection: PeerConnection) -> None:
+        """Take a peer in, and tell it what was found."""
+        peer = connection.peer
+        assert peer is not None
+        if peer.id in self._contacts:
+            self._transport.close(connection.number)
+            return
         now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + LOOK
-            self._look(now)
-        for key, _ in self._selector.select(max(0.0, self._next_look - time.monotonic())):
-            if key.fileobj == self._wake:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._wake)
-                continue
-            link = key.fileobj
-            assert isinstance(link, PeerConnection)
-            with self._lock:
-                try:
-                    if link.wants_to_write:
-                        link.flush()
-                    self._read(link)
-                except (WireError, SresError) as error:
-                    log.debug("%s", error)
-                    self._drop(link)
+        self._contacts[peer.id] = Contact(peer, connection.number, connection.status, now)
+        for finding in self._findings:
+            self._transport.send((connection.number,), finding)
+        self.news.set()
 
-    def _look(self, now: float) -> None:
+    def on_message(self, connection: PeerConnection, message: Message) -> None:
+        """Note how far a peer is."""
+        contact = self._contacts.get(connection.name)
+        if contact is None:
+            return
+        if isinstance(message, StatusUpdate) and message.number > contact.number:
+            contact.number, contact.status = message.number, message.status
+            self.news.set()
+        elif isinstance(message, Heartbeat):
+            contact.beat = message
+
+    def on_bytes(self, connection: PeerConnection) -> None:
+        """Nothing is concluded from a peer's silence here."""
+
+    def on_closed(self, connection: PeerConnection, reason: str, died: bool) -> None:
+        """Note a loss."""
+        log.debug("%s: %s", connection.name, reason)
+        contact = self._contacts.get(connection.name)
+        if contact is not None and contact.connection == connection.number:
+            del self._contacts[connection.name]
+            self.news.set()
+
+    def on_turn(self, now: float) -> float:
+        """Look for peers that are not connected yet, and for the training's end."""
+        if now < self._next_look:
+            return self._next_look
+        self._next_look = now + LOOK_SECONDS
+        # Without the lock: a shared directory may be slow.
+        outcome, others = self._rendezvous.ended(), self._rendezvous.others()
         with self._lock:
-            outcome = self._meeting.ended()
             if outcome != self._outcome:
                 self._outcome = outcome
                 self.news.set()
-            for link in [raw for raw in self._raw if now - raw.born > HANDSHAKE_SECONDS]:
-                self._drop(link)
-            pending = {raw.address for raw in self._raw}
-            known = {(x.peer.host, x.peer.port) for x in self._links.values() if x.peer}
-            for name, host, port in self._meeting.others():
-                taken = name in self._links or (host, port) in known or (host, port) in pending
-                if not taken:
-                    self._dial(name, host, port)
+            for address in others:
+                self._transport.dial(DialAddress(*address))
+        return self._next_look
 
-    def _dial(self, name: str, host: str, port: int) -> None:
-        try:
-            link = PeerConnection.dial(host, port, self._secret)
-        except OSError as error:
-            log.debug("%s:%s: %s", host, port, error)
-            return
-        link.expected = name
-        self._raw.add(link)
-        self._selector.register(link, selectors.EVENT_READ)
-
-    def _read(self, link: PeerConnection) -> None:
-        for message in link.receive():
-            if link.proven:
-                self._hear(link, message)
-            elif link.handshake(message, self._me, PeerStatus(), tuple):
-                self._raw.discard(link)
-                assert link.peer is not None
-                if link.peer.id in self._links:
-                    self._drop(link)
-                    return
-                self._links[link.peer.id] = link
-                for finding in self._findings:
-                    self._send(link, finding)
-                self.news.set()
-
-    def _hear(self, link: PeerConnection, message: Message) -> None:
-        match message:
-            case StatusUpdate(number=number, status=status):
-                if number > link.said:
-                    link.said, link.status = number, status
-                    self.news.set()
-            case Heartbeat():
-                link.beat = message
-            case _:
-                return
-
-    def _send(self, link: PeerConnection, message: Message) -> None:
-        try:
-            link.send(messages.pack(message))
-        except WireError as error:
-            log.debug("%s", error)
-            self._drop(link)
-
-    def _drop(self, link: PeerConnection) -> None:
-        self._raw.discard(link)
-        link.close(self._selector)
-        if link.peer is not None and self._links.get(link.peer.id) is link:
-            del self._links[link.peer.id]
-            self.news.set()
+    def on_failure(self, error: Exception) -> None:
+        """The picture stays as it is."""
+        self.news.set()

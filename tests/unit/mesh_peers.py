@@ -10,6 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from slurm_resilience.mesh.connection import PeerConnection
+from slurm_resilience.mesh.contacts import ConnectionState
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import Peer, PeerStatus, View
 from slurm_resilience.mesh.rendezvous import Rendezvous, SharedDirectory
@@ -26,6 +30,25 @@ def until(true: Callable[[], Any], what: str) -> None:
     while not true():
         assert time.monotonic() < deadline, f"not within {LIMIT:g} s: {what}"
         tick.wait(0.005)
+
+
+def unsettled(mesh: Mesh) -> list[PeerConnection]:
+    """Connections that have not proven themselves, or do not count any more."""
+    with mesh._lock:
+        state = mesh._membership.contacts.state
+        return [
+            connection
+            for connection in mesh._transport.connections.values()
+            if state(connection.number) is not ConnectionState.CURRENT
+        ]
+
+
+def retime(mesh: Mesh, **seconds: float) -> None:
+    """Change times of the protocol for a mesh that runs."""
+    with mesh._lock:
+        membership = mesh._membership
+        membership.timing = msgspec.structs.replace(membership.timing, **seconds)
+    mesh._transport.ring()
 
 
 class Crew:

@@ -6,20 +6,22 @@ import socket
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from mesh_peers import LIMIT, crew, leave, meet, until, world
+from mesh_peers import LIMIT, crew, leave, meet, retime, unsettled, until, world
 
 from slurm_resilience.errors import WireError
-from slurm_resilience.mesh import core, generations
-from slurm_resilience.mesh import mesh as mesh_module
-from slurm_resilience.mesh.connection import PeerConnection
-from slurm_resilience.mesh.core import BEATS_A_SECOND, beat_seconds
+from slurm_resilience.mesh.contacts import Contact
+from slurm_resilience.mesh.dial_book import DialAddress
+from slurm_resilience.mesh.events import MessageReceived
+from slurm_resilience.mesh.membership import Membership
 from slurm_resilience.mesh.mesh import Mesh, Stopped
-from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus
+from slurm_resilience.mesh.messages import Evict
+from slurm_resilience.mesh.model import BEATS_A_SECOND, GenerationEnd, Peer, PeerStatus, Timing
 from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.mesh.rendezvous import AddressList, SharedDirectory
+from slurm_resilience.mesh.transport import Transport
+from slurm_resilience.mesh.world_plan import WorldRules
 
 
 def ended(meshes: list[Mesh]) -> list[GenerationEnd]:
@@ -46,41 +48,38 @@ def test_a_closed_peer_ends_the_generation_and_the_survivors_meet_again(tmp_path
         assert [member.peer.seat for member in second.members] == [1, 2, 3]
 
 
-def test_who_was_held_up_itself_does_not_judge_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_was_held_up_itself_does_not_judge_the_others(tmp_path: Path) -> None:
     """A machine, or a whole cluster's virtual machines, stands still and comes back bit by bit."""
-    monkeypatch.setattr(core, "BEAT", 0.05)
+    timing = Timing(beat_seconds=0.05, silence_seconds=0.6)
     with crew(tmp_path, 2, min_world=2) as peers:
-        first, second = (peers.add(seat, silence=0.6) for seat in (0, 1))
+        first, second = (peers.add(seat, timing=timing) for seat in (0, 1))
         world([first, second])
         with second._lock:
             with first._lock:
                 time.sleep(1.0)
-            turned = first._turned
-            until(lambda: first._turned > turned, "the first one looks around")
+            asked = first._membership.timers.wake_at
+            until(lambda: first._membership.timers.wake_at != asked, "the first one looks around")
             assert first.end is None
         time.sleep(0.2)
         assert first.end is second.end is None
 
 
-def test_machines_that_are_silent_are_given_up_in_one_wait(tmp_path: Path) -> None:
-    with crew(tmp_path, 4, min_world=1) as peers:
-        mesh = peers.add(0)
-        now = time.monotonic()
-        beat, silence = mesh.beat, mesh.silence
+def test_machines_that_are_silent_are_given_up_in_one_wait() -> None:
+    now = 100.0
+    membership = Membership(Peer("0", 0), WorldRules(4, 1), Timing(), now)
+    beat, silence = membership.beat_seconds, membership.silence_seconds
 
-        def links(*silent: tuple[str, float]) -> list[PeerConnection]:
-            return [
-                SimpleNamespace(peer=Peer(id=f"{i}", seat=i, node=node), heard=now - seconds)
-                for i, (node, seconds) in enumerate(silent)
-            ]  # type: ignore[return-value]
+    def contacts(*silent: tuple[str, float]) -> list[Contact]:
+        return [
+            Contact(Peer(f"{seat}", seat, node=node), seat, PeerStatus(), now - seconds)
+            for seat, (node, seconds) in enumerate(silent)
+        ]
 
-        lost = links(("a", silence + 0.01), ("a", silence - beat + 0.1), ("b", silence - beat))
-        found = mesh._patience_with(lost, now)
-        assert found == {"a": silence - beat, "b": silence}
-        alive = links(("a", silence + 0.01), ("a", 0.3))
-        assert mesh._patience_with(alive, now) == {"a": silence}
+    lost = contacts(("a", silence + 0.01), ("a", silence - beat + 0.1), ("b", silence - beat))
+    found = membership.patience_with(lost, now)
+    assert found == {"a": silence - beat, "b": silence}
+    alive = contacts(("a", silence + 0.01), ("a", 0.3))
+    assert membership.patience_with(alive, now) == {"a": silence}
 
 
 def test_nobody_goes_on_before_all_survivors_are_out(tmp_path: Path) -> None:
@@ -96,12 +95,9 @@ def test_nobody_goes_on_before_all_survivors_are_out(tmp_path: Path) -> None:
         world(meshes[:2])
 
 
-def test_who_waits_says_for_what(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(generations, "WAIT_SECONDS", 0.05)
+def test_who_waits_says_for_what(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with crew(tmp_path, 2, min_world=2) as peers:
-        peers.add(0).say(PeerStatus())
+        peers.add(0, timing=Timing(tell_waiting_seconds=0.05)).say(PeerStatus())
         until(lambda: "1 of 2 ranks are there, at least 2" in caplog.text, "it is said")
         assert "missing: seat 1" in caplog.text
 
@@ -110,18 +106,16 @@ def test_who_was_stopped_for_long_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A newcomer gave its address up, and the stopped one never knew of the newcomer."""
-    monkeypatch.setattr(mesh_module, "HANDSHAKE_SECONDS", 0.1)
-    monkeypatch.setattr(mesh_module, "KNOWN_AGAIN", 2 * LIMIT)
     with crew(tmp_path, 2, min_world=2) as peers:
         meeting = SharedDirectory(tmp_path)
         peer = Peer(id="stopped", seat=1, node="n2", host="127.0.0.1")
         stopped = Mesh(meeting, peer, peers.rules)  # it listens, and does not answer
         meeting.enter(stopped.me)
-        newcomer = peers.add(0)
+        newcomer = peers.add(0, timing=Timing(known_again_seconds=2 * LIMIT), handshake_seconds=0.1)
         # A beat after the handshake's time was over.
-        until(lambda: newcomer._raw and not newcomer._links, "it is dialed")
-        until(lambda: not newcomer._raw, "it is given up")
-        monkeypatch.setattr(mesh_module, "KNOWN_AGAIN", 0.2)
+        until(lambda: unsettled(newcomer) and not newcomer.beats(), "it is dialed")
+        until(lambda: not unsettled(newcomer), "it is given up")
+        retime(newcomer, known_again_seconds=0.2)
         monkeypatch.setattr(stopped, "_dial_known", lambda: None)
         peers.all.append(stopped.start())
         assert [view is not None for view in meet(peers.all)] == [True, True]
@@ -158,8 +152,11 @@ def test_an_evicted_process_tells_nobody_to_stop(tmp_path: Path) -> None:
     with crew(tmp_path, 2) as peers:
         meshes = peers.several(2)
         first = world(meshes)
+        me = meshes[0].me.id
         with meshes[1]._lock:
-            meshes[1]._evict_me("told so")
+            evict = Evict("told so")
+            number = meshes[1]._membership.contacts.connections()[0]
+            meshes[1]._take(MessageReceived(number, me, me, evict))
         assert [end.kind for end in ended(meshes)] == ["lost", "lost"]
         meshes[1].close()
         leave(meshes[:1], first)
@@ -297,17 +294,16 @@ def test_fixed_addresses(tmp_path: Path) -> None:
 def test_who_is_reached_by_some_only_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: set[tuple[int, int]]
 ) -> None:
-    monkeypatch.setattr("slurm_resilience.mesh.mesh.REACH_SECONDS", 0.2)
-    real = Mesh._dial
+    real = Transport.dial
 
-    def dial(self: Mesh, name: str, host: str, port: int) -> None:
-        ends = sorted((self.me.seat, int(name.removeprefix("peer-").split(".")[0])))
-        if tuple(ends) not in cut:
-            real(self, name, host, port)
+    def dial(self: Transport, address: DialAddress) -> None:
+        seat = int(address.peer_id.removeprefix("peer-").split(".")[0])
+        if tuple(sorted((self.me.seat, seat))) not in cut:
+            real(self, address)
 
-    monkeypatch.setattr(Mesh, "_dial", dial)
+    monkeypatch.setattr(Transport, "dial", dial)
     with crew(tmp_path, 4, min_world=4) as peers:
-        meshes = peers.several(4)
+        meshes = [peers.add(seat, timing=Timing(reach_seconds=0.2)) for seat in range(4)]
         deadline = time.monotonic() + LIMIT
         while not any(mesh.evicted for mesh in meshes):
             assert time.monotonic() < deadline
@@ -352,7 +348,7 @@ def test_two_that_start_at_once_never_see_a_death(tmp_path: Path) -> None:
             for mesh in peers.all:
                 mesh.get(view.generation, [f"from {seat}" for seat in range(3)], LIMIT)
             until(
-                lambda meshes=peers.all: not any(mesh._raw for mesh in meshes),
+                lambda meshes=peers.all: not any(unsettled(mesh) for mesh in meshes),
                 "second connections are closed",
             )
             assert [mesh.end for mesh in peers.all] == [None] * 3
@@ -375,15 +371,16 @@ def test_a_large_world_is_told_to_a_newcomer(tmp_path: Path) -> None:
             Peer(f"{seat}-" + "x" * 40, seat, node="n" * 40, host="127.0.0.1", port=1)
             for seat in range(2, 1002)
         )
-        first._roster = lambda: many  # type: ignore[method-assign]
+        first._known_peers = lambda: many  # type: ignore[method-assign]
         world([first, peers.add(1)])
 
 
 @pytest.mark.parametrize("peers", [0, 3, 125, 126, 1023, 8191])
 def test_a_large_world_beats_less_often(peers: int) -> None:
-    assert beat_seconds(peers) >= 0.5
-    assert peers / beat_seconds(peers) <= BEATS_A_SECOND * 1.001
-    assert peers > 125 or beat_seconds(peers) == 0.5
+    beat = Timing().beat(peers)
+    assert beat >= 0.5
+    assert peers / beat <= BEATS_A_SECOND * 1.001
+    assert peers > 125 or beat == 0.5
 
 
 def test_waiting_for_the_end_is_not_ended_by_other_news(tmp_path: Path) -> None:

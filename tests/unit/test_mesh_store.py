@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +11,10 @@ import pytest
 from mesh_peers import LIMIT, crew, leave, until, world
 
 from slurm_resilience.errors import WireError
-from slurm_resilience.mesh.messages import KeyChange
+from slurm_resilience.mesh.events import MessageReceived
+from slurm_resilience.mesh.key_table import home_of
+from slurm_resilience.mesh.mesh import Mesh
+from slurm_resilience.mesh.messages import KeyChange, NewGeneration
 from slurm_resilience.mesh.model import GenerationEnd, Member, PeerStatus, View, generation_number
 
 
@@ -154,21 +156,20 @@ def test_a_change_that_comes_before_the_generation_is_known_reaches_all(tmp_path
         members = tuple(Member(mesh.me, PeerStatus()) for mesh in meshes)
         view = View(generation_number(1, 0), members, seats=9)
         first, home = meshes
-        key = next(name for name in map(str, range(99)) if _home_of(name, view) == home.me.id)
+        key = next(name for name in map(str, range(99)) if home_of(name, view) == home.me.id)
         with first._lock:
-            first._adopt(view)
+            first._take(told(home, view))
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(first.change, KeyChange(view.generation, 0, key, add=1), LIMIT)
             assert answer.result(LIMIT) == b"1"
         assert key not in first.known(view.generation)
         with home._lock:
-            home._adopt(view)
+            home._take(told(first, view))
         assert first.get(view.generation, [key], LIMIT) == [b"1"]
 
 
-def _home_of(key: str, view: View) -> str:
-
-    return view.members[zlib.crc32(key.encode()) % view.size].peer.id
+def told(by: Mesh, view: View) -> MessageReceived:
+    return MessageReceived(0, by.me.id, by.me.id, NewGeneration(view))
 
 
 def test_a_large_value_passes(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_values_are_kept_once_for_late_members(tmp_path: Path) -> None:
         number = world([mesh]).generation
         for turn in range(1000):
             mesh.put(number, "same", b"%d" % turn)
-        assert len(mesh._own_puts) == 1
+        assert len(mesh._keys._table.own_puts()) == 1
 
 
 def test_closing_wakes_who_waits_for_a_key(tmp_path: Path) -> None:

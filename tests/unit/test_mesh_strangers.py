@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from mesh_peers import LIMIT, Crew, crew, until, world
+from mesh_peers import LIMIT, Crew, crew, unsettled, until, world
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.mesh import dialing, messages
+from slurm_resilience.mesh import messages, transport
+from slurm_resilience.mesh.dial_book import DialAddress
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.messages import (
     Evict,
@@ -79,17 +80,22 @@ def pair(tmp_path: Path) -> Iterator[Crew]:
     """Two in a world; at the end of the test nothing has happened to them."""
     with crew(tmp_path, 2, min_world=2) as peers:
         view = world(peers.several(2))
-        until(lambda: not any(mesh._raw for mesh in peers.all), "all have shaken hands")
+        until(lambda: not any(unsettled(mesh) for mesh in peers.all), "all have shaken hands")
         before = open_files()
         yield peers
-        until(lambda: not any(mesh._raw for mesh in peers.all), "strangers are gone")
+        until(lambda: not any(unsettled(mesh) for mesh in peers.all), "strangers are gone")
         # An address that does not answer is tried again now and then, which takes one for a moment.
         until(lambda: open_files() <= before, "file descriptors do not grow")
         peers.all[0].put(view.generation, "still", b"here")
         assert peers.all[1].get(view.generation, ["still"], LIMIT) == [b"here"]
         assert [mesh.end for mesh in peers.all] == [None, None]
         assert [mesh.evicted for mesh in peers.all] == ["", ""]
-        assert [len(mesh._links) for mesh in peers.all] == [1, 1]
+        assert [len(mesh._membership.contacts) for mesh in peers.all] == [1, 1]
+
+
+def dial(mesh: Mesh, host: str, listener: socket.socket) -> None:
+    """Have a mesh connect to a peer that it was told of."""
+    mesh._transport.dial(DialAddress("somebody", host, listener.getsockname()[1]))
 
 
 def open_files() -> int:
@@ -160,7 +166,7 @@ def test_a_proof_sent_back_to_its_maker(pair: Crew, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as trap:
         trap.settimeout(LIMIT)
         with pair.all[0]._lock:
-            pair.all[0]._dial("somebody", "127.0.0.1", trap.getsockname()[1])
+            dial(pair.all[0], "127.0.0.1", trap)
         sock, _ = trap.accept()
         stranger = Stranger(sock)
         stranger.say(PeerChallenge(secrets.token_bytes(32)))
@@ -190,7 +196,7 @@ def test_a_proof_passed_on_to_another_member(pair: Crew) -> None:
     with socket.create_server(("127.0.0.1", 0)) as trap:
         trap.settimeout(LIMIT)
         with pair.all[0]._lock:
-            pair.all[0]._dial("somebody", "127.0.0.1", trap.getsockname()[1])
+            dial(pair.all[0], "127.0.0.1", trap)
         outer = Stranger(trap.accept()[0])
     outer.say(inner.challenge())
     said = outer.hear()
@@ -210,13 +216,16 @@ def test_another_version(pair: Crew, tmp_path: Path) -> None:
 
 
 def test_many_who_say_nothing(pair: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_resilience.mesh.mesh.HANDSHAKE_SECONDS", 0.5)
-    silent = [Stranger.to(pair.all[0]) for _ in range(3 * dialing.STRANGERS)]
-    until(lambda: len(pair.all[0]._raw) <= dialing.STRANGERS, "no more of them than there may be")
+    monkeypatch.setattr(pair.all[0]._transport, "_handshake_seconds", 0.5)
+    silent = [Stranger.to(pair.all[0]) for _ in range(3 * transport.STRANGERS)]
+    until(
+        lambda: len(unsettled(pair.all[0])) <= transport.STRANGERS,
+        "no more of them than there may be",
+    )
     # One who knows the secret comes in all the same; the others are hung up on.
     with Observer(f"dir:{tmp_path}") as observer:
         until(lambda: len(observer.picture().peers) == 2, "an observer comes in")
-    until(lambda: len(pair.all[0]._links) == 1, "the observer has left")
+    until(lambda: len(pair.all[0]._membership.contacts) == 1, "the observer has left")
     for stranger in silent:
         while stranger.hear() is not None:
             pass
@@ -225,22 +234,22 @@ def test_many_who_say_nothing(pair: Crew, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_who_connects_without_a_pause_does_not_keep_it_from_its_beats(pair: Crew) -> None:
     mesh = pair.all[0]
-    real = mesh._listener
+    real = mesh._transport._listener
     theirs: list[socket.socket] = []
 
     class Endless:
         def accept(self) -> tuple[socket.socket, str]:
-            if len(theirs) == 10 * dialing.AT_ONCE:
+            if len(theirs) == 10 * transport.ACCEPTED_AT_ONCE:
                 raise BlockingIOError
             ours, other = socket.socketpair()
             theirs.append(other)
             return ours, ""
 
     with mesh._lock:
-        mesh._listener = Endless()  # type: ignore[assignment]
-        mesh._accept(0)
-        mesh._listener = real
-    assert len(theirs) == dialing.AT_ONCE
+        mesh._transport._listener = Endless()  # type: ignore[assignment]
+        mesh._transport._accept(0)
+        mesh._transport._listener = real
+    assert len(theirs) == transport.ACCEPTED_AT_ONCE
     for sock in theirs:
         sock.close()
 
@@ -262,7 +271,7 @@ def test_a_name_server_that_does_not_answer_keeps_nobody_waiting(
     with socket.create_server(("127.0.0.1", 0)) as there:
         there.settimeout(LIMIT)
         with pair.all[0]._lock:
-            pair.all[0]._dial("somebody", "slow.test", there.getsockname()[1])
+            dial(pair.all[0], "slow.test", there)
         assert not answers.is_set(), "nobody has waited for it"
         answers.set()
         there.accept()[0].close()
@@ -282,7 +291,7 @@ def test_no_file_descriptor_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with crew(tmp_path, 1) as peers:
         (mesh,) = peers.several(1)
         calls = threading.Semaphore(0)
-        real = mesh._listener
+        real = mesh._transport._listener
 
         class Full:
             def accept(self) -> None:
@@ -293,12 +302,12 @@ def test_no_file_descriptor_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 return getattr(real, name)
 
         with mesh._lock:
-            mesh._listener = Full()  # type: ignore[assignment]
+            mesh._transport._listener = Full()  # type: ignore[assignment]
         with socket.create_connection(("127.0.0.1", mesh.me.port)) as sock:
             assert calls.acquire(timeout=LIMIT)
-            until(lambda: mesh._deaf, "it listens no more")
+            until(lambda: real not in mesh._transport._selector.get_map(), "it listens no more")
             with mesh._lock:
-                mesh._listener = real
+                mesh._transport._listener = real
             stranger = Stranger(sock)
             stranger.challenge()
 

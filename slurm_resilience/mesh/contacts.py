@@ -1,0 +1,120 @@
+"""The peers that a process is connected to, and which connection to each one counts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+
+from slurm_resilience.mesh.messages import Heartbeat
+from slurm_resilience.mesh.model import Member, Peer, PeerStatus
+
+
+class ConnectionState(Enum):
+    """The life of a connection after both sides have shown the secret."""
+
+    CURRENT = "current"
+    """The one that counts: its end is the peer's."""
+    SUPERSEDED = "superseded"
+    """Another one to the same peer counts; what still arrives here is read."""
+    FINISHING = "finishing"
+    """Superseded, and this side sends nothing more on it."""
+    CLOSED = "closed"
+
+
+CONNECTION_MOVES: dict[ConnectionState, frozenset[ConnectionState]] = {
+    ConnectionState.CURRENT: frozenset(
+        {ConnectionState.SUPERSEDED, ConnectionState.FINISHING, ConnectionState.CLOSED}
+    ),
+    ConnectionState.SUPERSEDED: frozenset({ConnectionState.CLOSED}),
+    ConnectionState.FINISHING: frozenset({ConnectionState.CLOSED}),
+    ConnectionState.CLOSED: frozenset(),
+}
+
+
+class Contact:
+    """A connected peer, and what it last said."""
+
+    __slots__ = ("beat", "connection", "heard", "number", "peer", "status")
+
+    def __init__(self, peer: Peer, connection: int, status: PeerStatus, now: float) -> None:
+        self.peer = peer
+        self.connection = connection
+        self.status = status
+        self.number = -1
+        """Of its newest status update; -1: only the handshake's status is known."""
+        self.beat = Heartbeat()
+        self.heard = now
+
+
+class Contacts:
+    """All connected peers."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Contact] = {}
+        self._states: dict[int, ConnectionState] = {}
+        self._owners: dict[int, str] = {}
+
+    def __contains__(self, peer_id: str) -> bool:
+        return peer_id in self._by_id
+
+    def __iter__(self) -> Iterator[Contact]:
+        return iter(self._by_id.values())
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, peer_id: str) -> Contact | None:
+        """The contact to a peer; None: it is not connected."""
+        return self._by_id.get(peer_id)
+
+    def seated(self) -> list[Contact]:
+        """Those that take part in the training; observers have no seat."""
+        return [contact for contact in self._by_id.values() if contact.peer.seat >= 0]
+
+    def members(self) -> list[Member]:
+        """The same as members of a world."""
+        return [Member(contact.peer, contact.status) for contact in self.seated()]
+
+    def connections(self) -> tuple[int, ...]:
+        """The connection of each peer."""
+        return tuple(contact.connection for contact in self._by_id.values())
+
+    def state(self, connection: int) -> ConnectionState | None:
+        """None: unknown, or closed before."""
+        return self._states.get(connection)
+
+    def add(self, contact: Contact) -> None:
+        """A peer is connected for the first time."""
+        self._by_id[contact.peer.id] = contact
+        self._states[contact.connection] = ConnectionState.CURRENT
+        self._owners[contact.connection] = contact.peer.id
+
+    def supersede(self, contact: Contact, kept: int, dropped: int, finish: bool) -> None:
+        """Of two connections to one peer, have one count from now on.
+
+        Args:
+            contact: the peer's.
+            kept: the connection that counts.
+            dropped: the other one.
+            finish: this process ends the other one.
+        """
+        for connection in (kept, dropped):
+            self._states.setdefault(connection, ConnectionState.CURRENT)
+            self._owners[connection] = contact.peer.id
+        contact.connection = kept
+        self._move(dropped, ConnectionState.FINISHING if finish else ConnectionState.SUPERSEDED)
+
+    def close(self, connection: int) -> Contact | None:
+        """Forget a connection; the contact that is lost with it, if it was the one that counts."""
+        state = self._states.get(connection)
+        if state is None:
+            return None
+        self._move(connection, ConnectionState.CLOSED)
+        owner = self._owners.pop(connection)
+        del self._states[connection]
+        return self._by_id.pop(owner) if state is ConnectionState.CURRENT else None
+
+    def _move(self, connection: int, state: ConnectionState) -> None:
+        if state not in CONNECTION_MOVES[self._states[connection]]:
+            raise ValueError(f"a connection does not go from {self._states[connection]} to {state}")
+        self._states[connection] = state

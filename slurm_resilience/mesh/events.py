@@ -1,0 +1,214 @@
+"""Events that a membership is told, and effects that it asks for. Pure.
+
+An event names its *speaker* beside its *subject*: today every process speaks for itself; a speaker
+that stands between members may speak for several.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from slurm_resilience.mesh.messages import Heartbeat, Message
+from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View
+
+# -- events ------------------------------------------------------------------------------------
+
+
+class ConnectionProven(msgspec.Struct, frozen=True, tag=True):
+    """The other side of a connection has shown the secret."""
+
+    connection: int
+    peer: Peer
+    status: PeerStatus = PeerStatus()
+    dialed: bool = False
+    """By this process."""
+
+
+class ConnectionClosed(msgspec.Struct, frozen=True, tag=True):
+    """A connection has come to its end."""
+
+    connection: int
+    reason: str = "connection closed"
+    died: bool = True
+    """The other side closed it, which is how the death of a process shows. False: contact was
+    lost, and the process may live."""
+
+
+class MessageReceived(msgspec.Struct, frozen=True, tag=True):
+    """A message has arrived."""
+
+    connection: int
+    speaker: str
+    """Id of the peer that sent it."""
+    subject: str
+    """Id of the peer that it is about."""
+    message: Message
+
+
+class BytesReceived(msgspec.Struct, frozen=True, tag=True):
+    """Part of a message, or one that the membership need not know: a sign of life."""
+
+    connection: int
+    speaker: str
+
+
+class LocalStatus(msgspec.Struct, frozen=True, tag=True):
+    """The main thread says how far it is."""
+
+    status: PeerStatus
+
+
+class LocalEnd(msgspec.Struct, frozen=True, tag=True):
+    """The main thread, or its watch, ends the generation."""
+
+    end: GenerationEnd
+
+
+class LocalStop(msgspec.Struct, frozen=True, tag=True):
+    """The main thread ends the training for all."""
+
+    end: GenerationEnd
+
+
+class LocalBeat(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `BeatDue`."""
+
+    beat: Heartbeat | None = None
+    """None: say the committed step alone."""
+
+
+class WorldWorked(msgspec.Struct, frozen=True, tag=True):
+    """Every member of a generation could talk to every other."""
+
+    view: View
+
+
+class OutcomeFound(msgspec.Struct, frozen=True, tag=True):
+    """The rendezvous says how the training ended."""
+
+    code: int
+
+
+Event = (
+    ConnectionProven
+    | ConnectionClosed
+    | MessageReceived
+    | BytesReceived
+    | LocalStatus
+    | LocalEnd
+    | LocalStop
+    | LocalBeat
+    | WorldWorked
+    | OutcomeFound
+)
+
+# -- effects -----------------------------------------------------------------------------------
+
+
+class Send(msgspec.Struct, frozen=True, tag=True):
+    """Send a message on each of these connections."""
+
+    connections: tuple[int, ...]
+    message: Message
+
+
+class Close(msgspec.Struct, frozen=True, tag=True):
+    """Close a connection, after what waits to be sent."""
+
+    connection: int
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """Send nothing more on a connection; go on reading until the other side closes it."""
+
+    connection: int
+
+
+class Dial(msgspec.Struct, frozen=True, tag=True):
+    """Connect to a peer."""
+
+    peer: Peer
+
+
+class DialKnown(msgspec.Struct, frozen=True, tag=True):
+    """Connect to all that the rendezvous lists."""
+
+
+class Reached(msgspec.Struct, frozen=True, tag=True):
+    """A member of the current generation is connected now: give it this process's keys."""
+
+    connection: int
+
+
+class Adopt(msgspec.Struct, frozen=True, tag=True):
+    """This process is a member of a new generation."""
+
+    view: View
+
+
+class EndGeneration(msgspec.Struct, frozen=True, tag=True):
+    """The current generation is over."""
+
+    end: GenerationEnd
+
+
+class CutBlock(msgspec.Struct, frozen=True, tag=True):
+    """Get the main thread out of its block."""
+
+    end: GenerationEnd
+
+
+class Evicted(msgspec.Struct, frozen=True, tag=True):
+    """The others go on without this process."""
+
+    reason: str
+
+
+class GaveUp(msgspec.Struct, frozen=True, tag=True):
+    """This process goes on without a peer."""
+
+    peer: Peer
+    reason: str
+
+
+class BeatDue(msgspec.Struct, frozen=True, tag=True):
+    """Answer with a `LocalBeat`."""
+
+
+class News(msgspec.Struct, frozen=True, tag=True):
+    """Wake threads that wait for a change."""
+
+    knock: bool = False
+    """A peer may wait outside of the current generation."""
+
+
+class StillWaiting(msgspec.Struct, frozen=True, tag=True):
+    """Say in the log that no world could be formed for so long."""
+
+    seconds: float
+    reason: str
+
+
+class HeldUp(msgspec.Struct, frozen=True, tag=True):
+    """Say in the log that this process did not run for so long."""
+
+    seconds: float
+
+
+Effect = (
+    Send
+    | Close
+    | Finish
+    | Dial
+    | DialKnown
+    | Reached
+    | Adopt
+    | EndGeneration
+    | CutBlock
+    | Evicted
+    | GaveUp
+    | BeatDue
+    | News
+    | StillWaiting
+    | HeldUp
+)

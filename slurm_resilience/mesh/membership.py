@@ -1,0 +1,655 @@
+"""The protocol of the mesh: life, silence, eviction, and the making of generations. Pure.
+
+A `Membership` is one process's side of it. It is told events, with the time, and answers with
+effects; it opens no socket, reads no clock and starts no thread, so that it can be tested by
+scripts of events and simulated (`slurm_resilience.simulate`).
+
+The owner calls `step` for every event, then `tick`; and `tick` again at `wake_at`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from slurm_resilience.mesh import world_plan
+from slurm_resilience.mesh.contacts import Contact, Contacts
+from slurm_resilience.mesh.events import (
+    Adopt,
+    BeatDue,
+    BytesReceived,
+    Close,
+    ConnectionClosed,
+    ConnectionProven,
+    CutBlock,
+    Dial,
+    DialKnown,
+    Effect,
+    EndGeneration,
+    Event,
+    Evicted,
+    Finish,
+    GaveUp,
+    HeldUp,
+    LocalBeat,
+    LocalEnd,
+    LocalStatus,
+    LocalStop,
+    MessageReceived,
+    News,
+    OutcomeFound,
+    Reached,
+    Send,
+    StillWaiting,
+    WorldWorked,
+)
+from slurm_resilience.mesh.generation_state import GenerationState
+from slurm_resilience.mesh.messages import (
+    Evict,
+    GenerationEnded,
+    Heartbeat,
+    Leaving,
+    Message,
+    NewGeneration,
+    NodeLost,
+    Roster,
+    StatusUpdate,
+)
+from slurm_resilience.mesh.model import (
+    BEATS_OF_SILENCE,
+    GenerationEnd,
+    Member,
+    Peer,
+    PeerStatus,
+    Timing,
+    View,
+    counter_of,
+    generation_number,
+)
+from slurm_resilience.mesh.world_plan import WorldRules
+
+STRIKES = 2
+"""Generations that failed because of one peer, before the others go on without it."""
+LAST_COPY = 3
+"""So many times longer a peer is waited for that alone holds a part of the model: without it, the
+training falls back to its last checkpoint, or ends."""
+LOOK_SECONDS = 0.05
+"""Between two looks at peers that are still in the block of an ended generation."""
+
+
+class Waiting:
+    """For what a process waits before a world can be formed, and since when."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self.since: float | None = None
+        self.tell_at = 0.0
+
+    def begin(self, reason: str, now: float, tell_after: float) -> None:
+        """Note the reason; the time counts from the first one."""
+        self.reason = reason
+        if self.since is None:
+            self.since, self.tell_at = now, now + tell_after
+
+    def over(self) -> None:
+        """A world was formed."""
+        self.reason, self.since = "", None
+
+
+class Timers:
+    """The times at which something is to be done."""
+
+    def __init__(self, now: float, beat: float) -> None:
+        self.next_beat = now + beat
+        self.look_again: float | None = None
+        self.next_cut = now
+        self.dial_again = now
+        self.wake_at: float | None = None
+        """When the next `tick` was asked for; None before the first."""
+
+    def look(self, at: float) -> None:
+        """Look at the making of a generation at this time, at the latest."""
+        self.look_again = at if self.look_again is None else min(at, self.look_again)
+
+
+class Losses:
+    """Peers and nodes that are gone."""
+
+    def __init__(self) -> None:
+        self.peers: dict[str, bool] = {}
+        """Id → known to be dead; False: it fell silent, and may live behind a cut."""
+        self.nodes: dict[str, NodeLost] = {}
+        self.strikes: dict[str, int] = {}
+        """Generations that failed because other members could not reach a peer."""
+
+    def lose(self, peer_id: str, dead: bool) -> None:
+        """A peer is gone; dead once is dead for good."""
+        self.peers[peer_id] = self.peers.get(peer_id, False) or dead
+
+
+class Standing(msgspec.Struct):
+    """Has this process's part in the training come to an end, and by which way?"""
+
+    evicted: str = ""
+    finished: bool = False
+    stopped: GenerationEnd | None = None
+
+
+class Membership:
+    """One process among the others."""
+
+    def __init__(self, me: Peer, rules: WorldRules, timing: Timing, now: float) -> None:
+        self.me = me
+        self.rules = rules
+        self.timing = timing
+        self.status = PeerStatus()
+        self.contacts = Contacts()
+        self.generation = GenerationState()
+        self.losses = Losses()
+        self.standing = Standing()
+        self.waiting = Waiting()
+        self.timers = Timers(now, timing.beat_seconds)
+        self._said = 0
+        self._since = now
+        """Since when the main thread is outside of its block."""
+        self._effects: list[Effect] = []
+
+    # -- the two calls ------------------------------------------------------------------------
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take one event in; what has to be done about it."""
+        match event:
+            case MessageReceived():
+                self._hear(event, now)
+            case BytesReceived(speaker=speaker):
+                self._mark_heard(speaker, now)
+            case ConnectionProven():
+                self._meet(event, now)
+            case ConnectionClosed():
+                self._part(event, now)
+            case LocalStatus(status=status):
+                self._say(status, now)
+            case LocalBeat(beat=beat):
+                self._beat(beat, now)
+            case LocalEnd(end=end):
+                self._end(end, now)
+            case LocalStop(end=end):
+                self._broadcast(GenerationEnded(end))
+            case WorldWorked(view=view):
+                self._note_worked(view)
+            case OutcomeFound(code=code):
+                if code == 0:
+                    self._finish()
+        return self._drain()
+
+    def tick(self, now: float) -> list[Effect]:
+        """Do what time brings; call it after events, and at `wake_at`."""
+        self._catch_up(now)
+        if now >= self.timers.next_beat:
+            self._effects.append(BeatDue())
+        else:
+            self._look_around(now)
+        return self._drain()
+
+    @property
+    def wake_at(self) -> float:
+        """When `tick` must be called, if nothing happens before."""
+        timers = self.timers
+        due = timers.next_beat
+        if self.generation.end and self.status.phase == "running":
+            due = min(due, timers.next_cut)
+        return due if timers.look_again is None else min(due, timers.look_again)
+
+    # -- questions ----------------------------------------------------------------------------
+
+    @property
+    def beat_seconds(self) -> float:
+        """Seconds between two beats in a world of this size."""
+        return self.timing.beat(len(self.contacts))
+
+    @property
+    def silence_seconds(self) -> float:
+        """Seconds without a word after which a peer counts as hung."""
+        return self.timing.silence(len(self.contacts))
+
+    def present(self) -> list[Member]:
+        """All living peers with a seat, this process first."""
+        return [Member(self.me, self.status), *self.contacts.members()]
+
+    def invitation(self) -> View | None:
+        """The generation that the main thread should enter; None: there is none now."""
+        view = self.generation.view
+        fresh = view is not None and view.generation > self.status.generation
+        return view if fresh and self.generation.end is None else None
+
+    def is_alone(self) -> bool:
+        """Has this process never been in a world, and is no other here? Then it may have come when
+        the training was over."""
+        return self.generation.worked is None and not self.contacts.seated()
+
+    def all_done(self) -> bool:
+        """Are all done that would be in the next generation? Spares do not count."""
+        if self.standing.finished:
+            return True
+        present = self.present()
+        if self.status.phase == "running" or not any(m.status.phase == "done" for m in present):
+            return False
+        chosen = world_plan.arrange(world_plan.one_a_seat(present), self.rules.replica_size)
+        return bool(chosen) and all(member.status.phase == "done" for member in chosen)
+
+    def newcomers(self) -> tuple[Peer, ...] | None:
+        """Peers that wait outside of the current generation and would make it larger; None: none
+        waits at all."""
+        view = self.generation.view
+        if view is None:
+            return ()
+        waiting = [
+            Member(contact.peer, contact.status)
+            for contact in self.contacts.seated()
+            if view.rank_of(contact.peer.id) < 0 and contact.status.phase == "ready"
+        ]
+        if not waiting:
+            return None
+        ours = [m for m in view.members if m.peer.id == self.me.id or m.peer.id in self.contacts]
+        seated = world_plan.one_a_seat([*ours, *waiting])
+        if len(world_plan.arrange(seated, self.rules.replica_size)) <= view.size:
+            return ()
+        return tuple(member.peer for member in waiting)
+
+    def unreached(self) -> list[Peer]:
+        """Members of the current generation without a connection."""
+        view = self.generation.view
+        if view is None or self.generation.end is not None:
+            return []
+        members = (member.peer for member in view.members)
+        return [peer for peer in members if peer.id not in self.contacts and peer.id != self.me.id]
+
+    def patience_with(self, contacts: Sequence[Contact], now: float) -> dict[str, float]:
+        """Seconds of silence after which the peers of a machine are given up. Those of a machine
+        that is lost fall silent within one beat: they go together, and cost one wait."""
+        silent: dict[str, list[float]] = {}
+        for contact in contacts:
+            silent.setdefault(contact.peer.node, []).append(now - contact.heard)
+        limit = self.silence_seconds
+        together = limit - self.beat_seconds
+        return {
+            node: together if max(times) > limit and min(times) > together else limit
+            for node, times in silent.items()
+        }
+
+    # -- connections --------------------------------------------------------------------------
+
+    def _meet(self, event: ConnectionProven, now: float) -> None:
+        peer = event.peer
+        if peer.id == self.me.id:
+            self._effects.append(Close(event.connection))
+            return
+        contact = self.contacts.get(peer.id)
+        if contact is not None:
+            self._choose_connection(contact, event)
+        else:
+            self.contacts.add(Contact(peer, event.connection, event.status, now))
+            if peer.incarnation > 0 and peer.id not in self.losses.peers:
+                # A new process on a lost seat: its node is in order (again), whatever was found
+                # of a machine of that name before; the next finding about it counts.
+                self.losses.nodes.pop(peer.node, None)
+        # The handshake's status may have changed meanwhile.
+        self._send(peer.id, StatusUpdate(self._said, self.status))
+        if contact is None and self.generation.holds(peer.id):
+            self._effects.append(Reached(event.connection))
+        self._clear_seat(peer, now)
+        self._news(knock=True)
+
+    def _choose_connection(self, contact: Contact, event: ConnectionProven) -> None:
+        """Both sides dialed at once. The connection that the lower id dialed stays, and its dialer,
+        for which it is proven last, ends the other one: so no side takes that for a death. What was
+        sent there before is still read."""
+        mine = self.me.id < event.peer.id
+        keep_new = event.dialed == mine
+        kept, dropped = event.connection, contact.connection
+        if not keep_new:
+            kept, dropped = dropped, kept
+        elif contact.number < 0:
+            contact.status = event.status
+        self.contacts.supersede(contact, kept, dropped, finish=mine)
+        if mine:
+            self._effects.append(Finish(dropped))
+
+    def _clear_seat(self, peer: Peer, now: float) -> None:
+        """A newer process takes a seat: an older one there is dead, or must go."""
+        if peer.seat < 0:
+            return
+        if peer.seat == self.me.seat:
+            if (peer.incarnation, peer.id) > (self.me.incarnation, self.me.id):
+                self._leave_the_others(f"a newer process took seat {peer.seat}", now)
+            return
+        for other in self.contacts.seated():
+            if other.peer.id != peer.id and other.peer.seat == peer.seat:
+                older = min((other.peer, peer), key=lambda p: (p.incarnation, p.id))
+                self._give_up(older.id, f"a newer process took seat {peer.seat}", True, now)
+        worked = self.generation.worked
+        for member in worked.members if worked else ():
+            if member.peer.seat == peer.seat and member.peer.incarnation < peer.incarnation:
+                self.losses.lose(member.peer.id, dead=True)
+
+    def _part(self, event: ConnectionClosed, now: float) -> None:
+        contact = self.contacts.close(event.connection)
+        if contact is None:
+            return
+        if contact.status.phase == "done" and self.status.phase == "done":
+            self._news()
+            return
+        self._lose(contact.peer, event.reason, event.died, now)
+
+    def _lose(self, peer: Peer, reason: str, dead: bool, now: float) -> None:
+        self.losses.lose(peer.id, dead)
+        if peer.seat >= 0 and self.generation.holds(peer.id):
+            text = f"rank on seat {peer.seat} ({peer.node}) is gone: {reason}"
+            self._end(GenerationEnd(self.generation.number, text, peer.id, "lost"), now)
+        self._news()
+
+    def _give_up(self, peer_id: str, reason: str, dead: bool, now: float) -> None:
+        """Go on without a peer that is still connected."""
+        contact = self.contacts.get(peer_id)
+        if contact is None:
+            return
+        self._send(peer_id, Evict(reason))
+        self._effects.append(Close(contact.connection))
+        self.contacts.close(contact.connection)
+        # No cable can be cut between two processes of one machine.
+        self._lose(contact.peer, reason, dead or contact.peer.node == self.me.node, now)
+        self._effects.append(GaveUp(contact.peer, reason))
+
+    def _leave_the_others(self, reason: str, now: float) -> None:
+        if self.standing.evicted:
+            return
+        self.standing.evicted = reason
+        # Not "stop": that would end the training for all.
+        self._end(GenerationEnd(self.generation.number, reason, self.me.id, "lost"), now)
+        self._effects.append(Evicted(reason))
+        self._news()
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def _mark_heard(self, peer_id: str, now: float) -> None:
+        contact = self.contacts.get(peer_id)
+        if contact is not None:
+            contact.heard = now
+
+    def _hear(self, event: MessageReceived, now: float) -> None:
+        self._mark_heard(event.speaker, now)
+        if event.subject != event.speaker:
+            self._mark_heard(event.subject, now)
+        contact = self.contacts.get(event.subject)
+        match event.message:
+            case Heartbeat() as beat:
+                if contact is not None:
+                    contact.beat = beat
+            case StatusUpdate(number=number, status=status):
+                self._note_status(contact, number, status)
+            case Roster(peers=peers):
+                for peer in peers:
+                    if peer.id not in self.contacts and peer.id != self.me.id:
+                        self._effects.append(Dial(peer))
+            case NewGeneration(view=view):
+                self._adopt(view, now)
+            case GenerationEnded(end=end):
+                if end.kind == "stop":
+                    self.standing.stopped = end
+                    self._news()
+                self._end(end, now)
+            case NodeLost() as finding:
+                self._lose_node(finding, now)
+            case Evict(reason=reason):
+                self._leave_the_others(reason, now)
+            case Leaving():
+                # A peer that is done leaves only when it knows that all are.
+                if contact is not None and contact.status.phase == "done":
+                    self._finish()
+
+    def _note_status(self, contact: Contact | None, number: int, status: PeerStatus) -> None:
+        if contact is None or number <= contact.number:
+            return
+        contact.number, contact.status = number, status
+        self._news(knock=status.phase == "ready")
+
+    def _lose_node(self, finding: NodeLost, now: float) -> None:
+        known = self.losses.nodes.get(finding.node)
+        if known is not None and (known.dead or not finding.dead):
+            return
+        self.losses.nodes[finding.node] = finding
+        self._broadcast(finding)
+        if self.me.node == finding.node:
+            # This node must be left, or was given up as dead while it was only cut off.
+            self._leave_the_others(f"{finding.node} must be left: {finding.reason}", now)
+            return
+        for contact in self.contacts.seated():
+            if contact.peer.node == finding.node:
+                self._give_up(contact.peer.id, finding.reason, True, now)
+        worked = self.generation.worked
+        for member in worked.members if worked else ():
+            if member.peer.node == finding.node:
+                self.losses.lose(member.peer.id, dead=True)
+        self._news()
+
+    # -- the main thread ----------------------------------------------------------------------
+
+    def _say(self, status: PeerStatus, now: float) -> None:
+        if status.phase != "running" and self.status.phase == "running":
+            self._since = now
+        if self.generation.end is not None:
+            # A generation that was never entered counts too: the next lead must know its number,
+            # or it would make one that this process has seen the end of.
+            newest = max(status.generation, self.generation.number)
+            status = msgspec.structs.replace(status, generation=newest)
+        self.generation.say(status.phase == "running")
+        self.status = status
+        self._said += 1
+        self._broadcast(StatusUpdate(self._said, status))
+        self._news()
+
+    def _note_worked(self, view: View) -> None:
+        self.generation.worked = view
+        here = {member.peer.id for member in view.members}
+        self.losses.peers = {p: dead for p, dead in self.losses.peers.items() if p in here}
+
+    def _finish(self) -> None:
+        self.standing.finished = True
+        self._news()
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def _catch_up(self, now: float) -> None:
+        """Count no time in which this process did not run, because the machine was stopped or
+        overloaded or another thread held the interpreter, as silence of the others: they may have
+        shared it."""
+        asked, self.timers.wake_at = self.timers.wake_at, now
+        late = now - asked if asked is not None else 0.0
+        if late <= self.beat_seconds:
+            return
+        for contact in self.contacts:
+            contact.heard = min(now, contact.heard + late)
+        self.generation.shift(late)
+        self._effects.append(HeldUp(late))
+
+    def _beat(self, beat: Heartbeat | None, now: float) -> None:
+        self._catch_up(now)
+        self.timers.next_beat = now + self.beat_seconds
+        self._broadcast(beat or Heartbeat(self.status.step))
+        for contact in self.contacts.seated():
+            self._judge_silence(contact, now)
+        self._judge_reach(now)
+        waits = self.status.phase == "ready" and now - self._since > self.timing.known_again_seconds
+        if waits and now >= self.timers.dial_again:
+            # A peer that was stopped for a while answers again, and no other would dial it.
+            self.timers.dial_again = now + self.timing.known_again_seconds
+            self._effects.append(DialKnown())
+        self._look_around(now)
+
+    def _judge_silence(self, contact: Contact, now: float) -> None:
+        peer, silence = contact.peer, self.silence_seconds
+        if now - contact.heard <= silence or not self.generation.holds(peer.id):
+            return
+        text = f"rank on seat {peer.seat} ({peer.node}) silent for {silence:g} s"
+        self._end(GenerationEnd(self.generation.number, text, peer.id, "hang"), now)
+        if contact.status.phase != "running":
+            # Stopped between two worlds: no block of its own is waited for, and each new world
+            # would be formed with it.
+            self._give_up(peer.id, f"silent for {now - contact.heard:.1f} s", False, now)
+
+    def _judge_reach(self, now: float) -> None:
+        missing = self.unreached()
+        if not missing or now - self.generation.adopted_at <= self.timing.reach_seconds:
+            return
+        text = f"{missing[0].node} cannot be reached from {self.me.node}"
+        # The one that misses most of the others is cut off itself.
+        size = self.generation.view.size if self.generation.view else 0
+        own = len(missing) > 1 and 2 * len(missing) >= size - 1
+        culprit = self.me.id if own else missing[0].id
+        self._end(GenerationEnd(self.generation.number, text, culprit, "lost"), now)
+
+    # -- generations --------------------------------------------------------------------------
+
+    def _end(self, end: GenerationEnd, now: float) -> None:
+        if not self.generation.finish(end, now):
+            return
+        if end.kind == "lost" and end.culprit in self.contacts:
+            self.losses.strikes[end.culprit] = self.losses.strikes.get(end.culprit, 0) + 1
+        self._effects.append(EndGeneration(end))
+        self._broadcast(GenerationEnded(end))
+        self._news()
+
+    def _adopt(self, view: View, now: float) -> None:
+        if view.generation <= self.generation.highest:
+            return
+        self.generation.highest = view.generation
+        if view.rank_of(self.me.id) < 0:
+            return
+        if self.generation.goes_on:
+            number = self.generation.number
+            self._end(GenerationEnd(number, "a newer generation was formed"), now)
+        self.generation.adopt(view, now)
+        self.waiting.over()
+        for peer in self.unreached():
+            # Two that came at the same time may still be shaking hands.
+            self._effects.append(Dial(peer))
+        self._effects.append(Adopt(view))
+        self._news()
+
+    def _look_around(self, now: float) -> None:
+        """Propose the next generation if it is time; keep the main thread on its way out."""
+        self.timers.look_again = None
+        if self._may_assemble(now):
+            self._assemble(now)
+        end = self.generation.end
+        if end and self.status.phase == "running" and now >= self.timers.next_cut:
+            self.timers.next_cut = now + self.timing.cut_again_seconds
+            self._effects.append(CutBlock(end))
+        self.timers.wake_at = self.wake_at
+
+    def _may_assemble(self, now: float) -> bool:
+        """Is this process outside of any world that goes on, and are all others out too?"""
+        if self.standing.evicted or self.standing.finished or self.me.seat < 0:
+            return False
+        goes_on, number = self.generation.goes_on, self.generation.number
+        if goes_on and (self.status.phase == "running" or self.status.generation < number):
+            return False  # it works, or is being formed
+        busy = [m for m in self.present() if m.status.phase == "running"]
+        if goes_on and any(m.status.generation == number for m in busy):
+            return False
+        if any(m.status.generation > number for m in busy):
+            return False  # a living world without this process: it is asked in at a boundary
+        if busy:
+            self._hurry(busy, now)
+        return not any(m.peer.id == self.me.id or m.peer.id in self.contacts for m in busy)
+
+    def _hurry(self, busy: list[Member], now: float) -> None:
+        """Evict peers still inside an ended generation."""
+        found = (self.contacts.get(member.peer.id) for member in busy)
+        inside = [contact for contact in found if contact is not None]
+        patience = self.patience_with(inside, now)
+        end = self.generation.end
+        hung = end.culprit if end and end.kind == "hang" else ""
+        late = now - max(self.generation.ended_at, self._since)
+        last = world_plan.last_holders(self.present(), self.rules.replica_size)
+        for contact in inside:
+            peer = contact.peer
+            silent = now - contact.heard
+            times = LAST_COPY if peer.id in last else 1
+            limit = times * self.timing.abort_seconds
+            # Of one that was accused of a hang, all have waited for a word already.
+            needed = BEATS_OF_SILENCE * self.beat_seconds
+            needed = needed if peer.id == hung else patience[peer.node]
+            if silent > times * needed and late > 0:
+                self._give_up(peer.id, f"silent for {silent:.1f} s", False, now)
+            elif self.generation.ended_at and late > limit:
+                text = f"it did not leave its block within {limit:g} s"
+                self._give_up(peer.id, text, True, now)
+            else:
+                self.timers.look(now + LOOK_SECONDS)
+
+    def _assemble(self, now: float) -> None:
+        """Propose a generation, if this is the lowest seat and one can be formed."""
+        if self.all_done():
+            # Kept: the first to hear of it leave at once, and would be missed otherwise.
+            self._finish()
+            return
+        present = self.present()
+        if self.me.seat > min(member.peer.seat for member in present):
+            return
+        strikes = self.losses.strikes
+        unreachable = next((p for p, count in strikes.items() if count >= STRIKES), None)
+        if unreachable is not None:
+            del strikes[unreachable]
+            self._give_up(unreachable, "other ranks cannot reach it", False, now)
+            self.timers.look(now)
+            return
+        worked = self.generation.worked
+        waited = now - self._since
+        proposal = world_plan.propose(
+            present, self.losses.peers, worked, self.rules, waited, bool(worked)
+        )
+        if proposal.members is None:
+            if proposal.again is not None:
+                self.timers.look(now + proposal.again)
+            self._wait_on(proposal.reason, now)
+        elif any(member.peer.id == self.me.id for member in proposal.members):
+            self._form(proposal.members, proposal.reason, present, now)
+
+    def _form(
+        self, members: tuple[Member, ...], reason: str, present: list[Member], now: float
+    ) -> None:
+        highest = max(self.generation.highest, *(m.status.generation for m in present))
+        number = generation_number(counter_of(highest) + 1, self.me.seat)
+        view = View(number, members, self.rules.replica_size, self.rules.seats, reason)
+        found = (self.contacts.get(member.peer.id) for member in members)
+        connections = tuple(contact.connection for contact in found if contact is not None)
+        self._effects.append(Send(connections, NewGeneration(view)))
+        self._adopt(view, now)
+
+    def _wait_on(self, reason: str, now: float) -> None:
+        self.waiting.begin(reason, now, self.timing.tell_waiting_seconds)
+        since = self.waiting.since
+        if since is not None and now >= self.waiting.tell_at:
+            self._effects.append(StillWaiting(now - since, reason))
+            self.waiting.tell_at = now + (now - since)
+        self.timers.look(self.waiting.tell_at)
+
+    # -- effects ------------------------------------------------------------------------------
+
+    def _send(self, peer_id: str, message: Message) -> None:
+        contact = self.contacts.get(peer_id)
+        if contact is not None:
+            self._effects.append(Send((contact.connection,), message))
+
+    def _broadcast(self, message: Message) -> None:
+        if len(self.contacts):
+            self._effects.append(Send(self.contacts.connections(), message))
+
+    def _news(self, knock: bool = False) -> None:
+        self._effects.append(News(knock))
+
+    def _drain(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects

@@ -1,0 +1,375 @@
+"""Connections to other processes, and the one thread that serves them.
+
+`Mesh` and `Observer` own one each. It knows nothing of seats and generations: it dials, accepts,
+shakes hands, and carries messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+
+from slurm_resilience.errors import AuthError, WireError
+from slurm_resilience.mesh import messages
+from slurm_resilience.mesh.connection import HANDSHAKE_SECONDS, ContactLost, PeerConnection
+from slurm_resilience.mesh.dial_book import REFUSED_SECONDS, DialAddress, DialBook
+from slurm_resilience.mesh.messages import Message
+from slurm_resilience.mesh.model import Peer, PeerStatus
+from slurm_resilience.mesh.resolver import NotYet
+
+log = logging.getLogger("sres.mesh")
+
+STRANGERS = 64
+"""Accepted connections that have not shown the secret yet, at most."""
+ACCEPTED_AT_ONCE = 16
+"""Connections accepted before the others are served again: a program that connects without a pause
+would keep this process from its beats, and the others would take it for hung."""
+TEND_SECONDS = 0.5
+"""Between two looks for handshakes that take too long."""
+
+
+class TransportOwner(Protocol):
+    """What a transport calls, in its thread. All but `on_turn` are called with its lock."""
+
+    def introduction(self) -> tuple[PeerStatus, Callable[[], tuple[Peer, ...]]]:
+        """What is said at a handshake: the status, and a function for the peers that are known."""
+        ...
+
+    def on_proven(self, connection: PeerConnection) -> None:
+        """The other side has shown the secret."""
+        ...
+
+    def on_message(self, connection: PeerConnection, message: Message) -> None:
+        """A message has arrived on a proven connection."""
+        ...
+
+    def on_bytes(self, connection: PeerConnection) -> None:
+        """Part of a message has arrived on a proven connection."""
+        ...
+
+    def on_closed(self, connection: PeerConnection, reason: str, died: bool) -> None:
+        """A proven connection has come to its end."""
+        ...
+
+    def on_turn(self, now: float) -> float:
+        """Do what is due; the time of the next call, if nothing happens before."""
+        ...
+
+    def on_failure(self, error: Exception) -> None:
+        """The thread ends by an error."""
+        ...
+
+
+class Refusals:
+    """Connections without the secret: said once in a while, however many there are."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._told_at = -REFUSED_SECONDS
+
+    def add(self, address: DialAddress | None, reason: str, now: float) -> None:
+        """Count one."""
+        self._count += 1
+        if now - self._told_at >= REFUSED_SECONDS:
+            where = f"{address.host}:{address.port}" if address else "a dialer"
+            log.warning("%d connection(s) refused, last of %s: %s", self._count, where, reason)
+            self._count, self._told_at = 0, now
+
+
+class Transport:
+    """The sockets of one process."""
+
+    def __init__(
+        self,
+        owner: TransportOwner,
+        me: Peer,
+        secret: bytes,
+        *,
+        listen: bool = True,
+        strangers: int = STRANGERS,
+        handshake_seconds: float = HANDSHAKE_SECONDS,
+    ) -> None:
+        """
+        Args:
+            owner: is told what happens.
+            me: this process; ``port`` 0 lets the kernel choose one.
+            secret: the training's.
+            listen: others may dial this process.
+            strangers: accepted connections that may be unproven at a time.
+            handshake_seconds: after which an unproven connection is closed.
+
+        Raises:
+            OSError: the port cannot be listened on.
+        """
+        self.lock = threading.RLock()
+        """Held while the owner is called; while it is held, no socket is opened or closed."""
+        self.connections: dict[int, PeerConnection] = {}
+        self._owner = owner
+        self._secret = secret
+        self._strangers = strangers
+        self._handshake_seconds = handshake_seconds
+        self._names: Counter[str] = Counter()
+        """Connections to each peer, proven or not."""
+        self._dials = DialBook()
+        self._refusals = Refusals()
+        self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = None
+        self.me = me
+        if listen:
+            self._listener = socket.create_server((me.host, me.port), backlog=1024)
+            self._listener.setblocking(False)
+            self.me = msgspec.structs.replace(me, port=self._listener.getsockname()[1])
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="sres-mesh", daemon=True)
+
+    # -- for the owner, from any thread -------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, seconds: float) -> None:
+        """Close all connections, and wait for the thread so long."""
+        self._closing = True
+        self.ring()
+        self._thread.join(seconds)
+
+    def ring(self) -> None:
+        """Have the thread take a turn now."""
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake, 1)
+
+    def own_fds(self) -> set[int]:
+        """Its file descriptors, which the rest of the program must not close."""
+        with self.lock:
+            fds = {connection.fileno() for connection in self.connections.values()} | {self._wake}
+            return fds | ({self._listener.fileno()} if self._listener else set())
+
+    def unproven(self) -> list[PeerConnection]:
+        """Connections in the middle of their handshake."""
+        return [connection for connection in self.connections.values() if not connection.proven]
+
+    def dial(self, address: DialAddress) -> None:
+        """Connect, if there is no such connection yet."""
+        if self._closing or self._is_known(address):
+            return
+        try:
+            connection = PeerConnection.dial(address, self._secret)
+        except NotYet:
+            self._dials.looked_up(address, time.monotonic())
+            return
+        except OSError as error:
+            log.debug("%s:%s: %s", address.host, address.port, error)
+            self._dials.unreachable(address, time.monotonic())
+            return
+        self._add(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
+
+    def send(self, numbers: Iterable[int], message: Message) -> None:
+        """Send a message on connections, as far as they still exist."""
+        frame = messages.pack(message)
+        for number in numbers:
+            connection = self.connections.get(number)
+            if connection is None:
+                continue
+            try:
+                connection.send(frame)
+            except WireError as error:
+                self._end(connection, error)
+                continue
+            if connection.wants_to_write:
+                self._watch(connection)
+                self.ring()
+
+    def finish(self, number: int) -> None:
+        """Send nothing more on a connection; it is read until the other side closes it."""
+        connection = self.connections.get(number)
+        if connection is not None:
+            connection.born = time.monotonic()
+            connection.finish()
+
+    def close(self, number: int) -> None:
+        """Close a connection; the owner is not told."""
+        connection = self.connections.get(number)
+        if connection is not None:
+            self._drop(connection)
+
+    # -- the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            log.exception("the mesh failed")
+            self._owner.on_failure(error)
+        finally:
+            with self.lock:
+                self._closing = True
+                for connection in self.connections.values():
+                    with contextlib.suppress(WireError):
+                        connection.flush()
+                    connection.close()
+                self.connections.clear()
+                if self._listener is not None:
+                    self._listener.close()
+                self._selector.close()
+                os.close(self._wake)
+
+    def _serve(self) -> None:
+        wake_at = tend_at = time.monotonic()
+        while not self._closing:
+            redial_at = self._dials.next_at()
+            due = min(wake_at, tend_at if redial_at is None else min(tend_at, redial_at))
+            for key, events in self._selector.select(max(0.0, due - time.monotonic())):
+                with self.lock:
+                    key.data(events)
+            now = time.monotonic()
+            with self.lock:
+                for address in self._dials.take_due(now):
+                    self.dial(address)
+                if now >= tend_at:
+                    tend_at = now + TEND_SECONDS
+                    self._tend(now)
+            wake_at = self._owner.on_turn(now)
+
+    def _tend(self, now: float) -> None:
+        """Close connections whose handshake takes too long, and listen again after a shortage of
+        file descriptors."""
+        for connection in list(self.connections.values()):
+            old = now - connection.born > self._handshake_seconds
+            if old and (not connection.proven or connection.finishing):
+                self._end(connection, WireError("the handshake took too long"))
+        if self._listener is not None and self._listener not in self._selector.get_map():
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _woken(self, _: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+    # -- connections --------------------------------------------------------------------------
+
+    def _accept(self, _: int) -> None:
+        assert self._listener is not None
+        for _turn in range(ACCEPTED_AT_ONCE):
+            try:
+                sock, _address = self._listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    if self._make_room(0):
+                        continue
+                    # It would be called again at once, and again.
+                    self._selector.unregister(self._listener)
+                return
+            self._make_room(self._strangers)
+            connection = PeerConnection(sock, self._secret)
+            self._add(connection, selectors.EVENT_READ)
+            self._try(connection, connection.challenge)
+
+    def _make_room(self, most: int) -> bool:
+        """Close the oldest of more than so many that have not shown the secret: a peer needs a
+        moment for that, and is dialed again if it was dropped; a silent stranger stays longest."""
+        strangers = [c for c in self.connections.values() if c.address is None and not c.proven]
+        if len(strangers) <= most:
+            return False
+        self._drop(min(strangers, key=lambda connection: connection.born))
+        return True
+
+    def _add(self, connection: PeerConnection, events: int) -> None:
+        self.connections[connection.number] = connection
+        self._names[connection.name] += 1
+        connection.watched = events
+        self._selector.register(connection, events, lambda e: self._serve_one(connection, e))
+
+    def _is_known(self, address: DialAddress) -> bool:
+        where = (address.host, address.port)
+        if address.peer_id == self.me.id or where == (self.me.host, self.me.port):
+            return True
+        if address.peer_id:
+            return self._names[address.peer_id] > 0
+        return any(
+            connection.address == address
+            or (connection.peer and (connection.peer.host, connection.peer.port) == where)
+            for connection in self.connections.values()
+        )
+
+    def _serve_one(self, connection: PeerConnection, events: int) -> None:
+        if connection.fileno() < 0:
+            return
+        if events & selectors.EVENT_WRITE:
+            if connection.address and not connection.proven:
+                code = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if code:
+                    self._drop(connection)
+                    return
+            if connection.wants_to_write:
+                self._try(connection, connection.flush)
+            self._watch(connection)
+        if events & selectors.EVENT_READ and connection.fileno() >= 0:
+            self._try(connection, lambda: self._read(connection))
+
+    def _watch(self, connection: PeerConnection) -> None:
+        waits = selectors.EVENT_WRITE if connection.wants_to_write else 0
+        events = selectors.EVENT_READ | waits
+        if events == connection.watched or connection.fileno() < 0:
+            return
+        with contextlib.suppress(KeyError):
+            self._selector.modify(connection, events, self._selector.get_key(connection).data)
+            connection.watched = events
+
+    def _try(self, connection: PeerConnection, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except AuthError as error:
+            self._drop(connection)
+            now, address = time.monotonic(), connection.address
+            self._refusals.add(address, str(error), now)
+            if address is not None:
+                self._dials.refused(address.host, address.port, now)
+        except WireError as error:
+            self._end(connection, error)
+
+    def _read(self, connection: PeerConnection) -> None:
+        whole = False
+        for message in connection.receive():
+            whole = True
+            if connection.proven:
+                self._owner.on_message(connection, message)
+            elif connection.handshake(message, self.me, *self._owner.introduction()):
+                self._prove(connection)
+        if connection.proven and not whole:
+            self._owner.on_bytes(connection)
+        self._watch(connection)
+
+    def _prove(self, connection: PeerConnection) -> None:
+        if not (connection.address and connection.address.peer_id):
+            self._names[""] -= 1
+            self._names[connection.name] += 1
+        self._owner.on_proven(connection)
+
+    def _end(self, connection: PeerConnection, error: WireError) -> None:
+        if connection.number not in self.connections:
+            return
+        self._drop(connection)
+        if connection.proven:
+            self._owner.on_closed(connection, str(error), not isinstance(error, ContactLost))
+
+    def _drop(self, connection: PeerConnection) -> None:
+        if self.connections.pop(connection.number, None) is None:
+            return
+        connection.close(self._selector)
+        self._names[connection.name] -= 1
+        if connection.address and not connection.proven and not self._closing:
+            self._dials.unproven(connection.address, connection.reached, time.monotonic())

@@ -93,6 +93,12 @@ IO = (
         "mesh/model",
         "mesh/messages",
         "mesh/world_plan",
+        "mesh/events",
+        "mesh/contacts",
+        "mesh/generation_state",
+        "mesh/membership",
+        "mesh/key_table",
+        "mesh/dial_book",
         "training/recovery/fault_policy",
     ],
 )

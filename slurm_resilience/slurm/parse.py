@@ -140,6 +140,8 @@ _JOB_FIELDS = "AUTBDhbPaqvLN"
 quality of service, reservation, time left, node list (untruncated)."""
 JOB_COLUMNS = "JobID:16,Requeue:8,RestartCnt:12,BatchFlag:8"
 """squeue -O: what -o cannot print; fixed width, numbers only."""
+JOB_COLUMNS_EXCLUSIVE = f"{JOB_COLUMNS},Exclusive:8"
+"""The same where squeue has this field: its `%h` says NO for every job there (seen on 26.05)."""
 
 
 def job_format(mark: str) -> str:

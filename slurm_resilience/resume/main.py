@@ -64,6 +64,11 @@ def supervise(srun: str, args: Sequence[str], environment: Mapping[str, str]) ->
         raise UsageError("--auto-resume: heterogeneous jobs and steps cannot be resumed")
     if bare.has("no-allocate"):
         raise UsageError("--auto-resume: a step without an allocation (-Z) cannot be resumed")
+    if bare.has("async"):
+        raise UsageError(
+            "--auto-resume: srun --async returns at once, and nothing would watch the step; leave "
+            "--async out, and write & behind srun to go on beside it"
+        )
     config = load(environment.get("SRES_CONFIG") or None)
     client = CliClient(config.slurm_bin)
     job = _job(client, bare, environment)

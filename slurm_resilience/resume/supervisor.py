@@ -302,7 +302,7 @@ class Supervisor:
     def _next(self, cause: Cause, noticed: float, number: int) -> report.RecoveryBlock | None:
         """Do what the plan says; None: the end."""
         step_ended = time.time()
-        swap_failed = ""
+        swap_failed, unanswered = "", 0
         while True:
             facts = self._allocation.facts(self._step_size, swap_failed)
             chosen = plan(cause, facts, tuple(self._history), self._limits)
@@ -323,7 +323,8 @@ class Supervisor:
                 if self._allocation.refresh() != "RUNNING":
                     report.say(f"not resumed: {error}")
                     return None
-                if isinstance(error, SlurmUnreachable):
+                unanswered += isinstance(error, SlurmUnreachable)
+                if isinstance(error, SlurmUnreachable) and unanswered < swap.TRIES:
                     # It was away, and is back: the same again, from what it says now.
                     continue
                 report.say(f"no exchange of nodes: {error}")

@@ -148,6 +148,16 @@ def test_a_heterogeneous_step(site: Site, way: tuple[str, ...]) -> None:
     assert line == "--auto-resume: heterogeneous jobs and steps cannot be resumed"
 
 
+def test_a_step_that_srun_does_not_wait_for(site: Site) -> None:
+    """From 26.05 on; an older srun does not know the option."""
+    ways = [COMMAND]
+    if "--async" in site.lab.run(["srun", "--help"], check=True).stdout:
+        ways.append(PLUGIN)
+    for way in ways:
+        line = refused(site, *way, "--async")
+        assert line.startswith("--auto-resume: srun --async returns at once")
+
+
 @BOTH
 @pytest.mark.parametrize(
     ("options", "said"),

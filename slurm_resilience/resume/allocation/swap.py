@@ -14,6 +14,9 @@ SALLOC_SECONDS = 5.0
 """How long the first try for a node lasts; in between the supervisor looks around. Later ones last
 as long as it has waited: each is a job of its own in the site's accounting."""
 LONGEST_SALLOC = 60.0
+TRIES = 2
+"""How often one exchange is tried when Slurm does not answer it, though it answers other calls: on
+22.05 without slurmdbd every change of a job's size but the first times out, for good."""
 STILL_WAITING = 60.0
 
 

@@ -108,7 +108,7 @@ def for_nodes(
     """
     allocation, limits = context.allocation, context.limits
     cause = Cause("node", "; ".join(f"{n}: {why}" for n, why in lost.items()), tuple(lost))
-    failed = ""
+    failed, unanswered = "", 0
     while not stop.is_set():
         if _asked(allocation.refresh, go_on, stop) != "RUNNING":
             return FoundNodes(Plan("stop", "the job is over"))
@@ -123,10 +123,11 @@ def for_nodes(
             # Those who go on lose nothing by waiting; a requeue would cost them their work.
             failed = "" if go_on() else str(error)
             continue
-        except SlurmUnreachable:
-            stop.wait(AGAIN)
-            continue
         except (SlurmError, NotFound) as error:
+            unanswered += isinstance(error, SlurmUnreachable)
+            if isinstance(error, SlurmUnreachable) and unanswered < swap.TRIES:
+                stop.wait(AGAIN)
+                continue
             report.say(f"no exchange of nodes: {error}")
             failed = f"the exchange of nodes failed ({error})"
             continue

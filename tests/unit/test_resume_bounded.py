@@ -1,0 +1,91 @@
+"""An exchange of nodes that Slurm never answers ends: tried twice, then the job is requeued."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurm_resilience.config import Config
+from slurm_resilience.errors import SlurmUnreachable
+from slurm_resilience.resume import supervisor as supervisor_module
+from slurm_resilience.resume.allocation import swap
+from slurm_resilience.resume.allocation.allocation import Allocation
+from slurm_resilience.resume.decide.classify import Cause, Ending
+from slurm_resilience.resume.live_step import node_search
+from slurm_resilience.resume.srun.srun_options import BUILTIN, split
+from slurm_resilience.resume.supervisor import Supervisor
+from slurm_resilience.resume.supervisor_link import SupervisorLink
+from slurm_resilience.slurm.fake import FakeSlurm
+
+CAUSE = Cause("node", "n2 is marked", ("n2",))
+
+
+class NoSecondResize(FakeSlurm):
+    """Slurm 22.05 without slurmdbd: after the first, every change of a job's size times out."""
+
+    def shrink(self, job_id: int, keep: Sequence[str]) -> None:
+        self.calls.append(("shrink", job_id, tuple(keep)))
+        assert len(self.calls) < 20, "it is tried for ever"
+        raise SlurmUnreachable("scontrol update gave no answer within 2 s")
+
+
+@pytest.fixture
+def slurm() -> NoSecondResize:
+    slurm = NoSecondResize(4)
+    slurm.submit(2)
+    return slurm
+
+
+def shrinks(slurm: FakeSlurm) -> int:
+    return sum(call[0] == "shrink" for call in slurm.calls)
+
+
+def test_the_supervisor_requeues_the_job(
+    slurm: NoSecondResize,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    requeued: list[str] = []
+    monkeypatch.setattr(supervisor_module, "requeue", lambda *words: requeued.append(words[3]))
+    supervisor = Supervisor(
+        Config(),
+        slurm,
+        SupervisorLink("localhost", 1, 1, "", frozenset({0})),
+        "/usr/bin/srun",
+        split(["-N2", "train"], BUILTIN),
+        slurm.job(1),
+        has_plugin=True,
+        permits_expansion=True,
+        environment={"SLURM_NNODES": "2"},
+    )
+    supervisor._history.append(Ending(1, 60.0, True, "RUNNING", {"n2": "marked"}))
+    assert supervisor._next(CAUSE, 0.0, 1) is None
+    assert shrinks(slurm) == swap.TRIES
+    assert len(requeued) == 1 and "gave no answer" in requeued[0]
+    assert "no exchange of nodes" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("others_go_on", [True, False])
+def test_a_search_for_nodes_ends_too(
+    slurm: NoSecondResize, monkeypatch: pytest.MonkeyPatch, others_go_on: bool
+) -> None:
+    monkeypatch.setattr(node_search, "AGAIN", 0.0)
+    leave = threading.Event()
+    context: Any = SimpleNamespace(
+        allocation=Allocation(slurm, slurm.job(1), leave, patience=0.0, permits_expansion=True),
+        limits=Config().resume,
+        client=slurm,
+    )
+    lost = {"n2": "marked"}
+    found = node_search.for_nodes(
+        context, lost, 2, ("n1",), False, lambda: others_go_on, threading.Event()
+    )
+    assert found is not None and found.chosen.kind == "requeue"
+    assert shrinks(slurm) == swap.TRIES

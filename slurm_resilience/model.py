@@ -27,6 +27,9 @@ class Node(msgspec.Struct, frozen=True):
     reason_by: str = ""
     """The user who set the reason."""
     reason_at: str = ""
+    reason_unclear: bool = False
+    """The reason's end could not be told for certain: `reason` may be more or less than it, and
+    nothing is done to the node."""
     address: str = ""
     port: int = 6818
     gres: str = ""
@@ -82,12 +85,12 @@ class Node(msgspec.Struct, frozen=True):
     @property
     def requested_action(self) -> str:
         """`Action:Replace` or `Action:Reboot` when the reason is exactly that, else empty."""
-        return self.reason if self.reason in (REPLACE, REBOOT) else ""
+        return self.reason if self.reason in (REPLACE, REBOOT) and not self.reason_unclear else ""
 
     @property
     def near_miss(self) -> str:
         """The action that the reason nearly spells (wrong case, blank, trailing dot)."""
-        if self.requested_action or not self.reason:
+        if self.requested_action or self.reason_unclear or not self.reason:
             return ""
         bare = "".join(self.reason.split()).rstrip(".,;!").lower()
         bare = bare.replace("_", ":").replace("=", ":")

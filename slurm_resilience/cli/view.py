@@ -34,6 +34,7 @@ def node_view(node: Node, jobs: Iterable[Job], status: Mapping[str, Any] | None)
         "reason": node.reason,
         "reason_by": node.reason_by,
         "reason_at": node.reason_at,
+        "reason_unclear": node.reason_unclear,
         "jobs": sorted(job.id for job in jobs if node.name in job.nodes),
         "partitions": list(node.partitions),
         "gres": node.gres,

@@ -74,6 +74,9 @@ def _node(world: ClusterSnapshot, config: Config, node: Node) -> NodeDiagnosis:
     if node.base == "FUTURE" or "REBOOT_ISSUED" in node.flags:
         # Not there yet, or going down and up by Slurm's own order, with its own time limit.
         return NodeDiagnosis(node.name, "held", f"{node.state}: silence is expected")
+    if node.reason_unclear:
+        text = f"its reason cannot be read for certain, so nothing is done: {node.reason}"
+        return NodeDiagnosis(node.name, "held", text)
     if node.requested_action and out_of_service:
         if life.kind == "dead" and occupied:
             # It was to be left gracefully, and died meanwhile: its jobs must be freed now.

@@ -77,6 +77,7 @@ class CliClient:
         """
         self._bin = slurm_bin
         self._timeout = timeout
+        self._columns = ""
 
     def nodes(self) -> tuple[Node, ...]:
         return parse.nodes(self._run("scontrol", "show", "node", "-a", "-d", "-o"))
@@ -222,11 +223,24 @@ class CliClient:
                 update.kill()
             update.wait()
 
+    def _job_columns(self) -> str:
+        """squeue's columns for `parse.jobs`; the commands do not change while a program runs."""
+        if not self._columns:
+            try:
+                known = self._run("squeue", "--helpFormat")
+            except SlurmUnreachable:
+                raise
+            except SlurmError:
+                known = ""  # 22.05 does not know the option, nor the field
+            has = parse.has_exclusive_column(known)
+            self._columns = parse.JOB_COLUMNS_EXCLUSIVE if has else parse.JOB_COLUMNS
+        return self._columns
+
     def _squeue(self, *words: str) -> tuple[Job, ...]:
         # Array tasks are jobs of their own; %A is each one's real id.
         base = ("squeue", "-a", "-r", "-h", *words)
         mark = f"<{secrets.token_hex(8)}>"
-        columns = self._run(*base, "-O", parse.JOB_COLUMNS)
+        columns = self._run(*base, "-O", self._job_columns())
         text = self._run(*base, "-o", parse.job_format(mark))
         return parse.jobs(text, mark, columns)
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from slurm_resilience.errors import SlurmError
 from slurm_resilience.model import Job, Node
@@ -18,20 +21,28 @@ from slurm_resilience.slurm.hostlists import expand
 
 _EMPTY = {"(null)", "n/a", "N/A", "None", "none"}
 
-# Free text fields end a line: everything after their key is theirs until the next of these keys.
-_NODE_FIELD = re.compile(
-    r"(?:^| )(NodeName|Gres|GresUsed|NodeAddr|NodeHostName|Port|State|RealMemory|CPUTot|CPUAlloc|"
-    r"Partitions|BootTime|Comment|Extra|OS|Version|CfgTRES|AllocTRES|Owner|ActiveFeatures|"
-    r"AvailableFeatures|CapWatts|CurrentWatts|ExtSensorsJoules|SlurmdStartTime|LastBusyTime|"
-    r"ResumeAfterTime|MCS_label|GresDrain|InstanceId|InstanceType|CertFlags|TLSCertLastRenewal|"
-    r"CPULoad|CPUEfctv|AllocMem|FreeMem|Weight|TmpDisk|Arch|CoresPerSocket|Sockets|Boards|"
-    r"ThreadsPerCore|AveWatts|ExtSensorsWatts|ExtSensorsTemp|Topology)="
-)
-# A reason ends with `[user@time]`; its second and later lines follow, indented, behind that.
-_REASON = re.compile(
-    r"(?s) Reason=(?P<text>.*?) \[(?P<by>[^\[\]@]*)@(?P<at>[^\[\]@]*)\](?P<more> {8}.*?)??"
-    r"(?= (?:Comment|Extra|InstanceId|InstanceType|CertFlags|TLSCertLastRenewal|Topology)=|\s*\Z)"
-)
+# Every field begins so. Slurm's releases add new ones, so none of them is named here.
+_FIELD = re.compile(r"(?:^| )([A-Z]\w*)=")
+# Administrators' text, blanks and `Key=` included. Fields that tell facts stand before the first of
+# them, and are read there only.
+_FREE_TEXT = re.compile(r" (Reason|Comment|Extra)=")
+# A field that stands before them, or would, but for this node: in their text it is none.
+BEFORE_FREE_TEXT = frozenset(
+    {
+        "ActiveFeatures", "AllocMem", "AllocTRES", "Arch", "AvailableFeatures", "AveWatts",
+        "Boards", "BootTime", "CPUAlloc", "CPUEfctv", "CPULoad", "CPUTot", "CapWatts", "CfgTRES",
+        "CoreSpecCount", "CoresPerSocket", "CpuSpecList", "CurrentWatts", "ExtSensorsJoules",
+        "ExtSensorsTemp", "ExtSensorsWatts", "FreeMem", "Gres", "GresDrain", "GresUsed",
+        "LastBusyTime", "MCS_label", "MemSpecLimit", "NodeAddr", "NodeHostName", "NodeName", "OS",
+        "Owner", "Partitions", "Port", "RealMemory", "Reason", "ResumeAfterTime",
+        "SlurmdStartTime", "Sockets", "State", "SuspendTime", "ThreadsPerCore", "TmpDisk",
+        "Version", "Weight",
+    }
+)  # fmt: skip
+# The first line of a reason ends with `[user@time]`, and a user's name may be a mail address.
+_AUTHOR = re.compile(r" \[(?P<by>[^\[\]]*)@(?P<at>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\]")
+_NEXT_LINE = " " * 8
+"""Stands before the second and each later line of a reason."""
 _RECORD = re.compile(r"(?m)^(?=NodeName=)")
 
 # The state's suffix characters and FAILING, DRAINED etc. are how people are shown base + flags.
@@ -61,16 +72,11 @@ def nodes(text: str) -> tuple[Node, ...]:
 
 
 def _node(record: str) -> Node:
-    # Reason and Comment are administrators' free text at the end. The reason is cut out first, and
-    # of each key the first one counts: a word of theirs that looks like a field is none.
-    reason, by, at, rest = _reason(record)
-    first: dict[str, re.Match[str]] = {}
-    for mark in _NODE_FIELD.finditer(rest):
-        first.setdefault(mark.group(1), mark)
-    ends = [*(mark.start() for mark in first.values()), len(rest)][1:]
-    fields = {
-        key: rest[mark.end() : end] for (key, mark), end in zip(first.items(), ends, strict=True)
-    }
+    record = record.rstrip()
+    free = _FREE_TEXT.search(record)
+    start = free.start() if free else len(record)
+    # Of each field the first one counts.
+    fields = dict(reversed(list(_fields(record[:start], frozenset()))))
     try:
         name, state = fields["NodeName"].strip(), fields["State"].strip()
     except KeyError as key:
@@ -78,14 +84,21 @@ def _node(record: str) -> Node:
             f"scontrol show node printed a line without {key}: {record[:80]}"
         ) from None
     base, flags = node_state(state)
+    known = BEFORE_FREE_TEXT | fields.keys()
+    reason = _Reason()
+    if free and free[1] == "Reason":
+        reason = _reason(record[free.end() :], known)
+        start += len(record[start:]) - len(reason.rest)
+    more = dict(reversed(list(_fields(record[start:], known))))
     return Node(
         name=name,
         base=base,
         flags=flags,
         # Blanks are kept: a trailing one makes `Action:Replace ` a near miss, not a command.
-        reason=reason,
-        reason_by=by,
-        reason_at=at,
+        reason=reason.text,
+        reason_by=reason.by,
+        reason_at=reason.at,
+        reason_unclear=reason.unclear,
         address=_clean(fields.get("NodeAddr", "")),
         port=int(_clean(fields.get("Port", "")) or 6818),
         gres=_clean(fields.get("Gres", "")),
@@ -94,22 +107,70 @@ def _node(record: str) -> Node:
         cpus_alloc=int(_clean(fields.get("CPUAlloc", "")) or 0),
         memory=int(_clean(fields.get("RealMemory", "")) or 0),
         boot_time=_clean(fields.get("BootTime", "")),
-        comment=_clean(fields.get("Comment", "")),
+        comment=_clean(more.get("Comment", "")),
         partitions=tuple(p for p in _clean(fields.get("Partitions", "")).split(",") if p),
     )
 
 
-def _reason(record: str) -> tuple[str, str, str, str]:
-    """A node's reason, its user and time, and the record without it."""
-    start = record.find(" Reason=")
-    comment = record.find(" Comment=")
-    if start < 0 or 0 <= comment < start:
-        return "", "", "", record
-    found = _REASON.match(record, start)
-    if not found:
-        return "", "", "", record
-    lines = [found["text"], *filter(None, re.split(r" {8}", found["more"] or ""))]
-    return "\n".join(lines), found["by"], found["at"], record[:start] + record[found.end() :]
+def _fields(text: str, known: AbstractSet[str]) -> Iterator[tuple[str, str]]:
+    """Each field with its value, which ends where the next field begins.
+
+    Args:
+        text: a part of a record.
+        known: what looks like these fields is text.
+    """
+    marks = [mark for mark in _FIELD.finditer(text) if mark[1] not in known]
+    ends = [*(mark.start() for mark in marks), len(text)][1:]
+    for mark, end in zip(marks, ends, strict=True):
+        yield mark[1], text[mark.end() : end]
+
+
+@dataclass(frozen=True)
+class _Reason:
+    text: str = ""
+    by: str = ""
+    at: str = ""
+    unclear: bool = False
+    rest: str = ""
+    """What follows it in the record."""
+
+
+def _reason(text: str, known: AbstractSet[str]) -> _Reason:
+    """Read a reason, and tell where it ends, without knowing every field that may follow it.
+
+    Args:
+        text: a record from behind ``Reason=`` on.
+        known: fields that stand before the reason, and so not behind it.
+    """
+    ends = [
+        author
+        for author in _AUTHOR.finditer(text)
+        if author.end() == len(text)
+        or text.startswith(_NEXT_LINE, author.end())
+        or _begins_a_field(text, author.end(), known)
+    ]
+    if not ends:
+        return _Reason(text.strip(), unclear=bool(text.strip()))
+    first = ends[0]
+    rest = text[first.end() :]
+    lines = ""
+    if rest.startswith(_NEXT_LINE):
+        following = (m.start() for m in _FIELD.finditer(rest) if m[1] not in known)
+        # One that a line of the reason begins with is that line's text.
+        fields = (at for at in following if not rest[: at + 1].endswith(_NEXT_LINE))
+        end = next(fields, len(rest))
+        lines, rest = rest[:end], rest[end:]
+    more = lines.split(_NEXT_LINE)[1:]
+    # Two ends: one of them is a word of the reason's, or of a comment's.
+    unclear = len(ends) > 1
+    return _Reason(
+        "\n".join([text[: first.start()], *more]), first["by"], first["at"], unclear, rest
+    )
+
+
+def _begins_a_field(text: str, at: int, known: AbstractSet[str]) -> bool:
+    field = _FIELD.match(text, at)
+    return field is not None and field[1] not in known
 
 
 def node_state(text: str) -> tuple[str, frozenset[str]]:
@@ -153,20 +214,27 @@ def job_format(mark: str) -> str:
     return "".join(f"{mark}%{letter}" for letter in _JOB_FIELDS)
 
 
+def has_exclusive_column(help_format: str) -> bool:
+    """Tell from `squeue --helpFormat` whether `JOB_COLUMNS_EXCLUSIVE` may be asked for."""
+    return "Exclusive" in help_format.split()
+
+
 def jobs(text: str, mark: str, columns: str) -> tuple[Job, ...]:
-    """Jobs from the outputs of ``squeue -o job_format(mark)`` and ``squeue -O JOB_COLUMNS``.
+    """Jobs from the outputs of ``squeue -o job_format(mark)`` and ``squeue -O JOB_COLUMNS``, or
+    ``JOB_COLUMNS_EXCLUSIVE``.
 
     A job that only one of them lists has come or gone in between, and is left out.
 
     Raises:
         SlurmError: a record that does not have the asked form.
     """
-    extra: dict[int, tuple[bool, int, bool]] = {}
+    extra: dict[int, _Columns] = {}
     for line in columns.splitlines():
         words = line.split()
-        if len(words) != 4 or not all(word.isdecimal() for word in words):
+        if not 4 <= len(words) <= 5 or not all(word.isdecimal() for word in words[:4]):
             raise SlurmError(f"squeue -O printed an unexpected line: {line[:80]!r}")
-        extra[int(words[0])] = (words[1] == "1", int(words[2]), words[3] == "1")
+        exclusive = words[4] == "NODE" if len(words) == 5 else None
+        extra[int(words[0])] = _Columns(words[1] == "1", int(words[2]), words[3] == "1", exclusive)
     head, *words = text.split(mark)
     size = len(_JOB_FIELDS)
     if head.strip() or len(words) % size:
@@ -175,13 +243,22 @@ def jobs(text: str, mark: str, columns: str) -> tuple[Job, ...]:
     return tuple({job.id: job for job in found if job is not None}.values())
 
 
-def _job(words: list[str], extra: dict[int, tuple[bool, int, bool]]) -> Job | None:
+class _Columns(NamedTuple):
+    requeue: bool
+    restarts: int
+    is_batch: bool
+    exclusive: bool | None
+    """None: this squeue does not print it, and `%h` tells."""
+
+
+def _job(words: list[str], extra: dict[int, _Columns]) -> Job | None:
     if not words[0].isdecimal() or not words[1].isdecimal():
         raise SlurmError(f"squeue -o printed an unexpected record: {words[:4]!r}")
     job_id = int(words[0])
     if job_id not in extra:
         return None
-    requeue, restarts, is_batch = extra[job_id]
+    columns = extra[job_id]
+    exclusive = columns.exclusive
     nodelist = _clean(words[12])
     return Job(
         id=job_id,
@@ -189,7 +266,7 @@ def _job(words: list[str], extra: dict[int, tuple[bool, int, bool]]) -> Job | No
         state=words[2],
         batch_host=_clean(words[3]),
         num_nodes=int(words[4]) if words[4].isdecimal() else 0,
-        exclusive=words[5] in ("NO", "EXCLUSIVE"),
+        exclusive=words[5] in ("NO", "EXCLUSIVE") if exclusive is None else exclusive,
         gres=_clean(words[6]),
         partition=_clean(words[7]),
         account=_clean(words[8]),
@@ -197,9 +274,9 @@ def _job(words: list[str], extra: dict[int, tuple[bool, int, bool]]) -> Job | No
         reservation=_clean(words[10]),
         time_left=_clean(words[11]),
         nodes=expand(nodelist) if nodelist else (),
-        requeue=requeue,
-        restarts=restarts,
-        is_batch=is_batch,
+        requeue=columns.requeue,
+        restarts=columns.restarts,
+        is_batch=columns.is_batch,
     )
 
 

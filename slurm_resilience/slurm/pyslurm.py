@@ -37,6 +37,8 @@ _OVER = frozenset(
         "TIMEOUT",
     }
 )
+SHARING_SAYS_NOTHING = (26, 5)
+"""From this release on, the sharing of all jobs is NO; another field has the exclusive ones."""
 UNREADABLE_GRES = "unreadable"
 """Stands for GRES that pyslurm cannot take apart: there is some, so no node is ever swapped."""
 
@@ -133,10 +135,11 @@ def installed_version() -> str:
 def matches(pyslurm: str, slurm: str) -> bool:
     """Are ``22.5.3`` and ``22.05.8`` made for each other?"""
 
-    def major(version: str) -> tuple[int, ...]:
-        return tuple(int(word) for word in version.split(".")[:2] if word.isdecimal())
+    return len(_release(pyslurm)) == 2 and _release(pyslurm) == _release(slurm)
 
-    return len(major(pyslurm)) == 2 and major(pyslurm) == major(slurm)
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in version.split(".")[:2] if word.isdecimal())
 
 
 def _load(version: str) -> Any:
@@ -145,6 +148,9 @@ def _load(version: str) -> Any:
         raise MissingTool("pyslurm is not installed")
     if not matches(found, version):
         raise MissingTool(f"pyslurm {found} was made for another Slurm than {version}")
+    if _release(version) >= SHARING_SAYS_NOTHING:
+        # It would take every job for an exclusive one.
+        raise MissingTool(f"pyslurm {found} does not tell which jobs share their nodes")
     try:
         return importlib.import_module("pyslurm")
     except ImportError as error:

@@ -597,3 +597,22 @@ def test_what_may_never_be_decided(seen: ClusterSnapshot) -> None:
         assert all(isinstance(action, act.ProbeNode) for action in said.actions)
     nodes_moved = [a.node for a in said.actions if isinstance(a, act.Transition)]
     assert len(nodes_moved) == len(set(nodes_moved)), "two ways at once for one incident"
+
+
+@pytest.mark.parametrize("state", ["open", "marked", "replacing", "returning", "resumed"])
+@pytest.mark.parametrize("shown", ["IDLE+FAIL", "DOWN"])
+def test_nothing_is_done_to_a_node_whose_reason_is_not_understood(state: str, shown: str) -> None:
+    """A person wrote over ours in the middle of a replacement."""
+    unclear = node(state=shown, reason=REPLACE, reason_unclear=True)
+    known = incident(state=state, attempts=1, run_ended=NOW - 10, boot_before="boot-1")
+    seen = world(
+        unclear,
+        agents=(agent(boot_id="boot-2"),),
+        incidents=(known,),
+        probes={"n1": probes("answered")},
+        runs={1: Run("running")},
+    )
+    for kind in (act.MarkNode, act.StartReplacement, act.ReturnNode, act.OpenRequested):
+        assert actions(seen, kind) == []
+    if state != "replacing":
+        assert advance(seen).state == "cancelled"

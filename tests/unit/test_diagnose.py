@@ -216,3 +216,14 @@ def test_a_node_in_maintenance_that_still_has_jobs_may_die() -> None:
 def test_every_node_gets_one_verdict() -> None:
     seen = world(node(), **dead())
     assert set(diagnose(seen, config())) == set(seen.nodes)
+
+
+@pytest.mark.parametrize("state", ["IDLE+DRAIN", "DOWN", "IDLE+FAIL", "ALLOCATED+FAIL", "IDLE"])
+@pytest.mark.parametrize("reason", [REPLACE, "Not responding", "vendor on site"])
+def test_a_reason_that_is_not_understood_holds_the_node(state: str, reason: str) -> None:
+    """Dead, sick or silent: nothing is done to it, and its reason is told."""
+    unclear = node(state=state, reason=reason, reason_unclear=True)
+    sick = agent(findings=(finding(Severity.REPLACE),))
+    for seen in (verdict(world(unclear, **dead())), verdict(world(unclear, agents=(sick,)))):
+        assert (seen.kind, seen.action, seen.probe) == ("held", "", False)
+        assert "cannot be read for certain" in seen.reason and reason in seen.reason

@@ -30,6 +30,10 @@ def progress(
             incident.node, incident.id, "cancelled", "Slurm does not know this node any more"
         )
         return
+    if node.reason_unclear and incident.state in ("marked", "returning", "resumed"):
+        text = f"a reason that cannot be read for certain holds the node: {node.reason}"
+        yield Transition(node.name, incident.id, "cancelled", text)
+        return
     match incident.state:
         case "open":
             yield from _from_open(incident, node, verdict)

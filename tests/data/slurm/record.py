@@ -115,7 +115,9 @@ class Recorder:
         self._set("n7", "state=drain", "reason=first line\nsecond a=b\nthird")
         self._set("n8", "state=drain", "reason=see https://a.example.com/t?id=7 [bob@ops]. v1.2")
         self._set("n9", "state=fail", "reason=x [root@2026-01-01T00:00:00] y Comment=no")
-        self._set("n10", "state=down", "reason=gres/gpu count reported lower than configured (1 < 2)")
+        self._set(
+            "n10", "state=down", "reason=gres/gpu count reported lower than configured (1 < 2)"
+        )
         self._set("n11", "state=drain", "reason=fan", user=ADMINISTRATOR)
         self._set("n11", "comment=rack 7, see the wiki [bob@2026-01-01T00:00:00]")
         self._set("n12", "comment=spare part ordered, due on Monday")
@@ -127,7 +129,9 @@ class Recorder:
         with contextlib.suppress(LabError):
             self._set("n14", "state=down", "reason=back in an hour", "resumeafter=3600")
         words = ["create", "reservation", "starttime=now", "duration=60", "users=root"]
-        self._do("scontrol", *words, "reservationname=vendor", "flags=ignore_jobs", "nodes=n[4-6,12]")
+        self._do(
+            "scontrol", *words, "reservationname=vendor", "flags=ignore_jobs", "nodes=n[4-6,12]"
+        )
         maintenance = ["flags=maint,ignore_jobs", "nodes=n[11,15]"]
         self._do("scontrol", *words, "reservationname=work", *maintenance)
         self._lab.power_off("n16")

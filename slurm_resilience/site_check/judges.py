@@ -156,7 +156,8 @@ class PluginSeen:
     """The plugin that plugstack.conf names; empty: it names none."""
     exists: bool = False
     supervisor: str = ""
-    supervisor_runs: bool = False
+    supervisor_fault: str = ""
+    """Why not every user can start the supervisor; empty: each can."""
 
 
 def judge_plugin(seen: PluginSeen) -> SiteJudgement:
@@ -188,11 +189,12 @@ def judge_supervisor(seen: PluginSeen) -> SiteJudgement:
         return skipped("srun is not installed on this machine")
     if not seen.supervisor:
         return skipped("plugstack.conf names no supervisor, so the plugin's default holds")
-    if not seen.supervisor_runs:
+    if seen.supervisor_fault:
         return wrong(
             MissingTool,
-            f"the supervisor {seen.supervisor} does not exist or is not executable",
-            "install slurm-resilience there, or run `make -C spank install SUPERVISOR=PATH`",
+            f"the supervisor {seen.supervisor}: {seen.supervisor_fault}",
+            "install slurm-resilience there with a Python that every user can start, or run "
+            "`make -C spank install SUPERVISOR=PATH`",
         )
     return ok(seen.supervisor)
 

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -139,8 +140,26 @@ def plugin(site: Site) -> PluginSeen:
         str(path),
         path.exists(),
         supervisor,
-        os.access(supervisor, os.X_OK),
+        supervisor_fault(Path(supervisor)) if supervisor else "",
     )
+
+
+def supervisor_fault(script: Path) -> str:
+    """Say why not every user can start a Python script; empty when each can."""
+    try:
+        first = script.read_bytes().partition(b"\n")[0]
+    except OSError as error:
+        return error.strerror or str(error)
+    interpreter = Path(os.fsdecode(first.removeprefix(b"#!").strip()))
+    for file in (script, interpreter.resolve()):
+        for path in (file, *file.parents):
+            try:
+                mode = path.stat().st_mode
+            except OSError as error:
+                return f"{path}: {error.strerror}"
+            if not mode & stat.S_IXOTH:
+                return f"other users may not execute or enter {path}"
+    return ""
 
 
 def plugstack_lines(file: Path, depth: int = 0) -> Iterator[list[str]]:

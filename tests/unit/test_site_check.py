@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import socket
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -83,17 +84,18 @@ def test_what_each_judge_says(judgement: judges.SiteJudgement, outcome: str, sai
     ],
 )
 def test_the_plugin(changes: dict[str, Any], outcome: str, said: str) -> None:
-    seen = PluginSeen("/e/plugstack.conf", True, True, "/p/sres.so", True, "/v/sres-resume", True)
+    seen = PluginSeen("/e/plugstack.conf", True, True, "/p/sres.so", True, "/v/sres-resume")
     judgement = judges.judge_plugin(dataclasses.replace(seen, **changes))
     assert judgement.outcome == outcome
     assert said in judgement.text
 
 
 def test_the_supervisor() -> None:
-    seen = PluginSeen("/e", True, True, "/p/sres.so", True, "/v/sres-resume", True)
+    seen = PluginSeen("/e", True, True, "/p/sres.so", True, "/v/sres-resume")
     assert judges.judge_supervisor(seen).outcome == "ok"
     assert (
-        judges.judge_supervisor(dataclasses.replace(seen, supervisor_runs=False)).outcome == "wrong"
+        judges.judge_supervisor(dataclasses.replace(seen, supervisor_fault="absent")).outcome
+        == "wrong"
     )
     assert judges.judge_supervisor(dataclasses.replace(seen, supervisor="")).outcome == "skipped"
 
@@ -134,6 +136,22 @@ def test_plugstack_is_read_with_what_it_includes(tmp_path: Path) -> None:
     lines = list(probes.plugstack_lines(tmp_path / "plugstack.conf"))
     assert ["optional", "sres.so", "supervisor=/x"] in lines
     assert list(probes.plugstack_lines(tmp_path / "absent.conf")) == []
+
+
+def test_a_supervisor_that_only_root_can_start() -> None:
+    # pytest's own directories are closed to other users.
+    with tempfile.TemporaryDirectory() as name:
+        site = Path(name)
+        site.chmod(0o755)
+        home, script = site / "home", site / "sres-resume"
+        home.mkdir()
+        (home / "python").touch(mode=0o755)
+        script.write_text(f"#!{home}/python\n")
+        script.chmod(0o755)
+        assert probes.supervisor_fault(script) == ""
+        home.chmod(0o700)
+        assert probes.supervisor_fault(script) == f"other users may not execute or enter {home}"
+        assert "No such file" in probes.supervisor_fault(site / "absent")
 
 
 def test_a_bare_plugin_name_is_looked_up_in_every_plugin_dir(tmp_path: Path) -> None:
@@ -198,7 +216,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("SRES_CONFIG", str(config))
     monkeypatch.setattr(probes, "munge_round_trip", lambda site: True)
     monkeypatch.setattr(
-        probes, "plugin", lambda site: PluginSeen("/e", True, True, "/p", True, "/s", True)
+        probes, "plugin", lambda site: PluginSeen("/e", True, True, "/p", True, "/s")
     )
     return config
 

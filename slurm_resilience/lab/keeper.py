@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -92,10 +93,15 @@ def main() -> None:
     if pid:
         LabOwner(owner).say(pid=pid)
         os._exit(0)
-    linux.make_mounts_private()
-    linux.mount_proc()
-    # munged wants to find its own name in the host table, which is the lab's.
-    linux.set_host_name("ctl")
+    try:
+        linux.make_mounts_private()
+        linux.mount_proc()
+        # munged wants to find its own name in the host table, which is the lab's.
+        linux.set_host_name("ctl")
+    except OSError as error:
+        line = f"this machine does not let root change mounts ({error.filename}: {error.strerror})"
+        LabOwner(owner).say(error=line, kind="LabError")
+        sys.exit(1)
     _live(name, directory, LabOwner(owner))
 
 
@@ -107,11 +113,23 @@ def _live(name: str, directory: Path, owner: LabOwner) -> None:
         pass
     except SresError as error:
         owner.say(error=str(error), kind=type(error).__name__)
+    except OSError as error:
+        traceback.print_exc()
+        owner.say(error=_what_the_machine_refused(error, directory), kind="LabError")
     except BaseException as error:
         traceback.print_exc()
         owner.say(error=f"the keeper failed: {error!r}", kind="LabError")
     end_everything()
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _what_the_machine_refused(error: OSError, directory: Path) -> str:
+    where = str(error.filename or directory)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"{where}: no space is left; a lab writes to the file systems of {directory} and /tmp"
+        )
+    return f"the keeper failed: {error!r}"
 
 
 def end_everything() -> None:

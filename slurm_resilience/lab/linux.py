@@ -6,6 +6,7 @@ Only the standard library is loaded here: a node's init starts from this file.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from pathlib import Path
 
@@ -62,8 +63,29 @@ def bind(source: str | Path, target: str | Path, recursive: bool = False) -> Non
 
 
 def make_mounts_private() -> None:
-    """From here on no mount of this namespace reaches any other."""
-    mount("none", "/", flags=MS_REC | MS_PRIVATE)
+    """From here on no mount of this namespace reaches any other.
+
+    In a chroot whose root is no mount point, that root becomes the namespace's own: only then do
+    the programs that enter the namespace see what is seen here.
+    """
+    try:
+        mount("none", "/", flags=MS_REC | MS_PRIVATE)
+        return
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    root = os.open("/", os.O_PATH | os.O_DIRECTORY)
+    try:
+        # Entering a mount namespace, even one's own, leads to its root, out of the chroot.
+        with Path("/proc/self/ns/mnt").open("rb") as namespace:
+            setns(namespace.fileno(), NEWNS)
+        mount("none", "/", flags=MS_REC | MS_PRIVATE)
+        os.fchdir(root)
+    finally:
+        os.close(root)
+    directory = os.getcwd()  # noqa: PTH109  # no path's business: the one way to ask the kernel
+    bind(directory, directory, recursive=True)
+    pivot(directory)
 
 
 def mount_proc(root: str = "") -> None:

@@ -23,6 +23,11 @@ def quick(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", start, _PACKAGES, *arguments]
 
 
+def own_directories() -> list[Path]:
+    """Where this package, its virtual environment and its Python are."""
+    return [Path(_PACKAGES), Path(sys.prefix), Path(sys.base_prefix)]
+
+
 def own_bin() -> Path:
     """Where this virtual environment's sresctld, sresd and sres-resume are."""
     return Path(sys.prefix) / "bin"

@@ -6,10 +6,9 @@ import contextlib
 import os
 import secrets
 import shlex
-import stat
 from pathlib import Path
 
-from slurm_resilience.lab import conf, linux, programs
+from slurm_resilience.lab import conf, linux, programs, reachable
 from slurm_resilience.lab.rootfs import DATABASE_DIRECTORIES
 from slurm_resilience.lab.spec import LabSpec
 
@@ -73,9 +72,11 @@ def mount_world(lab: Path) -> None:
 
     The lab's host table, people and munge socket are seen at their usual places; a Slurm that is
     configured on the machine is not seen at all. /run is the machine's with additions, since
-    nothing may be created in the real one.
+    nothing may be created in the real one. The lab's people may pass the directories above this
+    package and its virtual environment, even where those lie in a private home.
     """
     _own_run(lab)
+    reachable.open_way(programs.own_directories())
     for source, target in (
         (lab / "etc" / "hosts", Path("/etc/hosts")),
         (lab / "passwd", Path("/etc/passwd")),
@@ -93,7 +94,7 @@ def _own_run(lab: Path) -> None:
     for entry in sorted(Path("/run").iterdir()):
         # One that cannot be shown (a socket in the middle of its removal) is left out.
         with contextlib.suppress(OSError):
-            _show(entry, staging / entry.name, recursive=entry not in lab.parents)
+            reachable.show(entry, staging / entry.name, recursive=entry not in lab.parents)
     ours = {"sres-node": None, "munge": lab / "munge"}
     ours |= dict.fromkeys(DATABASE_DIRECTORIES, lab / "mysql")
     for name, source in ours.items():
@@ -102,15 +103,3 @@ def _own_run(lab: Path) -> None:
         if source is not None and source.is_dir():
             linux.bind(source, target)
     linux.mount(str(staging), "/run", flags=linux.MS_MOVE)
-
-
-def _show(entry: Path, target: Path, recursive: bool) -> None:
-    mode = entry.lstat().st_mode
-    if stat.S_ISLNK(mode):
-        target.symlink_to(entry.readlink())
-        return
-    if stat.S_ISDIR(mode):
-        target.mkdir()
-    else:
-        target.touch()
-    linux.bind(entry, target, recursive=recursive)

@@ -1,7 +1,7 @@
-"""The world as this project sees it: frozen snapshots in Slurm's words.
+"""The cluster as this project sees it: frozen snapshots, in Slurm's terms. Pure.
 
-Nothing here does I/O. Node and job are what Slurm said at one moment; report and finding are what
-sresd said; an action is something to do, as data.
+`Node` and `Job` hold what Slurm reported at one moment; `Finding` and `CheckResult` hold what sresd
+reported about one node.
 """
 
 from __future__ import annotations

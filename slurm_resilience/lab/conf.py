@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from slurm_resilience.lab.spec import LabSpec
@@ -34,7 +34,7 @@ class ConfPlan:
     nodes: dict[str, tuple[str, int]]
 
 
-def files(name: str, spec: LabSpec, plan: ConfPlan, lab: Path) -> dict[str, str]:
+def files(name: str, spec: LabSpec, plan: ConfPlan, lab: PurePath) -> dict[str, str]:
     """Every file below ``etc/`` by name."""
     texts = {
         "slurm.conf": slurm_conf(name, spec, plan, lab),
@@ -52,7 +52,7 @@ def files(name: str, spec: LabSpec, plan: ConfPlan, lab: Path) -> dict[str, str]
     return texts
 
 
-def slurm_conf(name: str, spec: LabSpec, plan: ConfPlan, lab: Path) -> str:
+def slurm_conf(name: str, spec: LabSpec, plan: ConfPlan, lab: PurePath) -> str:
     """slurm.conf; `spec.options` replace the lab's own values."""
     values = {
         "ClusterName": name,
@@ -110,7 +110,7 @@ def slurm_conf(name: str, spec: LabSpec, plan: ConfPlan, lab: Path) -> str:
     return "\n".join([*lines, *nodes, f"PartitionName={partition}"]) + "\n"
 
 
-def accounts(text: str, lab: Path) -> str:
+def accounts(text: str, lab: PurePath) -> str:
     """A passwd file with the lab's people added to the machine's."""
     known = {line.split(":")[0] for line in text.splitlines()}
     added = [
@@ -128,7 +128,7 @@ def groups(text: str) -> str:
     return "\n".join([*text.splitlines(), *added]) + "\n"
 
 
-def _plugstack(spec: LabSpec, lab: Path) -> str:
+def _plugstack(spec: LabSpec, lab: PurePath) -> str:
     if spec.plugin_file() is None:
         return ""
     return f"optional {lab}/bin/sres.so supervisor={lab}/bin/sres-resume\n"
@@ -139,7 +139,7 @@ def _hosts(plan: ConfPlan) -> str:
     return "\n".join([*lines, *(f"{a} {node}" for node, (a, _) in plan.nodes.items())]) + "\n"
 
 
-def _slurmdbd(plan: ConfPlan, lab: Path) -> str:
+def _slurmdbd(plan: ConfPlan, lab: PurePath) -> str:
     values = {
         "DbdHost": "ctl",
         "DbdAddr": plan.controller,
@@ -157,7 +157,7 @@ def _slurmdbd(plan: ConfPlan, lab: Path) -> str:
     return "".join(f"{key}={value}\n" for key, value in values.items())
 
 
-def _sres(spec: LabSpec, plan: ConfPlan, lab: Path) -> str:
+def _sres(spec: LabSpec, plan: ConfPlan, lab: PurePath) -> str:
     tables: dict[str, dict[str, Any]] = {
         "controller": {
             "host": "ctl",

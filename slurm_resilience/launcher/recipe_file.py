@@ -1,4 +1,7 @@
-"""A recipe: a training described in a TOML file. Pure, without torch: the launcher reads it too."""
+"""A recipe: a training described in a TOML file.
+
+This module loads no torch, because the launcher reads recipes too.
+"""
 
 from __future__ import annotations
 

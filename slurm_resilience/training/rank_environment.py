@@ -1,4 +1,4 @@
-"""Where this process sits in the training: read from the environment, once. Pure but for names."""
+"""Read from the environment, once, which rank this process is. Asks the machine for its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sresctld, sresd, the supervisor and `sres` say to each other.
+"""The messages between sresctld, sresd, the supervisor and `sres`. Pure.
 
 msgspec tagged structs in msgpack. Unknown fields are ignored (a newer sresd may say more), unknown
 messages are refused. A report carries no node name: the connection's identity is the node.

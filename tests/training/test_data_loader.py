@@ -115,6 +115,11 @@ Op = st.one_of(
 )
 
 
+def rewind(loaders: list[ReplayLoader]) -> None:
+    for loader in loaders:
+        loader.rewind()
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(Op, max_size=10), st.integers(0, 9), st.booleans(), st.sampled_from([5, 8]))
 def test_exactly_once(
@@ -167,12 +172,10 @@ def test_exactly_once(
                 loader.commit()
         elif op == "fault":
             lost = give(much)
-            for loader in loaders:
-                loader.rewind()
+            rewind(loaders)
             again = give(much)
             assert again == lost
-            for loader in loaders:
-                loader.rewind()
+            rewind(loaders)
         elif op == "world":
             state = loaders[0].state_dict()
             give(1)  # lost: the fault that ended the old world came before its commit
@@ -187,8 +190,7 @@ def test_exactly_once(
         else:
             rank = much % len(loaders)
             give(1)
-            for loader in loaders:
-                loader.rewind()
+            rewind(loaders)
             state = loaders[0].state_dict()
             loaders[rank].close()
             loaders[rank] = make(rank, len(loaders))

@@ -1,4 +1,4 @@
-"""The supervisor's variables as one option value, the way the SPANK plugin reads it.
+"""Encode the supervisor's variables as one option value that the SPANK plugin decodes. Pure.
 
 ``NAME=VALUE`` pairs joined by ``;``. Names and values are percent-encoded: everything but
 ``A-Za-z0-9_.-`` is ``%XX``. The decoder that counts is ``spank/carrier.c``; ``decode`` here accepts

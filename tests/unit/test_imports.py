@@ -135,7 +135,7 @@ PROMISED = [
 
 
 def test_what_is_pure_by_design_says_so() -> None:
-    deciding = [p for p in (*room("controller/decide"), *room("resume/decide"))]
+    deciding = room("controller/decide") + room("resume/decide")
     promised = {PACKAGE / f"{name}.py" for name in PROMISED} | set(deciding)
     silent = [p for p in promised if p.stem != "__init__" and not says_it_is_pure(p)]
     assert silent == []

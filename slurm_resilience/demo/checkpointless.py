@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from slurm_resilience.demo import accounting
 from slurm_resilience.demo.narration import RANKS, TEMPLATES, Demo, interruptible, read_lines
+from slurm_resilience.demo.phase_table import phase_table
 from slurm_resilience.errors import SresError
 from slurm_resilience.lab import Lab, LabSpec
 
@@ -191,23 +191,13 @@ def _print(
     other: accounting.DemoOutcome,
     problems: list[str],
 ) -> None:
-    table = Table(title="A node dies, nobody else stops", title_justify="left", min_width=60)
-    table.add_column("phase")
-    table.add_column("seconds since the fault", justify="right")
-    table.add_column("target", justify="right")
     targets = {}
     if phases["detected"] is not None:
         targets["survivors_step"] = phases["detected"] + AFTER_DETECTED
     if phases["node_idle"] is not None:
         targets["joined"] = phases["node_idle"] + AFTER_IDLE
-    for name in accounting.NAMES:
-        value, target = phases[name], targets.get(name)
-        table.add_row(
-            LABELS[name],
-            "–" if value is None else f"{value:.2f}",
-            "" if target is None else f"≤ {target:.2f}",
-        )
-    story.console.print(table)
+    title = "A node dies, nobody else stops"
+    story.console.print(phase_table(title, LABELS, phases, targets))
     story.console.print(
         f"{books.steps} steps, none done twice; last loss {books.loss:.6f}, undisturbed "
         f"{other.loss:.6f}"

@@ -17,11 +17,11 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from slurm_resilience.demo import checkpointless as without_stop
 from slurm_resilience.demo.narration import NODES, RANKS, VICTIM, XID, Demo, interruptible
-from slurm_resilience.demo.phases import NAMES, Account, Fault, complete
+from slurm_resilience.demo.phase_table import STOCK_POWER_LOSS, phase_table
+from slurm_resilience.demo.phases import Account, Fault, complete
 from slurm_resilience.errors import MissingTool, SresError
 from slurm_resilience.lab import Lab, LabSpec
 from slurm_resilience.lab.releases import VERSIONS, root_of
@@ -148,19 +148,8 @@ def _kill_controller(demo: Demo) -> None:
 
 
 def _print(demo: Demo, seen: Account, result: dict[str, Any]) -> None:
-    table = Table(title=f"Recovery from '{demo.fault}'", title_justify="left", min_width=60)
-    table.add_column("phase")
-    table.add_column("seconds since the fault", justify="right")
-    table.add_column("target", justify="right")
-    for name in NAMES:
-        value = seen.phases[name]
-        target = TARGETS[demo.fault].get(name)
-        table.add_row(
-            LABELS[name],
-            "–" if value is None else f"{value:.2f}",
-            "" if target is None else f"≤ {target:g}",
-        )
-    demo.console.print(table)
+    title = f"Recovery from '{demo.fault}'"
+    demo.console.print(phase_table(title, LABELS, seen.phases, TARGETS[demo.fault]))
     caught = "not seen" if seen.caught_up is None else f"caught up after {seen.caught_up:.1f} s"
     demo.console.print(
         f"Steps lost since the last checkpoint: {seen.steps_lost} "
@@ -177,11 +166,8 @@ def _print(demo: Demo, seen: Account, result: dict[str, Any]) -> None:
         else "[bold red]DIFFERENT[/bold red] from the undisturbed run"
     )
     demo.console.print(f"Final parameters: {verdict}")
-    demo.console.print(
-        "Stock Slurm's defaults, measured for the same power loss: node marked "
-        "after 396 s, job running again after 532 s",
-        style="dim",
-    )
+    if demo.fault == "power":
+        demo.console.print(STOCK_POWER_LOSS, style="dim")
 
 
 @click.command(name="demo", context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,7 +1,8 @@
 """A plugin of pytest for scripts/test: which tests may be skipped, and what else went wrong.
 
 With CI=true a skip whose reason is not excused here is a failure: on a machine that was set up by
-scripts/test everything else has to run.
+scripts/test everything else has to run. A failure is named as it happens, in one line; pytest by
+itself names it at the end of the run.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+from collections.abc import Generator
 
 import hypothesis
 import pytest
@@ -32,6 +34,66 @@ hypothesis.settings.load_profile("patient")
 
 _EXCUSED = re.compile("|".join(EXCUSED), re.IGNORECASE)
 _skipped = set[str]()
+_LONGEST_MESSAGE = 200
+
+
+class _Announcer:
+    """Prints each failure at once. Not in xdist's workers, which have no terminal."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Name the test that failed, and why."""
+        if report.failed:
+            self._say("FAILED" if report.when == "call" else f"FAILED in its {report.when}", report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Name the file that could not be loaded."""
+        if report.failed:
+            self._say("FAILED to load", report)
+
+    def _say(self, what: str, report: pytest.TestReport | pytest.CollectReport) -> None:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        message = crash.message if crash else str(report.longrepr)
+        line = next((line.strip() for line in message.splitlines() if line.strip()), "no message")
+        self._terminal.ensure_newline()
+        # With -q or -n that one does not know of the letters before.
+        if self._terminal._tw.width_of_current_line:
+            self._terminal.line("")
+        self._terminal.write_line(f"{what}: {report.nodeid}: {line[:_LONGEST_MESSAGE]}", red=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Have failures announced where there is a terminal."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Announcer(terminal), "announcer")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Report a failure more plainly where Python cannot parse the source that it happened in.
+
+    Python before 3.11.5 (gh-106905) loses count of its depth in `ast.parse`, and raises SystemError
+    from then on: pytest would end with an internal error instead of naming the test.
+    """
+    try:
+        return (yield)
+    except SystemError:
+        usual = item.config.option.tbstyle
+        try:
+            # Without sources: the second one does not even look for carets.
+            item.config.option.tbstyle = "native"
+            return pytest.TestReport.from_item_and_call(item, call)
+        except SystemError:
+            item.config.option.tbstyle = "line"
+            return pytest.TestReport.from_item_and_call(item, call)
+        finally:
+            item.config.option.tbstyle = usual
 
 
 @pytest.hookimpl(trylast=True)

@@ -15,7 +15,7 @@ import msgspec
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.errors import NotFound, NotPermitted, SresError, UsageError
-from slurm_resilience.model import FAULTY, Finding, Job, Node
+from slurm_resilience.model import Finding, Job, Node
 from slurm_resilience.wire.messages import (
     AttemptEnded,
     AttemptStarted,
@@ -307,14 +307,6 @@ class Inbox:
                 for agent in self._agents.values()
             )
 
-    def has_faulty_findings(self) -> bool:
-        with self._lock:
-            return any(
-                finding.severity in FAULTY
-                for agent in self._agents.values()
-                for finding in agent.findings.values()
-            )
-
     def take_inbox(self) -> list[InboxMessage]:
         with self._lock:
             heard = list(self._inbox)
@@ -333,10 +325,6 @@ class Inbox:
     def supervisors(self, job: int) -> list[Client]:
         with self._lock:
             return list(self._supervisors.get(job, []))
-
-    def supervised_jobs(self) -> set[int]:
-        with self._lock:
-            return set(self._supervisors)
 
     def publish_blind(self, reason: str, since: float) -> None:
         """Slurm cannot be read: what was known stands, and nothing is done."""

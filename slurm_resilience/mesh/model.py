@@ -120,10 +120,6 @@ class View(msgspec.Struct, frozen=True):
         """Which part of a replica a rank holds."""
         return rank % self.replica_size
 
-    def replica(self, rank: int) -> int:
-        """Which copy of the model a rank belongs to."""
-        return rank // self.replica_size
-
 
 class GenerationEnd(msgspec.Struct, frozen=True):
     """The end of a generation, and why."""

@@ -14,7 +14,6 @@ import secrets
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -152,10 +151,6 @@ class Server:
                 self._loop.call_soon_threadsafe(end)
             self._thread.join(timeout=5)
         self._listener.close()
-
-    def on_loop(self, call: Callable[[], None]) -> None:
-        """Run ``call`` in the server's thread."""
-        self._loop.call_soon_threadsafe(call)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

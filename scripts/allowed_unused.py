@@ -1,0 +1,53 @@
+"""Names that look unused to vulture (the gate "dead code" of scripts/test), each with its caller.
+
+Nothing imports this file. Take a line out when its name goes; a test checks that each name exists.
+"""
+
+# ruff: noqa: B018, F821  # the bare names below are what vulture reads
+
+# Python calls them when a name of a package is loaded late.
+__getattr__
+
+# click calls them.
+_.list_commands
+_.get_command
+_.format_commands
+
+# torch calls them: modules, and what a store and a storage must answer to.
+_.forward
+_.compare_set
+_.delete_key
+_.has_extended_api
+_.list_keys
+_.multi_set
+_.num_keys
+_.storage_meta
+
+# torch reads them.
+_.grad
+_.group_count
+
+# Members of an enumeration, read by their value.
+JOB
+PROCID
+LOCALID
+
+# A socket kept open so that no other lab takes the same address.
+_._reserved
+
+# Part of the lab's interface for drills and tests.
+_.wait_states
+
+# Shown by `sres node show`, which reads the fields of an incident by name.
+run_started
+
+# What Slurm says of a node or a job; a reader of a snapshot expects it there.
+cpus_alloc
+time_left
+work_dir
+
+# Called by tests only: to be removed, or moved to tests/.
+FakeSlurm
+_.pass_time
+_.drop
+relay

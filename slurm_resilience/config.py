@@ -19,6 +19,8 @@ import msgspec
 from slurm_resilience.errors import ConfigError
 
 DEFAULT_PATH = Path("/etc/slurm-resilience/sres.toml")
+OPTION_HELP = f"Configuration file.  [default: $SRES_CONFIG, else {DEFAULT_PATH}]"
+"""The help of --config in every command."""
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

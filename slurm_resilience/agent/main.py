@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from slurm_resilience import __version__, config
+from slurm_resilience import __version__, config, daemon_log
 from slurm_resilience.agent import identity
 from slurm_resilience.agent.daemon import Daemon
 from slurm_resilience.agent.facts import SlurmFacts
@@ -19,19 +19,28 @@ from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SresError
 from slurm_resilience.slurm.cli import CliClient
 
-LEVELS = ("debug", "info", "warning", "error")
-
 
 @click.command()
-@click.option("--config", "path", metavar="FILE", help="Configuration file.")
-@click.option("--node", default="", metavar="NAME", help="NodeName. Default: the host name.")
-@click.option("--once", is_flag=True, help="Run every check once, print, exit 0, 1 or 2.")
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table")
-@click.option("--log-level", type=click.Choice(LEVELS), default="info")
+@click.option("--config", "path", metavar="FILE", help=config.OPTION_HELP)
+@click.option(
+    "--node",
+    default="",
+    metavar="NAME",
+    help="Slurm's name of this node.  [default: the host name]",
+)
+@click.option(
+    "--once", is_flag=True, help="Run every check once, print the results, exit with 0, 1 or 2."
+)
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json"]), default="table", help="For --once."
+)
+@click.option(
+    "--log-level", type=click.Choice(daemon_log.LEVELS), default="info", show_default=True
+)
 @click.version_option(__version__, message="sresd %(version)s")
 def sresd(path: str | None, node: str, once: bool, form: str, log_level: str) -> None:
     """Watch this node's health and tell sresctld."""
-    logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    daemon_log.set_up(log_level)
     settings = config.load(path)
     name = identity.node_name(node)
     facts = SlurmFacts(CliClient(settings.slurm_bin, timeout=5.0), name)

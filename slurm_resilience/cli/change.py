@@ -1,4 +1,4 @@
-"""`sres node replace|reboot|cancel`: an administrator's word, said to Slurm itself.
+"""`sres node replace|reboot|cancel`: pass an administrator's request to Slurm itself.
 
 Slurm decides who may; sresctld reads the node's reason like everybody's. So these work while
 sresctld is away, and do the same as `scontrol update node=… state=fail reason=Action:Replace`.
@@ -75,7 +75,7 @@ def _mark(cluster: ClusterView, hostlist: str, action: str, force: bool, yes: bo
 
 
 def _carry_out(cluster: ClusterView, plan: marking.MarkPlan) -> None:
-    """Each line is said when it is true: after Slurm took the change."""
+    """Print each line when it has become true: after Slurm took the change."""
     touched = {name for change in plan.changes for name in change.nodes}
     for name, line in plan.lines.items():
         if name not in touched:

@@ -26,7 +26,10 @@ def check() -> None:
 @config_option
 @pass_cluster
 def check_config(cluster: ClusterView, file: str | None) -> None:
-    """Read the configuration FILE, or the one in use, and print `ok` or what is wrong in it."""
+    """Check a configuration file.
+
+    Reads FILE, or the file in use, and prints `ok` or what is wrong in it.
+    """
     from slurm_resilience.config import DEFAULT_PATH
 
     cluster.config_path = file or cluster.config_path
@@ -58,10 +61,11 @@ def _refuse_missing_program(cluster: ClusterView) -> None:
 @config_option
 @pass_cluster
 def check_site(cluster: ClusterView, form: str) -> None:
-    """Check the installation step by step, and name the first thing that is wrong.
+    """Check the installation, step by step.
 
     Run it as root on sresctld's machine, on a login node and on a compute node: each looks at its
-    own files, and at sresctld. The exit code is that of the first thing that is wrong.
+    own files, and at sresctld. The first thing that is wrong is named at the end, and gives the
+    exit code.
     """
     from slurm_resilience.cli.tables import print_json, table
     from slurm_resilience.clock import SystemClock

@@ -1,4 +1,4 @@
-"""`sres status`: the whole picture on one screen."""
+"""`sres status`: show the cluster on one screen."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from slurm_resilience.cli.controller import ClusterView, pass_cluster
 from slurm_resilience.cli.job_commands import job_views, jobs_table
 from slurm_resilience.cli.shared_options import config_option, format_option
 from slurm_resilience.cli.tables import (
+    BAD,
+    alert,
     clock_time,
     duration,
     field,
     print_json,
+    style_of,
     table,
 )
 from slurm_resilience.cli.view import by_value, near_misses, node_views
 from slurm_resilience.errors import SresError
 
-DAY = 86400.0
 _STALE_CYCLES = 5
 _SHOWN_ALARMS = 10
 
@@ -31,15 +33,12 @@ _SHOWN_ALARMS = 10
 @config_option
 @pass_cluster
 def status(cluster: ClusterView, form: str) -> None:
-    """What sresctld sees, and what is under way.
+    """Show nodes, what is under way, and alarms.
 
-    Without sresctld: what Slurm itself says, and exit code 8.
+    When sresctld does not answer, only what Slurm says is shown, and the exit code is 8.
     """
     nodes, jobs = cluster.client.nodes(), cluster.client.jobs()
     data, failed = cluster.try_status()
-    events: list[dict[str, Any]] = []
-    if failed is None:
-        events = cluster.history()
     now = time.time()
     views = node_views(nodes, jobs, data)
     picture = {
@@ -53,7 +52,8 @@ def status(cluster: ClusterView, form: str) -> None:
         "gave_up": [view["gave_up"] for view in views if view["gave_up"]],
         "jobs": job_views(data, jobs),
         "near_misses": near_misses(nodes),
-        "alarms": [e for e in events if e["kind"] == "alarm" and now - e["at"] < DAY],
+        "failed": _failed_attempts(cluster, views) if failed is None else [],
+        "alarms": (data or {}).get("alarms", []),
     }
     if form == "json":
         print_json(picture)
@@ -61,6 +61,29 @@ def status(cluster: ClusterView, form: str) -> None:
         click.echo("\n".join(_lines(picture, now, cluster.config.controller.interval)))
     if failed is not None:
         raise failed
+
+
+def _failed_attempts(cluster: ClusterView, views: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the replacements that failed and will be tried again, each with its reason."""
+    failed = []
+    for view in views:
+        incident = view["incident"]
+        if not incident or incident["state"] != "marked" or not incident["attempts"]:
+            continue
+        texts = [
+            event["text"]
+            for event in cluster.history(view["node"])
+            if event["kind"] == "marked" and event["incident"] == incident["id"]
+        ]
+        failed.append(
+            {
+                "node": view["node"],
+                "attempts": incident["attempts"],
+                "next_try": incident["next_try"],
+                "text": texts[-1] if texts else "",
+            }
+        )
+    return failed
 
 
 def _controller(
@@ -81,7 +104,8 @@ def _lines(picture: dict[str, Any], now: float, interval: float) -> Iterator[str
     yield from _about(picture["controller"], interval)
     yield field("slurm", f"{picture['cluster']}, Slurm {picture['slurm']}")
     for key in ("states", "health", "sresd") if answers else ("states",):
-        yield field(key, _groups(picture[key]))
+        bad = any(style_of(key.upper(), word) == BAD for word in picture[key])
+        yield field(key, _groups(picture[key]), alert=bad)
     if picture["incidents"]:
         yield "under way"
         yield table(
@@ -94,6 +118,14 @@ def _lines(picture: dict[str, Any], now: float, interval: float) -> Iterator[str
         )
     elif answers:
         yield field("under way", "nothing")
+    for attempt in picture["failed"]:
+        waits = duration(attempt["next_try"] - now)
+        yield field(
+            "failed",
+            f"attempt {attempt['attempts']} for {attempt['node']}: {attempt['text']}; next try in "
+            f"{waits}: sres node show {attempt['node']}",
+            alert=True,
+        )
     for incident in picture["gave_up"]:
         node, verb = incident["node"], incident["action"].partition(":")[2].lower()
         yield field(
@@ -101,6 +133,7 @@ def _lines(picture: dict[str, Any], now: float, interval: float) -> Iterator[str
             f"{incident['action']} of {node} {_age(incident['closed'], now)} ago, attempt "
             f"{incident['attempts']}; a person must look: sres node show {node}; try again: sres "
             f"node {verb} {node}",
+            alert=True,
         )
     if picture["jobs"]:
         yield "auto-resume"
@@ -113,12 +146,18 @@ def _lines(picture: dict[str, Any], now: float, interval: float) -> Iterator[str
             f"{miss['meant']}, so nothing is done; correct it: sres node {verb} {miss['node']}",
         )
     if picture["alarms"]:
-        yield f"alarms of the last day ({len(picture['alarms'])})"
+        # sresctld shows an alarm until ten minutes after its cause is over.
+        yield alert(f"alarms ({len(picture['alarms'])})")
         rows = [
-            (clock_time(e["at"], now), e["node"] or e["job"] or "", e["text"])
-            for e in picture["alarms"][-_SHOWN_ALARMS:]
+            (clock_time(a["at"], now), a["node"] or a["job"] or "", _alarm_text(a, now))
+            for a in picture["alarms"][-_SHOWN_ALARMS:]
         ]
         yield table(("TIME", "WHAT", "TEXT"), rows, indent=2)
+
+
+def _alarm_text(alarm: dict[str, Any], now: float) -> str:
+    over = f" (over since {clock_time(alarm['over'], now)})" if alarm["over"] else ""
+    return f"{alarm['text']}{over}"
 
 
 def _groups(names: dict[str, list[str]]) -> str:
@@ -135,7 +174,7 @@ def _age(since: float, now: float) -> str:
 
 def _about(controller: dict[str, Any], interval: float) -> Iterator[str]:
     if not controller["answers"]:
-        yield field("sresctld", "does not answer; below is what Slurm says")
+        yield field("sresctld", "does not answer; below is what Slurm says", alert=True)
         return
     age = controller["cycle_age"]
     late = (
@@ -149,7 +188,16 @@ def _about(controller: dict[str, Any], interval: float) -> Iterator[str]:
     )
     program = "" if controller["can_replace"] else ", no replacement program: a person replaces"
     yield field("recovery", f"{controller['mode']}{program}")
+    if not controller["permits_expansion"]:
+        yield field(
+            "warning",
+            "SchedulerParameters lacks permit_job_expansion: a job that loses a node is requeued; "
+            "add it to slurm.conf, then scontrol reconfigure",
+            alert=True,
+        )
     if controller["blind"]:
-        yield field("blind", f"{controller['blind']}: nothing is judged, nothing is done")
+        text = f"{controller['blind']}: nothing is judged, nothing is done"
+        yield field("blind", text, alert=True)
     if controller["paused"]:
-        yield field("paused", f"{controller['paused']}: nothing is done until `sres unpause`")
+        text = f"{controller['paused']}: nothing is done until `sres unpause`"
+        yield field("paused", text, alert=True)

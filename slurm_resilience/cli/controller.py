@@ -1,4 +1,4 @@
-"""The cluster as `sres` sees it: the configuration, Slurm, and sresctld over the wire."""
+"""Give commands the configuration, Slurm, and sresctld over the wire."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ class ClusterView:
 
     @property
     def uid(self) -> int:
-        """Who calls."""
+        """The caller's user id."""
         return os.geteuid()
 
     @property
     def is_privileged(self) -> bool:
-        """Root or SlurmUser: sees everybody's jobs."""
+        """The caller is root or SlurmUser, and sees all jobs."""
         return self.uid in (0, self.info.slurm_user_uid)
 
     def nodes(self) -> dict[str, Node]:
-        """All nodes by name, as Slurm shows them now."""
+        """Return all nodes by name, as Slurm shows them now."""
         return {node.name: node for node in self.client.nodes()}
 
     def named(self, hostlist: str) -> dict[str, Node]:
-        """The nodes of a hostlist, in its order.
+        """Return the nodes of a hostlist, in its order.
 
         Raises:
             UsageError: not a hostlist.
@@ -75,11 +75,11 @@ class ClusterView:
         return {name: known[name] for name in names}
 
     def connect(self) -> Connection:
-        """A proven connection to sresctld; the caller closes it.
+        """Open an authenticated connection to sresctld; the caller closes it.
 
         Raises:
             WireError: it answers at none of its addresses.
-            AuthError: munge vouches for neither side.
+            AuthError: munge authentication failed.
         """
         from slurm_resilience.wire.client import Connection
 
@@ -102,12 +102,12 @@ class ClusterView:
         raise failed
 
     def ask(self, message: Message) -> dict[str, Any]:
-        """Ask sresctld one thing; the answer's data."""
+        """Ask sresctld one thing; return the answer's data."""
         with self.connect() as connection:
             return ask(connection, message)
 
     def status(self) -> dict[str, Any]:
-        """What sresctld's last cycle found.
+        """Return what sresctld's last cycle found.
 
         Raises:
             WireError: it does not answer, or has not finished a cycle yet.
@@ -123,7 +123,7 @@ class ClusterView:
         return data
 
     def try_status(self) -> tuple[dict[str, Any] | None, SresError | None]:
-        """`status`, or why there is none: for commands that have something to show without it."""
+        """Return `status`, or the reason for its absence, for commands that work without it."""
         try:
             return self.status(), None
         except SlurmError:
@@ -132,7 +132,7 @@ class ClusterView:
             return None, error
 
     def history(self, node: str = "", limit: int = 1000) -> list[dict[str, Any]]:
-        """Events of the journal, oldest first."""
+        """Return events of the journal, oldest first."""
         from slurm_resilience.wire.messages import StatusRequest
 
         events: list[dict[str, Any]] = self.ask(StatusRequest("history", node, limit))["events"]

@@ -1,4 +1,4 @@
-"""`sres job`: the jobs that auto-resume keeps alive, and what happened to them."""
+"""`sres job`: show the jobs that auto-resume keeps alive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slurm_resilience.slurm.hostlists import fold
 
 @click.group()
 def job() -> None:
-    """Jobs that a supervisor keeps alive (srun --auto-resume=1)."""
+    """Show jobs that run under srun --auto-resume=1."""
 
 
 @job.command("list")
@@ -27,7 +27,7 @@ def job() -> None:
 @config_option
 @pass_cluster
 def list_jobs(cluster: ClusterView, form: str) -> None:
-    """Supervised jobs: yours, or as root everybody's."""
+    """List supervised jobs: yours, or as root all."""
     views = [
         view
         for view in job_views(cluster.status(), cluster.client.jobs())
@@ -40,14 +40,14 @@ def list_jobs(cluster: ClusterView, form: str) -> None:
 
 
 def job_views(status: Mapping[str, Any] | None, jobs: Iterable[Job]) -> list[dict[str, Any]]:
-    """Supervised jobs, sresctld's word and Slurm's together."""
+    """Return supervised jobs, as sresctld and Slurm show them."""
     known = {job.id: job for job in jobs}
     supervised = (status or {}).get("jobs", {})
     return [_view(int(job), seen, known.get(int(job))) for job, seen in supervised.items()]
 
 
 def jobs_table(views: Iterable[Mapping[str, Any]], now: float, indent: int = 0) -> str:
-    """One line a job."""
+    """Return a table with one line for each job."""
     rows = [
         (
             v["job"],
@@ -68,7 +68,10 @@ def jobs_table(views: Iterable[Mapping[str, Any]], now: float, indent: int = 0) 
 @config_option
 @pass_cluster
 def show_job(cluster: ClusterView, number: str, form: str) -> None:
-    """One job: its attempts, and what the journal has on it. A user sees only his own jobs."""
+    """Show a job: its attempts and its events.
+
+    A user sees only his own jobs.
+    """
     if not number.isascii() or not number.isdigit() or len(number) > 10:
         raise UsageError(f"'{plain(number)}' is not a job id; write a number, as squeue shows it")
     found = _find(cluster, int(number))
@@ -96,7 +99,7 @@ def show_job(cluster: ClusterView, number: str, form: str) -> None:
 
 
 def _find(cluster: ClusterView, number: int) -> Job | None:
-    """The job in Slurm; None when it has ended, which only root may look further into."""
+    """Return the job in Slurm; None when it has ended, which only root may look further into."""
     try:
         found = cluster.client.job(number)
     except NotFound:

@@ -41,13 +41,13 @@ def _open(name: str, directory: Path | None) -> Lab:
 
 @click.group()
 def lab() -> None:
-    """A real Slurm cluster on this machine: nodes are namespaces, and their power can be cut."""
+    """Run a real Slurm cluster on this machine: nodes are namespaces, whose power can be cut."""
 
 
 @lab.command()
 @_which
 @click.option("--nodes", type=int, required=True, help="How many nodes: n1, n2, …")
-@click.option("--gres", help="Generic resources of each node, e.g. gpu:2 or gpu:h100:2.")
+@click.option("--gres", help="Generic resources of each node, such as gpu:2 or gpu:h100:2.")
 @click.option("--cpus", type=int, default=4, show_default=True, help="Processors per node.")
 @click.option("--slurmdbd", is_flag=True, help="Run accounting too (MariaDB and slurmdbd).")
 @click.option("--slurm-root", help="Run the Slurm of this root directory, not the machine's.")
@@ -101,7 +101,7 @@ def up(
 @lab.command()
 @_which
 def down(name: str, directory: Path | None) -> None:
-    """End a lab, dead or alive; nothing of it is left."""
+    """End a lab, dead or alive, and remove all of it."""
     bring_up.destroy(state_file.locate(directory.absolute() if directory else name))
     click.echo(f"lab '{directory or name}' is down")
 
@@ -110,7 +110,10 @@ def down(name: str, directory: Path | None) -> None:
 @_which
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table")
 def status(name: str, directory: Path | None, form: str) -> None:
-    """Power, cables, boots and daemons of a lab, and Slurm's node states."""
+    """Show the state of a lab.
+
+    Power, cables, boots and daemons of its nodes, and Slurm's node states.
+    """
     here = _open(name, directory)
     seen = here.status()
     try:
@@ -137,7 +140,7 @@ def status(name: str, directory: Path | None, form: str) -> None:
 
 @lab.command("list")
 def list_labs() -> None:
-    """The labs in the usual place."""
+    """List the labs in the usual place."""
     for name, directory, alive in state_file.known():
         click.echo(f"{name}\t{'up' if alive else 'dead'}\t{directory}")
 
@@ -166,7 +169,10 @@ _node_command("mend", "Put the cables of NODES back.", "connected again")
 @click.argument("nodes")
 @click.argument("line")
 def kmsg(name: str, directory: Path | None, nodes: str, line: str) -> None:
-    """Write LINE to the kernel log of NODES, e.g. "NVRM: Xid (PCI:0000:01:00): 79, …"."""
+    """Write LINE to the kernel log of NODES.
+
+    For example: sres lab kmsg n3 "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."
+    """
     _open(name, directory).kmsg(nodes, line)
 
 
@@ -178,7 +184,7 @@ def kmsg(name: str, directory: Path | None, nodes: str, line: str) -> None:
 def run_command(
     name: str, directory: Path | None, node: str | None, user: str | None, command: tuple[str, ...]
 ) -> None:
-    """Run a command inside; its exit code is repeated."""
+    """Run a command inside; exit with its code."""
     _become(_open(name, directory), command, node, user)
 
 
@@ -187,13 +193,16 @@ def run_command(
 @click.option("--user", help="As whom.")
 @click.argument("node", required=False)
 def shell(name: str, directory: Path | None, user: str | None, node: str | None) -> None:
-    """A shell on the controller, or on NODE."""
+    """Open a shell on the controller, or on NODE."""
     _become(_open(name, directory), (os.environ.get("SHELL", "/bin/sh"),), node, user)
 
 
 @lab.group()
 def daemon() -> None:
-    """Start and kill the daemons of a lab (slurmctld, slurmdbd, sresctld; slurmd, sresd)."""
+    """Start and kill the daemons of a lab.
+
+    On the controller slurmctld, slurmdbd and sresctld; on a node slurmd and sresd.
+    """
 
 
 @daemon.command("start")
@@ -214,7 +223,7 @@ def start_daemon(name: str, directory: Path | None, which: str, nodes: str | Non
 def kill_daemon(
     name: str, directory: Path | None, word: str, which: str, nodes: str | None
 ) -> None:
-    """Send a signal to a daemon; nobody starts it again by itself."""
+    """Send a signal to a daemon, which stays ended if that ends it."""
     _open(name, directory).kill_daemon(which, _signal(word), nodes)
     click.echo(f"{which}{f' on {nodes}' if nodes else ''}: signal {word} sent")
 

@@ -20,12 +20,12 @@ from slurm_resilience.errors import SresError, UsageError
 
 _COMMANDS = {
     "check": ("check_commands:check", "Check the configuration, or the whole installation."),
-    "job": ("job_commands:job", "Jobs that a supervisor keeps alive."),
-    "lab": ("lab:lab", "A real Slurm cluster on this machine, whose power can be cut."),
+    "job": ("job_commands:job", "Show jobs that run under srun --auto-resume=1."),
+    "lab": ("lab:lab", "Run a real Slurm cluster on this machine, whose power can be cut."),
     "node": ("node_commands:node", "List, replace, reboot and watch nodes."),
-    "pause": ("pause:pause", "Let sresctld act on nothing until further notice."),
+    "pause": ("pause:pause", "Stop sresctld from acting until further notice."),
     "run": ("run:run", "Keep a step alive: sres run -- srun [options] program."),
-    "status": ("cluster_status:status", "What sresctld sees, and what is under way."),
+    "status": ("cluster_status:status", "Show nodes, what is under way, and alarms."),
     "unpause": ("pause:unpause", "Let sresctld act again."),
     "version": ("main:version", "Show the version."),
 }

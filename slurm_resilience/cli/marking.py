@@ -1,4 +1,4 @@
-"""What a request of an administrator would do to nodes, and what stands against it. Pure.
+"""Plan what an administrator's request does to nodes, and find objections. Pure.
 
 Everything is judged before anything is done: one node that may not be touched stops all.
 """
@@ -194,7 +194,7 @@ def _after(node: Node, seen: Mapping[str, Any]) -> str:
 
 
 def what_next(action: str, status: Mapping[str, Any] | None, hostlist: str) -> str:
-    """One line on what sresctld will make of marked nodes."""
+    """Return one line on what sresctld will do with marked nodes."""
     done = "rebooted" if action == REBOOT else "replaced"
     if status is None:
         return "sresctld does not answer: nothing follows until it runs"

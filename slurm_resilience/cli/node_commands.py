@@ -1,4 +1,4 @@
-"""`sres node`: the group."""
+"""`sres node`: hold the commands on nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sres node list|show|history`: what is known of nodes."""
+"""`sres node list|show|history`: show what is known of nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from slurm_resilience.cli.view import is_faulty, node_view, node_views
 @config_option
 @pass_cluster
 def list_nodes(cluster: ClusterView, hostlist: str | None, faulty: bool, form: str) -> None:
-    """One line a node: state, health, reason, jobs."""
+    """List nodes: state, health, reason, jobs."""
     nodes = cluster.named(hostlist) if hostlist else cluster.nodes()
     data, failed = cluster.try_status()
     views = node_views(nodes.values(), cluster.client.jobs(), data)
@@ -62,7 +62,7 @@ def _row(view: dict[str, Any], now: float) -> list[str]:
 
 
 def _few(jobs: list[int]) -> str:
-    """The first and how many more: a shared node has dozens, and a line 80 characters."""
+    """Return the first and the number of the others: a line has 80 characters."""
     return f"{jobs[0]}{f' +{len(jobs) - 1}' if len(jobs) > 1 else ''}" if jobs else ""
 
 
@@ -72,7 +72,7 @@ def _few(jobs: list[int]) -> str:
 @config_option
 @pass_cluster
 def show_nodes(cluster: ClusterView, hostlist: str, form: str) -> None:
-    """Findings with evidence, the incident, last events."""
+    """Show findings, the incident and last events."""
     nodes, jobs = cluster.named(hostlist), cluster.client.jobs()
     data, failed = cluster.try_status()
     views = [node_view(found, jobs, data) for found in nodes.values()]
@@ -155,7 +155,7 @@ def _incident(incident: dict[str, Any], now: float) -> str:
 def events_table(
     events: list[dict[str, Any]], now: float, *, indent: int = 0, with_node: bool = True
 ) -> str:
-    """Events of the journal, oldest first."""
+    """Return a table of the journal's events, oldest first."""
     columns = ("TIME", *(("NODE",) if with_node else ()), "EVENT", "TEXT")
     rows = [
         [
@@ -176,7 +176,7 @@ def events_table(
 @config_option
 @pass_cluster
 def history(cluster: ClusterView, hostlist: str, limit: int, form: str) -> None:
-    """The journal's events, oldest first."""
+    """Show the journal's events, oldest first."""
     from slurm_resilience.wire.messages import StatusRequest
 
     events: list[dict[str, Any]] = []

@@ -10,7 +10,7 @@ import click
 
 from slurm_resilience.cli.controller import ClusterView, ask, pass_cluster
 from slurm_resilience.cli.shared_options import config_option, hostlist_argument
-from slurm_resilience.cli.tables import clock_time, plain
+from slurm_resilience.cli.tables import BAD, alert, clock_time, plain, style_of
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SresError, WireError
 from slurm_resilience.wire.client import Connection
@@ -105,7 +105,8 @@ def _show(watched: list[_Watched], connection: Connection) -> None:
             new += entry.take(_history(connection, entry.name))
     for event in sorted(new, key=lambda event: int(event["id"])):
         when = clock_time(event["at"], time.time())
-        click.echo(f"{when}  {event['node']}  {event['kind']:<12} {plain(event['text'])}")
+        line = f"{when}  {event['node']}  {event['kind']:<12} {plain(event['text'])}"
+        click.echo(alert(line) if style_of("EVENT", event["kind"]) == BAD else line)
 
 
 def _history(connection: Connection, name: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`sres pause` and `sres unpause`: the switch for the moment when a person must think first."""
+"""`sres pause` and `sres unpause`: stop sresctld from acting, and let it act again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _TAKEN_UP_WITHIN = 5.0
 @config_option
 @pass_cluster
 def pause(cluster: ClusterView, reason: tuple[str, ...]) -> None:
-    """Let sresctld act on nothing until `sres unpause`; it goes on watching. Needs root."""
+    """Stop sresctld from acting until `sres unpause`.
+
+    It goes on watching. Only root and SlurmUser may.
+    """
     # Without a reason the message would mean the opposite.
     text = " ".join(" ".join(reason).split()) or f"by {user_name(cluster.uid)}"
     taken_up = _request(cluster, text)
@@ -32,7 +35,7 @@ def pause(cluster: ClusterView, reason: tuple[str, ...]) -> None:
 @config_option
 @pass_cluster
 def unpause(cluster: ClusterView) -> None:
-    """Let sresctld act again. Needs root."""
+    """Let sresctld act again. Only root and SlurmUser may."""
     before = str(cluster.status().get("paused", ""))
     taken_up = _request(cluster, "")
     click.echo(f"sresctld goes on (was paused: {before})" if before else "sresctld was not paused")
@@ -41,7 +44,7 @@ def unpause(cluster: ClusterView) -> None:
 
 
 def _request(cluster: ClusterView, reason: str) -> bool:
-    """Ask, and see that a cycle knows it."""
+    """Ask, and wait until a cycle knows it."""
     deadline = time.monotonic() + _TAKEN_UP_WITHIN
     with cluster.connect() as connection:
         ask(connection, PauseRequest(reason))

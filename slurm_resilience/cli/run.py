@@ -1,4 +1,4 @@
-"""`sres run -- srun …`: what `srun --auto-resume=1` is, where the plugin is not installed."""
+"""`sres run -- srun …`: stand in for `srun --auto-resume=1` where there is no plugin."""
 
 from __future__ import annotations
 

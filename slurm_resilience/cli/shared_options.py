@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from slurm_resilience.cli.controller import ClusterView
+from slurm_resilience.config import OPTION_HELP
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,7 +23,7 @@ config_option = click.option(
     metavar="FILE",
     expose_value=False,
     callback=_remember_config,
-    help="Configuration.  [default: $SRES_CONFIG, else /etc/slurm-resilience/sres.toml]",
+    help=OPTION_HELP,
 )
 """Taken before or after the command's name."""
 

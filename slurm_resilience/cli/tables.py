@@ -42,17 +42,62 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], indent: int 
         for index, column in enumerate(columns):
             if width != _WIDE and column == "STATE" and len(cells[index]) > _LONG_STATE:
                 cells[index] = cells[index].replace("+", "\n+")
-        made.add_row(*(Text(cell) for cell in cells))
+        made.add_row(
+            *(
+                Text(cell, style_of(column, cell))
+                for column, cell in zip(columns, cells, strict=True)
+            )
+        )
     paper = io.StringIO()
-    Console(file=paper, width=width - indent, color_system=None, highlight=False).print(made)
+    colours = has_colour()
+    Console(
+        file=paper,
+        width=width - indent,
+        color_system="standard" if colours else None,
+        force_terminal=colours,
+        highlight=False,
+    ).print(made)
     return "\n".join(" " * indent + line.rstrip() for line in paper.getvalue().splitlines())
 
 
-def field(title: str, text: object, indent: int = 0) -> str:
-    """A line with its title in front; what does not fit the terminal goes on below the text."""
+BAD = "bold red"
+_BAD_WORDS = ("DOWN", "FAIL", "DRAIN", "dead", "sick", "gave_up", "wrong", "failed")
+_DOUBTFUL = ("suspect", "held", "silent", "requested", "note", "alarm")
+_COLOURED = frozenset({"STATE", "STATES", "HEALTH", "RESULT", "EVENT", "SRESD"})
+
+
+def has_colour() -> bool:
+    """Tell whether stdout is a terminal, and NO_COLOR is not set (no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def style_of(column: str, cell: str) -> str:
+    """Return the style in which rich shows a cell: red for what is bad, yellow for what may be."""
+    if column not in _COLOURED:
+        return ""
+    if any(word in cell for word in _BAD_WORDS):
+        return BAD
+    return "yellow" if any(word in cell for word in _DOUBTFUL) or "*" in cell else ""
+
+
+def alert(text: str) -> str:
+    """Return a text in red, where the terminal shows colours."""
+    return click.style(text, fg="red", bold=True) if has_colour() else text
+
+
+def field(title: str, text: object, indent: int = 0, *, alert: bool = False) -> str:
+    """Return a line with its title in front; what does not fit the terminal goes below the text.
+
+    Args:
+        title: at most ten characters.
+        text: other people's text is made harmless.
+        indent: blanks in front.
+        alert: show it in red.
+    """
     start = f"{' ' * indent}{title:<11}"
     below = " " * len(start)
-    return textwrap.fill(plain(text), _width(), initial_indent=start, subsequent_indent=below)
+    lines = textwrap.fill(plain(text), _width(), initial_indent=start, subsequent_indent=below)
+    return click.style(lines, fg="red", bold=True) if alert and has_colour() else lines
 
 
 def _width() -> int:

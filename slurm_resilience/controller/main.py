@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import resource
@@ -16,10 +17,12 @@ from typing import Any
 import click
 import msgspec
 
-from slurm_resilience import __version__
+from slurm_resilience import __version__, daemon_log
 from slurm_resilience.clock import Clock, SystemClock
-from slurm_resilience.config import Config, load
+from slurm_resilience.config import OPTION_HELP, Config, load
 from slurm_resilience.controller.act.actor import Actor, find_job
+from slurm_resilience.controller.actions import RaiseAlarm
+from slurm_resilience.controller.alarms import FollowedAlarm, follow
 from slurm_resilience.controller.decide.marking import Decision, decide
 from slurm_resilience.controller.diagnose import NodeDiagnosis, diagnose
 from slurm_resilience.controller.inbox import Inbox, InboxMessage
@@ -55,6 +58,8 @@ MAX_FILES = 65536
 """File descriptors, where the hard limit allows them."""
 NOTES, NOTES_SECONDS = 20, 60.0
 """What one job says is journaled this often in so many seconds; a user must not fill the disk."""
+SETTINGS_AGAIN_SECONDS = 30.0
+"""How often slurm.conf's settings are read again."""
 TICK = 0.25
 """Seconds: how soon a silence is noticed, and how often a requeued job is pushed."""
 
@@ -111,7 +116,8 @@ class Controller:
         for agent in self.journal.agents().values():
             self.board.remember(agent.node, agent.boot_id, agent.instance)
         self._known_agents = self.journal.agents()
-        self._started = clock.monotonic()
+        self._started = self._info_read = clock.monotonic()
+        self._alarms: dict[str, FollowedAlarm] = {}
         self._gist = ""
         self._noted: dict[int, deque[float]] = {}
         self._supervisors = Supervisors()
@@ -125,6 +131,15 @@ class Controller:
             # A full disk. Each decision is written down before it is done: so nothing is done, and
             # those who ask are told.
             return self._blind(f"the journal in {self._state_dir} cannot be written: {error}")
+
+    def _read_settings(self) -> ClusterInfo:
+        """Read Slurm's settings again from time to time: `scontrol reconfigure` changes them."""
+        now = self._clock.monotonic()
+        if now - self._info_read >= SETTINGS_AGAIN_SECONDS:
+            self._info_read = now
+            with contextlib.suppress(SresError):  # what was read before still holds
+                self._info = self._client.info()
+        return self._info
 
     def _blind(self, reason: str) -> str:
         self._blind_since = self._blind_since or self._clock.now()
@@ -141,7 +156,7 @@ class Controller:
             started=self._started,
             state_dir=self._state_dir,
             can_replace=bool(self._config.replace.program),
-            permits_expansion=self._info.permits_expansion,
+            permits_expansion=self._read_settings().permits_expansion,
         )
         if isinstance(world, Blind):
             for heard in self.board.take_pauses():
@@ -158,6 +173,8 @@ class Controller:
         verdicts = diagnose(world, self._config)
         decision = decide(world, verdicts, self._config)
         self._actor.act(world, decision.actions)
+        raised = [a for a in decision.actions if isinstance(a, RaiseAlarm)]
+        self._alarms = follow(self._alarms, raised, world.now)
         self._publish(world, verdicts, decision)
         self._blind_since = 0.0
         return decision.sentence
@@ -312,7 +329,7 @@ class Controller:
                 name: for_supervisors(v, world.nodes[name], incidents.get(name))
                 for name, v in verdicts.items()
             },
-            status(world, verdicts, decision, self._config, incidents),
+            status(world, verdicts, decision, self._config, incidents, self._alarms),
         )
 
 
@@ -376,21 +393,16 @@ def _allow_many_connections() -> None:
 
 
 @click.command(name="sresctld", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--config", "config_path", type=click.Path(), help="Configuration file (TOML).")
+@click.option("--config", "config_path", metavar="FILE", help=OPTION_HELP)
 @click.option("--once", is_flag=True, help="Run one cycle, print its sentence, exit.")
 @click.option("--dry-run", is_flag=True, help="Decide and say what would be done; do nothing.")
 @click.option(
-    "--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"])
+    "--log-level", default="info", type=click.Choice(daemon_log.LEVELS), show_default=True
 )
 @click.version_option(__version__, prog_name="sresctld")
 def _command(config_path: str | None, once: bool, dry_run: bool, log_level: str) -> None:
-    """Watch the cluster's nodes, mark faulty ones, have them replaced, and see them back."""
-    logging.basicConfig(
-        level=log_level.upper(),
-        format="%(asctime)s.%(msecs)03d %(levelname).1s %(name)s: %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
-        stream=sys.stderr,
-    )
+    """Watch the cluster's nodes, mark faulty ones, and have them replaced until they are idle."""
+    daemon_log.set_up(log_level)
     serve(load(config_path), once=once, dry_run=dry_run)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from slurm_resilience import __version__
 from slurm_resilience.config import Config
 from slurm_resilience.controller.actions import MarkNode
+from slurm_resilience.controller.alarms import FollowedAlarm
 from slurm_resilience.controller.decide.marking import Decision
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.inbox import AgentView
@@ -39,6 +41,7 @@ def status(
     decision: Decision,
     config: Config,
     incidents: dict[str, Any],
+    alarms: Mapping[str, FollowedAlarm],
 ) -> dict[str, Any]:
     """What `sres status` and `sres node` show, as plain data."""
     jobs_on: dict[str, list[int]] = {}
@@ -55,7 +58,7 @@ def status(
             "why": verdict.reason,
             "reason": node.reason,
             "reason_by": node.reason_by,
-            "sresd": _sresd(agent),
+            "sresd": _sresd(agent, config.detect.silent_after),
             "findings": [msgspec.to_builtins(f) for f in agent.findings] if agent else [],
             "unjudged": list(agent.unjudged) if agent else [],
             "incident": msgspec.to_builtins(incident) if incident else None,
@@ -74,6 +77,7 @@ def status(
         "permits_expansion": world.permits_expansion,
         "sentence": decision.sentence,
         "marks_now": sum(isinstance(a, MarkNode) for a in decision.actions),
+        "alarms": sorted((msgspec.to_builtins(a) for a in alarms.values()), key=_first_raised),
         "nodes": nodes,
         "jobs": {
             str(job): {"attempt": s.attempt, "nodes": list(s.nodes), "since": s.since}
@@ -82,10 +86,15 @@ def status(
     }
 
 
-def _sresd(agent: AgentView | None) -> str:
+def _first_raised(alarm: dict[str, Any]) -> float:
+    return float(alarm["at"])
+
+
+def _sresd(agent: AgentView | None, silent_after: float) -> str:
     if agent is None:
         return "never seen"
-    if agent.connected:
+    # The connection of a node that lost its power stays open for minutes.
+    if agent.connected and agent.silence < silent_after:
         return "connected"
     return "stopped" if agent.said_goodbye else "silent"
 

@@ -23,7 +23,7 @@ def expand(hostlist: str) -> tuple[str, ...]:
     """
     text = hostlist.strip()
     if not _SLURM_CHARACTERS.fullmatch(text) or text.startswith("-"):
-        raise UsageError(f"'{hostlist}' is not a hostlist; write e.g. n1 or n[1-3,7]")
+        raise UsageError(f"'{hostlist}' is not a hostlist; write names like n1 or n[1-3,7]")
     if any(int(end) - int(start) >= MAX_NODES for start, end in _RANGE.findall(text)):
         raise UsageError(f"'{hostlist}' names more than {MAX_NODES} nodes")
     try:

@@ -6,13 +6,16 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from slurm_resilience.cli import tables
 from slurm_resilience.cli.controller import ClusterView
-from slurm_resilience.cli.main import _COMMANDS, call
+from slurm_resilience.cli.main import _COMMANDS, call, cli
 from slurm_resilience.errors import SlurmUnreachable, SresError, WireError
 from slurm_resilience.model import REPLACE, Node
 from slurm_resilience.slurm.fake import FakeSlurm
@@ -133,6 +136,36 @@ def test_the_picture_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_a_failed_replacement_and_an_alarm_stand_out(capsys: pytest.CaptureFixture[str]) -> None:
+    now = time.time()
+    incident = {
+        "id": 4, "node": "n1", "state": "marked", "kind": "dead", "action": REPLACE, "attempts": 1,
+        "opened": now - 9, "next_try": now + 50, "reason": "no beat", "closed": 0.0,
+    }  # fmt: skip
+    picture = status("n1", "n2", permits_expansion=False)
+    picture["nodes"]["n1"]["incident"] = incident
+    picture["alarms"] = [
+        {"at": now - 5, "node": "n2", "job": 0, "text": "lasting", "over": 0.0},
+        {"at": now - 5, "node": "", "job": 7, "text": "ended", "over": now - 2},
+    ]
+    why = "the program exited 1: no spare; again in 60 s (attempt 1 failed)"
+
+    class Told(Fake):
+        def history(self, node: str = "", limit: int = 1000) -> list[dict[str, Any]]:
+            assert node == "n1"
+            before = {"kind": "marked", "incident": 3, "text": "an older one"}
+            return [before, {"kind": "marked", "incident": 4, "text": why}]
+
+    assert call(["status"], Told(FakeSlurm(2), picture)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (failed,) = [line for line in lines if line.startswith("failed")]
+    assert f"attempt 1 for n1: {why}; next try in " in failed
+    assert any(line.startswith("warning") and "permit_job_expansion" in line for line in lines)
+    lasting, ended = lines[-2:]
+    assert lasting.endswith("lasting")
+    assert "ended (over since " in ended
+
+
 def test_the_configuration_is_checked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "sres.toml"
     file.write_text("[controller]\nport = 7000\n")
@@ -160,3 +193,36 @@ def test_help_and_run_import_no_tables_and_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def groups(group: click.Group, path: str = "sres") -> Iterator[tuple[str, click.Group]]:
+    yield path, group
+    with click.Context(group) as context:
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            if isinstance(command, click.Group):
+                yield from groups(command, f"{path} {name}")
+
+
+@pytest.mark.parametrize(("path", "group"), list(groups(cli)))
+def test_no_line_of_help_is_cut(
+    path: str, group: click.Group, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call([*path.split()[1:], "--help"]) == 0
+    listed = capsys.readouterr().out.partition("Commands:")[2]
+    assert listed
+    assert "..." not in listed
+    assert "e.g." not in listed
+
+
+def test_colour_is_for_terminals_without_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert tables.has_colour()
+    red = tables.table(("NODE", "STATE"), [("n1", "DOWN"), ("n2", "IDLE")]).splitlines()
+    assert "\033[1;31mDOWN" in red[1]
+    assert "\033" not in red[2]
+    assert tables.field("alarms", "x", alert=True).startswith("\033[31m\033[1malarms")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\033" not in tables.table(("STATE",), [("DOWN",)])
+    assert tables.field("alarms", "x", alert=True) == "alarms     x"

@@ -134,9 +134,14 @@ class Actor:
             )
         for out in action.take_out:
             self._take_out(out, node.name, number)
-        text = f"{action.state}: {action.reason}"
+        # What was found stands in "detected", where this incident begins with it.
+        is_new = incident is not None and action.node not in world.incidents
+        cause = "" if is_new else f": {action.reason}"
+        reason = action.action or node.reason
+        text = f"state={action.state} reason={reason}{cause}"
         self._event("marking", text, node=node.name, incident=number)
-        self._client.set_node([node.name], state=action.state, reason=action.action or node.reason)
+        self._client.set_node([node.name], state=action.state, reason=reason)
+        text = f"Slurm has taken it; the node was {node.state}"
         self._event("marked", text, node=node.name, incident=number, action=action.action)
         if incident is None:
             return
@@ -346,6 +351,9 @@ class Actor:
         if action.key in self._alarms:
             return
         self._alarms.add(action.key)
+        known = world.incidents.get(action.node)
+        if action.key.startswith("drain-") and known is not None and known.alarmed:
+            return  # raised before a restart of sresctld
         log.warning("%s%s", f"{action.node}: " if action.node else "", action.text)
         self._event(
             "alarm", action.text, node=action.node, job=action.job, incident=action.incident

@@ -71,7 +71,7 @@ def _from_marked(
         yield Transition(node.name, incident.id, "cancelled", text)
         return
     if node.has_work:
-        if world.now - incident.marked > config.recovery.drain_alarm and not incident.alarmed:
+        if world.now - incident.marked > config.recovery.drain_alarm:
             hours = (world.now - incident.marked) / 3600
             text = f"jobs have kept this node from its replacement for {hours:.0f} h"
             yield RaiseAlarm(f"drain-{incident.id}", text, node.name, incident=incident.id)

@@ -1,0 +1,101 @@
+"""What `sres status` is told: alarms that last, sresd's silence, and Slurm's present settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import FakeClock, config
+
+from slurm_resilience.controller.actions import RaiseAlarm
+from slurm_resilience.controller.alarms import SHOWN_AFTER_SECONDS, FollowedAlarm, follow
+from slurm_resilience.controller.inbox import AgentView
+from slurm_resilience.controller.main import SETTINGS_AGAIN_SECONDS, Controller
+from slurm_resilience.controller.status import _sresd
+from slurm_resilience.errors import SlurmUnreachable
+from slurm_resilience.slurm.fake import FakeSlurm
+
+LEAK = RaiseAlarm("leak-n1", "GPUs are counted as used", "n1")
+
+
+def test_an_alarm_lasts_as_long_as_its_cause_and_some_minutes() -> None:
+    seen = follow({}, [LEAK], 100.0)
+    seen = follow(seen, [LEAK], 200.0)
+    assert seen == {"leak-n1": FollowedAlarm(100.0, LEAK.text, "n1", 0, raised=200.0)}
+    seen = follow(seen, [], 201.0)
+    assert seen["leak-n1"].over == 201.0
+    seen = follow(seen, [], 300.0)
+    assert seen["leak-n1"].over == 201.0
+    assert follow(seen, [], 200.0 + SHOWN_AFTER_SECONDS) == {}
+
+
+def test_an_alarm_that_comes_back_is_not_over() -> None:
+    seen = follow(follow({}, [LEAK], 100.0), [], 200.0)
+    seen = follow(seen, [LEAK], 300.0)
+    assert (seen["leak-n1"].at, seen["leak-n1"].over) == (100.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("agent", "shown"),
+    [
+        (None, "never seen"),
+        (AgentView("n1", True, 0.4, 0.0), "connected"),
+        # The machine lost its power: no FIN ever comes.
+        (AgentView("n1", True, 4.0, 0.0), "silent"),
+        (AgentView("n1", False, 4.0, 0.0), "silent"),
+        (AgentView("n1", False, 4.0, 0.0, said_goodbye=True), "stopped"),
+    ],
+)
+def test_a_silent_node_is_not_shown_as_connected(agent: AgentView | None, shown: str) -> None:
+    assert _sresd(agent, silent_after=1.5) == shown
+
+
+@pytest.fixture
+def sresctld(tmp_path: Path) -> Iterator[tuple[Controller, FakeSlurm, FakeClock]]:
+    clock, slurm = FakeClock(), FakeSlurm(2)
+    settings = config(controller={"state_dir": str(tmp_path)})
+    controller = Controller(settings, slurm, slurm.info(), clock)  # type: ignore[arg-type]
+    yield controller, slurm, clock
+    controller.close()
+
+
+def published(controller: Controller) -> dict[str, Any]:
+    data: dict[str, Any] = controller.board._status
+    return data
+
+
+def test_settings_of_slurm_are_read_again(
+    sresctld: tuple[Controller, FakeSlurm, FakeClock],
+) -> None:
+    controller, slurm, clock = sresctld
+    slurm._expansion = False  # scontrol reconfigure
+    controller.cycle()
+    assert published(controller)["permits_expansion"]
+    clock.pass_time(SETTINGS_AGAIN_SECONDS)
+    slurm.refusals["info"] = SlurmUnreachable("slurmctld restarts")
+    controller.cycle()
+    assert published(controller)["permits_expansion"]
+    del slurm.refusals["info"]
+    clock.pass_time(SETTINGS_AGAIN_SECONDS)
+    controller.cycle()
+    assert not published(controller)["permits_expansion"]
+
+
+def test_an_alarm_is_published_while_its_cause_lasts(
+    sresctld: tuple[Controller, FakeSlurm, FakeClock],
+) -> None:
+    controller, slurm, clock = sresctld
+    slurm.set_node(["n1"], state="fail", reason="action:replace")
+    controller.cycle()
+    (alarm,) = published(controller)["alarms"]
+    assert (alarm["node"], alarm["over"]) == ("n1", 0.0)
+    slurm.set_node(["n1"], state="resume")
+    clock.pass_time(1.0)
+    controller.cycle()
+    (alarm,) = published(controller)["alarms"]
+    assert alarm["over"] == clock.now()
+    clock.pass_time(SHOWN_AFTER_SECONDS)
+    controller.cycle()
+    assert published(controller)["alarms"] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import resource
@@ -34,6 +33,7 @@ from slurm_resilience.controller.journal import (
 )
 from slurm_resilience.controller.observe import Blind, ClusterSnapshot, last_run, observe
 from slurm_resilience.controller.probe import Prober
+from slurm_resilience.controller.slurm_settings import SlurmSettings
 from slurm_resilience.controller.status import for_supervisors, status
 from slurm_resilience.controller.supervisors import Supervisors, is_last_word
 from slurm_resilience.errors import SresError
@@ -58,8 +58,6 @@ MAX_FILES = 65536
 """File descriptors, where the hard limit allows them."""
 NOTES, NOTES_SECONDS = 20, 60.0
 """What one job says is journaled this often in so many seconds; a user must not fill the disk."""
-SETTINGS_AGAIN_SECONDS = 30.0
-"""How often slurm.conf's settings are read again."""
 TICK = 0.25
 """Seconds: how soon a silence is noticed, and how often a requeued job is pushed."""
 
@@ -77,7 +75,7 @@ class Controller:
     ) -> None:
         self._config = config
         self._client = client
-        self._info = info
+        self._settings = SlurmSettings(client, info, clock)
         self._clock = clock
         self._state_dir = Path(config.controller.state_dir)
         self.journal = Journal(self._state_dir / "journal.db")
@@ -116,9 +114,8 @@ class Controller:
         for agent in self.journal.agents().values():
             self.board.remember(agent.node, agent.boot_id, agent.instance)
         self._known_agents = self.journal.agents()
-        self._started = self._info_read = clock.monotonic()
+        self._started = clock.monotonic()
         self._alarms: dict[str, FollowedAlarm] = {}
-        self._gist = ""
         self._noted: dict[int, deque[float]] = {}
         self._supervisors = Supervisors()
         self._blind_since = 0.0
@@ -131,15 +128,6 @@ class Controller:
             # A full disk. Each decision is written down before it is done: so nothing is done, and
             # those who ask are told.
             return self._blind(f"the journal in {self._state_dir} cannot be written: {error}")
-
-    def _read_settings(self) -> ClusterInfo:
-        """Read Slurm's settings again from time to time: `scontrol reconfigure` changes them."""
-        now = self._clock.monotonic()
-        if now - self._info_read >= SETTINGS_AGAIN_SECONDS:
-            self._info_read = now
-            with contextlib.suppress(SresError):  # what was read before still holds
-                self._info = self._client.info()
-        return self._info
 
     def _blind(self, reason: str) -> str:
         self._blind_since = self._blind_since or self._clock.now()
@@ -156,7 +144,7 @@ class Controller:
             started=self._started,
             state_dir=self._state_dir,
             can_replace=bool(self._config.replace.program),
-            permits_expansion=self._read_settings().permits_expansion,
+            permits_expansion=self._settings.now().permits_expansion,
         )
         if isinstance(world, Blind):
             for heard in self.board.take_pauses():
@@ -181,15 +169,16 @@ class Controller:
 
     def run(self, stop: threading.Event) -> None:
         """Cycles until ``stop``: at once when something was heard, else every interval."""
+        last_gist = ""
         while not stop.is_set():
             self.board.wake.clear()
             began = self._clock.monotonic()
             sentence = self.cycle()
             # A second more of silence is no news.
             gist = _NUMBER.sub("", sentence)
-            if gist != self._gist:
+            if gist != last_gist:
                 log.info("%s", sentence)
-                self._gist = gist
+                last_gist = gist
             self._pause_between(stop, began)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What `sres status` is told: alarms that last, sresd's silence, and Slurm's present settings."""
+"""`sres status` is told of alarms that last, sresd's silence, and Slurm's present settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from worlds import FakeClock, config
 from slurm_resilience.controller.actions import RaiseAlarm
 from slurm_resilience.controller.alarms import SHOWN_AFTER_SECONDS, FollowedAlarm, follow
 from slurm_resilience.controller.inbox import AgentView
-from slurm_resilience.controller.main import SETTINGS_AGAIN_SECONDS, Controller
+from slurm_resilience.controller.main import Controller
+from slurm_resilience.controller.slurm_settings import READ_AGAIN_SECONDS
 from slurm_resilience.controller.status import _sresd
 from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.slurm.fake import FakeSlurm
@@ -73,12 +74,12 @@ def test_settings_of_slurm_are_read_again(
     slurm._expansion = False  # scontrol reconfigure
     controller.cycle()
     assert published(controller)["permits_expansion"]
-    clock.pass_time(SETTINGS_AGAIN_SECONDS)
+    clock.pass_time(READ_AGAIN_SECONDS)
     slurm.refusals["info"] = SlurmUnreachable("slurmctld restarts")
     controller.cycle()
     assert published(controller)["permits_expansion"]
     del slurm.refusals["info"]
-    clock.pass_time(SETTINGS_AGAIN_SECONDS)
+    clock.pass_time(READ_AGAIN_SECONDS)
     controller.cycle()
     assert not published(controller)["permits_expansion"]
 

@@ -1,0 +1,30 @@
+"""Keep Slurm's settings fresh: `scontrol reconfigure` changes them while sresctld runs."""
+
+from __future__ import annotations
+
+import contextlib
+
+from slurm_resilience.clock import Clock
+from slurm_resilience.errors import SresError
+from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
+
+READ_AGAIN_SECONDS = 30.0
+
+
+class SlurmSettings:
+    """Slurm's settings, read again from time to time."""
+
+    def __init__(self, client: SlurmClient, info: ClusterInfo, clock: Clock) -> None:
+        self._client = client
+        self._info = info
+        self._clock = clock
+        self._read = clock.monotonic()
+
+    def now(self) -> ClusterInfo:
+        """Return the settings, at most `READ_AGAIN_SECONDS` old while Slurm answers."""
+        moment = self._clock.monotonic()
+        if moment - self._read >= READ_AGAIN_SECONDS:
+            self._read = moment
+            with contextlib.suppress(SresError):  # what was read before still holds
+                self._info = self._client.info()
+        return self._info

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where "now" comes from, and how waiting is done."""
+    """A source of time, and a way to wait."""
 
     def now(self) -> float:
         """Seconds since the epoch. Written to journals; compared between machines."""

@@ -28,7 +28,7 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ControllerSettings(_Section, frozen=True):
-    """Where sresctld listens, keeps its state, and how often it reads Slurm."""
+    """Address and state directory of sresctld, and the interval at which it reads Slurm."""
 
     host: str = ""
     """Name or address of sresctld. Empty: the first SlurmctldHost."""
@@ -54,7 +54,7 @@ class AgentSettings(_Section, frozen=True):
     """Take kernel log records that a user-space program wrote (facility 1) for real ones."""
     check_interval: float = 60.0
     sysroot: str = "/"
-    """Where /proc and /sys are looked up by the checks."""
+    """Directory below which the checks read /proc and /sys."""
     fence_after: float = 15.0
     """A node that reaches neither sresctld, slurmctld nor any peer for this long ends its
     auto-resume steps. 0 switches fencing off."""
@@ -67,7 +67,8 @@ class CheckSettings(_Section, frozen=True):
     mounts: tuple[str, ...] = ("/", "/tmp", "/var")
     """Mount points whose space and inodes are watched."""
     memory_tolerance_percent: float = 5.0
-    """How much less memory than Slurm's RealMemory is a fault (NHC's check_hw_physmem: 5 %)."""
+    """Memory that may be missing from Slurm's RealMemory before it is a fault (NHC's
+    check_hw_physmem: 5 %)."""
 
 
 class DetectSettings(_Section, frozen=True):
@@ -82,8 +83,8 @@ class DetectSettings(_Section, frozen=True):
     """Seconds during which the machine answers but refuses slurmd's port, sresd gone too, until the
     node counts as dead. Long, because it is also what a package upgrade looks like."""
     max_faulty_percent: float = 20.0
-    """If more nodes than this share (and more than ``max_faulty_nodes``) are found faulty by us at
-    once, the fault is more likely ours or the network's: nobody is marked."""
+    """If sresctld finds more nodes than this share (and more than ``max_faulty_nodes``) faulty at
+    once, the fault is more likely its own or the network's: it marks no node."""
     max_faulty_nodes: int = 2
     start_grace: float = 10.0
     """After a start of sresctld, seconds before a node that never spoke can be found silent."""
@@ -111,7 +112,7 @@ class ReplaceSettings(_Section, frozen=True):
 
 
 class ResumeSettings(_Section, frozen=True):
-    """What the supervisor behind `srun --auto-resume=1` may do."""
+    """Limits of the supervisor behind `srun --auto-resume=1`."""
 
     grace: float = 10.0
     """Seconds between SIGTERM and SIGKILL for a step that has to make room."""

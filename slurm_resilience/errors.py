@@ -32,7 +32,7 @@ class SlurmError(SresError):
 
 
 class SlurmUnreachable(SlurmError):
-    """slurmctld does not answer. Nobody acts on what was not read."""
+    """slurmctld does not answer. What was not read leads to no action."""
 
 
 class NotFound(SresError):

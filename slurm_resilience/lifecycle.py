@@ -43,18 +43,18 @@ class LifecycleError(SresError):
 
 @dataclass(frozen=True)
 class Result:
-    """How one script went; a line of the results file."""
+    """The outcome of one script; a line of the results file."""
 
     name: str
     rc: int | None
     """Its exit code; 128+N: ended by signal N; 124: over the time limit; None: skipped."""
     seconds: float
     skipped: str = ""
-    """Why it was not run."""
+    """The reason why it was not run; empty: it was run."""
 
 
 def scripts(directory: Path) -> list[Path]:
-    """The scripts of a directory in their order, those that cannot be executed included.
+    """List the scripts of a directory in their order, with those that cannot be executed.
 
     Raises:
         UsageError: it is not a directory that can be read.
@@ -142,7 +142,7 @@ def _only_one(lock: Path) -> Iterator[None]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="lifecycle", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--dir", type=Path, required=True, help="directory of NN-name scripts")
     parser.add_argument("--log", type=Path, required=True, help="where their output goes")

@@ -62,7 +62,7 @@ class Node(msgspec.Struct, frozen=True):
 
     @property
     def has_work(self) -> bool:
-        """A job runs or is completing here: nobody may throw the node away."""
+        """True while a job runs or completes here: the node must not be taken away."""
         return self.base in ("ALLOCATED", "MIXED") or "COMPLETING" in self.flags
 
     @property
@@ -132,7 +132,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Severity(enum.StrEnum):
-    """What a finding calls for. Ordered by `SEVERITIES`."""
+    """The action that a finding calls for. Ordered by `SEVERITIES`."""
 
     NONE = "none"
     MONITOR = "monitor"
@@ -158,7 +158,7 @@ class Finding(msgspec.Struct, frozen=True):
     at: float
     """When it was seen, seconds since the epoch."""
     subject: str = ""
-    """Which part: a PCI address, a mount point."""
+    """The part concerned: a PCI address, a mount point."""
     code: str = ""
     """E.g. the Xid number."""
     evidence: str = ""

@@ -56,7 +56,7 @@ class Wakeup:
 
 
 class LinkState(NamedTuple):
-    """What the fence needs to know, replaced as a whole."""
+    """The facts that the isolation watch needs, replaced as a whole."""
 
     connected: bool = False
     peers: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class AgentLink:
         self.state = LinkState()
 
     def run(self) -> None:
-        """The thread's body."""
+        """Run the thread."""
         attempt, said = 0, ""
         while not self._stop.is_set():
             try:
@@ -101,7 +101,7 @@ class AgentLink:
                         if self._clock.monotonic() - began > SETTLED_SECONDS:
                             attempt = 0
             except SresError as error:
-                # Each trouble once: the same line every five seconds helps nobody.
+                # Each trouble once: the same line every five seconds helps no reader.
                 log.log(logging.DEBUG if str(error) == said else logging.WARNING, "%s", error)
                 said = str(error)
             if self._clock.wait(self._stop, backoff(attempt, random.random())):

@@ -38,7 +38,7 @@ class CheckLoop:
         self._runner = CheckRunner(registry.checks(settings.checks.disabled), Context(), clock)
 
     def run(self) -> None:
-        """The thread's body."""
+        """Run the thread."""
         while not self._stop.is_set():
             # What Slurm expects is read again while something fails: an administrator may have
             # taken the missing GPU out of slurm.conf, so that the node can go on without it.
@@ -55,9 +55,9 @@ class CheckLoop:
 
 
 def context(settings: Config, facts: SlurmFacts, again: bool = False) -> Context:
-    """What the checks are given: settings, and what Slurm expects of this node."""
+    """Return what the checks are given: settings, and what Slurm expects of this node."""
     node = facts.ask_node(again)
-    # Slurm's RealMemory is 1 where nobody has set it: that expects nothing.
+    # Slurm's RealMemory is 1 where it was never set: that expects nothing.
     memory = node.memory if node and node.memory > 1 else None
     expected = Expected(memory, gpus(node.gres) if node else None)
     return Context(Path(settings.agent.sysroot), settings.checks, expected)

@@ -1,7 +1,7 @@
-"""sresd's threads: the link that beats, the kernel log, the checks, the fence.
+"""Run sresd's threads: the link that beats, the kernel log, the checks, the isolation watch.
 
 They share one board and one stop event. A thread that ends by an exception ends the daemon, and
-systemd starts it again: half an agent would beat on while nobody watches.
+systemd starts it again: half an agent would beat on without watching anything.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger("sresd")
 LISTEN_EVERY = 1.0
 """Seconds after which a signal that another thread received is acted upon at the latest."""
 GOODBYE_SECONDS = 1.0
-"""How long a stopping sresd waits for its goodbye to leave."""
+"""Seconds that a stopping sresd waits for its goodbye to leave."""
 
 
 class Daemon:

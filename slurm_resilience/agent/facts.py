@@ -1,4 +1,4 @@
-"""What sresd has to know of Slurm: asked once, then remembered; asked again until it answers."""
+"""Ask Slurm for the facts that sresd needs: once, then remember; again until Slurm answers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class SlurmFacts:
 
     @property
     def cluster(self) -> ClusterInfo | None:
-        """What is known of the cluster; None when Slurm has not answered yet. Never asks."""
+        """Return what is known of the cluster; None when Slurm has not answered yet. Never asks."""
         return self._cluster
 
     def ask_cluster(self) -> ClusterInfo:
-        """The cluster's configuration.
+        """Return the cluster's configuration.
 
         Raises:
             SresError: Slurm does not answer.
@@ -40,7 +40,7 @@ class SlurmFacts:
             return self._cluster
 
     def ask_node(self, again: bool = False) -> Node | None:
-        """This node as Slurm describes it; None while that is unknown.
+        """Return this node as Slurm describes it; None while that is unknown.
 
         Args:
             again: ask although an answer is known; the old one stays when Slurm does not answer.

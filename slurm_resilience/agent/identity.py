@@ -1,4 +1,4 @@
-"""Which node, which boot, which machine this is."""
+"""Identify the node, its present boot and its machine."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from slurm_resilience.errors import ConfigError
 
 NODE_FILES = Path("/run/sres-node")
-"""Where an environment whose nodes share one kernel (containers, the lab) writes what a real
-machine's kernel and firmware would say: ``boot-id`` and ``instance-id``."""
+"""A directory in which an environment whose nodes share one kernel (containers, the lab) writes the
+answers of a real machine's kernel and firmware: ``boot-id`` and ``instance-id``."""
 
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel's proc_ns.h: process 1 is the machine's own there."""
 
 
 def node_name(given: str = "") -> str:
-    """The Slurm node name: what was given, what slurmd was told, else the short host name.
+    """Return the Slurm node name: the given one, slurmd's own, else the short host name.
 
     Raises:
         ConfigError: nothing of these is set.
@@ -29,7 +29,7 @@ def node_name(given: str = "") -> str:
 
 
 def boot_id(files: Path = NODE_FILES) -> str:
-    """Changes with every boot.
+    """Return a text that changes with every boot.
 
     In a container the kernel's own id outlives the "machine": the start of process 1 is added.
     """
@@ -50,7 +50,7 @@ def boot_id(files: Path = NODE_FILES) -> str:
 
 
 def instance(files: Path = NODE_FILES, dmi: Path = Path("/sys/class/dmi/id")) -> str:
-    """Which machine: an EC2 instance id where there is one, else the firmware's UUID.
+    """Identify the machine: an EC2 instance id where there is one, else the firmware's UUID.
 
     On EC2's Nitro the id is the board's asset tag. Empty where nothing is known.
     """

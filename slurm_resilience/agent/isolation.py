@@ -1,7 +1,8 @@
-"""A node that is cut off goes on computing; this ends what auto-resume started on it.
+"""End what auto-resume started on this node once the node is cut off.
 
-sresctld starts the job again elsewhere, so two copies would write the same checkpoint. Nothing is
-ended as long as anybody answers: then it is the control plane that is down, or this daemon.
+Such a node goes on computing while sresctld starts the job again elsewhere: two copies would write
+the same checkpoint. Nothing is ended as long as any machine answers: then the control plane is
+down, or this daemon.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LOOK_EVERY = 1.0
 LOOK_TIMEOUT = 1.0
 """Seconds between two looks while disconnected, and for one look."""
 LEAST_LOOKS = 3
-"""Looks in a row that found nobody: a machine that was frozen for a minute was not alone."""
+"""Looks in a row without any answer: a machine that was frozen for a minute was not alone."""
 GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL. Short: the other copy is starting."""
 ASK_AGAIN = 30.0
@@ -34,7 +35,7 @@ ASK_AGAIN = 30.0
 
 
 class Contact(NamedTuple):
-    """What one look found."""
+    """The result of one look."""
 
     control: bool
     """The machine of sresctld or slurmctld answered."""
@@ -49,11 +50,11 @@ class IsolationDecision(NamedTuple):
 
 
 def decide(silence: float, looks: int, contact: Contact, fence_after: float) -> IsolationDecision:
-    """Is this node cut off, for long enough? Pure.
+    """Tell whether this node has been cut off for long enough. Pure.
 
     Args:
-        silence: seconds since anybody was heard.
-        looks: looks in a row that found nobody, this one included.
+        silence: seconds since any machine was heard.
+        looks: looks in a row without any answer, this one included.
         contact: what this look found.
         fence_after: seconds of silence that end steps; 0: never.
     """
@@ -64,12 +65,14 @@ def decide(silence: float, looks: int, contact: Contact, fence_after: float) -> 
             False, "other nodes answer: the control plane is down, not this node"
         )
     if not contact.peers:
-        return IsolationDecision(False, "no other node is known, so nobody can tell who is cut off")
+        return IsolationDecision(
+            False, "no other node is known, so none can tell which one is cut off"
+        )
     if fence_after <= 0:
         return IsolationDecision(False, "cut off; fencing is switched off (agent.fence_after)")
     if silence < fence_after or looks < LEAST_LOOKS:
         return IsolationDecision(
-            False, f"nobody answers; steps are ended after {fence_after:g} s of this"
+            False, f"no machine answers; steps are ended after {fence_after:g} s of this"
         )
     return IsolationDecision(True, f"cut off from the controller and {contact.peers} nodes")
 
@@ -126,7 +129,7 @@ class Isolation:
                 self.end_steps(f"{verdict.reason} for {silence:.0f} s")
 
     def look(self) -> Contact:
-        """Try everybody once."""
+        """Try every known address once."""
         answered = tcp_probe.reach(self._control | self._peers, LOOK_TIMEOUT)
         return Contact(
             bool(answered & self._control), len(self._peers), len(answered & self._peers)
@@ -148,7 +151,7 @@ class Isolation:
                 self._board.note(Finding("fence", Severity.MONITOR, text, at, subject=step.id))
 
     def _learn(self, state: LinkState) -> None:
-        """Resolve everybody's address while name servers can still be reached."""
+        """Resolve the address of each peer while name servers can still be reached."""
         session, asked = self._learned
         now = self._clock.monotonic()
         known = self._facts.cluster is not None

@@ -48,7 +48,7 @@ class KernelLogSource:
         os.close(self._fd)
 
     def read(self) -> Iterator[str]:
-        """The lines that are there now. Decoding never fails: a log holds any byte."""
+        """Yield the lines that are there now. Decoding never fails: a log holds any byte."""
         while True:
             try:
                 data = os.read(self._fd, READ_BYTES)
@@ -90,7 +90,7 @@ class KernelLogReader:
         self._wakeup.ring()
 
     def run(self) -> None:
-        """The thread's body."""
+        """Run the thread."""
         while not self._stop.is_set():
             try:
                 source = KernelLogSource(self._path)

@@ -42,8 +42,8 @@ def exit_code(results: list[CheckResult]) -> int:
 
 
 def kernel_log(settings: Config, clock: Clock) -> CheckResult:
-    """What the kernel has said since it booted. Only a device remembers that; a FIFO is read by
-    whoever comes first, so it is left to the daemon."""
+    """Read what the kernel has logged since it booted. Only a device remembers that; a FIFO gives
+    each line to its first reader, so it is left to the daemon."""
     path = Path(settings.agent.kernel_log)
     if path.is_fifo():
         return CheckResult("kernel_log", "unjudged", f"{path} is a FIFO: sresd follows it")
@@ -76,7 +76,7 @@ def as_json(node: str, results: list[CheckResult]) -> str:
 
 
 def print_table(node: str, results: list[CheckResult]) -> None:
-    """A table for people."""
+    """Print a table for people."""
     # Only here: the daemon does not carry rich in its memory.
     from rich.console import Console
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""What this node says about itself: checks and kernel log fill it, the link empties it."""
+"""Keep what this node has to report: checks and kernel log fill it, the link empties it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Outbox:
         self._wake()
 
     def take(self) -> Report | None:
-        """What is new since the last call; None when there is nothing."""
+        """Return the news since the last call; None when there is none."""
         with self._lock:
             report = Report(
                 tuple(self._new_results.values()),

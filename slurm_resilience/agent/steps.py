@@ -1,6 +1,6 @@
-"""The job steps that run on this node, as the process table shows them.
+"""Find the job steps that run on this node, as the process table shows them.
 
-Slurm cannot be asked here: this is for a node that reaches nobody.
+Slurm cannot be asked here: this is for a node that reaches no other machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LocalStep:
 
 
 def asked_for(steps: Iterable[LocalStep]) -> tuple[LocalStep, ...]:
-    """The steps that may be ended when the node is cut off. Pure.
+    """Return the steps that may be ended when the node is cut off. Pure.
 
     Those that auto-resume started, and the batch script of the same job: it would start another
     attempt. Other sruns of the job, and jobs that did not ask, are not ours to touch.
@@ -59,7 +59,7 @@ def running(node: str) -> tuple[LocalStep, ...]:
     steps, strays = [], _with_token()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            # The title replaces the command line. Anybody can give himself one, so it has to be
+            # The title replaces the command line. Any user can set one, so it has to be
             # root's: a user must not speak for another user's job.
             found = STEPD.match(" ".join(process.cmdline()))
             if found and process.uids().real in (0, os.geteuid()) and _here(process):
@@ -120,7 +120,8 @@ def _signal(processes: Sequence[psutil.Process], terminate: bool) -> None:
 
 
 def _with_token() -> dict[tuple[str, str], list[psutil.Process]]:
-    """Processes with a token by job and step: some leave their slurmstepd (daemonised helpers)."""
+    """Return the processes with a token by job and step: some leave their slurmstepd (daemonised
+    helpers)."""
     found: dict[tuple[str, str], list[psutil.Process]] = {}
     for process in psutil.process_iter():
         env = _environment(process)

@@ -1,4 +1,4 @@
-"""Who answers? TCP connects to many addresses at once, with one time limit for all."""
+"""Connect to many addresses at once, with one time limit for all, to see which answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def split(text: str) -> tuple[str, int]:
 
 
 def resolve(host: str, port: int) -> tuple[ProbeAddress, ...]:
-    """The addresses of a name; none when it cannot be looked up. May block on name servers."""
+    """Return the addresses of a name; none when it cannot be looked up. May block on name
+    servers."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
@@ -48,13 +49,14 @@ def resolve(host: str, port: int) -> tuple[ProbeAddress, ...]:
 
 
 def own_addresses() -> frozenset[str]:
-    """This machine's addresses: an answer from one of them proves nothing about the cable."""
+    """Return this machine's addresses: an answer from one of them proves nothing about the
+    cable."""
     interfaces = psutil.net_if_addrs().values()
     return frozenset(one.address.split("%")[0] for each in interfaces for one in each)
 
 
 def reach(addresses: Iterable[ProbeAddress], timeout: float) -> frozenset[ProbeAddress]:
-    """The addresses that answered. A refusal is an answer: somebody is there.
+    """Return the addresses that answered. A refusal is an answer: a machine is there.
 
     Args:
         addresses: what to connect to; each connection is closed at once.

@@ -32,7 +32,7 @@ class _Watched:
         self.end = ""
 
     def take(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The events (newest first) that were not shown yet, oldest first."""
+        """Return the events (newest first) that were not shown yet, oldest first."""
         new = [event for event in reversed(events) if event["id"] > self.after]
         for event in new:
             self.after = event["id"]
@@ -81,7 +81,7 @@ def watch(cluster: ClusterView, hostlist: str, timeout: float | None) -> None:
 
 
 def _begin(connection: Connection, names: list[str]) -> tuple[list[_Watched], str]:
-    """Where each node stands, and why sresctld is paused, if it is.
+    """Read the present state of each node, and the reason of a pause of sresctld if there is one.
 
     History first, then the status: what ends in between is in neither's blind spot.
     """
@@ -98,7 +98,7 @@ def _begin(connection: Connection, names: list[str]) -> tuple[list[_Watched], st
 
 
 def _show(watched: list[_Watched], connection: Connection) -> None:
-    """What is new on all of them, in the order in which it happened."""
+    """Show the news of all of them, in the order in which it happened."""
     new: list[dict[str, Any]] = []
     for entry in watched:
         if not entry.end:

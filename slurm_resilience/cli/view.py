@@ -14,7 +14,7 @@ SILENT = "?"
 
 
 def slurm_state(node: Node) -> str:
-    """The state in Slurm's own words: base, ``*`` when it does not answer, flags."""
+    """Write the state in Slurm's own words: base, ``*`` when it does not answer, flags."""
     star = "" if node.is_responding else "*"
     return "+".join([node.base + star, *sorted(node.flags - {"NOT_RESPONDING"})])
 
@@ -78,7 +78,7 @@ def near_misses(nodes: Iterable[Node]) -> list[dict[str, str]]:
 
 
 def by_value(views: Iterable[Mapping[str, Any]], key: str) -> dict[str, list[str]]:
-    """Node names by health, by state, …"""
+    """Group node names by health, by state, or by any other value."""
     found: dict[str, list[str]] = defaultdict(list)
     for view in views:
         found[view[key]].append(view["node"])

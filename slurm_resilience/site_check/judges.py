@@ -27,7 +27,7 @@ STALE_SECONDS = 10.0
 
 
 class Outcome(StrEnum):
-    """What a check of the site found."""
+    """The result of one check of the site."""
 
     OK = "ok"
     NOTE = "note"
@@ -145,7 +145,7 @@ def judge_munge(came_back: bool) -> SiteJudgement:
 
 @dataclass(frozen=True)
 class PluginSeen:
-    """What a probe saw of sres.so on this machine."""
+    """The facts about sres.so on this machine, as a probe saw them."""
 
     plugstack: str
     """The path of plugstack.conf."""
@@ -157,7 +157,7 @@ class PluginSeen:
     exists: bool = False
     supervisor: str = ""
     supervisor_fault: str = ""
-    """Why not every user can start the supervisor; empty: each can."""
+    """The reason why some user cannot start the supervisor; empty: each can."""
 
 
 def judge_plugin(seen: PluginSeen) -> SiteJudgement:
@@ -204,7 +204,7 @@ def judge_supervisor(seen: PluginSeen) -> SiteJudgement:
 
 @dataclass(frozen=True)
 class ProgramSeen:
-    """What a probe saw of the replacement program."""
+    """The facts about the replacement program, as a probe saw them."""
 
     words: tuple[str, ...]
     host: str
@@ -212,7 +212,7 @@ class ProgramSeen:
     is_here: bool
     """This is that machine."""
     fault: str = ""
-    """Why the program cannot be started; empty: it can."""
+    """The reason why the program cannot be started; empty: it can."""
 
 
 def judge_program(seen: ProgramSeen) -> SiteJudgement:
@@ -231,7 +231,7 @@ def judge_program(seen: ProgramSeen) -> SiteJudgement:
 
 @dataclass(frozen=True)
 class PortSeen:
-    """What became of a TCP connection to sresctld."""
+    """The outcome of a TCP connection to sresctld."""
 
     host: str
     port: int

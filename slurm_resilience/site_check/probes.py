@@ -22,11 +22,11 @@ from slurm_resilience.wire import munge
 
 CONNECT_SECONDS = 3.0
 MOST_INCLUDES = 8
-"""How deep plugstack.conf may include: a file that includes itself must end somewhere."""
+"""Levels of inclusion in plugstack.conf: a file that includes itself must end somewhere."""
 
 
 class Site(Protocol):
-    """What the probes look at: the configuration, Slurm and sresctld."""
+    """The sources that the probes read: the configuration, Slurm and sresctld."""
 
     @property
     def config(self) -> Config: ...

@@ -27,7 +27,7 @@ class SiteCheck:
     """Probe and judge. What it raises as `SresError` is what is wrong."""
     needs: tuple[str, ...] = ()
     remedy: str = ""
-    """What to do when the probe raises."""
+    """The advice to give when the probe raises."""
 
 
 def _config(site: Site, clock: Clock) -> SiteJudgement:

@@ -1,4 +1,4 @@
-"""Which client: pyslurm for reading where it matches this Slurm, its commands otherwise."""
+"""Choose the client: pyslurm for reading where it matches this Slurm, else Slurm's commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slurm_resilience.slurm.pyslurm import PyslurmClient
 
 
 def choose(cli: CliClient, info: ClusterInfo) -> tuple[SlurmClient, str]:
-    """The client to use, and why, in words.
+    """Return the client to use, and the reason in words.
 
     Args:
         cli: a client that works: it has just read ``info``.

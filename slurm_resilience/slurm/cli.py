@@ -153,7 +153,7 @@ class CliClient:
         if code != 0 or not granted:
             raise _error("salloc", words, text)
         helper = int(granted[1])
-        # If we are killed before it is merged, nobody is left who would give it back. Slurm takes
+        # If we are killed before it is merged, no process is left to give it back. Slurm takes
         # no limit of its own for such a job from salloc.
         with contextlib.suppress(SlurmError, NotPermitted, NotFound):
             self._run("scontrol", "update", f"jobid={helper}", "timelimit=1", timeout=2.0)
@@ -290,8 +290,8 @@ def _end_with_parent() -> None:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without the job's own SLURM_* and squeue's format variables: they
-    would change what the commands do and print."""
+    """Return this process's environment without the job's own SLURM_* and squeue's format
+    variables: they would change what the commands do and print."""
     kept = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS"}
     prefixes = ("SLURM_", "SQUEUE_", "SALLOC_", "SCANCEL_", "SBATCH_", "SINFO_", "SLURMD_")
     env = {

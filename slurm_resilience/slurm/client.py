@@ -29,7 +29,7 @@ class StepInfo(msgspec.Struct, frozen=True):
 
 
 class ClusterInfo(msgspec.Struct, frozen=True):
-    """What `scontrol show config` says that we need."""
+    """The part of `scontrol show config` that this project needs."""
 
     cluster: str
     version: str
@@ -48,9 +48,9 @@ class ClusterInfo(msgspec.Struct, frozen=True):
 
 
 class SlurmClient(Protocol):
-    """Everything we ask of Slurm. Each call raises `SlurmUnreachable` when nobody answers,
-    `NotFound` for a node or job that does not exist, `NotPermitted` where Slurm says no, and
-    `SlurmError` for any other refusal; then nothing was changed."""
+    """The requests that this project makes to Slurm. Each call raises `SlurmUnreachable` when
+    slurmctld does not answer, `NotFound` for a node or job that does not exist, `NotPermitted`
+    where Slurm says no, and `SlurmError` for any other refusal; then nothing was changed."""
 
     def nodes(self) -> tuple[Node, ...]:
         """All nodes."""
@@ -69,7 +69,7 @@ class SlurmClient(Protocol):
         ...
 
     def steps(self, job_id: int) -> tuple[StepInfo, ...]:
-        """Running steps of a job."""
+        """List the running steps of a job."""
         ...
 
     def info(self) -> ClusterInfo: ...
@@ -97,7 +97,7 @@ class SlurmClient(Protocol):
     def cancel_job(self, job_id: int) -> None: ...
 
     def allocate_for(self, job: Job, nodes: int, wait: float, stop: Event | None = None) -> int:
-        """A helper allocation of the caller that is to be merged into ``job``; its id.
+        """Get a helper allocation of the caller that is to be merged into ``job``; return its id.
 
         Waits up to ``wait`` seconds for nodes, or until ``stop`` is set: then there is none.
         """

@@ -16,7 +16,7 @@ MAX_NODES = 100_000
 
 
 def expand(hostlist: str) -> tuple[str, ...]:
-    """The names of a hostlist, in its own order: ``n[1-3]`` → ``("n1", "n2", "n3")``.
+    """Return the names of a hostlist, in its own order: ``n[1-3]`` → ``("n1", "n2", "n3")``.
 
     Raises:
         UsageError: malformed, or empty.
@@ -36,7 +36,7 @@ def expand(hostlist: str) -> tuple[str, ...]:
 
 
 def fold(names: Iterable[str]) -> str:
-    """A hostlist of names: ``["n1", "n2"]`` → ``n[1-2]``; empty for none."""
+    """Fold names into a hostlist: ``["n1", "n2"]`` → ``n[1-2]``; empty for none."""
     nodes = NodeSet()
     for name in names:
         nodes.add(name)

@@ -132,7 +132,7 @@ class _Reason:
     at: str = ""
     unclear: bool = False
     rest: str = ""
-    """What follows it in the record."""
+    """The text that follows it in the record."""
 
 
 def _reason(text: str, known: AbstractSet[str]) -> _Reason:
@@ -174,7 +174,7 @@ def _begins_a_field(text: str, at: int, known: AbstractSet[str]) -> bool:
 
 
 def node_state(text: str) -> tuple[str, frozenset[str]]:
-    """Base state and flags of e.g. ``ALLOCATED+FAIL``, ``DOWN*+DRAIN``, ``IDLE*``."""
+    """Split e.g. ``ALLOCATED+FAIL``, ``DOWN*+DRAIN``, ``IDLE*`` into base state and flags."""
     flags: set[str] = set()
     base = ""
     for part in text.upper().split("+"):
@@ -286,7 +286,8 @@ _STEP_SRUN = re.compile(r" SrunHost:Pid=(?P<host>[^ :]+):(?P<pid>\d+)")
 
 
 def steps(text: str, job_id: int) -> tuple[StepInfo, ...]:
-    """Steps of `scontrol show step JOB -o`. Text that is no step of the job is passed over.
+    """Read the steps of `scontrol show step JOB -o`. Text that is no step of the job is passed
+    over.
 
     The step's name is the user's text, line ends included; it stands between the nodes and srun's
     pid, so the first match of one and the last of the other are Slurm's.

@@ -133,7 +133,7 @@ def installed_version() -> str:
 
 
 def matches(pyslurm: str, slurm: str) -> bool:
-    """Are ``22.5.3`` and ``22.05.8`` made for each other?"""
+    """Tell whether ``22.5.3`` and ``22.05.8`` are made for each other."""
 
     return len(_release(pyslurm)) == 2 and _release(pyslurm) == _release(slurm)
 

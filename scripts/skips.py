@@ -133,7 +133,7 @@ def _unexcused() -> list[str]:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """An unexcused skip fails the run; what complains when it is collected does so now."""
+    """Fail the run for an unexcused skip; what complains when it is collected does so now."""
     gc.collect()
     if exitstatus == pytest.ExitCode.OK and _unexcused():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

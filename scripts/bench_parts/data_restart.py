@@ -59,7 +59,8 @@ def _killed(cache: Path) -> None:
 
 
 def _successor(cache: Path, say: Any) -> None:
-    """The time from making the loader to having the batch that the dead process would have had."""
+    """Tell the time from making the loader to having the batch that the dead process would have
+    had."""
     began = time.perf_counter()
     loader = _loader(cache)
     loader.seek(GIVEN)

@@ -35,7 +35,7 @@ BLOCKS, WIDTH = 10, 512
 
 
 def build(trained: bool) -> Tracked:
-    """A model with tensors of 2 KB to 8 MB, and its optimizer, stepped once if trained."""
+    """Build a model with tensors of 2 KB to 8 MB, and its optimizer, stepped once if trained."""
     block = nn.TransformerEncoderLayer(WIDTH, 8, 4 * WIDTH)
     model = nn.Sequential(
         nn.Embedding(3000, WIDTH),

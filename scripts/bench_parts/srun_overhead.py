@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the SPANK plugin costs an srun that did not ask for it.
+"""Measure what the SPANK plugin costs an srun that did not ask for it.
 
 Starts a lab, and in one allocation on it runs `srun -N1 -n1 true` in pairs: once with the plugin in
 plugstack.conf and once with plugstack.conf empty. srun and slurmstepd both read that file anew at
@@ -79,7 +79,7 @@ def _ratio(pairs: list[tuple[float, float]]) -> float:
 
 
 def _verdict(low: float, high: float) -> str:
-    """A busy machine makes the interval wide, and then the figure settles nothing."""
+    """Judge an interval: a busy machine makes it wide, and then the figure settles nothing."""
     limit = 1 + LIMIT_PERCENT / 100
     if high <= limit:
         return "kept"
@@ -87,7 +87,7 @@ def _verdict(low: float, high: float) -> str:
 
 
 def report(result: dict[str, Any]) -> str:
-    """The result as text."""
+    """Return the result as text."""
     low, high = result["ratio_interval"]
     return (
         f"{result['command']}, {result['runs']} pairs in one allocation, medians:\n"

@@ -39,7 +39,7 @@ def build(
 
 
 def train(s: Session, steps: int) -> None:
-    """The block: after a fault it is entered again, and goes on where it was."""
+    """Run the block: after a fault it is entered again, and goes on where it was."""
     model, opt, schedule = s.once(build, steps)
     s.track(model=model, opt=opt, schedule=schedule)
     net = s.ddp(model)  # anew: it holds this world's process group

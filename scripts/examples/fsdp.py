@@ -30,7 +30,7 @@ class Squares(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def build(s: Session) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Called whenever the block is entered: shards hold this world's process groups."""
+    """Build anew whenever the block is entered: shards hold this world's process groups."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8)
@@ -45,7 +45,7 @@ def build(s: Session) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 @resilient(replica_size=SHARD)
 def train(s: Session, steps: int) -> None:
-    """The block."""
+    """Run the block."""
     model, opt = build(s)
     s.track(model=model, opt=opt)
     for x, y in s.loader(Squares(), global_batch=64, steps=steps, epochs=None):

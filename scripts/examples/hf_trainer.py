@@ -33,7 +33,7 @@ class ResilientCallback:
         self._update: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The Trainer counts on from the step that the healed state contains."""
+        """Let the Trainer count on from the step that the healed state contains."""
         state.global_step = self._session.step
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -42,8 +42,8 @@ class ResilientCallback:
         self._update.__enter__()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The optimizer, the schedule and the gradients are done. A fault before never gets here:
-        the update stays open, and this rank's state counts as void."""
+        """Commit: the optimizer, the schedule and the gradients are done. A fault before never gets
+        here: the update stays open, and this rank's state counts as void."""
         update, self._update = self._update, None
         if update is not None:
             update.__exit__(None, None, None)
@@ -82,7 +82,7 @@ class Trainer:
             getattr(callback, name)(None, self.state, None, model=self.model)
 
     def train(self) -> State:
-        """The loop of the library."""
+        """Run the loop of the library."""
         self.event("on_train_begin")
         for tokens in self.batches:
             self.event("on_step_begin")
@@ -113,14 +113,14 @@ class Printer:
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The same on every rank."""
+    """Build the same on every rank."""
     model = llama.Llama(llama.LlamaShape(width=32, layers=2, context=16))
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
 @resilient()
 def train(s: Session, steps: int) -> None:
-    """The block: a Trainer for each world."""
+    """Run the block: a Trainer for each world."""
     model, opt = s.once(build)
     s.track(model=model, opt=opt)
     batches: Iterator[torch.Tensor] = s.loader(TokenWindows("", 16), 32, steps=steps, epochs=None)

@@ -34,7 +34,7 @@ class ResilientCallback:
     def on_train_batch_end(
         self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """A fault before never gets here: this rank's state counts as void then."""
+        """Commit. A fault before never gets here: this rank's state counts as void then."""
         update, self._update = self._update, None
         if update is not None:
             update.__exit__(None, None, None)
@@ -55,7 +55,7 @@ class Module(nn.Module):
         self.net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 1))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        """The training step: batch (n, 4) to a scalar loss."""
+        """Run the training step: batch (n, 4) to a scalar loss."""
         wanted = batch.prod(dim=1, keepdim=True)
         return nn.functional.mse_loss(self.net(batch), wanted)
 
@@ -75,7 +75,7 @@ class Trainer:
             getattr(callback, name)(self, *words)
 
     def fit(self, module: nn.Module, opt: torch.optim.Optimizer, data: Iterable[Any]) -> None:
-        """The loop of the library."""
+        """Run the loop of the library."""
         self.hook("on_train_start", module)
         for index, batch in enumerate(data):
             self.hook("on_train_batch_start", module, batch, index)
@@ -112,14 +112,14 @@ class Points(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def build() -> tuple[Module, torch.optim.Optimizer]:
-    """The same on every rank."""
+    """Build the same on every rank."""
     module = Module()
     return module, module.configure_optimizers()
 
 
 @resilient()
 def train(s: Session, steps: int) -> None:
-    """The block: a Trainer for each world."""
+    """Run the block: a Trainer for each world."""
     module, opt = s.once(build)
     s.track(module=module, opt=opt)
     callbacks: list[Any] = [ResilientCallback(s)]

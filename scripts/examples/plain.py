@@ -19,7 +19,7 @@ from slurm_resilience.training import Session, resilient
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The same on every rank: healing then has nothing to send at the start."""
+    """Build the same on every rank: healing then has nothing to send at the start."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 1))
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -49,7 +49,7 @@ def build(width: int, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 # (1) The block: called again, in the living process, whenever the world has changed.
 def train(s: Session, args: argparse.Namespace) -> None:
     model, optimizer = s.once(build, args.width, args.seed)
-    # (2) What is tracked is brought to the newest step that anybody has.
+    # (2) What is tracked is brought to the newest step that any rank has.
     s.track(model=model, optimizer=optimizer)
     net = s.ddp(model)
     log = StepLog(args.log, s) if args.log else None

@@ -44,13 +44,13 @@ def world() -> tuple[int, int, int]:
 
 
 def first_node() -> str:
-    """The node of rank 0."""
+    """Return the node of rank 0."""
     nodes = ["scontrol", "show", "hostnames", os.environ["SLURM_STEP_NODELIST"]]
     return subprocess.run(nodes, capture_output=True, text=True, check=True).stdout.split()[0]
 
 
 def build(seed: int, width: int, device: torch.device) -> nn.Module:
-    """The model: the same on every rank, because the seed is."""
+    """Build the model: the same on every rank, because the seed is."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Linear(32, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1)
@@ -60,7 +60,7 @@ def build(seed: int, width: int, device: torch.device) -> nn.Module:
 def batch(
     seed: int, step: int, rank: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The batch of one step and rank: features (64, 32) and targets (64, 1)."""
+    """Return the batch of one step and rank: features (64, 32) and targets (64, 1)."""
     source = torch.Generator().manual_seed(seed * 1_000_003 + step * 1_009 + rank)
     x = torch.randn(64, 32, generator=source)
     return x.to(device), torch.sin(x.sum(dim=1, keepdim=True)).to(device)

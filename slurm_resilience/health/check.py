@@ -1,4 +1,4 @@
-"""What a check is: a probe that looks and a judge that decides.
+"""The parts of a check: a probe that looks and a judge that decides.
 
 The probe does the I/O, below `Context.sysroot`; the judge is pure. Time limits, exceptions, logging
 and reporting belong to the runner, so that a check is about forty lines.
@@ -20,7 +20,7 @@ class Unjudged(Exception):
 
 
 class Judgement(NamedTuple):
-    """What a judge says: one line, and a finding for each trouble. No findings: pass."""
+    """The answer of a judge: one line, and a finding for each trouble. No findings: pass."""
 
     text: str
     findings: tuple[Finding, ...] = ()
@@ -28,7 +28,7 @@ class Judgement(NamedTuple):
 
 @dataclass(frozen=True)
 class Expected:
-    """What Slurm says this node has; None where that is unknown."""
+    """The hardware that Slurm says this node has; None where that is unknown."""
 
     memory: int | None = None
     """RealMemory, MiB."""
@@ -37,7 +37,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Context:
-    """What every probe and judge is given."""
+    """The settings and facts that every probe and judge is given."""
 
     sysroot: Path = Path("/")
     settings: config.CheckSettings = field(default_factory=config.CheckSettings)
@@ -45,10 +45,10 @@ class Context:
     now: float = 0.0
     """Seconds since the epoch."""
     first: Any = None
-    """What this check's probe saw the first time; None while that is now."""
+    """The reading of this check's first probe; None while that is now."""
 
     def path(self, absolute: str) -> Path:
-        """A path of the machine below the sysroot."""
+        """Return a path of the machine below the sysroot."""
         return self.sysroot / absolute.lstrip("/")
 
 

@@ -35,7 +35,7 @@ class FindingGroup(NamedTuple):
 
 
 class GroupingChange(NamedTuple):
-    """What a new line means for the outside."""
+    """The effect of a new line on an incident."""
 
     incidents: tuple[FindingGroup, ...]
     """The open ones."""
@@ -81,7 +81,7 @@ def absorb(
 
 
 def heals(finding: Finding, recovered: str) -> bool:
-    """Does the recovery of a GPU (Xid 154 "to None", after its reset) end this trouble?"""
+    """Tell whether the recovery of a GPU (Xid 154 "to None", after its reset) ends this trouble."""
     return finding.subject == recovered and finding.severity is Severity.RESET
 
 
@@ -98,7 +98,7 @@ def group(findings: Iterable[Finding], window: float = WINDOW_SECONDS) -> tuple[
 
 def _belongs(finding: Finding, incident: FindingGroup) -> bool:
     if finding.injected != incident.lead.injected:
-        return False  # a line that somebody wrote must never hide the kernel's own
+        return False  # a line that a user wrote must never hide the kernel's own
     if finding.subject == incident.lead.subject:
         return True
     after_gpu = incident.lead.check == "gpu_lost" or bool(_REACH_SWITCHES & {*incident.codes})
@@ -117,7 +117,7 @@ def _grow(incident: FindingGroup, finding: Finding) -> FindingGroup:
 
 
 def _told(incident: FindingGroup) -> Finding:
-    """The lead, naming the codes that came before it."""
+    """Return the lead, naming the codes that came before it."""
     others = ", ".join(code for code in incident.codes if code not in ("", incident.lead.code))
     lead = incident.lead
     return msgspec.structs.replace(lead, text=f"{lead.text} (after {others})") if others else lead

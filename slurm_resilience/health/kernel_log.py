@@ -60,7 +60,8 @@ class Classifier:
         self._lines_left = 0
 
     def feed(self, line: str, now: float, booted: float | None = None) -> list[Finding]:
-        """Findings of one line (or of one /dev/kmsg record, which may hold several lines).
+        """Return the findings of one line (or of one /dev/kmsg record, which may hold several
+        lines).
 
         Args:
             line: as it was read.
@@ -137,7 +138,8 @@ def _sxid(found: re.Match[str], at: float) -> Finding:
 
 
 def _lost(bdf: str, text: str, at: float) -> Finding:
-    """What Xid 79 says, said without one (the driver's probe finds the GPU gone)."""
+    """Return the finding of Xid 79 for a GPU that is lost without one (the driver's probe finds it
+    gone)."""
     gpu = bdf.lower()
     return Finding(
         check="gpu_lost",

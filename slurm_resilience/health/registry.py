@@ -40,7 +40,7 @@ def checks(disabled: tuple[str, ...] = ()) -> tuple[Check, ...]:
 
 
 def _load(point: EntryPoint) -> Check:
-    """A site's check; one that cannot be loaded stays visible as unjudged."""
+    """Load a site's check; one that cannot be loaded stays visible as unjudged."""
     try:
         check = point.load()
     except Exception as error:

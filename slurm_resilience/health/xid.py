@@ -1,4 +1,4 @@
-"""What each NVIDIA Xid asks for: the table in ``xid_table.csv``, unless the line itself says it."""
+"""Look up the action for an NVIDIA Xid: in ``xid_table.csv``, unless the line itself says it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Xid(NamedTuple):
     meaning: str
     action: Severity
     source: str
-    """Where the action comes from: NVIDIA's catalogue, or a decision and its reason."""
+    """The source of the action: NVIDIA's catalogue, or a decision and its reason."""
 
 
 @functools.cache
 def table() -> dict[int, Xid]:
-    """The table, by code."""
+    """Return the table, by code."""
     text = resources.files("slurm_resilience.health").joinpath("xid_table.csv").read_text("utf-8")
     rows = csv.DictReader(text.splitlines())
     return {
@@ -41,7 +41,7 @@ def table() -> dict[int, Xid]:
 
 
 def judge(code: int, text: str) -> Xid:
-    """The row for ``code``, with the action that this line asks for.
+    """Return the row for ``code``, with the action that this line asks for.
 
     Args:
         code: the Xid number.

@@ -62,7 +62,7 @@ class Lab(LabCommands):
 
     @classmethod
     def open(cls, name_or_directory: str | Path = "lab") -> Lab:
-        """A lab that is up.
+        """Open a lab that is up.
 
         Raises:
             LabError: there is none of that name or in that directory.
@@ -117,14 +117,14 @@ class Lab(LabCommands):
         self._order("mend", nodes)
 
     def instance(self, node: str) -> str:
-        """The identity of the machine behind a node name; a replacement changes it."""
+        """Return the identity of the machine behind a node name; a replacement changes it."""
         return str(self.status()["nodes"][self._one(node)]["instance"])
 
     def kmsg(self, nodes: str, line: str) -> None:
         """Write one line to the kernel log of nodes.
 
         Raises:
-            LabError: nobody has read the log for so long that it is full.
+            LabError: the log is full, because it has not been read for so long.
         """
         data = line.replace("\n", " ").encode() + b"\n"
         if len(data) > 4096:

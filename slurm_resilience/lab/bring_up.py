@@ -33,7 +33,8 @@ _TOOLS = {
 
 
 def missing(spec: LabSpec) -> str | None:
-    """What keeps this machine from having such a lab, in one line; None when nothing does."""
+    """Return what keeps this machine from having such a lab, in one line; None when nothing
+    does."""
     if os.geteuid() != 0:
         return "a lab needs root (it makes namespaces and mounts); run it with sudo"
     tools = dict(_TOOLS)

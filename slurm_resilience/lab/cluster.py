@@ -193,7 +193,7 @@ class LabCluster:
             await asyncio.sleep(0.005)
 
     def node(self, name: str) -> LabNode:
-        """A node by name."""
+        """Return a node by name."""
         if name not in self.nodes:
             raise NotFound(
                 f"no node '{name}' in lab '{self.name}'; it has n1 to n{self.spec.nodes}"
@@ -201,7 +201,7 @@ class LabCluster:
         return self.nodes[name]
 
     def place(self, name: str) -> Machine:
-        """A node, or ``ctl``."""
+        """Return a node, or ``ctl``."""
         return self._ctl if name == "ctl" else self.node(name)
 
     async def cut(self, node: LabNode) -> None:
@@ -242,7 +242,7 @@ class LabCluster:
                 self.start_daemon(name)
 
     def status(self) -> dict[str, Any]:
-        """What runs, as the keeper sees it."""
+        """Return what runs, as the keeper sees it."""
         return {
             "name": self.name,
             "directory": str(self.directory),

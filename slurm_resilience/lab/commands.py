@@ -29,7 +29,7 @@ class LabCommands:
         node: str | None = None,
         cwd: str | Path | None = None,
     ) -> list[str]:
-        """The command line that runs ``argv`` inside (on ``ctl`` unless a node is named).
+        """Return the command line that runs ``argv`` inside (on ``ctl`` unless a node is named).
 
         Its process stands for the command: signals sent to it reach the command, its exit status
         is the command's, and the command does not outlive it. Its environment should be
@@ -42,7 +42,8 @@ class LabCommands:
         return [*programs.quick("slurm_resilience.lab.enter", *words), "--", *map(str, argv)]
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The environment for a command in this lab: no other Slurm's variables, this one's set."""
+        """Return the environment for a command in this lab: no other Slurm's variables, this one's
+        set."""
         return programs.clean_environment(self.directory, dict(extra or {}))
 
     def run(

@@ -25,7 +25,8 @@ def version(text: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class ConfPlan:
-    """Who listens where. ``nodes`` maps a node to its address and slurmd's port."""
+    """The addresses and ports of the lab. ``nodes`` maps a node to its address and slurmd's
+    port."""
 
     controller: str
     slurmctld_port: int
@@ -111,7 +112,7 @@ def slurm_conf(name: str, spec: LabSpec, plan: ConfPlan, lab: PurePath) -> str:
 
 
 def accounts(text: str, lab: PurePath) -> str:
-    """A passwd file with the lab's people added to the machine's."""
+    """Return a passwd file with the lab's people added to the machine's."""
     known = {line.split(":")[0] for line in text.splitlines()}
     added = [
         f"{name}:x:{uid}:{uid}::{lab}/home/{name}:/bin/bash"
@@ -122,7 +123,7 @@ def accounts(text: str, lab: PurePath) -> str:
 
 
 def groups(text: str) -> str:
-    """A group file with the lab's people added to the machine's."""
+    """Return a group file with the lab's people added to the machine's."""
     known = {line.split(":")[0] for line in text.splitlines()}
     added = [f"{name}:x:{gid}:" for name, gid in PEOPLE.items() if name not in known]
     return "\n".join([*text.splitlines(), *added]) + "\n"

@@ -1,4 +1,4 @@
-"""Runs a command inside a lab's node, such that it looks like a child of whoever started this.
+"""Run a command inside a lab's node, such that it looks like a child of the caller.
 
 ``enter SOCKET PLACE USER CWD -- COMMAND…`` asks the keeper for a handle on the place, forks, and
 the child steps into the place's namespaces (a PID namespace can only be entered by forking).

@@ -138,5 +138,5 @@ def spawn(argv: list[str], env: dict[str, str], log: str, stdin: int | None = No
 
 
 def main() -> None:
-    """Started by the keeper, with the number of the socket to it."""
+    """Run as the keeper started it, with the number of the socket to the keeper."""
     Init(socket.socket(fileno=int(sys.argv[1]))).run()

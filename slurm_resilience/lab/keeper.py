@@ -26,7 +26,7 @@ from slurm_resilience.lab.spec import LabSpec
 
 
 class _Abandoned(Exception):
-    """Whoever asked for the lab died before it was ready."""
+    """The process that asked for the lab died before it was ready."""
 
 
 class LabOwner:
@@ -58,7 +58,7 @@ async def keep(name: str, directory: Path, spec: LabSpec, owner: LabOwner) -> No
 
     Raises:
         SresError: it could not be built.
-        _Abandoned: nobody waits for it any more.
+        _Abandoned: no process waits for it any more.
     """
     cluster = LabCluster(name, directory, spec, lambda text: owner.say(progress=text))
     build = asyncio.create_task(cluster.build())

@@ -129,7 +129,7 @@ def set_boot_time_to_now() -> None:
 
 
 def new_network() -> int:
-    """An open file that keeps a new, empty network namespace alive."""
+    """Open a file that keeps a new, empty network namespace alive."""
     own = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         unshare(NEWNET)

@@ -31,7 +31,7 @@ class Machine:
         """Every program started here by name: ``running`` or how it ended."""
         self.cut = False
         self.root = ""
-        """Where its root directory is; empty: the machine's."""
+        """Its root directory; empty: the machine's."""
         self.pid: int | None = None
         self.end: asyncio.Future[int] | None = None
         self._number = number
@@ -46,7 +46,7 @@ class Machine:
 
     @property
     def powered(self) -> bool:
-        """Whether it runs at all."""
+        """True while it runs at all."""
         return self.pid is not None
 
     async def boot(self, binds: list[tuple[str, str]]) -> None:
@@ -111,7 +111,7 @@ class Machine:
         self._say(kill=name, signal=number)
 
     def end_of(self, name: str) -> asyncio.Future[int]:
-        """The future of the exit code of a program that was started here and runs."""
+        """Return the future of the exit code of a program that was started here and runs."""
         return self._ends[name]
 
     async def wait_end(self, name: str) -> None:
@@ -137,7 +137,7 @@ class Machine:
             output.unlink(missing_ok=True)
 
     def open_handle(self) -> int:
-        """A pidfd of its pid 1: with it another process can enter."""
+        """Open a pidfd of its pid 1: with it another process can enter."""
         if self.pid is None:
             raise LabError(f"{self.name} is powered off; `sres lab power-on {self.name}` first")
         return os.pidfd_open(self.pid)

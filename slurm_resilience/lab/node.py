@@ -177,7 +177,7 @@ class LabNode(Machine):
             log.write(f"{self.name} does not join: {why}\n")
 
     def _ended(self, end: asyncio.Future[int]) -> None:
-        # Its own doing: whoever cuts the power has set the state before.
+        # Its own doing: a caller who cuts the power has set the state before.
         if self.state == "off" or self.end is not end:
             return
         if end.result() == -signal.SIGHUP:
@@ -201,7 +201,7 @@ class LabNode(Machine):
         self.instance = f"i-{secrets.token_hex(6)}"
         (self.disk / "instance-id").write_text(f"{self.instance}\n")
         if self._spec.gres_parts is not None:
-            # Slurm sets CUDA_VISIBLE_DEVICES for character devices only; nobody ever opens these.
+            # Slurm sets CUDA_VISIBLE_DEVICES for character devices only; no program opens these.
             for index in range(self._spec.gres_parts[2]):
                 device = os.makedev(NVIDIA_MAJOR, index)
                 os.mknod(self.disk / "dev" / f"nvidia{index}", stat.S_IFCHR | 0o666, device)
@@ -218,7 +218,7 @@ class LabNode(Machine):
         }
 
     def _drain_kernel_log(self) -> None:
-        """What the last boot's kernel said is not said again by the next one."""
+        """Drop what the last boot's kernel said, so that the next one does not say it again."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self._kmsg_fd, 65536):
                 pass

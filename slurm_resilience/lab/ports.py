@@ -10,10 +10,11 @@ from slurm_resilience.lab.spec import LabSpec
 
 
 def reserve(spec: LabSpec) -> tuple[list[socket.socket], ConfPlan]:
-    """The lab's addresses and ports, and the sockets that hold the ports for its life.
+    """Reserve the lab's addresses and ports; return also the sockets that hold the ports for its
+    life.
 
     In a networked lab every node has an address of its own, and Slurm's usual ports are free. Else
-    all share the machine's: each port is bound here, so the kernel gives it to nobody else, but
+    all share the machine's: each port is bound here, so the kernel gives it to no other, but
     never listened on; as both sides say SO_REUSEADDR, the lab's own daemon may still bind it.
     """
     if spec.network:
@@ -27,7 +28,7 @@ def reserve(spec: LabSpec) -> tuple[list[socket.socket], ConfPlan]:
 
 def _hold() -> socket.socket:
     held = socket.socket()
-    # Bound first and made shareable after: the kernel then picks a port that nobody holds at all.
+    # Bound first and made shareable after: the kernel then picks a port that no process holds.
     held.bind(("", 0))
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return held

@@ -21,7 +21,7 @@ class Processes:
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
 
     def watch(self, pid: int) -> asyncio.Future[int]:
-        """A future of the child's exit code (-N: ended by signal N)."""
+        """Return a future of the child's exit code (-N: ended by signal N)."""
         end: asyncio.Future[int] = self._loop.create_future()
         self._ends[pid] = end
         return end

@@ -1,4 +1,4 @@
-"""How programs of this package are started quickly, and where other programs are found."""
+"""Start programs of this package quickly, and find other programs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def quick(module: str, *arguments: str) -> list[str]:
-    """The command that runs ``main()`` of a module of this package, with the least to load."""
+    """Return the command that runs ``main()`` of a module of this package, with the least to
+    load."""
     start = _START.format(module=module)
     return [sys.executable, "-I", "-S", "-c", start, _PACKAGES, *arguments]
 
 
 def own_directories() -> list[Path]:
-    """Where this package, its virtual environment and its Python are."""
+    """List the directories of this package, its virtual environment and its Python."""
     return [Path(_PACKAGES), Path(sys.prefix), Path(sys.base_prefix)]
 
 
 def own_bin() -> Path:
-    """Where this virtual environment's sresctld, sresd and sres-resume are."""
+    """Return the directory of this virtual environment's sresctld, sresd and sres-resume."""
     return Path(sys.prefix) / "bin"
 
 
@@ -39,14 +40,14 @@ def search_path() -> str:
 
 
 def find(program: str, root: str = "") -> str | None:
-    """The absolute path of a program, looked up as the lab will; inside ``root`` if given."""
+    """Find a program's absolute path, looked up as the lab will; inside ``root`` if given."""
     system = ":".join(f"{root}{directory}" for directory in SYSTEM_PATH.split(":"))
     path = shutil.which(program, path=f"{own_bin()}:{system}")
     return path.removeprefix(root) if path is not None else None
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """What every daemon of a lab starts with; nothing of the caller's Slurm gets in."""
+    """Return the environment that every daemon of a lab starts with, without the caller's Slurm."""
     return {
         "PATH": search_path(),
         "HOME": "/root",
@@ -59,7 +60,8 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 def clean_environment(directory: Path, extra: dict[str, str] | None = None) -> dict[str, str]:
-    """The caller's environment for a command in the lab, without any other Slurm's variables."""
+    """Return the caller's environment for a command in the lab, without any other Slurm's
+    variables."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     lab = environment(directory)
     kept["PATH"] = f"{lab['PATH']}:{kept.get('PATH', '')}".rstrip(":")

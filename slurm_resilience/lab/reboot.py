@@ -1,4 +1,4 @@
-"""What RebootProgram runs: reboots the lab node it is run on, and nothing else."""
+"""Reboot the lab node that this runs on, as Slurm's RebootProgram, and do nothing else."""
 
 from __future__ import annotations
 

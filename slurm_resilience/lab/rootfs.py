@@ -100,7 +100,7 @@ def _is_brought(path: Path) -> bool:
 
 
 def _libraries(files: list[Path]) -> set[Path]:
-    """The shared libraries that programs and modules load, as the machine finds them."""
+    """Return the shared libraries that programs and modules load, as the machine finds them."""
     done = subprocess.run(
         ["ldd", *map(str, files)], capture_output=True, text=True, errors="replace", check=False
     )

@@ -1,4 +1,4 @@
-"""What a lab shall be: the order that `Lab.up` is given, checked before anything is touched."""
+"""The order that `Lab.up` is given, checked before anything is touched."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class LabSpec:
         return Path(self.slurm_root).resolve() if self.slurm_root else None
 
     def plugin_file(self) -> Path | None:
-        """The SPANK plugin to load, if any."""
+        """Return the SPANK plugin to load, if any."""
         if self.plugin != "auto":
             return Path(self.plugin).resolve() if self.plugin else None
         built = _REPOSITORY / "spank"
@@ -102,7 +102,7 @@ class LabSpec:
         return built / "sres.so" if (built / "sres.so").is_file() else None
 
     def lifecycle_directory(self) -> Path | None:
-        """The directory of lifecycle scripts, if any."""
+        """Return the directory of lifecycle scripts, if any."""
         if self.lifecycle != "auto":
             return Path(self.lifecycle).resolve() if self.lifecycle else None
         example = _REPOSITORY / "lifecycle"

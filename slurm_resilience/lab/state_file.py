@@ -1,4 +1,4 @@
-"""What is written down about a lab, and which labs there are."""
+"""Keep the record of each lab, and list the labs that there are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HINT = "`sres lab up` makes one, `sres lab list` shows them"
 
 
 def locate(name_or_directory: str | Path) -> Path:
-    """The directory of a lab given by name, or by directory (anything with a slash)."""
+    """Find the directory of a lab given by name, or by directory (anything with a slash)."""
     text = str(name_or_directory)
     if "/" in text:
         return Path(text).absolute()
@@ -57,16 +57,16 @@ def check_name(name: str) -> None:
 
 
 def stat(pid: int) -> tuple[str, int]:
-    """A process's state, and when it started: with its number, an identity."""
+    """Return a process's state, and when it started: with its number, an identity."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return words[0], int(words[19])
 
 
 def alive(keeper: dict[str, Any]) -> bool:
-    """Whether the keeper of a record lives."""
+    """Tell whether the keeper of a record lives."""
     try:
         state, start = stat(keeper["pid"])
-        # One that nobody has collected yet is as dead as one that is gone.
+        # One that its parent has not collected yet is as dead as one that is gone.
         return state != "Z" and start == int(keeper["start"])
     except (OSError, IndexError, ValueError):
         return False

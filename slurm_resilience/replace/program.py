@@ -22,10 +22,10 @@ from slurm_resilience.errors import SresError
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What is known of one run of the program."""
+    """The facts about one run of the program."""
 
     state: Literal["running", "ended", "lost"]
-    """``lost``: it is gone without an exit code (the machine was rebooted, somebody killed it)."""
+    """``lost``: it is gone without an exit code (the machine was rebooted, or a user killed it)."""
     rc: int = -1
     output: str = ""
     """The last lines it printed."""
@@ -88,7 +88,7 @@ _children: list[subprocess.Popen[bytes]] = []
 
 
 def status(directory: Path) -> Run:
-    """What became of the run."""
+    """Return the present state of the run."""
     for child in list(_children):
         if child.poll() is not None:
             _children.remove(child)
@@ -128,7 +128,7 @@ def stop(directory: Path) -> None:
 
 
 def _started(pid: int) -> str:
-    """A process's start time: with the pid it names one process for good."""
+    """Return a process's start time: with the pid it names one process for good."""
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:

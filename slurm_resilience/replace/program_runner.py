@@ -78,7 +78,7 @@ def _wait(program: subprocess.Popen[bytes], seconds: float, output: Path) -> int
 
 
 def _shorten(output: Path) -> None:
-    """Keep only the end of a very long output. Everybody appends to it, so it may be cut."""
+    """Keep only the end of a very long output. All its writers append to it, so it may be cut."""
     with contextlib.suppress(OSError), output.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         if size > MAX_OUTPUT:

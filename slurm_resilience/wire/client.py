@@ -25,7 +25,7 @@ from slurm_resilience.wire.messages import (
 )
 
 UNACKED_MILLISECONDS = 3000
-"""What was sent and is not acknowledged by the other machine for this long ends the connection."""
+"""Milliseconds after which bytes that the other machine has not acknowledged end the connection."""
 
 _ERRORS: dict[int, type[SresError]] = {6: NotPermitted, 7: AuthError}
 
@@ -62,7 +62,7 @@ class Connection:
             timeout: seconds for the whole handshake.
 
         Raises:
-            WireError: nobody answers at that address.
+            WireError: no program answers at that address.
             AuthError: munge vouches for neither side.
             NotPermitted: sresctld refused the role or the subject.
         """
@@ -113,7 +113,7 @@ class Connection:
             raise WireError(f"the connection to sresctld is lost: {error}") from None
 
     def receive(self, timeout: float) -> Message | None:
-        """The next message, or None when none came within ``timeout`` seconds.
+        """Return the next message, or None when none came within ``timeout`` seconds.
 
         Raises:
             WireError: the connection is gone.

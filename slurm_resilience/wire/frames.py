@@ -12,7 +12,7 @@ from slurm_resilience.wire.messages import Message
 MAX_FRAME = 8 << 20
 """Bytes. A status of 10,000 nodes is about 3 MB; anything above is not one of ours."""
 MAX_UNPROVEN_FRAME = 64 << 10
-"""Bytes accepted from somebody whom munge has not vouched for yet."""
+"""Bytes accepted from a client for which munge has not vouched yet."""
 
 _LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()
@@ -20,7 +20,7 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 def pack(message: Message) -> bytes:
-    """A frame."""
+    """Pack a message into a frame."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large to send")
@@ -40,7 +40,7 @@ def unpack_length(head: bytes, limit: int = MAX_FRAME) -> int:
 
 
 def unpack(body: bytes) -> Message:
-    """The message of a frame's body.
+    """Unpack the message of a frame's body.
 
     Raises:
         WireError: not msgpack, an unknown message, a field of the wrong type.

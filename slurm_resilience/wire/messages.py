@@ -25,7 +25,7 @@ class Challenge(msgspec.Struct, frozen=True, tag=True):
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """What a munge credential of either side carries. The nonce ties it to this connection."""
+    """The content of either side's munge credential. The nonce ties it to this connection."""
 
     nonce: bytes
     role: str = ""
@@ -53,7 +53,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Why the connection ends, or why a request was not done."""
+    """The reason why the connection ends, or why a request was not done."""
 
     reason: str
     code: int = 7
@@ -104,7 +104,7 @@ class AttemptEnded(msgspec.Struct, frozen=True, tag=True):
     attempt: int
     exit_code: int
     outcome: str
-    """What the supervisor does next, with its reason, in one line."""
+    """The supervisor's next step, with its reason, in one line."""
 
 
 class RequeueRequest(msgspec.Struct, frozen=True, tag=True):
@@ -114,13 +114,13 @@ class RequeueRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class EvidenceRequest(msgspec.Struct, frozen=True, tag=True):
-    """The supervisor: is anything known about these nodes?"""
+    """The supervisor asks whether anything is known about these nodes."""
 
     nodes: tuple[str, ...]
 
 
 class NodeVerdict(msgspec.Struct, frozen=True):
-    """What sresctld holds of a node of the job."""
+    """sresctld's knowledge of a node of the job."""
 
     node: str
     verdict: Literal["healthy", "unknown", "suspect", "dead", "sick", "requested"]

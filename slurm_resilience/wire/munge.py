@@ -16,7 +16,7 @@ _OPT_SOCKET = 8  # MUNGE_OPT_SOCKET of munge.h
 
 
 class Identity(NamedTuple):
-    """Who made a credential, and what it carried."""
+    """The user who made a credential, and its content."""
 
     uid: int
     gid: int
@@ -84,10 +84,10 @@ class _Context:
 
 
 def encode(payload: bytes, socket: str = "") -> bytes:
-    """A credential of this process's user over ``payload``.
+    """Make a credential of this process's user over ``payload``.
 
     Args:
-        payload: any bytes; munge encrypts them, but anybody with the key may read them.
+        payload: any bytes; munge encrypts them, but any holder of the key may read them.
         socket: munged's socket; empty: munge's default.
 
     Raises:
@@ -105,7 +105,7 @@ def encode(payload: bytes, socket: str = "") -> bytes:
 
 
 def decode(credential: bytes, socket: str = "") -> Identity:
-    """Who made ``credential``, and its payload.
+    """Check ``credential``; return its maker and its payload.
 
     Raises:
         AuthError: forged, expired, replayed or made with another key; or no munged answers.

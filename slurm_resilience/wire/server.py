@@ -39,7 +39,7 @@ READ_AHEAD = 64 << 10
 SHARE = 10.0
 LEAST_PAUSE = 0.002
 """A user's messages are taken with pauses of this many times what handling them took, and of at
-least this many seconds, over all of his connections: nobody keeps the nodes' beats waiting."""
+least this many seconds, over all of his connections: no user keeps the nodes' beats waiting."""
 PER_USER = 0.125
 """The part of this process's file descriptors that one user's connections may take."""
 UNPROVEN = 0.125
@@ -74,7 +74,7 @@ class Client:
     def send(self, message: Message) -> None:
         """Queue a message; who is gone or does not read is cut off, never waited for."""
         frame = frames.pack(message)
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is there
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
             self._loop.call_soon_threadsafe(self._write, frame)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Client:
 
 
 class Handler(Protocol):
-    """What the controller does with connections."""
+    """The controller's side of the connections."""
 
     def authorize(self, hello: Hello, uid: int, address: str) -> tuple[str, ...]:
         """Peers for the welcome; raises an SresError (its text is sent) when not allowed."""
@@ -206,7 +206,7 @@ class Server:
                 self._leave(peer)
 
     async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Client:
-        """The handshake, within its time and with a place for this user.
+        """Do the handshake, within its time and with a place for this user.
 
         Raises:
             WireError: too many connections.

@@ -1,4 +1,4 @@
-"""How long a training stands still after a fault, here and elsewhere; and what that costs.
+"""Measure how long a training stands still after a fault, here and elsewhere, and its cost.
 
 One machine, one model (3-layer MLP, DDP, AdamW, 20 ms more a step), 4 gloo ranks; medians, with
 the number of runs in brackets. The rivals are tuned: torchrun with
@@ -49,7 +49,7 @@ def main(json_file: Path | None, only: str, repeats: int) -> None:
         raise click.UsageError(f"no such figure: {', '.join(unknown)}; known: {figures.KEYS}")
     console = Console(highlight=False)
     others = rival_room.ready(console.print)
-    # Packages are installed, and nobody needs a name server from here on.
+    # Packages are installed: no part needs a name server from here on.
     quiet_names.enter(sys.argv)
     for name, why in others.missing.items():
         console.print(f"{name} cannot be installed, its figures stay empty: {why}", markup=False)
@@ -68,7 +68,7 @@ def main(json_file: Path | None, only: str, repeats: int) -> None:
 def measure(
     console: Console, todo: list[Part], missing: dict[str, str], repeats: int
 ) -> dict[str, dict[str, Any]]:
-    """All rounds, each part once a round: a busy moment of the machine hits everybody."""
+    """Run all rounds, each part once a round: a busy moment of the machine then hits all parts."""
     found: dict[str, list[float]] = {}
     failed: dict[str, list[str]] = {}
     for turn in range(1, repeats + 1):

@@ -63,7 +63,7 @@ class Job:
             "PYTHONPATH": str(HERE / "workers"),
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",
-            # The same way for everybody; a host name costs a look-up.
+            # The same way for every rank; a host name costs a look-up.
             "GLOO_SOCKET_IFNAME": "lo",
             name: value,
             **environment,
@@ -82,7 +82,7 @@ class Job:
         return child
 
     def ranks(self) -> dict[int, list[Event]]:
-        """What every rank has written so far."""
+        """Return the events that every rank has written so far."""
         return {
             int(file.name[4:].split(".")[0]): parse(file.read_text())
             for file in self.directory.glob("rank*.events")
@@ -138,7 +138,7 @@ class Job:
         for child in self._children:
             if child.poll() is None:
                 child.kill()
-        # Whoever is killed may have started one more before: until nobody is left.
+        # A killed process may have started one more before: until none is left.
         deadline = time.monotonic() + 10
         while (left := self._marked()) and time.monotonic() < deadline:
             for process in left:
@@ -162,7 +162,7 @@ class Job:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

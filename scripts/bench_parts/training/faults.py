@@ -19,7 +19,7 @@ def _inject(job: Job, fault: Fault) -> float:
 
 
 def torchrun(rivals: Rivals, fault: Fault, checkpoint: bool = False) -> dict[str, float]:
-    """A fault under torchrun, which then starts all ranks anew.
+    """Measure a fault under torchrun, which then starts all ranks anew.
 
     Args:
         checkpoint: the script loads its last checkpoint from disk, and makes its data pipeline.
@@ -42,7 +42,8 @@ def torchrun(rivals: Rivals, fault: Fault, checkpoint: bool = False) -> dict[str
 
 
 def nvrx(rivals: Rivals, fault: Fault) -> dict[str, float]:
-    """A fault under nvidia-resiliency-ext: in-process restart, of the survivors after a SIGKILL."""
+    """Measure a fault under nvidia-resiliency-ext: in-process restart, of the survivors after a
+    SIGKILL."""
     counted = range(WORLD) if fault == "exception" else SURVIVORS
     with Job(RUN_SECONDS) as job:
         port = str(free_port())
@@ -63,7 +64,7 @@ def nvrx(rivals: Rivals, fault: Fault) -> dict[str, float]:
 
 
 def torchft(rivals: Rivals) -> dict[str, float]:
-    """A SIGKILL under torchft; the killed replica is started again at once."""
+    """Measure a SIGKILL under torchft; the killed replica is started again at once."""
     with Job(RUN_SECONDS) as job:
         port = free_port()
         argv = [str(rivals.bin / "torchft_lighthouse"), "--min_replicas", "2"]
@@ -81,5 +82,5 @@ def torchft(rivals: Rivals) -> dict[str, float]:
         children[VICTIM].wait(10)
         start(VICTIM)
         survivors = job.until(lambda ranks: downtime(ranks, at, SURVIVORS), "survivors' step")
-        everybody = job.until(lambda ranks: downtime(ranks, at, range(WORLD), WORLD), "rejoining")
-        return {"torchft_sigkill_survivors_s": survivors, "torchft_sigkill_all_s": everybody}
+        all_ranks = job.until(lambda ranks: downtime(ranks, at, range(WORLD), WORLD), "rejoining")
+        return {"torchft_sigkill_survivors_s": survivors, "torchft_sigkill_all_s": all_ranks}

@@ -51,7 +51,7 @@ class Event(NamedTuple):
 
 
 def parse(text: str) -> list[Event]:
-    """A rank's file; a last line that is being written is left out."""
+    """Read a rank's file; a last line that is being written is left out."""
     found = []
     for line in text.splitlines(keepends=True):
         if line.endswith("\n"):
@@ -91,7 +91,8 @@ def downtime(
 
 
 def stages(ranks: Mapping[int, Iterable[Event]], fault: float) -> dict[str, float] | None:
-    """What a restart from the checkpoint spends its time on, in seconds; None: it is not over.
+    """Return the seconds that a restart from the checkpoint spends in each stage; None: it is not
+    over.
 
     A stage ends when the last rank has left it; the first one, when the first new process runs.
     """
@@ -109,7 +110,7 @@ def stages(ranks: Mapping[int, Iterable[Event]], fault: float) -> dict[str, floa
 
 
 def past(ranks: Mapping[int, Iterable[Event]], counted: Iterable[int], step: int) -> bool:
-    """Whether all these ranks have completed a step of this number."""
+    """Tell whether all these ranks have completed a step of this number."""
     return all(
         any(event.name == "step" and event.step >= step for event in ranks.get(rank, ()))
         for rank in counted
@@ -131,7 +132,7 @@ def summary(values: Iterable[float]) -> dict[str, Any]:
 
 
 def overhead(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """The median of the pairs' ratios minus 1, and how far it may be off (bootstrap, 95 %).
+    """Return the median of the pairs' ratios minus 1, and how far it may be off (bootstrap, 95 %).
 
     Args:
         pairs: seconds without and with the library, of turns that belong together.

@@ -24,7 +24,7 @@ def _start(job: Job, standby: int) -> None:
 
 
 def exception() -> dict[str, float]:
-    """An exception in one rank; all four step again, in their old processes."""
+    """Measure an exception in one rank; all four step again, in their old processes."""
     with Job(RUN_SECONDS) as job:
         _start(job, 1)
         at = job.make_raise(VICTIM)
@@ -38,9 +38,9 @@ def sigkill(warm: bool) -> dict[str, float]:
         _start(job, 1 if warm else 0)
         at = job.kill(VICTIM)
         survivors = job.until(lambda ranks: downtime(ranks, at, SURVIVORS), "survivors' step")
-        everybody = job.until(lambda ranks: downtime(ranks, at, range(WORLD), WORLD), "rejoining")
+        all_ranks = job.until(lambda ranks: downtime(ranks, at, range(WORLD), WORLD), "rejoining")
         name = "sigkill_all_warm_s" if warm else "sigkill_all_cold_s"
-        return {"sigkill_survivors_s": survivors, name: everybody}
+        return {"sigkill_survivors_s": survivors, name: all_ranks}
 
 
 def hang() -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What the library costs while nothing fails: the same processes in turns with it and without it.
+"""Measure the library's cost while nothing fails: the same processes in turns with it and without.
 
 Two jobs side by side would not show one per cent: two plain ones, started apart, differ by 2 %
 (standard deviation of 7 starts). In one job everything is equal but what is asked about: the

@@ -1,4 +1,4 @@
-"""What is measured, in which order: each part gives some of the keys, once a round."""
+"""Plan what is measured, in which order: each part gives some of the keys, once a round."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Part(NamedTuple):
     keys: tuple[str, ...]
     run: Callable[[], dict[str, float]]
     rival: str = ""
-    """Whose package it needs."""
+    """The rival whose package it needs."""
     once: bool = False
     """It repeats itself: its figures are medians already."""
     own_n: int = 1
-    """Of how many, then."""
+    """The number of ranks, then."""
 
 
 def parts(rivals: Rivals, repeats: int) -> list[Part]:
@@ -78,7 +78,7 @@ def parts(rivals: Rivals, repeats: int) -> list[Part]:
 
 
 def chosen(found: Iterable[Part], only: Iterable[str]) -> list[Part]:
-    """The parts that give at least one of these keys; no keys: all."""
+    """Return the parts that give at least one of these keys; no keys: all."""
     wanted = set(only)
     return [part for part in found if not wanted or wanted & set(part.keys)]
 

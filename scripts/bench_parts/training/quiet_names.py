@@ -1,9 +1,9 @@
-"""No name server: torch's TCPStore asks one for the name of each client whom it accepts.
+"""Run without a name server: torch's TCPStore asks one for the name of each client it accepts.
 
 One lost answer of the name server, and the store's only thread stands still for the resolver's
-five seconds, and every rank with it. That is the network's doing and nobody's recovery, so the runs
-see a machine whose names come from files alone. It takes root and a mount namespace; without them
-the figures may hold such a pause, and the result says so.
+five seconds, and every rank with it. That is the network's doing and no part of a recovery, so the
+runs see a machine whose names come from files alone. It takes root and a mount namespace; without
+them the figures may hold such a pause, and the result says so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FILE = "/etc/nsswitch.conf"
 
 
 def ready() -> bool:
-    """Whether this process already is inside."""
+    """Tell whether this process already is inside."""
     return os.environ.get(_INSIDE) == "yes"
 
 

@@ -33,7 +33,7 @@ class Rivals(NamedTuple):
 
 
 def ready(say: Callable[[str], None]) -> Rivals:
-    """The environment; made when it is missing or was made from another list.
+    """Return the environment; make it when it is missing or was made from another list.
 
     Args:
         say: called with a line about what takes long.

@@ -1,4 +1,4 @@
-"""How long a process group takes to form, by the store through which its ranks find each other.
+"""Measure how long a process group takes to form, by the store that its ranks meet through.
 
 All ranks are forked from one process that has torch loaded, have formed a group of their own
 before, and start together; the time ends with the last rank's first all-reduce. Run as a program,
@@ -46,7 +46,7 @@ _HEAD_START = 0.05
 
 
 class Round(NamedTuple):
-    """What the ranks of one round have in common."""
+    """The settings that the ranks of one round share."""
 
     kind: str
     size: int
@@ -75,7 +75,7 @@ def _store(round: Round, rank: int, mesh: Mesh | None, generation: int) -> dist.
 
 
 def _meet(round: Round, rank: int) -> tuple[Mesh, int]:
-    """The mesh is there before: it lives as long as its process, and stores come and go."""
+    """Start the mesh before: it lives as long as its process, and stores come and go."""
     peer = Peer(id=f"{rank}.{uuid.uuid4().hex}", seat=rank, host="127.0.0.1", pid=os.getpid())
     rules = WorldRules(seats=round.size, min_world=round.size)
     mesh = Mesh(SharedDirectory(round.home / "meet"), peer, rules).start()
@@ -106,7 +106,7 @@ def _rank(round: Round, rank: int) -> None:
     ended = time.monotonic()
     assert token.item() == round.size
     round.answers.put(ended - round.instant.value)
-    # Nobody leaves while another still needs it.
+    # No rank leaves while another still needs it.
     round.start.wait(_LIMIT.total_seconds())
     os._exit(0)
 

@@ -15,7 +15,7 @@ from slurm_resilience.model import Finding, Severity
 
 
 class Usage(NamedTuple):
-    """How full one mount point is, for a program of a plain user."""
+    """The usage of one mount point, as a plain user's program meets it."""
 
     mount: str
     total: int
@@ -42,7 +42,7 @@ def usage(context: Context, of: Callable[[str, os.statvfs_result], Usage]) -> tu
 
 
 def fullness(seen: tuple[Usage, ...], limit: float, check: str, what: str, now: float) -> Judgement:
-    """A finding for each mount point that is fuller than ``limit`` percent."""
+    """Return a finding for each mount point that is fuller than ``limit`` percent."""
     findings = tuple(
         Finding(
             check=check,

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 _LIFE_SECONDS = 900.0
-"""Whoever started this is gone by then."""
+"""The starter of this process is gone by then."""
 
 
 class Events:

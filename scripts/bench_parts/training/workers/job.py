@@ -1,4 +1,4 @@
-"""What every rank of every benched program does, whoever keeps it alive: the model and the step."""
+"""The model and the step that every rank of every benched program runs, under each library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WIDTH = 256
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The same model on every rank, and its optimizer."""
+    """Build the same model on every rank, and its optimizer."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(

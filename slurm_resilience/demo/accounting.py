@@ -25,14 +25,14 @@ NAMES = (
 
 
 class DemoOutcome(msgspec.Struct, frozen=True):
-    """Was it the same training as an undisturbed one?"""
+    """Tell whether it was the same training as an undisturbed one."""
 
     problems: tuple[str, ...]
     """Empty: each sample once, and all replicas equal."""
     steps: int
     """Committed steps."""
     loss: float
-    """Of the last step, over the global batch."""
+    """The loss of the last step, over the global batch."""
 
 
 def phases(

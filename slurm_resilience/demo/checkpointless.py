@@ -1,4 +1,4 @@
-"""`scripts/demo --checkpointless`: a node dies, and nobody else stops."""
+"""`scripts/demo --checkpointless`: a node dies, and no other rank stops."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class CheckpointlessDemo(Demo):
         return at
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """What the ranks of a training have told."""
+        """Return what the ranks of a training have told."""
         folder = self.work / name / "steps"
         return [line for path in sorted(folder.glob("*.jsonl")) for line in read_lines(path)]
 
@@ -104,7 +104,7 @@ class CheckpointlessDemo(Demo):
 def run(
     victim: str, steps: int, pace: float, slurm_root: Path | None, console: Console
 ) -> dict[str, Any]:
-    """The whole demo; what `--json` writes.
+    """Run the whole demo; return what `--json` writes.
 
     Args:
         victim: ``rank0``, or any other rank's node.
@@ -137,7 +137,7 @@ def _tell(story: CheckpointlessDemo, rank0: bool) -> dict[str, Any]:
     at = story.power_off(node)
     story.say(
         f"[bold red]FAULT[/bold red] at step {story.newest('main')}: {node} (rank {seats[0]}) "
-        "loses its power: cable first, no goodbye to anybody"
+        "loses its power: cable first, no goodbye"
     )
 
     def complete() -> bool:
@@ -145,7 +145,7 @@ def _tell(story: CheckpointlessDemo, rank0: bool) -> dict[str, Any]:
         return all(seen[name] is not None for name in AWAITED)
 
     story.wait("all ranks step again", 120, complete)
-    story.say("all ranks step again; nobody else was stopped, and no step was done twice")
+    story.say("all ranks step again; no other rank was stopped, and no step was done twice")
     story.wait("the end of the training", 180, lambda: story.code("main") is not None)
     story.narrate()
     story.wait("the node", 60, lambda: story.phases(at, node, seats)["node_back"] is not None)

@@ -1,7 +1,7 @@
 """`scripts/demo`: a lab of six nodes, a four-node training, a fault in the middle, and the account.
 
 Exit status 0 only when training went on, the node came back, and the final parameters are
-bit-equal to those of a run that nobody disturbed.
+bit-equal to those of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TARGETS: dict[str, dict[str, float]] = {
 
 
 def bit_equal(one: Path, other: Path) -> bool:
-    """Are all parameters of two checkpoints the same, to the bit?"""
+    """Tell whether all parameters of two checkpoints are the same, to the bit."""
     import torch
 
     a, b = (torch.load(p, weights_only=True)["model"] for p in (one, other))
@@ -63,7 +63,7 @@ def run(
     slurm_root: Path | None,
     console: Console,
 ) -> dict[str, Any]:
-    """The whole demo; what `--json` writes."""
+    """Run the whole demo; return what `--json` writes."""
     name = f"demo-{os.getpid()}"
     console.print(
         f"[bold]slurm-resilience[/bold]: fault [bold]{fault}[/bold]"
@@ -91,7 +91,7 @@ def _story(
     last = demo.steps_done("main")[-1]
     at = demo.make_fault(job)
     what = {
-        "power": f"{VICTIM} loses its power: cable first, no goodbye to anybody",
+        "power": f"{VICTIM} loses its power: cable first, no goodbye",
         "xid": f"{VICTIM}'s kernel log: {XID}",
         "admin": f"an administrator: scontrol update node={VICTIM} state=fail "
         "reason=Action:Replace",
@@ -232,7 +232,7 @@ def command(
     undisturbed: Path | None,
     slurm: str | None,
 ) -> None:
-    """A four-node training on a real Slurm of six nodes loses a node, and goes on."""
+    """Train on four nodes of a real Slurm of six, lose a node, and go on."""
     if checkpointless and (fault != "power" or gres or kill_sresctld or undisturbed):
         raise click.UsageError("--checkpointless goes with --fault power, and with nothing else")
     steps = steps or (400 if checkpointless else 300)
@@ -265,7 +265,7 @@ def command(
 
 
 def main() -> None:
-    """The entry: errors become one line and a code."""
+    """Run the entry: errors become one line and a code."""
     try:
         command(prog_name="scripts/demo", standalone_mode=False)
     except click.ClickException as error:

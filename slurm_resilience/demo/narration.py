@@ -67,7 +67,7 @@ class Demo:
         return int(done.stdout.strip().split(";")[0])
 
     def steps_done(self, name: str) -> list[dict[str, Any]]:
-        """The training's own log, one entry a step."""
+        """Return the training's own log, one entry a step."""
         return read_lines(self.work / name / "steps.jsonl")
 
     def wait(self, what: str, seconds: float, ready: Callable[[], bool], job: int = 0) -> None:
@@ -158,7 +158,7 @@ class Demo:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """A file of JSON lines; a last line that is still being written is left out."""
+    """Read a file of JSON lines; a last line that is still being written is left out."""
     try:
         lines = path.read_text().split("\n")
     except FileNotFoundError:

@@ -22,7 +22,7 @@ NOT_IN_RANK = frozenset({"marked", "nodes_ready", "node_back"})
 
 
 class Account(msgspec.Struct, frozen=True):
-    """What one run showed."""
+    """The figures of one run."""
 
     phases: dict[str, float | None]
     """Seconds since the fault; None: not (yet) seen, or not part of this fault."""
@@ -105,7 +105,7 @@ def account(
 
 
 def complete(found: Account, fault: Fault) -> bool:
-    """Has everything that this fault has been seen?"""
+    """Tell whether everything that this fault brings has been seen."""
     absent = NOT_IN_RANK if fault == "rank" else frozenset()
     return all(found.phases[name] is not None for name in NAMES if name not in absent)
 

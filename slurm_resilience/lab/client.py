@@ -24,7 +24,7 @@ def ask(path: str, order: dict[str, Any], timeout: float | None = None) -> dict[
 
 
 def handle(path: str, place: str) -> int:
-    """A pidfd of a place's pid 1."""
+    """Open a pidfd of a place's pid 1."""
     _, handles = _exchange(path, {"do": "enter", "nodes": [place]}, 10)
     if len(handles) != 1:
         raise LabError("the lab's keeper sent no handle; it is another version than this program")

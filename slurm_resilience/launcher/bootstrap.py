@@ -1,4 +1,4 @@
-"""What runs in each rank's process before the user's program. Standard library only; run by path.
+"""Run in each rank's process before the user's program. Standard library only; run by path.
 
     python -u bootstrap.py FD PARENT [MODULE…]
 
@@ -12,7 +12,7 @@ when the modules are there, and ``{"place": …, "error": …}`` when the progra
 import sys
 
 if not getattr(sys.flags, "safe_path", False):
-    del sys.path[0]  # this file's directory: its neighbours must not shadow anybody's modules
+    del sys.path[0]  # this file's directory: its neighbours must not shadow the program's modules
 
 import ctypes
 import importlib
@@ -84,7 +84,7 @@ def _point(fd: int, path: str | None) -> None:
 
 
 def _run(kind: str, argv: list[str]) -> None:
-    """The user's program; returns, or raises, as it does."""
+    """Run the user's program; return, or raise, as it does."""
     sys.argv[:] = argv
     front = not getattr(sys.flags, "safe_path", False)
     if kind == "module":
@@ -117,13 +117,13 @@ def _place(error: BaseException) -> str:
 
 
 def _is_usage(error: BaseException) -> bool:
-    """Does our own code refuse what the program asked for? It would be refused again."""
+    """Tell whether our own code refuses what the program asked for: it would be refused again."""
     kind = type(error)
     return (kind.__module__, kind.__name__) == ("slurm_resilience.errors", "UsageError")
 
 
 def _asked_at(error: BaseException) -> str:
-    """The line of the program that asked for it."""
+    """Return the line of the program that asked for it."""
     ours = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120
     frames = [
         one
@@ -134,7 +134,7 @@ def _asked_at(error: BaseException) -> str:
 
 
 def _show(error: BaseException) -> None:
-    """The traceback as Python shows it, without this file's frames."""
+    """Show the traceback as Python does, without this file's frames."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
         trace = trace.tb_next

@@ -10,7 +10,7 @@ from slurm_resilience.launcher.node_rank import NodeRank
 
 
 class NodeSeats(msgspec.Struct, frozen=True):
-    """What all ranks of this node have in common."""
+    """The part of the environment that all ranks of this node share."""
 
     here: NodeRank
     ranks: int
@@ -37,7 +37,8 @@ class NodeSeats(msgspec.Struct, frozen=True):
 
 
 def common(environment: Mapping[str, str], node: NodeSeats) -> dict[str, str]:
-    """What a standby needs before it knows its seat: threads are counted when libraries load."""
+    """Return what a standby needs before it knows its seat: threads are counted when libraries
+    load."""
     result = {"TORCHELASTIC_RUN_ID": node.here.run}
     if node.ranks > 1 and "OMP_NUM_THREADS" not in environment:
         result["OMP_NUM_THREADS"] = "1"
@@ -47,7 +48,7 @@ def common(environment: Mapping[str, str], node: NodeSeats) -> dict[str, str]:
 def of_rank(
     environment: Mapping[str, str], node: NodeSeats, local: int, incarnation: int
 ) -> dict[str, str]:
-    """What a rank finds in addition to the launcher's own environment.
+    """Return what a rank finds in addition to the launcher's own environment.
 
     Args:
         environment: the launcher's.

@@ -42,7 +42,7 @@ class Children:
         piped: bool = False,
         nice: int = 0,
     ) -> Process:
-        """A new child; see `Process`.
+        """Start a new child; see `Process`.
 
         Raises:
             OSError: the system refuses another process.

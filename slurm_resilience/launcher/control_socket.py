@@ -1,4 +1,4 @@
-"""How a rank asks the keeper of its node (the launcher) to replace a process of this node.
+"""Let a rank ask its node's launcher to replace a process of this node.
 
 ``$SRES_KEEPER`` names a unix datagram socket that only the user can reach. A message is a msgpack
 map:
@@ -6,7 +6,7 @@ map:
 - ``{"evict": PID, "reason": TEXT}``: kill that rank (a stopped one too) and fill its seat.
 - ``{"ready": PID}``: that rank is up and running; a new standby may use the processor now.
 - ``{"enters": PID}``, ``{"leaves": PID}``: that rank is in the training from now on, or no longer.
-  Who ends in between is replaced, with exit code 0 too.
+  A rank that ends in between is replaced, with exit code 0 too.
 
 A process that is no rank of this launcher is never touched. Without torch.
 """

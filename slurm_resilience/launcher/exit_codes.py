@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 
 DONE = 0
-"""The seat's work is done; nobody else sits on it."""
+"""The seat's work is done; no other process takes it."""
 
 POISONED = 75
 """Replace me: this process cannot go on (a broken CUDA context, say), but a fresh one can."""
@@ -22,12 +22,13 @@ KILLED_BY_HAND = 130
 
 
 def of_status(status: int) -> int:
-    """The code that a shell shows for what `subprocess` calls a return code (128+N: signal N)."""
+    """Return the code that a shell shows for what `subprocess` calls a return code (128+N: signal
+    N)."""
     return status if status >= 0 else 128 - status
 
 
 def describe(code: int) -> str:
-    """An exit code in words."""
+    """Name an exit code in words."""
     if code == POISONED:
         return f"exit code {code} (asks to be replaced)"
     if code == STOP:

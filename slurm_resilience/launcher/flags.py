@@ -1,4 +1,4 @@
-"""What the words of the command line mean. Pure.
+"""Read the words of the command line. Pure.
 
 Flags that torchrun has keep its meaning; what is different here is said where it is.
 """
@@ -13,14 +13,14 @@ import msgspec
 from slurm_resilience.errors import UsageError
 
 DEFAULT_PORT = 29400
-"""Of the mesh on each node, for `--rdzv-backend peers`."""
+"""The port of the mesh on each node, for `--rdzv-backend peers`."""
 
 STDOUT, STDERR = 1, 2
 """Bits of torchrun's --redirects and --tee."""
 
 
 class SeatSpan(msgspec.Struct, frozen=True):
-    """How many nodes a training has."""
+    """The number of nodes that a training may have."""
 
     least: int
     most: int
@@ -40,7 +40,7 @@ def nnodes(text: str) -> SeatSpan:
 
 
 def local_world(text: str, gpus: int, cpus: int) -> int:
-    """How many ranks this node has.
+    """Count the ranks of this node.
 
     Args:
         text: a number, ``gpu``, ``cpu`` or ``auto`` (GPUs if there are any, else processors).
@@ -103,7 +103,7 @@ def ranks_filter(text: str | None, ranks: int) -> frozenset[int]:
 
 
 class MasterAddress(msgspec.Struct, frozen=True):
-    """Where a node's mesh begins: seat i of the node listens on port + i."""
+    """The start of a node's mesh: seat i of the node listens on port + i."""
 
     host: str
     port: int
@@ -132,7 +132,7 @@ def addresses(text: str) -> tuple[MasterAddress, ...]:
 
 
 def secret(text: str, origin: str) -> str:
-    """A training's secret.
+    """Read a training's secret.
 
     Raises:
         UsageError: it is not hex, or too short.
@@ -157,7 +157,7 @@ def gpus_offered(environment: Mapping[str, str]) -> int:
 
 
 def number(environment: Mapping[str, str], name: str) -> int:
-    """A count from the environment; 0 when it is not there.
+    """Read a count from the environment; 0 when it is not there.
 
     Raises:
         UsageError: it is no number.
@@ -169,5 +169,5 @@ def number(environment: Mapping[str, str], name: str) -> int:
 
 
 def first_failure(ends: Sequence[int]) -> int:
-    """The exit code of a node whose processes ended like this, in this order."""
+    """Return the exit code of a node whose processes ended like this, in this order."""
     return next((code for code in ends if code), 0)

@@ -38,7 +38,7 @@ _NOT_FOR_RANKS = ("SRES_SECRET", "SRES_SEATS_HERE")
 
 
 def say(text: str) -> None:
-    """A line for people. A lost one is no reason to end a training."""
+    """Print a line for people. A lost one is no reason to end a training."""
     with suppress(OSError, ValueError):
         sys.stderr.write(f"sres-run: {text}\n")
         sys.stderr.flush()
@@ -69,12 +69,12 @@ class Launcher:
         self._script: Process | None = None
         self._piped = any(streams.teed(bit) for streams in job.streams for bit in _BITS)
         self._stopped_by = 0
-        """The signal that somebody sent to end the training."""
+        """The signal that was sent to end the training; 0: none."""
         self._interrupts = 0
         self._verdict: RestartDecision | None = None
-        """Why the launcher itself ends it."""
+        """The reason why the launcher itself ends it."""
         self._last_codes: list[int] = []
-        """Of the processes that nobody followed, in the order of their ends."""
+        """The exit codes of processes that had no successor, in the order of their ends."""
 
     def run(self) -> int:
         """From the pre-train script to the post-train script; returns the exit code."""
@@ -187,7 +187,7 @@ class Launcher:
     # -- seats --------------------------------------------------------------------------------
 
     def _fill(self, seat: Seat) -> None:
-        """Let somebody sit on a seat: a standby if there is one, else a new process."""
+        """Fill a seat: with a standby if there is one, else with a new process."""
         incarnation = next_incarnation(self._job.meeting, seat.number, seat.incarnation)
         order = self._order(seat, incarnation)
         while True:
@@ -229,7 +229,7 @@ class Launcher:
         return ProcessSpec(self._job.kind, self._job.argv, environment, stdout, stderr)
 
     def _vacated(self, seat: Seat, end: ProcessEnd, pause: float = 0.0) -> None:
-        """Somebody left a seat: who comes next?"""
+        """Decide what follows when a process left a seat."""
         verdict = judge(tuple(seat.ends), self._job.rules)
         if verdict.do == "done":
             seat.done = True
@@ -316,7 +316,7 @@ class Launcher:
                     seat.trains = process.pid == note.enters
 
     def _broken(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """A bug of the launcher: it ends, and takes the ranks with it, rather than go on blind."""
+        """End for a bug of the launcher, and take the ranks along, rather than go on blind."""
         error = context.get("exception")
         if not isinstance(error, Exception):
             error = RuntimeError(str(context.get("message")))

@@ -1,4 +1,4 @@
-"""What a launcher was asked to do, once every word was understood."""
+"""The order that a launcher was given, once every word was understood."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     """One for each local rank."""
     log_dir: Path | None
     standbys: int
-    """How many."""
+    """The number of standbys."""
     standby_modules: tuple[str, ...]
     grace: float
     """Seconds from SIGTERM to SIGKILL when the launcher itself ends the ranks."""
     failed_grace: float
     """Seconds from an exception that ends a rank's program to SIGKILL, if it does not end."""
     stop_limit: float | None
-    """The same after somebody's SIGTERM; None: as long as they take."""
+    """The same after a SIGTERM from outside; None: as long as they take."""
     incarnation: int = 0
     """Processes that sat on these seats before this launcher came."""
     before: tuple[str, ...] = ()

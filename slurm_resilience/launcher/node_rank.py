@@ -1,4 +1,4 @@
-"""Which node of how many this is. Pure.
+"""Tell which node of how many this is. Pure.
 
 The words of the command line come first, then our supervisor's variables, then Slurm's.
 """
@@ -35,7 +35,7 @@ def place(
     run: str | None = None,
     standalone: bool = False,
 ) -> NodeRank:
-    """Where this launcher is.
+    """Return this launcher's node rank, and the number of nodes.
 
     Args:
         environment: the launcher's.

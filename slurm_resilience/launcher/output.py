@@ -17,7 +17,7 @@ _LONGEST_LINE = 65536
 
 
 class Streams(msgspec.Struct, frozen=True):
-    """What happens with one local rank's output (bits: STDOUT, STDERR)."""
+    """The targets of one local rank's output (bits: STDOUT, STDERR)."""
 
     redirect: int = 0
     """Into files, not shown."""
@@ -27,7 +27,7 @@ class Streams(msgspec.Struct, frozen=True):
     """False: filtered out (--local-ranks-filter)."""
 
     def file(self, bit: int, directory: Path | None) -> Path | None:
-        """The file that takes this stream; None: none does."""
+        """Return the file that takes this stream; None: none does."""
         if directory is not None and (self.redirect | self.tee) & bit:
             return directory / _NAMES[bit]
         return None if self.shown else Path(os.devnull)
@@ -85,7 +85,7 @@ class Sink:
             self._file = None
 
     def _show(self, data: bytes) -> None:
-        with suppress(ValueError, OSError):  # nobody reads our output any more
+        with suppress(ValueError, OSError):  # our output is not read any more
             if self._prefix is None:
                 _write(self._console.fileno(), data)
                 return
@@ -103,7 +103,7 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def tail(file: Path | None, lines: int = 20) -> list[str]:
-    """The last lines of a file; none if it cannot be read."""
+    """Return the last lines of a file; none if it cannot be read."""
     if file is None:
         return []
     try:

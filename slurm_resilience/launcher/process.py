@@ -23,7 +23,7 @@ _NICEST = 19
 
 
 class ProcessSpec(msgspec.Struct, frozen=True):
-    """What a process shall become; see bootstrap.py."""
+    """The program that a process shall become; see bootstrap.py."""
 
     kind: str
     argv: tuple[str, ...]
@@ -118,7 +118,7 @@ class Process:
         self.link.sendall(json.dumps(msgspec.to_builtins(order)).encode() + b"\n")
 
     def hear(self) -> list[dict[str, Any]]:
-        """What it has said since the last call; does not wait."""
+        """Return what it has said since the last call, without waiting."""
         with suppress(OSError):
             while part := self.link.recv(65536, socket.MSG_DONTWAIT):
                 self._heard += part

@@ -1,7 +1,7 @@
 """A child that cleans up behind a launcher that was killed: its ranks' groups and its directory.
 
 The kernel ends the ranks with the launcher (PR_SET_PDEATHSIG), but not what they had started, and
-nobody else would remove the private directory, which lies in memory.
+no other process would remove the private directory, which lies in memory.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Reaper:
         self._say(b"-%d\n" % group)
 
     def close(self) -> None:
-        """The launcher ends now; what it left is cleaned up."""
+        """Tell the reaper that the launcher ends now: it cleans up what is left."""
         os.close(self._mouth)
         with suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
     def _say(self, word: bytes) -> None:
-        with suppress(BrokenPipeError):  # somebody killed the guard: the kernel still does its part
+        with suppress(BrokenPipeError):  # the reaper was killed: the kernel still does its part
             os.write(self._mouth, word)
 
 

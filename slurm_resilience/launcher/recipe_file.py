@@ -23,7 +23,7 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RecipeNodes(_Section, frozen=True):
-    """Where it runs. Flags of the launcher come first."""
+    """The nodes and processes of the training. Flags of the launcher come first."""
 
     min_nodes: Positive = 1
     """With fewer, training waits."""
@@ -45,14 +45,14 @@ class RecipeModel(_Section, frozen=True):
 
 
 class RecipeData(_Section, frozen=True):
-    """What it learns."""
+    """The data that the model learns from."""
 
     file: str = ""
     """Any file: it learns the next byte. Empty: numbers that count upwards."""
 
 
 class RecipeTraining(_Section, frozen=True):
-    """How."""
+    """The settings of the training itself."""
 
     steps: Positive = 100
     global_batch: Positive = 32

@@ -1,4 +1,5 @@
-"""Where the ranks meet, the secret that they share, and a node's private directory."""
+"""Prepare the directory in which the ranks meet, the secret that they share, and a private
+directory."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ from slurm_resilience.mesh.rendezvous import TrainingOutcome
 
 _PREFIX = "sres-run-"
 _FRESH = 60.0
-"""Seconds in which a directory may be somebody's who has not locked it yet."""
+"""Seconds in which a directory may belong to a process that has not locked it yet."""
 _LONGEST = 80
 """A unix socket's path has 108 bytes at most."""
 
 
 class RendezvousDirectory(msgspec.Struct, frozen=True):
-    """Where this run's ranks meet."""
+    """The place where this run's ranks meet."""
 
     meet: str
     """`SRES_MEET`."""
@@ -42,7 +43,7 @@ class RendezvousDirectory(msgspec.Struct, frozen=True):
 
 
 def private_directory() -> Path:
-    """A fresh directory of this user alone (mode 0700), in memory if possible."""
+    """Make a fresh directory of this user alone (mode 0700), in memory if possible."""
     for parent in ("/dev/shm", os.environ.get("TMPDIR", ""), "/tmp"):
         if parent and len(parent) <= _LONGEST and os.access(parent, os.W_OK | os.X_OK):
             with suppress(OSError):
@@ -140,7 +141,7 @@ def meeting(
 
 
 def _directory(environment: Mapping[str, str], here: NodeRank, endpoint: str | None) -> Path:
-    """The run's own part of a shared directory: what an earlier run left does not count."""
+    """Return the run's own part of a shared directory: what an earlier run left does not count."""
     base = endpoint or environment.get("SRES_DIR")
     if not base and "SLURM_JOB_ID" in environment:
         base = ".sres"  # Slurm starts every task where srun was called: mostly a shared place
@@ -184,7 +185,7 @@ def _secret(environment: Mapping[str, str], file: str | None) -> str:
 
 
 def _slurm(environment: Mapping[str, str], here: NodeRank) -> tuple[MasterAddress, ...]:
-    """The step's nodes, in its order."""
+    """Return the step's nodes, in its order."""
     names = ("NODE_LIST", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
     text = next((environment[name] for name in names if environment.get(name)), "")
     if not text:
@@ -204,7 +205,7 @@ def _slurm(environment: Mapping[str, str], here: NodeRank) -> tuple[MasterAddres
 
 
 def _parts(hostlist: str) -> list[str]:
-    """The parts of a host list, in its order: a NodeSet of the whole would sort them."""
+    """Split a host list, in its order: a NodeSet of the whole would sort it."""
     parts, depth = [""], 0
     for letter in hostlist:
         depth += (letter == "[") - (letter == "]")
@@ -216,7 +217,8 @@ def _parts(hostlist: str) -> list[str]:
 
 
 def next_incarnation(meeting: RendezvousDirectory, seat: int, last: int) -> int:
-    """The incarnation of a seat's next process, remembered for a launcher that is started again.
+    """Return the incarnation of a seat's next process, remembered for a launcher that is started
+    again.
 
     Args:
         meeting: where the run meets.

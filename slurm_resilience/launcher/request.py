@@ -39,7 +39,7 @@ _WARM = (
     "slurm_resilience.training.data",
     "slurm_resilience.training.block",
 )
-"""What a training process has imported by the end of its first step."""
+"""The modules that a training process has imported by the end of its first step."""
 
 
 def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
@@ -124,7 +124,7 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
 
 
 class _Wishes(NamedTuple):
-    """What the flags, or else the recipe, say of the node."""
+    """The wishes of the flags, or else of the recipe, about the node."""
 
     nodes: str | None
     least: int
@@ -150,7 +150,7 @@ def _wishes(given: Mapping[str, Any]) -> _Wishes:
 
 
 def _program(given: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """What the ranks run.
+    """Return what the ranks run.
 
     Raises:
         UsageError: nothing, too much, or what does not exist.
@@ -179,7 +179,7 @@ def _program(given: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
 
 
 def _script(name: str, path: str | None, arguments: str) -> tuple[str, ...]:
-    """A pre-train or post-train script with its arguments; empty: there is none.
+    """Return a pre-train or post-train script with its arguments; empty: there is none.
 
     Raises:
         UsageError: it cannot be run, or the arguments cannot be split.

@@ -1,4 +1,4 @@
-"""What an ended process means for its seat, and for the training. Pure."""
+"""Decide what an ended process means for its seat, and for the training. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurm_resilience.launcher import exit_codes
 
 
 class ProcessEnd(msgspec.Struct, frozen=True):
-    """How one process ended."""
+    """The end of one process."""
 
     code: int
     """As a shell shows it: 128+N for signal N."""
@@ -20,17 +20,17 @@ class ProcessEnd(msgspec.Struct, frozen=True):
     lived: float
     """Seconds in the user's code."""
     place: str = ""
-    """Where it raised or called sys.exit; empty: unknown (a signal, os._exit)."""
+    """The line at which it raised or called sys.exit; empty: unknown (a signal, os._exit)."""
     error: str = ""
     """Last line of the traceback."""
     evicted: str = ""
-    """Why its peers wanted it replaced; empty: they did not."""
+    """The reason why its peers wanted it replaced; empty: they did not."""
     trained: bool = False
     """It was in the middle of a training, and has not left it."""
 
 
 class RestartRules(msgspec.Struct, frozen=True):
-    """How long a seat is kept filled."""
+    """The budget for keeping a seat filled."""
 
     replacements: int = 10
     """At most so many within `window`."""
@@ -41,7 +41,7 @@ class RestartRules(msgspec.Struct, frozen=True):
 
 
 class RestartDecision(msgspec.Struct, frozen=True):
-    """What to do, and why."""
+    """The next step, and its reason."""
 
     do: Literal["done", "replace", "end"]
     reason: str
@@ -50,7 +50,7 @@ class RestartDecision(msgspec.Struct, frozen=True):
 
 
 def judge(ends: Sequence[ProcessEnd], rules: RestartRules) -> RestartDecision:
-    """What follows from the last end of a seat's process.
+    """Decide what follows from the last end of a seat's process.
 
     Args:
         ends: all ends on this seat, the oldest first; at least one.
@@ -76,7 +76,7 @@ def judge(ends: Sequence[ProcessEnd], rules: RestartRules) -> RestartDecision:
 
 
 def _again(ends: Sequence[ProcessEnd], rules: RestartRules) -> bool:
-    """The same bug twice: same code, same known place, two short lives."""
+    """Tell whether it is the same bug twice: same code, same known place, two short lives."""
     if len(ends) < 2 or not ends[-1].place:
         return False
     before, last = ends[-2:]

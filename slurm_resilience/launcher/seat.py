@@ -39,7 +39,7 @@ class Seat:
         self.trains = False
 
     def refused(self, error: str) -> None:
-        """Nobody could sit down."""
+        """Note that no process could take the seat."""
         self.since = time.monotonic()
         self.place, self.error, self.evicted = "", error, ""
         self.trains = False

@@ -15,7 +15,7 @@ from slurm_resilience.launcher.process import Process, may_renice
 
 _NICE = 10
 _PAUSE = 5.0
-"""Seconds after a recovery, if nobody says that it is over."""
+"""Seconds after a recovery, if no rank says that it is over."""
 _FIRST_PAUSE = 10.0
 """Seconds after the start."""
 _DEATHS = 3
@@ -49,20 +49,20 @@ class Standbys:
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self) -> Process | None:
-        """A warm one if there is one; a half-warm one is still ahead of a new process."""
+        """Take a warm one if there is one; a half-warm one is still ahead of a new process."""
         best = next((p for p in self._waiting if p.warm), next(iter(self._waiting), None))
         if best is not None:
             self._waiting.remove(best)
         return best
 
     def soon(self, first: bool = False) -> None:
-        """Start the missing ones, at a moment that hurts nobody."""
+        """Start the missing ones, at a moment that disturbs no rank."""
         if self._timer is None and self._wanted:
             pause = 0.0 if self._nice else _FIRST_PAUSE if first else _PAUSE
             self._timer = self._loop.call_later(pause, self._fill)
 
     def now(self) -> None:
-        """The recovery is over: whoever waited for that need not wait longer."""
+        """Note that the recovery is over: what waited for that need not wait longer."""
         if self._timer is not None:
             self._timer.cancel()
             self._fill()
@@ -76,7 +76,7 @@ class Standbys:
         self._deaths = 0
 
     def died(self, process: Process) -> bool:
-        """A process without a seat has ended. Returns whether it was the last straw."""
+        """Note that a process without a seat has ended. Return whether it was the last straw."""
         if process not in self._waiting:
             return False
         self._waiting.remove(process)

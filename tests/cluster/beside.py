@@ -20,7 +20,7 @@ from slurm_resilience.lab import Lab
 WaitFor = Callable[..., Any]
 FLAG = "--auto-resume=1"
 WAYS = ((), (FLAG,))
-"""What comes before srun's other words: plain, supervised."""
+"""The words before srun's others: plain, supervised."""
 
 
 def allocate(lab: Lab, *options: str, user: str | None = None) -> str:
@@ -32,7 +32,8 @@ def allocate(lab: Lab, *options: str, user: str | None = None) -> str:
 
 
 def own_words(stderr: str) -> list[str]:
-    """What was said, but for the supervisor's lines, numbers, and the order of several nodes."""
+    """Return what was said, without the supervisor's lines, numbers, and the order of several
+    nodes."""
     lines = [line for line in stderr.splitlines() if not line.startswith("sres: ")]
     return sorted(re.sub(r"\d+", "N", line) for line in lines)
 
@@ -44,7 +45,7 @@ def shown(code: int) -> int:
 
 @dataclass(frozen=True)
 class End:
-    """How an srun ended."""
+    """The end of an srun."""
 
     code: int
     stdout: str
@@ -52,7 +53,7 @@ class End:
 
     @property
     def alike(self) -> tuple[int, list[str], list[str]]:
-        """What must not differ."""
+        """Return the parts that must not differ."""
         return self.code, sorted(self.stdout.splitlines()), own_words(self.stderr)
 
 
@@ -151,7 +152,7 @@ class Site:
         self.wait_for(nothing, 30, found)
 
     def left(self) -> list[str]:
-        """Whatever a test should not have left behind."""
+        """List what a test should not have left behind."""
         named = ["squeue", "-h", "-o", "%j"]
         helpers = [n for n in self.lab.run(named).stdout.split() if n.startswith("sres-")]
         folders = [str(path) for path in self.directory.rglob(".sres")]

@@ -63,7 +63,7 @@ def block(view: View, step: int) -> int:
             Path(f"die.{here.seat}").unlink()
             os._exit(code)
         if mesh.newcomers():
-            mesh.over(GenerationEnd(view.generation, "somebody joins", kind="join"))
+            mesh.over(GenerationEnd(view.generation, "a rank joins", kind="join"))
             break
         step += 1
         mesh.say(PeerStatus(phase="running", generation=view.generation, step=step))

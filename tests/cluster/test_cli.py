@@ -54,7 +54,7 @@ class Sres:
         return self.lab.run(argv, user="alice", cwd="/")
 
     def world(self) -> dict[str, Any]:
-        """What a refused command must not change."""
+        """Return all that a refused command must not change."""
         fields = self.lab.run(["scontrol", "show", "node", "-o"], check=True).stdout
         kept = ("NodeName=", "State=", "Reason=")
         words = [w for w in fields.split() if w.startswith(kept) or w.startswith("[")]

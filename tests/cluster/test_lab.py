@@ -544,7 +544,7 @@ def test_the_command_line_shows_what_is_there(shared_lab):
 
 def test_without_root_it_says_so():
     if os.geteuid() != 0:
-        pytest.skip("needs root, to become somebody else")
+        pytest.skip("needs root, to become another user")
     code = "import os; os.seteuid(65534)\n" + textwrap.dedent("""
         from slurm_resilience.errors import LabError
         from slurm_resilience.lab import bring_up, LabSpec

@@ -297,7 +297,7 @@ def test_a_cut_off_node_stops_writing(
     pause(lab)
     lab.cut(VICTIM)
     wait_for(lambda: lab.run(alive, node=VICTIM).returncode == 1, 30, "its tasks are ended")
-    assert lab.node_states()[VICTIM] == "ALLOCATED", "nobody else had acted"
+    assert lab.node_states()[VICTIM] == "ALLOCATED", "no other program had acted"
     unpause(lab)
     second = wait_for(lambda: job.running_on(2, 4), 60, job)
     assert VICTIM not in {task["host"] for task in second}

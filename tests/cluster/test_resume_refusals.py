@@ -1,4 +1,4 @@
-"""What a supervised srun refuses: one line that says what is wrong, and nothing has happened."""
+"""The refusals of a supervised srun: one line that says what is wrong, and nothing has happened."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def named(request: pytest.FixtureRequest, tmp_path: Path, wait_for: WaitFor) -> 
 
 
 def alike(site: Site, *words: str, cwd: Path | None = None) -> End:
-    """What plain srun makes of the words, and so does ours."""
+    """Run plain srun and ours with the same words: both refuse alike."""
 
     def run(*srun: str) -> End:
         started = site.start(*srun, *words, cwd=cwd)

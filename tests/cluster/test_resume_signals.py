@@ -513,7 +513,7 @@ def test_after_one_ctrl_c_a_node_may_still_fail(own_job: Site) -> None:
 
 
 def forget_fence(site: Site) -> None:
-    """After kill -9 nobody was left to remove it."""
+    """Remove the fence: after kill -9 no process was left to do it."""
     shutil.rmtree(site.directory / ".sres")
 
 

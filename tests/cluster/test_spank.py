@@ -45,7 +45,7 @@ if not os.environ.get("RECORD_ONLY"):
 
 @dataclass(frozen=True)
 class Record:
-    """How the stand-in was started."""
+    """The arguments and environment with which the stand-in was started."""
 
     argv: list[str]
     environ: dict[str, str]
@@ -395,7 +395,7 @@ def test_an_unknown_plugstack_argument(site: Site, wait_for: Callable[..., bool]
         'srun: error: sres: plugstack.conf: unknown argument "superviser=/usr/bin/true"; '
         "the only one is supervisor=PATH"
     )
-    # Nobody else has to suffer for it, but the administrator is told.
+    # No other job suffers from it, but the administrator is told.
     plain = site.srun("-n1", "echo", "plain")
     assert (plain.returncode, plain.stdout, plain.stderr) == (0, "plain\n", "")
     site.lab.kill_daemon("slurmd", node="n2")

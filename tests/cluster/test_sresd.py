@@ -95,7 +95,7 @@ class World:
         assert not late, f"sresd did not end on SIGTERM: {late}"
 
     def threads(self, node: str) -> str:
-        """Where the threads of a node's sresd are, for the message of a failed test."""
+        """Show where the threads of a node's sresd are, for the message of a failed test."""
         look = 'for t in /proc/$(pgrep -o -f "sresd --node")/task/*; do cat $t/wchan; echo; done'
         seen = self.lab.run(["bash", "-c", look], node=node)
         return f"{seen.stdout.split()} {self.log(node)[-500:]}"
@@ -142,7 +142,7 @@ def _step(lab: Lab, node: str, **env: str) -> tuple[int, subprocess.Popen[str]]:
 
 
 def _sleeps(lab: Lab, node: str) -> str:
-    """What sleeps on the node, as its process table shows it."""
+    """List what sleeps on the node, as its process table shows it."""
     return lab.run(["pgrep", "-fx", "sleep 900"], node=node).stdout
 
 

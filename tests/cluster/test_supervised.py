@@ -1,4 +1,4 @@
-"""What sresctld does for a job depends on whether somebody supervises it now."""
+"""sresctld treats a job differently while a supervisor is connected."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def kinds_of_job(lab: Lab, job: Job) -> list[str]:
 def test_a_plain_srun_after_a_supervised_one_is_slurms(
     fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path, end: str
 ) -> None:
-    """Nobody goes on without the dead node, so it is not taken out of the job: Slurm requeues it,
-    as it does with any other job."""
+    """No process goes on without the dead node, so it is not taken out of the job: Slurm requeues
+    it, as it does with any other job."""
     lab = fresh_lab(LabSpec(nodes=5, network=True))
     between = "rm -f end; scancel $SLURM_JOB_ID.0"  # the step of a killed supervisor runs on
     job = Job(lab, tmp_path, srun=f"srun --auto-resume=1 ./task.sh; {between}; srun")

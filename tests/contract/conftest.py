@@ -29,8 +29,8 @@ T = TypeVar("T")
 HERE = Path(__file__).parent
 NODES = 4
 DEADLINE = 60.0
-"""How long a state is waited for: past KillWait, the 30 s that Slurm gives a job which was told to
-end while it was just starting, and so did not hear of it."""
+"""Seconds that a state is waited for: past KillWait, the 30 s that Slurm gives a job which was told
+to end while it was just starting, and so did not hear of it."""
 SPEC = LabSpec(nodes=NODES, daemons=False, plugin=None, lifecycle=None)
 
 

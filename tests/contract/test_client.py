@@ -1,4 +1,4 @@
-"""What every Slurm client does: the same tests on the fake, on Slurm's commands and on pyslurm."""
+"""The behaviour of every Slurm client: the same tests on the fake, Slurm's commands and pyslurm."""
 
 from __future__ import annotations
 

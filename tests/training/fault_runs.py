@@ -30,7 +30,8 @@ class Event(NamedTuple):
 
 
 class Forked:
-    """What `Run` needs of a launcher's `subprocess.Popen`; programs/forking.py forks it."""
+    """The part of `subprocess.Popen` that `Run` needs of a launcher; programs/forking.py forks
+    it."""
 
     def __init__(self, door: str, **order: Any) -> None:
         self._link = socket.socket(socket.AF_UNIX)
@@ -189,7 +190,7 @@ class Run:
 
 
 class Outcome:
-    """What a whole run did."""
+    """The result of a whole run."""
 
     def __init__(self, run: Run) -> None:
         self.events = run.events()
@@ -211,7 +212,7 @@ class Outcome:
             if event.name == "batch":
                 step, generation, indices = event.details
                 if self.committed.get(step) == generation:
-                    # The last one counts: a world in which nobody is left counts from 1 again.
+                    # The last one counts: a world in which no rank is left counts from 1 again.
                     self.samples[step][event.seat] = indices
         self.losses = {step: self._mean(step) for step in self.shares}
         """Step → mean over the samples of the ranks that told it."""

@@ -60,7 +60,7 @@ class Ranks:
             process.join(DEADLINE)
 
     def answer(self, rank: int) -> tuple[str, Any]:
-        """What a rank says next, or returns (``ok``); its trace (``raised``); its exit code
+        """Return what a rank says next, or returns (``ok``); its trace (``raised``); its exit code
         (``died``)."""
         assert wait([self._ends[rank]], DEADLINE), f"rank {rank} says nothing"
         try:

@@ -36,7 +36,7 @@ def filled(directory: Path, *steps: int, keep: int = 10) -> Checkpointer:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What this project logged at warning or above."""
+    """Return what this project logged at warning or above."""
     return [
         record.getMessage()
         for record in caplog.records

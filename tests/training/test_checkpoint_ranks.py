@@ -260,7 +260,7 @@ def test_all_ranks_skip_what_one_of_them_finds_damaged(tmp_path: Path) -> None:
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
-    assert checkpointer.readable() == 2  # nobody has read the content yet
+    assert checkpointer.readable() == 2  # no rank has read the content yet
     with ranks(tmp_path, 2, damaged, str(directory)) as run:
         results = run.results()
     assert results[0] == results[1]
@@ -282,7 +282,7 @@ def loads_without_the_last(rank: int, world: int, group: Any, directory: str) ->
 
 
 def test_a_dead_peer_is_not_the_checkpoints_fault(tmp_path: Path) -> None:
-    """Who loads must not give up a good checkpoint because another rank died meanwhile."""
+    """A rank that loads must not give up a good checkpoint because another rank died meanwhile."""
     Checkpointer(tmp_path / "c").save(1, {"weights": torch.ones(1000)}, blocking=True)
     with ranks(tmp_path, 2, loads_without_the_last, str(tmp_path / "c")) as run:
         assert "RuntimeError" in run.result(0)

@@ -35,7 +35,7 @@ def demo(folder: Path, *words: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the first of them leaves how an undisturbed run ends."""
+    """Return where the first of them leaves the end of an undisturbed run."""
     return tmp_path_factory.mktemp("undisturbed") / "last.pt"
 
 

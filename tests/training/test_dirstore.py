@@ -192,13 +192,13 @@ print(*(store.add("sum", 1) for _ in range(rounds)))
 for n in range(rounds):
     now, done = store.compare_set("swaps", "", "0"), False
     while not done:
-        # Nobody else writes this value: who finds it there put it there.
+        # No other process writes this value: a process that finds it put it there.
         want = b"%d of %d.%d" % (int(now.split()[0]) + 1, rank, n)
         now = store.compare_set("swaps", now, want)
         done = now == want
 store.close()
 
-# torch keeps the store by itself: nobody here holds it.
+# torch keeps the store by itself: no object here holds it.
 dist.init_process_group("gloo", store=DirStore(path + "/group"), rank=rank, world_size=size)
 gc.collect()
 pair = dist.new_group([0, size - 1])

@@ -64,7 +64,7 @@ def one_after_the_other(seed: int) -> str:
     moved = [
         case.replace(",step=5", f",step={1 + 2 * number}") for number, case in enumerate(middle)
     ]
-    # Each once, whoever has the seat by then: a busy machine has others replaced as well.
+    # Each once, in whatever process has the seat by then: a busy machine has others replaced as well.
     rules = parse(";".join([CASES["at_step_0"], *moved, CASES["after_the_last_step"]]))
     return ";".join(str(replace(rule, incarnation=None)) for rule in rules)
 
@@ -180,9 +180,9 @@ def test_the_survivors_go_on_and_the_lost_one_rejoins(start: Start, kind: str, s
         assert abs(loss - seen.losses[step]) < 1e-4
 
 
-EVERYBODY = "kill:step=9"
+ALL_RANKS = "kill:step=9"
 ALL_OF_ONE_PART = ";".join(f"kill:seat={seat},step=9" for seat in range(1, RANKS, 2))
-LOST = [("ddp", EVERYBODY), ("hsdp", EVERYBODY), ("hsdp", ALL_OF_ONE_PART), ("fsdp", EVERYBODY)]
+LOST = [("ddp", ALL_RANKS), ("hsdp", ALL_RANKS), ("hsdp", ALL_OF_ONE_PART), ("fsdp", ALL_RANKS)]
 
 
 @each_seed
@@ -228,7 +228,7 @@ def test_each_part_alone(start: Start, part: str, seed: int, tmp_path: Path) -> 
     seen.every_sample_once(STEPS, BATCH)
     seen.equals(undisturbed(start, "ddp", seed))
     entered = [event for event in seen.events if event.name == "main"]
-    # Without recovery in the process, everybody is replaced.
+    # Without recovery in the process, every rank is replaced.
     assert len(entered) == (RANKS + 1 if part == "recovery" else 2 * RANKS)
     assert "disk" in seen.kinds
 

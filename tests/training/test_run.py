@@ -86,7 +86,7 @@ class Run:
         return self.process.wait(60)
 
     def read(self, name: str) -> dict[str, Any]:
-        """What a rank wrote; waits for it."""
+        """Wait for what a rank wrote, and return it."""
         file = self.directory / name
         until(lambda: file.exists() or self.ended(), f"{name}; {self.err}")
         found: dict[str, Any] = json.loads(file.read_text())

@@ -21,7 +21,7 @@ BATCH = torch.arange(3.0).reshape(3, 1)
 
 
 def listen() -> list[str]:
-    """What this rank warns of from now on."""
+    """Collect what this rank warns of from now on."""
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
@@ -30,7 +30,7 @@ def listen() -> list[str]:
 
 
 def gradient(rank: int, _: Any, loader_first: bool) -> float:
-    """Of the mean of three samples, of which rank 0 has two."""
+    """Return the gradient of the mean of three samples, of which rank 0 has two."""
     shares, model = GradientWeights(), nn.Linear(1, 1, bias=False)
     train = SimpleNamespace(weight=4 / 3 if rank == 0 else 2 / 3)
     other = SimpleNamespace(weight=0.5)

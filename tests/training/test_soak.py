@@ -41,7 +41,7 @@ def living(events: list[Event], seat: int) -> int:
 
 
 def least(usage: list[list[int]]) -> list[int]:
-    """Of threads, file descriptors and memory, each by itself."""
+    """Return the least of threads, file descriptors and memory, each by itself."""
     return [min(column) for column in zip(*usage, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""What changed outside of an update is never passed off as the step's state."""
+"""A change outside of an update is never passed off as the step's state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be healed by the rule of `rank % replica_size` is refused before anything moves."""
+"""A state that the rule of `rank % replica_size` cannot heal is refused before anything moves."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def receive(capture: Capture, tracked: Tracked) -> None:
-    """What a transfer does, without a network."""
+    """Do what a transfer does, without a network."""
     skeleton = unpack(pack(capture.skeleton))
     for view, there in zip(tracked.prepare(skeleton), capture.views, strict=True):
         view.copy_(there)

@@ -32,7 +32,7 @@ def network() -> nn.Module:
 
 
 def exchange(watch: Watch, rank: int, place: str, say: Callable[[Any], None]) -> None:
-    """What the mesh's thread does, over files."""
+    """Do what the mesh's thread does, over files."""
     pause, began = threading.Event(), time.monotonic()
     while True:
         own = Path(place) / f"beat-{rank}"

@@ -230,7 +230,7 @@ def test_from_death_to_service(sresctld: Controller, runs: dict[Path, Run]) -> N
 
 
 def test_the_same_with_a_crash_after_each_step(tmp_path: Path, runs: dict[Path, Run]) -> None:
-    """Whatever step sresctld dies in, the next one goes on, and nothing is done twice."""
+    """Go on after a crash at any step, and do nothing twice."""
     sresctld = Controller(tmp_path)
     job_id = sresctld.slurm.submit(3)
     sresctld.supervise(job_id)

@@ -1,4 +1,4 @@
-"""What is sent, and when: only news, and everything after a reconnect."""
+"""A report holds only news, and everything after a reconnect."""
 
 from __future__ import annotations
 

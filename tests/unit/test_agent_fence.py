@@ -73,7 +73,7 @@ def test_addresses() -> None:
 
 @pytest.fixture
 def silent() -> Iterator[tuple[str, int]]:
-    """An address where nobody answers: a listener whose queue is full drops what comes."""
+    """An address that never answers: a listener whose queue is full drops what comes."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.2", 0), backlog=0))
         where = listener.getsockname()
@@ -185,7 +185,7 @@ def test_a_task_that_ignores_sigterm_is_killed(fake_step: FakeStep) -> None:
 
 class NoSlurm:
     def info(self) -> object:
-        raise SlurmUnreachable("nobody is there")
+        raise SlurmUnreachable("no answer")
 
 
 def test_a_cut_off_node_ends_the_step_that_asked_and_no_other(

@@ -104,7 +104,8 @@ def test_a_plain_file_is_no_kernel_log(tmp_path: Path) -> None:
 
 @pytest.fixture
 def written() -> str:
-    """A line in this machine's kernel log that nobody else writes; harmless if taken for real."""
+    """A line in this machine's kernel log that no other program writes; harmless if taken for
+    real."""
     if not os.access(KMSG, os.R_OK | os.W_OK):
         pytest.skip("/dev/kmsg cannot be read and written here")
     address = os.getpid() % 0xFFFF
@@ -136,7 +137,7 @@ def test_a_record_that_was_overrun_does_not_end_it(monkeypatch: pytest.MonkeyPat
             raise answer
         return answer
 
-    # Any character device that everybody may open: what it reads is given.
+    # Any character device that all users may open: what it reads is given.
     source = KernelLogSource(Path("/dev/null"))
     monkeypatch.setattr(os, "read", read)
     assert list(source.read()) == ["6,1,1,-;after"]

@@ -64,10 +64,10 @@ class NoSlurm:
     """Slurm does not answer."""
 
     def info(self) -> object:
-        raise SlurmUnreachable("nobody is there")
+        raise SlurmUnreachable("no answer")
 
     def node(self, name: str) -> object:
-        raise SlurmUnreachable("nobody is there")
+        raise SlurmUnreachable("no answer")
 
 
 @pytest.fixture(scope="module")

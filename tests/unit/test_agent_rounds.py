@@ -28,7 +28,7 @@ class Slurm:
         self.asked += 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if answer is None:
-            raise SlurmUnreachable("nobody is there")
+            raise SlurmUnreachable("no answer")
         return answer
 
 

@@ -93,12 +93,12 @@ def test_an_error_stays_one_clean_line(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_without_sresctld_slurms_word_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    cluster = Fake(FakeSlurm([Node("n1", "DOWN"), Node("n2", "IDLE")]), WireError("nobody there"))
+    cluster = Fake(FakeSlurm([Node("n1", "DOWN"), Node("n2", "IDLE")]), WireError("no answer"))
     for command in (["status"], ["node", "list"], ["node", "show", "n1"]):
         assert call(command, cluster) == 8
         out, err = capsys.readouterr()
         assert "DOWN" in out
-        assert err == "sres: error: nobody there\n"
+        assert err == "sres: error: no answer\n"
 
 
 def test_one_wrong_name_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What an administrator's request would do to nodes, and what stands against it."""
+"""The effect of an administrator's request on nodes, and the grounds to refuse it."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def test_a_job_that_does_not_run_is_kept(site: Site) -> None:
     site.cycle(60.0)
     assert site.slurm.job(site.job).state == "RUNNING"
     site.cycle()
-    assert not site.supervised, "it runs again, and nobody has come"
+    assert not site.supervised, "it runs again, and no supervisor has come"
     assert "unsupervised" not in [event["kind"] for event in site.controller.journal.events()]
 
 

@@ -375,7 +375,7 @@ def test_back_is_a_new_boot_that_speaks_and_a_slurmd_that_answers() -> None:
         (agent(boot_id="boot-2", said_goodbye=True), True),
         (None, True),
     ],
-    ids=["the old boot", "no slurmd", "silent", "stopped", "nobody speaks"],
+    ids=["the old boot", "no slurmd", "silent", "stopped", "no agent"],
 )
 def test_not_back_yet(speaks: Any, answered: bool) -> None:
     assert actions(returning(speaks, answered), act.ReturnNode) == []

@@ -1,4 +1,4 @@
-"""Diagnose: one verdict for each node, and nobody is judged on silence alone."""
+"""Diagnose: one diagnosis for each node, and none from silence alone."""
 
 from __future__ import annotations
 

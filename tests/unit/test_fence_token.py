@@ -48,7 +48,7 @@ def test_a_fence_that_was_removed_is_raised_again(
     assert fence.holds(directory, "12.0.1")
     shutil.rmtree(tmp_path / fence.FOLDER)
     as_task(monkeypatch, directory, "12.0.1")
-    attempt.report(5)  # tells nobody, and does not fail
+    attempt.report(5)  # has no listener, and does not fail
     assert not fence.holds(directory, "12.0.1")
     assert fence.raise_fence(directory, "12.0.2") == ""
     assert fence.holds(directory, "12.0.2")

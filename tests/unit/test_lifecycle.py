@@ -58,7 +58,7 @@ def test_a_script_over_its_limit_ends_with_all_it_started(place):
     with pytest.raises(LifecycleError, match=r"10-slow took more than 2 s \(exit code 124\)"):
         run(directory, log, "n1", timeout=2)
     child = int((directory / "10-slow.child").read_text())
-    # Killed, but nobody promises that it is gone in the same instant.
+    # Killed, but not necessarily gone in the same instant.
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(child)
         gone, alive = psutil.wait_procs([process], timeout=10)

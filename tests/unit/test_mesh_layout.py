@@ -1,4 +1,4 @@
-"""Who is in the next generation: pure, for any set of survivors."""
+"""The members of the next generation: pure, for any set of survivors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def worlds(draw: st.DrawFn) -> tuple[list[Member], int]:
 
 
 @given(worlds())
-def test_whole_replicas_and_everybody_once(world: tuple[list[Member], int]) -> None:
+def test_whole_replicas_and_everyone_once(world: tuple[list[Member], int]) -> None:
     members, size = world
     chosen = arrange(members, size)
     assert len(chosen) == len(members) // size * size
@@ -122,13 +122,13 @@ def test_too_few_wait() -> None:
 
 @given(st.sets(st.integers(0, 7), min_size=0, max_size=8))
 def test_two_halves_of_a_cut_never_both_go_on(side: set[int]) -> None:
-    everybody = [member(seat, 3) for seat in range(8)]
-    whole = View(generation_number(1, 0), tuple(everybody), seats=8)
+    everyone = [member(seat, 3) for seat in range(8)]
+    whole = View(generation_number(1, 0), tuple(everyone), seats=8)
     rules = WorldRules(seats=8, min_world=1)
 
     def goes_on(here: set[int]) -> bool:
-        there = {m.peer.id: False for m in everybody if m.peer.seat not in here}
-        present = [m for m in everybody if m.peer.seat in here]
+        there = {m.peer.id: False for m in everyone if m.peer.seat not in here}
+        present = [m for m in everyone if m.peer.seat in here]
         if not present:
             return False
         return propose(present, there, whole, rules, 0.0, started=True).members is not None

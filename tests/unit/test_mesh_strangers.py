@@ -1,4 +1,4 @@
-"""Who does not know the secret gets nowhere, and disturbs nobody."""
+"""A stranger who does not know the secret gets nowhere, and disturbs no member."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def pair(tmp_path: Path) -> Iterator[Crew]:
 
 def dial(mesh: Mesh, host: str, listener: socket.socket) -> None:
     """Have a mesh connect to a peer that it was told of."""
-    mesh._transport.dial(DialAddress("somebody", host, listener.getsockname()[1]))
+    mesh._transport.dial(DialAddress("stranger", host, listener.getsockname()[1]))
 
 
 def open_files() -> int:
@@ -180,7 +180,8 @@ def test_a_proof_sent_back_to_its_maker(pair: Crew, tmp_path: Path) -> None:
 
 
 def test_a_challenge_passed_on_as_ones_own(pair: Crew) -> None:
-    """What one member asks a stranger is asked again by the stranger, of that member."""
+    """Refuse a challenge that a stranger passes on: it answers one member with another's
+    question."""
     outer, inner = Stranger.to(pair.all[0]), Stranger.to(pair.all[0])
     outer.say(PeerChallenge(inner.challenge().nonce))
     outer.challenge()
@@ -272,7 +273,7 @@ def test_a_name_server_that_does_not_answer_keeps_nobody_waiting(
         there.settimeout(LIMIT)
         with pair.all[0]._lock:
             dial(pair.all[0], "slow.test", there)
-        assert not answers.is_set(), "nobody has waited for it"
+        assert not answers.is_set(), "it arrived without being waited for"
         answers.set()
         there.accept()[0].close()
 

@@ -1,4 +1,4 @@
-"""What is installed beside the code: units, the example configuration, exact versions."""
+"""The files installed beside the code: units, the example configuration, exact versions."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_an_unknown_field_behind_a_reason_changes_nothing_of_it(
 def test_a_reason_is_read_or_the_node_is_held(
     version: str, text: str, new: list[tuple[str, str]]
 ) -> None:
-    """Whatever stands in it, nothing becomes an action that it is not."""
+    """Any text in a Reason: nothing becomes an action that it is not."""
     head = recorded(version, "nodes").split("\n")[0]
     more = "".join(f" {key}={value}" for key, value in new)
     (node,) = parse.nodes(f"{head} Reason={text} [root@2026-11-22T02:23:56]{more}\n")

@@ -15,7 +15,7 @@ from slurm_resilience.slurm.fake import FakeSlurm
 
 
 class Stop(threading.Event):
-    """Nobody waits; what was to be waited is kept, and after three times it is set."""
+    """An event that never waits; each wait is kept, and after three times it is set."""
 
     def __init__(self) -> None:
         super().__init__()

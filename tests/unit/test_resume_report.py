@@ -1,4 +1,4 @@
-"""What the job's log says after seats were filled again."""
+"""The job's log after seats were filled again."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_what_srun_says_of_nodes_and_tasks() -> None:
     ],
 )
 def test_an_srun_that_waits_for_a_lost_node_ends_with_its_tasks_code(how: str, code: int) -> None:
-    """Nobody killed it by a signal, as far as the job's owner is concerned."""
+    """As far as the job's owner is concerned, no user killed it by a signal."""
     news = threading.Event()
     line = f"srun: error: n1: task 0: {how}"
     program = f"echo '{line}' >&2; exec sleep 60"

@@ -88,7 +88,7 @@ def in_setup(script: str, env: dict[str, str]) -> str:
 
 
 def would_install(options: list[str], env: dict[str, str], public: str) -> str:
-    """What pip would install as torch: the last line of its dry run."""
+    """Return what pip would install as torch: the last line of its dry run."""
     pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed"]
     words = [*pip, "--index-url", public, *options, "-c", str(CONSTRAINTS), "torch>=2.6"]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=True)

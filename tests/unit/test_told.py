@@ -1,4 +1,4 @@
-"""What a supervisor that asks is told of a node, and which pyslurm is taken."""
+"""The answer to a supervisor that asks about a node, and the choice of pyslurm."""
 
 from __future__ import annotations
 

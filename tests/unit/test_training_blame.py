@@ -1,4 +1,4 @@
-"""What follows from the way in which a block was left."""
+"""The decision that follows from the way in which a block was left."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ def test_a_process_that_hangs_in_one_step_again_and_again_ends_the_training() ->
         GenerationEnd(1, "seat 1 hangs", ME, "hang"),
         GenerationEnd(3, "x", OTHER, "hang"),
     )
-    nobody = GenerationEnd(4, "unknown", "", "hang")
+    unnamed = GenerationEnd(4, "unknown", "", "hang")
     ends = [(first, 5), (first, 5), (MINE, 5), (first, 5), (other, 5), (other, 6)]
-    assert hangs.add(nobody, 5) == 0
+    assert hangs.add(unnamed, 5) == 0
     assert [hangs.add(end, step) for end, step in ends] == [1, 2, 0, 3, 1, 1]
     for most, count, expected in ((3, 2, "again"), (3, 3, "give up"), (1, 1, "again")):
         found = fault_policy.verdict(

@@ -1,4 +1,4 @@
-"""What was built once is found again, and nothing else is."""
+"""An object built once is found again, and no other is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples a batch holds: the same for everybody, for ever, and each sample once an epoch."""
+"""The samples of a batch: the same on every rank, for ever, and each sample once an epoch."""
 
 from __future__ import annotations
 

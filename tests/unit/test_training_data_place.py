@@ -1,4 +1,4 @@
-"""Where cached batches lie, who lives there, and that nothing stays for ever."""
+"""The place of cached batches, its owners, and its removal: nothing stays for ever."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_place_is_stale_when_nobody_lives_there(tmp_path: Path) -> None:
     held = directory.hold(leaf)
     assert directory.stale(tmp_path, idle=0) == []
     held.release()
-    assert directory.stale(tmp_path, idle=900) == [], "somebody may come back"
+    assert directory.stale(tmp_path, idle=900) == [], "its owner may come back"
     launcher = directory.hold(leaf.parent)
     assert directory.stale(tmp_path, idle=0) == [], "its launcher lives"
     launcher.release()

@@ -1,4 +1,4 @@
-"""What is written about training says what the code does: options, flags, recipes, faults."""
+"""The documents about training say what the code does: options, flags, recipes, faults."""
 
 from __future__ import annotations
 

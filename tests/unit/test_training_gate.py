@@ -1,4 +1,4 @@
-"""A step of a model in parts is finished by all who can, or by nobody."""
+"""A step of a model in parts is finished by all ranks that can, or by none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process does before it joins."""
+"""The tasks of a process before it joins."""
 
 from __future__ import annotations
 

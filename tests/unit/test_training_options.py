@@ -1,4 +1,4 @@
-"""What `resilient` refuses at once."""
+"""The arguments that `resilient` refuses at once."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ def test_what_killed_launchers_left_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lives = tmp_path / "sres-run-lives"
-    for name in ("sres-run-lives", "sres-run-left", "somebody-else"):
+    for name in ("sres-run-lives", "sres-run-left", "other-program"):
         (tmp_path / name / "inside").mkdir(parents=True)
     handle = os.open(lives, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
@@ -289,10 +289,10 @@ def test_what_killed_launchers_left_is_removed(
     assert len(list(tmp_path.iterdir())) == 3, "they may have been made just now"
     monkeypatch.setattr(meetings, "_FRESH", -1.0)
     meetings._clean(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"sres-run-lives", "somebody-else"}
+    assert {path.name for path in tmp_path.iterdir()} == {"sres-run-lives", "other-program"}
     os.close(handle)
     meetings._clean(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["somebody-else"]
+    assert [path.name for path in tmp_path.iterdir()] == ["other-program"]
 
 
 class TestVerdict:

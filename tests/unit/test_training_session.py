@@ -1,4 +1,4 @@
-"""What a session tells of a loop that would not do what it seems to."""
+"""The warnings of a session about a loop that would not do what it seems to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Batches:
 
 @pytest.fixture
 def session() -> Any:
-    """Of rank 0 in a world that goes on."""
+    """The session of rank 0 in a world that goes on."""
     made: Any = Session(place({"RANK": "0", "WORLD_SIZE": "1"}), Options())
     made._mesh = SimpleNamespace(end=None, evicted="", knock=threading.Event())
     made._group = SimpleNamespace(rank=0)

@@ -1,4 +1,4 @@
-"""Who heals whom: every byte once, never from a bad source, evenly, and the fallbacks in order."""
+"""The plan of healing: every byte once, never from a bad source, evenly, fallbacks in order."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_every_target_gets_every_byte_once_from_good_sources_only(
             else:
                 assert holds(view, one.source_rank, found.step)
                 served.setdefault(one.part, Counter())[one.source_rank] += 1
-        # Following relays upwards ends at a holder: nobody waits in a circle.
+        # Following relays upwards ends at a holder: no ranks wait in a circle.
         seen, above = {rank}, mine[0]
         while above.relay:
             assert above.source_rank not in seen

@@ -94,7 +94,7 @@ def test_a_verdict_has_grounds(
     found = judge(own, world[1:], limit, ceiling, silence)
     if found is None:
         return
-    assert own.still > limit  # nobody who moves accuses anybody
+    assert own.still > limit  # a rank that moves accuses none
     assert found.reason
     if found.kind == "unknown":
         assert own.still > ceiling
@@ -110,7 +110,7 @@ def test_a_verdict_has_grounds(
 @calm
 @given(worlds)
 def test_all_accuse_the_same(world: list[RankSign]) -> None:
-    """Whoever stands still long enough says the same of the same picture."""
+    """All ranks that stand still long enough accuse the same one."""
     world = [RankSign(s.id, s.seat, s.step, s.phase, s.collectives, s.since) for s in world]
     found = {
         judge(own, [one for one in world if one is not own], 5, 1000, 20)

@@ -188,7 +188,7 @@ def hello(nonce: bytes, sresctld: Sresctld, role: str = "query", subject: str = 
 
 
 def as_user(uid: int, sresctld: Sresctld, role: str, subject: str) -> str:
-    """What `Connection.open` says to a process of that user."""
+    """Return what `Connection.open` says to a process of that user."""
     code = (
         "import sys\n"
         "from slurm_resilience.wire.client import Connection\n"

@@ -146,7 +146,7 @@ def decision(seen: ClusterSnapshot, settings: Config = CONFIG) -> Decision:
 
 
 def actions(seen: ClusterSnapshot, kind: type, settings: Config = CONFIG) -> list[Any]:
-    """What is decided of one kind."""
+    """Return the decisions of one kind."""
     return [action for action in decision(seen, settings).actions if isinstance(action, kind)]
 
 

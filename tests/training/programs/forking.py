@@ -48,7 +48,7 @@ for _name in (
 
 
 class Forked:
-    """What `Process` needs of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that `Process` needs."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Forked:
         self.pid = os.fork()
         if self.pid == 0:
             _become(command, env, out, err, pass_fds)
-        # Here too: whoever signals the group must find it.
+        # Here too: a signal to the group must find it.
         with suppress(OSError):
             os.setpgid(self.pid, process_group or self.pid)
         for end in (out, err):
@@ -171,7 +171,7 @@ def main() -> None:
     ear = socket.socket(socket.AF_UNIX)
     ear.bind(f"{sys.argv[1]}.new")
     ear.listen(64)
-    Path(f"{sys.argv[1]}.new").rename(sys.argv[1])  # whoever sees it can connect
+    Path(f"{sys.argv[1]}.new").rename(sys.argv[1])  # a reader that sees it can connect
     found = selectors.DefaultSelector()
     found.register(ear, selectors.EVENT_READ)
     running: dict[socket.socket, tuple[int, int]] = {}

@@ -102,7 +102,7 @@ def sharded(s: Session) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def local(parameter: torch.Tensor) -> torch.Tensor:
-    """What this rank has of it."""
+    """Return the part of it that this rank holds."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
@@ -112,7 +112,7 @@ signal.signal(signal.SIGUSR2, lambda *_: asked.set())
 
 
 class Asked(RuntimeError):
-    """Somebody sent SIGUSR2."""
+    """SIGUSR2 was sent to this process."""
 
 
 class Behind(RuntimeError):
@@ -120,7 +120,7 @@ class Behind(RuntimeError):
 
 
 def behind() -> tuple[int, set[int]]:
-    """What ``--behind`` says: the step, and the seats."""
+    """Read ``--behind``: the step, and the seats."""
     when, _, named = words.behind.partition(":")
     return int(when), {int(seat) for seat in named.split(",")}
 
@@ -196,7 +196,7 @@ def train(s: Session) -> tuple[nn.Module, int]:
     # Unused parameters are looked for, so that DDP keeps its buckets and sums in the same order.
     wrapped = s.ddp(net, find_unused_parameters=True) if words.kind == "ddp" else net
     for x, y, index in s.loader(Samples(), global_batch=words.batch, seed=words.seed):
-        # Told before it can count: if this world commits the step, everybody's share is in it.
+        # Told before it can count: if this world commits the step, every rank's share is in it.
         tell("batch", s.step, s.generation, index.tolist())
         if asked.is_set():
             asked.clear()
@@ -230,7 +230,7 @@ def come_late() -> None:
         for world in stepped.findall(path.read_text())
     ):
         if time.monotonic() > deadline:
-            sys.exit("nobody steps in a smaller world")
+            sys.exit("no rank steps in a smaller world")
         time.sleep(0.05)
 
 

@@ -64,7 +64,7 @@ def one_after_the_other(seed: int) -> str:
     moved = [
         case.replace(",step=5", f",step={1 + 2 * number}") for number, case in enumerate(middle)
     ]
-    # Each once, in whatever process has the seat by then: a busy machine has others replaced as well.
+    # Each once, in whatever process has the seat: a busy machine has others replaced as well.
     rules = parse(";".join([CASES["at_step_0"], *moved, CASES["after_the_last_step"]]))
     return ";".join(str(replace(rule, incarnation=None)) for rule in rules)
 

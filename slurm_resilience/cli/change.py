@@ -1,6 +1,6 @@
 """`sres node replace|reboot|cancel`: pass an administrator's request to Slurm itself.
 
-Slurm decides who may; sresctld reads the node's reason like everybody's. So these work while
+Slurm decides who may; sresctld reads the node's reason like any other. So these work while
 sresctld is away, and do the same as `scontrol update node=… state=fail reason=Action:Replace`.
 """
 

@@ -142,7 +142,7 @@ def _lines(picture: dict[str, Any], now: float, interval: float) -> Iterator[str
         verb = miss["meant"].partition(":")[2].lower()
         yield field(
             "reason",
-            f"of {miss['node']}: '{miss['reason']}' (by {miss['by'] or 'somebody'}) is not "
+            f"of {miss['node']}: '{miss['reason']}' (by {miss['by'] or 'unknown'}) is not "
             f"{miss['meant']}, so nothing is done; correct it: sres node {verb} {miss['node']}",
         )
     if picture["alarms"]:

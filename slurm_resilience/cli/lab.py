@@ -25,7 +25,7 @@ _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 def _which(command: F) -> F:
-    """The options that say which lab is meant."""
+    """Add the options that say which lab is meant."""
     for option in (
         click.option("--name", default="lab", show_default=True, help="Which lab."),
         click.option("--dir", "directory", type=click.Path(path_type=Path), help="Its directory."),

@@ -58,7 +58,7 @@ class _Lazy(click.Group):
 @click.version_option(__version__, prog_name="slurm-resilience", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Keeps training runs alive on Slurm: finds broken nodes, has them replaced, resumes steps."""
+    """Keep training runs alive on Slurm: find broken nodes, have them replaced, resume steps."""
     ctx.ensure_object(ClusterView)
 
 
@@ -102,7 +102,7 @@ def _complain(text: str, code: int) -> int:
 
 
 def main() -> None:
-    """The console entry."""
+    """Run the console entry."""
     code = call()
     if code == _BROKEN_PIPE:
         # Python flushes stdout once more at its end, and would complain about the pipe again.

@@ -117,7 +117,7 @@ def _refuse_override(nodes: Sequence[Node], action: str) -> None:
         if node.requested_action or is_a_persons(node):
             raise UsageError(
                 f"{node.name} is {slurm_state(node)} with the reason '{plain(node.reason)}' (by "
-                f"{node.reason_by or 'somebody'}); add --yes to override that. Nothing is changed"
+                f"{node.reason_by or 'unknown'}); add --yes to override that. Nothing is changed"
             )
 
 

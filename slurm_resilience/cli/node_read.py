@@ -97,7 +97,7 @@ def _sheet(view: dict[str, Any], now: float) -> Iterator[str]:
     if view["reason"]:
         age = seconds_since(view["reason_at"], now)
         ago = f", {duration(age)} ago" if age is not None else ""
-        yield line("reason", f"{view['reason']} (by {view['reason_by'] or 'somebody'}{ago})")
+        yield line("reason", f"{view['reason']} (by {view['reason_by'] or 'unknown'}{ago})")
     machine = "".join(
         f"; {title} {view[key]}"
         for title, key in (("machine", "instance"), ("boot", "boot_id"))

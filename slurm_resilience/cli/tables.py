@@ -1,4 +1,4 @@
-"""What people read: tables, times, and text that cannot play tricks on a terminal."""
+"""Lay out what people read: tables, times, and text that cannot play tricks on a terminal."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def field(title: str, text: object, indent: int = 0, *, alert: bool = False) -> 
 
 
 def _width() -> int:
-    """The terminal's; so wide that nothing is broken where there is none."""
+    """Return the terminal's width, or one so wide that nothing is broken where there is none."""
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return max(40, shutil.get_terminal_size((80, 24)).columns)
     return _WIDE

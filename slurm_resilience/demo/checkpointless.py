@@ -196,7 +196,7 @@ def _print(
         targets["survivors_step"] = phases["detected"] + AFTER_DETECTED
     if phases["node_idle"] is not None:
         targets["joined"] = phases["node_idle"] + AFTER_IDLE
-    title = "A node dies, nobody else stops"
+    title = "A node dies, the others go on"
     story.console.print(phase_table(title, LABELS, phases, targets))
     story.console.print(
         f"{books.steps} steps, none done twice; last loss {books.loss:.6f}, undisturbed "

@@ -32,7 +32,7 @@ SCRIPT = re.compile(r"[0-9]{2}-[A-Za-z0-9._-]+")
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Left behind by editors and package managers.
 _LEFTOVERS = ("~", ".bak", ".dpkg-old", ".dpkg-new", ".dpkg-dist", ".rpmsave", ".rpmnew", ".swp")
-DEFAULT_TIMEOUT = 600.0
+DEFAULT_TIMEOUT_SECONDS = 600.0
 TIMED_OUT = 124
 CANNOT_RUN = 126
 
@@ -67,7 +67,9 @@ def scripts(directory: Path) -> list[Path]:
     return [entry for entry in named if not entry.name.endswith(_LEFTOVERS)]
 
 
-def run(directory: Path, log: Path, node: str, timeout: float = DEFAULT_TIMEOUT) -> list[Result]:
+def run(
+    directory: Path, log: Path, node: str, timeout: float = DEFAULT_TIMEOUT_SECONDS
+) -> list[Result]:
     """Run every script; the results also go to ``LOG.jsonl``, one line each.
 
     Raises:
@@ -147,7 +149,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True, help="directory of NN-name scripts")
     parser.add_argument("--log", type=Path, required=True, help="where their output goes")
     parser.add_argument(
-        "--timeout", type=float, default=DEFAULT_TIMEOUT, help="seconds for each script"
+        "--timeout", type=float, default=DEFAULT_TIMEOUT_SECONDS, help="seconds for each script"
     )
     parser.add_argument("node", metavar="NODE", help="this node's name in Slurm")
     words = parser.parse_args()

@@ -28,7 +28,7 @@ from slurm_resilience.wire.messages import NodeHello
 
 log = logging.getLogger("sresd")
 
-LISTEN_EVERY = 1.0
+LISTEN_INTERVAL_SECONDS = 1.0
 """Seconds after which a signal that another thread received is acted upon at the latest."""
 GOODBYE_SECONDS = 1.0
 """Seconds that a stopping sresd waits for its goodbye to leave."""
@@ -76,7 +76,7 @@ class Daemon:
         self._start("fence", fence.run)
         # Not one endless wait: where the kernel hands the signal to another thread, this one would
         # sleep on and its handler would never run.
-        while not self._stop.wait(LISTEN_EVERY):
+        while not self._stop.wait(LISTEN_INTERVAL_SECONDS):
             pass
         follower.wake()
         self._wakeup.ring()

@@ -23,14 +23,14 @@ from slurm_resilience.model import Finding, Severity
 
 log = logging.getLogger("sresd.fence")
 
-LOOK_EVERY = 1.0
-LOOK_TIMEOUT = 1.0
+LOOK_INTERVAL_SECONDS = 1.0
+LOOK_TIMEOUT_SECONDS = 1.0
 """Seconds between two looks while disconnected, and for one look."""
 LEAST_LOOKS = 3
 """Looks in a row without any answer: a machine that was frozen for a minute was not alone."""
-GRACE = 3.0
+GRACE_SECONDS = 3.0
 """Seconds between SIGTERM and SIGKILL. Short: the other copy is starting."""
-ASK_AGAIN = 30.0
+ASK_AGAIN_SECONDS = 30.0
 """Seconds until Slurm is asked again where slurmctld listens."""
 
 
@@ -106,7 +106,7 @@ class Isolation:
 
     def run(self) -> None:
         heard, looks = self._clock.monotonic(), 0
-        while not self._clock.wait(self._stop, LOOK_EVERY):
+        while not self._clock.wait(self._stop, LOOK_INTERVAL_SECONDS):
             state = self._link()
             # A session may have come and gone between two looks: its peers count all the same.
             if state.connected or state.sessions != self._learned[0]:
@@ -130,7 +130,7 @@ class Isolation:
 
     def look(self) -> Contact:
         """Try every known address once."""
-        answered = tcp_probe.reach(self._control | self._peers, LOOK_TIMEOUT)
+        answered = tcp_probe.reach(self._control | self._peers, LOOK_TIMEOUT_SECONDS)
         return Contact(
             bool(answered & self._control), len(self._peers), len(answered & self._peers)
         )
@@ -141,7 +141,7 @@ class Isolation:
             if not step.members:
                 continue  # ended; its slurmstepd waits for slurmctld
             log.warning("ending step %s: %s", step.id, reason)
-            killed = steps.end(step, GRACE)
+            killed = steps.end(step, GRACE_SECONDS)
             count = f"{len(step.members)} processes, {killed} killed"
             text = f"ended step {step.id} ({count}): {reason}"
             log.warning("%s", text)
@@ -155,7 +155,7 @@ class Isolation:
         session, asked = self._learned
         now = self._clock.monotonic()
         known = self._facts.cluster is not None
-        if session == state.sessions and (known or now - asked < ASK_AGAIN):
+        if session == state.sessions and (known or now - asked < ASK_AGAIN_SECONDS):
             return
         port, host = self._settings.controller.port, self._settings.controller.host
         control = [(host, port)] if host else []

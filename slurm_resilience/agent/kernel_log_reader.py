@@ -24,7 +24,7 @@ READ_BYTES = 8192
 """/dev/kmsg hands out one record a read, and refuses a smaller buffer with EINVAL."""
 RETRY_SECONDS = 5.0
 """Until a kernel log that cannot be opened is tried again."""
-MAX_PARTIAL = 65536
+MAX_PARTIAL_BYTES = 65536
 """Bytes of an unfinished FIFO line that are kept."""
 
 
@@ -65,7 +65,7 @@ class KernelLogSource:
                 yield data.decode(errors="replace")
                 continue
             *lines, self._partial = (self._partial + data).split(b"\n")
-            if len(self._partial) > MAX_PARTIAL:
+            if len(self._partial) > MAX_PARTIAL_BYTES:
                 self._partial = b""
             yield from (line.decode(errors="replace") for line in lines)
 

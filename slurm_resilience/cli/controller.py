@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from slurm_resilience.wire.client import Connection
     from slurm_resilience.wire.messages import Message
 
-OPEN_TIMEOUT = 3.0
+OPEN_TIMEOUT_SECONDS = 3.0
 """Seconds for a connection to sresctld, at each of its possible addresses."""
 
 
@@ -95,7 +95,7 @@ class ClusterView:
                     "query",
                     munge_socket=config.wire.munge_socket or info.munge_socket,
                     trusted_uids=frozenset({0, info.slurm_user_uid}),
-                    timeout=OPEN_TIMEOUT,
+                    timeout=OPEN_TIMEOUT_SECONDS,
                 )
             except WireError as error:
                 failed = error

@@ -16,7 +16,7 @@ from slurm_resilience.errors import SresError, WireError
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import StatusRequest
 
-POLL = 0.5
+POLL_SECONDS = 0.5
 _ENDS = frozenset({"closed", "cancelled", "gave_up"})
 _RECENT = 200
 
@@ -69,7 +69,7 @@ def watch(cluster: ClusterView, hostlist: str, timeout: float | None) -> None:
                 if not pending:
                     break
                 _check_deadline(deadline, f"{', '.join(pending)}: not at an end")
-                connection.receive(min(POLL, max(0.0, deadline - time.monotonic())))
+                connection.receive(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
             except WireError as error:
                 connection.close()
                 connection = _reconnect(cluster, deadline, error)
@@ -124,7 +124,7 @@ def _reconnect(cluster: ClusterView, deadline: float, lost: WireError) -> Connec
             return cluster.connect()
         except WireError as error:
             _check_deadline(deadline, str(error))
-            clock.wait(never, POLL)
+            clock.wait(never, POLL_SECONDS)
 
 
 def _check_deadline(deadline: float, seen: str) -> None:

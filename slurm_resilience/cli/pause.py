@@ -11,7 +11,7 @@ from slurm_resilience.cli.shared_options import config_option
 from slurm_resilience.cli.tables import user_name
 from slurm_resilience.wire.messages import PauseRequest, StatusRequest
 
-_TAKEN_UP_WITHIN = 5.0
+_TAKEN_UP_SECONDS = 5.0
 
 
 @click.command()
@@ -45,7 +45,7 @@ def unpause(cluster: ClusterView) -> None:
 
 def _request(cluster: ClusterView, reason: str) -> bool:
     """Ask, and wait until a cycle knows it."""
-    deadline = time.monotonic() + _TAKEN_UP_WITHIN
+    deadline = time.monotonic() + _TAKEN_UP_SECONDS
     with cluster.connect() as connection:
         ask(connection, PauseRequest(reason))
         while ask(connection, StatusRequest("status")).get("paused", "") != reason:

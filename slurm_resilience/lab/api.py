@@ -18,7 +18,7 @@ from slurm_resilience.lab.commands import LabCommands
 from slurm_resilience.lab.spec import LabSpec
 
 # Longer than any reboot, replacement or lifecycle run of a lab should take.
-ORDER_TIMEOUT = 600.0
+ORDER_TIMEOUT_SECONDS = 600.0
 
 
 def _quiet(_: str) -> None:
@@ -160,4 +160,4 @@ class Lab(LabCommands):
         return self._ask({"do": verb, "nodes": self._expand(nodes)})
 
     def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        return ask(self._socket, order, ORDER_TIMEOUT)
+        return ask(self._socket, order, ORDER_TIMEOUT_SECONDS)

@@ -17,9 +17,9 @@ from slurm_resilience.lab.ports import reserve
 from slurm_resilience.lab.processes import Processes
 from slurm_resilience.lab.spec import LabSpec
 
-ANSWER_TIMEOUT = 60.0
+ANSWER_TIMEOUT_SECONDS = 60.0
 # A node that did not register by then will not.
-IDLE_TIMEOUT = 60.0
+IDLE_TIMEOUT_SECONDS = 60.0
 DAEMONS = ("slurmctld", "slurmdbd", "sresctld", "slurmd", "sresd")
 SRESD_RUNS = "watches node"
 """In the log line with which sresd begins its work."""
@@ -135,7 +135,7 @@ class LabCluster:
         end = self.start_daemon("slurmdbd")
         log = self._log("slurmdbd.log")
         sacctmgr = self._need("sacctmgr")
-        deadline = time.monotonic() + ANSWER_TIMEOUT
+        deadline = time.monotonic() + ANSWER_TIMEOUT_SECONDS
         while (await self._ctl.call(sacctmgr, "-n", "show", "cluster"))[0]:
             if end.done() or time.monotonic() > deadline:
                 raise LabError(f"slurmdbd does not answer{_tail(log)}")
@@ -157,7 +157,7 @@ class LabCluster:
         return self._ctl.start(name, argv, self._log(out))
 
     async def _answers(self, daemon: str, command: str, *words: str) -> None:
-        deadline = time.monotonic() + ANSWER_TIMEOUT
+        deadline = time.monotonic() + ANSWER_TIMEOUT_SECONDS
         program = self._need(command)
         while (await self._ctl.call(program, *words))[0]:
             if self._ctl.daemons.get(daemon) != "running" or time.monotonic() > deadline:
@@ -168,7 +168,7 @@ class LabCluster:
     async def _idle(self) -> None:
         self._progress("waiting for the nodes to be idle")
         sinfo = self._need("sinfo")
-        deadline = time.monotonic() + IDLE_TIMEOUT
+        deadline = time.monotonic() + IDLE_TIMEOUT_SECONDS
         joined = {node.name for node in self.nodes.values() if node.state == "joined"}
         states: dict[str, str] = {}
         while True:
@@ -186,7 +186,7 @@ class LabCluster:
     async def _until(
         self, what: str, ready: Callable[[], bool], end: asyncio.Future[int], log: Path
     ) -> None:
-        deadline = time.monotonic() + ANSWER_TIMEOUT
+        deadline = time.monotonic() + ANSWER_TIMEOUT_SECONDS
         while not ready():
             if end.done() or time.monotonic() > deadline:
                 raise LabError(f"{what} did not start{_tail(log)}")

@@ -12,7 +12,7 @@ from slurm_resilience.errors import LabError, NotFound, UsageError
 from slurm_resilience.lab import programs
 from slurm_resilience.slurm import hostlists
 
-POLL = 0.05
+POLL_SECONDS = 0.05
 
 
 class LabCommands:
@@ -128,7 +128,7 @@ class LabCommands:
                     {"ctl": seen["ctl"]} if "ctl" in seen else {}
                 )
                 raise LabError(f"after {timeout:g} s the nodes are {now}, not {expected}")
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
 
     def _expand(self, nodes: str) -> tuple[str, ...]:
         names = hostlists.expand(nodes)

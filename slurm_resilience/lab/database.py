@@ -10,7 +10,7 @@ from slurm_resilience.errors import LabError, MissingTool
 from slurm_resilience.lab import programs
 from slurm_resilience.lab.processes import Processes
 
-START_TIMEOUT = 60.0
+START_TIMEOUT_SECONDS = 60.0
 
 
 class Database:
@@ -52,7 +52,7 @@ class Database:
             ],
             self._log,
         )  # fmt: skip
-        deadline = time.monotonic() + START_TIMEOUT
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not self._socket.exists():
             if end.done() or time.monotonic() > deadline:
                 raise LabError(f"mariadbd did not start; see {self._log}")

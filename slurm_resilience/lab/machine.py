@@ -16,7 +16,7 @@ from slurm_resilience.lab import programs
 from slurm_resilience.lab.network import Network
 from slurm_resilience.lab.processes import Processes, fork_node
 
-CALL_TIMEOUT = 30.0
+CALL_TIMEOUT_SECONDS = 30.0
 
 
 class Machine:
@@ -127,10 +127,12 @@ class Machine:
         try:
             end = self.start(name, list(argv), output, env)
             try:
-                code = await asyncio.wait_for(asyncio.shield(end), CALL_TIMEOUT)
+                code = await asyncio.wait_for(asyncio.shield(end), CALL_TIMEOUT_SECONDS)
             except TimeoutError:
                 self.signal(name, signal.SIGKILL)
-                raise LabError(f"`{' '.join(argv)}` took more than {CALL_TIMEOUT:.0f} s") from None
+                raise LabError(
+                    f"`{' '.join(argv)}` took more than {CALL_TIMEOUT_SECONDS:.0f} s"
+                ) from None
             return code, output.read_text(errors="replace").strip()
         finally:
             self.daemons.pop(name, None)

@@ -24,8 +24,8 @@ from slurm_resilience.lab.spec import LabSpec
 DISK = Path("/run/sres-node")
 # slurmctld compares boot times in whole seconds: a shorter time off goes unnoticed, and the node
 # hangs in its REBOOT state.
-SHORTEST_OFF = 2.0
-SLURMD_START = 20.0
+SHORTEST_OFF_SECONDS = 2.0
+SLURMD_START_SECONDS = 20.0
 NVIDIA_MAJOR = 195
 
 
@@ -119,7 +119,7 @@ class LabNode(Machine):
 
     async def _come_up(self) -> None:
         self.state, self.why = "booting", "waits for its power to settle"
-        await asyncio.sleep(max(0.0, self._off_since + SHORTEST_OFF - time.monotonic()))
+        await asyncio.sleep(max(0.0, self._off_since + SHORTEST_OFF_SECONDS - time.monotonic()))
         self._drain_kernel_log()
         if not self.disk.exists():
             self._provision()
@@ -152,7 +152,7 @@ class LabNode(Machine):
                 return
         self.why = "waits for slurmd"
         end = self.start_daemon("slurmd")
-        deadline = time.monotonic() + SLURMD_START
+        deadline = time.monotonic() + SLURMD_START_SECONDS
         while not (self.disk / "slurmd.pid").exists():
             if end.done() or time.monotonic() > deadline:
                 self._fail(f"slurmd did not start; see {self.log / 'slurmd.log'}")

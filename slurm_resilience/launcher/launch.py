@@ -31,7 +31,7 @@ from slurm_resilience.training.data.cache import directory as cached
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _BITS = (flags.STDOUT, flags.STDERR)
-_RETRY = 1.0
+_RETRY_SECONDS = 1.0
 """Seconds until the next attempt when the system refuses a process."""
 _NOT_FOR_RANKS = ("SRES_SECRET", "SRES_SEATS_HERE")
 """Meant for the launcher; ranks get their own."""
@@ -196,7 +196,7 @@ class Launcher:
                 process = standby or self._start_rank()
             except OSError as error:
                 seat.refused(f"no new process: {error.strerror}")
-                self._vacated(seat, seat.end(1), pause=_RETRY)
+                self._vacated(seat, seat.end(1), pause=_RETRY_SECONDS)
                 return
             was_warm = process.warm
             for sink in self._children.sinks(process):

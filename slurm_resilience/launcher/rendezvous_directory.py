@@ -22,7 +22,7 @@ from slurm_resilience.launcher.node_rank import NodeRank
 from slurm_resilience.mesh.rendezvous import TrainingOutcome
 
 _PREFIX = "sres-run-"
-_FRESH = 60.0
+_FRESH_SECONDS = 60.0
 """Seconds in which a directory may belong to a process that has not locked it yet."""
 _LONGEST = 80
 """A unix socket's path has 108 bytes at most."""
@@ -63,7 +63,7 @@ def _clean(parent: Path) -> None:
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 info = os.fstat(handle)
-                if info.st_uid == os.geteuid() and time.time() - info.st_ctime > _FRESH:
+                if info.st_uid == os.geteuid() and time.time() - info.st_ctime > _FRESH_SECONDS:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path, ignore_errors=True)
             finally:

@@ -14,9 +14,9 @@ from slurm_resilience.launcher.children import Children
 from slurm_resilience.launcher.process import Process, may_renice
 
 _NICE = 10
-_PAUSE = 5.0
+_PAUSE_SECONDS = 5.0
 """Seconds after a recovery, if no rank says that it is over."""
-_FIRST_PAUSE = 10.0
+_FIRST_PAUSE_SECONDS = 10.0
 """Seconds after the start."""
 _DEATHS = 3
 """So many in a row, and there are no more."""
@@ -58,7 +58,7 @@ class Standbys:
     def soon(self, first: bool = False) -> None:
         """Start the missing ones, at a moment that disturbs no rank."""
         if self._timer is None and self._wanted:
-            pause = 0.0 if self._nice else _FIRST_PAUSE if first else _PAUSE
+            pause = 0.0 if self._nice else _FIRST_PAUSE_SECONDS if first else _PAUSE_SECONDS
             self._timer = self._loop.call_later(pause, self._fill)
 
     def now(self) -> None:
@@ -109,5 +109,5 @@ class Standbys:
             return True
         # Something is wrong with them; a loop would burn the processor.
         if self._timer is None and self._wanted:
-            self._timer = self._loop.call_later(_PAUSE, self._fill)
+            self._timer = self._loop.call_later(_PAUSE_SECONDS, self._fill)
         return False

@@ -32,7 +32,7 @@ class Run(msgspec.Struct, frozen=True):
     ended_at: float = 0.0
 
 
-BEGINNING = 20.0
+BEGINNING_SECONDS = 20.0
 """Seconds that a run may take until its runner has written down who it is."""
 
 
@@ -99,7 +99,7 @@ def status(directory: Path) -> Run:
         pid, started = (directory / "runner").read_text().split()
     except (FileNotFoundError, ValueError):
         # Between mkdir and the note of the pid: sresctld died there, or is there right now.
-        young = directory.exists() and time.time() - directory.stat().st_mtime < BEGINNING
+        young = directory.exists() and time.time() - directory.stat().st_mtime < BEGINNING_SECONDS
         return Run("running" if young else "lost")
     if _started(int(pid)) == started:
         return Run("running", output=_tail(directory / "output"))

@@ -20,7 +20,7 @@ from slurm_resilience.replace.program import note
 
 TIMEOUT_RC = 124
 CANNOT_START_RC = 127
-LOOK = 1.0
+LOOK_SECONDS = 1.0
 """Seconds between two looks at the size of the output."""
 MAX_OUTPUT, KEPT_OUTPUT = 64 << 20, 1 << 20
 """Bytes: an output longer than that is cut to its end."""
@@ -69,9 +69,9 @@ def _wait(program: subprocess.Popen[bytes], seconds: float, output: Path) -> int
     while True:
         left = deadline - time.monotonic()
         try:
-            return program.wait(timeout=max(0.0, min(LOOK, left)))
+            return program.wait(timeout=max(0.0, min(LOOK_SECONDS, left)))
         except subprocess.TimeoutExpired:
-            if left <= LOOK:
+            if left <= LOOK_SECONDS:
                 raise
         finally:
             _shorten(output)

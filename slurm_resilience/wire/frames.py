@@ -9,9 +9,9 @@ import msgspec
 from slurm_resilience.errors import WireError
 from slurm_resilience.wire.messages import Message
 
-MAX_FRAME = 8 << 20
+MAX_FRAME_BYTES = 8 << 20
 """Bytes. A status of 10,000 nodes is about 3 MB; anything above is not one of ours."""
-MAX_UNPROVEN_FRAME = 64 << 10
+MAX_UNPROVEN_FRAME_BYTES = 64 << 10
 """Bytes accepted from a client for which munge has not vouched yet."""
 
 _LENGTH = struct.Struct(">I")
@@ -22,12 +22,12 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 def pack(message: Message) -> bytes:
     """Pack a message into a frame."""
     body = _encoder.encode(message)
-    if len(body) > MAX_FRAME:
+    if len(body) > MAX_FRAME_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large to send")
     return _LENGTH.pack(len(body)) + body
 
 
-def unpack_length(head: bytes, limit: int = MAX_FRAME) -> int:
+def unpack_length(head: bytes, limit: int = MAX_FRAME_BYTES) -> int:
     """Bytes of body that follow a 4-byte head.
 
     Raises:

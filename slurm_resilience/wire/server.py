@@ -34,21 +34,21 @@ from slurm_resilience.wire.messages import (
 log = logging.getLogger("sresctld.wire")
 
 HANDSHAKE_SECONDS = 5.0
-READ_AHEAD = 64 << 10
+READ_AHEAD_BYTES = 64 << 10
 """Bytes read of a connection before they are asked for."""
 SHARE = 10.0
-LEAST_PAUSE = 0.002
+LEAST_PAUSE_SECONDS = 0.002
 """A user's messages are taken with pauses of this many times what handling them took, and of at
 least this many seconds, over all of his connections: no user keeps the nodes' beats waiting."""
-PER_USER = 0.125
+PER_USER_SHARE = 0.125
 """The part of this process's file descriptors that one user's connections may take."""
-UNPROVEN = 0.125
+UNPROVEN_SHARE = 0.125
 """The part of that which one machine's connections may take that have proven nothing yet."""
-SAY_AGAIN = 10.0
+SAY_AGAIN_SECONDS = 10.0
 """Seconds between two lines of the log on what strangers did, and on what the loop met."""
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 """A supervisor has nothing to say for days: only this shows that its machine died (after 25 s)."""
-MAX_BACKLOG = 16 << 20
+MAX_BACKLOG_BYTES = 16 << 20
 """Bytes queued for one peer that does not read; past it the connection is cut."""
 
 
@@ -86,7 +86,7 @@ class Client:
         transport = self._writer.transport
         if transport.is_closing():
             return
-        if transport.get_write_buffer_size() > MAX_BACKLOG:
+        if transport.get_write_buffer_size() > MAX_BACKLOG_BYTES:
             transport.abort()
             return
         self._writer.write(frame)
@@ -115,8 +115,8 @@ class Server:
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._max_of_user = int((files if files > 0 else 65536) * PER_USER)
-        self._max_unproven = max(64, int(self._max_of_user * UNPROVEN))
+        self._max_of_user = int((files if files > 0 else 65536) * PER_USER_SHARE)
+        self._max_unproven = max(64, int(self._max_of_user * UNPROVEN_SHARE))
         self._unproven: Counter[str] = Counter()
         self._connections: Counter[int] = Counter()
         self._next_turn: dict[int, float] = {}
@@ -157,7 +157,7 @@ class Server:
         self._loop.set_exception_handler(self._trouble)
         # As a task: `stop` may come before the first turn of the loop.
         accepting = self._loop.create_task(
-            asyncio.start_server(self._accept, sock=self._listener, limit=READ_AHEAD)
+            asyncio.start_server(self._accept, sock=self._listener, limit=READ_AHEAD_BYTES)
         )
         try:
             self._loop.run_forever()
@@ -181,7 +181,7 @@ class Server:
                     sock.setsockopt(socket.IPPROTO_TCP, option, value)
             self._handler.opened(peer)
             while True:
-                message = await _read(reader, frames.MAX_FRAME)
+                message = await _read(reader, frames.MAX_FRAME_BYTES)
                 began = self._loop.time()
                 self._handler.received(peer, message)
                 if peer.role != "node" and peer.uid != 0:
@@ -238,7 +238,7 @@ class Server:
 
     async def _take_turns(self, uid: int, took: float) -> None:
         now = self._loop.time()
-        turn = max(now, self._next_turn.get(uid, now)) + max(LEAST_PAUSE, SHARE * took)
+        turn = max(now, self._next_turn.get(uid, now)) + max(LEAST_PAUSE_SECONDS, SHARE * took)
         self._next_turn[uid] = turn
         await asyncio.sleep(turn - now)
 
@@ -255,8 +255,8 @@ class Server:
         now = self._loop.time()
         if len(self._said) > 1000:
             self._said.clear()
-        at, silent = self._said.get(key, (-SAY_AGAIN, 0))
-        if now - at < SAY_AGAIN:
+        at, silent = self._said.get(key, (-SAY_AGAIN_SECONDS, 0))
+        if now - at < SAY_AGAIN_SECONDS:
             self._said[key] = (at, silent + 1)
             return
         self._said[key] = (now, 0)
@@ -268,7 +268,7 @@ class Server:
     ) -> Client:
         nonce = secrets.token_bytes(32)
         writer.write(frames.pack(Challenge(nonce)))
-        hello = await _read(reader, frames.MAX_UNPROVEN_FRAME)
+        hello = await _read(reader, frames.MAX_UNPROVEN_FRAME_BYTES)
         if not isinstance(hello, Hello):
             raise WireError(f"a {type(hello).__name__} before the hello")
         if hello.protocol != PROTOCOL:

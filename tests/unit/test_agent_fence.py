@@ -201,8 +201,8 @@ def test_a_cut_off_node_ends_the_step_that_asked_and_no_other(
         agent=config.AgentSettings(fence_after=0.2),
         controller=config.ControllerSettings(host=host, port=port),
     )
-    monkeypatch.setattr("slurm_resilience.agent.isolation.LOOK_EVERY", 0.05)
-    monkeypatch.setattr("slurm_resilience.agent.isolation.LOOK_TIMEOUT", 0.05)
+    monkeypatch.setattr("slurm_resilience.agent.isolation.LOOK_INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr("slurm_resilience.agent.isolation.LOOK_TIMEOUT_SECONDS", 0.05)
     facts = SlurmFacts(NoSlurm(), "n1")  # type: ignore[arg-type]
     fence = Isolation(settings, "n1", facts, lambda: state, board, SystemClock(), stop)
     thread = threading.Thread(target=fence.run, daemon=True)

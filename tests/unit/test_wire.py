@@ -373,7 +373,7 @@ def test_a_port_that_is_taken(sresctld: Sresctld) -> None:
     [
         struct.pack(">I", 5) + b"hello",
         struct.pack(">I", 0),
-        struct.pack(">I", frames.MAX_UNPROVEN_FRAME + 1) + b"x" * 10,
+        struct.pack(">I", frames.MAX_UNPROVEN_FRAME_BYTES + 1) + b"x" * 10,
         struct.pack(">I", 2**32 - 1),
         b"GET / HTTP/1.1\r\nHost: sresctld\r\n\r\n",
         frames.pack(Beat(1)),
@@ -394,7 +394,7 @@ def test_garbage_before_the_hello_ends_the_connection(sresctld: Sresctld, data: 
 
 
 def test_garbage_after_the_hello_ends_the_connection(sresctld: Sresctld) -> None:
-    for data in (struct.pack(">I", frames.MAX_FRAME + 1), struct.pack(">I", 5) + b"hello"):
+    for data in (struct.pack(">I", frames.MAX_FRAME_BYTES + 1), struct.pack(">I", 5) + b"hello"):
         sock, challenge = sresctld.raw()
         sock.sendall(frames.pack(hello(challenge.nonce, sresctld)))
         assert isinstance(read(sock), Welcome)
@@ -428,7 +428,7 @@ def test_a_peer_that_never_finishes_the_handshake(
 def test_a_peer_that_does_not_read_is_cut_off(
     sresctld: Sresctld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MAX_BACKLOG", 1 << 20)
+    monkeypatch.setattr(server, "MAX_BACKLOG_BYTES", 1 << 20)
     lazy = sresctld.connect("job", "7")
     (peer,) = until(lambda: sresctld.board.supervisors(7), "it is known")
     large = Status({"x": "y" * (1 << 20)})
@@ -553,4 +553,4 @@ def test_a_fault_of_ours_ends_one_connection_only(
 
 def test_frames_too_large_to_send_are_refused_here() -> None:
     with pytest.raises(WireError, match="too large"):
-        frames.pack(Status({"x": "y" * frames.MAX_FRAME}))
+        frames.pack(Status({"x": "y" * frames.MAX_FRAME_BYTES}))

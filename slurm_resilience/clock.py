@@ -34,3 +34,10 @@ class SystemClock:
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         return event.wait(seconds)
+
+
+SYSTEM_CLOCK: Clock = SystemClock()
+"""The machine's clock, for borders that talk to real sockets, files and programs.
+
+What decides takes a `Clock` as an argument, or `now`, so that tests and the simulator own its time.
+"""

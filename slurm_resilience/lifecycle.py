@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError, UsageError
 
 SCRIPT = re.compile(r"[0-9]{2}-[A-Za-z0-9._-]+")
@@ -102,9 +103,9 @@ def _run_one(script: Path, node: str, timeout: float, output: TextIO) -> Result:
         return Result(script.name, None, 0.0, skipped="not executable")
     output.write(f"== {script.name} {node} at {time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n")
     output.flush()
-    began = time.monotonic()
+    began = SYSTEM_CLOCK.monotonic()
     rc = _end_of(script, node, timeout, output)
-    seconds = round(time.monotonic() - began, 3)
+    seconds = round(SYSTEM_CLOCK.monotonic() - began, 3)
     output.write(f"== {script.name}: exit code {rc} after {seconds} s\n")
     output.flush()
     return Result(script.name, rc, seconds)

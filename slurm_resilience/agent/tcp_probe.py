@@ -6,12 +6,12 @@ import contextlib
 import errno
 import selectors
 import socket
-import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import psutil
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import UsageError
 
 
@@ -76,8 +76,8 @@ def reach(addresses: Iterable[ProbeAddress], timeout: float) -> frozenset[ProbeA
                 answered.add(address)
             elif code == errno.EINPROGRESS:
                 selector.register(sock, selectors.EVENT_WRITE, address)
-        deadline = time.monotonic() + timeout
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+        deadline = SYSTEM_CLOCK.monotonic() + timeout
+        while selector.get_map() and (left := deadline - SYSTEM_CLOCK.monotonic()) > 0:
             for key, _ in selector.select(left):
                 done = key.fileobj
                 assert isinstance(done, socket.socket)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from slurm_resilience.cli.tables import (
     table,
 )
 from slurm_resilience.cli.view import by_value, near_misses, node_views
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError
 
 _STALE_CYCLES = 5
@@ -39,7 +39,7 @@ def status(cluster: ClusterView, form: str) -> None:
     """
     nodes, jobs = cluster.client.nodes(), cluster.client.jobs()
     data, failed = cluster.try_status()
-    now = time.time()
+    now = SYSTEM_CLOCK.now()
     views = node_views(nodes, jobs, data)
     picture = {
         "cluster": cluster.info.cluster,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from slurm_resilience.cli.controller import ClusterView, pass_cluster
 from slurm_resilience.cli.node_read import events_table
 from slurm_resilience.cli.shared_options import config_option, format_option
 from slurm_resilience.cli.tables import duration, plain, print_json, table, user_name
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import NotFound, NotPermitted, UsageError
 from slurm_resilience.model import Job
 from slurm_resilience.slurm.hostlists import fold
@@ -36,7 +36,7 @@ def list_jobs(cluster: ClusterView, form: str) -> None:
     if form == "json":
         print_json(views)
     else:
-        click.echo(jobs_table(views, time.time()) if views else "no supervised job")
+        click.echo(jobs_table(views, SYSTEM_CLOCK.now()) if views else "no supervised job")
 
 
 def job_views(status: Mapping[str, Any] | None, jobs: Iterable[Job]) -> list[dict[str, Any]]:
@@ -92,10 +92,10 @@ def show_job(cluster: ClusterView, number: str, form: str) -> None:
     if seen is None:
         click.echo("  no supervisor: no srun --auto-resume=1 runs in it now")
     else:
-        age = duration(time.time() - seen["since"])
+        age = duration(SYSTEM_CLOCK.now() - seen["since"])
         click.echo(f"  attempt {seen['attempt']} on {fold(seen['nodes'])}, started {age} ago")
     if events:
-        click.echo(events_table(events, time.time(), indent=2))
+        click.echo(events_table(events, SYSTEM_CLOCK.now(), indent=2))
 
 
 def _find(cluster: ClusterView, number: int) -> Job | None:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError, UsageError
 from slurm_resilience.lab import Lab, LabSpec, bring_up, state_file
 
@@ -83,7 +83,7 @@ def up(
         options=dict(_pair(option) for option in options),
         cpus=cpus,
     )
-    began = time.monotonic()
+    began = SYSTEM_CLOCK.monotonic()
     console = Console(stderr=True)
     with console.status("building the lab") as shown:
         built = Lab.up(spec, name, directory, lambda text: shown.update(text))
@@ -91,7 +91,7 @@ def up(
     joined = sum(node["state"] == "joined" for node in nodes_now.values())
     click.echo(
         f"lab '{name}' is up in {built.directory}: {joined} of {nodes} nodes joined "
-        f"after {time.monotonic() - began:.1f} s"
+        f"after {SYSTEM_CLOCK.monotonic() - began:.1f} s"
     )
     for node, seen in nodes_now.items():
         if seen["state"] != "joined":

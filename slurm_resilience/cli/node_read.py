@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from slurm_resilience.cli.tables import (
     table,
 )
 from slurm_resilience.cli.view import is_faulty, node_view, node_views
+from slurm_resilience.clock import SYSTEM_CLOCK
 
 
 @click.command("list")
@@ -36,7 +36,7 @@ def list_nodes(cluster: ClusterView, hostlist: str | None, faulty: bool, form: s
     if form == "json":
         print_json(views)
     elif views or not faulty:
-        now = time.time()
+        now = SYSTEM_CLOCK.now()
         columns = ("NODE", "STATE", "HEALTH", "SRESD", "REASON", "JOBS", "SINCE")
         click.echo(table(columns, [_row(view, now) for view in views]))
     else:
@@ -81,7 +81,7 @@ def show_nodes(cluster: ClusterView, hostlist: str, form: str) -> None:
     if form == "json":
         print_json(views)
     else:
-        now = time.time()
+        now = SYSTEM_CLOCK.now()
         click.echo("\n\n".join("\n".join(_sheet(view, now)) for view in views))
     if failed is not None:
         raise failed
@@ -188,6 +188,6 @@ def history(cluster: ClusterView, hostlist: str, limit: int, form: str) -> None:
     if form == "json":
         print_json(events)
     elif events:
-        click.echo(events_table(events, time.time(), with_node=len(names) > 1))
+        click.echo(events_table(events, SYSTEM_CLOCK.now(), with_node=len(names) > 1))
     else:
         click.echo("the journal has nothing on them" if len(names) > 1 else "no event")

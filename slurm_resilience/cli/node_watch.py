@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import click
@@ -11,7 +10,7 @@ import click
 from slurm_resilience.cli.controller import ClusterView, ask, pass_cluster
 from slurm_resilience.cli.shared_options import config_option, hostlist_argument
 from slurm_resilience.cli.tables import BAD, alert, clock_time, plain, style_of
-from slurm_resilience.clock import SystemClock
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError, WireError
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import StatusRequest
@@ -53,7 +52,7 @@ def watch(cluster: ClusterView, hostlist: str, timeout: float | None) -> None:
     A node that nothing happens to is waited for; so is a sresctld that is being restarted.
     """
     nodes = cluster.named(hostlist)
-    deadline = time.monotonic() + timeout if timeout is not None else float("inf")
+    deadline = SYSTEM_CLOCK.monotonic() + timeout if timeout is not None else float("inf")
     connection = cluster.connect()
     try:
         watched, paused = _begin(connection, list(nodes))
@@ -69,7 +68,7 @@ def watch(cluster: ClusterView, hostlist: str, timeout: float | None) -> None:
                 if not pending:
                     break
                 _check_deadline(deadline, f"{', '.join(pending)}: not at an end")
-                connection.receive(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+                connection.receive(min(POLL_SECONDS, max(0.0, deadline - SYSTEM_CLOCK.monotonic())))
             except WireError as error:
                 connection.close()
                 connection = _reconnect(cluster, deadline, error)
@@ -104,7 +103,7 @@ def _show(watched: list[_Watched], connection: Connection) -> None:
         if not entry.end:
             new += entry.take(_history(connection, entry.name))
     for event in sorted(new, key=lambda event: int(event["id"])):
-        when = clock_time(event["at"], time.time())
+        when = clock_time(event["at"], SYSTEM_CLOCK.now())
         line = f"{when}  {event['node']}  {event['kind']:<12} {plain(event['text'])}"
         click.echo(alert(line) if style_of("EVENT", event["kind"]) == BAD else line)
 
@@ -118,7 +117,7 @@ def _history(connection: Connection, name: str) -> list[dict[str, Any]]:
 
 def _reconnect(cluster: ClusterView, deadline: float, lost: WireError) -> Connection:
     click.echo(f"{lost}; waiting for it", err=True)
-    clock, never = SystemClock(), threading.Event()
+    clock, never = SYSTEM_CLOCK, threading.Event()
     while True:
         try:
             return cluster.connect()
@@ -128,5 +127,5 @@ def _reconnect(cluster: ClusterView, deadline: float, lost: WireError) -> Connec
 
 
 def _check_deadline(deadline: float, seen: str) -> None:
-    if time.monotonic() > deadline:
+    if SYSTEM_CLOCK.monotonic() > deadline:
         raise SresError(f"--timeout is over; {seen}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import click
 
 from slurm_resilience.cli.controller import ClusterView, ask, pass_cluster
 from slurm_resilience.cli.shared_options import config_option
 from slurm_resilience.cli.tables import user_name
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.wire.messages import PauseRequest, StatusRequest
 
 _TAKEN_UP_SECONDS = 5.0
@@ -45,11 +44,11 @@ def unpause(cluster: ClusterView) -> None:
 
 def _request(cluster: ClusterView, reason: str) -> bool:
     """Ask, and wait until a cycle knows it."""
-    deadline = time.monotonic() + _TAKEN_UP_SECONDS
+    deadline = SYSTEM_CLOCK.monotonic() + _TAKEN_UP_SECONDS
     with cluster.connect() as connection:
         ask(connection, PauseRequest(reason))
         while ask(connection, StatusRequest("status")).get("paused", "") != reason:
-            if time.monotonic() > deadline:
+            if SYSTEM_CLOCK.monotonic() > deadline:
                 return False
             connection.receive(0.05)  # says nothing unasked: a pause that notices a lost connection
     return True

@@ -8,13 +8,13 @@ import os
 import secrets
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import MissingTool, SresError, UsageError
 from slurm_resilience.launcher import exit_codes
 from slurm_resilience.launcher.flags import MasterAddress, addresses, secret
@@ -63,7 +63,10 @@ def _clean(parent: Path) -> None:
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 info = os.fstat(handle)
-                if info.st_uid == os.geteuid() and time.time() - info.st_ctime > _FRESH_SECONDS:
+                if (
+                    info.st_uid == os.geteuid()
+                    and SYSTEM_CLOCK.now() - info.st_ctime > _FRESH_SECONDS
+                ):
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path, ignore_errors=True)
             finally:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from pathlib import Path
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.launcher.process import Process
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartRules
 
@@ -34,18 +34,18 @@ class Seat:
 
     def sit(self, process: Process, incarnation: int) -> None:
         self.process, self.incarnation = process, incarnation
-        self.since = time.monotonic()
+        self.since = SYSTEM_CLOCK.monotonic()
         self.place = self.error = self.evicted = ""
         self.trains = False
 
     def refused(self, error: str) -> None:
         """Note that no process could take the seat."""
-        self.since = time.monotonic()
+        self.since = SYSTEM_CLOCK.monotonic()
         self.place, self.error, self.evicted = "", error, ""
         self.trains = False
 
     def end(self, code: int) -> ProcessEnd:
-        now = time.monotonic()
+        now = SYSTEM_CLOCK.monotonic()
         lived = now - self.since
         end = ProcessEnd(code, now, lived, self.place, self.error, self.evicted, self.trains)
         self.ends.append(end)

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -18,6 +17,7 @@ from typing import Literal
 import msgspec
 import psutil
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError
 
 
@@ -99,12 +99,15 @@ def status(directory: Path) -> Run:
         pid, started = (directory / "runner").read_text().split()
     except (FileNotFoundError, ValueError):
         # Between mkdir and the note of the pid: sresctld died there, or is there right now.
-        young = directory.exists() and time.time() - directory.stat().st_mtime < BEGINNING_SECONDS
+        young = (
+            directory.exists()
+            and SYSTEM_CLOCK.now() - directory.stat().st_mtime < BEGINNING_SECONDS
+        )
         return Run("running" if young else "lost")
     if _started(int(pid)) == started:
         return Run("running", output=_tail(directory / "output"))
     # It may have ended since we looked for its exit code.
-    lost = Run("lost", output=_tail(directory / "output"), ended_at=time.time())
+    lost = Run("lost", output=_tail(directory / "output"), ended_at=SYSTEM_CLOCK.now())
     return _ended(directory) or lost
 
 

@@ -13,9 +13,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.replace.program import note
 
 TIMEOUT_RC = 124
@@ -65,9 +65,9 @@ def _wait(program: subprocess.Popen[bytes], seconds: float, output: Path) -> int
     Raises:
         subprocess.TimeoutExpired: it has not ended within ``seconds``.
     """
-    deadline = time.monotonic() + seconds
+    deadline = SYSTEM_CLOCK.monotonic() + seconds
     while True:
-        left = deadline - time.monotonic()
+        left = deadline - SYSTEM_CLOCK.monotonic()
         try:
             return program.wait(timeout=max(0.0, min(LOOK_SECONDS, left)))
         except subprocess.TimeoutExpired:

@@ -11,11 +11,11 @@ import secrets
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import (
     MissingTool,
     NotFound,
@@ -172,13 +172,13 @@ class CliClient:
             env=environment(),
             preexec_fn=_end_with_parent,
         )
-        deadline = time.monotonic() + timeout
+        deadline = SYSTEM_CLOCK.monotonic() + timeout
         while True:
             try:
                 text, _ = process.communicate(timeout=0.05)
                 return process.returncode, text
             except subprocess.TimeoutExpired:
-                late = time.monotonic() > deadline
+                late = SYSTEM_CLOCK.monotonic() > deadline
                 if late or (stop is not None and stop.is_set()):
                     process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
 
@@ -204,14 +204,14 @@ class CliClient:
             text=True,
             env=environment(),
         )
-        deadline = time.monotonic() + timeout
+        deadline = SYSTEM_CLOCK.monotonic() + timeout
         try:
             while True:
                 ended = update.poll() is not None
                 have = self.job(job_id).nodes
                 if new <= set(have):
                     return have
-                if ended or time.monotonic() > deadline:
+                if ended or SYSTEM_CLOCK.monotonic() > deadline:
                     said = (update.communicate()[0] if ended else "no answer").strip()
                     raise SlurmError(
                         f"nodes {fold(new)} of job {helper} did not move into job {job_id}: {said}"

@@ -6,11 +6,11 @@ import os
 import secrets
 import select
 import socket
-import time
 from typing import Any
 
 import msgspec
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import AuthError, NotPermitted, SresError, WireError
 from slurm_resilience.wire import frames, munge
 from slurm_resilience.wire.messages import (
@@ -75,7 +75,7 @@ class Connection:
             # A pulled cable says nothing: without this, sends succeed into the buffer for minutes.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKED_MILLISECONDS)
             self = cls(sock, Welcome(b""))
-            deadline = time.monotonic() + timeout
+            deadline = SYSTEM_CLOCK.monotonic() + timeout
             challenge = self._expect(Challenge, deadline)
             nonce = secrets.token_bytes(32)
             proof = msgspec.msgpack.encode(Proof(challenge.nonce, role, subject))
@@ -118,12 +118,12 @@ class Connection:
         Raises:
             WireError: the connection is gone.
         """
-        deadline = time.monotonic() + timeout
+        deadline = SYSTEM_CLOCK.monotonic() + timeout
         while True:
             message = self._take()
             if message is not None:
                 return message
-            left = deadline - time.monotonic()
+            left = deadline - SYSTEM_CLOCK.monotonic()
             try:
                 ready, _, _ = select.select([self._sock], [], [], max(0.0, left))
                 if not ready:
@@ -170,7 +170,7 @@ class Connection:
         return frames.unpack(body)
 
     def _expect(self, kind: type[Any], deadline: float) -> Any:
-        message = self.receive(max(0.0, deadline - time.monotonic()))
+        message = self.receive(max(0.0, deadline - SYSTEM_CLOCK.monotonic()))
         if isinstance(message, Refused):
             raise _ERRORS.get(message.code, WireError)(f"sresctld refused: {message.reason}")
         if not isinstance(message, kind):

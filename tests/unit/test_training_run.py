@@ -287,7 +287,7 @@ def test_what_killed_launchers_left_is_removed(
     fcntl.flock(handle, fcntl.LOCK_EX)
     meetings._clean(tmp_path)
     assert len(list(tmp_path.iterdir())) == 3, "they may have been made just now"
-    monkeypatch.setattr(meetings, "_FRESH", -1.0)
+    monkeypatch.setattr(meetings, "_FRESH_SECONDS", -1.0)
     meetings._clean(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"sres-run-lives", "other-program"}
     os.close(handle)

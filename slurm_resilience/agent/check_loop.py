@@ -11,7 +11,7 @@ from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
 from slurm_resilience.health import registry
-from slurm_resilience.health.check import Context, Expected
+from slurm_resilience.health.check import CheckContext, Expected
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.model import CheckResult
 
@@ -35,7 +35,7 @@ class CheckLoop:
         self._clock = clock
         self._stop = stop
         self._failing = False
-        self._runner = CheckRunner(registry.checks(settings.checks.disabled), Context(), clock)
+        self._runner = CheckRunner(registry.checks(settings.checks.disabled), CheckContext(), clock)
 
     def run(self) -> None:
         """Run the thread."""
@@ -54,10 +54,10 @@ class CheckLoop:
             log.log(level, "%s: %s: %s", result.check, result.verdict, result.text)
 
 
-def context(settings: Config, facts: SlurmFacts, again: bool = False) -> Context:
+def context(settings: Config, facts: SlurmFacts, again: bool = False) -> CheckContext:
     """Return what the checks are given: settings, and what Slurm expects of this node."""
     node = facts.ask_node(again)
     # Slurm's RealMemory is 1 where it was never set: that expects nothing.
     memory = node.memory if node and node.memory > 1 else None
     expected = Expected(memory, gpus(node.gres) if node else None)
-    return Context(Path(settings.agent.sysroot), settings.checks, expected)
+    return CheckContext(Path(settings.agent.sysroot), settings.checks, expected)

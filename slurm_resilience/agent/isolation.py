@@ -34,7 +34,7 @@ ASK_AGAIN_SECONDS = 30.0
 """Seconds until Slurm is asked again where slurmctld listens."""
 
 
-class Contact(NamedTuple):
+class LookResult(NamedTuple):
     """The result of one look."""
 
     control: bool
@@ -49,7 +49,9 @@ class IsolationDecision(NamedTuple):
     reason: str
 
 
-def decide(silence: float, looks: int, contact: Contact, fence_after: float) -> IsolationDecision:
+def decide(
+    silence: float, looks: int, contact: LookResult, fence_after: float
+) -> IsolationDecision:
     """Tell whether this node has been cut off for long enough. Pure.
 
     Args:
@@ -128,10 +130,10 @@ class Isolation:
             if verdict.end and not self._link().connected:
                 self.end_steps(f"{verdict.reason} for {silence:.0f} s")
 
-    def look(self) -> Contact:
+    def look(self) -> LookResult:
         """Try every known address once."""
         answered = tcp_probe.reach(self._control | self._peers, LOOK_TIMEOUT_SECONDS)
-        return Contact(
+        return LookResult(
             bool(answered & self._control), len(self._peers), len(answered & self._peers)
         )
 

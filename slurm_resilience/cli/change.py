@@ -17,7 +17,7 @@ from slurm_resilience.errors import NotPermitted
 from slurm_resilience.model import REBOOT, REPLACE
 
 if TYPE_CHECKING:
-    from slurm_resilience.cli import marking
+    from slurm_resilience.cli import mark_plan
 
 _force = click.option("--force", is_flag=True, help="At once: running jobs die (needs --yes).")
 _yes = yes_option("Jobs may die, another administrator's reason may be overridden.")
@@ -52,7 +52,7 @@ def reboot(cluster: ClusterView, hostlist: str, force: bool, yes: bool) -> None:
 @pass_cluster
 def cancel(cluster: ClusterView, hostlist: str, yes: bool) -> None:
     """Take a request for replacement or reboot back."""
-    from slurm_resilience.cli.marking import release
+    from slurm_resilience.cli.mark_plan import release
 
     nodes = cluster.named(hostlist)
     status, _ = cluster.try_status()
@@ -60,7 +60,7 @@ def cancel(cluster: ClusterView, hostlist: str, yes: bool) -> None:
 
 
 def _mark(cluster: ClusterView, hostlist: str, action: str, force: bool, yes: bool) -> None:
-    from slurm_resilience.cli.marking import mark, what_next
+    from slurm_resilience.cli.mark_plan import mark, what_next
 
     nodes = cluster.named(hostlist)
     jobs = cluster.client.jobs()
@@ -74,7 +74,7 @@ def _mark(cluster: ClusterView, hostlist: str, action: str, force: bool, yes: bo
         click.echo(what_next(action, status, hostlist))
 
 
-def _carry_out(cluster: ClusterView, plan: marking.MarkPlan) -> None:
+def _carry_out(cluster: ClusterView, plan: mark_plan.MarkPlan) -> None:
     """Print each line when it has become true: after Slurm took the change."""
     touched = {name for change in plan.changes for name in change.nodes}
     for name, line in plan.lines.items():

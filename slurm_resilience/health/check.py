@@ -1,7 +1,7 @@
 """The parts of a check: a probe that looks and a judge that decides.
 
-The probe does the I/O, below `Context.sysroot`; the judge is pure. Time limits, exceptions, logging
-and reporting belong to the runner, so that a check is about forty lines.
+The probe does the I/O, below `CheckContext.sysroot`; the judge is pure. Time limits, exceptions,
+logging and reporting belong to the runner, so that a check is about forty lines.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Context:
+class CheckContext:
     """The settings and facts that every probe and judge is given."""
 
     sysroot: Path = Path("/")
@@ -58,7 +58,7 @@ class Check:
     ``slurm_resilience.checks``."""
 
     name: str
-    probe: Callable[[Context], Any]
-    judge: Callable[[Any, Context], Judgement]
+    probe: Callable[[CheckContext], Any]
+    judge: Callable[[Any, CheckContext], Judgement]
     timeout: float = 10.0
     """Seconds for one run."""

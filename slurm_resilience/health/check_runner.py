@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slurm_resilience.clock import Clock
-from slurm_resilience.health.check import Check, Context, Judgement, Unjudged
+from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
 from slurm_resilience.model import CheckResult
 
 log = logging.getLogger("sresd.checks")
@@ -26,14 +26,16 @@ class CheckRunner:
     behind, and its check is not started again until it has come back: one lost thread a check.
     """
 
-    def __init__(self, checks: Sequence[Check], context: Context, clock: Clock) -> None:
+    def __init__(self, checks: Sequence[Check], context: CheckContext, clock: Clock) -> None:
         self._checks = tuple(checks)
         self._context = context
         self._clock = clock
         self._first: dict[str, Any] = {}
         self._hanging: dict[str, tuple[threading.Thread, float]] = {}
 
-    def run(self, done: Callable[[CheckResult], object], context: Context | None = None) -> None:
+    def run(
+        self, done: Callable[[CheckResult], object], context: CheckContext | None = None
+    ) -> None:
         """Run every check once, handing each result to ``done`` as it comes.
 
         Args:

@@ -6,7 +6,7 @@ import logging
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from slurm_resilience.health.check import Check, Context, Judgement, Unjudged
+from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
 from slurm_resilience.health.checks import (
     disk,
     filesystem_readonly,
@@ -51,10 +51,10 @@ def _load(point: EntryPoint) -> Check:
 
 
 def _broken(name: str, reason: str) -> Check:
-    def probe(context: Context) -> Any:
+    def probe(context: CheckContext) -> Any:
         raise Unjudged(reason)
 
-    def judge(seen: Any, context: Context) -> Judgement:
+    def judge(seen: Any, context: CheckContext) -> Judgement:
         raise Unjudged(reason)
 
     return Check(name, probe, judge)

@@ -20,13 +20,13 @@ from slurm_resilience import config
 from slurm_resilience.agent import steps, tcp_probe
 from slurm_resilience.agent.agent_link import LinkState
 from slurm_resilience.agent.facts import SlurmFacts
-from slurm_resilience.agent.isolation import LEAST_LOOKS, Contact, Isolation, decide
+from slurm_resilience.agent.isolation import LEAST_LOOKS, Isolation, LookResult, decide
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.agent.steps import LocalStep, asked_for
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SlurmUnreachable, UsageError
 
-ALONE = Contact(control=False, peers=5, answered=0)
+ALONE = LookResult(control=False, peers=5, answered=0)
 
 
 @pytest.mark.parametrize(
@@ -35,14 +35,14 @@ ALONE = Contact(control=False, peers=5, answered=0)
         (15.0, 9, ALONE, 15.0, True, "cut off from the controller and 5 nodes"),
         (14.9, 9, ALONE, 15.0, False, "after 15 s"),
         (900.0, LEAST_LOOKS - 1, ALONE, 15.0, False, "after 15 s"),
-        (900.0, 9, Contact(True, 5, 0), 15.0, False, "controller's machine answers"),
-        (900.0, 9, Contact(False, 5, 1), 15.0, False, "the control plane is down"),
-        (900.0, 9, Contact(False, 0, 0), 15.0, False, "no other node is known"),
+        (900.0, 9, LookResult(True, 5, 0), 15.0, False, "controller's machine answers"),
+        (900.0, 9, LookResult(False, 5, 1), 15.0, False, "the control plane is down"),
+        (900.0, 9, LookResult(False, 0, 0), 15.0, False, "no other node is known"),
         (900.0, 9, ALONE, 0.0, False, "switched off"),
     ],
 )
 def test_the_decision(
-    silence: float, looks: int, contact: Contact, after: float, ends: bool, says: str
+    silence: float, looks: int, contact: LookResult, after: float, ends: bool, says: str
 ) -> None:
     verdict = decide(silence, looks, contact, after)
     assert verdict.end is ends

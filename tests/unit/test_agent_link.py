@@ -21,7 +21,7 @@ from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.health import registry
-from slurm_resilience.health.check import Check, Context, Judgement
+from slurm_resilience.health.check import Check, CheckContext, Judgement
 from slurm_resilience.model import Severity
 from slurm_resilience.wire.messages import Beat, Goodbye, Hello, Message, NodeHello, Report
 from slurm_resilience.wire.server import Client, Server
@@ -210,7 +210,7 @@ def test_beats_go_on_while_a_check_hangs_and_the_kernel_log_floods(
 ) -> None:
     hangs, go = threading.Event(), threading.Event()
 
-    def probe(context: Context) -> bool:
+    def probe(context: CheckContext) -> bool:
         hangs.set()
         return go.wait(30)
 

@@ -12,7 +12,7 @@ from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SlurmUnreachable
-from slurm_resilience.health.check import Check, Context
+from slurm_resilience.health.check import Check, CheckContext
 from slurm_resilience.health.checks import memory
 from slurm_resilience.model import Node
 
@@ -63,7 +63,7 @@ def test_an_old_answer_stays_when_slurm_is_silent() -> None:
 def test_while_something_fails_the_expectation_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def probe(context: Context) -> int:
+    def probe(context: CheckContext) -> int:
         return 48000
 
     def checks(disabled: tuple[str, ...]) -> tuple[Check, ...]:

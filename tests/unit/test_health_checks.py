@@ -18,7 +18,7 @@ from slurm_resilience import config
 from slurm_resilience.agent.facts import gpus
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.health import registry
-from slurm_resilience.health.check import Check, Context, Expected, Judgement, Unjudged
+from slurm_resilience.health.check import Check, CheckContext, Expected, Judgement, Unjudged
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.checks import disk, filesystem_readonly, gpu_count, inodes, memory
 from slurm_resilience.health.checks.disk import Usage
@@ -35,11 +35,11 @@ overlay /image overlay ro,lowerdir=/x 0 0
 """
 
 
-def machine(root: Path, mounts: str, fstab: str = "") -> Context:
+def machine(root: Path, mounts: str, fstab: str = "") -> CheckContext:
     for name, text in {"proc/self/mounts": mounts, "etc/fstab": fstab}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="utf-8")
-    return Context(sysroot=root, now=5.0)
+    return CheckContext(sysroot=root, now=5.0)
 
 
 def judge_mounts(root: Path, mounts: str, fstab: str = "", first: str = GOOD) -> Judgement:
@@ -81,12 +81,12 @@ def test_the_upper_mount_counts(tmp_path: Path) -> None:
 
 def test_no_list_of_mounts_is_unjudged(tmp_path: Path) -> None:
     with pytest.raises(Unjudged):
-        filesystem_readonly.probe(Context(sysroot=tmp_path))
+        filesystem_readonly.probe(CheckContext(sysroot=tmp_path))
 
 
 def test_a_full_disk_is_watched_only() -> None:
     settings = config.CheckSettings(disk_full_percent=90.0, inodes_full_percent=50.0)
-    context = Context(settings=settings)
+    context = CheckContext(settings=settings)
     seen = (Usage("/", 1000, 200), Usage("/tmp", 1000, 40), Usage("/dev", 0, 0))
     (full,) = disk.judge(seen, context).findings
     assert (full.severity, full.subject, full.check) == (Severity.MONITOR, "/tmp", "disk")
@@ -97,12 +97,12 @@ def test_a_full_disk_is_watched_only() -> None:
 
 def test_space_and_inodes_of_this_machine(tmp_path: Path) -> None:
     settings = config.CheckSettings(mounts=("/", "/gone"))
-    context = Context(sysroot=tmp_path, settings=settings)
+    context = CheckContext(sysroot=tmp_path, settings=settings)
     for check in (disk, inodes):
         (one,) = check.probe(context)
         assert 0.0 <= one.percent <= 100.0
     with pytest.raises(Unjudged):
-        disk.probe(Context(sysroot=tmp_path, settings=config.CheckSettings(mounts=("/gone",))))
+        disk.probe(CheckContext(sysroot=tmp_path, settings=config.CheckSettings(mounts=("/gone",))))
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,14 @@ def test_space_and_inodes_of_this_machine(tmp_path: Path) -> None:
 def test_missing_memory(have: int, wanted: int, faulty: int, tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemFree: 1 kB\nMemTotal:  {have * 1024} kB\n")
-    context = Context(sysroot=tmp_path, expected=Expected(memory=wanted))
+    context = CheckContext(sysroot=tmp_path, expected=Expected(memory=wanted))
     findings = memory.judge(memory.probe(context), context).findings
     assert [f.severity for f in findings] == [Severity.REPLACE] * faulty
 
 
 def test_memory_without_an_expectation_is_unjudged() -> None:
     with pytest.raises(Unjudged, match="64 MiB; what Slurm expects is unknown"):
-        memory.judge(64, Context())
+        memory.judge(64, CheckContext())
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
 """
 PROBE = """
 from slurm_resilience.health.checks.gpu_count import probe
-from slurm_resilience.health.check import Context
-import json; print(json.dumps(probe(Context())))
+from slurm_resilience.health.check import CheckContext
+import json; print(json.dumps(probe(CheckContext())))
 """
 
 
@@ -178,7 +178,7 @@ def count_gpus(nvml: Path, wanted: int | None, **stub: int) -> Judgement:
         check=True,
     )
     seen = msgspec.convert(msgspec.json.decode(done.stdout), gpu_count.GpusSeen)
-    return gpu_count.judge(seen, Context(expected=Expected(gpus=wanted)))
+    return gpu_count.judge(seen, CheckContext(expected=Expected(gpus=wanted)))
 
 
 def test_all_gpus_answer(nvml: Path) -> None:
@@ -213,12 +213,12 @@ def test_what_cannot_be_told_is_unjudged(nvml: Path, tmp_path: Path) -> None:
     assert count_gpus(tmp_path, 0).findings == ()
 
 
-def run_one(check: Check, context: Context | None = None) -> CheckResult:
-    return CheckRunner([check], context or Context(), SystemClock()).run_one(check)
+def run_one(check: Check, context: CheckContext | None = None) -> CheckResult:
+    return CheckRunner([check], context or CheckContext(), SystemClock()).run_one(check)
 
 
 def test_a_check_that_raises_is_unjudged() -> None:
-    def probe(context: Context) -> Any:
+    def probe(context: CheckContext) -> Any:
         raise ZeroDivisionError("oh")
 
     result = run_one(Check("broken", probe, lambda seen, context: Judgement("")))
@@ -233,13 +233,13 @@ def test_a_judge_that_raises_is_unjudged() -> None:
 def test_a_check_that_hangs_is_unjudged_and_not_started_twice() -> None:
     go, starts = threading.Event(), []
 
-    def probe(context: Context) -> int:
+    def probe(context: CheckContext) -> int:
         starts.append(1)
         go.wait(30)
         return 1
 
     check = Check("slow", probe, lambda seen, context: Judgement("ok"), timeout=0.05)
-    runner = CheckRunner([check], Context(), SystemClock())
+    runner = CheckRunner([check], CheckContext(), SystemClock())
     assert runner.run_one(check).text == "no answer within 0.05 s"
     assert "still hangs" in runner.run_one(check).text
     assert len(starts) == 1
@@ -256,7 +256,7 @@ def test_a_check_that_hangs_is_unjudged_and_not_started_twice() -> None:
 def test_the_first_sight_is_kept() -> None:
     counter = iter(range(10))
     check = Check("n", lambda c: next(counter), lambda seen, c: Judgement(f"{c.first}→{seen}"))
-    runner = CheckRunner([check], Context(), SystemClock())
+    runner = CheckRunner([check], CheckContext(), SystemClock())
     assert [runner.run_one(check).text for _ in range(3)] == ["None→0", "0→1", "0→2"]
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from slurm_resilience.health.check import Check, Context, Judgement, Unjudged
+from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
 from slurm_resilience.model import Finding, Severity
 
 
@@ -27,7 +27,9 @@ class Usage(NamedTuple):
         return 100.0 * (1 - self.free / self.total) if self.total else 0.0
 
 
-def usage(context: Context, of: Callable[[str, os.statvfs_result], Usage]) -> tuple[Usage, ...]:
+def usage(
+    context: CheckContext, of: Callable[[str, os.statvfs_result], Usage]
+) -> tuple[Usage, ...]:
     """One entry for each watched mount point that is there, file systems counted once."""
     seen: dict[int, Usage] = {}
     for mount in context.settings.mounts:
@@ -59,7 +61,7 @@ def fullness(seen: tuple[Usage, ...], limit: float, check: str, what: str, now: 
     return Judgement("; ".join(f.text for f in findings) or f"{what} in use: {used}", findings)
 
 
-def probe(context: Context) -> tuple[Usage, ...]:
+def probe(context: CheckContext) -> tuple[Usage, ...]:
     def space(mount: str, stat: os.statvfs_result) -> Usage:
         # Root's reserve (f_bfree - f_bavail) is not there for jobs: df leaves it out, so do we.
         usable = stat.f_blocks - (stat.f_bfree - stat.f_bavail)
@@ -68,7 +70,7 @@ def probe(context: Context) -> tuple[Usage, ...]:
     return usage(context, space)
 
 
-def judge(seen: tuple[Usage, ...], context: Context) -> Judgement:
+def judge(seen: tuple[Usage, ...], context: CheckContext) -> Judgement:
     return fullness(seen, context.settings.disk_full_percent, CHECK.name, "space", context.now)
 
 

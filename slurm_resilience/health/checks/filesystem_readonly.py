@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from slurm_resilience.health.check import Check, Context, Judgement, Unjudged
+from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
 from slurm_resilience.model import Finding, Severity
 
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "jfs", "reiserfs", "bcachefs"})
@@ -34,7 +34,7 @@ class MountsSeen(NamedTuple):
     """Mount points that /etc/fstab mounts read-write, on any kind of file system."""
 
 
-def probe(context: Context) -> MountsSeen:
+def probe(context: CheckContext) -> MountsSeen:
     # Process 1 sees the machine's mounts; ours may be read-only by our own unit's sandbox.
     lines = _lines(context, "/proc/1/mounts") or _lines(context, "/proc/self/mounts")
     if not lines:
@@ -43,7 +43,7 @@ def probe(context: Context) -> MountsSeen:
     return MountsSeen(_read(lines), frozenset(wanted))
 
 
-def judge(seen: MountsSeen, context: Context) -> Judgement:
+def judge(seen: MountsSeen, context: CheckContext) -> Judgement:
     first: MountsSeen = context.first or seen
     was_writable = {m.point for m in first.mounts if not m.read_only and m.kind in LOCAL}
     writable = was_writable | seen.read_write_by_fstab
@@ -66,7 +66,7 @@ def judge(seen: MountsSeen, context: Context) -> Judgement:
     return Judgement(text or f"{len(local)} local file systems as mounted", findings)
 
 
-def _lines(context: Context, path: str) -> list[str]:
+def _lines(context: CheckContext, path: str) -> list[str]:
     try:
         return context.path(path).read_text("utf-8", "replace").splitlines()
     except OSError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from slurm_resilience.health.check import Check, Context, Judgement, Unjudged
+from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
 from slurm_resilience.model import Finding, Severity
 
 
@@ -22,7 +22,7 @@ class GpusSeen(NamedTuple):
     library: bool = True
 
 
-def probe(context: Context) -> GpusSeen:
+def probe(context: CheckContext) -> GpusSeen:
     # Here, not above: a node without GPUs need not carry NVML's constants in memory.
     import pynvml
 
@@ -47,7 +47,7 @@ def probe(context: Context) -> GpusSeen:
         pynvml.nvmlShutdown()
 
 
-def judge(seen: GpusSeen, context: Context) -> Judgement:
+def judge(seen: GpusSeen, context: CheckContext) -> Judgement:
     wanted = context.expected.gpus
     if wanted is None:
         raise Unjudged(f"{_have(seen)}; what Slurm expects is unknown")

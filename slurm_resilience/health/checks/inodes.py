@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 
-from slurm_resilience.health.check import Check, Context, Judgement
+from slurm_resilience.health.check import Check, CheckContext, Judgement
 from slurm_resilience.health.checks.disk import Usage, fullness, usage
 
 
-def probe(context: Context) -> tuple[Usage, ...]:
+def probe(context: CheckContext) -> tuple[Usage, ...]:
     def inodes(mount: str, stat: os.statvfs_result) -> Usage:
         # btrfs and some network file systems make inodes as they go, and count none.
         return Usage(mount, stat.f_files, stat.f_favail)
@@ -19,7 +19,7 @@ def probe(context: Context) -> tuple[Usage, ...]:
     return usage(context, inodes)
 
 
-def judge(seen: tuple[Usage, ...], context: Context) -> Judgement:
+def judge(seen: tuple[Usage, ...], context: CheckContext) -> Judgement:
     limit = context.settings.inodes_full_percent
     return fullness(seen, limit, CHECK.name, "inodes", context.now)
 

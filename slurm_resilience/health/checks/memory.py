@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 
-from slurm_resilience.health.check import Check, Context, Judgement, Unjudged
+from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
 from slurm_resilience.model import Finding, Severity
 
 
-def probe(context: Context) -> int:
+def probe(context: CheckContext) -> int:
     """MemTotal in MiB."""
     text = context.path("/proc/meminfo").read_text("utf-8")
     found = re.search(r"^MemTotal:\s+(\d+) kB", text, re.MULTILINE)
@@ -21,7 +21,7 @@ def probe(context: Context) -> int:
     return int(found[1]) // 1024
 
 
-def judge(have: int, context: Context) -> Judgement:
+def judge(have: int, context: CheckContext) -> Judgement:
     wanted = context.expected.memory
     if not wanted:
         raise Unjudged(f"{have} MiB; what Slurm expects is unknown")

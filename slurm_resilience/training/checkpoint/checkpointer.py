@@ -17,7 +17,7 @@ from slurm_resilience.errors import CheckpointError, UsageError
 from slurm_resilience.training.checkpoint import loading, state_tree, writing
 from slurm_resilience.training.checkpoint.agreement import SaveAgreement, one_line
 from slurm_resilience.training.checkpoint.catalog import CheckpointCatalog
-from slurm_resilience.training.checkpoint.staging import Stage
+from slurm_resilience.training.checkpoint.staging import StagingBuffers
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Checkpointer:
         self.per_rank = frozenset(per_rank)
         self.counts = Counts()
         self._shelf = CheckpointCatalog(directory)
-        self._stage = Stage()
+        self._stage = StagingBuffers()
         self._jobs: queue.SimpleQueue[writing.SaveJob | None] = queue.SimpleQueue()
         self._open: list[dist.ProcessGroup | None] = []
         """The groups of the saves under way."""

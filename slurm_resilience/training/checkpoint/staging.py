@@ -1,7 +1,7 @@
 """What a rank will write, copied to host memory: a planner of DCP that reads from the copies.
 
 The plan (which piece of which tensor) is made from the live state, but nothing live is touched
-after `Stage.take` has returned, so the step may go on.
+after `StagingBuffers.take` has returned, so the step may go on.
 
 A tensor that several ranks hold (DDP, the replicas of HSDP) is written by one of them. Who writes
 what is known after a group's first save; from then on a rank copies only what it writes itself.
@@ -85,7 +85,7 @@ class StagedPlanner(DefaultSavePlanner):
         return self.copies[write_item.index]
 
 
-class Stage:
+class StagingBuffers:
     """Keeps the host memory and the division of work from save to save."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_resilience.cli.marking import MarkRequest, mark, release, what_next
+from slurm_resilience.cli.mark_plan import MarkRequest, mark, release, what_next
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import REBOOT, REPLACE, Job, Node
 

@@ -163,22 +163,134 @@ def test_pyslurm_has_one_door() -> None:
     assert offenders(users, f"{HOME}.slurm.pyslurm", f"{HOME}.slurm.fake") == []
 
 
-@pytest.mark.parametrize(
-    ("name", "forbidden"),
-    [
-        ("lab", ("controller", "agent", "resume", "health", "wire", "replace", "cli", "training")),
-        ("health", ("controller", "agent", "resume", "wire", "replace", "slurm", "cli", "lab")),
-        ("wire", ("controller", "agent", "resume", "replace", "slurm", "cli", "lab")),
-        ("slurm", ("controller", "agent", "resume", "replace", "wire", "cli", "lab", "health")),
-        ("replace", ("controller", "agent", "resume", "wire", "slurm", "cli", "lab", "health")),
-        ("agent", ("controller", "resume", "replace", "cli", "lab")),
-        ("resume", ("controller", "agent", "replace", "cli", "lab", "health")),
-        ("controller", ("agent", "resume", "cli", "lab", "health")),
-        ("mesh", ("training", "controller", "agent", "resume", "cli", "lab", "slurm", "wire")),
-    ],
-)
-def test_rooms_keep_to_themselves(name: str, forbidden: tuple[str, ...]) -> None:
-    assert offenders(room(name), *(f"{HOME}.{other}" for other in forbidden)) == []
+COMMON = {"clock", "config", "daemon_log", "errors", "model"}
+MAY_IMPORT = {
+    # A room: the rooms it may import, besides its own.
+    "agent": COMMON | {"health", "slurm", "wire"},
+    "cli": COMMON
+    | {"controller", "lab", "lifecycle", "resume", "simulate", "site_check", "slurm", "wire"},
+    "config": {"errors"},
+    "controller": COMMON | {"replace", "slurm", "wire"},
+    "demo": {"clock", "controller", "errors", "lab", "training"},
+    "health": COMMON,
+    "lab": {"config", "errors", "slurm"},
+    "launcher": {"clock", "errors", "mesh"},
+    "lifecycle": {"clock", "errors"},
+    "mesh": {"clock", "errors"},
+    "replace": COMMON,
+    "resume": COMMON | {"mesh", "slurm", "wire"},
+    "simulate": COMMON | {"controller", "mesh", "resume"},
+    "site_check": COMMON | {"resume", "slurm", "wire"},
+    "slurm": COMMON,
+    "training": {"clock", "errors", "launcher", "mesh", "resume"},
+    "wire": COMMON,
+}
+"""Who may import whom. `simulate` runs the pure cores of others; the row below says which."""
+
+DOORS = {
+    # A room that imports another may use these modules of it alone.
+    ("cli", "controller"): {"diagnose", "journal"},
+    ("cli", "resume"): {"main"},
+    ("demo", "controller"): {"journal"},
+    ("simulate", "controller"): {"decide", "diagnose", "observe", "actions"},
+    ("simulate", "resume"): {"decide", "live_step"},
+    ("site_check", "resume"): {"srun"},
+    ("training", "resume"): {"attempt"},
+}
+LATER = {
+    # A sub-room: what it may not import, because that comes after it or stands beside it.
+    "controller/decide": (
+        "act",
+        "authorize",
+        "cycle",
+        "inbox",
+        "main",
+        "probe",
+        "registry",
+        "status",
+    ),
+    "controller/act": ("cycle", "main", "status"),
+    "resume/decide": ("srun", "allocation", "live_step", "supervisor", "main", "context", "report"),
+    "resume/srun": ("allocation", "live_step", "supervisor", "main", "context"),
+    "resume/allocation": ("live_step", "supervisor", "main"),
+    "resume/live_step": ("supervisor", "main"),
+    "training/checkpoint": (
+        "data",
+        "process_group",
+        "recovery",
+        "state",
+        "watch",
+        "session",
+        "block",
+    ),
+    "training/data": (
+        "checkpoint",
+        "process_group",
+        "recovery",
+        "state",
+        "watch",
+        "session",
+        "block",
+    ),
+    "training/process_group": (
+        "checkpoint",
+        "data",
+        "recovery",
+        "state",
+        "watch",
+        "session",
+        "block",
+    ),
+    "training/state": (
+        "checkpoint",
+        "data",
+        "process_group",
+        "recovery",
+        "watch",
+        "session",
+        "block",
+    ),
+    "training/watch": (
+        "checkpoint",
+        "data",
+        "process_group",
+        "recovery",
+        "state",
+        "session",
+        "block",
+    ),
+    "training/recovery": ("recipes", "session", "block", "loaders"),
+}
+
+
+def test_every_room_has_its_row() -> None:
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    assert rooms | modules - COMMON <= set(MAY_IMPORT)
+
+
+def test_rooms_import_only_those_of_their_row() -> None:
+    house.judge("import", sorted(set(_crossings())))
+
+
+def _crossings() -> Iterator[tuple[str, str]]:
+    for path in FILES:
+        own = path.relative_to(PACKAGE).with_suffix("").parts[0]
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] != HOME or len(parts) < 2 or own in (parts[1], "__init__"):
+                continue
+            door = DOORS.get((own, parts[1]))
+            is_room = (PACKAGE / parts[1]).is_dir() or (PACKAGE / f"{parts[1]}.py").exists()
+            beyond = door is not None and len(parts) > 2 and parts[2] not in door
+            if is_room and (parts[1] not in MAY_IMPORT.get(own, COMMON) or beyond):
+                yield house.name_of(path), f"{module_of(path)} imports {name}"
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_room_within_a_room_imports_nothing_later(name: str) -> None:
+    above = name.partition("/")[0]
+    assert offenders(room(name), *(f"{HOME}.{above}.{later}" for later in LATER[name])) == []
 
 
 def test_click_stays_at_the_borders() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -42,6 +43,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cluster)
 
 
+def slurm_root() -> Path | None:
+    """The root directory of the Slurm that labs run; None: the machine's own.
+
+    Skips the test when it is not there.
+    """
+    version = os.environ.get(SLURM_VARIABLE)
+    try:
+        return root_of(version) if version else None
+    except MissingTool as error:
+        pytest.skip(f"needs a lab: {error}")
+
+
+@pytest.fixture(scope="session")
+def built_plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """sres.so, built from scratch, out of its tree, for the Slurm that labs run."""
+    directory = tmp_path_factory.mktemp("spank")
+    headers = [f"SLURM_INCLUDE={root}/usr/include"] if (root := slurm_root()) else []
+    command = ["make", "-C", HERE.parents[1] / "spank", f"BUILD={directory}", *headers]
+    subprocess.run([*command, "all", "check"], check=True, capture_output=True)
+    return directory / "sres.so"
+
+
 class _Labs:
     """Labs with names that no other run on this machine has."""
 
@@ -49,12 +72,8 @@ class _Labs:
         self.up: dict[str, Lab] = {}
 
     def build(self, spec: LabSpec) -> Lab:
-        version = os.environ.get(SLURM_VARIABLE)
-        try:
-            if version and spec.slurm_root is None:
-                spec = dataclasses.replace(spec, slurm_root=root_of(version))
-        except MissingTool as error:
-            pytest.skip(f"needs a lab: {error}")
+        if spec.slurm_root is None:
+            spec = dataclasses.replace(spec, slurm_root=slurm_root())
         lack = missing(spec)
         if lack is not None:
             pytest.skip(f"needs a lab: {lack}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,12 +21,8 @@ PREFIX = "srun: error: sres: "
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory, shared_lab: Callable[[LabSpec], Lab]) -> Lab:
-    source = tmp_path_factory.mktemp("spank") / "spank"
-    ignore = shutil.ignore_patterns("*.o", "*.so")
-    shutil.copytree(REPOSITORY / "spank", source, ignore=ignore)
-    subprocess.run(["make", "-C", source, "all"], check=True, capture_output=True)
-    return shared_lab(LabSpec(nodes=3, plugin=source / "sres.so", daemons=False, cpus=2))
+def lab(built_plugin: Path, shared_lab: Callable[[LabSpec], Lab]) -> Lab:
+    return shared_lab(LabSpec(nodes=3, plugin=built_plugin, daemons=False, cpus=2))
 
 
 @pytest.fixture(scope="module")

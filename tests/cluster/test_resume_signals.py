@@ -21,29 +21,20 @@ QUICK = {"resume": {"diagnosis_wait": 0.2, "max_relaunches": 1}}
 """So that a program that fails again and again is given up soon."""
 
 
-@pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = tmp_path_factory.mktemp("spank") / "spank"
-    ignore = shutil.ignore_patterns("*.o", "*.so")
-    shutil.copytree(REPOSITORY / "spank", source, ignore=ignore)
-    subprocess.run(["make", "-C", source, "all"], check=True, capture_output=True)
-    return source / "sres.so"
-
-
 def build(shared_lab: Callable[[LabSpec], Lab], plugin: Path, daemons: bool, cpus: int = 4) -> Lab:
     spec = LabSpec(nodes=3, plugin=plugin, daemons=daemons, cpus=cpus, sres_options=QUICK)
     return shared_lab(spec)
 
 
 @pytest.fixture(scope="module")
-def lab(plugin: Path, shared_lab: Callable[[LabSpec], Lab]) -> Lab:
-    return build(shared_lab, plugin, daemons=False)
+def lab(built_plugin: Path, shared_lab: Callable[[LabSpec], Lab]) -> Lab:
+    return build(shared_lab, built_plugin, daemons=False)
 
 
 @pytest.fixture(scope="module")
-def failing_lab(plugin: Path, shared_lab: Callable[[LabSpec], Lab]) -> Lab:
+def failing_lab(built_plugin: Path, shared_lab: Callable[[LabSpec], Lab]) -> Lab:
     """For tests that need every node, or take one away."""
-    return build(shared_lab, plugin, daemons=False, cpus=3)
+    return build(shared_lab, built_plugin, daemons=False, cpus=3)
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +47,13 @@ def job(lab: Lab) -> Iterator[str]:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["alone", "sresctld"])
 def any_job(
-    request: pytest.FixtureRequest, plugin: Path, shared_lab: Callable[[LabSpec], Lab]
+    request: pytest.FixtureRequest, built_plugin: Path, shared_lab: Callable[[LabSpec], Lab]
 ) -> Iterator[tuple[Lab, str]]:
     """The same with sresctld and without."""
     if not request.param:
         yield request.getfixturevalue("lab"), request.getfixturevalue("job")
         return
-    lab = build(shared_lab, plugin, daemons=True)
+    lab = build(shared_lab, built_plugin, daemons=True)
     job = allocate(lab, "-w", "n[1-2]", "--exclusive")
     yield lab, job
     lab.run(["scancel", job])
@@ -554,13 +545,13 @@ def test_two_in_one_job(site: Site) -> None:
     assert supervised.alike == plain.alike
 
 
-def test_a_plain_user(failing_lab: Lab, plugin: Path, wait_for: WaitFor) -> None:
+def test_a_plain_user(failing_lab: Lab, built_plugin: Path, wait_for: WaitFor) -> None:
     lab = failing_lab
     plugstack = lab.directory / "etc" / "plugstack.conf"
     before = plugstack.read_text()
     home = lab.directory / "home" / "alice"
     supervisor = lab.directory / "sres-resume"
-    shutil.copy(plugin, lab.directory / "sres.so")
+    shutil.copy(built_plugin, lab.directory / "sres.so")
     supervisor.write_text(f'#!/bin/sh\nexec {" ".join(user_python(lab))} -m {MAIN} "$@"\n')
     supervisor.chmod(0o755)
     plugstack.write_text(f"optional {lab.directory}/sres.so supervisor={supervisor}\n")

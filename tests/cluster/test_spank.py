@@ -105,19 +105,10 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build sres.so from scratch, out of its tree."""
-    build = tmp_path_factory.mktemp("spank")
-    command = ["make", "-C", SPANK, f"BUILD={build}", "all", "check"]
-    subprocess.run(command, check=True, capture_output=True)
-    return build / "sres.so"
-
-
-@pytest.fixture(scope="module")
-def cluster(plugin: Path, shared_lab: Callable[[LabSpec], Lab]) -> Lab:
-    lab = shared_lab(LabSpec(nodes=2, daemons=False, plugin=plugin, lifecycle=None))
+def cluster(built_plugin: Path, shared_lab: Callable[[LabSpec], Lab]) -> Lab:
+    lab = shared_lab(LabSpec(nodes=2, daemons=False, plugin=built_plugin, lifecycle=None))
     # Where a plain user can load it too.
-    shutil.copy(plugin, lab.directory / "sres.so")
+    shutil.copy(built_plugin, lab.directory / "sres.so")
     return lab
 
 

@@ -1,12 +1,15 @@
-"""One world for each client: a fake one in memory, and a lab with real Slurm.
+"""One world for each client: a fake one in memory, and labs with real Slurm of several releases.
 
-A test takes ``world`` and runs on the fake, on Slurm's commands and on pyslurm. What is missing is
-skipped by name.
+A test takes ``world`` and runs on the fake, on the commands of each Slurm release, and on pyslurm.
+What is missing is skipped by name. With SRES_TEST_SLURM only that release is asked.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
+import shlex
 import threading
 import time
 import uuid
@@ -16,9 +19,10 @@ from typing import Protocol, TypeVar
 
 import pytest
 
-from slurm_resilience.errors import SresError
+from slurm_resilience.errors import MissingTool, SresError
 from slurm_resilience.lab import Lab, LabSpec
 from slurm_resilience.lab.bring_up import missing
+from slurm_resilience.lab.releases import VERSIONS, own_version, root_of
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import SlurmClient
@@ -32,6 +36,9 @@ DEADLINE = 60.0
 """Seconds that a state is waited for: past KillWait, the 30 s that Slurm gives a job which was told
 to end while it was just starting, and so did not hear of it."""
 SPEC = LabSpec(nodes=NODES, daemons=False, plugin=None, lifecycle=None)
+COMMANDS = "scontrol", "squeue", "scancel", "salloc"
+CHOSEN = os.environ.get("SRES_TEST_SLURM")
+RELEASES = (CHOSEN,) if CHOSEN else VERSIONS
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -94,6 +101,7 @@ class LabWorld:
 
     def __init__(self, lab: Lab, client: SlurmClient) -> None:
         self._lab, self.client = lab, client
+        self._release = client.info().version
         self._off: list[str] = []
 
     def submit(
@@ -111,7 +119,9 @@ class LabWorld:
         options += ["--no-kill"] if no_kill else []
         if not batch:
             said = self._lab.run(["salloc", "--no-shell", *options], check=True).stderr
-            return int(said.split()[-1])
+            granted = re.search(r"Granted job allocation (\d+)", said)
+            assert granted, said
+            return int(granted[1])
         options += ["--requeue" if requeue else "--no-requeue", "--parsable", "--output=/dev/null"]
         script = f"srun --nodes={nodes} --ntasks={nodes} sleep 600; sleep 600"
         said = self._lab.run(["sbatch", *options, f"--wrap={script}"], check=True).stdout
@@ -142,9 +152,10 @@ class LabWorld:
         self._off.clear()
         self.until(lambda: not self.client.jobs(), "no job is left")
         self.until(lambda: all(map(self._ready, self.client.nodes())), "all nodes are idle")
-        # 22.05 believes for ever that a node which was shrunk out of a job is partly taken: it is
-        # IDLE, and no job starts on it.
-        self._lab.run(["scontrol", "reconfigure"], check=True)
+        if self._release.startswith("22.05"):
+            # It believes for ever that a node which was shrunk out of a job is partly taken: the
+            # node is IDLE, and no job starts on it.
+            self._lab.run(["scontrol", "reconfigure"], check=True)
 
     def _ready(self, node: Node) -> bool:
         if node.comment:
@@ -156,24 +167,55 @@ class LabWorld:
 
 
 @pytest.fixture(scope="session")
-def _lab() -> Iterator[Lab]:
-    lack = missing(SPEC)
-    if lack is not None:
-        pytest.skip(f"needs a lab: {lack}")
-    name = f"contract-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-    with Lab.up(SPEC, name=name, tied=True) as lab:
-        yield lab
+def labs() -> Iterator[Callable[[str], Lab]]:
+    """``labs(release)``: the lab that runs a Slurm release, built when it is first asked for."""
+    up: dict[str, Lab] = {}
+
+    def lab(release: str) -> Lab:
+        if release not in up:
+            try:
+                spec = dataclasses.replace(SPEC, slurm_root=root_of(release))
+            except MissingTool as error:
+                pytest.skip(f"needs a lab: {error}")
+            if (lack := missing(spec)) is not None:
+                pytest.skip(f"needs a lab: {lack}")
+            name = f"contract-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+            up[release] = Lab.up(spec, name=name, tied=True)
+        return up[release]
+
+    yield lab
+    for built in up.values():
+        built.down()
 
 
-@pytest.fixture(params=["fake", "commands", "pyslurm"])
-def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    if request.param == "fake":
+def commands_of(lab: Lab) -> CliClient:
+    """A client that runs the lab's own commands: those of another release understand no other."""
+    if lab.spec.slurm_root is None:
+        return CliClient()
+    folder = lab.directory / "commands"
+    if not folder.exists():
+        folder.mkdir()
+        for name in COMMANDS:
+            script = folder / name
+            script.write_text(f'#!/bin/sh\nexec {shlex.join(lab.argv([name], cwd="/"))} "$@"\n')
+            script.chmod(0o755)
+    return CliClient(str(folder))
+
+
+@pytest.fixture(params=["fake", *(f"commands-{release}" for release in RELEASES), "pyslurm"])
+def world(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    labs: Callable[[str], Lab],
+) -> Iterator[World]:
+    kind, _, release = request.param.partition("-")
+    if kind == "fake":
         yield FakeWorld()
         return
-    lab: Lab = request.getfixturevalue("_lab")
+    lab = labs(release or own_version())
     monkeypatch.setenv("SLURM_CONF", str(lab.directory / "etc" / "slurm.conf"))
-    client: SlurmClient = CliClient()
-    if request.param == "pyslurm":
+    client: SlurmClient = commands_of(lab)
+    if kind == "pyslurm":
         try:
             client = PyslurmClient(CliClient(), client.info().version)
         except SresError as error:

@@ -11,6 +11,8 @@
 
 /* Slurm numbers the batch script, the external step and the interactive step from the top. */
 #define FIRST_SPECIAL_STEP 0xfffffff0u
+/* As which srun sends the option --sres-env: Slurm's prefix, this plugin's name and the option's. */
+#define OPTION_IN_TASKS "_SLURM_SPANK_OPTION_sres_sres_env"
 
 /* The value of --sres-env; NULL when this step has none. */
 static char *variables;
@@ -87,6 +89,8 @@ int sres_stepd_task_init(spank_t sp)
 		goto fail;
 	if (step >= FIRST_SPECIAL_STEP)
 		return ESPANK_SUCCESS;
+	/* Newer releases (seen on 26.05) show the tasks how the option travelled. */
+	spank_unsetenv(sp, OPTION_IN_TASKS);
 	while ((more = env_option_next(&cursor, &name, &value)) > 0) {
 		own = own_value(sp, value, text, sizeof(text));
 		if (own == NULL || spank_setenv(sp, name, own, 1) != ESPANK_SUCCESS)

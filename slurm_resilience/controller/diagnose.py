@@ -109,7 +109,9 @@ def _node(world: ClusterSnapshot, config: Config, node: Node) -> NodeDiagnosis:
 
 
 def is_a_persons(node: Node) -> bool:
-    return bool(node.reason.strip()) and not node.reason.startswith(_SLURMS_OWN)
+    # Slurm writes its own behind an earlier one, which may be blank: `  : Not responding`.
+    reason = node.reason.lstrip(" :")
+    return bool(reason) and not reason.startswith(_SLURMS_OWN)
 
 
 def _held(node: Node) -> str:

@@ -115,6 +115,19 @@ class CliClient:
         words += [f"state={state}"] if state else []
         words += [f"reason={reason}"] if reason else []
         self._run("scontrol", "update", *words)
+        if state == "resume":
+            self._blank_reasons(names)
+
+    def _blank_reasons(self, names: Sequence[str]) -> None:
+        """Take the reasons of nodes in service away, which Slurm does by itself, but for 24.11.
+
+        There the reason would stand before the next one ("Action:Replace : Not responding").
+        """
+        shown = parse.nodes(self._run("scontrol", "show", "node", "-a", "-d", "-o", fold(names)))
+        left = [n.name for n in shown if n.reason and not (n.is_down or n.is_fail or n.is_drain)]
+        if left:
+            # It takes no empty one.
+            self._run("scontrol", "update", f"nodename={fold(left)}", "reason= ")
 
     def set_comment(self, names: Sequence[str], comment: str) -> None:
         self._run("scontrol", "update", f"nodename={fold(names)}", f"comment={comment}")

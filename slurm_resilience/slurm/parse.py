@@ -88,7 +88,9 @@ def _node(record: str) -> Node:
     reason = _Reason()
     if free and free[1] == "Reason":
         reason = _reason(record[free.end() :], known)
-        start += len(record[start:]) - len(reason.rest)
+        start = len(record) - len(reason.rest)
+        if not reason.text.strip():
+            reason = _Reason()
     more = dict(reversed(list(_fields(record[start:], known))))
     return Node(
         name=name,

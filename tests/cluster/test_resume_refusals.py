@@ -164,6 +164,10 @@ def test_a_step_that_srun_does_not_wait_for(site: Site) -> None:
     ],
 )
 def test_hostlists(site: Site, way: tuple[str, ...], options: list[str], said: str) -> None:
+    if way == PLUGIN and said.endswith("is not a hostlist"):
+        own = site.run("srun", "-N1", *options, "true").stderr
+        if own.startswith("srun: fatal: Invalid node list"):
+            pytest.skip("excused: this srun refuses such a list itself, before the plugin is asked")
     assert refused(site, *way, *options).startswith(said)
 
 

@@ -616,3 +616,16 @@ def test_nothing_is_done_to_a_node_whose_reason_is_not_understood(state: str, sh
         assert actions(seen, kind) == []
     if state != "replacing":
         assert advance(seen).state == "cancelled"
+
+
+@pytest.mark.parametrize(("state", "reason"), [("IDLE", REPLACE), ("IDLE+NOT_RESPONDING", REPLACE)])
+def test_a_node_that_was_resumed_with_its_reason_left_is_let_go(state: str, reason: str) -> None:
+    """As 24.11 leaves it; the machine may be off meanwhile."""
+    known = incident(state="replacing", attempts=1)
+    resumed = node(state=state, reason=reason)
+    step = advance(world(resumed, incidents=(known,), runs={1: Run("running")}))
+    assert (step.state, step.stop_run) == ("cancelled", True)
+
+
+def test_a_near_miss_left_on_a_node_in_service_is_no_alarm() -> None:
+    assert actions(world(node(reason="action:replace"), agents=(agent(),)), act.RaiseAlarm) == []

@@ -227,3 +227,10 @@ def test_a_reason_that_is_not_understood_holds_the_node(state: str, reason: str)
     for seen in (verdict(world(unclear, **dead())), verdict(world(unclear, agents=(sick,)))):
         assert (seen.kind, seen.action, seen.probe) == ("held", "", False)
         assert "cannot be read for certain" in seen.reason and reason in seen.reason
+
+
+def test_what_slurm_writes_behind_a_blank_reason_is_its_own() -> None:
+    seen = verdict(world(node(state="DOWN", reason="  : Not responding"), agents=(agent(),)))
+    assert seen.kind == "down"
+    kept = verdict(world(node(state="DOWN", reason="vendor : Not responding"), agents=(agent(),)))
+    assert kept.kind == "held"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from slurm_resilience.lab.releases import VERSIONS
 from slurm_resilience.model import REPLACE, Node
+from slurm_resilience.resume.srun.srun_options import BUILTIN, Takes, parse_help
 from slurm_resilience.slurm import parse
 
 DATA = Path(__file__).parents[1] / "data" / "slurm"
@@ -135,6 +136,28 @@ def test_the_configuration(version: str) -> None:
     assert info.permits_expansion and info.slurm_user_uid == 0
     assert info.munge_socket.endswith("/munge/munge.socket.2")
     assert len(info.controllers) == 1 and info.accounting == "accounting_storage/slurmdbd"
+
+
+@each_release
+def test_every_option_of_srun_is_in_the_built_in_table(version: str) -> None:
+    """Only options whose help is misleading differ in whether they take the next word."""
+    listed = parse_help(recorded(version, "srun_help"))
+    known = {spec.name: spec for spec in BUILTIN.specs}
+    assert {spec.name for spec in listed} <= known.keys()
+    listed_takes, known_takes = (
+        {spec.name for spec in specs if spec.takes is Takes.VALUE}
+        for specs in (listed, [known[spec.name] for spec in listed])
+    )
+    assert listed_takes ^ known_takes <= {"bcast", "container", "container-id"}
+    assert ("async" in {spec.name for spec in listed}) is (version == "26.05")
+
+
+def test_a_blank_reason_is_none() -> None:
+    """All that 24.11 takes in place of the reason of a resumed node."""
+    head = recorded("24.11", "nodes").split("\n")[0]
+    (node,) = parse.nodes(f"{head} Reason=  [root@2026-11-22T02:56:34] ReservationName=x\n")
+    assert (node.reason, node.reason_by, node.reason_at) == ("", "", "")
+    assert not node.reason_unclear
 
 
 # What no release prints yet

@@ -191,7 +191,8 @@ def _adoptions(
 
 def _near_misses(world: ClusterSnapshot) -> Iterator[RaiseAlarm]:
     for node in world.nodes.values():
-        if node.near_miss:
+        # Slurm 24.11 leaves the reason of a node that was resumed.
+        if node.near_miss and not node.is_available:
             text = (
                 f"reason {node.reason!r} (set by {node.reason_by or 'somebody'}) is not "
                 f"{node.near_miss!r}: nothing is done; write exactly {node.near_miss}"

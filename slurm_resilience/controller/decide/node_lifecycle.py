@@ -88,8 +88,8 @@ def _from_marked(
 def _from_replacing(
     world: ClusterSnapshot, config: Config, incident: Incident, node: Node
 ) -> Iterator[Action]:
-    if node.is_available or not node.reason:
-        # Node resume takes the reason away, whatever state the machine is in meanwhile.
+    if not (node.reason and (node.is_fail or node.is_down or node.is_drain)):
+        # Node resume takes the reason away, or the state only (24.11), whatever the machine does.
         text = "an administrator resumed the node"
         yield Transition(node.name, incident.id, "cancelled", text, stop_run=True)
         return

@@ -477,3 +477,14 @@ def test_every_kind_of_action_has_its_handler(sresctld: Controller) -> None:
 
 def test_the_defaults_leave_marked_nodes_to_a_person() -> None:
     assert CONFIG.replace.program == ()
+
+
+def test_a_requeue_is_journaled_with_the_fault_behind_it(sresctld: Controller) -> None:
+    """The job's log may be empty when it runs again: the journal is what still knows."""
+    job_id = sresctld.slurm.submit(3)
+    sresctld.supervise(job_id)
+    sresctld.is_dead("n1")  # the batch host
+    sresctld.cycle()
+    events = [e for e in sresctld.journal.events() if e["job"] == job_id]
+    assert [(e["kind"], e["text"].partition(":")[0]) for e in events] == [("requeue", "n1")]
+    assert "no beat" in events[0]["text"]

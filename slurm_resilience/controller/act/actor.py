@@ -132,6 +132,13 @@ class Actor:
             self._journal.put_chase(
                 PendingRequeue(chased, f"node {node.name} died", False, restarts, self._clock.now())
             )
+            self._event(
+                "requeue",
+                f"{node.name}: {action.reason}",
+                node=node.name,
+                job=chased,
+                incident=number,
+            )
         for out in action.take_out:
             self._take_out(out, node.name, number)
         # What was found stands in "detected", where this incident begins with it.
@@ -339,6 +346,10 @@ class Actor:
 
     def _keep_chasing(self, world: ClusterSnapshot, action: actions.KeepPendingRequeue) -> None:
         self._journal.put_chase(action.chase)
+        if action.chase.job not in world.chases and not action.chase.wanted:
+            self._event(
+                "requeue", f"Slurm requeued it: {action.chase.reason}", job=action.chase.job
+            )
 
     def _end_chase(self, world: ClusterSnapshot, action: actions.EndPendingRequeue) -> None:
         self._journal.drop_chase(action.job)

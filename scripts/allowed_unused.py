@@ -16,11 +16,11 @@ _.format_commands
 # torch calls them: modules, and what a store and a storage must answer to.
 _.forward
 _.compare_set
-_.delete_key
 _.has_extended_api
-_.list_keys
+_.multi_get
 _.multi_set
 _.num_keys
+_.set_timeout
 _.storage_meta
 
 # torch reads them.

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from slurm_resilience.launcher import exit_codes, flags
+from slurm_resilience.launcher import batch_directory, exit_codes, flags
 from slurm_resilience.launcher.child_environment import common, of_rank
 from slurm_resilience.launcher.children import Children
 from slurm_resilience.launcher.control_socket import ControlSocket
@@ -26,7 +26,6 @@ from slurm_resilience.launcher.rendezvous_directory import next_incarnation
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartDecision, judge
 from slurm_resilience.launcher.seat import Seat
 from slurm_resilience.launcher.standbys import Standbys
-from slurm_resilience.training.data.cache import directory as cached
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -342,4 +341,4 @@ def life(job: LaunchSpec, environment: Mapping[str, str], guard: Reaper) -> int:
         ear.close()
         # Batches of ranks that were killed; where a job or a shared directory gives the place its
         # name, other steps may read there: those go with the job, or with the next start.
-        cached.clean(cached.place_of(os.getpid()))
+        batch_directory.clean(batch_directory.place_of(os.getpid()))

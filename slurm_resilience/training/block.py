@@ -26,7 +26,7 @@ from slurm_resilience.training.options import Options
 from slurm_resilience.training.process_group import ProcessGroups, form
 from slurm_resilience.training.process_group.form import form_limit, least_abort_timeout
 from slurm_resilience.training.process_group.tcp_store import rooted_store
-from slurm_resilience.training.rank_environment import RankEnvironment, place
+from slurm_resilience.training.rank_environment import RankEnvironment, place, this_peer
 from slurm_resilience.training.recovery import fault_policy, log_lines, startup
 from slurm_resilience.training.recovery.commit_gate import PEER_WORD_SECONDS
 from slurm_resilience.training.recovery.exceptions import Interrupted, PoisonedProcess
@@ -61,8 +61,6 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
         checksum: compare replicas before and after healing.
         trainable_only: heal only parameters that train (LoRA adapters).
         partner_every: steps between in-memory copies on a partner node; 0: none.
-        prepare: what the block gives to `Session.once`, built before this process joins: then the
-            others never wait for a newcomer's construction.
         health_check: called with the session before the block is entered again; an exception or
             False has this process replaced.
         abort: called with the session and the `GenerationEnd` when a world is left.
@@ -124,13 +122,11 @@ class BlockRunner:
         self._faults = fault_policy.Faults()
         self._hangs = fault_policy.Hangs()
         log_lines.speak(where.seat)
-        rules, me = startup.rules(options, where), startup.peer(where)
+        rules, me = startup.rules(options, where), this_peer(where)
         met = meeting(where.meet, where.secret)
         self._least = rules.min_world
         self._session = Session(where, options)
         startup.warm_up(options)
-        if options.prepare is not None:
-            self._session.once(options.prepare)
         if options.watch is not False:
             stacks = options.stacks or None
             self._session.watch = options.watch or Watch(silence=options.silence, stacks=stacks)

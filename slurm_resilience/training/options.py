@@ -15,7 +15,7 @@ from slurm_resilience.training.watch import Watch
 WHOLE = {"min_world": 1, "replica_size": 1, "max_faults": 1, "partner_every": 0}
 """Options that are whole numbers, and the least of each."""
 SECONDS = ("patience", "start_patience", "collective_timeout", "abort_timeout", "silence")
-CALLED = ("prepare", "health_check", "abort", "finalize", "on_event")
+CALLED = ("health_check", "abort", "finalize", "on_event")
 
 
 def _cuda() -> bool:
@@ -39,7 +39,6 @@ class Options:
     checksum: bool = False
     trainable_only: bool = False
     partner_every: int = 0
-    prepare: Callable[[], Any] | None = None
     health_check: Callable[[Any], bool | None] | None = None
     abort: Callable[[Any, Any], None] | None = None
     finalize: Callable[[Any, Any], None] | None = None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from slurm_resilience.errors import UsageError
+from slurm_resilience.mesh.model import Peer
 
 PARTS = ("recovery", "state", "data", "rootless")
 
@@ -52,6 +55,20 @@ def place(environment: Mapping[str, str]) -> RankEnvironment:
         address(environment, seats),
         _parts(environment),
         _number(environment, ("SRES_MIN_WORLD",), 0),
+    )
+
+
+def this_peer(where: RankEnvironment) -> Peer:
+    """This process, as the others know it."""
+    return Peer(
+        id=f"{where.seat:05d}.{where.incarnation}.{uuid.uuid4().hex[:12]}",
+        seat=where.seat,
+        incarnation=where.incarnation,
+        node=where.node,
+        domain=where.domain,
+        host=where.address,
+        pid=os.getpid(),
+        seats=where.seats,
     )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import pytest
+from fake_slurm import FakeSlurm
 
 from slurm_resilience.errors import MissingTool, SresError
 from slurm_resilience.lab import Lab, LabSpec
@@ -26,7 +27,6 @@ from slurm_resilience.lab.releases import VERSIONS, own_version, root_of
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import SlurmClient
-from slurm_resilience.slurm.fake import FakeSlurm
 from slurm_resilience.slurm.pyslurm import PyslurmClient
 
 T = TypeVar("T")

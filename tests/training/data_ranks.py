@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from slurm_resilience.training.data import ReplayLoader, clean
-from slurm_resilience.training.data.cache.directory import default_root
+from slurm_resilience.launcher.batch_directory import clean, default_root
+from slurm_resilience.training.data import ReplayLoader
 
 fork = multiprocessing.get_context("fork")
 SAMPLES, BATCH = 120, 4

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from fake_slurm import FakeSlurm
 from worlds import CONFIG, FakeClock, agent, config, finding
 
 from slurm_resilience.controller import actions, observe
@@ -23,7 +24,6 @@ from slurm_resilience.errors import SlurmError
 from slurm_resilience.model import REPLACE
 from slurm_resilience.replace import program
 from slurm_resilience.replace.program import Run
-from slurm_resilience.slurm.fake import FakeSlurm
 from slurm_resilience.wire.messages import Evidence, Message
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_slurm import FakeSlurm
 from worlds import FakeClock, config
 
 from slurm_resilience.controller.actions import RaiseAlarm
@@ -16,7 +17,6 @@ from slurm_resilience.controller.main import Controller
 from slurm_resilience.controller.slurm_settings import READ_AGAIN_SECONDS
 from slurm_resilience.controller.status import _sresd
 from slurm_resilience.errors import SlurmUnreachable
-from slurm_resilience.slurm.fake import FakeSlurm
 
 LEAK = RaiseAlarm("leak-n1", "GPUs are counted as used", "n1")
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import click
 import pytest
+from fake_slurm import FakeSlurm
 
 from slurm_resilience.cli import tables
 from slurm_resilience.cli.controller import ClusterView
 from slurm_resilience.cli.main import _COMMANDS, call, cli
 from slurm_resilience.errors import SlurmUnreachable, SresError, WireError
 from slurm_resilience.model import REPLACE, Node
-from slurm_resilience.slurm.fake import FakeSlurm
 
 
 class Fake(ClusterView):

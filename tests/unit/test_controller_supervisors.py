@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_slurm import FakeSlurm
 from worlds import FakeClock, config
 
 from slurm_resilience.controller.main import Controller
 from slurm_resilience.controller.supervisors import RETURN_SECONDS, Supervisors
-from slurm_resilience.slurm.fake import FakeSlurm
 from slurm_resilience.wire.messages import AttemptEnded, AttemptStarted, Message
 
 NODES = ("n1", "n2", "n3")

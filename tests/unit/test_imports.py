@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,11 +157,38 @@ def test_only_training_imports_torch() -> None:
     assert offenders(others, "torch") == []
 
 
+def test_training_may_ask_the_launcher_and_never_the_other_way() -> None:
+    # The launcher starts without torch, and `slurm_resilience.training` loads it.
+    assert offenders(room("launcher"), f"{HOME}.training") == []
+    used = {name for path in room("training") for name in imports(path)}
+    modules = {module_of(path) for path in room("launcher")} - {f"{HOME}.launcher"}
+    doors = ("batch_directory", "control_socket", "exit_codes", "recipe_file")
+    assert used & modules == {f"{HOME}.launcher.{name}" for name in doors}
+
+
+@pytest.mark.parametrize(
+    "module", ["launcher.main", "cli.main", "launcher.batch_directory", "launcher.recipe_file"]
+)
+def test_it_starts_without_torch(module: str) -> None:
+    code = f"import sys, {HOME}.{module}; sys.exit(bool({{'torch', 'numpy'}} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_public_rooms_of_training_have_no_lazy_names() -> None:
+    lazy = [
+        module_of(path)
+        for path in room("training")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and node.name == "__getattr__"
+    ]
+    assert lazy == []
+
+
 def test_pyslurm_has_one_door() -> None:
     door = PACKAGE / "slurm" / "pyslurm.py"
     assert offenders([path for path in FILES if path != door], "pyslurm") == []
     users = [path for path in FILES if path.parent.name != "slurm"]
-    assert offenders(users, f"{HOME}.slurm.pyslurm", f"{HOME}.slurm.fake") == []
+    assert offenders(users, f"{HOME}.slurm.pyslurm") == []
 
 
 COMMON = {"clock", "config", "daemon_log", "errors", "model"}

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_slurm import FakeSlurm
 
 from slurm_resilience.config import Config
 from slurm_resilience.errors import SlurmUnreachable
@@ -20,7 +21,6 @@ from slurm_resilience.resume.live_step import node_search
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.resume.supervisor_link import SupervisorLink
-from slurm_resilience.slurm.fake import FakeSlurm
 
 CAUSE = Cause("node", "n2 is marked", ("n2",))
 

@@ -6,12 +6,12 @@ import threading
 from typing import Any
 
 import pytest
+from fake_slurm import FakeSlurm
 
 from slurm_resilience.errors import NotFound, SlurmError
 from slurm_resilience.model import Job
 from slurm_resilience.resume.allocation import swap
 from slurm_resilience.resume.allocation.allocation import Allocation
-from slurm_resilience.slurm.fake import FakeSlurm
 
 
 class Stop(threading.Event):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.training.data.cache import directory
+from slurm_resilience.launcher import batch_directory as directory
 
 
 def a_place(root: Path, name: str) -> Path:

@@ -21,7 +21,7 @@ from slurm_resilience.training.options import Options
         ("patience", "x"),
         ("silence", 0),
         ("abort_timeout", float("nan")),
-        ("prepare", 3),
+        ("finalize", 3),
         ("backend", None),
         ("checkpointer", "directory"),
         ("watch", 5),

@@ -68,7 +68,7 @@ def parts(rivals: Rivals, repeats: int) -> list[Part]:
     keys = ("torchft_sigkill_survivors_s", "torchft_sigkill_all_s")
     found.append(Part("torchft, sigkill", keys, lambda: faults.torchft(rivals), "torchft"))
     for size in figures.SIZES:
-        keys = tuple(f"{kind}_init_{size}_s" for kind in stores.KINDS if kind != "mesh")
+        keys = tuple(f"{kind}_init_{size}_s" for kind in stores.KINDS if kind != "rootless_cold")
         found.append(Part(f"forming, {size} ranks", keys, lambda n=size: _stores(n)))
     keys = ("first_batch_after_restart_s", "first_batch_rebuilt_s")
     found.append(Part("first batch", keys, lambda: _data(repeats), once=True, own_n=repeats))

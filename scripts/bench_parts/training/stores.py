@@ -30,11 +30,10 @@ from slurm_resilience.mesh.model import Peer
 from slurm_resilience.mesh.rendezvous import SharedDirectory
 from slurm_resilience.mesh.world_plan import WorldRules
 from slurm_resilience.training.process_group import MeshStore
-from slurm_resilience.training.process_group.dirstore import DirStore
 
 KINDS = {
-    "rootless": "directory (DirStore)",
-    "mesh": "mesh (MeshStore)",
+    "rootless": "rootless (MeshStore, mesh up before)",
+    "rootless_cold": "rootless, the mesh starts too",
     "tcpstore": "TCPStore, server up before",
     "tcpstore_racing": "TCPStore, rank 0 starts it",
 }
@@ -60,11 +59,9 @@ class Round(NamedTuple):
     answers: Any
 
 
-def _store(round: Round, rank: int, mesh: Mesh | None, generation: int) -> dist.Store:
-    if round.kind == "rootless":
-        return DirStore(round.home / "store", _LIMIT)
-    if round.kind == "mesh":
-        return MeshStore(mesh, generation)
+def _store(round: Round, rank: int, met: tuple[Mesh, int] | None) -> dist.Store:
+    if round.kind.startswith("rootless"):
+        return MeshStore(*(met or _meet(round, rank)))
     return dist.TCPStore(
         "127.0.0.1",
         round.port,
@@ -75,7 +72,7 @@ def _store(round: Round, rank: int, mesh: Mesh | None, generation: int) -> dist.
 
 
 def _meet(round: Round, rank: int) -> tuple[Mesh, int]:
-    """Start the mesh before: it lives as long as its process, and stores come and go."""
+    """Start the mesh, which lives as long as its process while stores come and go."""
     peer = Peer(id=f"{rank}.{uuid.uuid4().hex}", seat=rank, host="127.0.0.1", pid=os.getpid())
     rules = WorldRules(seats=round.size, min_world=round.size)
     mesh = Mesh(SharedDirectory(round.home / "meet"), peer, rules).start()
@@ -86,20 +83,15 @@ def _meet(round: Round, rank: int) -> tuple[Mesh, int]:
 
 def _rank(round: Round, rank: int) -> None:
     torch.set_num_threads(1)
-    alone = (
-        _store(round._replace(home=round.home / f"{rank}"), rank, None, 0)
-        if (round.kind == "rootless")
-        else dist.HashStore()
-    )
-    dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.ones(1))
     dist.destroy_process_group()
-    mesh, generation = _meet(round, rank) if round.kind == "mesh" else (None, 0)
+    met = _meet(round, rank) if round.kind == "rootless" else None
     if round.start.wait(_LIMIT.total_seconds()) == 0:
         round.instant.value = time.monotonic() + _HEAD_START
     round.start.wait(_LIMIT.total_seconds())
     time.sleep(max(0.0, round.instant.value - time.monotonic()))
-    store = _store(round, rank, mesh, generation)
+    store = _store(round, rank, met)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=round.size, timeout=_LIMIT)
     token = torch.ones(1)
     dist.all_reduce(token)

@@ -32,8 +32,8 @@ _FAULTS = (
     ("  and on, the survivors", "hang_recover_s", "", "", ""),
 )
 _STORES = (
-    ("directory, no root", "rootless"),
-    ("mesh, no root", "mesh"),
+    ("no root, mesh up", "rootless"),
+    ("no root, cold", "rootless_cold"),
     ("TCPStore, server up", "tcpstore"),
     ("TCPStore, racing", "tcpstore_racing"),
 )

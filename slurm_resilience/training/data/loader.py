@@ -13,7 +13,6 @@ from torch.utils.data import default_collate
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.data.cache.cache import BatchCache, identity
-from slurm_resilience.training.data.cache.directory import once
 from slurm_resilience.training.data.cache.fingerprint import fingerprint as look_at
 from slurm_resilience.training.data.order import Indices, SampleOrder, last, share
 from slurm_resilience.training.data.prefetch import BatchTarget, Prefetcher
@@ -26,6 +25,7 @@ from slurm_resilience.training.data.source import (
     about,
     is_opener,
 )
+from slurm_resilience.training.data.warn_once import warn_once
 
 log = logging.getLogger("sres.data")
 
@@ -51,8 +51,9 @@ class ReplayLoader:
     Batches are fetched ahead by one thread and kept in mapped files that outlive the process; the
     next process on the seat gives its first batch without touching the source. What comes out is a
     private copy-on-write view of the file: writing into it changes nothing for anybody else. Where
-    the files lie, and how they go away again, is told in ``place.py``. A dataset that draws random
-    numbers should draw them from a generator of its own: the thread shares torch's global one.
+    the files lie, and how they go away again, is told in ``launcher/batch_directory.py``. A dataset
+    that draws random numbers should draw them from a generator of its own: the thread shares
+    torch's global one.
 
     Args:
         source: a map-style dataset (``__getitem__`` and ``__len__``); or a torch IterableDataset,
@@ -126,7 +127,7 @@ class ReplayLoader:
         self._which: Callable[[], Indices] = lambda: np.empty(0, np.int64)
         self.weight = _weight(rank, world, global_batch)
         self._base = 0
-        self._warn = once()
+        self._warn = warn_once()
         opening = Opening(source)
         known = None if is_opener(source) else about(source)
         words: list[Any] = [fingerprint or look_at(source, collate_fn), seed, shuffle]

@@ -16,10 +16,10 @@ import torch
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.data.cache.codec import Packed, pack
-from slurm_resilience.training.data.cache.directory import Once
 from slurm_resilience.training.data.cache.sharing import ReplicaGroup
 from slurm_resilience.training.data.cache.store import BatchKey, BatchStore, Window
 from slurm_resilience.training.data.source import Reader, SourceSample
+from slurm_resilience.training.data.warn_once import WarnOnce
 
 log = logging.getLogger("sres.data")
 
@@ -63,7 +63,7 @@ class Prefetcher:
         ahead: int,
         behind: int,
         end: int | None,
-        warn: Once,
+        warn: WarnOnce,
     ) -> None:
         self.next = 0
         """The batch that is given next."""

@@ -5,13 +5,10 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import uuid
 from collections.abc import MutableMapping
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.mesh.model import Peer
 from slurm_resilience.mesh.world_plan import WorldRules
-from slurm_resilience.training import ports
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.rank_environment import RankEnvironment
 
@@ -43,20 +40,6 @@ def rules(options: Options, where: RankEnvironment) -> WorldRules:
     return found
 
 
-def peer(where: RankEnvironment) -> Peer:
-    """This process, as the others know it."""
-    return Peer(
-        id=f"{where.seat:05d}.{where.incarnation}.{uuid.uuid4().hex[:12]}",
-        seat=where.seat,
-        incarnation=where.incarnation,
-        node=where.node,
-        domain=where.domain,
-        host=where.address,
-        pid=os.getpid(),
-        seats=where.seats,
-    )
-
-
 def connect_at_once(environment: MutableMapping[str, str]) -> None:
     """Have a group connect all its ranks when it is formed, and say so to who wants it otherwise.
 
@@ -68,7 +51,7 @@ def connect_at_once(environment: MutableMapping[str, str]) -> None:
 
 
 def warm_up(options: Options) -> None:
-    """Import what takes long, and warn of what will be short."""
+    """Import what takes long."""
     connect_at_once(os.environ)
     importlib.import_module("torch._dynamo")  # torch.optim loads it at its first use
     names = ["torch.nn.parallel", "torch.distributed.device_mesh"]
@@ -77,8 +60,3 @@ def warm_up(options: Options) -> None:
     for name in names:
         importlib.import_module(name)
     importlib.import_module("slurm_resilience.training.data")
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if os.environ.get("LOCAL_RANK") == "0" and local.isdecimal():
-        said = ports.warning(int(local), ports.port_range())
-        if said:
-            log.warning(said)

@@ -19,9 +19,8 @@ def hear(name: str, details: dict[str, Any]) -> None:
     EVENTS.say(name, world=details.get("world", 0))
 
 
-@resilient(min_world=2, prepare=build, on_event=hear)
-def train(s: Session) -> None:
-    model, optimizer = s.once(build)
+@resilient(min_world=2, on_event=hear)
+def train(s: Session, model: Any, optimizer: Any) -> None:
     s.track(model=model, optimizer=optimizer)
     net = s.ddp(model)
     EVENTS.say("form", world=s.world)
@@ -36,4 +35,5 @@ def train(s: Session) -> None:
 
 
 if __name__ == "__main__":
-    train()
+    # Built before this process joins: the others do not wait for it.
+    train(*build())

@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.training.data.cache import directory
+from slurm_resilience.launcher import batch_directory as directory
 from slurm_resilience.training.data.cache.sharing import ReplicaGroup
 from slurm_resilience.training.data.cache.store import BatchStore, FileStore, MemoryStore
 from slurm_resilience.training.data.source import SourceInfo
+from slurm_resilience.training.data.warn_once import WarnOnce
 
 FORMAT = 1
 SPARE = 0.25
@@ -50,7 +51,7 @@ class BatchCache:
     """
 
     def __init__(
-        self, identity: str, cache: Path | str | bool | None, max_bytes: int, warn: directory.Once
+        self, identity: str, cache: Path | str | bool | None, max_bytes: int, warn: WarnOnce
     ) -> None:
         self._identity = identity
         self._cache = cache

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from slurm_resilience.training.data.cache.directory import DirectoryHold, lock
+from slurm_resilience.launcher.batch_directory import DirectoryHold, lock
 
 GRACE = 0.5
 """Seconds that a member which is not the leader waits before it takes a free lock: at the start the

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from slurm_resilience.training.data.cache.codec import Packed, Unpacked, unpack
-from slurm_resilience.training.data.cache.directory import Once
+from slurm_resilience.training.data.warn_once import WarnOnce
 
 _TMP = ".tmp"
 _NUMBER = 12
@@ -120,7 +120,7 @@ class FileStore:
         warn: told, once each, why something is not kept.
     """
 
-    def __init__(self, directory: Path, max_bytes: int, spare: float, warn: Once) -> None:
+    def __init__(self, directory: Path, max_bytes: int, spare: float, warn: WarnOnce) -> None:
         self.directory = directory
         self.max_bytes = max_bytes
         self.spare = spare

@@ -1,62 +1,14 @@
-"""Ephemeral ports: what a machine needs, and what is said when it has too few."""
+"""The lifecycle script that widens a range of ephemeral ports."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from slurm_resilience.resume.srun.environment import PORT_BASE, PORT_SPAN
-from slurm_resilience.training import ports
 
+RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 SCRIPT = Path(__file__).resolve().parents[2] / "lifecycle" / "50-port-range.sh"
-
-
-def test_the_kernels_own_range_is_enough_for_a_large_node():
-    assert ports.warning(64, (32768, 60999)) == ""
-
-
-def test_one_line_says_how_many_and_what_to_do():
-    said = ports.warning(8, (61000, 61099))
-    assert said.startswith("only 100 ephemeral ports (61000-61099), 8 ranks here may need 112: ")
-    assert "net.ipv4.ip_local_port_range" in said and "\n" not in said
-
-
-def test_the_programs_own_groups_count():
-    assert ports.warning(8, (61000, 61111)) == ""
-    assert ports.warning(8, (61000, 61111), groups=4) != ""
-
-
-def test_nothing_is_said_of_what_is_not_known():
-    assert ports.warning(4096, (0, 0)) == ""
-
-
-@given(st.integers(1, 256), st.integers(1, 16), st.integers(1024, 60000), st.integers(0, 5000))
-def test_it_speaks_up_exactly_below_the_need(ranks: int, groups: int, first: int, more: int):
-    said = ports.warning(ranks, (first, first + more), groups)
-    assert bool(said) == (more + 1 < ports.needed(ranks, groups))
-    assert ports.needed(ranks + 1, groups) > ports.needed(ranks, groups)
-
-
-def test_a_file_that_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(ports, "FILE", tmp_path / "range")
-    assert ports.port_range() == (0, 0)
-    ports.FILE.write_text("nonsense\n")
-    assert ports.port_range() == (0, 0)
-    ports.FILE.write_text("32768\t60999\n")
-    assert ports.port_range() == (32768, 60999)
-
-
-def test_it_starts_without_torch():
-    code = "import sys, slurm_resilience.training.ports; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-# -- the lifecycle script ---------------------------------------------------------------------
 
 
 def script(file: Path, **environment: str) -> tuple[int, str, str]:
@@ -113,9 +65,9 @@ def test_one_that_cannot_be_set_fails_with_what_to_do():
 
 
 def test_this_machines_own_range_can_be_read():
-    code, said, trouble = script(ports.FILE, SRES_LEAST_PORTS="1")
+    code, said, trouble = script(RANGE, SRES_LEAST_PORTS="1")
     assert (code, trouble) == (0, "")
-    assert said == "ephemeral ports {}-{}".format(*ports.port_range())
+    assert said == "ephemeral ports {}-{}".format(*RANGE.read_text().split())
 
 
 def test_one_that_cannot_be_read_fails(tmp_path: Path):

@@ -1,17 +1,17 @@
-"""Where cached batches lie on a node, who lives there, and how the place is emptied again.
+"""Keep cached batches on a node: name their directory, hold it while in use, remove it after.
 
 ``/dev/shm/sres-data-<uid>-<id>/`` (mode 0700) belongs to one job: ``j<job>`` under Slurm, ``d<…>``
 for a training with an ``SRES_DIR``, else ``p<pid of the parent>``. Each loader has a directory in
 it, and every process that uses it holds a shared lock on its ``owner.lock``. The kernel drops that
-lock when the process dies, however it dies, so "nobody lives here" is a fact and not a guess.
+lock when the process dies, however it dies, so an unlocked directory is surely not in use.
 
-The place outlives processes on purpose; it goes away in four ways:
+The directory outlives processes on purpose; it is removed in four ways:
 
 - a loader that gave its last batch removes its directory when the last process leaves it;
 - ``ReplayLoader.close(remove=True)`` does so at any time;
-- ``clean()`` removes a place: the launcher calls it at its end, where the place is its own;
-- ``stale()`` removes the places of this user's jobs that were killed with their launcher. Every
-  loader with a default place calls it when it starts.
+- ``clean()`` removes a job's directory: the launcher calls it at its end, for its own ranks;
+- ``stale()`` removes the directories of this user's jobs that were killed with their launcher.
+  Every loader with a default directory calls it when it starts.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ import shutil
 import stat
 import tempfile
 import threading
-import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
+from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import UsageError
 
 log = logging.getLogger("sres.data")
 
 LOCK = "owner.lock"
 PREFIX = "batches-"
-IDLE = 900.0
-"""Seconds for which nobody may have lived in a place before it counts as left behind. A process
-that is being replaced leaves its place empty for moments, a requeued job for minutes."""
+IDLE_SECONDS = 900.0
+"""A directory that no process used for so long counts as left behind. While a process is replaced
+its directory is unused for moments, while a job is requeued for minutes."""
 
 
 def default_root() -> Path:
-    """The place of the job that this process belongs to."""
+    """Return the directory of the job that this process belongs to."""
     if job := os.environ.get("SLURM_JOB_ID"):
         name = f"j{re.sub(r'[^0-9A-Za-z_+-]', '_', job)}"
     elif home := os.environ.get("SRES_DIR"):
@@ -55,7 +54,7 @@ def default_root() -> Path:
 
 
 def place_of(pid: int) -> Path:
-    """The default place of a process's children, where neither a job nor a directory names it."""
+    """Return the default directory of a process's children without a job and an SRES_DIR."""
     return _shm() / f"{_place_prefix()}p{pid}"
 
 
@@ -137,25 +136,26 @@ def lock(path: Path, *, shared: bool = False) -> DirectoryHold | None:
 
 
 def hold(path: Path, patience: float = 10.0) -> DirectoryHold:
-    """Live in a directory, making it if need be: nobody takes it for left behind meanwhile.
+    """Hold a directory, making it if need be: no process takes it for left behind meanwhile.
 
     Raises:
-        UsageError: others could have written into it, or it stays locked by someone who removes it.
+        UsageError: others could have written into it, or a process that removes it keeps it locked.
     """
-    pause, deadline = threading.Event(), time.monotonic() + patience
+    clock, pause = SystemClock(), threading.Event()
+    deadline = clock.monotonic() + patience
     while True:
         private(path.parent)
         private(path)
         with contextlib.suppress(FileNotFoundError):
             if held := lock(path / LOCK, shared=True):
                 return held
-        if time.monotonic() > deadline:
+        if clock.monotonic() > deadline:
             raise UsageError(f"{path} stays locked by a process that removes it; end that process")
-        pause.wait(0.005)
+        clock.wait(pause, 0.005)
 
 
 def remove(path: Path) -> bool:
-    """Remove a directory if nobody lives in it, and the place around it if it is then empty."""
+    """Remove a directory that no process holds, and the job's directory if it is then empty."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         held = lock(path / LOCK)
         if held is None:
@@ -168,11 +168,11 @@ def remove(path: Path) -> bool:
 
 
 def clean(root: Path | str | None = None) -> None:
-    """Remove every cached batch of a job, whoever still reads it (what is mapped stays readable).
+    """Remove every cached batch of a job, also one in use (what is mapped stays readable).
 
     Args:
-        root: the ``cache`` of its loaders; None: the default place of this job. Of a directory of
-            the user's own only what the loaders made is removed.
+        root: the ``cache`` of its loaders; None: this job's default. In the user's own only what
+            the loaders made is removed.
     """
     path = Path(root) if root is not None else default_root()
     if not path.is_dir() or path.is_symlink() or path.lstat().st_uid != os.geteuid():
@@ -184,23 +184,23 @@ def clean(root: Path | str | None = None) -> None:
         path.rmdir()
 
 
-def stale(root: Path | str | None = None, idle: float = IDLE) -> list[Path]:
-    """Remove the places of this user's jobs in which no process has lived for a while.
+def stale(root: Path | str | None = None, idle: float = IDLE_SECONDS) -> list[Path]:
+    """Remove the directories of this user's jobs that no process has used for a while.
 
     Args:
-        root: where the places lie; None: ``/dev/shm``.
-        idle: seconds since anything was written there last. A place that is named after a parent
-            process does not wait: it is left behind as soon as that process is gone too.
+        root: where the directories lie; None: ``/dev/shm``.
+        idle: seconds since anything was written there last. A directory that is named after a
+            parent process does not wait: it is left behind as soon as that process is gone too.
 
     Returns:
-        The places that were removed.
+        The directories that were removed.
     """
     where = Path(root) if root is not None else _shm()
     return [p for p in where.glob(f"{_place_prefix()}*") if _left(p, idle) and _empty(p)]
 
 
 def _left(place: Path, idle: float) -> bool:
-    """Nobody is expected to come back to this place."""
+    """Tell whether no process is expected to come back to this directory."""
     with contextlib.suppress(OSError):
         found = place.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -209,12 +209,12 @@ def _left(place: Path, idle: float) -> bool:
         if parent and not Path(f"/proc/{parent[1]}").exists() and Path("/proc/self").exists():
             return True
         newest = max(p.stat().st_mtime for p in (place, *place.glob(f"{PREFIX}*")))
-        return time.time() - newest >= idle
+        return SystemClock().now() - newest >= idle
     return False
 
 
 def _empty(place: Path) -> bool:
-    """Remove a place unless somebody lives in any part of it."""
+    """Remove a job's directory unless a process holds any part of it."""
     held = []
     leaves = list(place.glob(f"{PREFIX}*"))
     try:
@@ -233,23 +233,5 @@ def _empty(place: Path) -> bool:
     finally:
         for mine in held:
             mine.release()
-    log.info("removed %s: no process lives there any more", place)
+    log.info("removed %s: no process uses it any more", place)
     return True
-
-
-Once = Callable[[str], None]
-
-
-def once() -> Once:
-    """A warner that says each thing a single time."""
-    said: set[str] = set()
-    lock = threading.Lock()
-
-    def warn(text: str) -> None:
-        with lock:  # the reader's thread and the training's may meet the same thing at once
-            new = text not in said
-            said.add(text)
-        if new:
-            log.warning("%s", text)
-
-    return warn

@@ -29,7 +29,7 @@ class _Job:
         self.completing = False
         """Its tasks are being ended; `pass_time` finishes that."""
         self.then: str = ""
-        """What it becomes after COMPLETING: PENDING or nothing (gone)."""
+        """Its state after COMPLETING: PENDING or nothing (gone)."""
         self.steps: list[StepInfo] = []
 
 
@@ -311,7 +311,7 @@ class FakeSlurm:
             self._lost(node.name)
 
     def _lost(self, name: str) -> None:
-        """What a DOWN node means for the jobs on it."""
+        """Apply a DOWN node to the jobs on it."""
         for entry in list(self._jobs.values()):
             if name not in entry.job.nodes:
                 continue

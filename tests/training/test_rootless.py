@@ -1,0 +1,96 @@
+"""The rootless start alone, without `resilient`: ranks in processes of their own form a group."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from slurm_resilience.training.process_group import rootless
+
+pytestmark = pytest.mark.training
+SIZE = 3
+PROGRAM = """
+import torch
+import torch.distributed as dist
+from slurm_resilience.training.process_group import rootless
+
+with rootless(timeout=60) as world:
+    dist.init_process_group("gloo", store=world.store, rank=world.rank, world_size=world.size)
+    token = torch.tensor([10.0 ** world.rank])
+    dist.all_reduce(token)
+    pair = dist.new_group([0, 2])
+    if world.rank != 1:
+        dist.all_reduce(token, group=pair)
+    dist.barrier()
+# The default group outlives the store.
+dist.barrier()
+print(world.rank, world.size, int(token))
+dist.destroy_process_group()
+"""
+
+
+def run(meet: str, secret: str = "") -> list[str]:
+    """Run the ranks, and return their output in the order of their seats."""
+    values = os.environ | {
+        "SRES_MEET": meet,
+        "SRES_SEATS": str(SIZE),
+        "SRES_ADDRESS": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "SRES_SECRET": secret,
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            env=values | {"SRES_SEAT": str(seat)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seat in range(SIZE)
+    ]
+    try:
+        said = [rank.communicate(timeout=120)[0] for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0] * SIZE
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return said
+
+
+WANTED = ["0 3 222\n", "1 3 111\n", "2 3 222\n"]
+
+
+def test_on_a_shared_directory_twice(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run(f"dir:{tmp_path}/meet") == WANTED
+
+
+def test_without_a_shared_directory() -> None:
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(SIZE)]
+        ports = [listener.getsockname()[1] for listener in held]
+    meet = "peers:" + ",".join(f"127.0.0.1:{port}" for port in ports)
+    assert run(meet, secrets.token_hex(16)) == WANTED
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
+    environment = {
+        "SRES_MEET": f"dir:{tmp_path}",
+        "SRES_SEAT": "0",
+        "SRES_SEATS": "2",
+        "SRES_ADDRESS": "127.0.0.1",
+    }
+    with (
+        pytest.raises(TimeoutError, match="1 of 2"),
+        rootless(environment, timeout=0.5),
+    ):
+        pass

@@ -69,7 +69,7 @@ def _rank(rank: int, world: int, store: str, answer: Any) -> None:
     view = View(2, members)
     healing = plan(view)
     tracked = build(trained=rank > 0)
-    size = torch.tensor([tracked.capture().skeleton.total])
+    size = torch.tensor([tracked.capture().descriptor.total])
     dist.broadcast(size, 1)
     whole = torch.ones(int(size) // 4)
     times: dict[str, list[float]] = {"bare": [], "restore": [], "first": [], "digest": []}

@@ -304,7 +304,7 @@ class BlockRunner:
     def _check_health(self) -> None:
         check = self._options.health_check
         try:
-            if torch.cuda._initialized:
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.synchronize()
             if check is not None and check(self._session) is False:
                 raise PoisonedProcess("the health check said no")

@@ -17,7 +17,7 @@ from slurm_resilience.errors import UsageError
 from slurm_resilience.launcher import control_socket
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd, PeerStatus, View
-from slurm_resilience.training import inject
+from slurm_resilience.training import compat, inject
 from slurm_resilience.training.data.gradient_weights import GradientWeights
 from slurm_resilience.training.loaders import Loaders
 from slurm_resilience.training.once_cache import OnceCache
@@ -395,9 +395,7 @@ class Session:
         self.attempt += 1
         self._shares.enter()
         if self.watch is not None:
-            world = dist.group.WORLD
-            count = getattr(world, "_get_sequence_number_for_group", None)
-            self.watch.enter(self._mesh.me.id, self._place.seat, count)
+            self.watch.enter(self._mesh.me.id, self._place.seat, compat.collective_counter())
 
     def _leave(self) -> None:
         self._inside = False

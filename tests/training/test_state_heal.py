@@ -23,7 +23,13 @@ from torch.distributed.tensor import DTensor
 
 from slurm_resilience.mesh.model import PeerStatus, View
 from slurm_resilience.training import state
-from slurm_resilience.training.state import HealFailed, StateError, Tracked, stream
+from slurm_resilience.training.state import HealFailed, StateError, Tracked
+from slurm_resilience.training.state.transfer import (
+    Payload,
+    SendQueue,
+    receive_bytes,
+    send_bytes,
+)
 
 pytestmark = pytest.mark.training
 
@@ -126,13 +132,13 @@ def corrupted(rank: int, group: Any) -> str:
     if rank == 1:
         state.transfer(state.plan(view), view, rank, tracked, group, verify=True)
         return ""
-    empty = stream.Payload.empty
+    empty = Payload.empty
 
-    def flip(payload: stream.Payload) -> None:
+    def flip(payload: Payload) -> None:
         payload.bytes[77] ^= 16
         empty(payload)
 
-    stream.Payload.empty = flip  # type: ignore[method-assign]
+    Payload.empty = flip  # type: ignore[method-assign]
     with pytest.raises(HealFailed) as caught:
         state.transfer(state.plan(view), view, rank, tracked, group, verify=True)
     return str(caught.value)
@@ -149,14 +155,14 @@ def bereft(rank: int, group: Any, relays: bool) -> Any:
     source = view.size - 1
     tracked = Tracked({"x": torch.full((2_000_000,), float(rank))})
     if rank == source:
-        put, count = stream.SendQueue.put, iter(range(100))
+        put, count = SendQueue.put, iter(range(100))
 
-        def kill(outbox: stream.SendQueue, payload: stream.Payload, tag: int) -> None:
+        def kill(outbox: SendQueue, payload: Payload, tag: int) -> None:
             if next(count) == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
             put(outbox, payload, tag)
 
-        stream.SendQueue.put = kill  # type: ignore[method-assign]
+        SendQueue.put = kill  # type: ignore[method-assign]
     begin = time.monotonic()
     with pytest.raises(HealFailed) as caught:
         state.transfer(state.plan(view), view, rank, tracked, group, bucket_bytes=1 << 18)
@@ -296,10 +302,10 @@ def late(rank: int, group: Any, path: str) -> str:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=short)
     dist.distributed_c10d._set_pg_timeout(long, dist.group.WORLD)
     if rank == 0:
-        stream.send_bytes(dist.group.WORLD, b"state", [1], 1)
+        send_bytes(dist.group.WORLD, b"state", [1], 1)
         return "sent"
     threading.Event().wait(3 * short.total_seconds())
-    return stream.receive_bytes(dist.group.WORLD, 5, 0, 1).decode()
+    return receive_bytes(dist.group.WORLD, 5, 0, 1).decode()
 
 
 def test_who_sends_waits_longer_for_a_late_rank_than_forming_may_take(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from state_ranks import run, view_of
 from slurm_resilience.mesh.model import PeerStatus
 from slurm_resilience.training import state
 from slurm_resilience.training.state import Partner, StateError, Tracked
-from slurm_resilience.training.state.exchange import Exchange
+from slurm_resilience.training.state.partner import Exchange
 
 pytestmark = pytest.mark.training
 

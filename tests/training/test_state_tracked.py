@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from slurm_resilience.training.state import Capture, StateError, Tracked
-from slurm_resilience.training.state.descriptor import decode, encode, pack, unpack
+from slurm_resilience.training.state.describe import decode, encode, from_bytes, to_bytes
 
 pytestmark = pytest.mark.training
 
@@ -32,10 +32,10 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def receive(capture: Capture, tracked: Tracked) -> None:
     """Do what a transfer does, without a network."""
-    skeleton = unpack(pack(capture.skeleton))
-    for view, there in zip(tracked.prepare(skeleton), capture.views, strict=True):
+    descriptor = from_bytes(to_bytes(capture.descriptor))
+    for view, there in zip(tracked.prepare(descriptor), capture.views, strict=True):
         view.copy_(there)
-    tracked.finish(skeleton)
+    tracked.finish(descriptor)
 
 
 def pair(seed: int, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer, Tracked]:
@@ -50,8 +50,8 @@ def test_a_fresh_optimizer_gets_state_without_a_step() -> None:
     other, behind, newcomer = pair(1)
     pointers = [p.data_ptr() for p in other.parameters()]
     before = [p.clone() for p in other.parameters()]
-    skeleton = tracked.capture().skeleton
-    newcomer.prepare(skeleton)
+    descriptor = tracked.capture().descriptor
+    newcomer.prepare(descriptor)
     assert all(torch.equal(a, b) for a, b in zip(before, other.parameters(), strict=True))
     receive(tracked.capture(), newcomer)
     assert tracked.digest() == newcomer.digest()
@@ -80,9 +80,9 @@ def test_capture_copies_nothing_and_ties_are_moved_once() -> None:
     model[1].weight = model[0].weight
     tracked = Tracked({"model": model, "again": model[0]})
     capture = tracked.capture()
-    assert [n.path for n in capture.skeleton.notes] == ["model.parameters.0.weight"]
+    assert [n.path for n in capture.descriptor.notes] == ["model.parameters.0.weight"]
     assert capture.views[0].data_ptr() == model[0].weight.data_ptr()
-    assert capture.skeleton.total == 160
+    assert capture.descriptor.total == 160
 
 
 @pytest.mark.parametrize("sender_last", [True, False])
@@ -160,7 +160,7 @@ def test_another_state_is_refused_in_one_line_and_nothing_changes(change: Any, s
     newcomer = Tracked(objects)
     before = newcomer.digest()
     with pytest.raises(StateError) as caught:
-        newcomer.prepare(capture.skeleton)
+        newcomer.prepare(capture.descriptor)
     assert str(caught.value) == said
     assert newcomer.digest() == before
 
@@ -207,8 +207,10 @@ def test_values_come_back_as_they_were(value: Any) -> None:
     def never(path: str, tensor: torch.Tensor) -> int:
         raise AssertionError
 
-    skeleton = Tracked({}).capture().skeleton
-    moved = unpack(pack(type(skeleton)((), {"x": encode(value, "x", never)}))).objects["x"]
+    descriptor = Tracked({}).capture().descriptor
+    moved = from_bytes(to_bytes(type(descriptor)((), {"x": encode(value, "x", never)}))).objects[
+        "x"
+    ]
     back = decode(moved, never)  # type: ignore[arg-type]
     assert back == value and repr(back) == repr(value)
 
@@ -268,13 +270,13 @@ def test_only_adapters_move() -> None:
     frozen = other["base"].weight.clone()
     capture = tracked.capture()
     # Weight, bias, two moments of each, and two step counts, all float32.
-    assert capture.skeleton.total == 4 * (3 * (200 + 2) + 2)
+    assert capture.descriptor.total == 4 * (3 * (200 + 2) + 2)
     receive(capture, newcomer)
     assert torch.equal(other["lora"].weight, model["lora"].weight)
     assert torch.equal(other["base"].weight, frozen)
     assert tracked.digest() == newcomer.digest()
     named = Tracked({"model": model}, adapters_only=lambda name: name.endswith("lora.bias"))
-    assert named.capture().skeleton.total == 8
+    assert named.capture().descriptor.total == 8
 
 
 def test_a_newcomer_takes_the_random_states_and_a_survivor_keeps_its_own() -> None:

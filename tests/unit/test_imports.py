@@ -184,6 +184,24 @@ def test_public_rooms_of_training_have_no_lazy_names() -> None:
     assert lazy == []
 
 
+def test_what_torch_keeps_to_itself_has_one_door() -> None:
+    """Private names of torch stand in training/compat.py alone, with a test for each."""
+    own = {"_replace", "_exit", "_current_frames"}  # of named tuples, os and sys
+    found = [
+        f"{module_of(path)}:{node.lineno}: {ast.unparse(node)}"
+        for path in room("training")
+        if path.name != "compat.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and node.attr not in own
+        and not ast.unparse(node.value).startswith(("self", "cls", "session"))
+        and f"self.{node.attr}" not in path.read_text(encoding="utf-8")
+    ]
+    assert found == []
+
+
 def test_pyslurm_has_one_door() -> None:
     door = PACKAGE / "slurm" / "pyslurm.py"
     assert offenders([path for path in FILES if path != door], "pyslurm") == []

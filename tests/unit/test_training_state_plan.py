@@ -17,7 +17,7 @@ from slurm_resilience.training.state import (
     partners,
     plan,
 )
-from slurm_resilience.training.state.chunks import cut, share
+from slurm_resilience.training.state.plan import cut, share
 
 
 def view_of(

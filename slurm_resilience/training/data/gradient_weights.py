@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from slurm_resilience.training import compat
+
 log = logging.getLogger("sres.training")
 
 HOOKED = "can only be called once"
@@ -92,13 +94,14 @@ class GradientWeights:
         # torch compares annotations with its classes; here they are words.
         weighted.__annotations__.clear()
         for wrapper in self._wrappers:
-            hooks = list(wrapper._comm_hooks)
+            noted = compat.noted_hooks(wrapper)
+            hooks = list(noted)
             try:
                 wrapper.register_comm_hook(dist.group.WORLD, weighted)
             except RuntimeError as error:
                 if HOOKED not in str(error):
                     raise
                 # torch has noted ours nevertheless.
-                wrapper._comm_hooks[:] = hooks
+                noted[:] = hooks
                 self._hooked = True
         self._wrappers, self._weighed = [], True

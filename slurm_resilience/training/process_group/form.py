@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import sys
 import threading
 from datetime import timedelta
 from typing import Any
@@ -15,7 +13,8 @@ from torch import nn
 
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import View
-from slurm_resilience.training.process_group.abort import Graveyard, Sockets
+from slurm_resilience.training import compat
+from slurm_resilience.training.process_group.abort import Graveyard
 from slurm_resilience.training.process_group.mesh_store import MeshStore
 
 FORM_SECONDS_A_RANK = 0.05
@@ -51,7 +50,7 @@ class ProcessGroups:
         self.rank = rank
         self.backend = backend
         self._mesh = mesh
-        self._sockets = Sockets()
+        self._sockets = compat.GroupSockets()
         self._aborting: threading.Thread | None = None
         self._holders: list[Any] = []
         self._store: Any = None
@@ -69,17 +68,15 @@ class ProcessGroups:
         Raises:
             RuntimeError, dist.DistStoreError: a member is gone, or did not come.
         """
-        _forget_layouts()
+        compat.forget_layouts()
         # The mesh opens no socket meanwhile: what is new afterwards belongs to the group.
         # torch keeps the store for sub-groups, but not the Python half of it.
         self._store = store
         self._sockets.begin()
         self._forming = True
         kind = self.backend
-        # torch numbers groups, and the number is part of every key. A world that failed while it
-        # was formed counted in this process, and perhaps not in others.
         if not dist.is_initialized():
-            dist.distributed_c10d._world.group_count = 0
+            compat.number_groups_anew()
         dist.init_process_group(
             kind,
             store=store,
@@ -90,7 +87,7 @@ class ProcessGroups:
         self.adopt_sockets()
         self.together()
         self.adopt_sockets()
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout), dist.group.WORLD)
+        compat.set_timeout(timeout)
         self._forming = False
 
     def together(self) -> None:
@@ -131,7 +128,7 @@ class ProcessGroups:
             self.adopt_sockets()
         self._sockets.cut()
         if "nccl" in self.backend and self._aborting is None and dist.is_initialized():
-            self._aborting = threading.Thread(target=_abort_nccl, name="sres-abort", daemon=True)
+            self._aborting = threading.Thread(target=_abort, name="sres-abort", daemon=True)
             self._aborting.start()
 
     def leave(self) -> None:
@@ -140,28 +137,21 @@ class ProcessGroups:
             return
         self._gone = True
         self._sockets.cut()
-        world = dist.distributed_c10d._world
-        dead, wrappers = [*world.pg_map, self._store], self._holders
+        dead, wrappers = [*compat.known_groups(), self._store], self._holders
         self._holders = []
         for wrapper in wrappers:
-            # Its hooks would fire in the next world's backward, and reduce in a dead group.
             if isinstance(wrapper, nn.parallel.DistributedDataParallel):
-                wrapper.reducer._remove_autograd_hooks()
+                compat.disarm(wrapper)
         if dist.is_initialized():
             with contextlib.suppress(Exception):
-                _forget(world)
+                dist.destroy_process_group()
         _graveyard.bury(dead, wrappers)
 
 
-def _forget(world: Any) -> None:
-    """What `destroy_process_group` does to torch's tables, without waiting for anybody."""
-    dist.destroy_process_group()
-
-
-def _abort_nccl() -> None:
-    # Documented for NCCL only; it may wait for kernels, so not in the mesh's thread.
+def _abort() -> None:
+    """Abort NCCL's groups, in a thread of its own: it may wait for kernels."""
     with contextlib.suppress(Exception):
-        dist.distributed_c10d._abort_process_group()
+        compat.abort_nccl()
 
 
 def form(
@@ -193,21 +183,3 @@ def form(
         out.append(group)
     group.form(store or MeshStore(mesh, view.generation), timeout, limit)
     return group
-
-
-def _forget_layouts() -> None:
-    """Have torch work out anew what operations on DTensors give.
-
-    It keeps that by the layouts of what goes in. Device meshes of two worlds that list the same
-    ranks count as equal, so in the new world it would give tensors of the old one's mesh, in which
-    this process may have held another part.
-    """
-    if "torch.distributed.tensor" not in sys.modules:
-        return
-    debug: Any = importlib.import_module("torch.distributed.tensor.debug")
-    if hasattr(debug, "_clear_sharding_prop_cache"):
-        debug._clear_sharding_prop_cache()
-        return
-    # Earlier versions keep it in Python only.
-    tensor: Any = importlib.import_module("torch.distributed.tensor")
-    tensor.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()

@@ -289,8 +289,8 @@ def _named(names: tuple[str, ...]) -> str:
 def _copy(old: state.Tracked, new: state.Tracked) -> None:
     """From the objects of the last time to those that the block built now."""
     capture = old.capture()
-    views = new.prepare(capture.skeleton)
+    views = new.prepare(capture.descriptor)
     with torch.no_grad():
         for target, source in zip(views, capture.views, strict=True):
             target.copy_(source)
-    new.finish(capture.skeleton, rng_too=False)
+    new.finish(capture.descriptor, rng_too=False)

@@ -9,6 +9,7 @@ from collections.abc import MutableMapping
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.world_plan import WorldRules
+from slurm_resilience.training import compat
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.rank_environment import RankEnvironment
 
@@ -53,7 +54,7 @@ def connect_at_once(environment: MutableMapping[str, str]) -> None:
 def warm_up(options: Options) -> None:
     """Import what takes long."""
     connect_at_once(os.environ)
-    importlib.import_module("torch._dynamo")  # torch.optim loads it at its first use
+    compat.load_compiler()
     names = ["torch.nn.parallel", "torch.distributed.device_mesh"]
     if options.replica_size > 1:
         names += ["torch.distributed.tensor", "torch.distributed.fsdp"]

@@ -1,11 +1,15 @@
 """Peer state: what is tracked, who heals whom, and moving it from memory to memory."""
 
-from slurm_resilience.training.state.capture import Capture
+from slurm_resilience.training.state.describe import Capture
 from slurm_resilience.training.state.errors import HealFailed, StateError
-from slurm_resilience.training.state.pairs import partners
 from slurm_resilience.training.state.partner import Partner
-from slurm_resilience.training.state.plan import HealPlan, checkpointless_recovery_feasible, plan
-from slurm_resilience.training.state.routing import Route
+from slurm_resilience.training.state.plan import (
+    HealPlan,
+    Route,
+    checkpointless_recovery_feasible,
+    partners,
+    plan,
+)
 from slurm_resilience.training.state.tracked import Tracked
 from slurm_resilience.training.state.transfer import TransferReport, transfer
 

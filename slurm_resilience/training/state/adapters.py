@@ -16,7 +16,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.training.state.capture import Landing
+from slurm_resilience.training import compat
+from slurm_resilience.training.state.describe import Landing
 from slurm_resilience.training.state.errors import StateError
 
 
@@ -46,8 +47,8 @@ def unwrap(thing: Any) -> Any:
     while isinstance(thing, nn.Module):
         if isinstance(thing, nn.parallel.DistributedDataParallel | nn.DataParallel):
             thing = thing.module
-        elif "_orig_mod" in thing._modules:
-            thing = thing._orig_mod
+        elif (inside := compat.uncompiled(thing)) is not thing:
+            thing = inside
         else:
             break
     return thing

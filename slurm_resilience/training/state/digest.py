@@ -20,8 +20,7 @@ import hashlib
 import msgspec
 import torch
 
-from slurm_resilience.training.state.capture import Capture
-from slurm_resilience.training.state.descriptor import plain
+from slurm_resilience.training.state.describe import Capture, plain
 
 BLOCK_WORDS = 1 << 17
 """64-bit words in a block: 1 MiB stays in a core's cache."""
@@ -42,18 +41,18 @@ def digest(capture: Capture) -> str:
     Returns:
         32 hex digits.
     """
-    skeleton = capture.skeleton
-    order = sorted(range(len(skeleton.notes)), key=lambda n: skeleton.notes[n].path)
+    descriptor = capture.descriptor
+    order = sorted(range(len(descriptor.notes)), key=lambda n: descriptor.notes[n].path)
     words = [_words(capture.views[number]) for number in order]
     total = hashlib.blake2b(digest_size=16)
     for number, mine in zip(order, words, strict=True):
-        note = skeleton.notes[number]
+        note = descriptor.notes[number]
         # Stride is part of it: the bytes are in that order. The device is not.
         what = (note.path, note.shape, note.stride, note.dtype, note.whole, note.placements)
         total.update(msgspec.msgpack.encode(what))
         total.update(mine.cpu().numpy().tobytes())
-    for name in sorted(skeleton.objects):
-        total.update(plain(["l", [name, skeleton.objects[name]]]))
+    for name in sorted(descriptor.objects):
+        total.update(plain(["l", [name, descriptor.objects[name]]]))
     return total.hexdigest()
 
 

@@ -1,20 +1,25 @@
-"""Who heals whom, from what the members say of themselves. Pure: every member makes the same plan.
+"""Plan how every member of a generation gets equal state: who heals whom, and in which messages.
+Pure: every member makes the same plan from what the members say of themselves.
 
 A member *holds* a part at a step if its state is whole (not dirty), belongs to the part that its
 rank has now, and was ever made equal to the others' (a fresh process at step 0 has weights of its
 own). Peers can heal the world to step S if every part has a holder at S; the newest such S is
 taken. A member beyond S, whose other parts are lost, goes back to S with the rest.
+
+Sources serve targets evenly, and from near. Both ends cut a part's bytes into messages alike, from
+the sizes alone: a big tensor into slices that are sent from, and received into, its own storage;
+small ones are packed together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from slurm_resilience.mesh.model import PeerStatus, View
-from slurm_resilience.training.state.routing import Route, spread
 
 Kind = Literal["nothing", "peers", "memory", "disk", "fresh", "impossible"]
 
@@ -218,3 +223,223 @@ def _ranks(ranks: Iterable[int]) -> str:
         return f"rank {known[0]}"
     shown = ", ".join(map(str, known[:8]))
     return f"ranks {shown}" + (f" and {len(known) - 8} more" if len(known) > 8 else "")
+
+
+MOST_SOURCES = 4
+"""Sources that share one target; more would only queue at the target's own link."""
+LONGEST_CHAIN = 4
+"""Targets that pass the state on one to the next; more form a tree, two at each."""
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One rank sends (a share of) one part to another."""
+
+    source_rank: int
+    target_rank: int
+    part: int
+    share: int = 0
+    """Which of the equal shares of the part's bytes: 0 … shares-1."""
+    shares: int = 1
+    relay: bool = False
+    """The source is itself healed now: it passes on what it has just received."""
+
+
+def spread(view: View, part: int, sources: Sequence[int], targets: Sequence[int]) -> list[Route]:
+    """Give every target its bytes.
+
+    With enough sources, each target has its own, up to `MOST_SOURCES` equally near ones that send
+    a share each. With fewer sources than targets, each source serves one target, which passes the
+    state on: every link is used once or twice, however many there are.
+
+    Args:
+        view: the generation.
+        part: what they hold.
+        sources: ranks with the state, at least one if there are targets.
+        targets: ranks that need it.
+    """
+    if not targets:
+        return []
+    served = _match(view, sources, targets)
+    if len(targets) > len(sources):
+        found = []
+        for source in sorted(served):
+            found += _tree(part, source, served[source])
+        return found
+    by_target = {target: [source] for source, mine in served.items() for target in mine}
+    idle = [source for source in sources if source not in served]
+    while idle:
+        waiting = [t for t in targets if len(by_target[t]) < MOST_SOURCES]
+        more = _match(view, idle, waiting, at_most=lambda t: _distance(view, by_target[t][0], t))
+        if not more:
+            break
+        for source, mine in more.items():
+            by_target[mine[0]].append(source)
+        idle = [source for source in idle if source not in more]
+    return [
+        Route(source, target, part, share, len(by_target[target]))
+        for target in targets
+        for share, source in enumerate(by_target[target])
+    ]
+
+
+def _tree(part: int, source: int, targets: Sequence[int]) -> list[Route]:
+    width = 1 if len(targets) <= LONGEST_CHAIN else 2
+    found = [Route(source, targets[0], part)]
+    for place in range(1, len(targets)):
+        parent = targets[(place - 1) // width]
+        found.append(Route(parent, targets[place], part, relay=True))
+    return found
+
+
+def _near(view: View) -> tuple[Callable[[int], Hashable], ...]:
+    """Keys of nearness, nearest first: ranks with an equal key are that near to each other."""
+
+    def node(rank: int) -> Hashable:
+        peer = view.members[rank].peer
+        return (peer.domain, peer.node) if peer.node else ("", "", rank)
+
+    def domain(rank: int) -> Hashable:
+        return view.members[rank].peer.domain or ("", rank)
+
+    return node, domain, lambda rank: ""
+
+
+def _distance(view: View, one: int, other: int) -> int:
+    """0: the same node; 1: the same domain; 2: farther."""
+    return next(level for level, key in enumerate(_near(view)) if key(one) == key(other))
+
+
+def _match(
+    view: View,
+    sources: Sequence[int],
+    targets: Sequence[int],
+    at_most: Callable[[int], int] | None = None,
+) -> dict[int, list[int]]:
+    """Pair targets with sources, nearest first, in rounds in which each source takes one target.
+
+    With `at_most` (the greatest distance for a target) there is one round, and targets may stay
+    without a source.
+    """
+    served: dict[int, list[int]] = defaultdict(list)
+    waiting = list(targets)
+    while waiting:
+        free = set(sources)
+        for level, key in enumerate(_near(view)):
+            pools: dict[Hashable, deque[int]] = defaultdict(deque)
+            for source in sources:
+                if source in free:
+                    pools[key(source)].append(source)
+            still = []
+            for target in waiting:
+                pool = pools.get(key(target))
+                if pool and (at_most is None or level <= at_most(target)):
+                    source = pool.popleft()
+                    free.discard(source)
+                    served[source].append(target)
+                else:
+                    still.append(target)
+            waiting = still
+        if at_most is not None:
+            break
+    return dict(served)
+
+
+DIRECT_BYTES = 1 << 20
+"""Slices of this size and above go without packing. One message costs about as much as copying
+this much."""
+
+
+class Piece(NamedTuple):
+    """Bytes [start, stop) of one tensor."""
+
+    tensor: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+class Chunk(NamedTuple):
+    """One message."""
+
+    pieces: tuple[Piece, ...]
+    packed: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(piece.size for piece in self.pieces)
+
+
+def cut(sizes: Sequence[int], bucket_bytes: int) -> tuple[Chunk, ...]:
+    """Cut tensors into messages.
+
+    Args:
+        sizes: bytes of each tensor.
+        bucket_bytes: greatest size of a message, at least 1.
+    """
+    least = min(DIRECT_BYTES, bucket_bytes)
+    found: list[Chunk] = []
+    pack: list[Piece] = []
+    packed = 0
+    for number, size in enumerate(sizes):
+        start = 0
+        while start < size:
+            if size - start >= least:
+                piece = Piece(number, start, min(size, start + bucket_bytes))
+                found.append(Chunk((piece,), packed=False))
+            else:
+                piece = Piece(number, start, min(size, start + bucket_bytes - packed))
+                pack.append(piece)
+                packed += piece.size
+                if packed == bucket_bytes:
+                    found.append(Chunk(tuple(pack), packed=True))
+                    pack, packed = [], 0
+            start = piece.stop
+    if pack:
+        found.append(Chunk(tuple(pack), packed=True))
+    return tuple(found)
+
+
+def share(chunks: Sequence[Chunk], shares: int) -> tuple[int, ...]:
+    """Which share each chunk belongs to: always to the one that has the fewest bytes so far, so
+    that shares differ by at most one chunk."""
+    loads = [0] * shares
+    found = []
+    for chunk in chunks:
+        lightest = loads.index(min(loads))
+        loads[lightest] += chunk.size
+        found.append(lightest)
+    return tuple(found)
+
+
+def partners(view: View) -> tuple[int, ...]:
+    """The rank that keeps each rank's copy: on another node, and in another domain, if possible.
+
+    The ranks are laid in a circle, grouped by domain and node, and each takes the one that is as
+    many places ahead as the largest group is wide. That place is always outside its own group, as
+    long as no group holds more than half of the ranks.
+
+    Args:
+        view: the generation.
+
+    Returns:
+        For each rank its partner's rank: a permutation, without fixed points if there are two or
+        more members.
+    """
+    peers = [member.peer for member in view.members]
+    size = len(peers)
+    circle = sorted(range(size), key=lambda r: (peers[r].domain, peers[r].node, r))
+    shift = size // 2
+    domains = Counter(peer.domain for peer in peers)
+    # A node of unknown domain counts with all others of unknown domain; its name still separates.
+    nodes = Counter((peer.domain, peer.node) for peer in peers)
+    for groups in (nodes, domains):
+        if size and 2 * max(groups.values()) <= size:
+            shift = max(groups.values())
+    found = [0] * size
+    for place, rank in enumerate(circle):
+        found[rank] = circle[(place + shift) % size]
+    return tuple(found)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from slurm_resilience.training.state import adapters, flat, rng
+from slurm_resilience.training import compat
+from slurm_resilience.training.state import adapters, describe, rng
 
 SMALL_BYTES = 1 << 16
 """Buffers up to this size are copied at every mark: batch_norm changes its running statistics
@@ -28,12 +29,7 @@ class _Buffers:
     """All buffers of some modules, and their values at the mark."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._places = [
-            (part._buffers, key)
-            for module in modules
-            for part in module.modules()
-            for key in part._buffers
-        ]
+        self._places = compat.buffer_places(modules)
         self._seen: list[torch.Tensor | None] = []
         self._small: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         """In use, kept."""
@@ -54,32 +50,38 @@ class _Buffers:
             self._begin(now)
             return
         if self._small[0]:
-            torch._foreach_copy_(self._small[1], self._small[0])
-        for number, (used, kept) in enumerate(self._big):
-            if used._version != self._versions[number]:
-                flat.local(kept).copy_(flat.local(used))
-                self._versions[number] = used._version
+            compat.copy_all(self._small[1], self._small[0])
+        for number, version in self._changed():
+            used, kept = self._big[number]
+            describe.local_shard(kept).copy_(describe.local_shard(used))
+            self._versions[number] = version
 
     def rollback(self) -> None:
         for (owner, key), seen in zip(self._places, self._seen, strict=True):
             if owner[key] is not seen:
                 owner[key] = seen
         if self._small[0]:
-            torch._foreach_copy_(self._small[0], self._small[1])
-        for number, (used, kept) in enumerate(self._big):
-            if used._version != self._versions[number]:
-                flat.local(used).copy_(flat.local(kept))
-                self._versions[number] = used._version
+            compat.copy_all(self._small[0], self._small[1])
+        for number, _ in self._changed():
+            used, kept = self._big[number]
+            describe.local_shard(used).copy_(describe.local_shard(kept))
+        self._versions = compat.versions([used for used, _ in self._big])
+
+    def _changed(self) -> list[tuple[int, int]]:
+        """Return number and present version of each big buffer that was written to."""
+        now = compat.versions([used for used, _ in self._big])
+        return [(n, version) for n, version in enumerate(now) if version != self._versions[n]]
 
     def _begin(self, now: list[torch.Tensor | None]) -> None:
         """Copy everything, because a buffer is another tensor than before."""
         self._seen = now
         tensors = [one for one in now if one is not None]
-        small = [flat.local(one) for one in tensors if flat.local(one).nbytes <= SMALL_BYTES]
+        local = [describe.local_shard(one) for one in tensors]
+        small = [one for one in local if one.nbytes <= SMALL_BYTES]
         self._small = (small, [one.clone() for one in small])
-        big = [one for one in tensors if flat.local(one).nbytes > SMALL_BYTES]
+        big = [one for one in tensors if describe.local_shard(one).nbytes > SMALL_BYTES]
         self._big = [(one, one.clone()) for one in big]
-        self._versions = [one._version for one in big]
+        self._versions = compat.versions(big)
 
 
 class RollbackPoint:
@@ -125,7 +127,7 @@ class RollbackPoint:
             values: keep some bytes of each parameter too, so that writing the same value again
                 (DDP's broadcast when it wraps a module) is no change. Not for every step.
         """
-        self._versions = [parameter._version for parameter in self._parameters]
+        self._versions = compat.versions(self._parameters)
         self._samples = [_sample(parameter) for parameter in self._parameters] if values else []
         self._buffers.mark()
         self._rng = rng.read()
@@ -143,12 +145,13 @@ class RollbackPoint:
     def changed(self) -> tuple[str, ...]:
         """The parameters that something was written to since the mark. Without kept values, what
         was written and put back counts too."""
+        now = compat.versions(self._parameters)
         return tuple(
             name
-            for number, (name, parameter) in enumerate(
-                zip(self._names, self._parameters, strict=True)
+            for number, (name, parameter, version) in enumerate(
+                zip(self._names, self._parameters, now, strict=True)
             )
-            if parameter._version != self._versions[number]
+            if version != self._versions[number]
             and id(parameter) not in self._free
             and not self._same(number)
         )
@@ -164,7 +167,7 @@ class RollbackPoint:
             parameter.grad = None
         for scaler in self._scalers:
             # Otherwise the repeated step's unscale_() says it was called twice.
-            getattr(scaler, "_per_optimizer_states", {}).clear()
+            compat.forget_unscaled(scaler)
 
 
 def _written_by_forward(modules: Sequence[nn.Module]) -> set[int]:
@@ -178,5 +181,5 @@ def _sample(parameter: torch.Tensor) -> torch.Tensor:
     """A copy of some of its bytes, all over it. The odd distance meets each byte of its numbers."""
     if nn.parameter.is_lazy(parameter):
         return torch.empty(0)
-    whole = flat.view(parameter)
+    whole = describe.byte_view(parameter)
     return whole[:: whole.numel() // SAMPLE_BYTES | 1].clone()

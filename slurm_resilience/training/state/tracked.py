@@ -8,10 +8,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from slurm_resilience.training.state import adapters, flat, rng
+from slurm_resilience.training import compat
+from slurm_resilience.training.state import adapters, describe, rng
 from slurm_resilience.training.state.adapters import Choice
-from slurm_resilience.training.state.capture import Capture, Landing, TensorSlot
-from slurm_resilience.training.state.descriptor import StateDescriptor, ValueNote, decode, encode
+from slurm_resilience.training.state.describe import (
+    Capture,
+    Landing,
+    StateDescriptor,
+    TensorSlot,
+    ValueNote,
+    decode,
+    encode,
+)
 from slurm_resilience.training.state.digest import digest
 from slurm_resilience.training.state.errors import StateError
 from slurm_resilience.training.state.rollback import RollbackPoint
@@ -69,8 +77,8 @@ class Tracked:
         def keep(path: str, tensor: torch.Tensor) -> int:
             if id(tensor) not in numbers:
                 numbers[id(tensor)] = len(notes)
-                notes.append(flat.note(path, tensor))
-                views.append(flat.view(tensor))
+                notes.append(describe.describe_tensor(path, tensor))
+                views.append(describe.byte_view(tensor))
             return numbers[id(tensor)]
 
         # `values` keeps temporary tensors alive, whose ids would else be given again.
@@ -79,28 +87,28 @@ class Tracked:
         states = encode(rng.pack(rng.read()), "rng", keep)
         return Capture(StateDescriptor(tuple(notes), objects, states), tuple(views))
 
-    def prepare(self, skeleton: StateDescriptor) -> list[torch.Tensor]:
+    def prepare(self, descriptor: StateDescriptor) -> list[torch.Tensor]:
         """Make place for a peer's state.
 
         What this process has is received into, in place. What it lacks (a fresh optimizer's state)
         is made, not by a step. Nothing that is in use changes before the caller writes.
 
         Args:
-            skeleton: the peer's description.
+            descriptor: the peer's description.
 
         Returns:
-            uint8 views of shape (bytes,), in the skeleton's order, to write into.
+            uint8 views of shape (bytes,), in the descriptor's order, to write into.
 
         Raises:
             StateError: the peer's state is another one; says in one line what differs.
         """
-        if odd := sorted(skeleton.objects.keys() ^ self._objects.keys()):
-            side = "the peer" if odd[0] in skeleton.objects else "this process"
+        if odd := sorted(descriptor.objects.keys() ^ self._objects.keys()):
+            side = "the peer" if odd[0] in descriptor.objects else "this process"
             raise StateError(f"only {side} tracks {odd[0]!r}; every rank must track the same")
-        landing = Landing(skeleton)
+        landing = Landing(descriptor)
         left_out = self._left_out()
         for name, thing in self._objects.items():
-            there = decode(skeleton.objects[name], TensorSlot)
+            there = decode(descriptor.objects[name], TensorSlot)
             kind = self._kinds[name]
             if kind == "module":
                 adapters.land_module(name, thing, there, self._choice, landing)
@@ -114,25 +122,25 @@ class Tracked:
         self._landing = landing
         return views
 
-    def finish(self, skeleton: StateDescriptor, *, rng_too: bool | None = None) -> None:
+    def finish(self, descriptor: StateDescriptor, *, rng_too: bool | None = None) -> None:
         """Load everything that is not a tensor's bytes, after those have arrived.
 
         Args:
-            skeleton: the one that was prepared.
+            descriptor: the one that was prepared.
             rng_too: whether to take the random states; None: if this process has none of its own
                 (it never marked a step).
 
         Raises:
-            StateError: that skeleton was not prepared.
+            StateError: that descriptor was not prepared.
         """
         landing, self._landing = self._landing, None
-        if landing is None or landing.skeleton is not skeleton:
-            raise StateError("finish() needs the skeleton that prepare() was given")
+        if landing is None or landing.descriptor is not descriptor:
+            raise StateError("finish() needs the descriptor that prepare() was given")
         with torch.no_grad():
             for act in landing.after:
                 act()
         if rng_too or (rng_too is None and not self._stepped):
-            rng.write(rng.unpack(decode(skeleton.rng, TensorSlot)))
+            rng.write(rng.unpack(decode(descriptor.rng, TensorSlot)))
         # Bytes that arrived do not count as changes: look at every buffer anew.
         self._marks = None
 
@@ -186,5 +194,5 @@ class Tracked:
 
     def _watch(self) -> RollbackPoint:
         optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
-        scalers = [o for o in self._objects.values() if hasattr(o, "_per_optimizer_states")]
+        scalers = [o for o in self._objects.values() if compat.is_gradient_scaler(o)]
         return RollbackPoint(self._modules(), optimizers, scalers)

@@ -96,7 +96,7 @@ class Watch:
             id: this process's id among its peers.
             seat: its seat.
             collectives: how many collectives this process has entered in this world, e.g.
-                ``group._get_sequence_number_for_group`` (0.2 µs); may be called in any thread.
+                `compat.collective_counter`; may be called in any thread.
         """
         self._id, self._seat, self._count = id, seat, collectives
         self._new_world = True

@@ -1,0 +1,255 @@
+"""Hold everything that is taken from torch without being promised by it.
+
+Recovery inside the process needs some of what torch keeps to itself: gloo has no abort, a world
+that failed must be forgotten without waiting for its members, changed parameters are told by their
+version counters. Nothing else in this package names such a thing. Each function says for which
+releases of torch it was seen to hold; `tests/training/test_compat.py` tries each of them, and names
+the release when it does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+USES: dict[str, tuple[str, ...]] = {}
+"""Function of this module → releases of torch that it was seen to hold for."""
+
+
+def seen(*releases: str) -> Callable[[F], F]:
+    """Note for which releases of torch a function was seen to hold."""
+
+    def note(function: F) -> F:
+        USES[function.__qualname__] = releases
+        return function
+
+    return note
+
+
+def release() -> str:
+    """Return the release of torch that runs: `2.13` for `2.13.0+cpu`."""
+    return ".".join(str(torch.__version__).split(".")[:2])
+
+
+# --- process groups -------------------------------------------------------------------------------
+
+
+@seen("2.13")
+def number_groups_anew() -> None:
+    """Let the next group be the first one by name.
+
+    torch numbers groups, and the number is part of every key in the store. A world that failed
+    while it was formed counted in this process, and perhaps not in others.
+    """
+    dist.distributed_c10d._world.group_count = 0
+
+
+@seen("2.13")
+def known_groups() -> list[Any]:
+    """Return every process group that torch knows of."""
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+@seen("2.13")
+def set_timeout(seconds: float) -> None:
+    """Set the time limit of the default group's collectives after it was formed."""
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), dist.group.WORLD)
+
+
+@seen("2.13")
+def abort_nccl() -> None:
+    """Abort all groups. Documented for NCCL only; it may wait for kernels."""
+    dist.distributed_c10d._abort_process_group()
+
+
+@seen("2.13")
+def collective_counter() -> Callable[[], int] | None:
+    """Return a function that says how many collectives the default group has begun (0.2 µs)."""
+    return getattr(dist.group.WORLD, "_get_sequence_number_for_group", None)
+
+
+@seen("2.13")
+def wire_device(group: Any) -> torch.device:
+    """Return where a group sends from: the current GPU if it uses NCCL, else host memory."""
+    if torch.cuda.is_available():
+        for device in group._device_types:
+            if device.type == "cuda" and group._get_backend(device).name() == "nccl":
+                return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+@seen("2.13")
+def gloo_timeout(group: Any) -> timedelta:
+    """Return the present time limit of a gloo group's collectives.
+
+    A message has the limit that the group was formed with, unless it is waited for with another.
+    """
+    limit: timedelta = group._get_backend(torch.device("cpu")).options._timeout
+    return limit
+
+
+# --- gloo's sockets -------------------------------------------------------------------------------
+
+
+def open_sockets() -> dict[int, int]:
+    """Return file descriptor → inode of every socket of this process."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # names alone: this runs in a fault
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115  # as above
+            if target.startswith("socket:["):
+                found[int(name)] = int(target[8:-1])
+    return found
+
+
+class GroupSockets:
+    """The sockets that gloo opened while a group was made.
+
+    Found by experiment on torch 2.13: `abort` unblocks nothing on gloo; a call that waits on a
+    connection raises within milliseconds when that connection is shut down; shutting down gloo's
+    listener ends the process, so listeners are left alone.
+    """
+
+    def __init__(self) -> None:
+        self._inodes: dict[int, int] = {}
+        self._before: dict[int, int] = {}
+
+    def begin(self) -> None:
+        """Remember what is open."""
+        self._before = open_sockets()
+
+    def end(self, but: set[int]) -> None:
+        """Take what was opened since `begin`, without `but` (file descriptors of others)."""
+        for descriptor, inode in open_sockets().items():
+            if self._before.get(descriptor) != inode and descriptor not in but:
+                self._inodes[descriptor] = inode
+
+    @seen("2.13")
+    def cut(self) -> int:
+        """Shut every connection of the group down, and return how many were open. May be called
+        again."""
+        cut = 0
+        for descriptor, inode in list(self._inodes.items()):
+            # The number may have been given to another file since.
+            with contextlib.suppress(OSError):
+                if os.fstat(descriptor).st_ino != inode:
+                    continue
+                with socket.socket(fileno=os.dup(descriptor)) as own:
+                    if own.family not in (socket.AF_INET, socket.AF_INET6):
+                        continue
+                    if own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        continue
+                    own.getpeername()
+                    own.shutdown(socket.SHUT_RDWR)
+                    cut += 1
+        return cut
+
+    def __len__(self) -> int:
+        return len(self._inodes)
+
+
+# --- wrappers -------------------------------------------------------------------------------------
+
+
+@seen("2.13")
+def disarm(wrapper: nn.parallel.DistributedDataParallel) -> None:
+    """Remove a DDP wrapper's hooks: they would fire in the next world's backward, and reduce in a
+    dead group."""
+    wrapper.reducer._remove_autograd_hooks()
+
+
+@seen("2.13")
+def let_reducer_go(wrapper: Any) -> None:
+    """Run the destructor of a DDP wrapper's C++ half now, in this thread."""
+    if hasattr(wrapper, "reducer"):
+        wrapper.reducer = wrapper.logger = None
+
+
+@seen("2.13")
+def noted_hooks(wrapper: nn.parallel.DistributedDataParallel) -> list[Any]:
+    """Return the list in which a DDP wrapper notes its communication hooks. A hook that torch
+    refuses is noted nevertheless, and must be taken out."""
+    hooks: list[Any] = wrapper._comm_hooks
+    return hooks
+
+
+@seen("2.13")
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module inside of one that `torch.compile` gave; any other as it is."""
+    inside: nn.Module | None = module._modules.get("_orig_mod")
+    return module if inside is None else inside
+
+
+@seen("2.13")
+def forget_layouts() -> None:
+    """Have torch work out anew what operations on DTensors give.
+
+    It keeps that by the layouts of what goes in. Device meshes of two worlds that list the same
+    ranks count as equal, so in the new world it would give tensors of the old one's mesh, in which
+    this process may have held another part.
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    debug: Any = importlib.import_module("torch.distributed.tensor.debug")
+    if hasattr(debug, "_clear_sharding_prop_cache"):
+        debug._clear_sharding_prop_cache()
+        return
+    # Earlier releases keep it in Python only.
+    tensor: Any = importlib.import_module("torch.distributed.tensor")
+    tensor.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
+
+
+# --- tensors --------------------------------------------------------------------------------------
+
+
+@seen("2.13")
+def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return how often each tensor was written to in place, as autograd counts it."""
+    return [tensor._version for tensor in tensors]
+
+
+@seen("2.13")
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy many small tensors in one call."""
+    torch._foreach_copy_(targets, sources)
+
+
+@seen("2.13")
+def buffer_places(modules: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
+    """Return the table and the name of every buffer: a forward may put another tensor there."""
+    return [
+        (part._buffers, key)
+        for module in modules
+        for part in module.modules()
+        for key in part._buffers
+    ]
+
+
+@seen("2.13")
+def is_gradient_scaler(thing: Any) -> bool:
+    """Tell whether this is a gradient scaler, torch's or one that is made like it."""
+    return hasattr(thing, "_per_optimizer_states")
+
+
+@seen("2.13")
+def forget_unscaled(scaler: Any) -> None:
+    """Let a gradient scaler forget that it unscaled gradients: a repeated step does it again."""
+    scaler._per_optimizer_states.clear()
+
+
+@seen("2.13")
+def load_compiler() -> None:
+    """Import what `torch.optim` would import at its first use, which takes long."""
+    importlib.import_module("torch._dynamo")

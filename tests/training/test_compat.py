@@ -1,0 +1,234 @@
+"""Every use of what torch keeps to itself, tried on the release of torch that is installed.
+
+A failure names the use and the release. With another release than those of `compat.USES`: try, and
+add the release to `seen(...)`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
+from slurm_resilience.training import compat  # noqa: E402
+
+pytestmark = pytest.mark.training
+TRIED: dict[str, Callable[..., None]] = {}
+
+
+def tries(use: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Mark the function that tries a use."""
+
+    def note(function: Callable[..., None]) -> Callable[..., None]:
+        TRIED[use] = function
+        return function
+
+    return note
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Any]:
+    """Yield a gloo group of one rank."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group(
+        "gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=20)
+    )
+    yield dist.group.WORLD
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(2, 1)
+
+
+@tries("number_groups_anew")
+def _() -> None:
+    dist.destroy_process_group()
+    dist.distributed_c10d._world.group_count = 5
+    compat.number_groups_anew()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD.group_name == "0"
+
+
+@tries("known_groups")
+def _() -> None:
+    more = dist.new_group([0])
+    assert {dist.group.WORLD, more} <= set(compat.known_groups())
+
+
+@tries("set_timeout")
+def _() -> None:
+    compat.set_timeout(7)
+    assert compat.gloo_timeout(dist.group.WORLD) == timedelta(seconds=7)
+
+
+@tries("gloo_timeout")
+def _() -> None:
+    assert compat.gloo_timeout(dist.group.WORLD) == timedelta(seconds=20)
+
+
+@tries("abort_nccl")
+def _() -> None:
+    # NCCL needs a GPU: here, that it can be called, and forgets the groups.
+    compat.abort_nccl()
+    assert not dist.is_initialized()
+
+
+@tries("collective_counter")
+def _() -> None:
+    count = compat.collective_counter()
+    assert count is not None
+    before = count()
+    dist.all_reduce(torch.ones(1))
+    assert count() == before + 1
+
+
+@tries("wire_device")
+def _() -> None:
+    assert compat.wire_device(dist.group.WORLD) == torch.device("cpu")
+
+
+@tries("GroupSockets.cut")
+def _() -> None:
+    sockets = compat.GroupSockets()
+    sockets.begin()
+    listener = socket.create_server(("127.0.0.1", 0))
+    one = socket.create_connection(listener.getsockname())
+    other, _address = listener.accept()
+    sockets.end({other.fileno()})
+    assert len(sockets) == 2 and sockets.cut() == 1
+    assert other.recv(1) == b""
+    # A listener is left alone: gloo's ends the process.
+    socket.create_connection(listener.getsockname()).close()
+    for each in (one, other, listener):
+        each.close()
+    assert sockets.cut() == 0
+
+
+@tries("disarm")
+def _() -> None:
+    wrapper = nn.parallel.DistributedDataParallel(linear())
+    reduced = []
+    wrapper.register_comm_hook(None, lambda _, bucket: reduced.append(1) or _done(bucket))
+    wrapper(torch.ones(1, 2)).sum().backward()
+    assert reduced
+    reduced.clear()
+    compat.disarm(wrapper)
+    wrapper.module(torch.ones(1, 2)).sum().backward()
+    assert not reduced
+
+
+def _done(bucket: Any) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+@tries("let_reducer_go")
+def _() -> None:
+    wrapper = nn.parallel.DistributedDataParallel(linear())
+    compat.let_reducer_go(wrapper)
+    assert wrapper.reducer is None and wrapper.logger is None
+    compat.let_reducer_go(linear())
+    gc.collect()
+
+
+@tries("noted_hooks")
+def _() -> None:
+    wrapper = nn.parallel.DistributedDataParallel(linear())
+    assert compat.noted_hooks(wrapper) == []
+    wrapper.register_comm_hook(None, lambda _, bucket: _done(bucket))
+    assert len(compat.noted_hooks(wrapper)) == 1
+
+
+@tries("uncompiled")
+def _() -> None:
+    module = linear()
+    assert compat.uncompiled(torch.compile(module)) is module
+    assert compat.uncompiled(module) is module
+
+
+@tries("forget_layouts")
+def _() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    for _ in range(2):
+        mesh = init_device_mesh("cpu", (1,))
+        tensor = distribute_tensor(torch.ones(2), mesh, [Replicate()])
+        assert (tensor + tensor).device_mesh is mesh
+        compat.forget_layouts()
+
+
+@tries("versions")
+def _() -> None:
+    tensor = torch.zeros(2)
+    (before,) = compat.versions([tensor])
+    tensor.add_(1)
+    assert compat.versions([tensor]) == [before + 1]
+
+
+@tries("copy_all")
+def _() -> None:
+    targets = [torch.zeros(2), torch.zeros(3)]
+    compat.copy_all(targets, [torch.ones(2), torch.ones(3)])
+    assert all(bool((one == 1).all()) for one in targets)
+
+
+@tries("buffer_places")
+def _() -> None:
+    module = nn.BatchNorm1d(2)
+    places = {key: owner for owner, key in compat.buffer_places([module])}
+    places["running_mean"]["running_mean"] = torch.ones(2)
+    assert bool((module.running_mean == 1).all())
+
+
+@tries("is_gradient_scaler")
+def _() -> None:
+    assert compat.is_gradient_scaler(torch.amp.GradScaler("cpu"))
+    assert not compat.is_gradient_scaler(torch.optim.SGD(linear().parameters(), 0.1))
+
+
+@tries("forget_unscaled")
+def _() -> None:
+    module, scaler = linear(), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    scaler.scale(module(torch.ones(1, 2)).sum()).backward()
+    scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match="already been called"):
+        scaler.unscale_(optimizer)
+    compat.forget_unscaled(scaler)
+    scaler.unscale_(optimizer)
+
+
+@tries("load_compiler")
+def _() -> None:
+    compat.load_compiler()
+
+
+@pytest.mark.parametrize("use", sorted(compat.USES))
+def test_it_holds_for_the_release_that_is_installed(use: str, group: Any) -> None:
+    where = f"compat.{use} with torch {compat.release()} (seen with {', '.join(compat.USES[use])})"
+    assert use in TRIED, f"{where}: no test tries it"
+    try:
+        TRIED[use]()
+    except Exception as error:
+        pytest.fail(f"{where} does not hold: {type(error).__name__}: {error}")
+
+
+def test_each_release_was_seen() -> None:
+    unseen = [use for use, releases in compat.USES.items() if compat.release() not in releases]
+    assert not unseen, f"torch {compat.release()} is new to: {', '.join(unseen)}"

@@ -20,6 +20,7 @@ EXCUSED = (
     r"pyslurm",
     r"the fake ",
     r"/dev/kmsg",
+    r"^excused: .*srun",
     r"recorded samples are not beside this tree|published scripts are not at hand",
     r"systemd-analyze",
     r"root may write everywhere",

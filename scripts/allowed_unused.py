@@ -35,6 +35,9 @@ LOCALID
 # A socket kept open so that no other lab takes the same address.
 _._reserved
 
+# A field of the journal, read in SQL and shown by `sres node show --format json`.
+ended_by
+
 # Part of the lab's interface for drills and tests.
 _.wait_states
 

@@ -73,3 +73,7 @@ class MissingTool(SresError):
 
 class CheckpointError(SresError):
     """A checkpoint's directory cannot be used, or a checkpoint is damaged or does not fit."""
+
+
+class IllegalTransition(SresError):
+    """A state of a lifecycle does not know this event: the present state stays as it is."""

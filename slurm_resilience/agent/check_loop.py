@@ -10,7 +10,7 @@ from slurm_resilience.agent.facts import SlurmFacts, gpus
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
-from slurm_resilience.health import registry
+from slurm_resilience.health import check_registry
 from slurm_resilience.health.check import CheckContext, Expected
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.model import CheckResult
@@ -35,7 +35,9 @@ class CheckLoop:
         self._clock = clock
         self._stop = stop
         self._failing = False
-        self._runner = CheckRunner(registry.checks(settings.checks.disabled), CheckContext(), clock)
+        self._runner = CheckRunner(
+            check_registry.checks(settings.checks.disabled), CheckContext(), clock
+        )
 
     def run(self) -> None:
         """Run the thread."""

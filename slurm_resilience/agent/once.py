@@ -13,7 +13,7 @@ from slurm_resilience.agent.kernel_log_reader import KernelLogSource
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
-from slurm_resilience.health import registry
+from slurm_resilience.health import check_registry
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.grouping import FindingGroup, absorb
 from slurm_resilience.health.kernel_log import Classifier
@@ -28,7 +28,7 @@ MOST_TOLD = 3
 def run(settings: Config, facts: SlurmFacts, clock: Clock) -> list[CheckResult]:
     """All results, the kernel log of this boot first."""
     results = [kernel_log(settings, clock)]
-    checks = registry.checks(settings.checks.disabled)
+    checks = check_registry.checks(settings.checks.disabled)
     CheckRunner(checks, context(settings, facts), clock).run(results.append)
     return results
 

@@ -22,6 +22,7 @@ from slurm_resilience.cli.tables import (
 )
 from slurm_resilience.cli.view import by_value, near_misses, node_views
 from slurm_resilience.clock import SYSTEM_CLOCK
+from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.errors import SresError
 
 _STALE_CYCLES = 5
@@ -68,12 +69,14 @@ def _failed_attempts(cluster: ClusterView, views: list[dict[str, Any]]) -> list[
     failed = []
     for view in views:
         incident = view["incident"]
-        if not incident or incident["state"] != "marked" or not incident["attempts"]:
+        if not incident or not incident["attempts"]:
+            continue
+        if not NodeState(incident["state"]).waits_for_repair:
             continue
         texts = [
             event["text"]
             for event in cluster.history(view["node"])
-            if event["kind"] == "marked" and event["incident"] == incident["id"]
+            if event["kind"] == NodeEvent.REPLACEMENT_FAILED and event["incident"] == incident["id"]
         ]
         failed.append(
             {

@@ -12,14 +12,13 @@ import msgspec
 
 from slurm_resilience.cli.tables import count, plain
 from slurm_resilience.cli.view import slurm_state
+from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import is_a_persons
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import FAULTY, REBOOT, REPLACE, Job, Node
 from slurm_resilience.slurm.hostlists import fold
 
 RUNNING = frozenset({"RUNNING", "SUSPENDED", "COMPLETING"})
-UNDER_WAY = frozenset({"replacing", "returning", "resumed"})
-"""States of an incident in which the replacement program runs, or has run."""
 
 
 class MarkRequest(msgspec.Struct, frozen=True):
@@ -168,7 +167,7 @@ def release(nodes: Mapping[str, Node], status: Mapping[str, Any] | None, *, yes:
     for node in nodes.values():
         seen = (status or {}).get("nodes", {}).get(node.name, {})
         incident = seen.get("incident") or {}
-        running = incident.get("state") in UNDER_WAY
+        running = bool(incident) and NodeState(incident["state"]).is_in_repair
         if not yes and running:
             raise UsageError(
                 f"the replacement of {node.name} runs already ({incident['state']}); add --yes to "

@@ -11,12 +11,12 @@ from slurm_resilience.cli.controller import ClusterView, ask, pass_cluster
 from slurm_resilience.cli.shared_options import config_option, hostlist_argument
 from slurm_resilience.cli.tables import BAD, alert, clock_time, plain, style_of
 from slurm_resilience.clock import SYSTEM_CLOCK
+from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.errors import SresError, WireError
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import StatusRequest
 
 POLL_SECONDS = 0.5
-_ENDS = frozenset({"closed", "cancelled", "gave_up"})
 _RECENT = 200
 
 
@@ -28,16 +28,20 @@ class _Watched:
         self.incident = incident
         """The open one; 0: it is yet to come."""
         self.after = after
-        self.end = ""
+        self.end: NodeState | None = None
 
     def take(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the events (newest first) that were not shown yet, oldest first."""
         new = [event for event in reversed(events) if event["id"] > self.after]
         for event in new:
             self.after = event["id"]
-            self.incident = self.incident or event["incident"]
-            if event["kind"] in _ENDS and event["incident"] == self.incident:
-                self.end = event["kind"]
+            if "state" not in event["data"]:
+                continue
+            state = NodeState(event["data"]["state"])
+            if state.is_under_way:
+                self.incident = self.incident or event["incident"]
+            elif event["incident"] == self.incident:
+                self.end = state
         return new
 
 
@@ -74,7 +78,7 @@ def watch(cluster: ClusterView, hostlist: str, timeout: float | None) -> None:
                 connection = _reconnect(cluster, deadline, error)
     finally:
         connection.close()
-    given_up = [entry.name for entry in watched if entry.end == "gave_up"]
+    given_up = [entry.name for entry in watched if entry.end is NodeState.QUARANTINED]
     if given_up:
         raise SresError(f"{', '.join(given_up)}: sresctld gave up; a person must look")
 

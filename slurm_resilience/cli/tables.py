@@ -61,7 +61,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], indent: int 
 
 
 BAD = "bold red"
-_BAD_WORDS = ("DOWN", "FAIL", "DRAIN", "dead", "sick", "gave_up", "wrong", "failed")
+_BAD_WORDS = ("DOWN", "FAIL", "DRAIN", "dead", "sick", "gave-up", "quarantined", "wrong", "failed")
 _DOUBTFUL = ("suspect", "held", "silent", "requested", "note", "alarm")
 _COLOURED = frozenset({"STATE", "STATES", "HEALTH", "RESULT", "EVENT", "SRESD"})
 

@@ -1,5 +1,8 @@
-"""What sresctld can do, as data. Each action is safe to give twice; `act` looks again before it
-touches Slurm.
+"""The acts of sresctld, as data. Each action is safe to give twice; `act` looks again before it
+touches Slurm. Pure.
+
+A note goes into the journal and changes nothing else; an action changes something outside. An
+outcome is what an act reports of a node: the journal turns it into the node's next state.
 """
 
 from __future__ import annotations
@@ -8,7 +11,14 @@ from typing import Literal
 
 import msgspec
 
-from slurm_resilience.controller.journal import PendingRequeue
+from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
+from slurm_resilience.controller.journal import (
+    NO_FACTS,
+    IncidentFacts,
+    KnownAgent,
+    PendingRequeue,
+    Supervised,
+)
 
 
 class ProbeNode(msgspec.Struct, frozen=True, tag=True):
@@ -26,18 +36,18 @@ class MarkNode(msgspec.Struct, frozen=True, tag=True):
     """Take a node out of service: jobs first, then its state and reason, then tell supervisors."""
 
     node: str
-    kind: str
+    kind: Literal["dead", "sick"]
     state: Literal["fail", "down"]
     action: str
-    """The reason to set; empty: the present one is a person's, and stays."""
+    """The reason to set. Empty: the present reason stays, and no incident is opened."""
     reason: str
-    take_out: tuple[ShrinkJob, ...] = ()
-    chase: tuple[int, ...] = ()
+    shrink: tuple[ShrinkJob, ...] = ()
+    requeued: tuple[int, ...] = ()
     """Jobs that Slurm will requeue when the node goes down: to be started at once."""
 
 
 class OpenRequested(msgspec.Struct, frozen=True, tag=True):
-    """Open an incident for a node that somebody else marked."""
+    """Open an incident for a node that a person marked."""
 
     node: str
     action: str
@@ -61,14 +71,13 @@ class StartReplacement(msgspec.Struct, frozen=True, tag=True):
 
 
 class Transition(msgspec.Struct, frozen=True, tag=True):
-    """Move an incident to another state, with the reason."""
+    """Tell the journal what has happened to a node, with the reason."""
 
     node: str
     incident: int
-    state: Literal["marked", "returning", "closed", "cancelled", "gave_up"]
+    event: NodeEvent
     reason: str
     next_try: float = 0.0
-    stop_run: bool = False
 
 
 class ReturnNode(msgspec.Struct, frozen=True, tag=True):
@@ -79,13 +88,15 @@ class ReturnNode(msgspec.Struct, frozen=True, tag=True):
 
 
 class RaiseAlarm(msgspec.Struct, frozen=True, tag=True):
-    """Something a person should know; said once for each key."""
+    """Tell people something that they should know; once for each key."""
 
     key: str
     text: str
     node: str = ""
     job: int = 0
     incident: int = 0
+    remember: bool = False
+    """Keep with the incident that it was raised: not again after a restart."""
 
 
 class RequeueJob(msgspec.Struct, frozen=True, tag=True):
@@ -94,11 +105,11 @@ class RequeueJob(msgspec.Struct, frozen=True, tag=True):
 
 
 class RaisePriority(msgspec.Struct, frozen=True, tag=True):
-    """A job waits for nodes in exchange for those it lost: it comes before the queue."""
+    """Put a job that waits for nodes in exchange before the queue, for those that it lost."""
 
     job: int
     nodes: int
-    """How many it lost."""
+    """The number that it lost."""
 
 
 class StartPendingJob(msgspec.Struct, frozen=True, tag=True):
@@ -106,7 +117,9 @@ class StartPendingJob(msgspec.Struct, frozen=True, tag=True):
 
 
 class KeepPendingRequeue(msgspec.Struct, frozen=True, tag=True):
-    chase: PendingRequeue
+    """Follow a requeued job until it runs again."""
+
+    pending_requeue: PendingRequeue
 
 
 class EndPendingRequeue(msgspec.Struct, frozen=True, tag=True):
@@ -129,3 +142,64 @@ Action = (
     | KeepPendingRequeue
     | EndPendingRequeue
 )
+
+
+class NoteSupervised(msgspec.Struct, frozen=True, tag=True):
+    """Keep, or change, what is known of a supervised job."""
+
+    entry: Supervised
+
+
+class DropSupervised(msgspec.Struct, frozen=True, tag=True):
+    """Leave a job to Slurm like any other."""
+
+    job: int
+
+
+class NoteJob(msgspec.Struct, frozen=True, tag=True):
+    """Write what a job's supervisor said."""
+
+    job: int
+    kind: str
+    text: str
+
+
+class NotePause(msgspec.Struct, frozen=True, tag=True):
+    """Pause with a reason, or go on with an empty one."""
+
+    reason: str
+    uid: int
+
+
+class NoteAgent(msgspec.Struct, frozen=True, tag=True):
+    """Remember that a node's sresd spoke: after a restart of ours its silence means something."""
+
+    agent: KnownAgent
+
+
+class DropAgent(msgspec.Struct, frozen=True, tag=True):
+    """Expect nothing more of a node's sresd."""
+
+    node: str
+    is_removed: bool
+    """Slurm does not know the node any more; false: its sresd was stopped on purpose."""
+
+
+Note = (
+    NoteSupervised
+    | DropSupervised
+    | NoteJob
+    | KeepPendingRequeue
+    | NotePause
+    | NoteAgent
+    | DropAgent
+)
+
+
+class ActOutcome(msgspec.Struct, frozen=True):
+    """The effect of an act on a node, as an event of its incident."""
+
+    incident: int
+    event: NodeEvent
+    text: str
+    facts: IncidentFacts = NO_FACTS

@@ -1,26 +1,31 @@
-"""Diagnose: what is each node's trouble, if any? Pure: a world in, verdicts out."""
+"""Diagnose: what is each node's trouble, if any? Pure: a snapshot in, diagnoses out.
+
+`RULES` is the whole judgement, in order: the first rule that answers decides. A rule is a small
+function of one node's `NodeCase`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 
-from slurm_resilience.config import Config
-from slurm_resilience.controller.inbox import AgentView
+from slurm_resilience.config import Config, DetectSettings
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.probe import ProbeResult
+from slurm_resilience.controller.registry import AgentView
 from slurm_resilience.model import FAULTY, REBOOT, REPLACE, SEVERITIES, Finding, Node, Severity
 
 Kind = Literal[
     "healthy",
-    "unknown",  # nobody speaks for it, and nothing says that it is ill
+    "unknown",  # no sresd reports for it, and nothing says that it is ill
     "suspect",  # silent; being probed
     "dead",  # silent to sresd's connection and to probes
     "sick",  # it answers, and a finding says that it must go
     "requested",  # its reason is Action:Replace or Action:Reboot
-    "held",  # an administrator (or power saving) keeps it out: hands off
-    "down",  # Slurm says so, for a reason that is not ours to judge
+    "held",  # an administrator (or power saving) keeps it out: sresctld leaves it alone
+    "down",  # Slurm says so, for a reason that is not sresctld's to judge
 ]
 
 
@@ -36,8 +41,8 @@ class NodeDiagnosis(msgspec.Struct, frozen=True):
     """A probe would tell more."""
 
 
-# Reasons that slurmctld and slurmd write themselves. Everything else is a person's (or another
-# program's) word, and stays.
+# Reasons that slurmctld and slurmd write themselves. Every other reason was written by a person (or
+# another program), and stays.
 _SLURMS_OWN = (
     "Not responding",
     "Node unexpectedly rebooted",
@@ -52,66 +57,162 @@ _SLURMS_OWN = (
     "Invalid slurmd version",
 )
 MIN_SILENT_PROBES = 2
+NEVER_HEARD_SECONDS = 600.0
+"""The silence of a node that no sresd reports for, and that does not answer Slurm either."""
 
 
-def diagnose(world: ClusterSnapshot, config: Config) -> dict[str, NodeDiagnosis]:
-    """A verdict for every node.
+class NodeCase(msgspec.Struct, frozen=True):
+    """One node, and all that its diagnosis may rest on."""
+
+    node: Node
+    agent: AgentView | None
+    life: NodeDiagnosis
+    """The diagnosis from its beats and probes alone."""
+    settled: float
+    """Findings from before this moment (epoch) are dealt with."""
+
+    @property
+    def is_occupied(self) -> bool:
+        """Jobs on it would be freed by setting it DOWN."""
+        return self.node.has_work and not self.node.is_down
+
+    @property
+    def has_died_with_jobs(self) -> bool:
+        return self.life.kind == "dead" and self.is_occupied
+
+    def is_(self, kind: Kind, reason: str, action: str = "", probe: bool = False) -> NodeDiagnosis:
+        return NodeDiagnosis(self.node.name, kind, reason, action, probe)
+
+
+def diagnose(snapshot: ClusterSnapshot, config: Config) -> dict[str, NodeDiagnosis]:
+    """A diagnosis for every node.
 
     Args:
-        world: one observation.
+        snapshot: one observation.
         config: thresholds (`[detect]`).
     """
-    return {name: _node(world, config, node) for name, node in world.nodes.items()}
+    diagnoses = {}
+    for name, node in snapshot.nodes.items():
+        agent = snapshot.agents.get(name)
+        life = _life(snapshot, config.detect, node, agent)
+        case = NodeCase(node, agent, life, snapshot.settled.get(name, 0.0))
+        diagnoses[name] = next(answer for rule in RULES if (answer := rule(case)) is not None)
+    return diagnoses
 
 
-def _node(world: ClusterSnapshot, config: Config, node: Node) -> NodeDiagnosis:
-    agent = world.agents.get(node.name)
-    life = _life(world, config, node, agent)
-    out_of_service = node.is_fail or node.is_down or node.is_drain
-    occupied = node.has_work and not node.is_down
-    if node.is_powered_off_on_purpose:
-        return NodeDiagnosis(node.name, "held", f"{node.state}: powered off by Slurm")
-    if node.base == "FUTURE" or "REBOOT_ISSUED" in node.flags:
-        # Not there yet, or going down and up by Slurm's own order, with its own time limit.
-        return NodeDiagnosis(node.name, "held", f"{node.state}: silence is expected")
-    if node.reason_unclear:
-        text = f"its reason cannot be read for certain, so nothing is done: {node.reason}"
-        return NodeDiagnosis(node.name, "held", text)
-    if node.requested_action and out_of_service:
-        if life.kind == "dead" and occupied:
-            # It was to be left gracefully, and died meanwhile: its jobs must be freed now.
-            return NodeDiagnosis(node.name, "dead", life.reason, node.requested_action)
-        by = f" by {node.reason_by}" if node.reason_by else ""
-        return NodeDiagnosis(
-            node.name,
-            "requested",
-            f"{node.reason}{by}",
-            node.requested_action,
-            probe=life.probe and occupied,
+# -- the rules --------------------------------------------------------------------------------
+
+
+def _powered_off(case: NodeCase) -> NodeDiagnosis | None:
+    if case.node.is_powered_off_on_purpose:
+        return case.is_("held", f"{case.node.state}: powered off by Slurm")
+    return None
+
+
+def _expected_to_be_away(case: NodeCase) -> NodeDiagnosis | None:
+    """It is not there yet, or goes down and up by Slurm's own order, with its own time limit."""
+    if case.node.base == "FUTURE" or "REBOOT_ISSUED" in case.node.flags:
+        return case.is_("held", f"{case.node.state}: silence is expected")
+    return None
+
+
+def _unclear_reason(case: NodeCase) -> NodeDiagnosis | None:
+    if case.node.reason_unclear:
+        return case.is_(
+            "held", f"its reason cannot be read for certain, so nothing is done: {case.node.reason}"
         )
-    if out_of_service and is_a_persons(node):
-        if life.kind == "dead" and occupied:
-            # Its jobs must be freed, its reason stays: no action, so nobody replaces it. Without
-            # jobs there is nothing to do: people power off what they have drained.
-            return NodeDiagnosis(node.name, "dead", f"{life.reason}; kept out: {node.reason}")
-        return NodeDiagnosis(node.name, "held", _held(node), probe=life.probe and occupied)
-    if "MAINTENANCE" in node.flags and not node.has_work:
-        return NodeDiagnosis(node.name, "held", f"{node.state}: in a maintenance reservation")
-    if life.kind in ("dead", "suspect"):
-        return life
-    sick = _sick(node, agent, world.settled.get(node.name, 0.0))
-    if sick is not None:
-        return sick
-    if node.is_down or node.is_drain or node.is_fail:
-        reason = node.reason or "no reason given"
-        return NodeDiagnosis(node.name, "down", f"{node.state}: {reason}", probe=life.probe)
-    return life
+    return None
+
+
+def _requested(case: NodeCase) -> NodeDiagnosis | None:
+    node = case.node
+    if not (node.requested_action and is_out_of_service(node)):
+        return None
+    if case.has_died_with_jobs:
+        # It was to be left gracefully, and died meanwhile: its jobs must be freed now.
+        return case.is_("dead", case.life.reason, node.requested_action)
+    by = f" by {node.reason_by}" if node.reason_by else ""
+    probe = case.life.probe and case.is_occupied
+    return case.is_("requested", f"{node.reason}{by}", node.requested_action, probe)
+
+
+def _kept_by_a_person(case: NodeCase) -> NodeDiagnosis | None:
+    node = case.node
+    if not (is_out_of_service(node) and is_a_persons(node)):
+        return None
+    if case.has_died_with_jobs:
+        # Its jobs must be freed, its reason stays: no action, so it is not replaced. Without jobs
+        # there is nothing to do: people power off what they have drained.
+        return case.is_("dead", f"{case.life.reason}; kept out: {node.reason}")
+    return case.is_("held", _held(node), probe=case.life.probe and case.is_occupied)
+
+
+def _maintenance(case: NodeCase) -> NodeDiagnosis | None:
+    if "MAINTENANCE" in case.node.flags and not case.node.has_work:
+        return case.is_("held", f"{case.node.state}: in a maintenance reservation")
+    return None
+
+
+def _silent(case: NodeCase) -> NodeDiagnosis | None:
+    return case.life if case.life.kind in ("dead", "suspect") else None
+
+
+def _sick(case: NodeCase) -> NodeDiagnosis | None:
+    if case.agent is None:
+        return None
+    # The kernel log keeps its lines: an administrator who resumed the node has answered them.
+    faulty = [f for f in case.agent.findings if f.severity in FAULTY and f.at > case.settled]
+    if not faulty:
+        return None
+    worst = max(faulty, key=_gravity)
+    # A GPU reset needs an idle node and is not sresctld's to do; a reboot resets it as well.
+    action = REPLACE if worst.severity is Severity.REPLACE else REBOOT
+    return case.is_("sick", f"{worst.check}: {worst.text}", action)
+
+
+def _out_of_service(case: NodeCase) -> NodeDiagnosis | None:
+    if not is_out_of_service(case.node):
+        return None
+    reason = case.node.reason or "no reason given"
+    return case.is_("down", f"{case.node.state}: {reason}", probe=case.life.probe)
+
+
+def _as_it_lives(case: NodeCase) -> NodeDiagnosis | None:
+    return case.life
+
+
+RULES: Sequence[Callable[[NodeCase], NodeDiagnosis | None]] = (
+    _powered_off,
+    _expected_to_be_away,
+    _unclear_reason,
+    _requested,
+    _kept_by_a_person,
+    _maintenance,
+    _silent,
+    _sick,
+    _out_of_service,
+    _as_it_lives,
+)
+"""In this order; the first answer counts. The last one always answers."""
+
+
+def is_out_of_service(node: Node) -> bool:
+    """Slurm starts no job on it because it is DOWN, draining or failing."""
+    return node.is_fail or node.is_down or node.is_drain
 
 
 def is_a_persons(node: Node) -> bool:
+    """The reason is neither empty nor one of Slurm's own."""
     # Slurm writes its own behind an earlier one, which may be blank: `  : Not responding`.
     reason = node.reason.lstrip(" :")
     return bool(reason) and not reason.startswith(_SLURMS_OWN)
+
+
+def is_kept_by_a_person(node: Node) -> bool:
+    """A person keeps the node out of service, for a reason that asks nothing of sresctld."""
+    if node.reason_unclear:
+        return True
+    return is_out_of_service(node) and is_a_persons(node) and not node.requested_action
 
 
 def _held(node: Node) -> str:
@@ -123,14 +224,19 @@ def _held(node: Node) -> str:
     return f"kept out by {node.reason_by or 'an administrator'}: {node.reason}"
 
 
+def _gravity(finding: Finding) -> tuple[int, float]:
+    return (SEVERITIES.index(finding.severity), -finding.at)
+
+
+# -- is it alive? -----------------------------------------------------------------------------
+
+
 def _life(
-    world: ClusterSnapshot, config: Config, node: Node, agent: AgentView | None
+    snapshot: ClusterSnapshot, detect: DetectSettings, node: Node, agent: AgentView | None
 ) -> NodeDiagnosis:
-    """Is it alive? Silence alone is never death: the probes must agree."""
-    detect = config.detect
-    speaks = agent is not None and not agent.said_goodbye
-    if agent is not None and speaks:
-        if not agent.spoke and world.uptime < detect.start_grace:
+    """Judge by beats; where they are missing, by probes. Silence alone is never death."""
+    if agent is not None and not agent.was_stopped:
+        if not agent.is_heard and snapshot.site.uptime < detect.start_grace:
             return NodeDiagnosis(
                 node.name, "unknown", "sresctld has just started; waiting for its sresd"
             )
@@ -142,59 +248,52 @@ def _life(
                 )
             return NodeDiagnosis(node.name, "healthy", "sresd beats")
         heard_at, silence = agent.heard_at, agent.silence
-        said = f"no beat for {silence:.1f} s"
+        sign = f"no beat for {silence:.1f} s"
     elif node.is_responding:
-        why = "sresd was stopped" if agent else "no sresd has spoken for it"
-        return NodeDiagnosis(node.name, "unknown", why)
+        text = "sresd was stopped" if agent else "no sresd has reported for it"
+        return NodeDiagnosis(node.name, "unknown", text)
     else:
-        # Nobody beats for it, and Slurm itself gets no answer.
-        heard_at, silence, said = world.moment - 600.0, 600.0, "Slurm gets no answer"
-    probes = [p for p in world.probes.get(node.name, ()) if p.started > heard_at]
-    return _judge_probes(world, config, node, probes, silence, said)
+        # No sresd beats for it, and Slurm itself gets no answer.
+        silence = NEVER_HEARD_SECONDS
+        heard_at, sign = snapshot.moment - silence, "Slurm gets no answer"
+    probes = [p for p in snapshot.probes.get(node.name, ()) if p.started > heard_at]
+    return _judge_probes(snapshot.moment, detect, node, probes, silence, sign)
 
 
 def _judge_probes(
-    world: ClusterSnapshot,
-    config: Config,
+    moment: float,
+    detect: DetectSettings,
     node: Node,
-    probes: list[ProbeResult],
+    probes: Sequence[ProbeResult],
     silence: float,
-    said: str,
+    sign: str,
 ) -> NodeDiagnosis:
-    detect = config.detect
+    """Judge a silent node by the probes since its last beat.
+
+    Args:
+        moment: now, of the monotonic clock.
+        detect: thresholds.
+        node: the silent node.
+        probes: oldest first.
+        silence: seconds without a beat.
+        sign: the silence in words.
+    """
     answered = [index for index, p in enumerate(probes) if p.answer == "answered"]
     if answered:
-        since = probes[answered[-1] + 1 :]
-        if len(since) < MIN_SILENT_PROBES or silence <= detect.dead_after:
-            text = f"{said}, but slurmd's port answers: sresd is missing"
+        later = probes[answered[-1] + 1 :]
+        if len(later) < MIN_SILENT_PROBES or silence <= detect.dead_after:
+            text = f"{sign}, but slurmd's port answers: sresd is missing"
             return NodeDiagnosis(node.name, "unknown", text, probe=True)
-        probes = since
+        probes = later
     refused = [p for p in probes if p.answer == "refused"]
     if refused:
-        gone_for = world.moment - refused[0].started
-        if gone_for > detect.refused_after and len(probes) >= MIN_SILENT_PROBES:
-            text = f"{said}; the machine has refused slurmd's port for {gone_for:.0f} s"
+        refused_for = moment - refused[0].started
+        if refused_for > detect.refused_after and len(probes) >= MIN_SILENT_PROBES:
+            text = f"{sign}; the machine has refused slurmd's port for {refused_for:.0f} s"
             return NodeDiagnosis(node.name, "dead", text, REPLACE)
-        text = f"{said}; the machine answers, slurmd does not run ({gone_for:.0f} s)"
+        text = f"{sign}; the machine answers, slurmd does not run ({refused_for:.0f} s)"
         return NodeDiagnosis(node.name, "suspect", text, probe=True)
     if silence > detect.dead_after and len(probes) >= MIN_SILENT_PROBES:
-        text = f"{said}, {len(probes)} probes of slurmd's port unanswered"
+        text = f"{sign}, {len(probes)} probes of slurmd's port unanswered"
         return NodeDiagnosis(node.name, "dead", text, REPLACE)
-    return NodeDiagnosis(node.name, "suspect", f"{said}; probing", probe=True)
-
-
-def _sick(node: Node, agent: AgentView | None, settled: float) -> NodeDiagnosis | None:
-    if agent is None:
-        return None
-    # The kernel log keeps its lines: an administrator who resumed the node has answered them.
-    faulty = [f for f in agent.findings if f.severity in FAULTY and f.at > settled]
-    if not faulty:
-        return None
-    worst = max(faulty, key=_gravity)
-    # A GPU reset needs an idle node and is not ours to do yet; a reboot resets it as well.
-    action = REPLACE if worst.severity is Severity.REPLACE else REBOOT
-    return NodeDiagnosis(node.name, "sick", f"{worst.check}: {worst.text}", action)
-
-
-def _gravity(finding: Finding) -> tuple[int, float]:
-    return (SEVERITIES.index(finding.severity), -finding.at)
+    return NodeDiagnosis(node.name, "suspect", f"{sign}; probing", probe=True)

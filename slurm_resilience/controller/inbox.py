@@ -1,6 +1,8 @@
-"""Where the wire's thread leaves what it hears, and the cycle picks it up.
+"""Heard: the wire's handler, and the messages that wait for the cycle.
 
-The board decides nothing. Every method may be called from any thread.
+`authorize` says what is permitted, the registry knows what is connected; the inbox keeps what the
+cycle must read, and answers from what the last cycle published. It decides nothing. Every method
+may be called from any thread.
 """
 
 from __future__ import annotations
@@ -8,77 +10,36 @@ from __future__ import annotations
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import msgspec
-
-from slurm_resilience.clock import Clock
+from slurm_resilience.controller import authorize
+from slurm_resilience.controller.heard import InboxMessage
+from slurm_resilience.controller.registry import Registry
 from slurm_resilience.errors import NotFound, NotPermitted, SresError, UsageError
-from slurm_resilience.model import Finding, Job, Node
+from slurm_resilience.model import Job, Node
 from slurm_resilience.wire.messages import (
     AttemptEnded,
     AttemptStarted,
-    Beat,
     Evidence,
     EvidenceRequest,
-    Goodbye,
     Hello,
     Message,
-    NodeHello,
     NodeVerdict,
     PauseRequest,
     Refused,
-    Report,
     RequeueRequest,
     Status,
     StatusRequest,
 )
 from slurm_resilience.wire.server import Client
 
-
-class AgentView(msgspec.Struct, frozen=True):
-    """What is known of one node's sresd at one moment."""
-
-    node: str
-    connected: bool
-    silence: float
-    """Seconds since it was last heard (since our start, if never)."""
-    heard_at: float
-    """The same as a moment of the monotonic clock."""
-    boot_id: str = ""
-    instance: str = ""
-    said_goodbye: bool = False
-    findings: tuple[Finding, ...] = ()
-    unjudged: tuple[str, ...] = ()
-    spoke: bool = True
-    """False: known from the journal, not heard since our start."""
-
-
-class InboxMessage(msgspec.Struct, frozen=True):
-    """A message of a supervisor or an administrator, for the cycle."""
-
-    peer: Client
-    job: int
-    message: AttemptStarted | AttemptEnded | RequeueRequest | PauseRequest
-
-
-class _Agent:
-    def __init__(self, heard_at: float) -> None:
-        self.peer: Client | None = None
-        self.heard_at = heard_at
-        self.boot_id = ""
-        self.instance = ""
-        self.goodbye = False
-        self.spoke = False
-        self.findings: dict[tuple[str, str, str], Finding] = {}
-        self.verdicts: dict[str, str] = {}
-
-
 MAX_WAITING = 100
 """Messages of one connection that may wait for a cycle; a flood ends the connection."""
-MAX_FINDINGS = 500
-"""Kept per node; a flood of different findings must not eat the controller's memory."""
+MAX_QUEUED = 10_000
+"""Messages of all connections; past it the oldest is dropped."""
+MAX_HISTORY = 1000
+"""Events in one answer."""
 
 
 class Inbox:
@@ -86,7 +47,7 @@ class Inbox:
 
     def __init__(
         self,
-        clock: Clock,
+        registry: Registry,
         *,
         trusted_uids: frozenset[int],
         find_job: Callable[[int], Job],
@@ -94,155 +55,88 @@ class Inbox:
     ) -> None:
         """
         Args:
+            registry: where the connections are kept.
             trusted_uids: users who may speak for nodes and pause: root and SlurmUser.
             find_job: reads one job from Slurm (called in the wire's worker threads).
             history: events of the journal, newest first.
         """
-        self._clock = clock
-        self._trusted = trusted_uids
+        self._registry = registry
+        self._trusted_uids = trusted_uids
         self._find_job = find_job
         self._history = history
         self._lock = threading.Lock()
-        self._agents: dict[str, _Agent] = {}
-        self._supervisors: dict[int, list[Client]] = {}
-        self._inbox: deque[InboxMessage] = deque(maxlen=10_000)
-        self._addresses: dict[str, tuple[str, int]] = {}
-        self._jobs: dict[int, Job] = {}
-        self._verdicts: dict[str, NodeVerdict] = {}
+        self._waiting: deque[InboxMessage] = deque(maxlen=MAX_QUEUED)
+        self._addresses: authorize.Addresses = {}
+        self._jobs: Mapping[int, Job] = {}
+        self._verdicts: Mapping[str, NodeVerdict] = {}
         self._status: dict[str, Any] = {}
-        self.wake = threading.Event()
 
     # -- the wire's handler -------------------------------------------------------------------
 
     def authorize(self, hello: Hello, uid: int, address: str) -> tuple[str, ...]:
-        """Who may be whom. Returns slurmd addresses of some other nodes for a node."""
+        """Let a connection speak for its subject; a node is told of some other nodes.
+
+        Raises:
+            SresError: it may not.
+        """
         if hello.role == "node":
-            return self._authorize_node(hello.subject, uid, address)
-        if hello.role == "job":
-            if not (
-                hello.subject.isascii() and hello.subject.isdigit() and len(hello.subject) < 11
-            ):
-                raise UsageError(f"'{hello.subject}' is not a job id")
             with self._lock:
-                known = self._jobs.get(int(hello.subject))
-            try:
-                # Slurm is asked only for jobs that are younger than the last cycle: a slow
-                # slurmctld must not keep nodes waiting at this door.
-                job = known or self._find_job(int(hello.subject))
-            except NotFound:
-                raise NotPermitted(f"job {hello.subject} does not exist or has ended") from None
-            if uid != job.uid and uid not in self._trusted:
-                raise NotPermitted(f"job {job.id} is not yours")
+                addresses = self._addresses
+            authorize.check_node(hello.subject, uid, self._trusted_uids, addresses)
+            configured = addresses[hello.subject][0]
+            resolved = {address} if address == configured else _resolve(configured)
+            authorize.check_address(hello.subject, address, configured, resolved)
+            return authorize.neighbours_of(hello.subject, addresses)
+        if hello.role == "job":
+            authorize.check_job(self._job(authorize.job_of(hello.subject)), uid, self._trusted_uids)
         return ()
 
-    def _authorize_node(self, name: str, uid: int, address: str) -> tuple[str, ...]:
-        if uid not in self._trusted:
-            raise NotPermitted(f"uid {uid} may not speak for a node; sresd runs as root")
-        with self._lock:
-            known = self._addresses.get(name)
-            others = [pair for node, pair in self._addresses.items() if node != name]
-        if known is None:
-            raise NotPermitted(f"node {name} is not in Slurm's configuration")
-        if not _is_address_of(address, known[0]):
-            raise NotPermitted(f"{address} is not the address of node {name} ({known[0]})")
-        # Spread over the cluster, so that one dead switch does not hold all of a node's peers.
-        step = max(1, len(others) // 8)
-        return tuple(f"{host}:{port}" for host, port in others[::step][:8])
+    def _job(self, job_id: int) -> Job:
+        """Find a job.
 
-    def opened(self, peer: Client) -> None:
+        Slurm is asked only for one that is younger than the last cycle: a slow slurmctld must not
+        keep nodes waiting for their welcome.
+        """
         with self._lock:
-            if peer.role == "node":
-                agent = self._agents.setdefault(peer.subject, _Agent(self._clock.monotonic()))
-                if agent.peer is not None:
-                    agent.peer.close()  # a node that was cut off comes back on a new connection
-                agent.peer = peer
-                agent.heard_at = self._clock.monotonic()
-                agent.goodbye = False
-            elif peer.role == "job":
-                self._supervisors.setdefault(int(peer.subject), []).append(peer)
+            known = self._jobs.get(job_id)
+        try:
+            return known or self._find_job(job_id)
+        except NotFound:
+            raise NotPermitted(f"job {job_id} does not exist or has ended") from None
 
-    def received(self, peer: Client, message: Message) -> None:
-        if peer.role == "node":
-            self._from_node(peer, message)
-        elif isinstance(message, StatusRequest):
-            peer.send(self._answer(message))
+    def opened(self, client: Client) -> None:
+        self._registry.opened(client)
+
+    def closed(self, client: Client) -> None:
+        self._registry.closed(client)
+
+    def received(self, client: Client, message: Message) -> None:
+        """Answer a message, or keep it for the cycle."""
+        if client.role == "node":
+            self._registry.take(client, message)
+            return
+        authorize.check_message(client.role, message)
+        if isinstance(message, StatusRequest):
+            client.send(self._answer(message))
         elif isinstance(message, PauseRequest):
-            self._pause(peer, message)
-        elif peer.role == "job" and isinstance(message, EvidenceRequest):
-            peer.send(self._evidence(message))
-        elif peer.role == "job" and isinstance(
-            message, AttemptStarted | AttemptEnded | RequeueRequest
-        ):
-            self._put(InboxMessage(peer, int(peer.subject), message))
-        else:
-            raise NotPermitted(f"a {peer.role} may not send a {type(message).__name__}")
+            self._pause(client, message)
+        elif isinstance(message, EvidenceRequest):
+            client.send(self._evidence(message))
+        elif isinstance(message, AttemptStarted | AttemptEnded | RequeueRequest):
+            self._put(InboxMessage(client, int(client.subject), message))
 
     def _put(self, heard: InboxMessage) -> None:
         with self._lock:
-            waiting = sum(other.peer is heard.peer for other in self._inbox)
+            waiting = sum(other.connection is heard.connection for other in self._waiting)
             if waiting >= MAX_WAITING:
                 raise UsageError(f"{waiting} messages within one cycle are too many")
-            self._inbox.append(heard)
-        self.wake.set()
-
-    def closed(self, peer: Client) -> None:
-        with self._lock:
-            if peer.role == "node":
-                agent = self._agents.get(peer.subject)
-                if agent is not None and agent.peer is peer:
-                    agent.peer = None
-                    if not agent.goodbye:
-                        self.wake.set()
-            elif peer.role == "job":
-                peers = self._supervisors.get(int(peer.subject), [])
-                if peer in peers:
-                    peers.remove(peer)
-                if not peers:
-                    self._supervisors.pop(int(peer.subject), None)
-
-    def _from_node(self, peer: Client, message: Message) -> None:
-        with self._lock:
-            agent = self._agents.get(peer.subject)
-            if agent is None or agent.peer is not peer:
-                return  # an older connection of a node that has a newer one
-            agent.heard_at = self._clock.monotonic()
-            agent.spoke = True
-            if isinstance(message, Beat):
-                return
-            if isinstance(message, NodeHello):
-                if (message.boot_id, message.instance) != (agent.boot_id, agent.instance):
-                    agent.findings.clear()  # another boot or machine: the old trouble is gone
-                agent.boot_id, agent.instance = message.boot_id, message.instance
-            elif isinstance(message, Report):
-                self._note(agent, message)
-            elif isinstance(message, Goodbye):
-                agent.goodbye = True
-                return
-            self.wake.set()
-
-    @staticmethod
-    def _note(agent: _Agent, report: Report) -> None:
-        if report.full:
-            agent.findings.clear()
-            agent.verdicts.clear()
-        for key in report.cleared:
-            agent.findings.pop(key, None)
-        for result in report.results:
-            agent.verdicts[result.check] = result.verdict
-            keys = {finding.key for finding in result.findings}
-            if result.verdict != "unjudged":
-                # What a check no longer says no longer holds; an unjudged check says nothing.
-                gone = [k for k in agent.findings if k[0] == result.check and k not in keys]
-                for key in gone:
-                    del agent.findings[key]
-        found = [f for result in report.results for f in result.findings]
-        for finding in (*found, *report.findings):
-            if finding.key in agent.findings or len(agent.findings) < MAX_FINDINGS:
-                agent.findings[finding.key] = finding
+            self._waiting.append(heard)
+        self._registry.wake.set()
 
     def _answer(self, request: StatusRequest) -> Message:
         if request.what == "history":
-            return Status({"events": self._history(request.node, max(0, min(request.limit, 1000)))})
+            limit = max(0, min(request.limit, MAX_HISTORY))
+            return Status({"events": self._history(request.node, limit)})
         with self._lock:
             return Status(self._status)
 
@@ -252,100 +146,54 @@ class Inbox:
             known = [self._verdicts.get(v.node, v) for v in unknown]
         return Evidence(tuple(known), asked=True)
 
-    def _pause(self, peer: Client, message: PauseRequest) -> None:
-        if peer.uid not in self._trusted:
-            refusal = NotPermitted("only root and SlurmUser may pause sresctld")
-            peer.send(Refused(str(refusal), refusal.exit_code))
+    def _pause(self, client: Client, message: PauseRequest) -> None:
+        try:
+            authorize.check_pause(client.uid, self._trusted_uids)
+        except NotPermitted as refusal:
+            client.send(Refused(str(refusal), refusal.exit_code))
             return
-        self._put(InboxMessage(peer, 0, message))
-        peer.send(Status({"paused": message.reason}))
+        self._put(InboxMessage(client, 0, message))
+        client.send(Status({"paused": message.reason}))
 
     # -- the cycle ----------------------------------------------------------------------------
 
-    def remember(self, node: str, boot_id: str, instance: str) -> None:
-        """A node known from the journal: it is expected to speak."""
-        with self._lock:
-            agent = self._agents.setdefault(node, _Agent(self._clock.monotonic()))
-            agent.boot_id, agent.instance = boot_id, instance
-
-    def forget(self, node: str) -> None:
-        with self._lock:
-            self._agents.pop(node, None)
-
-    def know(self, nodes: tuple[Node, ...], jobs: dict[int, Job]) -> None:
-        """Where each node may speak from, and whose each job is, for `authorize`."""
+    def know(self, nodes: Iterable[Node], jobs: Mapping[int, Job]) -> None:
+        """Learn each node's address and each job's owner, for `authorize`."""
         with self._lock:
             self._addresses = {node.name: (node.address, node.port) for node in nodes}
             self._jobs = jobs
 
-    def agents(self) -> dict[str, AgentView]:
-        """Every agent, now."""
+    def take(self) -> tuple[InboxMessage, ...]:
+        """Take out everything that waits, oldest first."""
         with self._lock:
-            now = self._clock.monotonic()
-            return {
-                name: AgentView(
-                    node=name,
-                    connected=agent.peer is not None,
-                    silence=now - agent.heard_at,
-                    heard_at=agent.heard_at,
-                    boot_id=agent.boot_id,
-                    instance=agent.instance,
-                    said_goodbye=agent.goodbye,
-                    findings=tuple(agent.findings.values()),
-                    unjudged=tuple(c for c, v in agent.verdicts.items() if v == "unjudged"),
-                    spoke=agent.spoke,
-                )
-                for name, agent in self._agents.items()
-            }
+            waiting = tuple(self._waiting)
+            self._waiting.clear()
+            return waiting
 
-    def any_silent(self, longer_than: float) -> bool:
-        """Is any agent silent that has not said goodbye? Cheap; asked several times a second."""
+    def take_pauses(self) -> tuple[InboxMessage, ...]:
+        """Take out only what an administrator said: that counts also while Slurm cannot be read."""
         with self._lock:
-            now = self._clock.monotonic()
-            return any(
-                now - agent.heard_at > longer_than and not agent.goodbye
-                for agent in self._agents.values()
-            )
-
-    def take_inbox(self) -> list[InboxMessage]:
-        with self._lock:
-            heard = list(self._inbox)
-            self._inbox.clear()
-            return heard
-
-    def take_pauses(self) -> list[InboxMessage]:
-        """Only what an administrator said: that counts also while Slurm cannot be read."""
-        with self._lock:
-            pauses = [heard for heard in self._inbox if isinstance(heard.message, PauseRequest)]
-            others = [heard for heard in self._inbox if heard not in pauses]
-            self._inbox.clear()
-            self._inbox.extend(others)
-            return pauses
-
-    def supervisors(self, job: int) -> list[Client]:
-        with self._lock:
-            return list(self._supervisors.get(job, []))
+            pauses = [heard for heard in self._waiting if isinstance(heard.message, PauseRequest)]
+            others = [heard for heard in self._waiting if heard not in pauses]
+            self._waiting.clear()
+            self._waiting.extend(others)
+            return tuple(pauses)
 
     def publish_blind(self, reason: str, since: float) -> None:
-        """Slurm cannot be read: what was known stands, and nothing is done."""
+        """Tell that Slurm cannot be read: what was known stands, and nothing is done."""
         with self._lock:
             self._status = self._status | {"blind": reason, "blind_since": since}
 
-    def publish(self, verdicts: dict[str, NodeVerdict], status: dict[str, Any]) -> None:
-        """What the last cycle found, for those who ask."""
+    def publish(self, verdicts: Mapping[str, NodeVerdict], status: dict[str, Any]) -> None:
+        """Keep what the last cycle found, for those who ask."""
         with self._lock:
             self._verdicts = verdicts
             self._status = status
 
 
-def _is_address_of(address: str, name: str) -> bool:
-    """Does ``address`` belong to the node address ``name``? Loopback counts as one machine."""
-    if address == name:
-        return True
+def _resolve(name: str) -> set[str]:
+    """Return the IPv4 addresses of a name."""
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)}
+        return {str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)}
     except OSError as error:
         raise SresError(f"the node address {name} cannot be resolved: {error}") from None
-    return address in found or (
-        address.startswith("127.") and any(ip.startswith("127.") for ip in found)
-    )

@@ -1,32 +1,48 @@
-"""The journal: what was seen, decided and done, in SQLite. The only way back into the next cycle.
+"""The journal: all that was seen, decided and done, in SQLite; the only way into the next cycle.
 
 Writing is the cycle's alone (one thread, one process). Reading through `sres` goes over the wire.
+A node's state is written by `open_incident` and `apply` alone, which ask the table of
+`node_lifecycle` for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from slurm_resilience.errors import SresError
+from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState, step
+from slurm_resilience.errors import NotFound, SresError
 
-IncidentState = Literal[
-    "open",  # found, not marked yet
-    "marked",  # Slurm shows the reason; waiting until no job is left
-    "replacing",  # the program runs
-    "returning",  # the program ended well; waiting for the node
-    "resumed",  # state=resume was given; waiting for Slurm to show it available
-    "closed",
-    "cancelled",  # an administrator took the reason away
-    "gave_up",  # the program failed too often, or the node never came back
-]
-OPEN_STATES: frozenset[IncidentState] = frozenset(
-    {"open", "marked", "replacing", "returning", "resumed"}
-)
+
+class MachineIdentity(msgspec.Struct, frozen=True):
+    """The machine behind a node's name, and its boot. Empty: not known."""
+
+    boot_id: str = ""
+    instance: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.boot_id or self.instance)
+
+
+UNKNOWN_MACHINE = MachineIdentity()
+
+
+class IncidentTimes(msgspec.Struct, frozen=True):
+    """When an incident came to each of its stages (epoch); 0: not yet."""
+
+    opened: float
+    marked: float = 0.0
+    run_started: float = 0.0
+    run_ended: float = 0.0
+    resumed: float = 0.0
+    closed: float = 0.0
 
 
 class Incident(msgspec.Struct, frozen=True):
@@ -39,21 +55,32 @@ class Incident(msgspec.Struct, frozen=True):
     action: str
     """Action:Replace or Action:Reboot."""
     reason: str
-    state: IncidentState
-    opened: float
-    marked: float = 0.0
-    run_started: float = 0.0
-    run_ended: float = 0.0
-    resumed: float = 0.0
-    closed: float = 0.0
+    state: NodeState
+    times: IncidentTimes
     attempts: int = 0
     next_try: float = 0.0
-    boot_before: str = ""
-    instance_before: str = ""
+    before: MachineIdentity = UNKNOWN_MACHINE
+    """The machine that is to be replaced."""
     reason_at: str = ""
-    """Slurm's time of the reason when the node was resumed or given up: a later one is a new
-    request."""
+    """Slurm's time of the reason when the node was resumed or the incident ended: a later one is a
+    new request."""
     alarmed: bool = False
+    ended_by: NodeEvent | None = None
+
+
+class IncidentFacts(msgspec.Struct, frozen=True):
+    """News of an incident that an event brings, beside the new state. None: nothing new."""
+
+    attempts: int | None = None
+    next_try: float | None = None
+    run_ended: float | None = None
+    before: MachineIdentity | None = None
+    reason_at: str | None = None
+    output: str = ""
+    """The end of what the replacement program printed: kept with the event."""
+
+
+NO_FACTS = IncidentFacts()
 
 
 class Supervised(msgspec.Struct, frozen=True):
@@ -65,9 +92,9 @@ class Supervised(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...]
     since: float
     size: int = 0
-    """How many of these nodes the job really held when this was said."""
+    """The number of these nodes that the job really held when this was said."""
     restarts: int = 0
-    """How often the job had been requeued when this was said, or when it was last followed."""
+    """The number of requeues of the job when this was said, or when it was last followed."""
 
 
 class KnownAgent(msgspec.Struct, frozen=True):
@@ -79,11 +106,12 @@ class KnownAgent(msgspec.Struct, frozen=True):
 
 
 class PendingRequeue(msgspec.Struct, frozen=True):
-    """A job to be requeued (``wanted``) and started at once (``started`` is false until then)."""
+    """A job that is requeued, and followed until it runs again."""
 
     job: int
     reason: str
     wanted: bool
+    """sresctld must requeue it; false: Slurm does so by itself."""
     restarts_before: int
     since: float
     pending_since: float = 0.0
@@ -99,23 +127,35 @@ CREATE INDEX IF NOT EXISTS events_node ON events (node, id);
 CREATE TABLE IF NOT EXISTS incidents (
   id INTEGER PRIMARY KEY, node TEXT NOT NULL, state TEXT NOT NULL, body TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS incidents_state ON incidents (state);
+CREATE INDEX IF NOT EXISTS incidents_node ON incidents (node, id);
 CREATE TABLE IF NOT EXISTS supervised (job INTEGER PRIMARY KEY, body TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS chases (job INTEGER PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS pending_requeues (job INTEGER PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS agents (node TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
-_VERSION = 1
+SCHEMA_VERSION = 2
+"""Written into the file; a file with another number is refused."""
+
+_STAMPS = {
+    NodeEvent.MARKED: "marked",
+    NodeEvent.REPLACING: "run_started",
+    NodeEvent.REPLACED: "run_ended",
+    NodeEvent.RESUMED: "resumed",
+}
+"""The field of `IncidentTimes` that an event sets."""
 
 
 class Journal:
     """The journal's file."""
 
     def __init__(self, path: Path | str) -> None:
-        """
+        """Open the file, or make it.
+
         Raises:
-            SresError: the file cannot be opened, or a newer version wrote it.
+            SresError: the file cannot be opened, or another version of sresctld wrote it.
         """
         self._number_after = 0
+        self._agents: dict[str, KnownAgent] | None = None
         try:
             if str(path) != ":memory:":
                 Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o750)
@@ -124,17 +164,21 @@ class Journal:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            if version > _VERSION:
+            if version not in (0, SCHEMA_VERSION):
                 raise SresError(
-                    f"{path} was written by a newer version; install that one, or move the file"
+                    f"the journal {path} has version {version}, and this sresctld reads version "
+                    f"{SCHEMA_VERSION}: install the sresctld that wrote it, or move the file away "
+                    "(sresctld then starts with an empty journal, and is not paused)"
                 )
             self._db.executescript(_SCHEMA)
-            self._db.execute(f"PRAGMA user_version={_VERSION}")
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         except (sqlite3.Error, OSError) as error:
             raise SresError(f"the journal {path} cannot be opened: {error}") from None
 
     def close(self) -> None:
         self._db.close()
+
+    # -- events -------------------------------------------------------------------------------
 
     def event(
         self,
@@ -147,7 +191,7 @@ class Journal:
         incident: int = 0,
         **data: Any,
     ) -> None:
-        """Write one event."""
+        """Write one event that changes no state."""
         self._db.execute(
             "INSERT INTO events (at, kind, node, job, incident, text, data) VALUES (?,?,?,?,?,?,?)",
             (at, kind, node, job, incident, text, json.dumps(data, default=str)),
@@ -158,7 +202,7 @@ class Journal:
         self._db.execute("DELETE FROM events WHERE at < ?", (before,))
 
     def events(self, node: str = "", limit: int = 100, after: int = 0) -> list[dict[str, Any]]:
-        """Newest events first, of one node or of all."""
+        """Return events, newest first, of one node or of all."""
         # Not `(? = '' OR node = ?)`: that would read the whole table for a node without events.
         where = "node = ? AND id > ?" if node else "? = '' AND id > ?"
         rows = self._db.execute(
@@ -171,56 +215,162 @@ class Journal:
             dict(zip(names, row[:7], strict=True)) | {"data": json.loads(row[7])} for row in rows
         ]
 
+    # -- the life of a node -------------------------------------------------------------------
+
     def number_after(self, number: int) -> None:
-        """The next incident's id is above ``number``."""
+        """Number the next incident above ``number``."""
         self._number_after = number
 
     def open_incident(
-        self, node: str, kind: str, action: str, reason: str, at: float, **known: Any
+        self,
+        node: str,
+        event: NodeEvent,
+        kind: str,
+        action: str,
+        reason: str,
+        at: float,
+        before: MachineIdentity = UNKNOWN_MACHINE,
     ) -> Incident:
-        """A new incident with the next id."""
-        cursor = self._db.execute(
-            "INSERT INTO incidents (id, node, state, body)"
-            " SELECT max(ifnull(max(id), 0), ?) + 1, ?, 'open', '{}' FROM incidents",
-            (self._number_after, node),
-        )
-        incident = Incident(
-            int(cursor.lastrowid or 0), node, kind, action, reason, "open", at, **known
-        )
-        self.save(incident)
+        """Open an incident with the next id, and write its first event.
+
+        Raises:
+            IllegalTransition: the node's present state does not allow it.
+        """
+        state = step(self.state_of(node), event).state
+        times = IncidentTimes(at, marked=at if state.is_marked else 0.0)
+        with self._together():
+            cursor = self._db.execute(
+                "INSERT INTO incidents (id, node, state, body)"
+                " SELECT max(ifnull(max(id), 0), ?) + 1, ?, ?, '{}' FROM incidents",
+                (self._number_after, node, state),
+            )
+            number = int(cursor.lastrowid or 0)
+            incident = Incident(number, node, kind, action, reason, state, times, before=before)
+            self._save(incident)
+            text = reason if event is NodeEvent.REQUESTED else f"{kind}: {reason}"
+            self.event(at, event, text, node=node, incident=number, state=state.value)
         return incident
 
-    def save(self, incident: Incident) -> None:
+    def apply(
+        self,
+        incident_id: int,
+        event: NodeEvent,
+        text: str,
+        at: float,
+        facts: IncidentFacts = NO_FACTS,
+    ) -> Incident:
+        """Move an incident to the state that the table gives for this event, and write both.
+
+        Args:
+            incident_id: the incident, whose state is read anew.
+            event: what happened.
+            text: the reason, in words.
+            at: now (epoch).
+            facts: what the event tells besides.
+
+        Raises:
+            IllegalTransition: the incident's present state does not know this event.
+            NotFound: there is no such incident.
+        """
+        incident = self.incident(incident_id)
+        state = step(incident.state, event).state
+        stamps: dict[str, float] = {}
+        if event in _STAMPS:
+            ended = facts.run_ended if event is NodeEvent.REPLACED else None
+            stamps[_STAMPS[event]] = ended or at
+        changes: dict[str, Any] = {
+            name: value
+            for name in ("attempts", "next_try", "before", "reason_at")
+            if (value := getattr(facts, name)) is not None
+        }
+        if incident.state.is_under_way and not state.is_under_way:
+            stamps["closed"] = at
+            changes["ended_by"] = event
+        changes["times"] = msgspec.structs.replace(incident.times, **stamps)
+        changed = msgspec.structs.replace(incident, state=state, **changes)
+        data: dict[str, Any] = {"state": state.value}
+        if facts.output:
+            data["output"] = facts.output
+        with self._together():
+            self._save(changed)
+            self.event(at, event, text, node=changed.node, incident=changed.id, **data)
+        return changed
+
+    def note_alarm(self, incident_id: int) -> None:
+        """Remember that an incident's alarm was raised."""
+        self._save(msgspec.structs.replace(self.incident(incident_id), alarmed=True))
+
+    def incident(self, incident_id: int) -> Incident:
+        """Read an incident.
+
+        Raises:
+            NotFound: there is no such incident.
+        """
+        row = self._db.execute("SELECT body FROM incidents WHERE id = ?", (incident_id,)).fetchone()
+        if row is None:
+            raise NotFound(f"the journal has no incident {incident_id}")
+        return msgspec.json.decode(row[0], type=Incident)
+
+    def state_of(self, node: str) -> NodeState:
+        """Return the node's state: that of its last incident."""
+        row = self._db.execute(
+            "SELECT state FROM incidents WHERE node = ? ORDER BY id DESC LIMIT 1", (node,)
+        ).fetchone()
+        return NodeState(row[0]) if row else NodeState.HEALTHY
+
+    def incidents(self, *, open_only: bool = True, limit: int = 1000) -> list[Incident]:
+        """Return incidents, newest first: all that are open, or the last ``limit`` of any state."""
+        if open_only:
+            return self._incidents_in(state for state in NodeState if state.is_under_way)
+        rows = self._db.execute(
+            "SELECT body FROM incidents ORDER BY id DESC LIMIT ?", (limit,)
+        ).fetchall()
+        return [msgspec.json.decode(row[0], type=Incident) for row in rows]
+
+    def at_rest(self) -> list[Incident]:
+        """Return the last incident of each node, where it left the node to a person."""
+        last = "id IN (SELECT max(id) FROM incidents GROUP BY node)"
+        return self._incidents_in((state for state in NodeState if state.is_at_rest), last)
+
+    def settled(self) -> dict[str, float]:
+        """Return when each node's last incident ended: findings from before that are dealt with."""
+        # An incident that was given up dealt with nothing, and so did one that sresctld dropped
+        # because the fault seemed gone before the node was marked.
+        rows = self._db.execute(
+            "SELECT node, max(json_extract(body, '$.times.closed')) FROM incidents"
+            " WHERE state IN (?, ?) AND json_extract(body, '$.ended_by') NOT IN (?, ?)"
+            " GROUP BY node",
+            (NodeState.HEALTHY, NodeState.HELD, NodeEvent.RECOVERED, NodeEvent.GAVE_UP),
+        ).fetchall()
+        return {str(node): float(closed or 0.0) for node, closed in rows}
+
+    def _incidents_in(self, states: Iterator[NodeState], condition: str = "1") -> list[Incident]:
+        values = [state.value for state in states]
+        marks = ",".join("?" for _ in values)
+        rows = self._db.execute(
+            f"SELECT body FROM incidents WHERE state IN ({marks}) AND {condition} ORDER BY id DESC",
+            values,
+        ).fetchall()
+        return [msgspec.json.decode(row[0], type=Incident) for row in rows]
+
+    def _save(self, incident: Incident) -> None:
         self._db.execute(
             "UPDATE incidents SET state = ?, body = ? WHERE id = ?",
             (incident.state, msgspec.json.encode(incident).decode(), incident.id),
         )
 
-    def incidents(self, *, open_only: bool = True, limit: int = 1000) -> list[Incident]:
-        """Incidents, newest first."""
-        marks = ",".join("?" for _ in OPEN_STATES)
-        where = f"WHERE state IN ({marks})" if open_only else ""
-        rows = self._db.execute(
-            f"SELECT body FROM incidents {where} ORDER BY id DESC LIMIT ?",
-            (*(sorted(OPEN_STATES) if open_only else ()), limit),
-        ).fetchall()
-        return [msgspec.json.decode(row[0], type=Incident) for row in rows if row[0] != "{}"]
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """Write all of it, or nothing: a state never stands without its event."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
 
-    def gave_up(self) -> list[Incident]:
-        """The last incident of each node, where it was given up."""
-        rows = self._db.execute(
-            "SELECT body FROM incidents WHERE state = 'gave_up' AND id IN"
-            " (SELECT max(id) FROM incidents GROUP BY node)"
-        ).fetchall()
-        return [msgspec.json.decode(row[0], type=Incident) for row in rows]
-
-    def settled(self) -> dict[str, float]:
-        """When each node's last incident ended: what was seen before is dealt with."""
-        rows = self._db.execute(
-            "SELECT node, max(json_extract(body, '$.closed')) FROM incidents"
-            " WHERE state IN ('closed', 'cancelled') GROUP BY node"
-        ).fetchall()
-        return {str(node): float(closed or 0.0) for node, closed in rows}
+    # -- jobs, agents, pause ------------------------------------------------------------------
 
     def put_supervised(self, entry: Supervised) -> None:
         self._put("supervised", entry.job, entry)
@@ -233,31 +383,40 @@ class Journal:
     def drop_supervised(self, job: int) -> None:
         self._db.execute("DELETE FROM supervised WHERE job = ?", (job,))
 
-    def put_chase(self, entry: PendingRequeue) -> None:
-        self._put("chases", entry.job, entry)
+    def put_pending_requeue(self, entry: PendingRequeue) -> None:
+        self._put("pending_requeues", entry.job, entry)
 
-    def chases(self) -> dict[int, PendingRequeue]:
-        rows = self._db.execute("SELECT body FROM chases").fetchall()
+    def pending_requeues(self) -> dict[int, PendingRequeue]:
+        rows = self._db.execute("SELECT body FROM pending_requeues").fetchall()
         entries = [msgspec.json.decode(row[0], type=PendingRequeue) for row in rows]
         return {entry.job: entry for entry in entries}
 
-    def drop_chase(self, job: int) -> None:
-        self._db.execute("DELETE FROM chases WHERE job = ?", (job,))
+    def drop_pending_requeue(self, job: int) -> None:
+        self._db.execute("DELETE FROM pending_requeues WHERE job = ?", (job,))
 
     def put_agent(self, entry: KnownAgent) -> None:
         self._put("agents", entry.node, entry)
+        self._known_agents()[entry.node] = entry
 
     def agents(self) -> dict[str, KnownAgent]:
-        rows = self._db.execute("SELECT body FROM agents").fetchall()
-        entries = [msgspec.json.decode(row[0], type=KnownAgent) for row in rows]
-        return {entry.node: entry for entry in entries}
+        """Return every agent that is expected to speak."""
+        return dict(self._known_agents())
 
     def drop_agent(self, node: str) -> None:
         self._db.execute("DELETE FROM agents WHERE node = ?", (node,))
+        self._known_agents().pop(node, None)
+
+    def _known_agents(self) -> dict[str, KnownAgent]:
+        """Return the table, read once: every cycle asks for it, and it has a row a node."""
+        if self._agents is None:
+            rows = self._db.execute("SELECT body FROM agents").fetchall()
+            entries = [msgspec.json.decode(row[0], type=KnownAgent) for row in rows]
+            self._agents = {entry.node: entry for entry in entries}
+        return self._agents
 
     @property
     def paused(self) -> str:
-        """Why nobody may be acted upon; empty: not paused."""
+        """The reason of the pause; empty: sresctld is not paused."""
         row = self._db.execute("SELECT value FROM settings WHERE name = 'paused'").fetchone()
         return str(row[0]) if row else ""
 

@@ -1,20 +1,42 @@
-"""Observe: one frozen picture of Slurm, the agents, the journal and the runs; or `Blind`."""
+"""Observe: one frozen picture of Slurm, the agents, the journal and the runs; or `Blind`.
+
+Nothing goes into the journal here: what was heard is in the picture, for `decide` to judge.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from slurm_resilience.clock import Clock
-from slurm_resilience.controller.inbox import AgentView, Inbox
-from slurm_resilience.controller.journal import Incident, Journal, PendingRequeue, Supervised
+from slurm_resilience.controller.heard import Heard
+from slurm_resilience.controller.inbox import Inbox
+from slurm_resilience.controller.journal import (
+    Incident,
+    Journal,
+    PendingRequeue,
+    Supervised,
+)
 from slurm_resilience.controller.probe import Prober, ProbeResult
+from slurm_resilience.controller.registry import AgentView, Registry, SupervisorRoll
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.replace import program
 from slurm_resilience.replace.program import Run
 from slurm_resilience.slurm.client import SlurmClient
+
+
+class SiteFacts(msgspec.Struct, frozen=True):
+    """Facts that are not of nodes and jobs: sresctld's age, its configuration, Slurm's."""
+
+    uptime: float = 0.0
+    """Seconds since sresctld started to listen."""
+    can_replace: bool = False
+    """A replacement program is configured."""
+    permits_expansion: bool = False
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True):
@@ -24,37 +46,48 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     """Seconds since the epoch."""
     moment: float
     """The same as a moment of the monotonic clock; probes and beats are compared with it."""
-    uptime: float
-    """Seconds since sresctld started to listen."""
-    nodes: dict[str, Node]
-    jobs: dict[int, Job]
-    agents: dict[str, AgentView] = {}
-    probes: dict[str, tuple[ProbeResult, ...]] = {}
-    incidents: dict[str, Incident] = {}
+    nodes: Mapping[str, Node]
+    jobs: Mapping[int, Job]
+    site: SiteFacts = SiteFacts()
+    agents: Mapping[str, AgentView] = {}
+    probes: Mapping[str, tuple[ProbeResult, ...]] = {}
+    incidents: Mapping[str, Incident] = {}
     """The open incident of each node that has one."""
-    gave_up: dict[str, Incident] = {}
-    settled: dict[str, float] = {}
+    at_rest: Mapping[str, Incident] = {}
+    """The last incident of each node that was left to a person: quarantined or held."""
+    settled: Mapping[str, float] = {}
     """When each node's last incident ended (epoch): older findings are dealt with."""
-    runs: dict[int, Run] = {}
+    runs: Mapping[int, Run] = {}
     """Replacement runs by incident id: the latest attempt."""
-    supervised: dict[int, Supervised] = {}
-    chases: dict[int, PendingRequeue] = {}
+    supervised: Mapping[int, Supervised] = {}
+    pending_requeues: Mapping[int, PendingRequeue] = {}
     paused: str = ""
-    can_replace: bool = False
-    """A replacement program is configured."""
-    permits_expansion: bool = False
+    heard: Heard = Heard()
 
 
 class Blind(msgspec.Struct, frozen=True):
-    """Slurm could not be read: nobody is judged, nothing is done."""
+    """Slurm could not be read: no node is judged, nothing is done."""
 
     reason: str
 
 
-def run_directory(state_dir: Path, incident: Incident, attempt: int | None = None) -> Path:
-    """Where the replacement program's run of an incident lives."""
-    number = incident.attempts if attempt is None else attempt
-    return state_dir / "runs" / f"{incident.id}-{number}"
+class Sources(NamedTuple):
+    """The places that a snapshot is read from."""
+
+    client: SlurmClient
+    registry: Registry
+    roll: SupervisorRoll
+    inbox: Inbox
+    prober: Prober
+    journal: Journal
+    clock: Clock
+    state_dir: Path
+    """sresctld's own directory (runs of the replacement program)."""
+
+
+def run_directory(state_dir: Path, incident: Incident) -> Path:
+    """The directory of the replacement program's latest run of an incident."""
+    return state_dir / "runs" / f"{incident.id}-{incident.attempts}"
 
 
 def last_run(state_dir: Path) -> int:
@@ -64,51 +97,49 @@ def last_run(state_dir: Path) -> int:
     return max((int(text) for text in numbers if text.isascii() and text.isdigit()), default=0)
 
 
-def observe(
-    client: SlurmClient,
-    board: Inbox,
-    prober: Prober,
-    journal: Journal,
-    clock: Clock,
-    *,
-    started: float,
-    state_dir: Path,
-    can_replace: bool,
-    permits_expansion: bool,
-) -> ClusterSnapshot | Blind:
-    """Read the world.
+def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
+    """Read everything that one cycle decides from.
 
     Args:
-        started: moment of the monotonic clock at which sresctld began to listen.
-        state_dir: sresctld's own directory (runs of the replacement program).
+        sources: where to read.
+        site: what does not change from cycle to cycle, and sresctld's age.
     """
     try:
-        nodes = client.nodes()
-        jobs = client.jobs()
+        nodes = sources.client.nodes()
+        jobs = {job.id: job for job in sources.client.jobs()}
     except SresError as error:
         return Blind(str(error))
     if not nodes:
         return Blind("Slurm listed no node at all")
+    sources.inbox.know(nodes, jobs)
+    journal, clock = sources.journal, sources.clock
     incidents = {incident.node: incident for incident in journal.incidents()}
+    moment = clock.monotonic()
+    supervised = journal.supervised()
+    abandoned = sources.roll.review(supervised, jobs, sources.registry, moment)
+    # The inbox last: Slurm's picture is older than what waits in it. A supervisor also says
+    # farewell when its job is requeued, which the next picture shows.
+    messages = sources.inbox.take()
+    for heard in messages:
+        sources.roll.hear(heard.job, heard.connection, heard.message)
     return ClusterSnapshot(
         now=clock.now(),
-        moment=clock.monotonic(),
-        uptime=clock.monotonic() - started,
+        moment=moment,
         nodes={node.name: node for node in nodes},
-        jobs={job.id: job for job in jobs},
-        agents=board.agents(),
-        probes=prober.results(),
+        jobs=jobs,
+        site=site,
+        agents=sources.registry.agents(),
+        probes=sources.prober.results(),
         incidents=incidents,
-        gave_up={incident.node: incident for incident in journal.gave_up()},
+        at_rest={incident.node: incident for incident in journal.at_rest()},
         settled=journal.settled(),
         runs={
-            incident.id: program.status(run_directory(state_dir, incident))
+            incident.id: program.status(run_directory(sources.state_dir, incident))
             for incident in incidents.values()
-            if incident.state == "replacing"
+            if incident.state.is_running_program
         },
-        supervised=journal.supervised(),
-        chases=journal.chases(),
+        supervised=supervised,
+        pending_requeues=journal.pending_requeues(),
         paused=journal.paused,
-        can_replace=can_replace,
-        permits_expansion=permits_expansion,
+        heard=Heard(messages, abandoned, journal.agents()),
     )

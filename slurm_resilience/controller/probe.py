@@ -1,4 +1,4 @@
-"""Is anybody there? A TCP connection to a node's slurmd, tried from a few threads."""
+"""Probe: a TCP connection to a node's slurmd, tried from a few threads."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple
 
 from slurm_resilience.clock import Clock
 
-KEPT = 128
-"""Answers kept of each node. At `GROWTH` they reach back for more than a day."""
-LEAST, GROWTH = 0.25, 0.1
-"""Seconds between two probes: at least, and per second since the first of the series."""
-FORGET = 60.0
-"""Seconds after which a new series begins."""
+MAX_ANSWERS = 128
+"""Kept of each node. At `GROWTH` they reach back for more than a day."""
+MIN_PAUSE_SECONDS, GROWTH = 0.25, 0.1
+"""Between two probes of a node: at least so long, and this share of its series' age."""
+SERIES_END_SECONDS = 60.0
+"""Without a probe for this long, the next one begins a new series."""
 
 Answer = Literal["answered", "refused", "silent"]
 
@@ -29,7 +29,7 @@ class ProbeResult(NamedTuple):
     answer: Answer
 
 
-_OURS = frozenset(
+_ERRORS_OF_THIS_MACHINE = frozenset(
     {
         errno.EMFILE,
         errno.ENFILE,
@@ -42,12 +42,12 @@ _OURS = frozenset(
 )
 
 
-def _is_ours(error: OSError) -> bool:
+def _is_of_this_machine(error: OSError) -> bool:
     """This machine could not even ask: no file descriptor, no network, no name service. That says
     nothing about the node."""
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_AGAIN
-    return error.errno in _OURS
+    return error.errno in _ERRORS_OF_THIS_MACHINE
 
 
 def probe(address: str, port: int, timeout: float) -> Answer | None:
@@ -59,7 +59,7 @@ def probe(address: str, port: int, timeout: float) -> Answer | None:
     except ConnectionRefusedError:
         return "refused"
     except OSError as error:
-        return None if _is_ours(error) else "silent"
+        return None if _is_of_this_machine(error) else "silent"
 
 
 class Prober:
@@ -71,7 +71,9 @@ class Prober:
         self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="probe")
         self._lock = threading.Lock()
         self._flying: set[str] = set()
-        self._results: dict[str, deque[ProbeResult]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._results: dict[str, deque[ProbeResult]] = defaultdict(
+            lambda: deque(maxlen=MAX_ANSWERS)
+        )
         self.done = threading.Event()
 
     def request(self, node: str, address: str, port: int) -> None:
@@ -84,9 +86,11 @@ class Prober:
             known = self._results.get(node)
             if known:
                 now = self._clock.monotonic()
-                if now - known[-1].ended > FORGET:
+                if now - known[-1].ended > SERIES_END_SECONDS:
                     known.clear()
-                elif now - known[-1].ended < max(LEAST, GROWTH * (now - known[0].started)):
+                elif now - known[-1].ended < max(
+                    MIN_PAUSE_SECONDS, GROWTH * (now - known[0].started)
+                ):
                     return
             if node in self._flying:
                 return

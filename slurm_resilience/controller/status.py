@@ -1,4 +1,4 @@
-"""What others are told of a cycle: supervisors that ask, and people with `sres`. Pure."""
+"""The answers to those who ask after a cycle: supervisors, and people with `sres`. Pure."""
 
 from __future__ import annotations
 
@@ -11,79 +11,99 @@ from slurm_resilience import __version__
 from slurm_resilience.config import Config
 from slurm_resilience.controller.actions import MarkNode
 from slurm_resilience.controller.alarms import FollowedAlarm
-from slurm_resilience.controller.decide.marking import Decision
+from slurm_resilience.controller.decide.decision import Decision
+from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis
-from slurm_resilience.controller.inbox import AgentView
 from slurm_resilience.controller.journal import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.controller.registry import AgentView
 from slurm_resilience.model import Node
 from slurm_resilience.wire.messages import NodeVerdict
 
 
-def for_supervisors(verdict: NodeDiagnosis, node: Node, incident: Incident | None) -> NodeVerdict:
-    """What a supervisor that asks is told. It leaves a node that is dead, sick or requested, so
-    these words are kept for nodes that everybody must leave: the marked ones. What was found but
-    not marked (paused, ``recovery.mode`` none, too many at once) is a suspicion."""
-    kind = verdict.kind
-    marked = incident is not None and incident.state != "open"
+def for_supervisors(diagnosis: NodeDiagnosis, node: Node, incident: Incident | None) -> NodeVerdict:
+    """Return the answer to a supervisor that asks about a node.
+
+    It leaves a node that is dead, sick or requested, so these words are kept for nodes that every
+    job must leave: the marked ones. A node that was found faulty but not marked (paused,
+    ``recovery.mode`` none, too many at once) is suspect.
+    """
+    kind = diagnosis.kind
+    is_marked = incident is not None and incident.state.is_marked
     if kind == "held" or kind == "down":
         kind = "dead" if node.is_down else "unknown"  # draining: jobs may end on it
-    elif kind in ("dead", "sick") and not marked:
+    elif kind in ("dead", "sick") and not is_marked:
         kind = "suspect"
     return NodeVerdict(
-        verdict.node, kind, verdict.reason, verdict.action, incident.id if incident else 0
+        diagnosis.node, kind, diagnosis.reason, diagnosis.action, incident.id if incident else 0
     )
 
 
 def status(
-    world: ClusterSnapshot,
-    verdicts: dict[str, NodeDiagnosis],
     decision: Decision,
+    diagnoses: Mapping[str, NodeDiagnosis],
     config: Config,
-    incidents: dict[str, Any],
+    incidents: Mapping[str, Incident],
     alarms: Mapping[str, FollowedAlarm],
 ) -> dict[str, Any]:
-    """What `sres status` and `sres node` show, as plain data."""
+    """Return what `sres status` and `sres node` show, as plain data.
+
+    Args:
+        decision: the cycle's.
+        diagnoses: the cycle's.
+        config: sresctld's.
+        incidents: the open incident of each node, after the cycle's acts.
+        alarms: those to show, by key.
+    """
+    snapshot = decision.snapshot
     jobs_on: dict[str, list[int]] = {}
-    for job in world.jobs.values():
+    for job in snapshot.jobs.values():
         for name in job.nodes:
             jobs_on.setdefault(name, []).append(job.id)
     nodes = {}
-    for name, node in world.nodes.items():
-        agent, verdict = world.agents.get(name), verdicts[name]
+    for name, node in snapshot.nodes.items():
+        agent, diagnosis = snapshot.agents.get(name), diagnoses[name]
         incident = incidents.get(name)
         nodes[name] = {
             "state": node.state,
-            "verdict": verdict.kind,
-            "why": verdict.reason,
+            "verdict": diagnosis.kind,
+            "why": diagnosis.reason,
             "reason": node.reason,
             "reason_by": node.reason_by,
             "sresd": _sresd(agent, config.detect.silent_after),
             "findings": [msgspec.to_builtins(f) for f in agent.findings] if agent else [],
             "unjudged": list(agent.unjudged) if agent else [],
-            "incident": msgspec.to_builtins(incident) if incident else None,
-            "gave_up": _gave_up(world, node),
+            "incident": incident_view(incident) if incident else None,
+            "gave_up": _gave_up(snapshot, node),
             "boot_id": agent.boot_id if agent else "",
             "instance": agent.instance if agent else "",
             "jobs": jobs_on.get(name, []),
         }
     return {
         "version": __version__,
-        "at": world.now,
-        "uptime": world.uptime,
+        "at": snapshot.now,
+        "uptime": snapshot.site.uptime,
         "mode": config.recovery.mode,
-        "paused": world.paused,
-        "can_replace": world.can_replace,
-        "permits_expansion": world.permits_expansion,
+        "paused": snapshot.paused,
+        "can_replace": snapshot.site.can_replace,
+        "permits_expansion": snapshot.site.permits_expansion,
         "sentence": decision.sentence,
-        "marks_now": sum(isinstance(a, MarkNode) for a in decision.actions),
+        "marks_now": sum(isinstance(action, MarkNode) for action in decision.actions),
         "alarms": sorted((msgspec.to_builtins(a) for a in alarms.values()), key=_first_raised),
         "nodes": nodes,
         "jobs": {
             str(job): {"attempt": s.attempt, "nodes": list(s.nodes), "since": s.since}
-            for job, s in world.supervised.items()
+            for job, s in snapshot.supervised.items()
         },
     }
+
+
+def incident_view(incident: Incident) -> dict[str, Any]:
+    """Return an incident as flat, plain data."""
+    view: dict[str, Any] = msgspec.to_builtins(incident)
+    times, before = view.pop("times"), view.pop("before")
+    view |= times | {f"{name}_before": value for name, value in before.items()}
+    return view
 
 
 def _first_raised(alarm: dict[str, Any]) -> float:
@@ -94,15 +114,16 @@ def _sresd(agent: AgentView | None, silent_after: float) -> str:
     if agent is None:
         return "never seen"
     # The connection of a node that lost its power stays open for minutes.
-    if agent.connected and agent.silence < silent_after:
+    if agent.is_connected and agent.silence < silent_after:
         return "connected"
-    return "stopped" if agent.said_goodbye else "silent"
+    return "stopped" if agent.was_stopped else "silent"
 
 
-def _gave_up(world: ClusterSnapshot, node: Node) -> dict[str, Any] | None:
-    """The incident that was given up, while the request it was about still stands."""
-    incident = world.gave_up.get(node.name)
-    if incident is None or not node.requested_action or incident.reason_at != node.reason_at:
+def _gave_up(snapshot: ClusterSnapshot, node: Node) -> dict[str, Any] | None:
+    """Return the incident that was given up, while the request it was about still stands."""
+    incident = snapshot.at_rest.get(node.name)
+    if incident is None or incident.state is not NodeState.QUARANTINED:
         return None
-    given_up: dict[str, Any] = msgspec.to_builtins(incident)
-    return given_up
+    if not node.requested_action or incident.reason_at != node.reason_at:
+        return None
+    return incident_view(incident)

@@ -129,7 +129,7 @@ def _story(
         "loss_after": seen.loss_after,
         "bit_equal": bit_equal(final, other),
         "nodes_marked": sorted(
-            {e["node"] for e in demo.journal() if e["kind"] in ("marked", "detected")}
+            {e["node"] for e in demo.journal() if e["kind"] in ("detected", "marked", "requested")}
         ),
         "nodes_up": sum(state.split("+")[0] in ("IDLE", "ALLOCATED") for state in states.values()),
     }

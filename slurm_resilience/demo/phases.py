@@ -66,7 +66,7 @@ def account(
     )
     ours = [e for e in supervisor if e["at"] >= at]
     times = {
-        "detected": _first(of_node, "detected", "kind"),
+        "detected": _first(of_node, "requested" if fault == "admin" else "detected", "kind"),
         "marked": _first(of_node, "marked", "kind"),
         "step_ended": _first(ours, "step_ended", "event"),
         "nodes_ready": _first(ours, "nodes_ready", "event"),

@@ -258,7 +258,7 @@ def test_an_idle_node_is_replaced_and_watched(sres: Sres) -> None:
     watched = sres("node", "watch", "n3", "--timeout", "60")
     assert watched.returncode == 0, watched.stderr
     kinds = [line.split()[2] for line in watched.stdout.splitlines()]
-    assert kinds[0] == "detected"
+    assert kinds[0] == "requested"
     assert kinds[-1] == "closed"
     assert "replaced and back in service" in watched.stdout
     assert sres.lab.instance("n3") != machine
@@ -276,7 +276,7 @@ def test_jobs_end_before_their_node_is_replaced(sres: Sres, wait_for: Callable[.
     wait_for(lambda: sres.json("status")["incidents"], 15, "the request is known")
     (view,) = sres.json("node", "list", "--faulty")
     assert (view["node"], view["jobs"], view["reason"]) == ("n2", [job], "Action:Replace")
-    assert view["incident"]["state"] == "marked"
+    assert view["incident"]["state"] == "set-aside"
     line = sres.ok("node", "cancel", "n2")
     assert line == "n2: resume, Action:Replace taken back\n"
     runs(sres.lab, job, wait_for)

@@ -20,7 +20,7 @@ from slurm_resilience.agent.daemon import Daemon
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SlurmUnreachable
-from slurm_resilience.health import registry
+from slurm_resilience.health import check_registry
 from slurm_resilience.health.check import Check, CheckContext, Judgement
 from slurm_resilience.model import Severity
 from slurm_resilience.wire.messages import Beat, Goodbye, Hello, Message, NodeHello, Report
@@ -215,7 +215,7 @@ def test_beats_go_on_while_a_check_hangs_and_the_kernel_log_floods(
         return go.wait(30)
 
     check = Check("hangs", probe, lambda seen, context: Judgement("ok"), timeout=30.0)
-    monkeypatch.setattr(registry, "checks", lambda disabled: (check,))
+    monkeypatch.setattr(check_registry, "checks", lambda disabled: (check,))
     one = Running(server.port, munged, tmp_path)
     try:
         assert hangs.wait(10)

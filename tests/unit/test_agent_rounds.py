@@ -69,7 +69,7 @@ def test_while_something_fails_the_expectation_is_read_again(
     def checks(disabled: tuple[str, ...]) -> tuple[Check, ...]:
         return (Check("memory", probe, memory.judge),)
 
-    monkeypatch.setattr(check_loop.registry, "checks", checks)
+    monkeypatch.setattr(check_loop.check_registry, "checks", checks)
     known, slurm = facts(node(64000), node(64000), node(48000))
     news, stop = threading.Event(), threading.Event()
     board = Outbox(news.set)

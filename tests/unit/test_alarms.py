@@ -12,8 +12,8 @@ from worlds import FakeClock, config
 
 from slurm_resilience.controller.actions import RaiseAlarm
 from slurm_resilience.controller.alarms import SHOWN_AFTER_SECONDS, FollowedAlarm, follow
-from slurm_resilience.controller.inbox import AgentView
 from slurm_resilience.controller.main import Controller
+from slurm_resilience.controller.registry import AgentPresence, AgentView
 from slurm_resilience.controller.slurm_settings import READ_AGAIN_SECONDS
 from slurm_resilience.controller.status import _sresd
 from slurm_resilience.errors import SlurmUnreachable
@@ -42,11 +42,11 @@ def test_an_alarm_that_comes_back_is_not_over() -> None:
     ("agent", "shown"),
     [
         (None, "never seen"),
-        (AgentView("n1", True, 0.4, 0.0), "connected"),
+        (AgentView("n1", AgentPresence.CONNECTED, 0.4, 0.0), "connected"),
         # The machine lost its power: no FIN ever comes.
-        (AgentView("n1", True, 4.0, 0.0), "silent"),
-        (AgentView("n1", False, 4.0, 0.0), "silent"),
-        (AgentView("n1", False, 4.0, 0.0, said_goodbye=True), "stopped"),
+        (AgentView("n1", AgentPresence.CONNECTED, 4.0, 0.0), "silent"),
+        (AgentView("n1", AgentPresence.LOST, 4.0, 0.0), "silent"),
+        (AgentView("n1", AgentPresence.STOPPED, 4.0, 0.0), "stopped"),
     ],
 )
 def test_a_silent_node_is_not_shown_as_connected(agent: AgentView | None, shown: str) -> None:
@@ -63,7 +63,7 @@ def sresctld(tmp_path: Path) -> Iterator[tuple[Controller, FakeSlurm, FakeClock]
 
 
 def published(controller: Controller) -> dict[str, Any]:
-    data: dict[str, Any] = controller.board._status
+    data: dict[str, Any] = controller.inbox._status
     return data
 
 

@@ -139,7 +139,7 @@ def test_the_picture_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_failed_replacement_and_an_alarm_stand_out(capsys: pytest.CaptureFixture[str]) -> None:
     now = time.time()
     incident = {
-        "id": 4, "node": "n1", "state": "marked", "kind": "dead", "action": REPLACE, "attempts": 1,
+        "id": 4, "node": "n1", "state": "empty", "kind": "dead", "action": REPLACE, "attempts": 1,
         "opened": now - 9, "next_try": now + 50, "reason": "no beat", "closed": 0.0,
     }  # fmt: skip
     picture = status("n1", "n2", permits_expansion=False)
@@ -153,8 +153,8 @@ def test_a_failed_replacement_and_an_alarm_stand_out(capsys: pytest.CaptureFixtu
     class Told(Fake):
         def history(self, node: str = "", limit: int = 1000) -> list[dict[str, Any]]:
             assert node == "n1"
-            before = {"kind": "marked", "incident": 3, "text": "an older one"}
-            return [before, {"kind": "marked", "incident": 4, "text": why}]
+            before = {"kind": "replacement-failed", "incident": 3, "text": "an older one"}
+            return [before, {"kind": "replacement-failed", "incident": 4, "text": why}]
 
     assert call(["status"], Told(FakeSlurm(2), picture)) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -128,7 +128,7 @@ def seen(**fields: Any) -> dict[str, Any]:
 
 def test_a_request_is_taken_back() -> None:
     found = nodes(node("n1", "IDLE+FAIL", REPLACE), node("n2", "IDLE+DRAIN", "action:reboot"))
-    plan = release(found, seen(incident={"state": "marked"}), yes=False)
+    plan = release(found, seen(incident={"state": "set-aside"}), yes=False)
     assert plan.changes == (MarkRequest(("n1", "n2"), "resume", ""),)
     assert plan.lines["n1"] == "resume, Action:Replace taken back"
 
@@ -139,7 +139,7 @@ def test_nothing_to_cancel_is_an_error_that_names_the_nodes() -> None:
         release(found, seen(), yes=True)
 
 
-@pytest.mark.parametrize("state", ["replacing", "returning", "resumed"])
+@pytest.mark.parametrize("state", ["repairing", "validating", "returning"])
 def test_a_replacement_that_runs_is_aborted_only_with_yes(state: str) -> None:
     found = nodes(node("n1", "IDLE+FAIL", REPLACE))
     with pytest.raises(UsageError, match="runs already"):

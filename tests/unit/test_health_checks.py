@@ -17,7 +17,7 @@ import pytest
 from slurm_resilience import config
 from slurm_resilience.agent.facts import gpus
 from slurm_resilience.clock import SystemClock
-from slurm_resilience.health import registry
+from slurm_resilience.health import check_registry
 from slurm_resilience.health.check import Check, CheckContext, Expected, Judgement, Unjudged
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.checks import disk, filesystem_readonly, gpu_count, inodes, memory
@@ -265,13 +265,13 @@ SITE = Check("site", lambda context: 1, lambda seen, context: Judgement("fine"))
 
 def test_a_site_brings_its_own_check(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [
-        EntryPoint("site", f"{__name__}:SITE", registry.GROUP),
-        EntryPoint("gone", "no.such.module:CHECK", registry.GROUP),
-        EntryPoint("odd", "os:path", registry.GROUP),
+        EntryPoint("site", f"{__name__}:SITE", check_registry.GROUP),
+        EntryPoint("gone", "no.such.module:CHECK", check_registry.GROUP),
+        EntryPoint("odd", "os:path", check_registry.GROUP),
     ]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    monkeypatch.setattr(check_registry, "entry_points", lambda group: points)
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
-    found = {check.name: check for check in registry.checks(disabled=("disk", "nonsense"))}
+    found = {check.name: check for check in check_registry.checks(disabled=("disk", "nonsense"))}
     assert "disk" not in found
     assert run_one(found["site"]).verdict == "pass"
     assert run_one(found["gone"]).verdict == "unjudged"

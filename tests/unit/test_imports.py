@@ -235,7 +235,7 @@ MAY_IMPORT = {
 
 DOORS = {
     # A room that imports another may use these modules of it alone.
-    ("cli", "controller"): {"diagnose", "journal"},
+    ("cli", "controller"): {"decide.node_lifecycle", "diagnose", "journal"},
     ("cli", "resume"): {"main"},
     ("demo", "controller"): {"journal"},
     ("simulate", "controller"): {"decide", "diagnose", "observe", "actions"},
@@ -328,7 +328,7 @@ def _crossings() -> Iterator[tuple[str, str]]:
                 continue
             door = DOORS.get((own, parts[1]))
             is_room = (PACKAGE / parts[1]).is_dir() or (PACKAGE / f"{parts[1]}.py").exists()
-            beyond = door is not None and len(parts) > 2 and parts[2] not in door
+            beyond = bool(door and parts[2:]) and not within(".".join(parts[2:]), *door)
             if is_room and (parts[1] not in MAY_IMPORT.get(own, COMMON) or beyond):
                 yield house.name_of(path), f"{module_of(path)} imports {name}"
 

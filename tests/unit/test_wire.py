@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from slurm_resilience.controller.inbox import Inbox
+from slurm_resilience.controller.registry import Registry
 from slurm_resilience.errors import (
     AuthError,
     NotFound,
@@ -115,18 +116,19 @@ class Clock:
 
 
 class Sresctld:
-    """A board behind a server."""
+    """An inbox behind a server."""
 
     def __init__(self, munge_socket: str) -> None:
         self.munge_socket = munge_socket
         self.jobs = {7: Job(7, ALICE, "RUNNING"), 8: Job(8, 0, "RUNNING")}
-        self.board = Inbox(
-            Clock(),
+        self.registry = Registry(Clock())
+        self.inbox = Inbox(
+            self.registry,
             trusted_uids=frozenset({0}),
             find_job=self._job,
             history=lambda node, limit: [{"node": node, "limit": limit}],
         )
-        self.board.know(
+        self.inbox.know(
             (
                 Node("n1", "IDLE", address="127.0.0.1"),
                 Node("n2", "IDLE", address="127.0.0.1", port=6819),
@@ -134,7 +136,7 @@ class Sresctld:
             ),
             {},
         )
-        self.server = Server(self.board, 0, "127.0.0.1", munge_socket)
+        self.server = Server(self.inbox, 0, "127.0.0.1", munge_socket)
         self.server.start()
 
     def _job(self, job_id: int) -> Job:
@@ -224,8 +226,8 @@ def test_a_node_is_told_of_its_peers(sresctld: Sresctld) -> None:
         assert set(connection.welcome.peers) == {"127.0.0.1:6819", "192.0.2.1:6818"}
         connection.send(NodeHello("boot-1", "machine"))
         connection.send(Beat(1))
-        until(lambda: sresctld.board.agents().get("n1", None), "n1 is known")
-        until(lambda: sresctld.board.agents()["n1"].boot_id == "boot-1", "its boot is known")
+        until(lambda: sresctld.registry.agents().get("n1", None), "n1 is known")
+        until(lambda: sresctld.registry.agents()["n1"].boot_id == "boot-1", "its boot is known")
 
 
 @pytest.mark.parametrize("subject", ["far", "n9", "", "n1 "])
@@ -259,7 +261,7 @@ def test_users(sresctld: Sresctld, uid: int, role: str, subject: str, says: str)
     said = as_user(uid, sresctld, role, subject)
     assert says in said
     assert "Traceback" not in said
-    assert sresctld.board.agents() == {} and sresctld.board.take_inbox() == []
+    assert sresctld.registry.agents() == {} and sresctld.inbox.take() == ()
 
 
 def test_a_credential_of_another_key_is_refused(
@@ -362,7 +364,7 @@ def test_nobody_listens() -> None:
 
 def test_a_port_that_is_taken(sresctld: Sresctld) -> None:
     with pytest.raises(WireError, match="is another sresctld running"):
-        Server(sresctld.board, sresctld.server.port, "127.0.0.1")
+        Server(sresctld.inbox, sresctld.server.port, "127.0.0.1")
 
 
 # -- bad manners ------------------------------------------------------------------------------
@@ -411,7 +413,7 @@ def test_a_role_says_what_is_its_own(sresctld: Sresctld, message: Any) -> None:
         connection.send(message)
         answer = connection.receive(10)
         assert isinstance(answer, Refused) and "may not send" in answer.reason
-    assert sresctld.board.take_inbox() == []
+    assert sresctld.inbox.take() == ()
 
 
 def test_a_peer_that_never_finishes_the_handshake(
@@ -430,11 +432,11 @@ def test_a_peer_that_does_not_read_is_cut_off(
 ) -> None:
     monkeypatch.setattr(server, "MAX_BACKLOG_BYTES", 1 << 20)
     lazy = sresctld.connect("job", "7")
-    (peer,) = until(lambda: sresctld.board.supervisors(7), "it is known")
+    (peer,) = until(lambda: sresctld.registry.supervisors(7), "it is known")
     large = Status({"x": "y" * (1 << 20)})
     for _ in range(30):
         peer.send(large)
-    until(lambda: not sresctld.board.supervisors(7), "it is cut off")
+    until(lambda: not sresctld.registry.supervisors(7), "it is cut off")
     peer.send(large)
     with sresctld.connect() as other:
         assert isinstance(other.ask(StatusRequest("status")), Status)
@@ -473,9 +475,9 @@ def test_a_flood_does_not_keep_a_node_waiting(sresctld: Sresctld) -> None:
     until(lambda: sresctld.server._next_turn, "the flood has begun")
     with sresctld.connect("node", "n1") as node:
         node.send(NodeHello("boot"))
-        # The welcome comes a moment before the board knows the node.
-        until(lambda: "n1" in sresctld.board.agents(), "it is known")
-        until(lambda: sresctld.board.agents()["n1"].boot_id, "it is heard")
+        # The welcome comes a moment before the registry knows the node.
+        until(lambda: "n1" in sresctld.registry.agents(), "it is known")
+        until(lambda: sresctld.registry.agents()["n1"].boot_id, "it is heard")
     assert flood.poll() is None, "the node was heard while the flood went on"
     flood.kill()
     flood.wait()
@@ -494,15 +496,15 @@ def test_a_strangers_words_make_one_line_of_the_log(
 def test_a_node_that_comes_back_replaces_its_old_connection(sresctld: Sresctld) -> None:
     old = sresctld.connect("node", "n1")
     old.send(Beat(1))
-    until(lambda: "n1" in sresctld.board.agents(), "the first one is there")
+    until(lambda: "n1" in sresctld.registry.agents(), "the first one is there")
     new = sresctld.connect("node", "n1")
     with pytest.raises(WireError):
         while True:
             old.receive(10)
     new.send(Beat(1))
-    until(lambda: sresctld.board.agents()["n1"].connected, "the new one counts")
+    until(lambda: sresctld.registry.agents()["n1"].is_connected, "the new one counts")
     new.close()
-    until(lambda: not sresctld.board.agents()["n1"].connected, "it is gone")
+    until(lambda: not sresctld.registry.agents()["n1"].is_connected, "it is gone")
 
 
 def test_a_supervisor_is_answered_and_heard(sresctld: Sresctld) -> None:
@@ -514,15 +516,15 @@ def test_a_supervisor_is_answered_and_heard(sresctld: Sresctld) -> None:
             ("n9", "unknown"),
         ]
         connection.send(AttemptStarted(1, ("n1",)))
-        (heard,) = until(sresctld.board.take_inbox, "the attempt is known")
+        (heard,) = until(sresctld.inbox.take, "the attempt is known")
         assert (heard.job, heard.message) == (7, AttemptStarted(1, ("n1",)))
 
 
 def test_root_may_pause(sresctld: Sresctld) -> None:
     with sresctld.connect() as connection:
         assert connection.ask(PauseRequest("by hand")) == Status({"paused": "by hand"})
-    (heard,) = sresctld.board.take_inbox()
-    assert (heard.message, heard.peer.uid) == (PauseRequest("by hand"), 0)
+    (heard,) = sresctld.inbox.take()
+    assert (heard.message, heard.connection.uid) == (PauseRequest("by hand"), 0)
 
 
 def test_a_server_that_stops_lets_go_of_everybody(munged: Callable[[str], str]) -> None:
@@ -531,7 +533,7 @@ def test_a_server_that_stops_lets_go_of_everybody(munged: Callable[[str], str]) 
     sresctld.server.stop()
     with pytest.raises(WireError):
         connection.receive(10)
-    again = Server(sresctld.board, sresctld.server.port, "127.0.0.1", munged("ours"))
+    again = Server(sresctld.inbox, sresctld.server.port, "127.0.0.1", munged("ours"))
     again.start()
     sresctld.connect().close()
     again.stop()
@@ -545,7 +547,7 @@ def test_a_fault_of_ours_ends_one_connection_only(
 
     other = sresctld.connect()
     with monkeypatch.context() as patch:
-        patch.setattr(sresctld.board, "received", broken)
+        patch.setattr(sresctld.inbox, "received", broken)
         with sresctld.connect() as connection, pytest.raises(WireError):
             connection.ask(StatusRequest("status"))
     assert isinstance(other.ask(StatusRequest("status")), Status)

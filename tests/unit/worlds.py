@@ -8,12 +8,20 @@ from typing import Any
 import msgspec
 
 from slurm_resilience.config import Config
-from slurm_resilience.controller.decide.marking import Decision, decide
+from slurm_resilience.controller.decide.decision import Decision, decide
+from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis, diagnose
-from slurm_resilience.controller.inbox import AgentView
-from slurm_resilience.controller.journal import Incident, Supervised
-from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.controller.heard import Heard
+from slurm_resilience.controller.journal import (
+    Incident,
+    IncidentTimes,
+    KnownAgent,
+    MachineIdentity,
+    Supervised,
+)
+from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
 from slurm_resilience.controller.probe import Answer, ProbeResult
+from slurm_resilience.controller.registry import AgentPresence, AgentView
 from slurm_resilience.model import REPLACE, Finding, Job, Node, Severity
 
 NOW, MOMENT = 1_000_000.0, 5_000.0
@@ -58,9 +66,23 @@ def node(name: str = "n1", state: str = "IDLE", reason: str = "", **more: Any) -
     return Node(name, base, frozenset(flags), reason, **(known | more))
 
 
-def agent(name: str = "n1", silence: float = 0.2, **more: Any) -> AgentView:
-    known = {"connected": silence < 1, "boot_id": "boot-1", "instance": f"machine-{name}"}
-    return AgentView(node=name, silence=silence, heard_at=MOMENT - silence, **(known | more))
+def agent(
+    name: str = "n1",
+    silence: float = 0.2,
+    *,
+    connected: bool | None = None,
+    spoke: bool = True,
+    said_goodbye: bool = False,
+    **more: Any,
+) -> AgentView:
+    is_connected = silence < 1 if connected is None else connected
+    presence = AgentPresence.CONNECTED if is_connected else AgentPresence.LOST
+    if said_goodbye:
+        presence = AgentPresence.STOPPED
+    elif not spoke:
+        presence = AgentPresence.EXPECTED
+    known = {"boot_id": "boot-1", "instance": f"machine-{name}"}
+    return AgentView(name, presence, silence, MOMENT - silence, **(known | more))
 
 
 def finding(severity: Severity = Severity.REPLACE, **more: Any) -> Finding:
@@ -90,16 +112,15 @@ def job(job_id: int = 7, nodes: tuple[str, ...] = ("n1", "n2"), **more: Any) -> 
     return Job(id=job_id, nodes=nodes, **(known | more))
 
 
-def incident(name: str = "n1", state: str = "marked", **more: Any) -> Incident:
-    known = {
-        "id": 1,
-        "kind": "dead",
-        "action": REPLACE,
-        "reason": "no beat for 5.0 s",
-        "opened": NOW - 300,
-        "marked": NOW - 299,
-    }
-    return Incident(node=name, state=state, **(known | more))  # type: ignore[arg-type]
+def incident(name: str = "n1", state: NodeState = NodeState.SET_ASIDE, **more: Any) -> Incident:
+    """Times and the old machine's identity may be named like fields of the incident."""
+    known = {"id": 1, "kind": "dead", "action": REPLACE, "reason": "no beat for 5.0 s"}
+    times = {"opened": NOW - 300, "marked": NOW - 299}
+    times |= {key: more.pop(key) for key in IncidentTimes.__struct_fields__ if key in more}
+    before = MachineIdentity(more.pop("boot_before", ""), more.pop("instance_before", ""))
+    return Incident(
+        node=name, state=state, times=IncidentTimes(**times), before=before, **(known | more)
+    )
 
 
 def supervised(job_id: int = 7, nodes: tuple[str, ...] = ("n1", "n2")) -> Supervised:
@@ -111,7 +132,7 @@ def world(
     jobs: tuple[Job, ...] = (),
     agents: tuple[AgentView, ...] = (),
     incidents: tuple[Incident, ...] = (),
-    gave_up: tuple[Incident, ...] = (),
+    at_rest: tuple[Incident, ...] = (),
     watched: tuple[Supervised, ...] = (),
     others: int = 6,
     **more: Any,
@@ -119,20 +140,23 @@ def world(
     """A world with these nodes and ``others`` healthy ones (x1, x2, …)."""
     rest = [node(f"x{i}") for i in range(1, others + 1)]
     speaking = [agent(known.name) for known in rest]
-    known: dict[str, Any] = {
-        "now": NOW,
-        "moment": MOMENT,
-        "uptime": 1000.0,
-        "can_replace": True,
-        "permits_expansion": True,
+    known: dict[str, Any] = {"now": NOW, "moment": MOMENT}
+    facts = {"uptime": 1000.0, "can_replace": True, "permits_expansion": True}
+    facts |= {key: more.pop(key) for key in facts if key in more}
+    heard = more.pop("messages", ())
+    known_agents = {
+        view.node: KnownAgent(view.node, view.boot_id, view.instance)
+        for view in [*agents, *speaking]
     }
     return ClusterSnapshot(
         nodes={known.name: known for known in [*nodes, *rest]},
         jobs={known.id: known for known in jobs},
         agents={known.node: known for known in [*agents, *speaking]},
         incidents={known.node: known for known in incidents},
-        gave_up={known.node: known for known in gave_up},
+        at_rest={known.node: known for known in at_rest},
         supervised={known.job: known for known in watched},
+        site=SiteFacts(**facts),
+        heard=Heard(heard, more.pop("abandoned", frozenset()), known_agents),
         **(known | more),
     )
 

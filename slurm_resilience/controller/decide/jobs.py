@@ -1,8 +1,8 @@
-"""Decide, for jobs: whom to requeue and start, and whose supervisors to tell. Pure."""
+"""Decide, for jobs: which are requeued and started, and which supervisors are told. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -17,109 +17,129 @@ from slurm_resilience.controller.actions import (
     RequeueJob,
     StartPendingJob,
 )
+from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.journal import PendingRequeue
 from slurm_resilience.controller.observe import ClusterSnapshot
 
-CHASE_SECONDS = 600.0
-"""How long a requeued job is followed until it runs."""
+FOLLOW_SECONDS = 600.0
+"""A requeued job is followed this long, until it runs."""
 
 
-def requeues(world: ClusterSnapshot) -> Iterator[Action]:
-    for job in world.jobs.values():
-        if job.is_zombie and job.id not in world.chases:
+def requeues(snapshot: ClusterSnapshot) -> Iterator[Action]:
+    """Requeue jobs without a batch script, and follow requeued jobs until they run."""
+    for job in snapshot.jobs.values():
+        if job.is_zombie and job.id not in snapshot.pending_requeues:
             if not job.requeue:
                 text = f"job {job.id} has lost its batch script, and may not be requeued"
                 yield RaiseAlarm(f"zombie-{job.id}-{job.restarts}", text, job=job.id)
                 continue
             reason = f"its batch host {job.batch_host} is gone"
-            yield KeepPendingRequeue(PendingRequeue(job.id, reason, True, job.restarts, world.now))
+            yield KeepPendingRequeue(
+                PendingRequeue(job.id, reason, True, job.restarts, snapshot.now)
+            )
             yield RequeueJob(job.id, reason)
-    yield from _requeued_by_slurm(world)
-    for chase in world.chases.values():
-        yield from _chase(world, chase)
+    yield from _requeued_by_slurm(snapshot)
+    for pending_requeue in snapshot.pending_requeues.values():
+        yield from _follow(snapshot, pending_requeue)
 
 
-def _requeued_by_slurm(world: ClusterSnapshot) -> Iterator[KeepPendingRequeue]:
-    """Jobs under auto-resume that Slurm requeued because somebody else set one of their nodes DOWN,
-    as `sres node replace --force` does. A requeue that was asked for keeps Slurm's two minutes."""
-    for entry in world.supervised.values():
-        job = world.jobs.get(entry.job)
-        if job is None or job.id in world.chases or not (job.is_batch and job.requeue):
+def _requeued_by_slurm(snapshot: ClusterSnapshot) -> Iterator[KeepPendingRequeue]:
+    """Follow supervised jobs that Slurm requeued because a person set one of their nodes DOWN.
+
+    `sres node replace --force` does that. A requeue that was asked for keeps Slurm's two minutes.
+    """
+    for entry in snapshot.supervised.values():
+        job = snapshot.jobs.get(entry.job)
+        if job is None or job.id in snapshot.pending_requeues:
             continue
-        down = [name for name in entry.nodes if name in world.nodes and world.nodes[name].is_down]
-        ends = job.state in ("COMPLETING", "PENDING")
-        if down and ends and job.restarts > entry.restarts:
+        if not (job.is_batch and job.requeue):
+            continue
+        down = [n for n in entry.nodes if n in snapshot.nodes and snapshot.nodes[n].is_down]
+        is_ending = job.state in ("COMPLETING", "PENDING")
+        if down and is_ending and job.restarts > entry.restarts:
             reason = f"node {down[0]} went down"
             yield KeepPendingRequeue(
-                PendingRequeue(job.id, reason, False, entry.restarts, world.now)
+                PendingRequeue(job.id, reason, False, entry.restarts, snapshot.now)
             )
 
 
-def _chase(world: ClusterSnapshot, chase: PendingRequeue) -> Iterator[Action]:
-    job = world.jobs.get(chase.job)
+def _follow(snapshot: ClusterSnapshot, pending_requeue: PendingRequeue) -> Iterator[Action]:
+    """Bring a requeued job to its next run, or leave it after `FOLLOW_SECONDS`."""
+    job = snapshot.jobs.get(pending_requeue.job)
+    since = snapshot.now - pending_requeue.since
     if job is None:
-        yield EndPendingRequeue(chase.job, "the job is gone")
-    elif job.state == "RUNNING" and job.restarts > chase.restarts_before:
-        yield EndPendingRequeue(chase.job, f"runs again {world.now - chase.since:.1f} s after")
-    elif world.now - chase.since > CHASE_SECONDS:
+        yield EndPendingRequeue(pending_requeue.job, "the job is gone")
+    elif job.state == "RUNNING" and job.restarts > pending_requeue.restarts_before:
+        yield EndPendingRequeue(job.id, f"runs again {since:.1f} s after")
+    elif since > FOLLOW_SECONDS:
         # Also one that is PENDING: it may start, and waits for nodes like any other.
-        yield EndPendingRequeue(
-            chase.job, f"not seen running within {CHASE_SECONDS:.0f} s: {job.state}"
-        )
+        text = f"not seen running within {FOLLOW_SECONDS:.0f} s: {job.state}"
+        yield EndPendingRequeue(job.id, text)
     elif job.state == "PENDING":
         # Only now: given while the job is COMPLETING it is lost (and returns 0).
-        if not chase.pending_since:
-            yield KeepPendingRequeue(msgspec.structs.replace(chase, pending_since=world.now))
-        elif int(world.now) > int(chase.pending_since):
+        if not pending_requeue.pending_since:
+            yield KeepPendingRequeue(
+                msgspec.structs.replace(pending_requeue, pending_since=snapshot.now)
+            )
+        elif int(snapshot.now) > int(pending_requeue.pending_since):
             # And not within the second in which it ended: slurmd would take the new credential for
             # the one just revoked (it compares whole seconds), and Slurm would fail the job.
-            yield StartPendingJob(chase.job)
-    elif job.state == "RUNNING" and (chase.wanted or job.is_zombie):
-        yield RequeueJob(chase.job, chase.reason)
+            yield StartPendingJob(job.id)
+    elif job.state == "RUNNING" and (pending_requeue.wanted or job.is_zombie):
+        yield RequeueJob(job.id, pending_requeue.reason)
 
 
-def preferences(world: ClusterSnapshot) -> Iterator[RaisePriority]:
-    """A supervised job that has fewer nodes than its step had waits for others in their place, its
-    remaining nodes idle. It gets back no more than it had, so nobody jumps the queue."""
-    for entry in world.supervised.values():
-        job = world.jobs.get(entry.job)
-        if job is None or job.state != "RUNNING" or job.gres or not world.permits_expansion:
+def priorities(snapshot: ClusterSnapshot) -> Iterator[RaisePriority]:
+    """Raise the priority of supervised jobs that have fewer nodes than their step had.
+
+    Their remaining nodes are idle while they wait. None gets back more than it had, so none jumps
+    the queue.
+    """
+    for entry in snapshot.supervised.values():
+        job = snapshot.jobs.get(entry.job)
+        if job is None or job.state != "RUNNING" or job.gres:
             continue
-        if 0 < len(job.nodes) < entry.size:
+        if snapshot.site.permits_expansion and 0 < len(job.nodes) < entry.size:
             yield RaisePriority(job.id, entry.size - len(job.nodes))
 
 
-def tells(world: ClusterSnapshot, verdicts: dict[str, NodeDiagnosis]) -> Iterator[NotifySupervisor]:
-    """Only what is marked, or DOWN: a supervisor leaves a node because everybody must."""
-    for incident in world.incidents.values():
-        node, verdict = world.nodes.get(incident.node), verdicts.get(incident.node)
-        if node is None or verdict is None or verdict.kind != "requested":
+def notifications(
+    snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis]
+) -> Iterator[NotifySupervisor]:
+    """Tell supervisors of nodes that are marked or DOWN: those that every job must leave."""
+    for incident in snapshot.incidents.values():
+        node, diagnosis = snapshot.nodes.get(incident.node), diagnoses.get(incident.node)
+        if node is None or diagnosis is None or diagnosis.kind != "requested":
             continue
         kind: Literal["dead", "sick", "requested"] = "requested"
         if node.is_down or incident.kind == "dead":
             kind = "dead"
         elif incident.kind == "sick":
             kind = "sick"
-        for entry in world.supervised.values():
+        for entry in snapshot.supervised.values():
             if node.name in entry.nodes:
                 yield NotifySupervisor(
                     entry.job, node.name, kind, incident.action, incident.reason, incident.id
                 )
-    yield from _down_without_us(world, verdicts)
+    yield from _down_without_us(snapshot, diagnoses)
 
 
 def _down_without_us(
-    world: ClusterSnapshot, verdicts: dict[str, NodeDiagnosis]
+    snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis]
 ) -> Iterator[NotifySupervisor]:
-    """Nodes that are DOWN for a person's reason or Slurm's own. A step that lives on does not hear
-    of it once the node has left the job."""
-    for entry in world.supervised.values():
+    """Tell of nodes that are DOWN without an open incident.
+
+    A step that lives on does not hear of it once the node has left the job.
+    """
+    for entry in snapshot.supervised.values():
         for name in entry.nodes:
-            node, verdict = world.nodes.get(name), verdicts.get(name)
-            if node is None or verdict is None or name in world.incidents:
+            node, diagnosis = snapshot.nodes.get(name), diagnoses.get(name)
+            if node is None or diagnosis is None or name in snapshot.incidents:
                 continue
-            if node.is_down and verdict.kind in ("held", "down"):
-                yield NotifySupervisor(
-                    entry.job, name, "dead", "", f"it is down; {verdict.reason}", 0
-                )
+            last = snapshot.at_rest.get(name)
+            is_quarantined = last is not None and last.state is NodeState.QUARANTINED
+            is_left = diagnosis.kind in ("held", "down") or is_quarantined
+            if node.is_down and is_left:
+                text = f"it is down; {diagnosis.reason}"
+                yield NotifySupervisor(entry.job, name, "dead", "", text, 0)

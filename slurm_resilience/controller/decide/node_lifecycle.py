@@ -1,158 +1,221 @@
-"""Decide, for one incident: from its marking to the day the node is back. Pure."""
+"""The life of a node, from its first fault until it is back in service, as one table. Pure.
+
+`TABLE` is the only place that says which state follows which event. The journal writes a node's
+state through `step` alone, so a transition that the table lacks cannot be written. A state is that
+of the node's last incident; a node without one is healthy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import enum
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from slurm_resilience.config import Config
-from slurm_resilience.controller.actions import (
-    Action,
-    RaiseAlarm,
-    ReturnNode,
-    StartReplacement,
-    Transition,
+from slurm_resilience.errors import IllegalTransition
+
+
+class NodeState(enum.StrEnum):
+    """The stage that sresctld has reached with a node."""
+
+    HEALTHY = "healthy"
+    """No incident is open."""
+    SUSPECT = "suspect"
+    """A fault was found, and Slurm does not show it yet: nothing that cannot be undone was done."""
+    SET_ASIDE = "set-aside"
+    """Slurm shows the reason and starts no new job; the jobs on the node may still end."""
+    EMPTY = "empty"
+    """No job is left: the replacement waits for its turn, its next try, or a program."""
+    REPAIRING = "repairing"
+    """The replacement program runs."""
+    VALIDATING = "validating"
+    """The program ended well; the node must come back and answer."""
+    RETURNING = "returning"
+    """The node was given back to Slurm (node resume), which must show it in service."""
+    QUARANTINED = "quarantined"
+    """The replacement failed too often: a person must look."""
+    HELD = "held"
+    """A person keeps the node: sresctld leaves it alone."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """An incident is open, and sresctld has the next move."""
+        return self in _UNDER_WAY
+
+    @property
+    def is_at_rest(self) -> bool:
+        """The node was left to a person, whose event alone leads out of it."""
+        return self in _AT_REST
+
+    @property
+    def is_marked(self) -> bool:
+        """Slurm shows (or showed, until the node was given back) why the node is out of service."""
+        return self.is_under_way and self is not NodeState.SUSPECT
+
+    @property
+    def waits_for_repair(self) -> bool:
+        """The node is out of service, and no program has been started or the last one failed."""
+        return self in (NodeState.SET_ASIDE, NodeState.EMPTY)
+
+    @property
+    def is_running_program(self) -> bool:
+        """The replacement program runs, or has ended and was not judged yet."""
+        return self is NodeState.REPAIRING
+
+    @property
+    def is_in_repair(self) -> bool:
+        """The program runs, or has run: silence of the node is normal."""
+        return self in (NodeState.REPAIRING, NodeState.VALIDATING, NodeState.RETURNING)
+
+    @property
+    def is_coming_back(self) -> bool:
+        """The program has ended well, and the node must show that it lives."""
+        return self in (NodeState.VALIDATING, NodeState.RETURNING)
+
+
+_UNDER_WAY = frozenset(
+    {
+        NodeState.SUSPECT,
+        NodeState.SET_ASIDE,
+        NodeState.EMPTY,
+        NodeState.REPAIRING,
+        NodeState.VALIDATING,
+        NodeState.RETURNING,
+    }
 )
-from slurm_resilience.controller.diagnose import NodeDiagnosis
-from slurm_resilience.controller.journal import Incident
-from slurm_resilience.controller.observe import ClusterSnapshot
-from slurm_resilience.model import REBOOT, Node
-
-RESUME_AGAIN = 10.0
-"""Seconds until a node resume that Slurm does not show is given again."""
+_AT_REST = frozenset({NodeState.QUARANTINED, NodeState.HELD})
 
 
-def progress(
-    world: ClusterSnapshot, config: Config, incident: Incident, verdict: NodeDiagnosis | None
-) -> Iterator[Action]:
-    node = world.nodes.get(incident.node)
-    if node is None:
-        yield Transition(
-            incident.node, incident.id, "cancelled", "Slurm does not know this node any more"
-        )
-        return
-    if node.reason_unclear and incident.state in ("marked", "returning", "resumed"):
-        text = f"a reason that cannot be read for certain holds the node: {node.reason}"
-        yield Transition(node.name, incident.id, "cancelled", text)
-        return
-    match incident.state:
-        case "open":
-            yield from _from_open(incident, node, verdict)
-        case "marked":
-            yield from _from_marked(world, config, incident, node)
-        case "replacing":
-            yield from _from_replacing(world, config, incident, node)
-        case "returning":
-            yield from _from_returning(world, config, incident, node)
-        case "resumed":
-            yield from _from_resumed(world, config, incident, node)
-        case _:
-            return
+class NodeEvent(enum.StrEnum):
+    """An event that moves a node to a state. The value is the event's kind in the journal."""
+
+    DETECTED = "detected"
+    """sresctld found the node dead or sick."""
+    RECOVERED = "recovered"
+    """The fault was gone before the node was marked: sresctld changed its mind."""
+    MARKED = "marked"
+    """Slurm shows the node's state and reason."""
+    EMPTIED = "emptied"
+    """The last job has left the node."""
+    OCCUPIED = "occupied"
+    """A job came to the node after all."""
+    REPLACING = "replacing"
+    """The replacement program is about to be started."""
+    REPLACED = "replaced"
+    """The program ended well."""
+    REPLACEMENT_FAILED = "replacement-failed"
+    """The program failed or the node did not come back; another try follows."""
+    GAVE_UP = "gave-up"
+    """It failed as often as the configuration allows."""
+    RESUMED = "resumed"
+    """sresctld gave the node back to Slurm (node resume)."""
+    CLOSED = "closed"
+    """Slurm shows the node in service."""
+    REQUESTED = "requested"
+    """A person asked for a replacement or a reboot."""
+    ASKED_ANEW = "asked-anew"
+    """A person asked for something else, or for the same thing once more, in mid-incident."""
+    RELEASED = "released"
+    """A person took the request back, or put the node back into service."""
+    TAKEN_OVER = "taken-over"
+    """A person keeps the node out of service for a reason of his own."""
+    REMOVED = "removed"
+    """A person removed the node from Slurm's configuration."""
+
+    @property
+    def is_a_persons(self) -> bool:
+        return self in _OF_PERSONS
 
 
-def _from_open(incident: Incident, node: Node, verdict: NodeDiagnosis | None) -> Iterator[Action]:
-    """sresctld was stopped between opening and marking."""
-    if node.requested_action:
-        yield Transition(node.name, incident.id, "marked", "Slurm shows the reason")
-    elif verdict is None or verdict.kind not in ("dead", "sick", "suspect"):
-        text = verdict.reason if verdict else "gone"
-        yield Transition(node.name, incident.id, "cancelled", f"not marked; now: {text}")
+_OF_PERSONS = frozenset(
+    {
+        NodeEvent.REQUESTED,
+        NodeEvent.ASKED_ANEW,
+        NodeEvent.RELEASED,
+        NodeEvent.TAKEN_OVER,
+        NodeEvent.REMOVED,
+    }
+)
 
 
-def _from_marked(
-    world: ClusterSnapshot, config: Config, incident: Incident, node: Node
-) -> Iterator[Action]:
-    if not node.requested_action or not (node.is_fail or node.is_down or node.is_drain):
-        yield Transition(
-            node.name, incident.id, "cancelled", f"{node.state}: the reason was taken back"
-        )
-        return
-    if node.requested_action != incident.action:
-        text = f"{node.requested_action} was asked for instead"
-        yield Transition(node.name, incident.id, "cancelled", text)
-        return
-    if node.has_work:
-        if world.now - incident.marked > config.recovery.drain_alarm:
-            hours = (world.now - incident.marked) / 3600
-            text = f"jobs have kept this node from its replacement for {hours:.0f} h"
-            yield RaiseAlarm(f"drain-{incident.id}", text, node.name, incident=incident.id)
-        return
-    if not world.can_replace:
-        text = "no replacement program is configured (replace.program): waiting for a person"
-        yield RaiseAlarm(f"program-{incident.id}", text, node.name, incident=incident.id)
-        return
-    running = sum(i.state == "replacing" for i in world.incidents.values())
-    if world.now >= incident.next_try and running < config.replace.max_running:
-        yield StartReplacement(node.name, incident.id)
+class SideAct(enum.Enum):
+    """An act that belongs to a transition, beside the new state."""
+
+    STOP_PROGRAM = "stop the replacement program"
+    FORGET_PROBES = "forget the answers from before the replacement"
+    CLEAR_COMMENT = "take sresctld's comment off the node"
 
 
-def _from_replacing(
-    world: ClusterSnapshot, config: Config, incident: Incident, node: Node
-) -> Iterator[Action]:
-    if not (node.reason and (node.is_fail or node.is_down or node.is_drain)):
-        # Node resume takes the reason away, or the state only (24.11), whatever the machine does.
-        text = "an administrator resumed the node"
-        yield Transition(node.name, incident.id, "cancelled", text, stop_run=True)
-        return
-    run = world.runs.get(incident.id)
-    if run is None or run.state == "running":
-        return
-    if run.state == "ended" and run.rc == 0:
-        yield Transition(node.name, incident.id, "returning", "the program ended well")
-        return
-    last = run.output.splitlines()[-1:] or ["it printed nothing"]
-    how = "disappeared" if run.state == "lost" else f"exited {run.rc}"
-    yield _failed(world, config, incident, f"the program {how}: {last[0][:200]}")
+class Step(NamedTuple):
+    """A row of the table: the state that follows, and what is done on the way."""
+
+    state: NodeState
+    acts: tuple[SideAct, ...] = ()
 
 
-def _failed(world: ClusterSnapshot, config: Config, incident: Incident, why: str) -> Transition:
-    if incident.attempts >= config.replace.attempts:
-        text = f"{why}; given up after {incident.attempts} attempts, a person must look"
-        return Transition(incident.node, incident.id, "gave_up", text)
-    wait = config.replace.backoff * 2 ** max(0, incident.attempts - 1)
-    text = f"{why}; again in {wait:.0f} s (attempt {incident.attempts} failed)"
-    return Transition(incident.node, incident.id, "marked", text, next_try=world.now + wait)
+_S, _E = NodeState, NodeEvent
+_CLEAR = (SideAct.CLEAR_COMMENT,)
+
+TABLE: Mapping[tuple[NodeState, NodeEvent], Step] = {
+    (_S.HEALTHY, _E.DETECTED): Step(_S.SUSPECT),
+    (_S.HEALTHY, _E.REQUESTED): Step(_S.SET_ASIDE),
+    #
+    (_S.SUSPECT, _E.MARKED): Step(_S.SET_ASIDE),
+    (_S.SUSPECT, _E.RECOVERED): Step(_S.HEALTHY, _CLEAR),
+    (_S.SUSPECT, _E.TAKEN_OVER): Step(_S.HELD, _CLEAR),
+    (_S.SUSPECT, _E.REMOVED): Step(_S.HELD),
+    # MARKED once more: it was to be left gracefully, and died with its jobs on it.
+    (_S.SET_ASIDE, _E.MARKED): Step(_S.SET_ASIDE),
+    (_S.SET_ASIDE, _E.EMPTIED): Step(_S.EMPTY),
+    (_S.SET_ASIDE, _E.RELEASED): Step(_S.HEALTHY, _CLEAR),
+    (_S.SET_ASIDE, _E.TAKEN_OVER): Step(_S.HELD, _CLEAR),
+    (_S.SET_ASIDE, _E.ASKED_ANEW): Step(_S.HELD, _CLEAR),
+    (_S.SET_ASIDE, _E.REMOVED): Step(_S.HELD),
+    #
+    (_S.EMPTY, _E.MARKED): Step(_S.SET_ASIDE),
+    (_S.EMPTY, _E.OCCUPIED): Step(_S.SET_ASIDE),
+    (_S.EMPTY, _E.REPLACING): Step(_S.REPAIRING),
+    (_S.EMPTY, _E.RELEASED): Step(_S.HEALTHY, _CLEAR),
+    (_S.EMPTY, _E.TAKEN_OVER): Step(_S.HELD, _CLEAR),
+    (_S.EMPTY, _E.ASKED_ANEW): Step(_S.HELD, _CLEAR),
+    (_S.EMPTY, _E.REMOVED): Step(_S.HELD),
+    #
+    (_S.REPAIRING, _E.REPLACED): Step(_S.VALIDATING, (SideAct.FORGET_PROBES,)),
+    (_S.REPAIRING, _E.REPLACEMENT_FAILED): Step(_S.EMPTY),
+    (_S.REPAIRING, _E.GAVE_UP): Step(_S.QUARANTINED),
+    (_S.REPAIRING, _E.RELEASED): Step(_S.HEALTHY, (SideAct.STOP_PROGRAM, *_CLEAR)),
+    (_S.REPAIRING, _E.REMOVED): Step(_S.HELD),
+    #
+    (_S.VALIDATING, _E.RESUMED): Step(_S.RETURNING),
+    (_S.VALIDATING, _E.CLOSED): Step(_S.HEALTHY, _CLEAR),
+    (_S.VALIDATING, _E.REPLACEMENT_FAILED): Step(_S.EMPTY),
+    (_S.VALIDATING, _E.GAVE_UP): Step(_S.QUARANTINED),
+    (_S.VALIDATING, _E.TAKEN_OVER): Step(_S.HELD, _CLEAR),
+    (_S.VALIDATING, _E.REMOVED): Step(_S.HELD),
+    # RESUMED once more: Slurm did not take the first one.
+    (_S.RETURNING, _E.RESUMED): Step(_S.RETURNING),
+    (_S.RETURNING, _E.CLOSED): Step(_S.HEALTHY, _CLEAR),
+    (_S.RETURNING, _E.REPLACEMENT_FAILED): Step(_S.EMPTY),
+    (_S.RETURNING, _E.GAVE_UP): Step(_S.QUARANTINED),
+    (_S.RETURNING, _E.ASKED_ANEW): Step(_S.HELD, _CLEAR),
+    (_S.RETURNING, _E.TAKEN_OVER): Step(_S.HELD, _CLEAR),
+    (_S.RETURNING, _E.REMOVED): Step(_S.HELD),
+    #
+    (_S.QUARANTINED, _E.REQUESTED): Step(_S.SET_ASIDE),
+    (_S.QUARANTINED, _E.RELEASED): Step(_S.HEALTHY),
+    (_S.QUARANTINED, _E.TAKEN_OVER): Step(_S.HELD),
+    #
+    (_S.HELD, _E.REQUESTED): Step(_S.SET_ASIDE),
+    (_S.HELD, _E.RELEASED): Step(_S.HEALTHY),
+}
 
 
-def _from_returning(
-    world: ClusterSnapshot, config: Config, incident: Incident, node: Node
-) -> Iterator[Action]:
-    if node.is_available:
-        yield Transition(node.name, incident.id, "closed", "back in service")
-    elif _is_back(world, incident, node):
-        yield ReturnNode(node.name, incident.id)
-    elif world.now - incident.run_ended > config.replace.return_timeout:
-        seconds = config.replace.return_timeout
-        yield _failed(world, config, incident, f"the node did not come back within {seconds:.0f} s")
+def step(state: NodeState, event: NodeEvent) -> Step:
+    """Return the row of the table for this state and event.
 
-
-def _is_back(world: ClusterSnapshot, incident: Incident, node: Node) -> bool:
-    """Its sresd speaks from another boot or machine, and slurmd answers."""
-    agent = world.agents.get(node.name)
-    before = (incident.boot_before, incident.instance_before)
-    if agent is not None and agent.spoke and not agent.said_goodbye:
-        speaks = agent.connected and agent.silence < 5.0
-        if not speaks or (any(before) and (agent.boot_id, agent.instance) == before):
-            return False
-    elif any(before):
-        return False
-    elapsed = world.now - incident.run_ended
-    probes = [p for p in world.probes.get(node.name, ()) if world.moment - p.started <= elapsed]
-    return bool(probes) and probes[-1].answer == "answered"
-
-
-def _from_resumed(
-    world: ClusterSnapshot, config: Config, incident: Incident, node: Node
-) -> Iterator[Action]:
-    if node.is_available:
-        seconds = world.now - incident.opened
-        verb = "rebooted" if incident.action == REBOOT else "replaced"
-        yield Transition(
-            node.name, incident.id, "closed", f"{verb} and back in service after {seconds:.1f} s"
-        )
-    elif node.requested_action and incident.reason_at not in ("", node.reason_at):
-        text = f"{node.reason} was asked for again by {node.reason_by or 'somebody'}"
-        yield Transition(node.name, incident.id, "cancelled", text)
-    elif node.requested_action and world.now - incident.resumed > RESUME_AGAIN:
-        yield ReturnNode(node.name, incident.id)
-    elif world.now - incident.resumed > config.replace.return_timeout:
-        yield _failed(world, config, incident, f"after its resume the node is {node.state}")
+    Raises:
+        IllegalTransition: the table has none.
+    """
+    try:
+        return TABLE[state, event]
+    except KeyError:
+        raise IllegalTransition(f"a node that is {state} cannot be {event}") from None

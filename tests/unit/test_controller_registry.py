@@ -10,7 +10,7 @@ from fake_slurm import FakeSlurm
 from worlds import FakeClock, config
 
 from slurm_resilience.controller.main import Controller
-from slurm_resilience.controller.supervisors import RETURN_SECONDS, Supervisors
+from slurm_resilience.controller.registry import RETURN_SECONDS, SupervisorRoll
 from slurm_resilience.wire.messages import AttemptEnded, AttemptStarted, Message
 
 NODES = ("n1", "n2", "n3")
@@ -56,15 +56,15 @@ class Site:
 
     def supervisor(self, attempt: int = 1) -> Any:
         peer: Any = Peer(self.job)
-        self.controller.board.opened(peer)
-        self.controller.board.received(peer, AttemptStarted(attempt, NODES))
+        self.controller.inbox.opened(peer)
+        self.controller.inbox.received(peer, AttemptStarted(attempt, NODES))
         return peer
 
     def says(self, peer: Any, outcome: str) -> None:
-        self.controller.board.received(peer, AttemptEnded(1, 0, outcome))
+        self.controller.inbox.received(peer, AttemptEnded(1, 0, outcome))
 
     def leaves(self, peer: Any) -> None:
-        self.controller.board.closed(peer)
+        self.controller.inbox.closed(peer)
 
     @property
     def supervised(self) -> bool:
@@ -103,12 +103,12 @@ def test_also_when_all_of_it_is_heard_in_one_cycle(site: Site) -> None:
 def test_also_when_it_was_gone_before_its_word_was_read(site: Site) -> None:
     peer = site.supervisor()
     site.cycle()
-    taken = site.controller.board.take_inbox
+    taken = site.controller.inbox.take
     site.says(peer, "stop: the program is done")
     site.leaves(peer)
-    site.controller.board.take_inbox = list  # type: ignore[method-assign, assignment]
+    site.controller.inbox.take = tuple  # type: ignore[method-assign, assignment]
     site.cycle()
-    site.controller.board.take_inbox = taken  # type: ignore[method-assign]
+    site.controller.inbox.take = taken  # type: ignore[method-assign]
     site.cycle()
     site.cycle()
     assert not site.supervised
@@ -285,11 +285,11 @@ def test_a_forced_down_is_followed_once(site: Site) -> None:
         site.cycle()
     assert site.slurm.job(site.job).state == "RUNNING"
     site.cycle()
-    assert site.controller.journal.chases() == {}
+    assert site.controller.journal.pending_requeues() == {}
     assert [call[0] for call in site.slurm.calls].count("start_now") == 1
 
 
 def test_a_supervisor_nobody_knows_of_changes_nothing() -> None:
-    supervisors, peer = Supervisors(), Peer(7)
-    supervisors.ended(7, peer)  # type: ignore[arg-type]
-    assert not supervisors.are_over(7, 0.0)
+    roll, peer = SupervisorRoll(), Peer(7)
+    roll.ended(7, peer)  # type: ignore[arg-type]
+    assert not roll.is_abandoned(7, 0.0)

@@ -12,14 +12,21 @@ from fake_slurm import FakeSlurm
 from worlds import CONFIG, FakeClock, agent, config, finding
 
 from slurm_resilience.controller import actions, observe
-from slurm_resilience.controller.act import actor
+from slurm_resilience.controller.act import jobs
 from slurm_resilience.controller.act.actor import Actor
-from slurm_resilience.controller.decide import marking
+from slurm_resilience.controller.decide.decision import decide
+from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.diagnose import diagnose
-from slurm_resilience.controller.inbox import AgentView, Inbox
-from slurm_resilience.controller.journal import Journal, PendingRequeue, Supervised
-from slurm_resilience.controller.observe import Blind, ClusterSnapshot
+from slurm_resilience.controller.inbox import Inbox
+from slurm_resilience.controller.journal import (
+    IncidentFacts,
+    Journal,
+    PendingRequeue,
+    Supervised,
+)
+from slurm_resilience.controller.observe import Blind, ClusterSnapshot, SiteFacts, Sources
 from slurm_resilience.controller.probe import Prober, ProbeResult
+from slurm_resilience.controller.registry import AgentView, Registry, SupervisorRoll
 from slurm_resilience.errors import SlurmError
 from slurm_resilience.model import REPLACE
 from slurm_resilience.replace import program
@@ -43,15 +50,13 @@ class Peer:
         ]
 
 
-class TestBoard(Inbox):
-    """A board whose agents and supervisors a test sets."""
+class TestRegistry(Registry):
+    """A registry whose agents and supervisors a test sets."""
 
     __test__ = False
 
     def __init__(self, clock: FakeClock) -> None:
-        super().__init__(
-            clock, trusted_uids=frozenset({0}), find_job=lambda _: None, history=lambda *_: []
-        )  # type: ignore[arg-type, return-value]
+        super().__init__(clock)  # type: ignore[arg-type]
         self.views: dict[str, AgentView] = {}
         self.peers: dict[int, list[Any]] = {}
 
@@ -93,12 +98,19 @@ class Controller:
 
     def start(self) -> None:
         self.journal = Journal(self.state_dir / "journal.db")
-        self.board, self.prober = TestBoard(self.clock), TestProber()
+        self.registry, self.prober = TestRegistry(self.clock), TestProber()
         self.everybody_beats()
+        self.inbox = Inbox(
+            self.registry,
+            trusted_uids=frozenset({0}),
+            find_job=self.slurm.job,
+            history=lambda *_: [],
+        )
+        self.roll = SupervisorRoll()
         self.actor = Actor(
             self.slurm,
             self.journal,
-            self.board,
+            self.registry,
             self.prober,
             self.clock,
             self.config,
@@ -108,18 +120,18 @@ class Controller:
 
     def restart(self) -> None:
         self.journal.close()
-        peers, views, answers = self.board.peers, self.board.views, self.prober.answers
+        peers, views, answers = self.registry.peers, self.registry.views, self.prober.answers
         self.start()
-        self.board.peers, self.board.views, self.prober.answers = peers, views, answers
+        self.registry.peers, self.registry.views, self.prober.answers = peers, views, answers
 
     def everybody_beats(self) -> None:
-        self.board.views = {node.name: agent(node.name) for node in self.slurm.nodes()}
+        self.registry.views = {node.name: agent(node.name) for node in self.slurm.nodes()}
 
     def is_dead(self, name: str) -> None:
         now = self.clock.monotonic()
         self.slurm.power_off(name)
         silent = agent(name, connected=False)
-        self.board.views[name] = msgspec.structs.replace(silent, silence=6.0, heard_at=now - 6.0)
+        self.registry.views[name] = msgspec.structs.replace(silent, silence=6.0, heard_at=now - 6.0)
         self.prober.answers[name] = tuple(
             ProbeResult(now - a, now - a + 0.1, "silent") for a in (2, 1)
         )
@@ -127,34 +139,35 @@ class Controller:
     def comes_back(self, name: str) -> None:
         now = self.clock.monotonic()
         self.slurm.power_on(name)
-        self.board.views[name] = agent(name, boot_id="boot-2")
+        self.registry.views[name] = agent(name, boot_id="boot-2")
         self.prober.answers[name] = (ProbeResult(now, now, "answered"),)
 
     def observe(self) -> ClusterSnapshot | Blind:
-        return observe.observe(
+        sources = Sources(
             self.slurm,
-            self.board,
+            self.registry,
+            self.roll,
+            self.inbox,
             self.prober,
             self.journal,
-            self.clock,
-            started=0.0,
-            state_dir=self.state_dir,
-            can_replace=True,
-            permits_expansion=True,
+            self.clock,  # type: ignore[arg-type]
+            self.state_dir,
         )
+        site = SiteFacts(uptime=1000.0, can_replace=True, permits_expansion=True)
+        return observe.observe(sources, site)
 
     def cycle(self) -> str:
         world = self.observe()
         assert isinstance(world, ClusterSnapshot), world
-        said = marking.decide(world, diagnose(world, self.config), self.config)
-        self.actor.act(world, said.actions)
+        said = decide(world, diagnose(world, self.config), self.config)
+        self.actor.act(said.snapshot, said.actions, said.notes)
         return said.sentence
 
     def supervise(self, job_id: int) -> Peer:
         nodes = self.slurm.job(job_id).nodes
         self.journal.put_supervised(Supervised(job_id, 1000, 1, nodes, self.clock.now()))
         peer = Peer()
-        self.board.peers.setdefault(job_id, []).append(peer)
+        self.registry.peers.setdefault(job_id, []).append(peer)
         return peer
 
     def events(self, *kinds: str) -> list[str]:
@@ -207,23 +220,25 @@ def test_from_death_to_service(sresctld: Controller, runs: dict[Path, Run]) -> N
     assert list(runs) == [run]
     runs[run] = Run("ended", 0, "", sresctld.clock.now())
     sresctld.cycle()
-    assert sresctld.incident.state == "returning"
+    assert sresctld.incident.state is NodeState.VALIDATING
     sresctld.clock.pass_time(1)
     sresctld.cycle()
     sresctld.comes_back("n3")
     sresctld.cycle()
     assert sresctld.slurm.node("n3").is_available
     sresctld.cycle()
-    assert sresctld.incident.state == "closed"
+    assert sresctld.incident.state is NodeState.HEALTHY
     assert sresctld.cycle() == "8 nodes: nothing to do"
     assert sresctld.events() == [
         "detected",
         "taken-out",
         "marking",
         "marked",
+        "emptied",
         "replacing",
-        "returning",
+        "replaced",
         "resuming",
+        "resumed",
         "closed",
     ]
     assert peer.told == [("n3", "dead")]
@@ -246,7 +261,7 @@ def test_the_same_with_a_crash_after_each_step(tmp_path: Path, runs: dict[Path, 
             sresctld.comes_back("n3")
         elif step < 7:
             sresctld.is_dead("n3")
-    assert sresctld.incident.state == "closed"
+    assert sresctld.incident.state is NodeState.HEALTHY
     assert len(runs) == 1
     changes = [call[0] for call in sresctld.slurm.calls if call[0] != "set_comment"]
     assert changes == ["shrink", "set_node", "set_node"]
@@ -258,23 +273,25 @@ def test_a_crash_between_shrink_and_mark(sresctld: Controller, runs: dict[Path, 
     sresctld.is_dead("n3")
     sresctld.slurm.refusals["set_node"] = SlurmError("slurmctld hiccups")
     sresctld.cycle()
-    assert sresctld.incident.state == "open"
+    assert sresctld.incident.state is NodeState.SUSPECT
     assert "failed" in sresctld.events()
     sresctld.restart()
     del sresctld.slurm.refusals["set_node"]
     sresctld.cycle()
-    assert sresctld.incident.state == "marked"
+    assert sresctld.incident.state is NodeState.SET_ASIDE
     assert sresctld.slurm.node("n3").is_down
     assert [call[0] for call in sresctld.slurm.calls].count("shrink") == 1
 
 
 def test_a_crash_between_slurms_mark_and_ours(sresctld: Controller, runs: dict[Path, Run]) -> None:
     sresctld.is_dead("n3")
-    sresctld.journal.open_incident("n3", "dead", REPLACE, "silent", sresctld.clock.now())
+    sresctld.journal.open_incident(
+        "n3", NodeEvent.DETECTED, "dead", REPLACE, "silent", sresctld.clock.now()
+    )
     sresctld.slurm.set_node(["n3"], state="down", reason=REPLACE)
     sresctld.restart()
     sresctld.cycle()
-    assert sresctld.incident.state == "marked"
+    assert sresctld.incident.state.waits_for_repair
     assert len(sresctld.slurm.calls) == 1
 
 
@@ -283,10 +300,12 @@ def test_a_crash_between_our_note_of_a_run_and_its_start(
 ) -> None:
     sresctld.slurm.set_node(["n3"], state="fail", reason=REPLACE)
     sresctld.cycle()
-    sresctld.journal.save(msgspec.structs.replace(sresctld.incident, state="replacing", attempts=1))
+    number, now = sresctld.incident.id, sresctld.clock.now()
+    sresctld.journal.apply(number, NodeEvent.EMPTIED, "", now)
+    sresctld.journal.apply(number, NodeEvent.REPLACING, "", now, IncidentFacts(attempts=1))
     sresctld.restart()
     sresctld.cycle()
-    assert sresctld.incident.state == "marked"
+    assert sresctld.incident.state is NodeState.EMPTY
     sresctld.clock.pass_time(6)
     sresctld.cycle()
     assert (sresctld.incident.attempts, len(runs)) == (2, 1)
@@ -302,7 +321,7 @@ def test_a_program_that_always_fails_ends_with_a_person(
             runs[run] = Run("ended", 1, "no spare")
         sresctld.clock.pass_time(5)
     assert len(runs) == sresctld.config.replace.attempts
-    assert sresctld.incident.state == "gave_up"
+    assert sresctld.incident.state is NodeState.QUARANTINED
     sresctld.slurm.now += 60
     sresctld.slurm.set_node(["n3"], state="fail", reason=REPLACE)
     sresctld.cycle()
@@ -357,14 +376,14 @@ def test_a_shrink_that_slurm_refuses_becomes_a_requeue(sresctld: Controller) -> 
     sresctld.slurm.refusals["shrink"] = SlurmError("the DB index is being set")
     sresctld.cycle()
     assert sresctld.slurm.node("n3").is_down
-    assert list(sresctld.journal.chases()) == [job_id]
+    assert list(sresctld.journal.pending_requeues()) == [job_id]
     for _ in range(4):
         sresctld.slurm.pass_time()
         sresctld.clock.pass_time(1)
         sresctld.cycle()
     assert sresctld.slurm.job(job_id).state == "RUNNING"
     assert sresctld.slurm.now < 1_000_000 + 10
-    assert sresctld.journal.chases() == {}
+    assert sresctld.journal.pending_requeues() == {}
 
 
 def test_work_that_came_meanwhile_delays_the_replacement(
@@ -376,7 +395,7 @@ def test_work_that_came_meanwhile_delays_the_replacement(
     sresctld.slurm.before["node"] = lambda: sresctld.slurm.put(busy)
     sresctld.cycle()
     assert runs == {}
-    assert sresctld.incident.state == "marked"
+    assert sresctld.incident.state.waits_for_repair
 
 
 def test_a_resumed_node_stops_its_replacement(sresctld: Controller, runs: dict[Path, Run]) -> None:
@@ -387,10 +406,28 @@ def test_a_resumed_node_stops_its_replacement(sresctld: Controller, runs: dict[P
     sresctld.slurm.set_node(["n3"], state="resume")
     sresctld.cycle()
     assert runs == {}
-    assert sresctld.incident.state == "cancelled"
+    assert sresctld.incident.state is NodeState.HEALTHY
 
 
-# -- blind, dry, told, chased -----------------------------------------------------------------
+def test_a_quarantined_node_waits_for_a_person(sresctld: Controller, runs: dict[Path, Run]) -> None:
+    """It was given up: only a person's answer brings it back into sresctld's hands."""
+    sresctld.slurm.set_node(["n3"], state="fail", reason=REPLACE)
+    for _ in range(40):
+        sresctld.cycle()
+        for run in runs:
+            runs[run] = Run("ended", 1, "no spare")
+        sresctld.clock.pass_time(5)
+    assert sresctld.incident.state is NodeState.QUARANTINED
+    sresctld.slurm.set_node(["n3"], state="resume")
+    sresctld.cycle()
+    assert sresctld.incident.state is NodeState.HEALTHY
+    assert sresctld.events()[-1] == "released"
+    sresctld.is_dead("n3")
+    sresctld.cycle()
+    assert sresctld.journal.state_of("n3") is NodeState.SET_ASIDE
+
+
+# -- blind, dry, told, followed -----------------------------------------------------------------
 
 
 def test_blind_is_still(sresctld: Controller) -> None:
@@ -421,13 +458,13 @@ def test_one_action_that_fails_does_not_stop_the_others(sresctld: Controller) ->
 def test_a_supervisor_is_told_once_and_a_new_one_again(sresctld: Controller) -> None:
     job_id = sresctld.slurm.submit(3)
     peer = sresctld.supervise(job_id)
-    sresctld.board.views["n3"] = agent("n3", findings=(finding(),))
+    sresctld.registry.views["n3"] = agent("n3", findings=(finding(),))
     for _ in range(3):
         sresctld.cycle()
     assert peer.told == [("n3", "sick")]
     for _ in range(5):
         # A connection that is gone leaves its id() to the next one.
-        sresctld.board.peers.clear()
+        sresctld.registry.peers.clear()
         del peer
         gc.collect()
         peer = sresctld.supervise(job_id)
@@ -454,7 +491,7 @@ def test_a_zombie_runs_again_at_once(sresctld: Controller) -> None:
     after = sresctld.slurm.job(job_id)
     assert (after.state, after.restarts) == ("RUNNING", 1)
     assert [call[0] for call in sresctld.slurm.calls].count("requeue") == 1
-    assert sresctld.journal.chases() == {}
+    assert sresctld.journal.pending_requeues() == {}
 
 
 def test_a_job_that_waits_for_nodes_is_not_pushed_all_the_time(sresctld: Controller) -> None:
@@ -462,13 +499,15 @@ def test_a_job_that_waits_for_nodes_is_not_pushed_all_the_time(sresctld: Control
     sresctld.slurm.requeue(job_id)
     sresctld.slurm.pass_time()
     sresctld.slurm.set_node(["n8"], state="drain", reason="one too few")
-    sresctld.journal.put_chase(PendingRequeue(job_id, "why", True, 0, sresctld.clock.now()))
+    sresctld.journal.put_pending_requeue(
+        PendingRequeue(job_id, "why", True, 0, sresctld.clock.now())
+    )
     sresctld.slurm.calls.clear()
     for _ in range(100):
         sresctld.cycle()
         sresctld.clock.pass_time(0.25)
     given = [call[0] for call in sresctld.slurm.calls].count("start_now")
-    assert 3 <= given <= 3 + 25 / actor.START_AGAIN + 1
+    assert 3 <= given <= 3 + 25 / jobs.START_AGAIN_SECONDS + 1
 
 
 def test_every_kind_of_action_has_its_handler(sresctld: Controller) -> None:

@@ -6,10 +6,10 @@ from __future__ import annotations
 import msgspec
 
 from slurm_resilience.controller.actions import NotifySupervisor, RaisePriority
-from slurm_resilience.controller.decide.jobs import preferences, tells
+from slurm_resilience.controller.decide.jobs import notifications, priorities
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.journal import Supervised
-from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
 from slurm_resilience.model import Job, Node
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -20,16 +20,15 @@ def world(job: Job, size: int = 4, permits: bool = True) -> ClusterSnapshot:
     return ClusterSnapshot(
         now=1.0,
         moment=1.0,
-        uptime=100.0,
         nodes={name: Node(name, "ALLOCATED") for name in NODES},
         jobs={job.id: job},
         supervised={7: Supervised(7, 1000, 1, NODES, 1.0, size)},
-        permits_expansion=permits,
+        site=SiteFacts(uptime=100.0, permits_expansion=permits),
     )
 
 
 def test_as_many_as_it_lost() -> None:
-    assert list(preferences(world(JOB))) == [RaisePriority(7, 1)]
+    assert list(priorities(world(JOB))) == [RaisePriority(7, 1)]
 
 
 def test_nobody_else() -> None:
@@ -38,15 +37,15 @@ def test_nobody_else() -> None:
     over = msgspec.structs.replace(JOB, state="COMPLETING")
     gres = msgspec.structs.replace(JOB, gres="gpu:2")
     for job in (whole, gone, over, gres):
-        assert list(preferences(world(job))) == []
-    assert list(preferences(world(JOB, permits=False))) == []
+        assert list(priorities(world(job))) == []
+    assert list(priorities(world(JOB, permits=False))) == []
     # What a user's program said of nodes that the job did not hold counts for nothing.
-    assert list(preferences(world(JOB, size=3))) == []
+    assert list(priorities(world(JOB, size=3))) == []
 
 
 def test_a_supervisor_hears_of_a_node_that_a_person_keeps_down() -> None:
     seen = world(JOB)
-    assert not list(tells(seen, {"n4": NodeDiagnosis("n4", "held", "kept out by bob")}))
+    assert not list(notifications(seen, {"n4": NodeDiagnosis("n4", "held", "kept out by bob")}))
     seen.nodes["n4"] = Node("n4", "DOWN", frozenset({"DRAIN"}), reason="new disk")
-    told = list(tells(seen, {"n4": NodeDiagnosis("n4", "held", "kept out by bob")}))
+    told = list(notifications(seen, {"n4": NodeDiagnosis("n4", "held", "kept out by bob")}))
     assert told == [NotifySupervisor(7, "n4", "dead", "", "it is down; kept out by bob", 0)]

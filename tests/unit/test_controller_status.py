@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from worlds import agent, dead, finding, incident, job, node, verdict, world
 
+from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.status import for_supervisors
 from slurm_resilience.model import REPLACE
 from slurm_resilience.slurm.pyslurm import matches
@@ -19,8 +20,8 @@ SICK = {"agents": (agent(findings=(finding(),)),)}
     ("the_node", "more", "known", "word"),
     [
         (BUSY, SICK, None, "suspect"),
-        (BUSY, SICK, incident(state="open"), "suspect"),
-        (BUSY, SICK, incident(state="marked", kind="sick"), "sick"),
+        (BUSY, SICK, incident(state=NodeState.SUSPECT), "suspect"),
+        (BUSY, SICK, incident(state=NodeState.SET_ASIDE, kind="sick"), "sick"),
         (BUSY, dead(), None, "suspect"),
         (BUSY, dead(), incident(), "dead"),
         (node(state="ALLOCATED+FAIL", reason=REPLACE), {}, incident(), "requested"),

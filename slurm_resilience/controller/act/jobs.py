@@ -1,0 +1,146 @@
+"""Act on jobs: shrink, requeue, start, raise their priority, and tell their supervisors."""
+
+from __future__ import annotations
+
+import logging
+from weakref import WeakKeyDictionary
+
+from slurm_resilience.clock import Clock
+from slurm_resilience.controller.act.reporting import Reporter
+from slurm_resilience.controller.actions import (
+    EndPendingRequeue,
+    KeepPendingRequeue,
+    NotifySupervisor,
+    RaisePriority,
+    RequeueJob,
+    ShrinkJob,
+    StartPendingJob,
+)
+from slurm_resilience.controller.journal import Journal, PendingRequeue
+from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.controller.registry import Registry
+from slurm_resilience.errors import SresError
+from slurm_resilience.model import Job
+from slurm_resilience.slurm.client import SlurmClient
+from slurm_resilience.wire.messages import Evidence, NodeVerdict
+from slurm_resilience.wire.server import Client
+
+log = logging.getLogger("sresctld")
+
+PRIORITY_AGAIN_SECONDS = 1.0
+"""Between two looks for a job's request for nodes in exchange."""
+START_AGAIN_SECONDS = 5.0
+"""Until a job that was told to start, and is PENDING still, is told again."""
+STARTS_AT_ONCE = 3
+"""A job is told to start so often before the wait between two tries begins."""
+
+
+class Notifier:
+    """Tells each supervisor each thing once."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        # By the connection itself: an id() comes again when a connection is gone.
+        self._told: WeakKeyDictionary[Client, set[tuple[str, int, str]]] = WeakKeyDictionary()
+
+    def tell(self, job: int, verdict: NodeVerdict) -> None:
+        for connection in self._registry.supervisors(job):
+            told = self._told.setdefault(connection, set())
+            key = (verdict.node, verdict.incident, verdict.verdict)
+            if key not in told:
+                told.add(key)
+                connection.send(Evidence((verdict,)))
+
+    def tell_all(self, snapshot: ClusterSnapshot, verdict: NodeVerdict) -> None:
+        """Tell the supervisors of every job whose step runs on the node."""
+        for job, entry in snapshot.supervised.items():
+            if verdict.node in entry.nodes:
+                self.tell(job, verdict)
+
+
+class JobActs:
+    """The acts on jobs."""
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        journal: Journal,
+        reporter: Reporter,
+        notifier: Notifier,
+        clock: Clock,
+    ) -> None:
+        self._client = client
+        self._journal = journal
+        self._reporter = reporter
+        self._notifier = notifier
+        self._clock = clock
+        self._raised_at: dict[int, float] = {}
+        self._started_at: dict[int, list[float]] = {}
+
+    def notify(self, snapshot: ClusterSnapshot, action: NotifySupervisor) -> None:
+        self._notifier.tell(
+            action.job,
+            NodeVerdict(action.node, action.kind, action.reason, action.action, action.incident),
+        )
+
+    def shrink(self, change: ShrinkJob, node: str, incident: int) -> None:
+        """Take a dead node out of a job, or have the job followed while Slurm requeues it.
+
+        Args:
+            change: the job, and the nodes that it keeps.
+            node: the dead node.
+            incident: its incident; 0: none.
+        """
+        text = f"node {node} taken out of job {change.job}"
+        job = self._client.job(change.job)
+        if job.state != "RUNNING" or not set(change.keep) < set(job.nodes):
+            # Shrinking a job that is PENDING again would tell it which nodes to wait for.
+            log.info("job %d is %s on other nodes now: not shrunk", job.id, job.state)
+            return
+        try:
+            self._client.shrink(change.job, change.keep)
+            self._reporter.event("taken-out", text, node=node, job=job.id, incident=incident)
+        except SresError as error:
+            # Then Slurm's own rule decides: the job shrinks (--no-kill) or is requeued.
+            log.warning("%s: not possible: %s", text, error)
+            text = f"{text}: {error}"
+            self._reporter.event("failed", text, node=node, job=job.id, incident=incident)
+            if job.is_batch and job.requeue:
+                self.follow_dead_node(job, node)
+
+    def follow_dead_node(self, job: Job, node: str) -> None:
+        """Follow a job that Slurm requeues because one of its nodes died."""
+        reason, now = f"node {node} died", self._clock.now()
+        self._journal.put_pending_requeue(PendingRequeue(job.id, reason, False, job.restarts, now))
+
+    def requeue(self, snapshot: ClusterSnapshot, action: RequeueJob) -> None:
+        job = self._client.job(action.job)
+        if job.state != "RUNNING" or job.restarts != snapshot.jobs[action.job].restarts:
+            return
+        self._reporter.event("requeue", action.reason, job=action.job)
+        self._client.requeue(action.job)
+
+    def raise_priority(self, snapshot: ClusterSnapshot, action: RaisePriority) -> None:
+        now = self._clock.monotonic()
+        if now - self._raised_at.get(action.job, -PRIORITY_AGAIN_SECONDS) >= PRIORITY_AGAIN_SECONDS:
+            self._raised_at[action.job] = now
+            self._client.prefer_exchange(snapshot.jobs[action.job], action.nodes)
+
+    def start(self, snapshot: ClusterSnapshot, action: StartPendingJob) -> None:
+        tries = self._started_at.setdefault(action.job, [])
+        now = self._clock.monotonic()
+        if len(tries) >= STARTS_AT_ONCE and now - tries[-1] < START_AGAIN_SECONDS:
+            return
+        tries.append(now)
+        self._client.start_now(action.job)
+
+    def keep_pending_requeue(self, snapshot: ClusterSnapshot, action: KeepPendingRequeue) -> None:
+        entry = action.pending_requeue
+        self._journal.put_pending_requeue(entry)
+        if entry.job not in snapshot.pending_requeues and not entry.wanted:
+            self._reporter.event("requeue", f"Slurm requeued it: {entry.reason}", job=entry.job)
+
+    def end_pending_requeue(self, snapshot: ClusterSnapshot, action: EndPendingRequeue) -> None:
+        self._journal.drop_pending_requeue(action.job)
+        self._started_at.pop(action.job, None)
+        self._reporter.event("requeued", action.reason, job=action.job)

@@ -1,0 +1,171 @@
+"""Act on nodes: probe and mark them, open their incidents, and apply what has happened to them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from slurm_resilience.clock import Clock
+from slurm_resilience.controller.act.jobs import JobActs, Notifier
+from slurm_resilience.controller.act.repair import RepairActs
+from slurm_resilience.controller.act.reporting import Reporter
+from slurm_resilience.controller.actions import (
+    ActOutcome,
+    MarkNode,
+    OpenRequested,
+    ProbeNode,
+    Transition,
+)
+from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, SideAct, step
+from slurm_resilience.controller.journal import (
+    Incident,
+    IncidentFacts,
+    Journal,
+    MachineIdentity,
+)
+from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.controller.probe import Prober
+from slurm_resilience.errors import SresError
+from slurm_resilience.model import Node
+from slurm_resilience.slurm.client import SlurmClient
+from slurm_resilience.wire.messages import NodeVerdict
+
+log = logging.getLogger("sresctld")
+
+COMMENT_PREFIX = "sres: "
+"""The beginning of a node comment that sresctld wrote."""
+
+
+class NodeActs:
+    """The acts on nodes, but for their repair."""
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        journal: Journal,
+        reporter: Reporter,
+        prober: Prober,
+        notifier: Notifier,
+        jobs: JobActs,
+        repair: RepairActs,
+        clock: Clock,
+    ) -> None:
+        self._client = client
+        self._journal = journal
+        self._reporter = reporter
+        self._prober = prober
+        self._notifier = notifier
+        self._jobs = jobs
+        self._repair = repair
+        self._clock = clock
+
+    def probe(self, snapshot: ClusterSnapshot, action: ProbeNode) -> None:
+        node = snapshot.nodes[action.node]
+        self._prober.request(node.name, node.address, node.port)
+
+    def mark(self, snapshot: ClusterSnapshot, action: MarkNode) -> None:
+        """Take a node out of service, unless it has changed since it was observed."""
+        node, seen = self._client.node(action.node), snapshot.nodes[action.node]
+        if (node.reason, node.base, node.flags) != (seen.reason, seen.base, seen.flags):
+            reason = node.reason or "no reason"
+            log.info("%s changed to %s (%s) meanwhile: not marked", node.name, node.state, reason)
+            return
+        incident = self._incident_for(snapshot, action) if action.action else None
+        number = incident.id if incident else 0
+        for job_id in action.requeued:
+            self._jobs.follow_dead_node(snapshot.jobs[job_id], node.name)
+            text = f"{node.name}: {action.reason}"
+            self._reporter.event("requeue", text, node=node.name, job=job_id, incident=number)
+        for change in action.shrink:
+            self._jobs.shrink(change, node.name, number)
+        # What was found stands in "detected", where this incident begins with it.
+        is_new = incident is not None and action.node not in snapshot.incidents
+        cause = "" if is_new else f": {action.reason}"
+        reason = action.action or node.reason
+        text = f"state={action.state} reason={reason}{cause}"
+        self._reporter.event("marking", text, node=node.name, incident=number)
+        self._client.set_node([node.name], state=action.state, reason=reason)
+        text = f"Slurm has taken it; the node was {node.state}"
+        if incident is None:
+            self._reporter.event("marked", text, node=node.name)
+            return
+        self._reporter.report(ActOutcome(incident.id, NodeEvent.MARKED, text))
+        # At once, not with the next cycle: each second here is a second of every survivor.
+        kind: Literal["dead", "sick"] = "dead" if action.state == "down" else "sick"
+        verdict = NodeVerdict(node.name, kind, action.reason, action.action, incident.id)
+        self._notifier.tell_all(snapshot, verdict)
+        self._comment(node, f"{COMMENT_PREFIX}{action.reason} (incident {incident.id})")
+
+    def _incident_for(self, snapshot: ClusterSnapshot, action: MarkNode) -> Incident:
+        known = snapshot.incidents.get(action.node)
+        if known is not None:
+            return known
+        return self._journal.open_incident(
+            action.node,
+            NodeEvent.DETECTED,
+            action.kind,
+            action.action,
+            action.reason,
+            self._clock.now(),
+            _machine_of(snapshot, action.node),
+        )
+
+    def open_requested(self, snapshot: ClusterSnapshot, action: OpenRequested) -> None:
+        """Open an incident for a person's request, and tell the supervisors concerned."""
+        incident = self._journal.open_incident(
+            action.node,
+            NodeEvent.REQUESTED,
+            "requested",
+            action.action,
+            action.reason,
+            self._clock.now(),
+            _machine_of(snapshot, action.node),
+        )
+        is_down = snapshot.nodes[action.node].is_down
+        kind: Literal["dead", "requested"] = "dead" if is_down else "requested"
+        verdict = NodeVerdict(action.node, kind, action.reason, action.action, incident.id)
+        self._notifier.tell_all(snapshot, verdict)
+
+    def apply(self, snapshot: ClusterSnapshot, action: Transition) -> None:
+        """Apply what has happened to a node, with what the table says besides."""
+        incident = self._journal.incident(action.incident)
+        transition = step(incident.state, action.event)
+        node, run = snapshot.nodes.get(action.node), snapshot.runs.get(incident.id)
+        for side_act in transition.acts:
+            self._do(side_act, incident, node)
+        ends = incident.state.is_under_way and not transition.state.is_under_way
+        facts = IncidentFacts(
+            next_try=action.next_try,
+            run_ended=(run.ended_at or None) if run else None,
+            reason_at=(node.reason_at if node else "") if ends else None,
+            output=run.output if run and run.state != "running" else "",
+        )
+        self._reporter.report(ActOutcome(incident.id, action.event, action.reason, facts))
+        level = logging.ERROR if action.event is NodeEvent.GAVE_UP else logging.INFO
+        log.log(
+            level, "%s: incident %d %s: %s", action.node, incident.id, action.event, action.reason
+        )
+
+    def _do(self, side_act: SideAct, incident: Incident, node: Node | None) -> None:
+        match side_act:
+            case SideAct.STOP_PROGRAM:
+                self._repair.stop(incident)
+            case SideAct.FORGET_PROBES:
+                self._prober.forget(incident.node)
+            case SideAct.CLEAR_COMMENT:
+                if node is not None and node.comment.startswith(COMMENT_PREFIX):
+                    self._comment(node, "")
+
+    def _comment(self, node: Node, text: str) -> None:
+        """Write the detail where `scontrol show node` shows it. A person's own comment stays."""
+        if node.comment and not node.comment.startswith(COMMENT_PREFIX):
+            return
+        try:
+            self._client.set_comment([node.name], text)
+        except SresError as error:
+            log.warning("%s: its comment could not be set: %s", node.name, error)
+
+
+def _machine_of(snapshot: ClusterSnapshot, node: str) -> MachineIdentity:
+    agent = snapshot.agents.get(node)
+    return MachineIdentity(agent.boot_id, agent.instance) if agent else MachineIdentity()

@@ -1,0 +1,68 @@
+"""Write down what was heard, before anything is done about it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+
+from slurm_resilience.clock import Clock
+from slurm_resilience.controller.actions import (
+    DropAgent,
+    DropSupervised,
+    KeepPendingRequeue,
+    Note,
+    NoteAgent,
+    NoteJob,
+    NotePause,
+    NoteSupervised,
+)
+from slurm_resilience.controller.journal import Journal
+from slurm_resilience.controller.registry import Registry
+
+MAX_LINES, LINES_SECONDS = 20, 60.0
+"""Lines of one job that are journaled in so many seconds; a user must not fill the disk."""
+
+
+class NoteWriter:
+    """Writes notes into the journal."""
+
+    def __init__(self, journal: Journal, registry: Registry, clock: Clock) -> None:
+        self._journal = journal
+        self._registry = registry
+        self._clock = clock
+        self._lines_of: dict[int, deque[float]] = {}
+
+    def write(self, note: Note) -> None:
+        match note:
+            case NoteSupervised():
+                self._journal.put_supervised(note.entry)
+            case DropSupervised():
+                self._journal.drop_supervised(note.job)
+            case NoteJob():
+                self._line_of_job(note)
+            case KeepPendingRequeue():
+                self._journal.put_pending_requeue(note.pending_requeue)
+            case NotePause():
+                self._journal.pause(note.reason)
+                text = f"paused: {note.reason}" if note.reason else "goes on"
+                self._journal.event(self._clock.now(), "pause", f"{text} (uid {note.uid})")
+            case NoteAgent():
+                self._journal.put_agent(note.agent)
+            case DropAgent():
+                if note.is_removed:
+                    self._registry.forget(note.node)
+                self._journal.drop_agent(note.node)
+
+    def keep_only(self, jobs: Collection[int]) -> None:
+        """Forget how much the jobs that are gone have said."""
+        for job in [job for job in self._lines_of if job not in jobs]:
+            del self._lines_of[job]
+
+    def _line_of_job(self, note: NoteJob) -> None:
+        """Write what a job's supervisor says. Any user with a job can say it, however often."""
+        now = self._clock.now()
+        times = self._lines_of.setdefault(note.job, deque(maxlen=MAX_LINES))
+        if len(times) == MAX_LINES and now - times[0] < LINES_SECONDS:
+            return
+        times.append(now)
+        self._journal.event(now, note.kind, note.text, job=note.job)

@@ -1,0 +1,35 @@
+"""Report what acts do: outcomes of nodes through the table of states, the rest as events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slurm_resilience.clock import Clock
+from slurm_resilience.controller.actions import ActOutcome
+from slurm_resilience.controller.journal import Incident, Journal
+
+
+class Reporter:
+    """The acts' only way into the journal's history. Each line is written before it returns."""
+
+    def __init__(self, journal: Journal, clock: Clock) -> None:
+        self._journal = journal
+        self._clock = clock
+
+    def report(self, outcome: ActOutcome) -> Incident:
+        """Apply an outcome to its incident.
+
+        Raises:
+            IllegalTransition: the incident's present state does not know this event.
+        """
+        return self._journal.apply(
+            outcome.incident, outcome.event, outcome.text, self._clock.now(), outcome.facts
+        )
+
+    def event(
+        self, kind: str, text: str, *, node: str = "", job: int = 0, incident: int = 0, **data: Any
+    ) -> None:
+        """Write an event that changes no state."""
+        self._journal.event(
+            self._clock.now(), kind, text, node=node, job=job, incident=incident, **data
+        )

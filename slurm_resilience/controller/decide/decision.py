@@ -1,0 +1,128 @@
+"""Decide: what is to be done, and why. Pure: a snapshot and diagnoses in, actions and a sentence
+out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from slurm_resilience.config import Config
+from slurm_resilience.controller.actions import (
+    Action,
+    EndPendingRequeue,
+    MarkNode,
+    Note,
+    NotifySupervisor,
+    OpenRequested,
+    ProbeNode,
+    RaiseAlarm,
+    RaisePriority,
+    RequeueJob,
+    ReturnNode,
+    StartPendingJob,
+    StartReplacement,
+    Transition,
+)
+from slurm_resilience.controller.decide.hints import leaked_gres, near_misses
+from slurm_resilience.controller.decide.intake import take_in
+from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
+from slurm_resilience.controller.decide.marking import marks, requests
+from slurm_resilience.controller.decide.node_events import leave_rest, progress
+from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
+from slurm_resilience.controller.diagnose import NodeDiagnosis
+from slurm_resilience.controller.observe import ClusterSnapshot
+
+_SHOWN_NODES, _SHOWN_INCIDENTS = 5, 10
+"""The sentence names so many of each."""
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The decisions of one cycle."""
+
+    snapshot: ClusterSnapshot
+    """The observation, with what was heard taken in."""
+    notes: tuple[Note, ...]
+    """For the journal; written first, also while paused and in a dry run."""
+    actions: tuple[Action, ...]
+    sentence: str
+    """For the log: what this cycle saw and does."""
+
+
+def decide(
+    snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis], config: Config
+) -> Decision:
+    """Decide the actions of one cycle.
+
+    Args:
+        snapshot: the observation.
+        diagnoses: `diagnose`'s answer to it.
+        config: limits (`[detect]`, `[recovery]`, `[replace]`).
+    """
+    snapshot, notes = take_in(snapshot)
+    probes = [ProbeNode(diagnosis.node) for diagnosis in diagnoses.values() if diagnosis.probe]
+    probes += [
+        ProbeNode(incident.node)
+        for incident in snapshot.incidents.values()
+        if incident.state.is_coming_back
+    ]
+    if snapshot.paused:
+        sentence = f"paused ({snapshot.paused}): nothing is done"
+        return Decision(snapshot, notes, tuple(probes), sentence)
+    answers = list(leave_rest(snapshot))
+    released = {answer.node for answer in answers if answer.event is NodeEvent.RELEASED}
+    at_rest = {name: last for name, last in snapshot.at_rest.items() if name not in released}
+    snapshot = msgspec.structs.replace(snapshot, at_rest=at_rest)
+    marked, withheld = marks(snapshot, diagnoses, config)
+    actions: list[Action] = [*probes, *answers, *marked, *withheld]
+    actions += requests(snapshot, diagnoses, config)
+    for incident in snapshot.incidents.values():
+        actions += progress(snapshot, config, incident, diagnoses.get(incident.node))
+    actions += notifications(snapshot, diagnoses)
+    actions += requeues(snapshot)
+    actions += priorities(snapshot)
+    actions += near_misses(snapshot)
+    actions += leaked_gres(snapshot)
+    return Decision(snapshot, notes, tuple(actions), _sentence(snapshot, diagnoses, actions))
+
+
+def _sentence(
+    snapshot: ClusterSnapshot,
+    diagnoses: Mapping[str, NodeDiagnosis],
+    actions: Sequence[Action],
+) -> str:
+    faulty = [d for d in diagnoses.values() if d.kind in ("dead", "sick", "suspect")]
+    parts = [f"{d.node} {d.kind} ({d.reason})" for d in faulty[:_SHOWN_NODES]]
+    if len(faulty) > _SHOWN_NODES:
+        parts.append(f"and {len(faulty) - _SHOWN_NODES} more")
+    incidents = list(snapshot.incidents.values())[:_SHOWN_INCIDENTS]
+    parts += [f"{incident.node} {incident.state}" for incident in incidents]
+    changes = [
+        _in_words(action)
+        for action in actions
+        if not isinstance(action, ProbeNode | NotifySupervisor | RaiseAlarm | RaisePriority)
+    ]
+    parts.append("; ".join(dict.fromkeys(changes)) if changes else "nothing to do")
+    return f"{len(snapshot.nodes)} nodes: {', '.join(parts)}"
+
+
+def _in_words(action: Action) -> str:
+    match action:
+        case MarkNode():
+            return f"mark {action.node} {action.state} {action.action}".rstrip()
+        case StartReplacement():
+            return f"replace {action.node}"
+        case ReturnNode():
+            return f"resume {action.node}"
+        case RequeueJob():
+            return f"requeue job {action.job}"
+        case StartPendingJob():
+            return f"start job {action.job} now"
+        case OpenRequested():
+            return f"{action.action} of {action.node} was asked for"
+        case Transition():
+            return f"{action.node} {action.event} ({action.reason})"
+        case EndPendingRequeue():
+            return f"job {action.job} {action.reason}"
+        case _:
+            return type(action).__name__

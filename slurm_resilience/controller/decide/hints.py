@@ -1,0 +1,38 @@
+"""Decide, for what sresctld may not mend: tell people, with what to do about it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from slurm_resilience.controller.actions import RaiseAlarm
+from slurm_resilience.controller.observe import ClusterSnapshot
+
+_GRES_IN_USE = re.compile(r":[1-9]\d*(?:\(|,|$)")
+"""A count above zero in GresUsed, e.g. ``gpu:h100:2(IDX:0-1)``."""
+
+
+def near_misses(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
+    """Raise an alarm for reasons that nearly spell a request."""
+    for node in snapshot.nodes.values():
+        # Slurm 24.11 leaves the reason of a node that was resumed.
+        if node.near_miss and not node.is_available:
+            text = (
+                f"reason {node.reason!r} (set by {node.reason_by or 'an unknown user'}) is not "
+                f"{node.near_miss!r}: nothing is done; write exactly {node.near_miss}"
+            )
+            yield RaiseAlarm(f"near-{node.name}-{node.reason_at}-{node.reason}", text, node.name)
+
+
+def leaked_gres(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
+    """Raise an alarm for idle nodes whose GPUs Slurm counts as taken: jobs wait for them for ever.
+
+    Slurm 22.05 leaves them so when a node goes down while a requeued job is COMPLETING.
+    """
+    for node in snapshot.nodes.values():
+        if node.base == "IDLE" and not node.has_work and _GRES_IN_USE.search(node.gres_used):
+            text = (
+                f"idle, but Slurm counts {node.gres_used} as used: jobs will wait for ever; "
+                "`scontrol reconfigure` heals it"
+            )
+            yield RaiseAlarm(f"leak-{node.name}-{node.gres_used}", text, node.name)

@@ -1,0 +1,350 @@
+"""Connected: each node's sresd and each job's supervisors, and what their connections tell.
+
+The wire's thread writes here, and the cycle reads a frozen view. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from slurm_resilience.clock import Clock
+from slurm_resilience.controller.journal import Supervised
+from slurm_resilience.model import Finding, Job
+from slurm_resilience.wire.messages import (
+    AttemptEnded,
+    AttemptStarted,
+    Beat,
+    Goodbye,
+    Message,
+    NodeHello,
+    Report,
+)
+from slurm_resilience.wire.server import Client
+
+MAX_FINDINGS = 500
+"""Kept per node; a flood of different findings must not eat the controller's memory."""
+RETURN_SECONDS = 30.0
+"""A supervisor may be without a connection this long, also after a start of sresctld.
+
+It tries again after at most 2 s, and each try takes at most 2 s: that is seven tries, for a slow
+munged or many that return at once. A longer time would help nothing, and would leave a job whose
+supervisor was killed without Slurm's own handling for longer."""
+
+
+class AgentPresence(enum.Enum):
+    """The presence of a node's sresd."""
+
+    EXPECTED = "known from the journal, not heard since our start"
+    CONNECTED = "connected"
+    LOST = "heard, and not connected any more"
+    STOPPED = "it said goodbye: its silence is no sign"
+
+
+class AgentView(msgspec.Struct, frozen=True):
+    """One node's sresd at one moment."""
+
+    node: str
+    presence: AgentPresence
+    silence: float
+    """Seconds since it was last heard (since our start, if never)."""
+    heard_at: float
+    """The same as a moment of the monotonic clock."""
+    boot_id: str = ""
+    instance: str = ""
+    findings: tuple[Finding, ...] = ()
+    unjudged: tuple[str, ...] = ()
+
+    @property
+    def is_connected(self) -> bool:
+        return self.presence is AgentPresence.CONNECTED
+
+    @property
+    def was_stopped(self) -> bool:
+        """Stopped on purpose."""
+        return self.presence is AgentPresence.STOPPED
+
+    @property
+    def is_heard(self) -> bool:
+        """It has spoken since our start, and was not stopped since."""
+        return self.presence in (AgentPresence.CONNECTED, AgentPresence.LOST)
+
+
+class _Agent:
+    def __init__(self, heard_at: float) -> None:
+        self.connection: Client | None = None
+        self.heard_at = heard_at
+        self.boot_id = ""
+        self.instance = ""
+        self.presence = AgentPresence.EXPECTED
+        self.findings: dict[tuple[str, str, str], Finding] = {}
+        self.verdicts: dict[str, str] = {}
+
+    def take(self, report: Report) -> None:
+        """Take in what the node's checks and kernel log say."""
+        if report.full:
+            self.findings.clear()
+            self.verdicts.clear()
+        for key in report.cleared:
+            self.findings.pop(key, None)
+        for result in report.results:
+            self.verdicts[result.check] = result.verdict
+            keys = {finding.key for finding in result.findings}
+            if result.verdict != "unjudged":
+                # What a check no longer says no longer holds; an unjudged check says nothing.
+                outdated = [k for k in self.findings if k[0] == result.check and k not in keys]
+                for key in outdated:
+                    del self.findings[key]
+        of_checks = [finding for result in report.results for finding in result.findings]
+        for finding in (*of_checks, *report.findings):
+            if finding.key in self.findings or len(self.findings) < MAX_FINDINGS:
+                self.findings[finding.key] = finding
+
+
+class Registry:
+    """Every connection of a node or a supervisor. Each method may be called from any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._agents: dict[str, _Agent] = {}
+        self._supervisors: dict[int, list[Client]] = {}
+        self.wake = threading.Event()
+        """Set when the cycle should look at once."""
+
+    # -- the wire's thread --------------------------------------------------------------------
+
+    def opened(self, connection: Client) -> None:
+        """Note a new connection. A node's newer one replaces its older one."""
+        with self._lock:
+            if connection.role == "node":
+                now = self._clock.monotonic()
+                agent = self._agents.setdefault(connection.subject, _Agent(now))
+                if agent.connection is not None:
+                    # A node that was cut off comes back on a new connection.
+                    agent.connection.close()
+                agent.connection = connection
+                agent.heard_at = now
+                if agent.presence is not AgentPresence.EXPECTED:
+                    agent.presence = AgentPresence.CONNECTED
+            elif connection.role == "job":
+                self._supervisors.setdefault(int(connection.subject), []).append(connection)
+
+    def closed(self, connection: Client) -> None:
+        """Note the end of a connection."""
+        with self._lock:
+            if connection.role == "node":
+                agent = self._agents.get(connection.subject)
+                if agent is not None and agent.connection is connection:
+                    agent.connection = None
+                    if agent.presence is AgentPresence.CONNECTED:
+                        agent.presence = AgentPresence.LOST
+                    if agent.presence is not AgentPresence.STOPPED:
+                        self.wake.set()
+            elif connection.role == "job":
+                remaining = self._supervisors.get(int(connection.subject), [])
+                if connection in remaining:
+                    remaining.remove(connection)
+                if not remaining:
+                    self._supervisors.pop(int(connection.subject), None)
+
+    def take(self, connection: Client, message: Message) -> None:
+        """Take in what a node's sresd says."""
+        with self._lock:
+            agent = self._agents.get(connection.subject)
+            if agent is None or agent.connection is not connection:
+                return  # an older connection of a node that has a newer one
+            agent.heard_at = self._clock.monotonic()
+            if agent.presence is not AgentPresence.STOPPED:
+                agent.presence = AgentPresence.CONNECTED
+            if isinstance(message, Beat):
+                return
+            if isinstance(message, NodeHello):
+                if (message.boot_id, message.instance) != (agent.boot_id, agent.instance):
+                    agent.findings.clear()  # another boot or machine: the old trouble is gone
+                agent.boot_id, agent.instance = message.boot_id, message.instance
+            elif isinstance(message, Report):
+                agent.take(message)
+            elif isinstance(message, Goodbye):
+                agent.presence = AgentPresence.STOPPED
+                return
+            self.wake.set()
+
+    # -- the cycle ----------------------------------------------------------------------------
+
+    def expect(self, node: str, boot_id: str, instance: str) -> None:
+        """Expect a node that the journal knows to speak."""
+        with self._lock:
+            agent = self._agents.setdefault(node, _Agent(self._clock.monotonic()))
+            agent.boot_id, agent.instance = boot_id, instance
+
+    def forget(self, node: str) -> None:
+        with self._lock:
+            self._agents.pop(node, None)
+
+    def agents(self) -> dict[str, AgentView]:
+        """Return every agent as it is now."""
+        with self._lock:
+            now = self._clock.monotonic()
+            return {
+                name: AgentView(
+                    node=name,
+                    presence=agent.presence,
+                    silence=now - agent.heard_at,
+                    heard_at=agent.heard_at,
+                    boot_id=agent.boot_id,
+                    instance=agent.instance,
+                    findings=tuple(agent.findings.values()),
+                    unjudged=tuple(c for c, v in agent.verdicts.items() if v == "unjudged"),
+                )
+                for name, agent in self._agents.items()
+            }
+
+    def any_silent(self, longer_than: float) -> bool:
+        """Tell whether an agent is silent and was not stopped. Asked several times a second."""
+        with self._lock:
+            now = self._clock.monotonic()
+            return any(
+                now - agent.heard_at > longer_than and agent.presence is not AgentPresence.STOPPED
+                for agent in self._agents.values()
+            )
+
+    def supervisors(self, job: int) -> list[Client]:
+        """Return a job's supervisors that are connected now."""
+        with self._lock:
+            return list(self._supervisors.get(job, []))
+
+
+def is_farewell(message: AttemptEnded) -> bool:
+    """Tell whether the supervisor ends with this attempt. (A requeue ends it as well, but the job
+    comes back with a supervisor.)"""
+    return message.outcome.startswith("stop:")
+
+
+class _JobSupervisors:
+    """The supervisors of one job. It may have several, one after the other or at the same time.
+
+    Nothing tells a supervisor that comes back on a new connection from another one of the same job,
+    so they are counted.
+    """
+
+    def __init__(self) -> None:
+        self.living: set[Client] = set()
+        self.ended: set[Client] = set()
+        """Connected still, and of no use to the job: each has said farewell, or its run of the job
+        is over."""
+        self.missing: dict[object, float] = {}
+        """Lost without a farewell, oldest first, and when that was seen."""
+
+    def add(self, connection: Client) -> None:
+        if connection not in self.living:
+            self.living.add(connection)
+            if self.missing:
+                del self.missing[next(iter(self.missing))]
+
+
+class SupervisorRoll:
+    """The jobs that have a living supervisor, as far as this sresctld has seen. Only the cycle uses
+    it; moments are of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, _JobSupervisors] = {}
+
+    def review(
+        self,
+        supervised: Mapping[int, Supervised],
+        jobs: Mapping[int, Job],
+        registry: Registry,
+        moment: float,
+    ) -> frozenset[int]:
+        """Take in which supervisors are connected now.
+
+        Args:
+            supervised: the jobs that the journal has as supervised.
+            jobs: Slurm's jobs.
+            registry: the connections.
+            moment: now.
+
+        Returns:
+            The supervised jobs that no supervisor cares for any more.
+        """
+        # A job keeps what is known of it between two of its sruns.
+        for ended in [job for job in self._jobs if job not in jobs]:
+            del self._jobs[ended]
+        for job_id in supervised:
+            job = jobs.get(job_id)
+            if job is None:
+                continue
+            connected = registry.supervisors(job_id)
+            if job.state in ("COMPLETING", "PENDING"):
+                self.run_is_over(job_id, connected)
+            else:
+                self.look(job_id, connected, moment)
+        return frozenset(job for job in supervised if self.is_abandoned(job, moment))
+
+    def began(self, job: int, connection: Client) -> None:
+        """Note that a supervisor has announced an attempt."""
+        known = self._jobs.setdefault(job, _JobSupervisors())
+        known.ended.discard(connection)
+        known.add(connection)
+
+    def ended(self, job: int, connection: Client) -> None:
+        """Note that a supervisor has said farewell."""
+        known = self._jobs.get(job)
+        if known is not None:
+            known.living.discard(connection)
+            known.missing.pop(connection, None)  # it was gone before its farewell was read
+            known.ended.add(connection)
+
+    def hear(self, job: int, connection: Client, message: object) -> None:
+        """Take in a supervisor's message."""
+        if isinstance(message, AttemptStarted):
+            self.began(job, connection)
+        elif isinstance(message, AttemptEnded) and is_farewell(message):
+            self.ended(job, connection)
+
+    def look(self, job: int, connected: Collection[Client], moment: float) -> None:
+        """Compare a running job's connections with those that were known.
+
+        Args:
+            job: a job that the journal has as supervised.
+            connected: its supervisors' connections.
+            moment: now.
+        """
+        known = self._jobs.get(job)
+        if known is None:
+            # We were started again: the job's supervisor must have the time to return.
+            known = self._jobs[job] = _JobSupervisors()
+            if not connected:
+                known.missing[object()] = moment
+        present = set(connected)
+        for connection in known.living - present:
+            known.missing[connection] = moment
+        known.living &= present
+        known.ended &= present
+        for connection in present - known.ended:
+            known.add(connection)
+
+    def run_is_over(self, job: int, connected: Collection[Client]) -> None:
+        """Count none of a job's supervisors: it ends, or waits for its next run, whose supervisor
+        will announce itself.
+
+        Args:
+            job: a job that the journal has as supervised.
+            connected: its supervisors' connections.
+        """
+        known = self._jobs.setdefault(job, _JobSupervisors())
+        known.living.clear()
+        known.missing.clear()
+        known.ended = set(connected)
+
+    def is_abandoned(self, job: int, moment: float) -> bool:
+        """Tell whether no supervisor of the job lives, and none is to be waited for."""
+        known = self._jobs.get(job)
+        return known is not None and not (
+            known.living
+            or any(moment - since <= RETURN_SECONDS for since in known.missing.values())
+        )

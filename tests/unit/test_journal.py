@@ -1,0 +1,217 @@
+"""The journal: what it holds survives its writer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
+from slurm_resilience.controller.journal import (
+    SCHEMA_VERSION,
+    Incident,
+    IncidentFacts,
+    Journal,
+    KnownAgent,
+    MachineIdentity,
+    PendingRequeue,
+    Supervised,
+)
+from slurm_resilience.controller.observe import last_run
+from slurm_resilience.errors import IllegalTransition, SresError
+from slurm_resilience.model import REPLACE
+
+
+def test_events_newest_first_of_one_node_or_all(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "state" / "journal.db")
+    for number, node in enumerate(("n1", "n2", "n1")):
+        journal.event(number, "seen", f"text {number}", node=node, job=number, extra=[number])
+    assert [e["text"] for e in journal.events()] == ["text 2", "text 1", "text 0"]
+    assert [e["at"] for e in journal.events("n1")] == [2, 0]
+    assert journal.events(limit=1)[0]["data"] == {"extra": [2]}
+    assert [e["text"] for e in journal.events(after=2)] == ["text 2"]
+
+
+def detected(journal: Journal, node: str = "n1", at: float = 5.0) -> Incident:
+    return journal.open_incident(
+        node, NodeEvent.DETECTED, "dead", REPLACE, "silent", at, MachineIdentity("b")
+    )
+
+
+LIFE = [
+    (NodeEvent.MARKED, NodeState.SET_ASIDE),
+    (NodeEvent.EMPTIED, NodeState.EMPTY),
+    (NodeEvent.REPLACING, NodeState.REPAIRING),
+    (NodeEvent.REPLACED, NodeState.VALIDATING),
+    (NodeEvent.RESUMED, NodeState.RETURNING),
+]
+
+
+def test_an_incident_from_detected_to_closed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    first, second = detected(journal), detected(journal, "n2", 6.0)
+    assert journal.incidents() == [second, first]
+    assert first.before == MachineIdentity("b")
+    for at, (event, state) in enumerate(LIFE, 10):
+        assert journal.apply(first.id, event, "why", at).state is state
+        assert first.id in {known.id for known in journal.incidents()}
+        assert journal.state_of("n1") is state
+        (newest,) = journal.events("n1", limit=1)
+        assert (newest["kind"], newest["text"]) == (event, "why")
+        assert newest["data"] == {"state": state}
+    closed = journal.apply(first.id, NodeEvent.CLOSED, "back", 20.0)
+    assert msgspec.structs.astuple(closed.times) == (5.0, 10.0, 12.0, 13.0, 14.0, 20.0)
+    assert closed.ended_by is NodeEvent.CLOSED
+    assert journal.incidents() == [second]
+    assert len(journal.incidents(open_only=False)) == 2
+    assert journal.settled() == {"n1": 20.0}
+
+
+def test_what_the_table_lacks_cannot_be_written(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    known = detected(journal)
+    before = journal.events()
+    for event in set(NodeEvent) - {
+        NodeEvent.MARKED,
+        NodeEvent.RECOVERED,
+        NodeEvent.REMOVED,
+        NodeEvent.TAKEN_OVER,
+    }:
+        with pytest.raises(IllegalTransition, match="suspect"):
+            journal.apply(known.id, event, "no", 9.0)
+    with pytest.raises(IllegalTransition):
+        detected(journal)
+    assert journal.incidents(open_only=False) == [known]
+    assert journal.events() == before
+
+
+def test_facts_of_an_event_stay_with_the_incident(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    number = detected(journal).id
+    journal.apply(number, NodeEvent.MARKED, "", 6.0)
+    journal.apply(number, NodeEvent.EMPTIED, "", 7.0)
+    facts = IncidentFacts(attempts=1, before=MachineIdentity("boot", "machine"))
+    journal.apply(number, NodeEvent.REPLACING, "", 8.0, facts)
+    facts = IncidentFacts(next_try=99.0, output="no spare")
+    failed = journal.apply(number, NodeEvent.REPLACEMENT_FAILED, "exited 1", 9.0, facts)
+    assert (failed.attempts, failed.next_try) == (1, 99.0)
+    assert failed.before == MachineIdentity("boot", "machine")
+    assert journal.events(limit=1)[0]["data"]["output"] == "no spare"
+    journal.note_alarm(number)
+    assert journal.incident(number).alarmed
+
+
+def test_findings_are_dealt_with_by_a_person_or_a_repair_alone(tmp_path: Path) -> None:
+    """sresctld dropped an incident because the fault seemed gone: nothing was dealt with."""
+    journal = Journal(tmp_path / "journal.db")
+    journal.apply(detected(journal).id, NodeEvent.RECOVERED, "seems well", 9.0)
+    assert journal.settled() == {}
+    number = detected(journal).id
+    journal.apply(number, NodeEvent.TAKEN_OVER, "a person drained it", 10.0)
+    assert journal.settled() == {"n1": 10.0}
+
+
+def test_a_new_journal_does_not_give_an_old_runs_number_again(tmp_path: Path) -> None:
+    for name in ("3-1", "12-2", "odd", "x-1"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    journal = Journal(tmp_path / "journal.db")
+    journal.number_after(last_run(tmp_path))
+    numbers = [detected(journal, node).id for node in ("n1", "n2")]
+    assert numbers == [13, 14]
+    assert last_run(tmp_path / "nowhere") == 0
+
+
+def test_only_a_nodes_last_incident_is_at_rest(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    number = detected(journal).id
+    for event, _ in LIFE:
+        journal.apply(number, event, "", 6.0)
+    journal.apply(number, NodeEvent.GAVE_UP, "", 7.0, IncidentFacts(reason_at="then"))
+    assert [known.reason_at for known in journal.at_rest()] == ["then"]
+    assert journal.settled() == {}
+    journal.open_incident("n1", NodeEvent.REQUESTED, "requested", REPLACE, "again", 8.0)
+    assert journal.at_rest() == []
+
+
+def test_what_is_kept_by_name(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    for attempt in (1, 2):
+        journal.put_supervised(Supervised(7, 1000, attempt, ("n1",), 1.0))
+        journal.put_pending_requeue(PendingRequeue(7, "why", True, attempt, 1.0))
+        journal.put_agent(KnownAgent("n1", f"boot-{attempt}", "i"))
+    assert journal.supervised()[7].attempt == 2
+    assert journal.pending_requeues()[7].restarts_before == 2
+    assert journal.agents()["n1"].boot_id == "boot-2"
+    journal.drop_supervised(7)
+    journal.drop_pending_requeue(7)
+    journal.drop_agent("n1")
+    assert not journal.supervised() and not journal.pending_requeues() and not journal.agents()
+
+
+def test_a_pause_outlives_us(tmp_path: Path) -> None:
+    Journal(tmp_path / "journal.db").pause("by hand")
+    journal = Journal(tmp_path / "journal.db")
+    assert journal.paused == "by hand"
+    journal.pause("")
+    assert journal.paused == ""
+
+
+@pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, 99])
+def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "journal.db"
+    Journal(path).close()
+    with sqlite3.connect(path) as database:
+        database.execute(f"PRAGMA user_version={version}")
+    with pytest.raises(SresError, match=f"has version {version}.* or move the file away"):
+        Journal(path)
+
+
+def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    path.write_text("not a database, not at all" * 100)
+    with pytest.raises(SresError, match="cannot be opened"):
+        Journal(path)
+    with pytest.raises(SresError, match="cannot be opened"):
+        Journal(tmp_path)
+
+
+WRITER = """
+import sys
+from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
+from slurm_resilience.controller.journal import PendingRequeue, Journal
+journal = Journal(sys.argv[1])
+number = 0
+while True:
+    number += 1
+    journal.open_incident(
+        f"n{number}", NodeEvent.DETECTED, "dead", "Action:Replace", "silent", float(number)
+    )
+    journal.put_pending_requeue(PendingRequeue(number, "why", True, 0, 0.0))
+    print(number, flush=True)
+"""
+
+
+def test_a_killed_writer_loses_nothing_that_it_had_written(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    for line in writer.stdout:
+        if line.strip() == "20":
+            os.kill(writer.pid, signal.SIGKILL)
+            break
+    said = [int(line) for line in writer.stdout.read().split()] or [20]
+    writer.wait()
+    journal = Journal(path)
+    written = {incident.node for incident in journal.incidents()}
+    assert {f"n{number}" for number in range(1, said[-1] + 1)} <= written
+    assert set(range(1, said[-1] + 1)) <= set(journal.pending_requeues())
+    again = detected(journal, "after")
+    assert again.id > said[-1]

@@ -18,7 +18,7 @@ from typing import Any
 
 from slurm_resilience import errors
 from slurm_resilience.errors import LabError, MissingTool, UsageError
-from slurm_resilience.lab import programs
+from slurm_resilience.lab import programs, space
 from slurm_resilience.lab.spec import MAX_DIRECTORY, LabSpec
 from slurm_resilience.lab.state_file import BASE, HINT, KEEPER_FILE, MARK, alive, check_name, stat
 
@@ -82,6 +82,10 @@ def create(
             "choose another --dir"
         )
     claim = _claim(name, place)
+    if (shortage := space.lack(place, spec)) is not None:
+        os.close(claim)
+        _end(place)
+        raise LabError(shortage)
     ours, theirs = socket.socketpair()
     try:
         (place / MARK).write_text(spec.to_json())
@@ -126,7 +130,9 @@ def _attend(
                 return
             elif "error" in message:
                 raise getattr(errors, message["kind"], LabError)(message["error"])
-    raise LabError("the lab's keeper died while it built the lab; nothing is left of it")
+    said = (place / "log" / "keeper.log").read_text(errors="replace").strip().splitlines()
+    last = f" (its last words: {said[-1]})" if said else ""
+    raise LabError(f"the lab's keeper died while it built the lab{last}; nothing is left of it")
 
 
 def destroy(directory: Path) -> None:

@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 
 from slurm_resilience.errors import SresError
-from slurm_resilience.lab import linux
+from slurm_resilience.lab import linux, space
 from slurm_resilience.lab.cluster import LabCluster
 from slurm_resilience.lab.server import serve
 from slurm_resilience.lab.spec import LabSpec
@@ -115,7 +115,7 @@ def _live(name: str, directory: Path, owner: LabOwner) -> None:
         owner.say(error=str(error), kind=type(error).__name__)
     except OSError as error:
         traceback.print_exc()
-        owner.say(error=_what_the_machine_refused(error, directory), kind="LabError")
+        owner.say(error=_refusal(error, directory), kind="LabError")
     except BaseException as error:
         traceback.print_exc()
         owner.say(error=f"the keeper failed: {error!r}", kind="LabError")
@@ -123,12 +123,10 @@ def _live(name: str, directory: Path, owner: LabOwner) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _what_the_machine_refused(error: OSError, directory: Path) -> str:
-    where = str(error.filename or directory)
+def _refusal(error: OSError, directory: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            f"{where}: no space is left; a lab writes to the file systems of {directory} and /tmp"
-        )
+        full = space.mount_point(directory)
+        return f"no space is left on {full}, where the lab is ({error.filename or directory})"
     return f"the keeper failed: {error!r}"
 
 

@@ -1,4 +1,4 @@
-"""How much disk a lab takes, and whether its file system has that."""
+"""Estimate the disk that a lab takes, and look whether its file system has it."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 from collections.abc import Generator
 
 import hypothesis
@@ -27,6 +28,9 @@ EXCUSED = (
 )
 """Regular expressions, searched in the reason: what no machine has to have."""
 
+# A script that starts this in its background has it ignore Ctrl-C, and with it all that is tested.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # pytest's workers are told how wide the terminal is, and what is tested would believe it.
 os.environ.pop("COLUMNS", None)
 # How long one example takes says nothing on such a machine.

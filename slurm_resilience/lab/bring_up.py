@@ -129,6 +129,9 @@ def _attend(
             elif "ready" in message:
                 return
             elif "error" in message:
+                # Until the keeper has ended: it may be removing the file that says which process
+                # it is, and would then be left to itself.
+                lines.read()
                 raise getattr(errors, message["kind"], LabError)(message["error"])
     said = (place / "log" / "keeper.log").read_text(errors="replace").strip().splitlines()
     last = f" (its last words: {said[-1]})" if said else ""

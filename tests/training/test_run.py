@@ -244,7 +244,7 @@ write("up")
 wait("go")
 if incarnation == 0:
     os.kill(os.getpid(), 9)
-print("rank", seat)
+sys.stdout.write(f"rank {seat}\\n")  # in one piece: two ranks write to one file
 """,
         *flags,
     )
@@ -360,7 +360,7 @@ def test_ranks_end_with_the_launcher_even_without_its_guard(run: Run) -> None:
 def test_a_stopped_rank_is_evicted(run: Run) -> None:
     run.start(
         """
-from slurm_resilience.launcher import keeper
+from slurm_resilience.launcher import control_socket as keeper
 write("up", ready=keeper.ready())
 if seat == 0 and incarnation == 0:
     wait("stopped")

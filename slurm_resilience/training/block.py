@@ -17,12 +17,13 @@ import torch
 from slurm_resilience.errors import UsageError, WireError
 from slurm_resilience.launcher import control_socket, exit_codes
 from slurm_resilience.mesh.mesh import Mesh, Stopped
-from slurm_resilience.mesh.model import GenerationEnd, Phase, View
+from slurm_resilience.mesh.model import GenerationEnd, View
 from slurm_resilience.mesh.rendezvous import meeting
 from slurm_resilience.training import inject
 from slurm_resilience.training.exits import Exits
 from slurm_resilience.training.interrupter import Interrupter
 from slurm_resilience.training.options import Options
+from slurm_resilience.training.participant import Participant
 from slurm_resilience.training.process_group import ProcessGroups, form
 from slurm_resilience.training.process_group.form import form_limit, least_abort_timeout
 from slurm_resilience.training.process_group.tcp_store import rooted_store
@@ -125,13 +126,14 @@ class BlockRunner:
         rules, me = startup.rules(options, where), this_peer(where)
         met = meeting(where.meet, where.secret)
         self._least = rules.min_world
-        self._session = Session(where, options)
+        self._participant = Participant(where, options)
+        self._session = Session(self._participant)
         startup.warm_up(options)
         if options.watch is not False:
             stacks = options.stacks or None
-            self._session.watch = options.watch or Watch(silence=options.silence, stacks=stacks)
+            self._participant.watch = options.watch or Watch(silence=options.silence, stacks=stacks)
         self._interrupter = Interrupter(
-            self._session,
+            self._participant,
             self._groups,
             abort_timeout=options.abort_timeout,
             event=self._event,
@@ -147,14 +149,14 @@ class BlockRunner:
             on_tick=self._interrupter.tick,
             on_given_up=self._interrupter.given_up,
         )
-        self._session._mesh = self._mesh
-        self._exits = Exits(self._mesh, met, self._session)
+        self._participant.mesh = self._mesh
+        self._exits = Exits(self._mesh, met, self._participant)
         self._mesh.start()
 
     def run(self, block: Callable[[Session], T]) -> T | None:
         """Until everybody is done; what the block returned."""
         result: T | None = None
-        self._say("ready")
+        self._participant.say("ready")
         control_socket.enters()
         try:
             while True:
@@ -172,10 +174,10 @@ class BlockRunner:
         finally:
             self._mesh.close()
             control_socket.leaves()
-        self._session._finish()
+        self._participant.finish()
         if not self._finished_block:
             log.warning("the training ended without this process, which was not needed any more")
-            if not self._place.incarnation and self._session.attempt == 0:
+            if not self._place.incarnation and self._participant.attempt == 0:
                 log.warning("if another training meets in the same place: --rdzv-id names each")
             raise SystemExit(exit_codes.DONE)
         self._exits.done()
@@ -184,18 +186,18 @@ class BlockRunner:
     # -- one generation -----------------------------------------------------------------------
 
     def _once(self, view: View, block: Callable[[Session], T]) -> T | None:
-        session = self._session
+        session, participant = self._session, self._participant
         self._finished_block = False
-        self._mesh.say(session._healer.status("running", view))
+        participant.say_entering(view)
         try:
             self._interrupter.enter()
             try:
-                session._enter(self._form(view))
+                participant.enter(self._form(view))
                 self._tell_why(view)
                 inject.point("start", step=session.step, rank=session.rank)
                 self._event("formed", generation=view.counter, world=view.size)
                 result = block(session)
-                session._write_out()
+                participant.write_out()
             finally:
                 self._interrupter.leave()
         except BaseException as error:
@@ -203,9 +205,9 @@ class BlockRunner:
             self._go_on(end, error)
             return None
         self._finished_block = True
-        if session.watch is not None:
-            session.watch.returned()
-        self._say("done")
+        if participant.watch is not None:
+            participant.watch.returned()
+        participant.say("done")
         # The others may still be in their last step, or need this process's state.
         self._mesh.meet()
         self._leave_world()
@@ -229,7 +231,6 @@ class BlockRunner:
     def _leave_block(self, view: View, error: BaseException) -> GenerationEnd:
         """Out of the block, by whatever way: find out why, and leave the world."""
         end = self._why(view, error)
-        session = self._session
         if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
             self._leave_world()
             if isinstance(error, SystemExit) and not error.code and view.size <= self._least:
@@ -240,12 +241,12 @@ class BlockRunner:
         # The traceback holds the block's frames, and they hold DDP wrappers and groups.
         if self._groups:
             self._groups[-1].hold(error.__traceback__)
-        if end.kind == "hang" and session.watch is not None:
-            session.watch.hung()
+        if end.kind == "hang" and self._participant.watch is not None:
+            self._participant.watch.hung()
         self._call(self._options.abort, end)
         self._leave_world()
         self._event("left", reason=end.reason, kind=end.kind, culprit=end.culprit)
-        session.last_end = end
+        self._participant.last_end = end
         self._call(self._options.finalize, end)
         return end
 
@@ -264,14 +265,14 @@ class BlockRunner:
         return end
 
     def _leave_world(self) -> None:
-        self._session._leave()
+        self._participant.leave()
         for group in self._groups:
             group.leave()
         self._groups.clear()
 
     def _go_on(self, end: GenerationEnd, error: BaseException) -> None:
         """Be ready for the next world; or end, where there must be none with this process."""
-        step, count = self._session.step, 0
+        step, count = self._participant.step, 0
         if fault_policy.is_own(error, end, self._mesh.me.id):
             count = self._faults.add(step)
             log.warning("%s", self._faults.tell(error))
@@ -299,7 +300,7 @@ class BlockRunner:
                 raise error
             self._exits.replaced()
         self._check_health()
-        self._say("ready")
+        self._participant.say("ready")
 
     def _check_health(self) -> None:
         check = self._options.health_check
@@ -316,14 +317,11 @@ class BlockRunner:
 
     def _tell_why(self, view: View) -> None:
         """The first of those who were in the last world says why there is a new one."""
-        end, session = self._session.last_end, self._session
+        end, session = self._participant.last_end, self._session
         old = [rank for rank, member in enumerate(view.members) if member.status.generation]
         if end is not None and old and session.rank == old[0]:
             text, number = end.reason, view.counter
             log.warning("generation %d: %d of %d ranks; %s", number, view.size, session.seats, text)
-
-    def _say(self, phase: Phase) -> None:
-        self._mesh.say(self._session._status(phase))
 
     def _event(self, name: str, **details: Any) -> None:
         if self._options.on_event is not None:

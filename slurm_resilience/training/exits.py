@@ -9,7 +9,7 @@ from slurm_resilience.launcher import exit_codes
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd
 from slurm_resilience.mesh.rendezvous import Rendezvous
-from slurm_resilience.training.session import Session
+from slurm_resilience.training.participant import Participant
 
 
 class Exits:
@@ -17,14 +17,14 @@ class Exits:
 
     Args:
         mesh: this process among the others.
-        meeting: where those who come later look how the training ended.
-        session: knows the last step.
+        rendezvous: where those who come later look how the training ended.
+        participant: knows the last step.
     """
 
-    def __init__(self, mesh: Mesh, meeting: Rendezvous, session: Session) -> None:
+    def __init__(self, mesh: Mesh, rendezvous: Rendezvous, participant: Participant) -> None:
         self._mesh = mesh
-        self._meeting = meeting
-        self._session = session
+        self._rendezvous = rendezvous
+        self._participant = participant
 
     def replaced(self) -> NoReturn:
         """A fresh process can do what this one cannot."""
@@ -35,7 +35,7 @@ class Exits:
         view = self._mesh.current
         if view is not None:
             self._mesh.stop(GenerationEnd(view.generation, reason, self._mesh.me.id, "stop"))
-        self._meeting.outcome(exit_codes.STOP, self._session.step, reason)
+        self._rendezvous.outcome(exit_codes.STOP, self._participant.step, reason)
         self.stopped(reason)
 
     def stopped(self, reason: str) -> NoReturn:
@@ -47,8 +47,8 @@ class Exits:
         """The training is complete (the mesh is closed): one of its processes writes it down."""
         view, present, _ = self._mesh.picture()
         seats = [member.peer.seat for member in (*(view.members if view else ()), *present)]
-        if self._session.seat == min(seats, default=self._session.seat):
-            self._meeting.outcome(exit_codes.DONE, self._session.step, "")
+        if self._participant.where.seat == min(seats, default=self._participant.where.seat):
+            self._rendezvous.outcome(exit_codes.DONE, self._participant.step, "")
 
     def _leave(self, code: int) -> NoReturn:
         self._mesh.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import enum
 import logging
 import os
 import threading
@@ -12,9 +13,9 @@ from collections.abc import Callable
 from slurm_resilience.launcher import control_socket, exit_codes
 from slurm_resilience.mesh.messages import Heartbeat
 from slurm_resilience.mesh.model import GenerationEnd, Peer
+from slurm_resilience.training.participant import Participant
 from slurm_resilience.training.process_group import ProcessGroups
 from slurm_resilience.training.recovery.exceptions import Interrupted
-from slurm_resilience.training.session import Session
 from slurm_resilience.training.watch import stacks
 
 log = logging.getLogger("sres.training")
@@ -31,11 +32,22 @@ TELL_SHARE = 0.5
 """Of the abort timeout: who is still in its block then says where, before the others go on."""
 
 
+class BlockStage(enum.Enum):
+    """Whether the block's thread may be interrupted.
+
+    OUTSIDE → INSIDE (enter) → INTERRUPTED (once, when its world is over) → OUTSIDE (leave).
+    """
+
+    OUTSIDE = "outside"
+    INSIDE = "inside"
+    INTERRUPTED = "interrupted"
+
+
 class Interrupter:
     """What the mesh calls. Made in the thread that the block runs in.
 
     Args:
-        session: the block's.
+        participant: this process in its worlds.
         groups: the process groups of the current world; the block's thread fills and clears it.
         abort_timeout: seconds in which a process must be out of its block.
         event: called with a name and details of what happened.
@@ -43,28 +55,28 @@ class Interrupter:
 
     def __init__(
         self,
-        session: Session,
+        participant: Participant,
         groups: list[ProcessGroups],
         *,
         abort_timeout: float,
         event: Callable[..., None],
     ) -> None:
-        self._session = session
+        self._participant = participant
         self._groups = groups
         self._abort_timeout = abort_timeout
         self._event = event
         self._main = threading.get_ident()
         self._end_seen = 0.0
-        self._nudged = self._told = False
-        self._inside = False
+        self._told = False
+        self._stage = BlockStage.OUTSIDE
         self._lock = threading.Lock()
-        """For whether the block may be interrupted, and that it is."""
+        """Held while the stage changes, and while the block is interrupted."""
 
     def enter(self) -> None:
         """A new world's block begins. Called by its thread."""
-        self._end_seen, self._nudged, self._told = 0.0, False, False
+        self._end_seen, self._told = 0.0, False
         with self._lock:
-            self._inside = True
+            self._stage = BlockStage.INSIDE
 
     def leave(self) -> None:
         """The block is left, by whatever way. Called by its thread, which is not interrupted from
@@ -74,7 +86,7 @@ class Interrupter:
             Interrupted: it came at the last moment.
         """
         with self._lock:
-            self._inside = False
+            self._stage = BlockStage.OUTSIDE
             _raise_in(self._main, None)  # one that is on its way
 
     def cut(self, end: GenerationEnd) -> None:
@@ -88,8 +100,9 @@ class Interrupter:
         seen = now - self._end_seen
         if seen > self._patience(end):
             with self._lock:
-                if self._inside and not self._nudged and not self._session._inside:
-                    self._nudged = True
+                # An update under way is finished, by every rank that has begun it.
+                if self._stage is BlockStage.INSIDE and not self._participant.updating:
+                    self._stage = BlockStage.INTERRUPTED
                     _raise_in(self._main, Interrupted)
         if seen > TELL_SHARE * self._abort_timeout and not self._told:
             self._told = True
@@ -98,24 +111,24 @@ class Interrupter:
 
     def _patience(self, end: GenerationEnd) -> float:
         """Seconds after which a block that is in no collective is interrupted."""
-        if end.kind == "join" and self._session.after_update:
+        if end.kind == "join" and self._participant.updates.after_update:
             return max(NUDGE_SECONDS, JOIN_SHARE * self._abort_timeout)
         return NUDGE_SECONDS
 
     def evicted(self, reason: str) -> None:
         """The others go on without this process. If it does not come out by itself, it ends."""
-        if not self._session._mesh.wait_until_out(self._abort_timeout):
+        if not self._participant.mesh.wait_until_out(self._abort_timeout):
             log.error("the others go on without this process (%s), which hangs: it ends", reason)
             os._exit(exit_codes.POISONED)
 
     def given_up(self, peer: Peer, reason: str) -> None:
         """The others go on without a peer; its launcher should end it where it is this one's."""
-        if peer.node == self._session._place.node and peer.pid:
+        if peer.node == self._participant.where.node and peer.pid:
             control_socket.evict(peer.pid, reason)
 
     def tick(self, now: float) -> Heartbeat | None:
         """Look whether the step hangs; this process's progress, for the others."""
-        watch, mesh = self._session.watch, self._session._mesh
+        watch, mesh = self._participant.watch, self._participant.mesh
         if watch is None:
             return None
         view = mesh.current
@@ -123,7 +136,7 @@ class Interrupter:
             inside = {member.peer.id for member in view.members}
             beats = {name: beat for name, beat in mesh.beats().items() if name in inside}
             verdict = watch.stalled(now, beats, silence=mesh.silence)
-            if verdict is not None and self._session._group is not None:
+            if verdict is not None and self._participant.in_world:
                 end = GenerationEnd(view.generation, verdict.reason, verdict.culprit or "", "hang")
                 self._event("hang", reason=verdict.reason)
                 mesh.over(end)

@@ -504,7 +504,7 @@ from slurm_resilience.training.data.cache.fingerprint import fingerprint
 from torch.utils.data import TensorDataset
 things = [TensorDataset(torch.arange(9)), {"b", "a", "c"}, print, object()]
 things += [lambda x: x in {"q", "w"}]
-print([fingerprint(thing, len) for thing in things])
+print(fingerprint(*things, {"k": [1.5, None, (True, b"x")]}))
 """
 
 

@@ -196,7 +196,7 @@ def test_what_torch_keeps_to_itself_has_one_door() -> None:
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
         and node.attr not in own
-        and not ast.unparse(node.value).startswith(("self", "cls", "session"))
+        and not ast.unparse(node.value).startswith(("self", "cls"))
         and f"self.{node.attr}" not in path.read_text(encoding="utf-8")
     ]
     assert found == []

@@ -23,16 +23,18 @@ LOST = GenerationEnd(1, "seat 2 is gone", "00002.0.a", "lost")
 class Seen:
     """An interrupter, and when (seconds after the end) it cut and nudged."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **session: bool) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, after_update: bool = False) -> None:
         self.now = 100.0
         self.cuts: list[float] = []
         self.nudges: list[float] = []
         monkeypatch.setattr(interrupt.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(interrupt, "_raise_in", self._raise)
         group: Any = SimpleNamespace(cut=lambda: self.cuts.append(self.now - 100))
-        self.session: Any = SimpleNamespace(**{"_inside": False, "after_update": False} | session)
+        self.participant: Any = SimpleNamespace(
+            updating=False, updates=SimpleNamespace(after_update=after_update)
+        )
         self.interrupter = Interrupter(
-            self.session, [group], abort_timeout=5.0, event=lambda *_, **__: None
+            self.participant, [group], abort_timeout=5.0, event=lambda *_, **__: None
         )
         self.interrupter.enter()
 
@@ -65,10 +67,11 @@ def test_a_step_and_the_end_by_a_fault_do_not_wait(
 
 
 def test_an_update_is_finished_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Seen(monkeypatch, _inside=True)
+    seen = Seen(monkeypatch)
+    seen.participant.updating = True
     seen.until(3, LOST)
     assert seen.nudges == []
-    seen.session._inside = False
+    seen.participant.updating = False
     seen.until(4, LOST)
     assert seen.nudges == [pytest.approx(3.0, abs=0.02)]
 
@@ -85,9 +88,10 @@ def test_who_has_left_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_interruption_comes_before_the_block_is_left_or_not_at_all() -> None:
-    session: Any = SimpleNamespace(_inside=False, after_update=False)
+    updates = SimpleNamespace(after_update=False)
+    participant: Any = SimpleNamespace(updating=False, updates=updates)
     for _ in range(50):
-        interrupter = Interrupter(session, [], abort_timeout=5.0, event=lambda *_, **__: None)
+        interrupter = Interrupter(participant, [], abort_timeout=5.0, event=lambda *_, **__: None)
         interrupter._patience = lambda _: -1.0  # type: ignore[method-assign]
         begun = threading.Event()
 

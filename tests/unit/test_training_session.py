@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from slurm_resilience.training.options import Options
+from slurm_resilience.training.participant import Participant
 from slurm_resilience.training.rank_environment import place
 from slurm_resilience.training.session import Session
 
@@ -27,11 +28,11 @@ class Batches:
 @pytest.fixture
 def session() -> Any:
     """The session of rank 0 in a world that goes on."""
-    made: Any = Session(place({"RANK": "0", "WORLD_SIZE": "1"}), Options())
-    made._mesh = SimpleNamespace(end=None, evicted="", knock=threading.Event())
-    made._group = SimpleNamespace(rank=0)
-    made._healer.progress.step = 0
-    return made
+    participant: Any = Participant(place({"RANK": "0", "WORLD_SIZE": "1"}), Options())
+    participant.mesh = SimpleNamespace(end=None, evicted="", knock=threading.Event())
+    participant._group = SimpleNamespace(rank=0)
+    participant.healer.progress.step = 0
+    return Session(participant)
 
 
 def test_two_updates_for_one_batch_are_told_once(

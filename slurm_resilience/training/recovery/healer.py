@@ -62,8 +62,8 @@ class Healer:
         self._healed = -1
         """The generation whose members were healed last."""
         self._switches: Switches | None = None
-        self._thawed: tuple[str, ...] = ()
-        """Parameters that a fault had left frozen."""
+        self._digest = ""
+        """Checksum of the state as it was told last; empty: not asked for."""
         self._outside = ""
         """What changed outside of an update, since the last healing; empty: nothing."""
         self.progress = HealProgress()
@@ -74,20 +74,27 @@ class Healer:
         """Is this module tracked (so that its replicas are equal)?"""
         return any(thing is module for thing in self._names.values())
 
-    def status(self, phase: Phase, view: View | None) -> PeerStatus:
-        """What the others should know of this process's state."""
-        progress = self.progress
-        if phase != "running":
-            # The plan is made from what is said here: a change that is found later comes too late.
-            self._look_for_changes()
-        elif view is not None and view.generation != self._healed and self._switches is not None:
-            # The block is about to be entered again: it finds its modules as it left them at first.
-            self._thawed = self._switches.on_again()
-        healthy = progress.step >= 0 and not progress.dirty
-        digest = ""
-        if phase != "running" and healthy and self._options.checksum and self._tracked is not None:
+    def settle(self) -> None:
+        """Look for changes outside of updates, and sum up the state where that is asked for.
+
+        The plan is made from what is said next: a change that is found later comes too late.
+        """
+        progress, self._digest = self.progress, ""
+        if self._tracked is None or progress.step < 0:
+            return
+        self._note_changes(self._tracked.changed())
+        if self._options.checksum and not progress.dirty:
             self._tracked.rollback()
-            digest = self._tracked.digest()
+            self._digest = self._tracked.digest()
+
+    def switch_on_again(self, view: View) -> None:
+        """Turn on what a fault left off, so that the block finds its modules as at first."""
+        if view.generation != self._healed and self._switches is not None:
+            self._switches.on_again()
+
+    def status(self, phase: Phase, view: View | None) -> PeerStatus:
+        """Return what the others should know of this process's state."""
+        progress = self.progress
         keeper = self._options.checkpointer
         return PeerStatus(
             phase=phase,
@@ -95,7 +102,7 @@ class Healer:
             step=progress.step,
             dirty=progress.dirty,
             position=self._position,
-            digest=digest,
+            digest=self._digest if phase != "running" else "",
             snapshot=self._partner.step if self._partner else -1,
             keeps=self._partner.keeps if self._partner else (),
             disk=-1 if keeper is None or phase == "running" else keeper.readable(),
@@ -118,10 +125,10 @@ class Healer:
         parts.check(objects, self._options.replica_size)
         own, left_rng = self.progress.step, self._left_rng
         told = self._outside
+        self._tell_thawed(view, rank)
         tracked = self._adopt(objects, view, rank)
         if self._outside:
             log.warning("%s: this rank is healed anew", self._outside)
-        self._tell_thawed(view, rank)
         self._open(group)
         found = state.plan(view, checksum=self._options.checksum)
         if "state" not in self._place.parts and found.kind == "peers":
@@ -217,18 +224,14 @@ class Healer:
         return new
 
     def _tell_thawed(self, view: View, rank: int) -> None:
-        """The first of those who were in the last world says what takes gradients again."""
-        thawed, self._thawed = self._thawed, ()
+        """Say what takes gradients again: the first rank does that was in the last world."""
+        thawed = self._switches.thawed if self._switches is not None else ()
         old = [number for number, member in enumerate(view.members) if member.status.generation]
         if thawed and old and rank == old[0]:
             log.warning(
                 "%s: requires_grad is True again, as at s.track (who freezes later: by s.step)",
                 _named(thawed),
             )
-
-    def _look_for_changes(self) -> None:
-        if self._tracked is not None and self.progress.step >= 0:
-            self._note_changes(self._tracked.changed())
 
     def _note_changes(self, changed: tuple[str, ...]) -> None:
         if changed and not self.progress.dirty:

@@ -22,6 +22,8 @@ class Switches:
 
     def __init__(self, objects: dict[str, Any]) -> None:
         modules = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
+        self.thawed: tuple[str, ...] = ()
+        """Parameters that a fault had left frozen."""
         self._training = [part for part in _parts(modules.values()) if part.training]
         self._trained = {
             f"{name}.{path}": parameter
@@ -31,14 +33,15 @@ class Switches:
         }
 
     def on_again(self) -> tuple[str, ...]:
-        """Turn on again what was on; names of the parameters that were frozen since."""
+        """Turn on again what was on; note, and return, the parameters that were frozen since."""
         for part in self._training:
             # Not train(True): that would reach parts that are to stay in eval mode.
             part.training = True
         frozen = {name: one for name, one in self._trained.items() if not one.requires_grad}
         for parameter in frozen.values():
             parameter.requires_grad_(True)
-        return tuple(frozen)
+        self.thawed = tuple(frozen)
+        return self.thawed
 
 
 def _parts(modules: Iterable[nn.Module]) -> Iterable[nn.Module]:

@@ -1,9 +1,10 @@
-"""Name a source without reading a sample from it, so that a restarted process finds its batches.
+"""What a source is, in a few bytes, without reading a sample from it.
 
-The name is made from the source's type and length, its plain settings (numbers, strings, paths),
-some bytes of the arrays it holds in memory, and the program: its file with size and time, and its
-arguments. Another data set behind the same settings looks the same: name it with ``fingerprint=``,
-or give the dataset an attribute ``fingerprint`` that changes with its contents.
+Two sources with the same fingerprint would share cached batches, so it looks at all that can be
+seen at no cost: types, the files of their code, settings, paths, the bytes of small arrays and a
+part of large ones. When in doubt it differs; the price is a cold cache, never a wrong batch. What
+it cannot see is a change of the data behind an unchanged path: name it with ``fingerprint=``, or
+give the dataset an attribute ``fingerprint`` that changes with it.
 """
 
 from __future__ import annotations
@@ -11,89 +12,129 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-NAMES = ("fingerprint", "_fingerprint")
+_DEEP = 6
+_MANY = 4096
+_BLOCK = 4096
+_BLOCKS = 32
+_NAMES = ("fingerprint", "_fingerprint")
 """Attributes by which a source names its own contents (the second is Hugging Face's)."""
-PLAIN = (bool, int, float, str, bytes, Path, type(None))
-BLOCK_BYTES = 4096
-BLOCKS = 32
-"""Of a large array so many blocks are looked at, all over it."""
 
 
-def own_name(source: Any) -> str:
-    """Return the name that a source gives itself; empty: it gives none."""
-    for name in NAMES:
-        given = vars(source).get(name) if hasattr(source, "__dict__") else None
-        given = given or getattr(type(source), name, None)
-        if isinstance(given, str):
-            return given
-    return ""
-
-
-def fingerprint(source: Any, collate_fn: Any = None) -> str:
-    """Return 32 hex digits, the same in every process that makes the source alike.
-
-    Args:
-        source: the dataset, or whatever gives samples.
-        collate_fn: makes a batch of samples.
-    """
+def fingerprint(*things: Any) -> str:
+    """32 hex digits that stand for ``things``; the same in every process that makes them alike."""
     digest = hashlib.blake2b(digest_size=16)
-    for word in (*_program(), *_thing(source), *_thing(collate_fn)):
-        data = word.encode(errors="surrogatepass")
-        digest.update(len(data).to_bytes(8, "little") + data)
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    for text in chain(_file(main), *(_words(thing, _DEEP, ()) for thing in things)):
+        digest.update(len(text).to_bytes(8, "little"))
+        digest.update(text)
     return digest.hexdigest()
 
 
-def _program() -> Iterator[str]:
-    """Yield the running script with size and time: an edited one must not get its old batches."""
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    if main is not None:
-        yield os.path.realpath(main)
+def _file(path: str | None) -> Iterator[bytes]:
+    """A file by its name, length and time: an edited script must not get its old batches."""
+    if path is not None:
+        yield os.path.realpath(path).encode(errors="surrogateescape")
         try:
-            found = Path(main).stat()
-            yield f"{found.st_size} {found.st_mtime_ns}"
-        except OSError:
-            yield "absent"
-    yield from sys.argv[1:]
+            found = Path(path).stat()
+            yield f"{found.st_size} {found.st_mtime_ns}".encode()
+        except (OSError, ValueError):
+            yield b"absent"
 
 
-def _thing(thing: Any) -> Iterator[str]:
-    named = thing if hasattr(thing, "__qualname__") else type(thing)
-    yield f"{named.__module__}.{named.__qualname__}"
-    if name := own_name(thing):
-        yield name
+def _words(thing: Any, deep: int, above: tuple[int, ...]) -> Iterator[bytes]:
+    kind = type(thing)
+    yield f"{kind.__module__}.{kind.__qualname__}".encode()
+    if thing is None or isinstance(thing, bool | int | float | complex | str | bytes | np.generic):
+        yield repr(thing).encode(errors="surrogatepass")
+    elif isinstance(thing, Path):
+        yield from _file(str(thing))
+    elif deep == 0 or id(thing) in above or isinstance(thing, ModuleType):
         return
+    elif isinstance(thing, torch.Tensor):
+        yield f"{thing.dtype} {tuple(thing.shape)}".encode()
+        if thing.layout == torch.strided and thing.device.type == "cpu" and thing.is_contiguous():
+            yield from _bytes(thing.detach().reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(thing, np.memmap):
+        yield f"{thing.dtype} {thing.shape} {thing.offset}".encode()
+        yield from _file(thing.filename and str(thing.filename))
+    elif isinstance(thing, np.ndarray):
+        yield f"{thing.dtype} {thing.shape}".encode()
+        if not thing.dtype.hasobject and thing.flags.c_contiguous:
+            yield from _bytes(thing.reshape(-1).view(np.uint8))
+    else:
+        yield from _parts(thing, deep - 1, (*above, id(thing)))
+
+
+def _parts(thing: Any, deep: int, above: tuple[int, ...]) -> Iterator[bytes]:
+    """The words of something that is made of other things."""
+    if isinstance(thing, CodeType):
+        yield thing.co_code
+        yield from _all(thing.co_consts, deep, above)
+        yield " ".join(thing.co_names).encode()
+    elif isinstance(thing, FunctionType):
+        yield thing.__qualname__.encode()
+        cells = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
+        yield from _all((thing.__code__, thing.__defaults__, *cells), deep, above)
+    elif isinstance(thing, MethodType):
+        yield from _all((thing.__func__, thing.__self__), deep, above)
+    elif isinstance(thing, type):
+        yield f"{thing.__module__}.{thing.__qualname__}".encode()
+        yield from _file(getattr(sys.modules.get(thing.__module__), "__file__", None))
+    elif isinstance(thing, dict):
+        yield from _all(chain.from_iterable(thing.items()), deep, above, len(thing))
+    elif isinstance(thing, list | tuple | range):
+        step = max(1, len(thing) // _MANY)
+        yield from _all(chain(thing[::step], thing[-1:]), deep, above, len(thing))
+    elif isinstance(thing, set | frozenset):
+        yield from sorted(b"".join(_words(item, deep, above)) for item in islice(thing, _MANY))
+    else:
+        yield from _object(thing, deep, above)
+
+
+def _object(thing: Any, deep: int, above: tuple[int, ...]) -> Iterator[bytes]:
+    module = sys.modules.get(type(thing).__module__)
+    yield from _file(getattr(module, "__file__", None))
+    given = vars(thing) if hasattr(thing, "__dict__") else {}
+    for name in _NAMES:
+        if isinstance(own := given.get(name, getattr(type(thing), name, None)), str):
+            yield own.encode()
+            return
+    for name in sorted(map(str, given)):
+        yield name.encode()
+        yield from _words(given.get(name), deep, above)
+
+
+def _all(
+    things: Iterable[Any], deep: int, above: tuple[int, ...], count: int = 0
+) -> Iterator[bytes]:
+    yield str(count).encode()
+    for thing in islice(things, 2 * _MANY + 2):
+        yield from _words(thing, deep, above)
+
+
+def _filled(cell: Any) -> bool:
     try:
-        yield str(len(thing))
-    except TypeError:
-        yield "no length"
-    settings = vars(thing) if hasattr(thing, "__dict__") else {}
-    for key in sorted(map(str, settings)):
-        yield key
-        value = settings.get(key)
-        yield from _setting(value)
-        # TensorDataset holds a tuple: two of equal length in one program are common.
-        if isinstance(value, list | tuple) and len(value) <= BLOCKS:
-            for item in value:
-                yield from _setting(item)
+        cell.cell_contents  # noqa: B018  # an empty cell raises
+    except ValueError:
+        return False
+    return True
 
 
-def _setting(value: Any) -> Iterator[str]:
-    if isinstance(value, PLAIN):
-        yield repr(value)
-    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.is_contiguous():
-        yield str(value.dtype)
-        value = value.detach().reshape(-1).view(torch.uint8).numpy().reshape(*value.shape, -1)
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject and value.flags.c_contiguous:
-        yield f"{value.dtype} {value.shape}"
-        flat = value.reshape(-1).view(np.uint8)
-        last = flat.size - BLOCK_BYTES
-        starts = range(1) if last <= 0 else [last * turn // (BLOCKS - 1) for turn in range(BLOCKS)]
-        for start in starts:
-            yield hashlib.blake2b(flat[start : start + BLOCK_BYTES].tobytes()).hexdigest()
+def _bytes(flat: Any) -> Iterator[bytes]:
+    """All of a small array, evenly spread blocks of a large one. ``flat``: (n,) uint8."""
+    if flat.size <= _BLOCK * _BLOCKS:
+        yield flat.tobytes()
+        return
+    last = flat.size - _BLOCK
+    for turn in range(_BLOCKS):
+        at = last * turn // (_BLOCKS - 1)
+        yield flat[at : at + _BLOCK].tobytes()

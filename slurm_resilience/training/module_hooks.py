@@ -1,0 +1,42 @@
+"""The hooks that a session puts on modules: to see the waiting, and to place a drill's fault."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+from slurm_resilience.training import inject
+from slurm_resilience.training.watch import Watch, listen
+
+
+class ModuleHooks:
+    """Those of one process.
+
+    Args:
+        point: lets a drill strike in a phase.
+    """
+
+    def __init__(self, point: Callable[[inject.Phase], None]) -> None:
+        self._point = point
+        self._stop_listening: list[Callable[[], None]] = []
+        self._armed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def listen(self, watch: Watch, module: nn.Module) -> None:
+        """Mark where a module's backward waits for others, until the world is left."""
+        self._stop_listening.append(listen(watch, module))
+
+    def stop_listening(self) -> None:
+        """Take the marks off the wrappers of a world that is left."""
+        for stop in self._stop_listening:
+            stop()
+        self._stop_listening = []
+
+    def arm_backward(self, objects: Iterable[Any]) -> None:
+        """Make the backward of a tracked module a place for a drill's fault, under DDP or not."""
+        for module in objects:
+            if isinstance(module, nn.Module) and module not in self._armed and inject.armed():
+                module.register_full_backward_pre_hook(lambda *_: self._point("backward"))
+                self._armed.add(module)

@@ -1,0 +1,224 @@
+"""One process in the training's worlds: the part that the block, and what ends it, both need."""
+
+from __future__ import annotations
+
+import contextlib
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.mesh.mesh import Mesh
+from slurm_resilience.mesh.model import GenerationEnd, PeerStatus, Phase, View
+from slurm_resilience.training import compat, inject
+from slurm_resilience.training.data.gradient_weights import GradientWeights
+from slurm_resilience.training.loaders import Loaders
+from slurm_resilience.training.module_hooks import ModuleHooks
+from slurm_resilience.training.options import Options
+from slurm_resilience.training.process_group import ProcessGroups
+from slurm_resilience.training.rank_environment import RankEnvironment
+from slurm_resilience.training.recovery.commit_gate import come_through
+from slurm_resilience.training.recovery.exceptions import Interrupted
+from slurm_resilience.training.recovery.healer import Healer
+from slurm_resilience.training.update_count import UpdateCount
+from slurm_resilience.training.watch import Watch
+from slurm_resilience.training.watch.progress import COLLECTIVE
+
+WRITING_SECONDS = 0.1
+"""While the last checkpoint is written, the end of its world is looked for this often."""
+
+
+class Participant:
+    """It outlives every world. `Session` is what the training's code sees of it.
+
+    Args:
+        where: this process's place in the training.
+        options: of `resilient`.
+    """
+
+    mesh: Mesh
+    """Set once this process has joined the others."""
+
+    def __init__(self, where: RankEnvironment, options: Options) -> None:
+        self.where = where
+        self.options = options
+        self.healer = Healer(options, where)
+        self.loaders = Loaders(self.healer.progress, cached="data" in where.parts)
+        self.weights = GradientWeights()
+        self.hooks = ModuleHooks(self.point)
+        self.updates = UpdateCount()
+        self.updating = False
+        """Between the begin and the end of an update."""
+        self.attempt = 0
+        """Number of times that this process has entered the block."""
+        self.watch: Watch | None = None
+        self.last_end: GenerationEnd | None = None
+        """The reason for which the block was entered again; None at first."""
+        self._group: ProcessGroups | None = None
+        self._view: View | None = None
+
+    # -- the world ----------------------------------------------------------------------------
+
+    @property
+    def group(self) -> ProcessGroups:
+        """The process group of the current world.
+
+        Raises:
+            UsageError: there is none outside of the block.
+        """
+        if self._group is None:
+            raise UsageError("the session has no world outside of the block")
+        return self._group
+
+    @property
+    def in_world(self) -> bool:
+        """True while this process has a process group."""
+        return self._group is not None
+
+    @property
+    def step(self) -> int:
+        """Committed optimizer steps."""
+        return self.healer.progress.step
+
+    def enter(self, group: ProcessGroups) -> None:
+        """Enter a new world."""
+        self._group, self._view = group, group.view
+        self.attempt += 1
+        self.weights.enter()
+        if self.watch is not None:
+            self.watch.enter(self.mesh.me.id, self.where.seat, compat.collective_counter())
+
+    def leave(self) -> None:
+        """Leave the world; its group is kept until nothing of it is on its way."""
+        self.updating = False
+        self.hooks.stop_listening()
+        if self._group is not None:
+            for thing in self.healer.released():
+                self._group.hold(thing)
+            self._group.leave()
+        self._group = None
+        self.weights.enter()
+
+    def finish(self) -> None:
+        """End the training: nothing of it is needed again."""
+        self.loaders.close()
+        self.healer.close()
+
+    def check(self) -> None:
+        """Leave the block if its world is over.
+
+        Raises:
+            Interrupted: it is.
+        """
+        end = self.mesh.end
+        if end is not None or self.mesh.evicted:
+            raise Interrupted(end.reason if end else self.mesh.evicted)
+
+    def admit_newcomers(self) -> None:
+        """End the world between two steps where others wait to join. Rank 0 does it for all."""
+        mesh = self.mesh
+        if mesh.end is None and self.group.rank == 0 and mesh.knock.is_set():
+            newcomers = mesh.newcomers()
+            if newcomers:
+                seats = ", ".join(str(peer.seat) for peer in newcomers)
+                text = f"seat {seats} joins after step {self.step}"
+                mesh.over(GenerationEnd(self.group.view.generation, text, "", "join"))
+
+    # -- telling the others -------------------------------------------------------------------
+
+    def status(self, phase: Phase) -> PeerStatus:
+        """Return what the others should know of this process."""
+        return self.healer.status(phase, self._view)
+
+    def say(self, phase: Phase) -> None:
+        """Tell the others; outside of the block, look before for changes outside of updates."""
+        if phase != "running":
+            self.healer.settle()
+        self.mesh.say(self.status(phase))
+
+    def say_entering(self, view: View) -> None:
+        """Tell the others that the block is about to be entered, in this world."""
+        self.healer.switch_on_again(view)
+        self.mesh.say(self.healer.status("running", view))
+
+    def point(self, phase: inject.Phase) -> None:
+        """Let a drill strike here."""
+        if inject.possible():
+            inject.point(phase, step=self.step, rank=self.group.rank)
+
+    # -- the commit point ---------------------------------------------------------------------
+
+    def begin_update(self) -> None:
+        """Begin to change the state.
+
+        Raises:
+            UsageError: an update is under way, or nothing is tracked.
+            RuntimeError: an earlier update was left by an exception.
+            Interrupted: a model in parts, and no rank finishes this step.
+        """
+        if self.updating:
+            raise UsageError("s.update() inside of s.update()")
+        if self.step < 0:
+            raise UsageError(
+                "nothing is tracked: s.track(model=…, opt=…) comes before the first step"
+            )
+        self.refuse_void()
+        # Gradients are complete here, and another rank may have committed already: from now on
+        # the step is finished even if the world ends meanwhile.
+        self.updating = True
+        if self.options.replica_size > 1:
+            self._come_through()
+        if self.watch is not None:
+            self.watch.mark("update")
+        self.healer.progress.dirty = True
+        self.point("update")
+
+    def _come_through(self) -> None:
+        """Wait until all ranks of a model in parts have their gradients."""
+        if self.watch is not None:
+            self.watch.mark(COLLECTIVE)
+        group = self.group
+        try:
+            come_through(
+                self.mesh,
+                group.view,
+                self.status("running"),
+                group.together,
+                self.options.abort_timeout,
+            )
+        except BaseException:
+            self.updating = False
+            raise
+
+    def refuse_void(self) -> None:
+        """Refuse to go on with half an update, for a program that caught what it was left by.
+
+        Raises:
+            RuntimeError: an update was left by an exception.
+        """
+        if self.healer.progress.dirty:
+            raise RuntimeError("an earlier s.update() was left by an exception: the state is void")
+
+    def end_update(self, *, complete: bool) -> None:
+        """End an update; one that is not complete has left the state void."""
+        self.updating = False
+        if not complete:
+            return
+        progress = self.healer.progress
+        self.loaders.commit()
+        progress.step += 1
+        self.updates.updated(tell=self.group.rank == 0)
+        progress.dirty = False
+        self.healer.committed()
+        self.weights.committed()
+        if self.watch is not None:
+            self.watch.commit(progress.step)
+        self.point("after-update")
+        if not self.loaders:
+            self.admit_newcomers()
+            self.check()
+
+    def write_out(self) -> None:
+        """Wait for the checkpoint under way: it is written by the ranks of this world together."""
+        pause = self.watch.pause() if self.watch is not None else contextlib.nullcontext()
+        with pause:
+            while not self.healer.written(WRITING_SECONDS):
+                if self.mesh.end is not None or self.mesh.evicted:
+                    return

@@ -187,7 +187,7 @@ class Launcher:
 
     def _fill(self, seat: Seat) -> None:
         """Fill a seat: with a standby if there is one, else with a new process."""
-        incarnation = next_incarnation(self._job.meeting, seat.number, seat.incarnation)
+        incarnation = next_incarnation(self._job.rendezvous, seat.number, seat.incarnation)
         order = self._order(seat, incarnation)
         while True:
             standby = self._standbys.take()

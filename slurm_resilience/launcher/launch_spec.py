@@ -16,7 +16,7 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     """All that the launcher was asked to do."""
 
     node: NodeSeats
-    meeting: RendezvousDirectory
+    rendezvous: RendezvousDirectory
     kind: str
     """script, module or program."""
     argv: tuple[str, ...]

@@ -73,7 +73,7 @@ def _clean(parent: Path) -> None:
                 os.close(handle)
 
 
-def meeting(
+def choose(
     environment: Mapping[str, str],
     here: NodeRank,
     ranks: int,
@@ -219,18 +219,18 @@ def _parts(hostlist: str) -> list[str]:
     return [part for part in parts if part]
 
 
-def next_incarnation(meeting: RendezvousDirectory, seat: int, last: int) -> int:
+def next_incarnation(rendezvous: RendezvousDirectory, seat: int, last: int) -> int:
     """Return the incarnation of a seat's next process, remembered for a launcher that is started
     again.
 
     Args:
-        meeting: where the run meets.
+        rendezvous: the place where the run's processes meet.
         seat: only this node's launcher writes it.
         last: the last one of this launcher; -1: none.
     """
-    if meeting.directory is None:
+    if rendezvous.directory is None:
         return last + 1
-    file = meeting.directory / "seats" / str(seat)
+    file = rendezvous.directory / "seats" / str(seat)
     with suppress(OSError, ValueError):
         last = max(last, int(file.read_text(encoding="ascii")))
     with suppress(OSError):

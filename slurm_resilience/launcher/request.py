@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.launcher import flags, launch
-from slurm_resilience.launcher import rendezvous_directory as meetings
+from slurm_resilience.launcher import flags, launch, rendezvous_directory
 from slurm_resilience.launcher.child_environment import NodeSeats
 from slurm_resilience.launcher.launch_spec import LaunchSpec
 from slurm_resilience.launcher.node_rank import place
@@ -69,10 +68,10 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
     redirects = flags.streams("--redirects", given["redirects"], ranks)
     tees = flags.streams("--tee", given["tee"], ranks)
     shown = flags.ranks_filter(given["local_ranks_filter"], ranks)
-    private = meetings.private_directory()
+    private = rendezvous_directory.private_directory()
     guard = Reaper(private)
     try:
-        meeting = meetings.meeting(
+        rendezvous = rendezvous_directory.choose(
             environment,
             here,
             ranks,
@@ -81,26 +80,26 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
             given["rdzv_endpoint"],
             given["secret_file"],
         )
-        for note in filter(None, (here.note, meeting.note)):
+        for note in filter(None, (here.note, rendezvous.note)):
             launch.say(f"note: {note}")
         node = NodeSeats(
             here=here,
             ranks=ranks,
-            meet=meeting.meet,
+            meet=rendezvous.meet,
             name=environment.get("SRES_NODE")
             or environment.get("SLURMD_NODENAME")
             or os.uname().nodename,
-            secret=meeting.secret,
+            secret=rendezvous.secret,
             keeper=str(private / "keeper"),
             role=given["role"],
             replacements=given["max_restarts"],
-            master=_master(given, environment, meeting.first, here.alone),
+            master=_master(given, environment, rendezvous.first, here.alone),
             virtual=given["virtual_local_rank"],
         )
         limit = given["shutdown_timeout"]
         job = LaunchSpec(
             node=node,
-            meeting=meeting,
+            rendezvous=rendezvous,
             kind=kind,
             argv=argv,
             rules=RestartRules(given["max_restarts"], given["restart_window"]),
@@ -119,7 +118,7 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
         )
         return launch.life(job, environment, guard)
     finally:
-        meetings.remove(private)
+        rendezvous_directory.remove(private)
         guard.close()
 
 

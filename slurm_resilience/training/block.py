@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import torch
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import UsageError, WireError
 from slurm_resilience.launcher import control_socket, exit_codes
 from slurm_resilience.mesh.mesh import Mesh, Stopped
@@ -47,7 +47,7 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
     called again, in the living process, whenever the world has changed.
 
     Args:
-        min_world: ranks below which nobody steps; the others wait. Default: all.
+        min_world: ranks below which no rank steps; those that are there wait. Default: all.
         replica_size: ranks that hold one copy of the model together (FSDP/HSDP shards); 1: DDP.
         backend: torch's name; default: gloo, and NCCL where a GPU is.
         patience: seconds to wait for lost ranks before going on with at least ``min_world``.
@@ -101,7 +101,7 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 _been: set[str] = set()
-"""Where this process has met others."""
+"""Rendezvous at which this process has met others."""
 
 
 def _refuse_again(name: str, meet: str) -> None:
@@ -154,7 +154,7 @@ class BlockRunner:
         self._mesh.start()
 
     def run(self, block: Callable[[Session], T]) -> T | None:
-        """Until everybody is done; what the block returned."""
+        """Run until all ranks are done; return what the block returned."""
         result: T | None = None
         self._participant.say("ready")
         control_socket.enters()
@@ -234,7 +234,7 @@ class BlockRunner:
         if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
             self._leave_world()
             if isinstance(error, SystemExit) and not error.code and view.size <= self._least:
-                # Its launcher takes it for done: nobody comes in its place.
+                # Its launcher takes it for done: no process comes in its place.
                 text = f"seat {self._place.seat} left the block by sys.exit(0)"
                 self._mesh.stop(GenerationEnd(view.generation, text, self._mesh.me.id, "stop"))
             raise error
@@ -251,7 +251,7 @@ class BlockRunner:
         return end
 
     def _why(self, view: View, error: BaseException) -> GenerationEnd:
-        """How the world ended: as the mesh knows it, else by this error, which all are told."""
+        """Return how the world ended: as the mesh knows it, else by this error; tell all."""
         mesh = self._mesh
         if mesh.end is None and fault_policy.may_be_a_peers(error):
             mesh.wait_for_end(PEER_WORD_SECONDS)
@@ -325,7 +325,7 @@ class BlockRunner:
 
     def _event(self, name: str, **details: Any) -> None:
         if self._options.on_event is not None:
-            self._options.on_event(name, {"time": time.time(), **details})
+            self._options.on_event(name, {"time": SYSTEM_CLOCK.now(), **details})
 
     def _call(self, hook: Callable[[Any, Any], None] | None, end: GenerationEnd) -> None:
         if hook is None:

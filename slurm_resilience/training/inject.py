@@ -7,7 +7,7 @@ or, without touching the program::
     SRES_INJECT="kill:rank=1,step=5,phase=update;stop:rank=2,step=9;exit:code=3"
 
 Each rule fires once in a process, and only in the incarnation it names (the first, unless it says
-otherwise): whoever takes the killed process's seat goes through the same step unharmed. With
+otherwise): the process that takes the killed one's seat goes through the same step unharmed. With
 ``SRES_INJECT_ONCE``, a directory that all nodes share, each fires once in the whole training.
 """
 
@@ -18,12 +18,12 @@ import re
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
 import msgspec
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import UsageError
 
 VARIABLE = "SRES_INJECT"
@@ -53,11 +53,11 @@ class Rule(msgspec.Struct, frozen=True):
     """Steps committed at that moment: 5 is the sixth step, until it is committed."""
     phase: Phase = "before-backward"
     incarnation: int | None = 0
-    """Of the process; None (``any``): every one that takes the seat."""
+    """The incarnation of the process; None (``any``): every one that takes the seat."""
     code: int = 1
-    """What ``exit`` exits with."""
+    """The exit code of ``exit``."""
     seconds: float | None = None
-    """How long ``hang`` and ``hang-c`` last; None: for ever."""
+    """Seconds that ``hang`` and ``hang-c`` last; None: for ever."""
 
     def __str__(self) -> str:
         kept = {
@@ -185,7 +185,7 @@ def _look(phase: str, step: int, rank: int) -> None:
 
 
 def _first(rule: int) -> bool:
-    """Has this rule, by its number, not yet fired in another process?"""
+    """Tell whether this rule, by its number, has not yet fired in another process."""
     place = os.environ.get(ONCE, "")
     if not place:
         return True
@@ -230,11 +230,11 @@ def _happen(rule: Rule) -> None:
 
 
 def _hang(seconds: float | None) -> None:
-    end = float("inf") if seconds is None else time.monotonic() + seconds
+    end = float("inf") if seconds is None else SYSTEM_CLOCK.monotonic() + seconds
     pause = threading.Event()
     while True:
         try:
-            while (left := end - time.monotonic()) > 0:
+            while (left := end - SYSTEM_CLOCK.monotonic()) > 0:
                 pause.wait(min(0.02, left))
             return
         except (KeyboardInterrupt, SystemExit):

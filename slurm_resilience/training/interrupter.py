@@ -7,9 +7,9 @@ import enum
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 
+from slurm_resilience.clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.launcher import control_socket, exit_codes
 from slurm_resilience.mesh.messages import Heartbeat
 from slurm_resilience.mesh.model import GenerationEnd, Peer
@@ -21,19 +21,20 @@ from slurm_resilience.training.watch import stacks
 log = logging.getLogger("sres.training")
 
 JOIN_SECONDS = 0.1
-"""When somebody joins, ranks leave by themselves after their step; who does not, is cut later."""
+"""When another rank joins, ranks leave by themselves after their step; a later one is cut."""
 NUDGE_SECONDS = 0.5
 """A block that is in no collective when its world ends is interrupted after this time."""
 JOIN_SHARE = 0.4
-"""Of the abort timeout: for what a loop does after its update when somebody joins. The rest must be
-enough to get out."""
+"""The part of the abort timeout for what a loop does after its update when another rank joins. The
+rest must be enough to get out."""
 
 TELL_SHARE = 0.5
-"""Of the abort timeout: who is still in its block then says where, before the others go on."""
+"""After this part of the abort timeout a rank that is still in its block says where, before the
+others go on."""
 
 
 class BlockStage(enum.Enum):
-    """Whether the block's thread may be interrupted.
+    """Stage of a block that tells whether its thread may be interrupted.
 
     OUTSIDE → INSIDE (enter) → INTERRUPTED (once, when its world is over) → OUTSIDE (leave).
     """
@@ -44,13 +45,14 @@ class BlockStage(enum.Enum):
 
 
 class Interrupter:
-    """What the mesh calls. Made in the thread that the block runs in.
+    """Answers the mesh's calls. Made in the thread that the block runs in.
 
     Args:
         participant: this process in its worlds.
         groups: the process groups of the current world; the block's thread fills and clears it.
         abort_timeout: seconds in which a process must be out of its block.
         event: called with a name and details of what happened.
+        clock: tells the time.
     """
 
     def __init__(
@@ -60,11 +62,13 @@ class Interrupter:
         *,
         abort_timeout: float,
         event: Callable[..., None],
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._participant = participant
         self._groups = groups
         self._abort_timeout = abort_timeout
         self._event = event
+        self._clock = clock
         self._main = threading.get_ident()
         self._end_seen = 0.0
         self._told = False
@@ -91,7 +95,7 @@ class Interrupter:
 
     def cut(self, end: GenerationEnd) -> None:
         """The world is over: have the block's collectives raise. Called again until it is left."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         self._end_seen = self._end_seen or now
         if end.kind == "join" and now - self._end_seen < JOIN_SECONDS:
             return

@@ -99,7 +99,7 @@ class Loaders:
             self._place(name, loader)
 
     def commit(self) -> None:
-        """What was given so far belongs to the step that is committed."""
+        """Count the batches given so far to the step that is committed."""
         for name, loader in self._all.items():
             loader.commit()
             self._progress.positions[name] = loader.state_dict()

@@ -1,4 +1,4 @@
-"""What a block had built the first time, for when it is entered again."""
+"""Keep what a block built the first time, for when it is entered again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class OnceCache:
-    """What each function gave, by the place of the function in the program."""
+    """The results of functions, by each function's place in the program."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, Any] = {}
@@ -27,8 +27,9 @@ class OnceCache:
 
 
 def which(build: Callable[..., Any]) -> Hashable:
-    """What is the same for a function that the block makes anew whenever it is entered (a lambda),
-    and another for every other function: where it is written, and what it was bound to. Pure.
+    """Return a key that is the same for a function that the block makes anew whenever it is entered
+    (a lambda), and another for every other function. Pure: its place in the program and what it
+    was bound to.
 
     Args:
         build: anything that can be called.
@@ -48,8 +49,8 @@ def which(build: Callable[..., Any]) -> Hashable:
 
 
 def _owner(build: Callable[..., Any]) -> Hashable:
-    """What a method is bound to, where that is a class or a value. Two objects without a value of
-    their own cannot be told from one that the block made anew."""
+    """Return what a method is bound to, where that is a class or a value. Two objects
+    without a value of their own cannot be told from one that the block made anew."""
     owner = getattr(build, "__self__", None)
     if owner is None or isinstance(owner, type):
         return owner

@@ -1,4 +1,4 @@
-"""What `resilient` was asked for."""
+"""The arguments of `resilient`, checked."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Options:
                 raise _wrong(name, value, f"a whole number from {least} on")
         for name in SECONDS:
             value = getattr(self, name)
-            # Nobody forms a world in no time, but patience may be none.
+            # No world forms in no time, but patience may be none.
             shortest = 0.0 if "patience" in name else 0.1
             if not isinstance(value, (int, float)) or not value >= shortest:
                 raise _wrong(name, value, f"seconds, from {shortest:g} on")

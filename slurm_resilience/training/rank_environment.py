@@ -16,7 +16,7 @@ PARTS = ("recovery", "state", "data", "rootless")
 
 
 class RankEnvironment(NamedTuple):
-    """What docs/training.md says of the environment of a training process."""
+    """The environment of a training process, as docs/training.md lists it."""
 
     seat: int
     seats: int
@@ -26,9 +26,9 @@ class RankEnvironment(NamedTuple):
     meet: str
     secret: str
     address: str
-    """What the mesh listens on."""
+    """The address that the mesh listens on."""
     parts: frozenset[str]
-    """Which of the four parts are on."""
+    """Those of the four parts that are on."""
     min_world: int = 0
     """As the launcher was told (--nnodes MIN:MAX); 0: nothing."""
 

@@ -27,14 +27,14 @@ class Seen:
         self.now = 100.0
         self.cuts: list[float] = []
         self.nudges: list[float] = []
-        monkeypatch.setattr(interrupt.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(interrupt, "_raise_in", self._raise)
+        clock: Any = SimpleNamespace(monotonic=lambda: self.now)
         group: Any = SimpleNamespace(cut=lambda: self.cuts.append(self.now - 100))
         self.participant: Any = SimpleNamespace(
             updating=False, updates=SimpleNamespace(after_update=after_update)
         )
         self.interrupter = Interrupter(
-            self.participant, [group], abort_timeout=5.0, event=lambda *_, **__: None
+            self.participant, [group], abort_timeout=5.0, event=lambda *_, **__: None, clock=clock
         )
         self.interrupter.enter()
 

@@ -15,14 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.launcher import exit_codes, flags
-from slurm_resilience.launcher import rendezvous_directory as meetings
+from slurm_resilience.launcher import exit_codes, flags, rendezvous_directory
 from slurm_resilience.launcher.child_environment import NodeSeats, common, of_rank
 from slurm_resilience.launcher.main import main
 from slurm_resilience.launcher.node_rank import NodeRank, place
 from slurm_resilience.launcher.rendezvous_directory import (
     RendezvousDirectory,
-    meeting,
+    choose,
     next_incarnation,
 )
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartRules, judge
@@ -149,7 +148,7 @@ class TestPlace:
 
 class TestMeeting:
     def test_alone_is_private(self, tmp_path: Path) -> None:
-        first, second = (meeting({}, here(), 2, tmp_path) for _ in range(2))
+        first, second = (choose({}, here(), 2, tmp_path) for _ in range(2))
         assert first.meet == f"dir:{tmp_path}/mesh"
         assert len(first.secret) == 64
         assert first.secret != second.secret
@@ -162,27 +161,27 @@ class TestMeeting:
             ended.write_text(f'{{"code": {code}, "step": 7}}')
             given = ({}, here("2", 1, "job"), 2, tmp_path, "dir", str(tmp_path))
             if code:
-                meeting(*given)
+                choose(*given)
                 continue
             with pytest.raises(UsageError, match=r"complete \(step 7\): .* --rdzv-id"):
-                meeting(*given)
-            meeting({"SLURM_JOB_ID": "3"}, *given[1:])
+                choose(*given)
+            choose({"SLURM_JOB_ID": "3"}, *given[1:])
 
     def test_shared_directory_by_run(self, tmp_path: Path) -> None:
-        found = meeting({}, here("2", 1, "job/1"), 2, tmp_path, "dir", str(tmp_path / "s"))
+        found = choose({}, here("2", 1, "job/1"), 2, tmp_path, "dir", str(tmp_path / "s"))
         assert found.meet == f"dir:{tmp_path}/s/run/job_1/mesh"
         assert (tmp_path / "s/run/job_1").stat().st_mode & 0o777 == 0o700
-        by_variable = meeting({"SRES_DIR": str(tmp_path / "s")}, here("2", 1, "job/1"), 2, tmp_path)
+        by_variable = choose({"SRES_DIR": str(tmp_path / "s")}, here("2", 1, "job/1"), 2, tmp_path)
         assert by_variable.meet == found.meet
 
     def test_peers_have_a_port_for_each_seat(self, tmp_path: Path) -> None:
         given = {"SRES_SECRET": SECRET}
-        found = meeting(given, here("2"), 2, tmp_path, "peers", "n1:100,n2")
+        found = choose(given, here("2"), 2, tmp_path, "peers", "n1:100,n2")
         assert found.meet == "peers:n1:100,n1:101,n2:29400,n2:29401"
         assert (found.secret, found.first) == (SECRET, "n1")
 
     def test_peers_by_slurm_in_slurms_order(self, tmp_path: Path) -> None:
-        found = meeting(STEP | {"SRES_SECRET": SECRET}, place(STEP), 1, tmp_path, "peers")
+        found = choose(STEP | {"SRES_SECRET": SECRET}, place(STEP), 1, tmp_path, "peers")
         assert found.meet == "peers:n1:29400,n2:29400,m7:29400,k1:29400"
 
     @pytest.mark.parametrize(
@@ -200,10 +199,10 @@ class TestMeeting:
     ) -> None:
         given = {"SRES_SECRET": secret} if secret else {}
         with pytest.raises(UsageError, match=word):
-            meeting(given, here("2"), 2, tmp_path, backend, endpoint)
+            choose(given, here("2"), 2, tmp_path, backend, endpoint)
 
     def test_torchruns_backends_are_mapped(self, tmp_path: Path) -> None:
-        found = meeting({}, here(), 2, tmp_path, "c10d", "localhost:0")
+        found = choose({}, here(), 2, tmp_path, "c10d", "localhost:0")
         assert found.meet.startswith("dir:")
         assert "c10d" in found.note
 
@@ -212,12 +211,12 @@ class TestMeeting:
         file.write_text(SECRET + "\n")
         file.chmod(0o640)
         with pytest.raises(UsageError, match="chmod 600"):
-            meeting({}, here("2"), 1, tmp_path, "peers", "a,b", str(file))
+            choose({}, here("2"), 1, tmp_path, "peers", "a,b", str(file))
         file.chmod(0o600)
-        found = meeting({}, here("2"), 1, tmp_path, "peers", "a,b", str(file))
+        found = choose({}, here("2"), 1, tmp_path, "peers", "a,b", str(file))
         assert found.secret == SECRET
         with pytest.raises(UsageError, match="No such file"):
-            meeting({}, here("2"), 1, tmp_path, "peers", "a,b", str(tmp_path / "none"))
+            choose({}, here("2"), 1, tmp_path, "peers", "a,b", str(tmp_path / "none"))
 
     def test_incarnations_outlive_the_launcher(self, tmp_path: Path) -> None:
         shared = RendezvousDirectory("dir:x", directory=tmp_path)
@@ -285,13 +284,13 @@ def test_what_killed_launchers_left_is_removed(
         (tmp_path / name / "inside").mkdir(parents=True)
     handle = os.open(lives, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    meetings._clean(tmp_path)
+    rendezvous_directory._clean(tmp_path)
     assert len(list(tmp_path.iterdir())) == 3, "they may have been made just now"
-    monkeypatch.setattr(meetings, "_FRESH_SECONDS", -1.0)
-    meetings._clean(tmp_path)
+    monkeypatch.setattr(rendezvous_directory, "_FRESH_SECONDS", -1.0)
+    rendezvous_directory._clean(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"sres-run-lives", "other-program"}
     os.close(handle)
-    meetings._clean(tmp_path)
+    rendezvous_directory._clean(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["other-program"]
 
 

@@ -208,12 +208,12 @@ def test_hsdp_goes_back_one_step_if_the_newer_one_is_not_whole() -> None:
 @pytest.mark.parametrize(
     ("statuses", "said"),
     [
-        ([at(5, 0), LOST], "nobody holds part 1 of 2"),
+        ([at(5, 0), LOST], "no rank holds part 1 of 2"),
         ([at(5, 0), at(4, 1)], "the parts are held at different steps (part 0 at 5, part 1 at 4)"),
         ([at(5, 1), at(5, 0)], "no member has a whole state"),
         (
             [at(5, 0), LOST, at(5, 1), at(5, 0, dirty=True)],
-            "nobody holds part 1 of 2 (a rank that holds it was given another part)",
+            "no rank holds part 1 of 2 (a rank that holds it was given another part)",
         ),
     ],
 )
@@ -261,7 +261,7 @@ def test_the_first_generation_takes_the_first_replica() -> None:
     assert (found.kind, found.step, found.reason) == (
         "fresh",
         0,
-        "fresh start: nobody has any state yet",
+        "fresh start: no rank has any state yet",
     )
     assert pairs(found) == [(0, 2), (1, 3)]
     assert plan(view_of([fresh])).transfers == ()

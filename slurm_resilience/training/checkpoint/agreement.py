@@ -25,14 +25,14 @@ class PartFailed(Exception):
 class SaveAgreement:
     """A process group, or this process alone.
 
-    A part that fails on one rank fails on all of them, so that nobody waits for one that gave up.
+    A part that fails on one rank fails on all of them, so that no rank waits for one that gave up.
     A group that breaks in the middle (a rank died, the group was cut) raises what torch raises.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         """
         Args:
-            group: of CPU tensors (gloo), used by nobody else while a save or load is under way.
+            group: of CPU tensors (gloo), used by nothing else while a save or load is under way.
                 Its timeout must be longer than the slowest rank writes.
         """
         self.group = group
@@ -41,11 +41,11 @@ class SaveAgreement:
 
     @property
     def leads(self) -> bool:
-        """Is this the rank that names, finishes and deletes directories?"""
+        """True on the rank that names, finishes and deletes directories."""
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """What every rank says, in the order of ranks."""
+        """Return what every rank says, in the order of ranks."""
         if self.group is None:
             return [value]
         said: list[Any] = [None] * self.world
@@ -71,7 +71,7 @@ class SaveAgreement:
 
 
 def summary(failures: dict[int, str], world: int) -> str:
-    """What went wrong on some ranks, in one line; what all of them say alike is nobody's own."""
+    """Sum up the errors of some ranks in one line; an error that all have alike is named once."""
     rank, text = min(failures.items())
     if len(failures) == world and len({*failures.values()}) == 1:
         return text

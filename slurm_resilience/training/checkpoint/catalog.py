@@ -7,11 +7,11 @@ import os
 import secrets
 import shutil
 import threading
-import time
 from pathlib import Path
 
 import psutil
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import CheckpointError
 from slurm_resilience.training.checkpoint import manifest as manifests
 from slurm_resilience.training.checkpoint import names
@@ -97,7 +97,7 @@ class CheckpointCatalog:
         return known[1], seen
 
     def verified(self, step: int, seen: Print) -> bool:
-        """Was the content read and found good, and has nothing changed since?"""
+        """True when the content was read and found good, and nothing changed since."""
         with self._lock:
             return self._good.get(step) == seen
 
@@ -150,7 +150,7 @@ class CheckpointCatalog:
         """Delete what is not needed any more; the names of what went.
 
         Only the valid attempt may do this. A directory is renamed before it is deleted, so that
-        nobody sees half of one, and no writer can finish it.
+        no reader sees half of one, and no writer can finish it.
         """
         good, bad = [], []
         for step in self.steps():
@@ -164,7 +164,7 @@ class CheckpointCatalog:
         return [name for name in gone if self._delete(name, me)]
 
     def _temporaries(self) -> list[names.Temporary]:
-        now, found = time.time(), []
+        now, found = SYSTEM_CLOCK.now(), []
         for path in self.path.iterdir():
             if names.is_temporary(path.name):
                 found.append(names.Temporary(path.name, now - _last_change(path)))

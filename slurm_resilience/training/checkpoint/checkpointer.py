@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Counts:
-    """What became of the saves of this process."""
+    """Counts of the saves of this process, by outcome."""
 
     saved: int = 0
     failed: int = 0
@@ -34,11 +34,11 @@ class Counts:
     last: int = -1
     """Step of the last one that went well."""
     staging_ms: float = 0.0
-    """How long the last one held up the step."""
+    """Milliseconds for which the last one held up the step."""
     writing_s: float = 0.0
-    """How long the last one took in the background."""
+    """Seconds that the last one took in the background."""
     error: str = ""
-    """Why the last failure was one."""
+    """The reason of the last failure."""
 
 
 class Checkpointer:
@@ -80,7 +80,7 @@ class Checkpointer:
         self.every, self.keep, self.checks = every, keep, verify
         self.per_rank = frozenset(per_rank)
         self.counts = Counts()
-        self._shelf = CheckpointCatalog(directory)
+        self._catalog = CheckpointCatalog(directory)
         self._stage = StagingBuffers()
         self._jobs: queue.SimpleQueue[writing.SaveJob | None] = queue.SimpleQueue()
         self._open: list[dist.ProcessGroup | None] = []
@@ -92,7 +92,7 @@ class Checkpointer:
         self._announced = -1
 
     def due(self, step: int) -> bool:
-        """Is it time for a checkpoint after ``step`` completed steps?"""
+        """Tell whether a checkpoint is due after ``step`` completed steps."""
         return self.every > 0 and step > 0 and step % self.every == 0
 
     def save(
@@ -159,7 +159,7 @@ class Checkpointer:
         Names and sizes are compared with the manifest; content is not read. The peers may rely on
         the answer, so this one is not pruned before the next call.
         """
-        self._announced = self._shelf.readable()
+        self._announced = self._catalog.readable()
         return self._announced
 
     def latest(self, group: dist.ProcessGroup | None = None) -> int:
@@ -172,7 +172,7 @@ class Checkpointer:
             CheckpointError: the directory cannot be read.
         """
         self._quiet(group)
-        return loading.latest(self._shelf, group, self.checks)
+        return loading.latest(self._catalog, group, self.checks)
 
     def load(
         self, step: int, state: dict[str, Any], group: dist.ProcessGroup | None = None
@@ -195,7 +195,7 @@ class Checkpointer:
         self._quiet(group)
         self._loading.add(step)
         try:
-            loading.load(self._shelf, step, state, group, self.checks, self.per_rank)
+            loading.load(self._catalog, step, state, group, self.checks, self.per_rank)
         finally:
             self._loading.discard(step)
 
@@ -206,7 +206,7 @@ class Checkpointer:
         """
         if not writing.current():
             return []
-        return self._shelf.prune(
+        return self._catalog.prune(
             self.keep, writing.me(), set(self._in_flight), self._loading | {self._announced}
         )
 
@@ -228,7 +228,7 @@ class Checkpointer:
     def _do(self, job: writing.SaveJob) -> None:
         counts, began = self.counts, time.perf_counter()
         try:
-            writing.write(job, self._shelf, self._in_flight)
+            writing.write(job, self._catalog, self._in_flight)
         except writing.Skipped as reason:
             counts.skipped += 1
             log.warning("checkpoint of step %d is skipped: %s", job.step, reason)

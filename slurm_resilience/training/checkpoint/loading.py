@@ -24,25 +24,25 @@ from slurm_resilience.training.checkpoint.manifest import Damaged
 log = logging.getLogger(__name__)
 
 
-def latest(shelf: CheckpointCatalog, group: dist.ProcessGroup | None, content: bool) -> int:
+def latest(catalog: CheckpointCatalog, group: dist.ProcessGroup | None, content: bool) -> int:
     """The newest good step; -1: none. See `Checkpointer.latest`."""
     team = SaveAgreement(group)
     try:
-        steps = team.together(lambda: shelf.steps() if team.leads else [])[0]
+        steps = team.together(lambda: catalog.steps() if team.leads else [])[0]
     except PartFailed as failed:
         raise CheckpointError(str(failed)) from None
     for step in steps:
         try:
-            check(shelf, step, team, content)
+            check(catalog, step, team, content)
         except PartFailed as failed:
             if team.leads:
-                shelf.complain(f"checkpoint of step {step} is skipped: {failed}")
+                catalog.complain(f"checkpoint of step {step} is skipped: {failed}")
         else:
             return int(step)
     return -1
 
 
-def check(shelf: CheckpointCatalog, step: int, team: SaveAgreement, content: bool) -> None:
+def check(catalog: CheckpointCatalog, step: int, team: SaveAgreement, content: bool) -> None:
     """Compare a checkpoint with its manifest; the ranks share the reading.
 
     Raises:
@@ -50,27 +50,27 @@ def check(shelf: CheckpointCatalog, step: int, team: SaveAgreement, content: boo
     """
 
     def looks() -> bool:
-        _, seen = shelf.manifest(step)
-        return not content or shelf.verified(step, seen)
+        _, seen = catalog.manifest(step)
+        return not content or catalog.verified(step, seen)
 
     def reads() -> None:
-        manifest, _ = shelf.manifest(step)
+        manifest, _ = catalog.manifest(step)
         own = sorted(manifest.files)[team.rank :: team.world]
-        manifests.verify(shelf.at(step), manifest, own)
+        manifests.verify(catalog.at(step), manifest, own)
 
     if all(team.together(looks)):
         return
-    _, seen = shelf.manifest(step)
+    _, seen = catalog.manifest(step)
     try:
         team.together(reads)
     except PartFailed as failed:
-        shelf.remember(step, seen, str(failed))
+        catalog.remember(step, seen, str(failed))
         raise
-    shelf.remember(step, seen)
+    catalog.remember(step, seen)
 
 
 def load(
-    shelf: CheckpointCatalog,
+    catalog: CheckpointCatalog,
     step: int,
     state: dict[str, Any],
     group: dist.ProcessGroup | None,
@@ -85,22 +85,22 @@ def load(
     """
     team = SaveAgreement(group)
     try:
-        check(shelf, step, team, content)
-        _load(shelf, step, state, team, per_rank)
+        check(catalog, step, team, content)
+        _load(catalog, step, state, team, per_rank)
     except (PartFailed, CheckpointException, Damaged) as error:
         raise CheckpointError(
-            f"checkpoint of step {step} in {shelf.path} cannot be loaded: {one_line(error)}"
+            f"checkpoint of step {step} in {catalog.path} cannot be loaded: {one_line(error)}"
         ) from error
 
 
 def _load(
-    shelf: CheckpointCatalog,
+    catalog: CheckpointCatalog,
     step: int,
     state: dict[str, Any],
     team: SaveAgreement,
     per_rank: Collection[str],
 ) -> None:
-    reader = FileSystemReader(shelf.at(step))
+    reader = FileSystemReader(catalog.at(step))
     known: dict[str, Any] = {}
     team.together(lambda: known.update(reader.read_metadata().state_dict_metadata))
     paths = {
@@ -140,7 +140,7 @@ def _load(
 
 
 def _fitting(live: torch.Tensor | None, saved: TensorStorageMetadata, fixed: bool) -> torch.Tensor:
-    """Where a saved tensor goes: into the live one, or a new one where that has another shape."""
+    """Return a saved tensor's target: the live one, or a new one where that has another shape."""
     if live is not None and (fixed or live.shape == saved.size):
         return live
     return torch.empty(saved.size, dtype=saved.properties.dtype)

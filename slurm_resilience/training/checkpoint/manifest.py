@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 FILE = "manifest.json"
-_CHUNK = 8 << 20
+_CHUNK_BYTES = 8 << 20
 
 
 class ManifestEntry(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Damaged(Exception):
 
 
 Print = tuple[tuple[str, int, int, int], ...]
-"""Name, size, mtime (ns) and inode of each file: unchanged as long as nobody touched them."""
+"""Name, size, mtime (ns) and inode of each file: unchanged as long as the files are untouched."""
 
 
 def entry(path: Path) -> ManifestEntry:
@@ -53,7 +53,7 @@ def entry(path: Path) -> ManifestEntry:
     """
     size = checksum = 0
     with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
+        while chunk := stream.read(_CHUNK_BYTES):
             size += len(chunk)
             checksum = zlib.crc32(chunk, checksum)
     return ManifestEntry(size, checksum)

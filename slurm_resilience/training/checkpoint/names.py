@@ -1,8 +1,8 @@
-"""What the directories are called, and which of them may go. Pure.
+"""Names of the directories, and the choice of those to remove. Pure.
 
 ``step-000123`` is a finished checkpoint: it got this name by one rename, after everything in it was
-on the disk. ``step-000123.tmp-<token>`` is being written, or was when its writer died; nobody ever
-reads it. The token says who writes: attempt, host, process, number.
+on the disk. ``step-000123.tmp-<token>`` is being written, or was when its writer died; it is
+never read. The token says who writes: attempt, host, process, number.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 ABANDONED_SECONDS = 3600.0
-"""A directory in which nothing was written for this long is dead, whoever its writer was."""
+"""A directory in which nothing was written for this long is dead, also without a known writer."""
 
 _DONE = re.compile(r"step-([0-9]{6,})")
 _TEMPORARY = re.compile(r"step-([0-9]{6,})\.tmp-(.+)")
@@ -20,7 +20,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9.-]")
 
 
 class SaveOwner(NamedTuple):
-    """Who writes into a temporary directory."""
+    """The writer of a temporary directory."""
 
     attempt: str
     """`slurm_resilience.resume.attempt.token()`; empty where nothing supervises."""
@@ -66,7 +66,7 @@ def is_temporary(name: str) -> bool:
 
 
 def owner_of(name: str) -> SaveOwner | None:
-    """Who writes there; None when the name does not say."""
+    """Return the writer of a directory; None when the name does not say."""
     found = _TEMPORARY.fullmatch(name)
     parts = found[2].split("_") if found else []
     if len(parts) != 4 or not parts[2].isdigit():
@@ -77,7 +77,7 @@ def owner_of(name: str) -> SaveOwner | None:
 def dead(
     found: Iterable[Temporary], me: SaveOwner, in_flight: Collection[str], alive: Collection[int]
 ) -> list[str]:
-    """Temporary directories that nobody will finish.
+    """Return the temporary directories that no writer will finish.
 
     Only the valid attempt may ask: then any other attempt is over. Of its own attempt, those go
     whose writer on this host has ended, those that this process itself gave up, and those in which

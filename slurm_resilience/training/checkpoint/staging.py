@@ -1,4 +1,4 @@
-"""What a rank will write, copied to host memory: a planner of DCP that reads from the copies.
+"""Copy to host memory what a rank will write: a planner of DCP that reads from the copies.
 
 The plan (which piece of which tensor) is made from the live state, but nothing live is touched
 after `StagingBuffers.take` has returned, so the step may go on.
@@ -58,7 +58,7 @@ class StagedPlanner(DefaultSavePlanner):
         """Only who has copied an item can write it.
 
         Raises:
-            ValueError: nobody has copied one.
+            ValueError: no copy was made of one.
         """
         copied = frozenset[MetadataIndex]().union(*(plan.planner_data for plan in all_plans))
         held = {item.index for plan in all_plans for item in plan.items}

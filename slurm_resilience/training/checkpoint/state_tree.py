@@ -68,12 +68,12 @@ def take_apart(
 
 
 def own_name(name: str, rank: int) -> str:
-    """What a value is called that differs from rank to rank."""
+    """Return the name of a value that differs from rank to rank."""
     return f"{name}@{rank}"
 
 
 def values_of(value: Any, state: Mapping[str, Any], name: str) -> Any:
-    """What of a value is saved."""
+    """Return the part of a value that is saved."""
     if isinstance(value, nn.Module):
         return get_model_state_dict(value)
     if isinstance(value, torch.optim.Optimizer):
@@ -119,7 +119,7 @@ def keys_of(tree: Any) -> list[str]:
 
 
 def has_shape(value: Any) -> bool:
-    """Do this value's tensors keep their shapes for life?"""
+    """Tell whether this value's tensors keep their shapes for life."""
     return isinstance(value, nn.Module | torch.optim.Optimizer)
 
 

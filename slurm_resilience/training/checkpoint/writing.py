@@ -15,7 +15,6 @@ import os
 import secrets
 import shutil
 import socket
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.training.checkpoint import manifest as manifests
 from slurm_resilience.training.checkpoint import names
 from slurm_resilience.training.checkpoint.agreement import PartFailed, SaveAgreement
@@ -44,7 +44,7 @@ class Fenced(Exception):
 
 
 class SaveJob(NamedTuple):
-    """What a thread has to write."""
+    """The work of a writing thread."""
 
     step: int
     planner: StagedPlanner | None
@@ -66,7 +66,7 @@ def me() -> names.SaveOwner:
 
 
 def current() -> bool:
-    """May this attempt still write?"""
+    """Tell whether this attempt may still write."""
     from slurm_resilience.resume import attempt
 
     return attempt.is_current()
@@ -86,13 +86,13 @@ def leads(job: SaveJob) -> bool:
     return False
 
 
-def write(job: SaveJob, shelf: CheckpointCatalog, in_flight: set[str]) -> Path:
+def write(job: SaveJob, catalog: CheckpointCatalog, in_flight: set[str]) -> Path:
     """Do one save; every rank of the group calls this.
 
     Args:
         job: its copies.
-        shelf: where to.
-        in_flight: names being written, kept up to date for whoever prunes.
+        catalog: the directory to write to.
+        in_flight: names being written, kept up to date for the one that prunes.
 
     Returns:
         The finished directory.
@@ -114,7 +114,7 @@ def write(job: SaveJob, shelf: CheckpointCatalog, in_flight: set[str]) -> Path:
     name = said[0].name
     in_flight.add(name)
     try:
-        return _write(job, job.planner, team, shelf, shelf.path / name)
+        return _write(job, job.planner, team, catalog, catalog.path / name)
     finally:
         in_flight.discard(name)
 
@@ -123,7 +123,7 @@ def _write(
     job: SaveJob,
     planner: StagedPlanner,
     team: SaveAgreement,
-    shelf: CheckpointCatalog,
+    catalog: CheckpointCatalog,
     directory: Path,
 ) -> Path:
     try:
@@ -139,12 +139,12 @@ def _write(
             for part in team.together(lambda: _sums(directory, team))
             for name, entry in part.items()
         }
-        manifest = Manifest(job.step, team.world, files, str(torch.__version__), time.time())
+        manifest = Manifest(job.step, team.world, files, str(torch.__version__), SYSTEM_CLOCK.now())
         finished: list[Path | None] = team.together(
-            lambda: _finish(directory, manifest, shelf) if team.leads else None
+            lambda: _finish(directory, manifest, catalog) if team.leads else None
         )
     except (PartFailed, CheckpointException):
-        # All ranks have agreed on the failure, so nobody writes there any more.
+        # All ranks have agreed on the failure, so no rank writes there any more.
         if team.leads:
             shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -160,22 +160,22 @@ def _sums(directory: Path, team: SaveAgreement) -> dict[str, ManifestEntry]:
     return {name: manifests.entry(directory / name) for name in own}
 
 
-def _finish(directory: Path, manifest: Manifest, shelf: CheckpointCatalog) -> Path | None:
+def _finish(directory: Path, manifest: Manifest, catalog: CheckpointCatalog) -> Path | None:
     """Give a complete directory its name; None when this attempt may not write any more."""
     for name in manifest.files:
         if not (directory / name).exists():
             raise PartFailed(f"{directory / name} is not to be seen here; is this one shared disk?")
     manifests.write(directory, manifest)
-    final = shelf.at(manifest.step)
+    final = catalog.at(manifest.step)
     if not current():
         shutil.rmtree(directory, ignore_errors=True)
         return None
     if final.exists():
         with contextlib.suppress(Damaged):
-            shelf.manifest(manifest.step)
+            catalog.manifest(manifest.step)
             shutil.rmtree(directory, ignore_errors=True)
             return final  # the same step was saved before, by a world that came undone since
-        final.rename(shelf.path / names.temporary(manifest.step, me()))
+        final.rename(catalog.path / names.temporary(manifest.step, me()))
     directory.rename(final)
-    manifests.sync_directory(shelf.path)
+    manifests.sync_directory(catalog.path)
     return final

@@ -1,7 +1,8 @@
-"""Unequal shares of a batch: DDP averages over ranks, the loss is an average over samples."""
+"""Weigh unequal shares of a batch: DDP averages over ranks, the loss is an average over samples."""
 
 from __future__ import annotations
 
+import enum
 import logging
 from typing import Any
 
@@ -17,56 +18,61 @@ HOOKED = "can only be called once"
 """Words of torch's error when a wrapper has a hook already."""
 
 
+class Weighing(enum.Enum):
+    """State of a world's gradients: UNWEIGHED → WEIGHED or HOOKED, at the first unequal share."""
+
+    UNWEIGHED = "no hook of ours yet"
+    WEIGHED = "by our hook"
+    HOOKED = "a wrapper has a hook of the user's own"
+
+
 class GradientWeights:
     """Weighs each rank's gradients with its share of the batch that it was given last."""
 
     def __init__(self) -> None:
         self._wrappers: list[nn.parallel.DistributedDataParallel] = []
         self._uneven = False
-        self._weighed = False
-        self._hooked = False
-        self._told = False
-        self._told_mixed = False
+        self._weighing = Weighing.UNWEIGHED
+        self._told: set[str] = set()
+        """Warnings that were given; each comes once."""
         self._weight = 1.0
-        self._first: float | None = None
-        self._mixed = False
+        self._weights: set[float] = set()
+        """Weights of the batches since the last update."""
 
     def enter(self) -> None:
-        """A new world: its wrappers and loaders are made anew."""
+        """Begin a new world: its wrappers and loaders are made anew."""
         self._wrappers = []
-        self._uneven = self._weighed = self._hooked = False
+        self._uneven, self._weighing = False, Weighing.UNWEIGHED
         self._weight = 1.0
-        self._first, self._mixed = None, False
+        self._weights.clear()
 
     def wrap(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
         """Weigh what this wrapper averages, if shares are unequal."""
         self._wrappers.append(wrapper)
 
     def expect(self, loader: Any, drop_last: bool) -> None:
-        """A loader whose shares may be unequal: in this world, or in its last batch."""
+        """Note a loader whose shares may be unequal: in this world, or in its last batch."""
         self._uneven = self._uneven or loader.weight != 1.0 or not drop_last
 
     def given(self, loader: Any) -> None:
-        """The next gradients are of this loader's last share."""
-        weight = self._weight = loader.weight
-        if self._first is None:
-            self._first = weight
-        elif weight != self._first:
-            self._mixed = True
+        """Weigh the next gradients as this loader's last share."""
+        self._weight = loader.weight
+        self._weights.add(self._weight)
         # Not earlier: a hook of the user's own goes first, and one wrapper bears no two.
         if self._uneven and self._wrappers:
             self._register()
 
     def committed(self) -> None:
         """Say once that a step was weighed wrongly."""
-        mixed, self._first, self._mixed = self._mixed, None, False
-        if mixed and self._weighed and not self._told_mixed:
+        mixed = len(self._weights) > 1 and self._weighing is not Weighing.UNWEIGHED
+        self._weights.clear()
+        if mixed and "mixed" not in self._told:
             self._tell_mixed()
-        elif self._weight != 1.0 and not self._told and (self._hooked or not self._weighed):
+        elif self._weight != 1.0 and self._weighing is not Weighing.WEIGHED:
             self._tell_not_weighed()
 
     def _tell_mixed(self) -> None:
-        self._told_mixed = True
+        self._told.add("mixed")
         if dist.get_rank() == 0:
             log.warning(
                 "batches of unequal shares fell into one update: gradients that are added up "
@@ -75,7 +81,9 @@ class GradientWeights:
             )
 
     def _tell_not_weighed(self) -> None:
-        self._told = True
+        if "not weighed" in self._told:
+            return
+        self._told.add("not weighed")
         if dist.get_rank() == 0:
             log.warning(
                 "this rank's share of the batch is %.3g times the mean share, and only s.ddp "
@@ -103,5 +111,7 @@ class GradientWeights:
                     raise
                 # torch has noted ours nevertheless.
                 noted[:] = hooks
-                self._hooked = True
-        self._wrappers, self._weighed = [], True
+                self._weighing = Weighing.HOOKED
+        self._wrappers = []
+        if self._weighing is Weighing.UNWEIGHED:
+            self._weighing = Weighing.WEIGHED

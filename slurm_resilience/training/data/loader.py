@@ -50,7 +50,7 @@ class ReplayLoader:
 
     Batches are fetched ahead by one thread and kept in mapped files that outlive the process; the
     next process on the seat gives its first batch without touching the source. What comes out is a
-    private copy-on-write view of the file: writing into it changes nothing for anybody else. Where
+    private copy-on-write view of the file: writing into it changes nothing for others. Where
     the files lie, and how they go away again, is told in ``launcher/batch_directory.py``. A dataset
     that draws random numbers should draw them from a generator of its own: the thread shares
     torch's global one.
@@ -75,7 +75,7 @@ class ReplayLoader:
             larger goes by uncached.
         group: name of a replication group: processes on one node that need the same batches
             (tensor-parallel peers). One of them fetches, the others read its files.
-        leader: this member fetches as long as it lives; else it does when nobody else does.
+        leader: this member fetches as long as it lives; else it does when no other member does.
         collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
         drop_last: leave out the samples of an epoch that fill no whole batch.
         threads: samples of a map-style dataset that are read at the same time (it must bear that).
@@ -293,7 +293,7 @@ class ReplayLoader:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run is, for a checkpoint; the same on every rank for a map-style dataset."""
+        """Return the position in the run; the same on every rank for a map-style dataset."""
         before = self._feed.before(self.position)
         state = {"version": STATE_VERSION, "position": self.position, **self._own()}
         if before is not None and before.note:

@@ -1,4 +1,4 @@
-"""Which samples batch number k holds, and which of them are whose. Pure.
+"""Choose the samples of batch number k, and each rank's share of them. Pure.
 
 Nothing is kept between two calls, so a process that starts at batch 1,000,000 knows its samples at
 once. The permutation of an epoch is never laid out in memory: an index is computed where it is
@@ -52,7 +52,7 @@ class SampleOrder(msgspec.Struct, frozen=True):
         return min(self.global_batch, self.length - first)
 
     def share(self, number: int, rank: int, world: int) -> tuple[int, int]:
-        """Where rank ``rank`` of ``world`` begins and ends in batch ``number``."""
+        """Return begin and end of rank ``rank`` of ``world`` in batch ``number``."""
         return share(self.size(number), rank, world)
 
     def indices(self, number: int, begin: int = 0, end: int | None = None) -> Indices:
@@ -77,7 +77,7 @@ def share(size: int, rank: int, world: int) -> tuple[int, int]:
 
 
 def last(per_epoch: int | None, epochs: int | None, steps: int | None) -> int | None:
-    """How many batches the whole run has; None: it never ends, or nobody knows yet.
+    """Return the number of batches in the whole run; None: it never ends, or is not known yet.
 
     Args:
         per_epoch: batches in an epoch; None: unknown.
@@ -91,7 +91,7 @@ def last(per_epoch: int | None, epochs: int | None, steps: int | None) -> int | 
 
 
 def permute(places: Indices, length: int, seed: int, epoch: int) -> Indices:
-    """Where the permutation of ``range(length)`` that ``(seed, epoch)`` draws sends ``places``.
+    """Permute ``places`` by the permutation of ``range(length)`` that ``(seed, epoch)`` draws.
 
     A generalised Feistel network over a grid a x b that just holds ``length``, with cycle walking:
     a result outside of the range goes through the network again until it falls inside (Black and

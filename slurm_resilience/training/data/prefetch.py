@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.data.cache.codec import Packed, pack
 from slurm_resilience.training.data.cache.sharing import ReplicaGroup
@@ -23,14 +23,14 @@ from slurm_resilience.training.data.warn_once import WarnOnce
 
 log = logging.getLogger("sres.data")
 
-PATIENCE = 60.0
+PATIENCE_SECONDS = 60.0
 """Seconds that a group's member waits for the one who fetches, before it fetches itself."""
 
-_GLANCE = 0.1
+_GLANCE_SECONDS = 0.1
 
 
 class BatchTarget(NamedTuple):
-    """Which share of each batch is wanted, and where it is kept."""
+    """The share of each batch that is wanted, and its place."""
 
     rank: int
     world: int
@@ -80,7 +80,7 @@ class Prefetcher:
         self._turn = 0
         self._ready: dict[int, _Ready] = {}
         self._before: dict[int, SourceSample] = {}
-        """What precedes a batch (its note and state alone), for streams."""
+        """The batch before each one (its note and state alone), for streams."""
         self._error: tuple[int, Exception] | None = None
         self._changed = threading.Condition()
         self._stop = threading.Event()
@@ -126,7 +126,7 @@ class Prefetcher:
                 self._changed.notify_all()
                 raise error
             # Not for longer: an exception that another thread sends here is seen between two waits.
-            self._changed.wait(_GLANCE)
+            self._changed.wait(_GLANCE_SECONDS)
         raise UsageError("the loader was closed; make a new one")
 
     def move(self, number: int, place: BatchTarget | None = None) -> None:
@@ -220,14 +220,19 @@ class Prefetcher:
 
     def _obtain(self, place: BatchTarget, number: int, turn: int) -> _Ready | None:
         """Get one batch, from the cache or the source; None: it is no longer wanted."""
-        began = time.monotonic()
+        began = SYSTEM_CLOCK.monotonic()
         while True:
             found = self._stored(place, number)
             if found is not None and found.kind != "absent":
                 return _Ready(found, False)
-            waited = time.monotonic() - began
+            waited = SYSTEM_CLOCK.monotonic() - began
             group = place.group
-            if group is None or found is not None or waited > PATIENCE or group.fetches(waited):
+            if (
+                group is None
+                or found is not None
+                or waited > PATIENCE_SECONDS
+                or group.fetches(waited)
+            ):
                 return self._fetch(place, number)
             key = BatchKey(number, place.share(number))
             if place.store.beyond(key) and not place.store.has(key):

@@ -1,4 +1,4 @@
-"""Where batches come from: a dataset that is asked by index, or a stream in its own order.
+"""Read batches from a dataset that is asked by index, or from a stream in its own order.
 
 One thread at a time reads a source, so it need not be safe for threads (unless ``threads`` > 1).
 """
@@ -41,15 +41,15 @@ class SampleError(SresError):
 
 
 class SourceSample(NamedTuple):
-    """What a source gave for a batch number."""
+    """The answer of a source for a batch number."""
 
     kind: Literal["batch", "end", "absent"]
     """end: the source has no such batch; absent: everyone must fetch it for himself."""
     batch: Any = None
     note: dict[str, Any] = {}  # noqa: RUF012  # never changed
-    """Of a stream: the epoch, batches of it so far, samples in the global batch."""
+    """For a stream: the epoch, batches of it so far, samples in the global batch."""
     state: Any = None
-    """Of a stream: its iterator's state after this batch; None: it has none."""
+    """For a stream: its iterator's state after this batch; None: it has none."""
 
 
 Before = Callable[[], SourceSample | None]
@@ -73,7 +73,7 @@ class Reader(Protocol):
 
 
 def kind_of(source: Any) -> Kind:
-    """Which kind of source this is.
+    """Return the kind of a source.
 
     Raises:
         UsageError: it can be neither indexed nor iterated.
@@ -100,7 +100,7 @@ def is_opener(source: Any) -> bool:
 
 
 class SourceInfo(msgspec.Struct, frozen=True):
-    """What must be known of a source before anything is read."""
+    """Facts of a source that must be known before anything is read."""
 
     kind: Kind
     length: int | None = None

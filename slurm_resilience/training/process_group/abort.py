@@ -11,14 +11,14 @@ import ctypes
 import gc
 import sys
 import threading
-import time
 from collections import deque
 from typing import Any
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.training import compat
 
 KEEP_SECONDS = 2.0
-"""How long a dead group is kept before its destructor may run."""
+"""A dead group is kept for so long before its destructor may run."""
 
 
 class Graveyard:
@@ -39,7 +39,7 @@ class Graveyard:
     def bury(self, groups: list[Any], wrappers: list[Any]) -> None:
         """Keep these for a while, then let go of them."""
         with self._changed:
-            self._dead.append((time.monotonic() + self._keep, groups, wrappers))
+            self._dead.append((SYSTEM_CLOCK.monotonic() + self._keep, groups, wrappers))
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="sres-groups", daemon=True)
                 self._thread.start()
@@ -62,7 +62,7 @@ class Graveyard:
                 while not self._dead:
                     self._changed.wait()
                 due, groups, wrappers = self._dead[0]
-                if (left := due - time.monotonic()) > 0:
+                if (left := due - SYSTEM_CLOCK.monotonic()) > 0:
                     self._changed.wait(left)
                     continue
                 self._dead.popleft()

@@ -58,7 +58,7 @@ class ProcessGroups:
         self._forming = False
 
     def form(self, store: Any, timeout: float, limit: float) -> None:
-        """Make it, and prove that everybody can talk to everybody.
+        """Make it, and prove that every rank can talk to every other.
 
         Args:
             store: where the members exchange their addresses.

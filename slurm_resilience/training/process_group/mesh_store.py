@@ -29,7 +29,7 @@ class MeshStore(dist.Store):  # type: ignore[name-defined, misc]
 
     @property
     def timeout(self) -> timedelta:
-        """How long a get waits."""
+        """The time limit of a get."""
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -66,7 +66,7 @@ class MeshStore(dist.Store):  # type: ignore[name-defined, misc]
         self._get(keys, timeout or self._timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Are all keys set now?"""
+        """Tell whether all keys are set now."""
         known = self._mesh.known(self._generation)
         return all(key in known for key in keys)
 
@@ -87,7 +87,7 @@ class MeshStore(dist.Store):  # type: ignore[name-defined, misc]
         self._change(KeyChange(self._generation, 0, key, append=_bytes(value)))
 
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """Return the number of keys."""
         return len(self._mesh.known(self._generation))
 
     def has_extended_api(self) -> bool:

@@ -1,13 +1,14 @@
-"""Before an update of a model in parts: does everybody have complete gradients?
+"""Wait, before an update of a model in parts, until every rank has complete gradients.
 
-A model that every rank holds whole needs none of this: whoever has its gradients may finish the
+A model that every rank holds whole needs none of this: a rank that has its gradients may finish the
 step, and a rank that lacks them is healed from it. With a model in parts, the ranks of one part
 may have theirs while those of another are cut off in the middle of their own exchange. Finished
 here and not there, the step would leave parts of two different models.
 
-So all ranks come to a gate. Who gets through knows that all came to it, with complete gradients.
-Who is cut off inside asks how far the others came: if one of them got through, everybody at the
-gate finishes the step, else nobody does. Whoever got through and died took its step along.
+So all ranks come to a gate. A rank that gets through knows that all came to it, with complete
+gradients. A rank that is cut off inside asks how far the others came: if one of them got through,
+all at the gate finish the step, else none does. A rank that got through and died took its step
+along.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from slurm_resilience.mesh.model import PeerStatus, View
 from slurm_resilience.training.recovery.exceptions import Interrupted
 
 PEER_WORD_SECONDS = 1.0
-"""How long an error of a collective waits for the mesh to say which peer went away."""
+"""An error of a collective waits so long for the mesh to say which peer went away."""
 SHARE_OF_ABORT = 0.8
-"""Of the abort timeout: whoever waits longer at the gate would be given up by the others."""
+"""A rank that waited longer than this part of the abort timeout would be given up by the others."""
 
 
 def through(generation: int, step: int, others: Iterable[PeerStatus]) -> bool | None:
-    """Has anybody got through the gate? Pure.
+    """Tell whether any rank has got through the gate. Pure.
 
     Args:
         generation: the world's.
@@ -59,7 +60,7 @@ def come_through(
         abort_timeout: seconds in which a process must be out of its block when its world has ended.
 
     Raises:
-        Interrupted: nobody finishes this step.
+        Interrupted: no rank finishes this step.
         Exception: what the collective raised, if the world goes on.
     """
     try:

@@ -1,4 +1,4 @@
-"""How a block is left from inside."""
+"""Exceptions by which a block is left from inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose fault it is that a block was left, and what this process does about it. Pure."""
+"""Judge by whose fault a block was left, and decide what this process does about it. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHOWN = 600
 
 
 class FaultDecision(NamedTuple):
-    """What a process does after it left a block."""
+    """The action of a process after it left a block."""
 
     then: Literal["again", "give up", "stop", "replace", "end"]
     """again: meet the others, and enter the block; give up: end the training, and tell the others;
@@ -75,8 +75,8 @@ class Hangs:
         self._count = 0
 
     def add(self, end: GenerationEnd, step: int) -> int:
-        """How often the same process stood still in the same step; 0: this end is no such. Those
-        that are replaced for it are counted by their launcher.
+        """Count how often the same process stood still in the same step; 0: this end is no such.
+        Processes that are replaced for it are counted by their launcher.
 
         Args:
             end: how the world ended.
@@ -102,7 +102,7 @@ def said(error: BaseException) -> str:
 
 
 def may_be_a_peers(error: BaseException) -> bool:
-    """Does this look like what a collective raises when a peer is gone?"""
+    """Tell whether this looks like what a collective raises when a peer is gone."""
     if isinstance(error, (Interrupted, HealFailed)):
         return True
     if not isinstance(error, (RuntimeError, OSError)):
@@ -112,7 +112,7 @@ def may_be_a_peers(error: BaseException) -> bool:
 
 
 def is_own(error: BaseException, end: GenerationEnd, me: str) -> bool:
-    """Did the world end because of what this process raised?
+    """Tell whether the world ended because of what this process raised.
 
     Args:
         error: what the block was left by.
@@ -123,7 +123,7 @@ def is_own(error: BaseException, end: GenerationEnd, me: str) -> bool:
 
 
 def is_poisoned(error: BaseException) -> bool:
-    """Is this process of no use after it, while a fresh one would be?"""
+    """Tell whether this process is of no use after an error, while a fresh one would be."""
     if isinstance(error, PoisonedProcess):
         return True
     if any(kind.__name__ == "AcceleratorError" for kind in type(error).__mro__):  # torch's
@@ -142,7 +142,7 @@ def verdict(
     recovers: bool,
     hangs: int = 0,
 ) -> FaultDecision:
-    """What follows from the way in which a block was left.
+    """Decide what follows from the way in which a block was left.
 
     Args:
         error: what it was left by.

@@ -37,11 +37,11 @@ class HealProgress:
         self.dirty = False
 
     def state_dict(self) -> dict[str, Any]:
-        """What travels."""
+        """Return what travels."""
         return {"step": self.step, "positions": dict(self.positions)}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
-        """What came."""
+        """Take what came."""
         self.step = int(values["step"])
         self.positions = dict(values["positions"])
 
@@ -65,13 +65,13 @@ class Healer:
         self._digest = ""
         """Checksum of the state as it was told last; empty: not asked for."""
         self._outside = ""
-        """What changed outside of an update, since the last healing; empty: nothing."""
+        """Changes outside of an update since the last healing; empty: none."""
         self.progress = HealProgress()
         self.last: dict[str, Any] = {}
-        """What the last healing did, for the log and the bench."""
+        """Result of the last healing, for the log and the bench."""
 
     def has(self, module: torch.nn.Module) -> bool:
-        """Is this module tracked (so that its replicas are equal)?"""
+        """Tell whether this module is tracked (so that its replicas are equal)."""
         return any(thing is module for thing in self._names.values())
 
     def settle(self) -> None:
@@ -182,13 +182,13 @@ class Healer:
             self.last |= {"bytes": report.received, "seconds": report.seconds}
 
     def _ask_disk(self, found: state.HealPlan) -> state.HealPlan:
-        """What members said of the disk may be older than the last checkpoint: all look together
-        (all have the same plan, so all come here)."""
+        """Look together for the newest checkpoint: members' statuses may be older. (All have the
+        same plan, so all come here.)"""
         step = self._options.checkpointer.latest(self._disk_group)
         if step < 0 or (found.kind == "disk" and step == found.step):
             return found
         trouble = found.reason.partition(":")[0]
-        reason = f"{trouble}: everybody reads the checkpoint of step {step}"
+        reason = f"{trouble}: all read the checkpoint of step {step}"
         return state.HealPlan("disk", step, reason)
 
     def _without_peers(self, found: state.HealPlan) -> state.HealPlan:
@@ -263,12 +263,12 @@ class Healer:
             self._partner.snapshot(step, tracked)
 
     def written(self, timeout: float) -> bool:
-        """Is no checkpoint under way, or finished within so many seconds?"""
+        """Tell whether no checkpoint is under way any more, after so many seconds at most."""
         keeper = self._options.checkpointer
         return keeper is None or keeper.wait(timeout)
 
     def released(self) -> list[Any]:
-        """What refers to the group that is being left, and must not be let go of at once."""
+        """Return what refers to the group that is being left, and must not be let go of at once."""
         self._left_rng = None
         with contextlib.suppress(RuntimeError):  # of a GPU that is gone
             self._left_rng = rng.read()

@@ -1,4 +1,4 @@
-"""What a training process says of itself: one line each, with its seat, on stderr."""
+"""Print warnings of a training process on stderr: one line each, with its seat."""
 
 from __future__ import annotations
 

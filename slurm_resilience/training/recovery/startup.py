@@ -1,4 +1,4 @@
-"""What a process does once, before the others know that it is there."""
+"""Prepare a process, once, before the others know that it is there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How each kind of tracked object is read, and how its state lands: modules, optimizers, tensors,
-and whatever has `state_dict` and `load_state_dict` (schedulers, gradient scalers, own objects).
+"""Read each kind of tracked object, and land a state in it: modules, optimizers, tensors, and any
+object with `state_dict` and `load_state_dict` (schedulers, gradient scalers, one's own).
 
 Modules and optimizers are read directly, not through their state_dict, because their own tensors
 are wanted: the parameter that the optimizer refers to must stay that very tensor.
@@ -23,7 +23,7 @@ from slurm_resilience.training.state.errors import StateError
 
 @dataclass(frozen=True)
 class Choice:
-    """Which parameters (and their optimizer state) are state; the others never change."""
+    """The parameters (with their optimizer state) that are state; the others never change."""
 
     trainable_only: bool = False
     named: Callable[[str], bool] | None = None
@@ -43,7 +43,7 @@ class Choice:
 
 
 def unwrap(thing: Any) -> Any:
-    """What is inside DistributedDataParallel, DataParallel and torch.compile."""
+    """Return the module inside DistributedDataParallel, DataParallel and torch.compile."""
     while isinstance(thing, nn.Module):
         if isinstance(thing, nn.parallel.DistributedDataParallel | nn.DataParallel):
             thing = thing.module

@@ -1,4 +1,4 @@
-"""What goes wrong with peer state."""
+"""Errors of peer state."""
 
 from __future__ import annotations
 

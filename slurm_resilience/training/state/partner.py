@@ -2,7 +2,7 @@
 
 Every few steps each rank copies its state to host memory, and sends that copy to its partner while
 the next steps run. A round counts only when every rank has both its own and its partner's copy
-whole; until then, and until everybody has said so, the round before is kept. A fault at any moment
+whole; until then, and until every rank has said so, the round before is kept. A fault at any moment
 leaves one round that all ranks have.
 
 A thread beside the steps exchanges the copies, in rounds: all say whether they have a copy of this
@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections import deque
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.mesh.model import View
 from slurm_resilience.training.state import describe
 from slurm_resilience.training.state.describe import Capture, StateDescriptor
@@ -50,7 +50,7 @@ class PartnerCopy(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What a rank has of one step."""
+    """The copies that a rank has of one step."""
 
     own: PartnerCopy
     kept: PartnerCopy | None
@@ -58,16 +58,16 @@ class Round(NamedTuple):
 
 
 class CopyHolder(Protocol):
-    """Where copies are kept."""
+    """A place for copies."""
 
     def buffer(self, size: int) -> torch.Tensor:
         """Host memory of `size` bytes."""
 
     def publish(self, one: Round, seconds: float) -> None:
-        """Everybody has this round whole; it took so long."""
+        """Take a round that every rank has whole, after so many seconds."""
 
     def settle(self, unused: PartnerCopy | None = None) -> None:
-        """Everybody has published the newest round: older ones may go, and this copy too."""
+        """Let older rounds go, and this copy too: every rank has published the newest."""
 
 
 class Exchange:
@@ -121,14 +121,14 @@ class Exchange:
                 self._quiet.notify_all()
 
     def _round(self, own: PartnerCopy | None) -> None:
-        begin = time.monotonic()
+        begin = SYSTEM_CLOCK.monotonic()
         if not self._all_have(own):
             self._copies.settle(own)
             return
         assert own is not None
         kept = None if self._alone else self._exchange(own)
         self._together()
-        self._copies.publish(Round(own, kept), time.monotonic() - begin)
+        self._copies.publish(Round(own, kept), SYSTEM_CLOCK.monotonic() - begin)
         self._together()
         self._copies.settle()
 
@@ -176,14 +176,14 @@ def _slices(data: torch.Tensor) -> list[torch.Tensor]:
 
 
 class Cost(NamedTuple):
-    """What one snapshot took."""
+    """Cost of one snapshot."""
 
     step: int
     bytes: int
     blocked_ms: float
     """The step waited this long."""
     behind_ms: float = 0.0
-    """Until everybody had it, while steps went on; 0: not yet known."""
+    """Until every rank had it, while steps went on; 0: not yet known."""
 
     def __str__(self) -> str:
         size = f"{self.bytes / 1e6:.1f} MB"
@@ -206,7 +206,7 @@ class Partner:
         self.last: Cost | None = None
         self._lock = threading.Lock()
         self._rounds: tuple[Round, ...] = ()
-        """Newest first; two only until everybody has published the newest."""
+        """Newest first; two only until every rank has published the newest."""
         self._spare: list[torch.Tensor] = []
         self._link: Exchange | None = None
 
@@ -229,7 +229,7 @@ class Partner:
         Args:
             view: the generation.
             rank: of this process.
-            process_group: of all members in rank order, CPU (gloo), used by nobody else: the copies
+            process_group: of all members in rank order, CPU (gloo), for this alone: the copies
                 travel on it while the training uses its own.
         """
         self.close()
@@ -248,7 +248,7 @@ class Partner:
             self._rounds = ()
 
     def due(self, step: int) -> bool:
-        """Whether a snapshot of this committed step is wanted."""
+        """Tell whether a snapshot of this committed step is wanted."""
         return step % self.every == 0
 
     def snapshot(self, step: int, tracked: Tracked) -> Cost | None:
@@ -270,14 +270,14 @@ class Partner:
         if link.busy:
             link.post(step, None)
             return None
-        begin = time.monotonic()
+        begin = SYSTEM_CLOCK.monotonic()
         capture = tracked.capture()
         data = self.buffer(capture.descriptor.total)
         for view, place in zip(
             capture.views, torch.split(data, list(capture.descriptor.sizes)), strict=True
         ):
             place.copy_(view)
-        took = (time.monotonic() - begin) * 1000
+        took = (SYSTEM_CLOCK.monotonic() - begin) * 1000
         own = PartnerCopy(step, link.seat, link.part, capture.descriptor, data)
         self.last = cost = Cost(step, data.numel(), took)
         link.post(step, own)
@@ -290,7 +290,7 @@ class Partner:
 
     @property
     def error(self) -> str:
-        """Why copies stopped in this generation; empty: they did not."""
+        """The reason why copies stopped in this generation; empty: they did not."""
         return self._link.error if self._link else ""
 
     def restore_own(self, tracked: Tracked, step: int) -> None:
@@ -347,7 +347,7 @@ class Partner:
         return torch.empty(size, dtype=torch.uint8, pin_memory=pin)
 
     def publish(self, one: Round, seconds: float) -> None:
-        """A round that everybody has whole; called by the exchange."""
+        """Take a round that every rank has whole; called by the exchange."""
         with self._lock:
             self._rounds = (one, *self._rounds[:1])
         if self.last and self.last.step == one.own.step:

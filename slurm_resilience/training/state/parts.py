@@ -1,5 +1,5 @@
-"""Whether the parts that sharded tensors are in are those that ranks are healed by: the plan takes
-two ranks of equal ``rank % replica_size`` for holders of the same part."""
+"""Check that shards of tensors are the parts by which ranks are healed: the plan takes two ranks of
+equal ``rank % replica_size`` for holders of the same part."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _sharded(objects: dict[str, Any]) -> Iterator[tuple[str, DTensor]]:
 
 
 def _trouble(name: str, mesh: torch.Tensor, cut: list[int], replica_size: int) -> str:
-    """What is wrong with a tensor; empty: nothing.
+    """Say what is wrong with a tensor; empty: nothing.
 
     Args:
         name: its name.

@@ -25,29 +25,29 @@ Kind = Literal["nothing", "peers", "memory", "disk", "fresh", "impossible"]
 
 
 class HealPlan(msgspec.Struct, frozen=True):
-    """What brings every member to the same step."""
+    """The way that brings every member to the same step."""
 
     kind: Kind
-    """nothing: all are there; peers: from members' live state; memory: everybody goes back to its
-    in-memory copy; disk: everybody reads the checkpoint; fresh: nothing was trained yet, the first
+    """nothing: all are there; peers: from members' live state; memory: all go back to their
+    in-memory copies; disk: all read the checkpoint; fresh: nothing was trained yet, the first
     replica's initial state goes to the others; impossible: state is lost, and nothing has it."""
     step: int
-    """Committed steps that everybody has afterwards; -1 if impossible."""
+    """Committed steps that all have afterwards; -1 if impossible."""
     reason: str
     """One sentence for the log."""
     transfers: tuple[Route, ...] = ()
 
     def incoming(self, rank: int) -> tuple[Route, ...]:
-        """What a rank receives, in the order of the shares."""
+        """Return what a rank receives, in the order of the shares."""
         return tuple(t for t in self.transfers if t.target_rank == rank)
 
     def outgoing(self, rank: int) -> tuple[Route, ...]:
-        """What a rank sends."""
+        """Return what a rank sends."""
         return tuple(t for t in self.transfers if t.source_rank == rank)
 
 
 def checkpointless_recovery_feasible(view: View, checksum: bool = False) -> tuple[bool, str]:
-    """Whether live peers can bring everybody to one step without memory copies or disk.
+    """Tell whether live peers can bring all to one step without memory copies or disk.
 
     Args:
         view: the generation.
@@ -81,12 +81,12 @@ def plan(view: View, *, checksum: bool = False) -> HealPlan:
     if memory and memory.step >= disk:
         return memory
     if disk >= 0:
-        return HealPlan("disk", disk, f"{trouble}: everybody reads the checkpoint of step {disk}")
+        return HealPlan("disk", disk, f"{trouble}: all read the checkpoint of step {disk}")
     return _fresh(view) or _impossible(view, trouble)
 
 
 def _fits(view: View, rank: int, status: PeerStatus) -> bool:
-    """Whether what a member holds is the part that its rank has now."""
+    """Tell whether a member holds the part that its rank has now."""
     return view.replica_size == 1 or status.position == view.position(rank)
 
 
@@ -126,7 +126,7 @@ def _from_peers(view: View, holders: list[dict[int, list[int]]], step: int) -> H
 
 
 def _disagreement(view: View, holders: list[dict[int, list[int]]], step: int) -> str:
-    """Which holders of the same part and step have different digests; empty: none."""
+    """Name the holders of the same part and step with different digests; empty: none."""
     for part, steps in enumerate(holders):
         digests: dict[str, int] = {}
         for rank in steps[step]:
@@ -148,7 +148,7 @@ def _why_no_peers(view: View, holders: list[dict[int, list[int]]]) -> str:
             for rank, m in enumerate(view.members)
         )
         hint = " (a rank that holds it was given another part)" if moved else ""
-        return f"nobody holds part {lost[0]} of {view.replica_size}{hint}"
+        return f"no rank holds part {lost[0]} of {view.replica_size}{hint}"
     newest = {part: max(steps) for part, steps in enumerate(holders)}
     high, low = max(newest, key=lambda p: newest[p]), min(newest, key=lambda p: newest[p])
     return (
@@ -158,11 +158,11 @@ def _why_no_peers(view: View, holders: list[dict[int, list[int]]]) -> str:
 
 
 def _from_memory(view: View, trouble: str) -> HealPlan | None:
-    """Everybody to its in-memory copy; a lost one comes from who keeps it, or from who holds the
-    same part. None: not possible.
+    """Plan that all go back to their in-memory copies; a lost one comes from the rank that keeps
+    it, or from a holder of the same part. None: not possible.
 
-    A new copy is published only when everybody has it whole, and the one before is kept until
-    everybody has published (see `Partner`). So members may differ by one round, and the older of
+    A new copy is published only when every rank has it whole, and the one before is kept until
+    every rank has published (see `Partner`). So members may differ by one round, and the older of
     the two is still there at all.
     """
     taken = [m.status.snapshot for m in view.members if m.status.snapshot >= 0]
@@ -189,7 +189,7 @@ def _from_memory(view: View, trouble: str) -> HealPlan | None:
         if source is None:
             return None
         transfers.append(Route(source, rank, part))
-    reason = f"{trouble}: everybody goes back to the copies in memory of step {step}"
+    reason = f"{trouble}: all go back to the copies in memory of step {step}"
     return HealPlan("memory", step, reason, tuple(transfers))
 
 
@@ -205,7 +205,7 @@ def _fresh(view: View) -> HealPlan | None:
         if not clean:
             return None
         transfers += spread(view, part, clean[:1], [r for r in mine if r != clean[0]])
-    return HealPlan("fresh", 0, "fresh start: nobody has any state yet", tuple(transfers))
+    return HealPlan("fresh", 0, "fresh start: no rank has any state yet", tuple(transfers))
 
 
 def _impossible(view: View, trouble: str) -> HealPlan:
@@ -238,7 +238,7 @@ class Route(msgspec.Struct, frozen=True):
     target_rank: int
     part: int
     share: int = 0
-    """Which of the equal shares of the part's bytes: 0 … shares-1."""
+    """Number of the share among equal shares of the part's bytes: 0 … shares-1."""
     shares: int = 1
     relay: bool = False
     """The source is itself healed now: it passes on what it has just received."""
@@ -404,8 +404,8 @@ def cut(sizes: Sequence[int], bucket_bytes: int) -> tuple[Chunk, ...]:
 
 
 def share(chunks: Sequence[Chunk], shares: int) -> tuple[int, ...]:
-    """Which share each chunk belongs to: always to the one that has the fewest bytes so far, so
-    that shares differ by at most one chunk."""
+    """Give each chunk to the share that has the fewest bytes so far, so that shares differ by at
+    most one chunk."""
     loads = [0] * shares
     found = []
     for chunk in chunks:

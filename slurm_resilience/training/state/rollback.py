@@ -22,7 +22,7 @@ without counting it in the tensor's version, so versions can be trusted for bigg
 
 
 SAMPLE_BYTES = 1 << 12
-"""Of each parameter, where its value is kept with a mark."""
+"""So much of each parameter is copied where its value is kept with a mark."""
 
 
 class _Buffers:
@@ -85,7 +85,7 @@ class _Buffers:
 
 
 class RollbackPoint:
-    """What the modules looked like at the last mark.
+    """The modules as they were at the last mark.
 
     Holds one extra copy of the buffers, none of the parameters. Some changes are not counted by
     torch and stay unseen: through `tensor.data`, and of sharded parameters (DTensor) by an

@@ -1,4 +1,4 @@
-"""What a block turns off for a while, and leaves turned off when a fault takes it out: train mode
+"""Turn on again what a block turned off for a while, when a fault took it out meanwhile: train mode
 in an evaluation, `requires_grad` of a GAN's other half.
 
 A picture is taken once a world, so that a step costs nothing. What was off then and is on now
@@ -14,7 +14,7 @@ from torch import nn
 
 
 class Switches:
-    """What is on at this moment.
+    """Picture of what is on at this moment.
 
     Args:
         objects: name → what is tracked; only modules are looked at.

@@ -1,4 +1,4 @@
-"""What the user tracks, as one state that can be described, received, checked and rolled back."""
+"""The user's tracked objects as one state that can be described, received, checked, rolled back."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Tracked:
 
     @property
     def objects(self) -> dict[str, Any]:
-        """What is tracked, unwrapped."""
+        """The tracked objects, unwrapped."""
         return dict(self._objects)
 
     def capture(self) -> Capture:

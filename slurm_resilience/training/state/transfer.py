@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from slurm_resilience.clock import Clock, SystemClock
+from slurm_resilience.clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.mesh.model import View
 from slurm_resilience.training import compat
 from slurm_resilience.training.state import describe
@@ -39,11 +39,11 @@ _HEADER = struct.Struct("<QQ")
 """Bytes of the description (0: this source sends none), checksum of the tensors' sizes."""
 _HEADER_TAG, _DESCRIPTOR_TAG, _DIGEST_TAG, _FIRST_TAG = 0, 1, 2, 3
 _RNG_TOO: dict[str, bool | None] = {"fresh": False, "memory": True}
-"""At a fresh start everybody keeps its own seed; a copy in memory is this seat's own past."""
+"""At a fresh start each rank keeps its own seed; a copy in memory is this seat's own past."""
 
 
 class TransferReport(msgspec.Struct, frozen=True):
-    """What one rank did."""
+    """Report of one rank's part in a transfer."""
 
     kind: str
     step: int
@@ -54,7 +54,7 @@ class TransferReport(msgspec.Struct, frozen=True):
     sources: tuple[int, ...] = ()
     """Ranks that this one received from."""
     digest: str = ""
-    """Of the state that the rank has now; empty: not computed."""
+    """Checksum of the state that the rank has now; empty: not computed."""
     stages: tuple[str, ...] = ()
     """Lines for the log."""
 
@@ -70,7 +70,7 @@ def transfer(
     verify: bool = False,
     partner: Partner | None = None,
 ) -> TransferReport:
-    """Do this rank's share of a plan. Whoever has nothing to do returns at once.
+    """Do this rank's share of a plan. A rank with nothing to do returns at once.
 
     Args:
         plan: the same at every member.
@@ -140,7 +140,7 @@ class _Run:
     def __init__(self, group: Any, plan: HealPlan, bucket_bytes: int, verify: bool) -> None:
         self.group, self.plan, self.verify = group, plan, verify
         self.bucket_bytes = bucket_bytes
-        self.clock: Clock = SystemClock()
+        self.clock: Clock = SYSTEM_CLOCK
         self.pool = Pool(compat.wire_device(group))
         self.received = self.sent = 0
         self.digest = ""
@@ -263,14 +263,14 @@ IN_FLIGHT = {"cpu": 1024, "cuda": 16}
 connection as the data: with 16 posted at a time 4 MB messages reach 60 % of what one large message
 does, with all of them posted at once 100 %. NCCL starts a kernel for each."""
 PACKED_IN_FLIGHT = 2
-"""Of these, messages with a buffer of their own."""
+"""Messages among these with a buffer of their own."""
 
 
 def land(group: Any, *works: Any) -> None:
     """Wait for messages, as long as the group's collectives wait.
 
     By itself a message over gloo has the limit that the group was formed with. That one is short,
-    and whoever comes last may still have to build its model.
+    and the rank that comes last may still have to build its model.
     """
     limit = (compat.gloo_timeout(group),) if compat.wire_device(group).type == "cpu" else ()
     for work in works:
@@ -322,7 +322,7 @@ class Payload:
                 there.copy_(inside)
 
     def free(self) -> None:
-        """Nobody reads the buffer any more."""
+        """Give the buffer back: it is not read any more."""
         if self.own:
             self.pool.give(self.bytes)
 

@@ -7,10 +7,10 @@ count is unknown, the marks tell: who is at an earlier step, or outside of a col
 others are in one.
 
 A rank that is behind but moves is slow, not hung: a culprit has itself stood still for the limit.
-Where all wait alike (the network, a device), nobody is accused until the ceiling.
+Where all wait alike (the network, a device), no rank is accused until the ceiling.
 
-Whoever returned from its block will come to nothing any more. If another waits in a collective that
-it has not entered, that is certain, and needs none of the patience of a first step.
+A rank that returned from its block will come to nothing any more. If another waits in a
+collective that it has not entered, that is certain, and needs none of the patience of a first step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RankSign(msgspec.Struct, frozen=True):
     phase: str = ""
     """Its last mark; empty: it has made none."""
     collectives: int = -1
-    """How many it has entered in this world; -1: unknown."""
+    """Collectives that it has entered in this world; -1: unknown."""
     since: float = 0.0
     """Seconds since its main thread did anything, when it said so."""
     heard: float = 0.0
@@ -47,12 +47,12 @@ class RankSign(msgspec.Struct, frozen=True):
 
 
 class HangVerdict(msgspec.Struct, frozen=True):
-    """What a stall is, and why."""
+    """A stall's kind and reason."""
 
     kind: Kind
     reason: str
     culprit: str = ""
-    """Id of the peer at fault; empty: nobody in particular."""
+    """Id of the peer at fault; empty: none in particular."""
     seat: int = -1
     """Its seat."""
 
@@ -60,13 +60,13 @@ class HangVerdict(msgspec.Struct, frozen=True):
 def judge(
     own: RankSign, peers: Sequence[RankSign], limit: float, ceiling: float, silence: float
 ) -> HangVerdict | None:
-    """Is this world stalled, and by whom?
+    """Judge whether this world is stalled, and by which rank.
 
     Args:
         own: this process.
         peers: the other members of this world.
         limit: seconds, from `limit.learn`.
-        ceiling: seconds after which a stall is one, even if nobody can be accused.
+        ceiling: seconds after which a stall is one, even if no rank can be accused.
         silence: seconds without a word after which a peer is silent.
 
     Returns:
@@ -80,12 +80,12 @@ def judge(
         return HangVerdict("silent", text, silent.id, silent.seat)
     if own.still <= limit:
         return None
-    everybody = [own, *(peer for peer in peers if peer.phase)]
-    if any(one.phase == PAUSED for one in everybody):
+    ranks = [own, *(peer for peer in peers if peer.phase)]
+    if any(one.phase == PAUSED for one in ranks):
         return None
     for behind in (_fewer_collectives, _earlier_step, _outside):
-        kind, late, text = behind(everybody)
-        if not late or 2 * len(late) > len(everybody):
+        kind, late, text = behind(ranks)
+        if not late or 2 * len(late) > len(ranks):
             continue
         first = max(late, key=lambda one: (one.still, -one.seat))
         if first.still <= limit and own.still <= ceiling:
@@ -96,11 +96,11 @@ def judge(
         return HangVerdict(kind, f"{reason}, limit {limit:.1f} s", first.id, first.seat)
     if own.still <= ceiling:
         return None
-    return HangVerdict("unknown", _all_wait(own, everybody))
+    return HangVerdict("unknown", _all_wait(own, ranks))
 
 
 def judge_returned(own: RankSign, peers: Sequence[RankSign], limit: float) -> HangVerdict | None:
-    """Does this process wait for one that returned?
+    """Judge whether this process waits for one that returned.
 
     Args:
         own: this process.
@@ -133,25 +133,25 @@ def _at(sign: RankSign) -> str:
 _Late = tuple[Kind, list[RankSign], str]
 
 
-def _fewer_collectives(everybody: list[RankSign]) -> _Late:
-    if any(one.collectives < 0 for one in everybody):
+def _fewer_collectives(ranks: list[RankSign]) -> _Late:
+    if any(one.collectives < 0 for one in ranks):
         return "behind", [], ""
-    most = max(one.collectives for one in everybody)
-    late = _lowest(everybody, lambda one: one.collectives)
+    most = max(one.collectives for one in ranks)
+    late = _lowest(ranks, lambda one: one.collectives)
     text = f"has not come to collective {most}"
     return "behind", late, f"{text} in {late[0].phase} of step {late[0].step}" if late else text
 
 
-def _earlier_step(everybody: list[RankSign]) -> _Late:
-    late = _lowest(everybody, lambda one: one.step)
-    most = max(one.step for one in everybody)
+def _earlier_step(ranks: list[RankSign]) -> _Late:
+    late = _lowest(ranks, lambda one: one.step)
+    most = max(one.step for one in ranks)
     text = f"{_doing(late[0])} at step {late[0].step}, others at {most}" if late else ""
     return "behind", late, text
 
 
-def _outside(everybody: list[RankSign]) -> _Late:
-    late = [one for one in everybody if one.phase != COLLECTIVE]
-    late = late if len(late) < len(everybody) else []
+def _outside(ranks: list[RankSign]) -> _Late:
+    late = [one for one in ranks if one.phase != COLLECTIVE]
+    late = late if len(late) < len(ranks) else []
     text = f"{_doing(late[0])} while the others wait for it" if late else ""
     return "outside", late, text
 
@@ -160,16 +160,16 @@ def _doing(sign: RankSign) -> str:
     return "returned" if sign.phase == RETURNED else f"is in {sign.phase}"
 
 
-def _lowest(everybody: list[RankSign], key: Callable[[RankSign], int]) -> list[RankSign]:
-    """Those with the lowest value; nobody where all are alike."""
-    least = min(map(key, everybody))
-    late = [one for one in everybody if key(one) == least]
-    return late if len(late) < len(everybody) else []
+def _lowest(ranks: list[RankSign], key: Callable[[RankSign], int]) -> list[RankSign]:
+    """Return the ranks with the lowest value; none where all are alike."""
+    least = min(map(key, ranks))
+    late = [one for one in ranks if key(one) == least]
+    return late if len(late) < len(ranks) else []
 
 
-def _all_wait(own: RankSign, everybody: list[RankSign]) -> str:
-    phases = sorted({one.phase for one in everybody})
+def _all_wait(own: RankSign, ranks: list[RankSign]) -> str:
+    phases = sorted({one.phase for one in ranks})
     return (
-        f"all {len(everybody)} ranks stand still at step {own.step} ({', '.join(phases)}) "
+        f"all {len(ranks)} ranks stand still at step {own.step} ({', '.join(phases)}) "
         f"for {own.still:.1f} s and none is behind: unknown"
     )

@@ -1,4 +1,4 @@
-"""How long a step may stand still before it counts as a hang; learnt from the steps so far. Pure.
+"""Learn from the steps so far when a step that stands still counts as a hang. Pure.
 
     limit = median + 10 · 1.4826 · MAD        normal spread: 10 standard deviations
     limit ≥ 3 · the second slowest step       what happened twice is normal
@@ -11,7 +11,7 @@ until `ENOUGH` are known the limit is ``first``.
 
 The first step of a later world may compile and allocate again, most of all in a newcomer, for which
 the others wait. It has a multiple of the limit, and of what such first steps took so far; not less
-than `AGAIN`, and not more than ``first``.
+than `AGAIN_SECONDS`, and not more than ``first``.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ ENOUGH = 5
 """Steps that must be known before the limit is learnt."""
 WINDOW = 200
 """Steps that are remembered."""
-SPREAD = 10 * 1.4826
-TIMES = 3.0
+SPREAD_FACTOR = 10 * 1.4826
+SLOWEST_FACTOR = 3.0
 
-FLOOR = 10.0
+FLOOR_SECONDS = 10.0
 """Seconds. A false alarm costs every rank a step and a new group; a late one only the seconds.
 Pauses of a few seconds are daily bread on a shared file system."""
-CEILING = 1800.0
+CEILING_SECONDS = 1800.0
 """Seconds; torch's own limit for gloo."""
-FIRST = 600.0
+FIRST_SECONDS = 600.0
 """Seconds for the first steps."""
-AGAIN = 60.0
+AGAIN_SECONDS = 60.0
 """Seconds, at least, for the first step of a later world."""
 
 
 def learn(
     seconds: Sequence[float],
-    floor: float = FLOOR,
-    ceiling: float = CEILING,
-    first: float = FIRST,
+    floor: float = FLOOR_SECONDS,
+    ceiling: float = CEILING_SECONDS,
+    first: float = FIRST_SECONDS,
 ) -> float:
     """The limit after these steps.
 
@@ -59,15 +59,15 @@ def learn(
         return min(max(first, floor), ceiling)
     middle = median(known)
     mad = median(abs(one - middle) for one in known)
-    return min(max(middle + SPREAD * mad, TIMES * known[-2], floor), ceiling)
+    return min(max(middle + SPREAD_FACTOR * mad, SLOWEST_FACTOR * known[-2], floor), ceiling)
 
 
 def learn_first(
     seconds: Sequence[float],
     firsts: Sequence[float],
-    floor: float = FLOOR,
-    ceiling: float = CEILING,
-    first: float = FIRST,
+    floor: float = FLOOR_SECONDS,
+    ceiling: float = CEILING_SECONDS,
+    first: float = FIRST_SECONDS,
 ) -> float:
     """The limit of the first step of a world.
 
@@ -81,5 +81,9 @@ def learn_first(
     most = min(max(first, floor), ceiling)
     if len(seconds) < ENOUGH or not firsts:
         return most
-    again = max(AGAIN, TIMES * max(firsts), TIMES * learn(seconds, floor, ceiling, first))
+    again = max(
+        AGAIN_SECONDS,
+        SLOWEST_FACTOR * max(firsts),
+        SLOWEST_FACTOR * learn(seconds, floor, ceiling, first),
+    )
     return min(again, most)

@@ -1,4 +1,4 @@
-"""How far this process's main thread is: marks that cost next to nothing.
+"""Progress of this process's main thread, by marks that cost next to nothing.
 
 One thread marks, any other may look: a mark is one tuple, put in place at once. The marks of one
 step also give its *own time*: all of it but what was spent in phases that wait for others.
@@ -6,9 +6,10 @@ step also give its *own time*: all of it but what was spent in phases that wait 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import NamedTuple
+
+from slurm_resilience.clock import SYSTEM_CLOCK
 
 COLLECTIVE = "collective"
 """The phase in which a process waits for the others."""
@@ -19,7 +20,7 @@ BETWEEN = "between"
 RETURNED = "returned"
 """Out of the block by its end: this process comes to no collective of this world any more."""
 FIRST = "forward"
-"""What `begin` marks."""
+"""The phase that `begin` marks."""
 
 
 class ProgressMark(NamedTuple):
@@ -34,7 +35,7 @@ class ProgressMark(NamedTuple):
 class Progress:
     """Marks of one process."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = SYSTEM_CLOCK.monotonic) -> None:
         """
         Args:
             clock: seconds, never going back.

@@ -1,4 +1,4 @@
-"""What every thread of this process is doing, written to a file when training hangs."""
+"""Write the stacks of all threads of this process to a file when training hangs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRAMES = 5
 
 
 def innermost(thread: int) -> str:
-    """Where a thread of this process is, in one line.
+    """Return the place in the program of a thread of this process, in one line.
 
     Args:
         thread: its ``ident``.

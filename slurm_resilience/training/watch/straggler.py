@@ -1,4 +1,4 @@
-"""Who is slow. Pure.
+"""Find slow ranks. Pure.
 
 In synchronous training every step takes as long as its slowest rank, so the step times are all
 alike; the *own* times (without waiting for others) tell who it is. A seat is a straggler when
@@ -18,7 +18,7 @@ from statistics import median
 import msgspec
 
 SCORE = 3.5
-SLOWDOWN = 1.3
+SLOWDOWN_FACTOR = 1.3
 SEATS = 3
 """With fewer seats there is no majority to differ from."""
 STEPS = 5
@@ -38,7 +38,7 @@ class Straggler(msgspec.Struct, frozen=True):
 
 
 def stragglers(
-    times: Mapping[int, Sequence[float]], slowdown: float = SLOWDOWN, score: float = SCORE
+    times: Mapping[int, Sequence[float]], slowdown: float = SLOWDOWN_FACTOR, score: float = SCORE
 ) -> list[Straggler]:
     """Name the slow seats, slowest first.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.messages import Heartbeat
 from slurm_resilience.mesh.model import Peer
@@ -21,7 +21,7 @@ from slurm_resilience.training.watch.straggler import Straggler, stragglers
 
 log = logging.getLogger(__name__)
 
-SILENCE = 5.0
+SILENCE_SECONDS = 5.0
 """Seconds without a word after which a peer is silent."""
 WINDOW = 50
 """Own times that are kept of each seat."""
@@ -32,31 +32,31 @@ _COUNT = "#"
 
 HINT = "what takes long on purpose belongs into `with s.watch.pause():`"
 HINTS = {"returned": "all ranks return at the same step"}
-"""What to do about a stall, where it is not what `HINT` says."""
+"""Advice on a stall, where it is not that of `HINT`."""
 
 
 class Watch:
     """Watches over one process and, through its peers' beats, over its world.
 
     The main thread calls `begin`, `mark`, `commit`; the mesh's thread `beat`, `stalled` and
-    `stragglers`; whoever forms a world calls `enter`.
+    `stragglers`; the runner that forms a world calls `enter`.
     """
 
     def __init__(
         self,
         *,
-        floor: float = limits.FLOOR,
-        ceiling: float = limits.CEILING,
-        first: float = limits.FIRST,
-        silence: float = SILENCE,
+        floor: float = limits.FLOOR_SECONDS,
+        ceiling: float = limits.CEILING_SECONDS,
+        first: float = limits.FIRST_SECONDS,
+        silence: float = SILENCE_SECONDS,
         on_hang: Callable[[HangVerdict], None] | None = None,
         stacks: str | os.PathLike[str] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = SYSTEM_CLOCK.monotonic,
     ) -> None:
         """
         Args:
             floor: seconds; a step that stands still for less is never a hang.
-            ceiling: seconds; a step that stands still for more always is one, even if nobody can
+            ceiling: seconds; a step that stands still for more always is one, even if no rank can
                 be accused.
             first: seconds for the first steps of a training, which compile and allocate. The first
                 step of a later world has less (`limit.learn_first`), unless it hung before.
@@ -87,7 +87,7 @@ class Watch:
         """Collectives entered, and when that number changed."""
         self._told: object = None
 
-    # -- from whoever forms a world -----------------------------------------------------------
+    # -- from the runner that forms a world --------------------------------------------------
 
     def enter(self, id: str, seat: int, collectives: Callable[[], int] | None = None) -> None:
         """A new world begins. Its first step is neither judged by nor added to what was learnt.
@@ -140,7 +140,7 @@ class Watch:
         return self._during(COLLECTIVE)
 
     def pause(self) -> contextlib.AbstractContextManager[None]:
-        """Around what may take as long as it likes, on any rank: evaluation, an export. Nobody is
+        """Enclose what may take as long as it likes, on any rank: evaluation, an export. No rank is
         accused meanwhile, except of silence."""
         return self._during(PAUSED)
 
@@ -171,7 +171,7 @@ class Watch:
         return limits.learn(tuple(self._steps), self.floor, self.ceiling, self.first)
 
     def beat(self) -> Heartbeat:
-        """What to tell the peers."""
+        """Return what to tell the peers."""
         sign = self._sign(self._clock())
         phase = sign.phase
         if phase and sign.collectives >= 0:
@@ -185,7 +185,7 @@ class Watch:
         *,
         silence: float = 0.0,
     ) -> HangVerdict | None:
-        """Does this world stand still, and whose fault is it?
+        """Judge whether this world stands still, and by whose fault.
 
         Args:
             now: seconds on the monotonic clock.

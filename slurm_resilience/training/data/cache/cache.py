@@ -1,4 +1,4 @@
-"""Where one loader keeps its batches: a directory, the lock of those who live in it, its group."""
+"""The place of one loader's batches: a directory, the lock of the processes in it, its group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slurm_resilience.training.data.source import SourceInfo
 from slurm_resilience.training.data.warn_once import WarnOnce
 
 FORMAT = 1
-SPARE = 0.25
+SPARE_SHARE = 0.25
 """Part of ``/dev/shm`` that is left free: NCCL lives there as well."""
 
 
@@ -89,12 +89,12 @@ class BatchCache:
             return
         self.directory = root / name
         self.store = FileStore(
-            self.directory, self._max_bytes, SPARE if default else 0.0, self._warn
+            self.directory, self._max_bytes, SPARE_SHARE if default else 0.0, self._warn
         )
         self.group = ReplicaGroup(self.directory, leader) if group else None
 
     def about(self, look: Callable[[], SourceInfo]) -> SourceInfo:
-        """What is known of a source that is not open yet; ``look`` opens it if nothing is."""
+        """Return what is known of a source that is not open yet; else ``look`` opens it."""
         if self.directory is None:
             return look()
         path = self.directory / "about.json"

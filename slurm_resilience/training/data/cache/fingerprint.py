@@ -1,4 +1,4 @@
-"""What a source is, in a few bytes, without reading a sample from it.
+"""Name a source in a few bytes, without reading a sample from it.
 
 Two sources with the same fingerprint would share cached batches, so it looks at all that can be
 seen at no cost: types, the files of their code, settings, paths, the bytes of small arrays and a

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from slurm_resilience.launcher.batch_directory import DirectoryHold, lock
 
-GRACE = 0.5
+GRACE_SECONDS = 0.5
 """Seconds that a member which is not the leader waits before it takes a free lock: at the start the
 leader may just be a little late."""
 
@@ -48,7 +48,7 @@ class ReplicaGroup:
             self.fetches(0.0)
 
     def fetches(self, waited: float) -> bool:
-        """Whether this process is the one that fetches; it becomes it when there is none.
+        """Tell whether this process is the one that fetches; it becomes it when there is none.
 
         Loaders of one process share the role, so one that was abandoned in a fault never stands in
         the way of the next.
@@ -60,7 +60,7 @@ class ReplicaGroup:
         with _mutex:
             if self._lock is None:
                 self._lock = _held.get(path)
-            if self._lock is None and (self.leader or waited >= GRACE):
+            if self._lock is None and (self.leader or waited >= GRACE_SECONDS):
                 with contextlib.suppress(FileNotFoundError):
                     self._lock = lock(path)
                 if self._lock is not None:
@@ -88,7 +88,7 @@ class ReplicaGroup:
         return number
 
     def close(self) -> None:
-        """Leave the group; the lock goes to whoever misses a batch next."""
+        """Leave the group; the lock goes to the member that misses a batch next."""
         with _mutex:
             self._lock = None
         if self._member is not None:

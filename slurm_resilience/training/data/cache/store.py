@@ -4,7 +4,7 @@ A file is written under another name and renamed when it is whole, so a reader s
 nothing. Who writes holds a lock on the unfinished file; one without a lock was left by a process
 that died, and is removed. Nothing is ever changed in place and nothing is truncated: a mapping
 stays readable after its file was removed. Batches come out as private (copy-on-write) mappings, so
-writing into a tensor changes it for nobody else, nor for the next reader.
+writing into a tensor changes it for no other process, nor for the next reader.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BatchKey(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Which batches are worth keeping: ``keep … end``, of one share."""
+    """The batches that are worth keeping: ``keep … end``, of one share."""
 
     keep: int
     """The first one that a rewind or a peer could still ask for (lookback included)."""
@@ -56,7 +56,7 @@ class BatchEntry(NamedTuple):
 def victims(
     entries: Iterable[BatchEntry], new: BatchEntry, room: int, window: Window
 ) -> list[BatchEntry] | None:
-    """Which entries leave so that a new one fits. Pure.
+    """Choose the entries that leave so that a new one fits. Pure.
 
     Those behind ``keep`` always leave. For room: first what is outside of the window or of another
     share, then the lookback, oldest first. What was given out since the last commit, and what lies
@@ -66,7 +66,7 @@ def victims(
         room: bytes that all entries together may take.
 
     Returns:
-        None: it does not fit, and nobody leaves for it.
+        None: it does not fit, and no entry leaves for it.
     """
     others = [entry for entry in entries if entry.key != new.key]
     leaving = [entry for entry in others if entry.key.number < window.keep]
@@ -95,19 +95,19 @@ def victims(
 
 
 class BatchStore(Protocol):
-    """Where batches are kept."""
+    """A place for batches."""
 
     def get(self, key: BatchKey) -> Unpacked | None:
         """A copy of a kept batch that is the caller's own; None: it is not here."""
 
     def has(self, key: BatchKey) -> bool:
-        """Whether something is kept for this key; it may still turn out to be broken."""
+        """Tell whether something is kept for this key; it may still turn out to be broken."""
 
     def put(self, key: BatchKey, packed: Packed, window: Window) -> bool:
         """Keep a batch; False: there is no room for it."""
 
     def beyond(self, key: BatchKey) -> bool:
-        """Whether a later batch of the same share is here."""
+        """Tell whether a later batch of the same share is here."""
 
 
 class FileStore:
@@ -163,7 +163,7 @@ class FileStore:
         return any(e.key.share == key.share and e.key.number > key.number for e in found)
 
     def entries(self, sweep: bool = True) -> list[BatchEntry]:
-        """What is here; ``sweep`` removes unfinished files whose writers have died."""
+        """List the entries; ``sweep`` removes unfinished files whose writers have died."""
         found = []
         with contextlib.suppress(FileNotFoundError), os.scandir(self.directory) as names:
             for item in names:
@@ -225,7 +225,7 @@ class FileStore:
 
 
 def _abandoned(path: str) -> bool:
-    """Remove an unfinished file if nobody is writing it; whether it was removed."""
+    """Remove an unfinished file if no process is writing it; tell whether it was removed."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,27 +19,27 @@ from slurm_resilience.wire.messages import Beat, Goodbye, NodeHello, Refused
 
 log = logging.getLogger("sresd.link")
 
-BACKOFF_FIRST, BACKOFF_MOST = 0.2, 5.0
-"""Seconds between two attempts. Quick, because sresctld takes a missing beat for a missing node;
+FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.2, 5.0
+"""Between two attempts. Quick, because sresctld takes a missing beat for a missing node;
 capped, because 10,000 nodes knock after a restart of sresctld."""
 SETTLED_SECONDS = 5.0
 """A connection that lived this long was a good one: the next backoff starts small again."""
 
 
 def next_due(due: float, period: float, now: float) -> float:
-    """When the next beat is due. Late beats are dropped, never sent in a burst."""
+    """Return when the next beat is due. Late beats are dropped, never sent in a burst."""
     following = due + period
     return following if following > now else now + period
 
 
 def backoff(attempt: int, chance: float) -> float:
-    """Seconds before attempt number ``attempt`` (from 0); ``chance`` is uniform in [0, 1)."""
-    ceiling: float = min(BACKOFF_MOST, BACKOFF_FIRST * 2 ** min(attempt, 10))
+    """Return the seconds before attempt number ``attempt`` (from 0); ``chance`` is in [0, 1)."""
+    ceiling: float = min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2 ** min(attempt, 10))
     return ceiling * (0.5 + 0.5 * chance)
 
 
 class Wakeup:
-    """Something select() can wait for, that any thread can ring."""
+    """A bell for a thread that waits in select(); any thread can ring it."""
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -71,7 +71,7 @@ class AgentLink:
         self,
         dial: Callable[[], Connection],
         hello: NodeHello,
-        board: Outbox,
+        outbox: Outbox,
         wakeup: Wakeup,
         beat: float,
         clock: Clock,
@@ -79,7 +79,7 @@ class AgentLink:
     ) -> None:
         self._dial = dial
         self._hello = hello
-        self._board = board
+        self._outbox = outbox
         self._wakeup = wakeup
         self._beat = beat
         self._clock = clock
@@ -88,12 +88,12 @@ class AgentLink:
 
     def run(self) -> None:
         """Run the thread."""
-        attempt, said = 0, ""
+        attempt, last_error = 0, ""
         while not self._stop.is_set():
             try:
                 with self._dial() as connection:
                     log.info("connected to sresctld")
-                    said, began = "", self._clock.monotonic()
+                    last_error, began = "", self._clock.monotonic()
                     try:
                         self._session(connection)
                     finally:
@@ -102,15 +102,15 @@ class AgentLink:
                             attempt = 0
             except SresError as error:
                 # Each trouble once: the same line every five seconds helps no reader.
-                log.log(logging.DEBUG if str(error) == said else logging.WARNING, "%s", error)
-                said = str(error)
+                log.log(logging.DEBUG if str(error) == last_error else logging.WARNING, "%s", error)
+                last_error = str(error)
             if self._clock.wait(self._stop, backoff(attempt, random.random())):
                 return
             attempt += 1
 
     def _session(self, connection: Connection) -> None:
         connection.send(self._hello)
-        connection.send(self._board.take_all())
+        connection.send(self._outbox.take_all())
         peers = connection.welcome.peers
         self.state = LinkState(True, peers, self.state.sessions + 1)
         seq, due = 0, self._clock.monotonic()
@@ -123,7 +123,7 @@ class AgentLink:
             ready, _, _ = select.select(fds, [], [], max(0.0, due - now))
             if fds[1] in ready:
                 self._wakeup.clear()
-                report = self._board.take()
+                report = self._outbox.take()
                 if report is not None:
                     connection.send(report)
             if fds[0] in ready:
@@ -132,9 +132,11 @@ class AgentLink:
             connection.send(Goodbye("sresd stops"))
 
     def _listen(self, connection: Connection) -> None:
-        """sresctld has nothing to ask of a node yet; what it says is read, so that it never fills
-        the buffer, and a refusal is passed on."""
+        """Read what sresctld sends, so that it never fills the buffer; pass a refusal on.
+
+        sresctld asks nothing of a node.
+        """
         while (message := connection.receive(0.0)) is not None:
             if isinstance(message, Refused):
                 raise WireError(f"sresctld refused: {message.reason}")
-            log.debug("sresctld says %s", type(message).__name__)
+            log.debug("sresctld sent %s", type(message).__name__)

@@ -19,19 +19,19 @@ log = logging.getLogger("sresd.checks")
 
 
 class CheckLoop:
-    """Runs all checks every ``agent.check_interval`` seconds and puts the results up."""
+    """Runs all checks every ``agent.check_interval`` seconds; the outbox takes the results."""
 
     def __init__(
         self,
         settings: Config,
         facts: SlurmFacts,
-        board: Outbox,
+        outbox: Outbox,
         clock: Clock,
         stop: threading.Event,
     ) -> None:
         self._settings = settings
         self._facts = facts
-        self._board = board
+        self._outbox = outbox
         self._clock = clock
         self._stop = stop
         self._failing = False
@@ -44,14 +44,14 @@ class CheckLoop:
         while not self._stop.is_set():
             # What Slurm expects is read again while something fails: an administrator may have
             # taken the missing GPU out of slurm.conf, so that the node can go on without it.
-            given = context(self._settings, self._facts, again=self._failing)
+            check_context = context(self._settings, self._facts, again=self._failing)
             self._failing = False
-            self._runner.run(self._put_up, given)
+            self._runner.run(self._put_up, check_context)
             self._clock.wait(self._stop, self._settings.agent.check_interval)
 
     def _put_up(self, result: CheckResult) -> None:
         self._failing |= result.verdict == "fail"
-        if self._board.result(result):
+        if self._outbox.result(result):
             level = logging.WARNING if result.verdict == "fail" else logging.INFO
             log.log(level, "%s: %s: %s", result.check, result.verdict, result.text)
 

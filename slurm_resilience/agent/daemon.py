@@ -1,6 +1,6 @@
 """Run sresd's threads: the link that beats, the kernel log, the checks, the isolation watch.
 
-They share one board and one stop event. A thread that ends by an exception ends the daemon, and
+They share one outbox and one stop event. A thread that ends by an exception ends the daemon, and
 systemd starts it again: half an agent would beat on without watching anything.
 """
 
@@ -48,43 +48,43 @@ class Daemon:
         self._clock = clock
         self._turn = itertools.count()
         self._wakeup = Wakeup()
-        self.board = Outbox(self._wakeup.ring)
+        self.outbox = Outbox(self._wakeup.ring)
         hello = NodeHello(identity.boot_id(), identity.instance(), __version__)
         beat = settings.agent.beat
-        self.link = AgentLink(self.dial, hello, self.board, self._wakeup, beat, clock, stop)
+        self.link = AgentLink(self.dial, hello, self.outbox, self._wakeup, beat, clock, stop)
 
     def run(self, kernel_log: Path) -> int:
-        """Run until `stop` is set; the exit code."""
+        """Run until `stop` is set; return the exit code."""
         agent = self._settings.agent
-        follower = KernelLogReader(
-            kernel_log, agent.accept_injected, self.board, self._clock, self._stop
+        reader = KernelLogReader(
+            kernel_log, agent.accept_injected, self.outbox, self._clock, self._stop
         )
         log.info("sresd %s watches node %s", __version__, self._node)
         link = self._start("link", self.link.run)
-        self._start("kernel_log", follower.run)
-        rounds = CheckLoop(self._settings, self._facts, self.board, self._clock, self._stop)
-        self._start("checks", rounds.run)
-        fence = Isolation(
+        self._start("kernel_log", reader.run)
+        checks = CheckLoop(self._settings, self._facts, self.outbox, self._clock, self._stop)
+        self._start("checks", checks.run)
+        isolation = Isolation(
             self._settings,
             self._node,
             self._facts,
             lambda: self.link.state,
-            self.board,
+            self.outbox,
             self._clock,
             self._stop,
         )
-        self._start("fence", fence.run)
+        self._start("isolation", isolation.run)
         # Not one endless wait: where the kernel hands the signal to another thread, this one would
         # sleep on and its handler would never run.
         while not self._stop.wait(LISTEN_INTERVAL_SECONDS):
             pass
-        follower.wake()
+        reader.wake()
         self._wakeup.ring()
         link.join(GOODBYE_SECONDS)
         return 1 if self._failed else 0
 
     def dial(self) -> Connection:
-        """One attempt to reach sresctld; with several SlurmctldHosts they take turns.
+        """Try once to reach sresctld; several SlurmctldHosts take turns.
 
         Raises:
             SresError: no answer, or Slurm does not say where sresctld would be.
@@ -95,7 +95,7 @@ class Daemon:
         else:
             hosts = self._facts.ask_cluster().controllers
         if not hosts:
-            raise WireError("where sresctld runs is unknown; set controller.host")
+            raise WireError("the host of sresctld is not known; set controller.host")
         host = hosts[next(self._turn) % len(hosts)]
         try:
             return self._open(host)

@@ -88,7 +88,7 @@ class Isolation:
         node: str,
         facts: SlurmFacts,
         link: Callable[[], LinkState],
-        board: Outbox,
+        outbox: Outbox,
         clock: Clock,
         stop: threading.Event,
     ) -> None:
@@ -96,15 +96,15 @@ class Isolation:
         self._node = node
         self._facts = facts
         self._link = link
-        self._board = board
+        self._outbox = outbox
         self._clock = clock
         self._stop = stop
         self._control: frozenset[tcp_probe.ProbeAddress] = frozenset()
         self._peers: frozenset[tcp_probe.ProbeAddress] = frozenset()
         self._learned = (0, 0.0)
-        self._said = ""
+        self._last_reason = ""
         self._ended: set[str] = set()
-        """Steps that were ended in this solitude; one that will not die is told once."""
+        """Steps that were ended in this solitude; one that will not die is reported once."""
 
     def run(self) -> None:
         heard, looks = self._clock.monotonic(), 0
@@ -114,7 +114,7 @@ class Isolation:
             if state.connected or state.sessions != self._learned[0]:
                 self._learn(state)
             if state.connected:
-                heard, looks, self._said = self._clock.monotonic(), 0, ""
+                heard, looks, self._last_reason = self._clock.monotonic(), 0, ""
                 self._ended.clear()
                 continue
             contact = self.look()
@@ -123,12 +123,12 @@ class Isolation:
             else:
                 looks += 1
             silence = self._clock.monotonic() - heard
-            verdict = decide(silence, looks, contact, self._settings.agent.fence_after)
-            if verdict.reason != self._said:
-                log.warning("%s", verdict.reason)
-                self._said = verdict.reason
-            if verdict.end and not self._link().connected:
-                self.end_steps(f"{verdict.reason} for {silence:.0f} s")
+            decision = decide(silence, looks, contact, self._settings.agent.fence_after)
+            if decision.reason != self._last_reason:
+                log.warning("%s", decision.reason)
+                self._last_reason = decision.reason
+            if decision.end and not self._link().connected:
+                self.end_steps(f"{decision.reason} for {silence:.0f} s")
 
     def look(self) -> LookResult:
         """Try every known address once."""
@@ -150,14 +150,14 @@ class Isolation:
             if step.id not in self._ended:
                 self._ended.add(step.id)
                 at = self._clock.now()
-                self._board.note(Finding("fence", Severity.MONITOR, text, at, subject=step.id))
+                self._outbox.note(Finding("fence", Severity.MONITOR, text, at, subject=step.id))
 
     def _learn(self, state: LinkState) -> None:
         """Resolve the address of each peer while name servers can still be reached."""
         session, asked = self._learned
         now = self._clock.monotonic()
-        known = self._facts.cluster is not None
-        if session == state.sessions and (known or now - asked < ASK_AGAIN_SECONDS):
+        is_known = self._facts.cluster is not None
+        if session == state.sessions and (is_known or now - asked < ASK_AGAIN_SECONDS):
             return
         port, host = self._settings.controller.port, self._settings.controller.host
         control = [(host, port)] if host else []

@@ -71,14 +71,17 @@ class KernelLogSource:
 
 
 class KernelLogReader:
-    """Kernel log lines to the board. The first read of a device takes this boot's older records,
-    so that a fault which came while sresd was away is not lost."""
+    """Brings kernel log lines into the outbox.
+
+    The first read of a device takes this boot's older records, so that a fault which came while
+    sresd was away is not lost.
+    """
 
     def __init__(
-        self, path: Path, accept_injected: bool, board: Outbox, clock: Clock, stop: threading.Event
+        self, path: Path, accept_injected: bool, outbox: Outbox, clock: Clock, stop: threading.Event
     ) -> None:
         self._path = path
-        self._board = board
+        self._outbox = outbox
         self._clock = clock
         self._stop = stop
         self._classifier = Classifier(accept_injected)
@@ -95,20 +98,20 @@ class KernelLogReader:
             try:
                 source = KernelLogSource(self._path)
             except OSError as error:
-                self._say("unjudged", f"{self._path} cannot be read: {error.strerror}")
+                self._put_up("unjudged", f"{self._path} cannot be read: {error.strerror}")
                 self._clock.wait(self._stop, RETRY_SECONDS)
                 continue
             try:
                 self._follow(source)
             except OSError as error:
-                self._say("unjudged", f"{self._path} cannot be read: {error.strerror}")
+                self._put_up("unjudged", f"{self._path} cannot be read: {error.strerror}")
                 self._clock.wait(self._stop, RETRY_SECONDS)
             finally:
                 source.close()
 
     def _follow(self, source: KernelLogSource) -> None:
         booted = self._clock.now() - self._clock.monotonic() if source.is_device else None
-        self._say("pass", f"following {self._path}")
+        self._put_up("pass", f"following {self._path}")
         while not self._stop.is_set():
             for line in source.read():
                 self.feed(line, booted)
@@ -123,11 +126,11 @@ class KernelLogReader:
             self._incidents = change.incidents
             if change.report is not None:
                 _log(change.report)
-            self._board.change(change)
+            self._outbox.change(change)
 
-    def _say(self, verdict: str, text: str) -> None:
+    def _put_up(self, verdict: str, text: str) -> None:
         result = CheckResult("kernel_log", "pass" if verdict == "pass" else "unjudged", text)
-        if self._board.result(result):
+        if self._outbox.result(result):
             log.log(logging.INFO if verdict == "pass" else logging.WARNING, "%s", text)
 
 

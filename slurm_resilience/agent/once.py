@@ -53,15 +53,15 @@ def kernel_log(settings: Config, clock: Clock) -> CheckResult:
         return CheckResult("kernel_log", "unjudged", f"{path} cannot be read: {error.strerror}")
     classifier = Classifier(settings.agent.accept_injected)
     booted = clock.now() - clock.monotonic()
-    board = Outbox()
+    outbox = Outbox()
     incidents: tuple[FindingGroup, ...] = ()
     for line in source.read():
         for finding in classifier.feed(line, clock.now(), booted):
             change = absorb(incidents, finding)
             incidents = change.incidents
-            board.change(change)
+            outbox.change(change)
     source.close()
-    findings = board.take_all().findings
+    findings = outbox.take_all().findings
     text = "; ".join(finding.text for finding in findings[-MOST_TOLD:])
     if len(findings) > MOST_TOLD:
         text = f"{len(findings)} findings, the last: {text}"
@@ -70,7 +70,7 @@ def kernel_log(settings: Config, clock: Clock) -> CheckResult:
 
 
 def as_json(node: str, results: list[CheckResult]) -> str:
-    """One JSON document."""
+    """Return one JSON document."""
     document = {"node": node, "exit_code": exit_code(results), "results": results}
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
 

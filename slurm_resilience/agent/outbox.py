@@ -78,7 +78,7 @@ class Outbox:
         return report if report.results or report.findings or report.cleared else None
 
     def take_all(self) -> Report:
-        """Everything that holds, for a sresctld that may know nothing."""
+        """Return everything that holds, for a sresctld that may know nothing."""
         with self._lock:
             held = tuple(
                 finding
@@ -103,7 +103,7 @@ class Outbox:
 
 
 def _same(a: CheckResult, b: CheckResult) -> bool:
-    """Numbers in the text may move; verdict, findings and their severities may not."""
+    """Compare verdict, findings and their severities; numbers in the text may move."""
     return a.verdict == b.verdict and {(f.key, f.severity) for f in a.findings} == {
         (f.key, f.severity) for f in b.findings
     }

@@ -51,7 +51,7 @@ def asked_for(steps: Iterable[LocalStep]) -> tuple[LocalStep, ...]:
 
 
 def running(node: str) -> tuple[LocalStep, ...]:
-    """All steps of this node.
+    """Find all steps of this node.
 
     Args:
         node: the node's name; where several slurmds share a machine, the others' are left out.
@@ -61,17 +61,20 @@ def running(node: str) -> tuple[LocalStep, ...]:
         with contextlib.suppress(psutil.Error):
             # The title replaces the command line. Any user can set one, so it has to be
             # root's: a user must not speak for another user's job.
-            found = STEPD.match(" ".join(process.cmdline()))
-            if found and process.uids().real in (0, os.geteuid()) and _here(process):
-                job, step = int(found[1]), found[2]
-                seen = _look(process, job, step, node, strays.get((found[1], step), ()))
+            title = STEPD.match(" ".join(process.cmdline()))
+            if title and process.uids().real in (0, os.geteuid()) and _here(process):
+                job, step = int(title[1]), title[2]
+                seen = _look(process, job, step, node, strays.get((title[1], step), ()))
                 steps += [seen] if seen else []
     return tuple(steps)
 
 
 def _here(process: psutil.Process) -> bool:
-    """In our own process table: a container or a lab on this machine has a slurmd of its own, with
-    a node that may well have the same name as ours."""
+    """Tell whether a process is in our own process table.
+
+    A container or a lab on this machine has a slurmd of its own, with a node that may well have the
+    same name as ours.
+    """
     try:
         theirs = Path(f"/proc/{process.pid}/ns/pid").stat().st_ino
     except OSError:
@@ -82,7 +85,7 @@ def _here(process: psutil.Process) -> bool:
 def _look(
     stepd: psutil.Process, job: int, step: str, node: str, strays: Sequence[psutil.Process]
 ) -> LocalStep | None:
-    """One step; None when it belongs to another slurmd of this machine."""
+    """Return one step; None when it belongs to another slurmd of this machine."""
     members = stepd.children(recursive=True)
     environments = [_environment(member) for member in members]
     if any(env.get("SLURMD_NODENAME", node) != node for env in environments):
@@ -90,9 +93,9 @@ def _look(
     token = step not in ("batch", "extern") and any(TOKEN in env for env in environments)
     supervisor = any(_is_supervisor(member) for member in members)
     if token:
-        known = {member.pid for member in members}
+        member_pids = {member.pid for member in members}
         owners = {member.uids().real for member in members}
-        members += [p for p in strays if p.pid not in known and p.uids().real in owners]
+        members += [p for p in strays if p.pid not in member_pids and p.uids().real in owners]
     return LocalStep(job, step, token, supervisor, tuple(members))
 
 
@@ -102,7 +105,7 @@ def end(step: LocalStep, grace: float) -> int:
     slurmstepd is left: it sees its tasks end, cleans up and tells slurmctld when it can.
 
     Returns:
-        How many processes had to be killed.
+        The number of processes that had to be killed.
     """
     _signal(step.members, terminate=True)
     _, alive = psutil.wait_procs(step.members, timeout=grace)
@@ -122,13 +125,13 @@ def _signal(processes: Sequence[psutil.Process], terminate: bool) -> None:
 def _with_token() -> dict[tuple[str, str], list[psutil.Process]]:
     """Return the processes with a token by job and step: some leave their slurmstepd (daemonised
     helpers)."""
-    found: dict[tuple[str, str], list[psutil.Process]] = {}
+    by_step: dict[tuple[str, str], list[psutil.Process]] = {}
     for process in psutil.process_iter():
         env = _environment(process)
         if TOKEN in env:
             key = (env.get("SLURM_JOB_ID", ""), env.get("SLURM_STEP_ID", ""))
-            found.setdefault(key, []).append(process)
-    return found
+            by_step.setdefault(key, []).append(process)
+    return by_step
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:

@@ -42,10 +42,10 @@ def resolve(host: str, port: int) -> tuple[ProbeAddress, ...]:
     """Return the addresses of a name; none when it cannot be looked up. May block on name
     servers."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         return ()
-    return tuple(ProbeAddress(int(family), sockaddr) for family, _, _, _, sockaddr in found)
+    return tuple(ProbeAddress(int(family), sockaddr) for family, _, _, _, sockaddr in answers)
 
 
 def own_addresses() -> frozenset[str]:
@@ -79,9 +79,9 @@ def reach(addresses: Iterable[ProbeAddress], timeout: float) -> frozenset[ProbeA
         deadline = SYSTEM_CLOCK.monotonic() + timeout
         while selector.get_map() and (left := deadline - SYSTEM_CLOCK.monotonic()) > 0:
             for key, _ in selector.select(left):
-                done = key.fileobj
-                assert isinstance(done, socket.socket)
-                selector.unregister(done)
-                if done.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (0, errno.ECONNREFUSED):
+                tried = key.fileobj
+                assert isinstance(tried, socket.socket)
+                selector.unregister(tried)
+                if tried.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (0, errno.ECONNREFUSED):
                     answered.add(key.data)
     return frozenset(answered)

@@ -114,7 +114,7 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
     sources.inbox.know(nodes, jobs)
     journal, clock = sources.journal, sources.clock
     incidents = {incident.node: incident for incident in journal.incidents()}
-    moment = clock.monotonic()
+    now, moment = clock.now(), clock.monotonic()
     supervised = journal.supervised()
     abandoned = sources.roll.review(supervised, jobs, sources.registry, moment)
     # The inbox last: Slurm's picture is older than what waits in it. A supervisor also says
@@ -123,7 +123,7 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
     for heard in messages:
         sources.roll.hear(heard.job, heard.connection, heard.message)
     return ClusterSnapshot(
-        now=clock.now(),
+        now=now,
         moment=moment,
         nodes={node.name: node for node in nodes},
         jobs=jobs,
@@ -134,7 +134,7 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
         at_rest={incident.node: incident for incident in journal.at_rest()},
         settled=journal.settled(),
         runs={
-            incident.id: program.status(run_directory(sources.state_dir, incident))
+            incident.id: program.status(run_directory(sources.state_dir, incident), now)
             for incident in incidents.values()
             if incident.state.is_running_program
         },

@@ -28,15 +28,15 @@ BUILT_IN: tuple[Check, ...] = (
 
 
 def checks(disabled: tuple[str, ...] = ()) -> tuple[Check, ...]:
-    """Every check that is not switched off. A site's check replaces ours of the same name."""
-    found = {check.name: check for check in BUILT_IN}
+    """Return the checks that are not switched off; a site's replaces ours of the same name."""
+    checks_by_name = {check.name: check for check in BUILT_IN}
     for point in entry_points(group=GROUP):
         check = _load(point)
-        found[check.name] = check
+        checks_by_name[check.name] = check
     for name in disabled:
-        if found.pop(name, None) is None:
+        if checks_by_name.pop(name, None) is None:
             log.warning("checks.disabled names '%s', which is no check", name)
-    return tuple(found.values())
+    return tuple(checks_by_name.values())
 
 
 def _load(point: EntryPoint) -> Check:

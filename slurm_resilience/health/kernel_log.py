@@ -15,7 +15,7 @@ import msgspec
 from slurm_resilience.health import xid
 from slurm_resilience.model import Finding, Severity
 
-MAX_EVIDENCE = 400
+MAX_EVIDENCE_CHARACTERS = 400
 """Characters of a line kept as evidence."""
 INTRODUCTION_LINES = 4
 """Lines after `NVRM: The NVIDIA GPU <address>` in which its verdict may follow."""
@@ -42,13 +42,13 @@ class KernelRecord(NamedTuple):
 
 def record(line: str) -> KernelRecord:
     """Undo the framing of a /dev/kmsg record; any other line is taken as it is."""
-    found = _RECORD.match(line)
-    if not found:
+    record = _RECORD.match(line)
+    if not record:
         return KernelRecord(line)
     # Lines after the first are the record's dictionary (SUBSYSTEM=..., DEVICE=...).
-    body = found.group(4).split("\n", 1)[0]
+    body = record.group(4).split("\n", 1)[0]
     text = _ESCAPE.sub(lambda escape: chr(int(escape.group(1), 16)), body)
-    return KernelRecord(text, int(found.group(1)) >> 3, int(found.group(3)) / 1e6)
+    return KernelRecord(text, int(record.group(1)) >> 3, int(record.group(3)) / 1e6)
 
 
 class Classifier:
@@ -81,14 +81,14 @@ class Classifier:
         self._lines_left -= 1
         if "NVRM" not in text and "SXid" not in text:
             return None
-        if found := _XID.search(text):
-            return _xid(found, at)
-        if found := _SXID.search(text):
-            return _sxid(found, at)
-        if found := _GPU_LOST.search(text):
-            return _lost(found["bdf"], text, at)
-        if found := _GPU_NAMED.search(text):
-            self._named, self._lines_left = found["bdf"], INTRODUCTION_LINES
+        if match := _XID.search(text):
+            return _xid(match, at)
+        if match := _SXID.search(text):
+            return _sxid(match, at)
+        if match := _GPU_LOST.search(text):
+            return _lost(match["bdf"], text, at)
+        if match := _GPU_NAMED.search(text):
+            self._named, self._lines_left = match["bdf"], INTRODUCTION_LINES
         elif self._lines_left > 0 and "fallen off the bus" in text:
             self._lines_left = 0
             return _lost(self._named, text, at)
@@ -108,9 +108,9 @@ class Classifier:
         return msgspec.structs.replace(finding, injected=True, severity=Severity.MONITOR, text=text)
 
 
-def _xid(found: re.Match[str], at: float) -> Finding:
-    row = xid.judge(int(found["code"]), found["rest"])
-    gpu = found["bdf"].lower()
+def _xid(match: re.Match[str], at: float) -> Finding:
+    row = xid.judge(int(match["code"]), match["rest"])
+    gpu = match["bdf"].lower()
     return Finding(
         check="xid",
         severity=row.action,
@@ -118,22 +118,22 @@ def _xid(found: re.Match[str], at: float) -> Finding:
         at=at,
         subject=gpu,
         code=str(row.code),
-        evidence=found.group(0)[:MAX_EVIDENCE],
+        evidence=match.group(0)[:MAX_EVIDENCE_CHARACTERS],
     )
 
 
-def _sxid(found: re.Match[str], at: float) -> Finding:
-    """NVSwitch errors: the driver's own word decides, as fabric manager does."""
-    fatal = bool(_FATAL.match(found["rest"]))
-    switch = found["bdf"].lower()
+def _sxid(match: re.Match[str], at: float) -> Finding:
+    """Make the finding of an NVSwitch error: the driver says whether it is fatal."""
+    fatal = bool(_FATAL.match(match["rest"]))
+    switch = match["bdf"].lower()
     return Finding(
         check="sxid",
         severity=Severity.RESET if fatal else Severity.MONITOR,
-        text=f"SXid {int(found['code'])} on NVSwitch {switch}: {'' if fatal else 'not '}fatal",
+        text=f"SXid {int(match['code'])} on NVSwitch {switch}: {'' if fatal else 'not '}fatal",
         at=at,
         subject=switch,
-        code=str(int(found["code"])),
-        evidence=found.group(0)[:MAX_EVIDENCE],
+        code=str(int(match["code"])),
+        evidence=match.group(0)[:MAX_EVIDENCE_CHARACTERS],
     )
 
 
@@ -147,5 +147,5 @@ def _lost(bdf: str, text: str, at: float) -> Finding:
         text=f"GPU {gpu} has fallen off the bus",
         at=at,
         subject=gpu,
-        evidence=text.strip()[:MAX_EVIDENCE],
+        evidence=text.strip()[:MAX_EVIDENCE_CHARACTERS],
     )

@@ -61,8 +61,8 @@ def judge(code: int, text: str) -> Xid:
 
 def _recovery_action(text: str) -> Severity:
     """Xid 154: the recovery the driver recommends, ``changed from 0x0 (None) to 0x2 (...)``."""
-    found = _RECOVERY.search(text)
-    words = found.group(1).lower() if found else ""
+    match = _RECOVERY.search(text)
+    words = match.group(1).lower() if match else ""
     if "reboot" in words:
         return Severity.REBOOT
     if "reset" in words or "drain" in words:

@@ -1,7 +1,7 @@
 """The program hook: any executable replaces or reboots a node, called as ``PROGRAM ACTION NODE``.
 
-A run is a directory. Making it is what starts the run, so no run is ever started twice; reading it
-tells what became of it, also after a restart of sresctld.
+A run is a directory. To make the directory is to start the run, so no run is started twice; its
+files tell the state of the run, also after a restart of sresctld.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Literal
 import msgspec
 import psutil
 
-from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError
 
 
@@ -32,8 +31,8 @@ class Run(msgspec.Struct, frozen=True):
     ended_at: float = 0.0
 
 
-BEGINNING_SECONDS = 20.0
-"""Seconds that a run may take until its runner has written down who it is."""
+RUNNER_START_SECONDS = 20.0
+"""A run may take this long until its runner has written down its process id."""
 
 
 class RunExists(SresError):
@@ -72,12 +71,12 @@ def start(directory: Path, program: Sequence[str], action: str, node: str, secon
         start_new_session=True,
         close_fds=True,
     )
-    note(directory, runner.pid)
+    note_runner(directory, runner.pid)
     _children.append(runner)
 
 
-def note(directory: Path, pid: int) -> None:
-    """Write down which process the runner is. It does so itself as well: we may be killed first."""
+def note_runner(directory: Path, pid: int) -> None:
+    """Write down the runner's process. It does so itself as well: sresctld may be killed first."""
     text = f"{pid} {_started(pid)}\n"
     temporary = directory / f"runner.{os.getpid()}"
     temporary.write_text(text)
@@ -87,8 +86,13 @@ def note(directory: Path, pid: int) -> None:
 _children: list[subprocess.Popen[bytes]] = []
 
 
-def status(directory: Path) -> Run:
-    """Return the present state of the run."""
+def status(directory: Path, now: float) -> Run:
+    """Return the present state of the run.
+
+    Args:
+        directory: names the run.
+        now: seconds since the epoch.
+    """
     for child in list(_children):
         if child.poll() is not None:
             _children.remove(child)
@@ -99,15 +103,12 @@ def status(directory: Path) -> Run:
         pid, started = (directory / "runner").read_text().split()
     except (FileNotFoundError, ValueError):
         # Between mkdir and the note of the pid: sresctld died there, or is there right now.
-        young = (
-            directory.exists()
-            and SYSTEM_CLOCK.now() - directory.stat().st_mtime < BEGINNING_SECONDS
-        )
-        return Run("running" if young else "lost")
+        is_young = directory.exists() and now - directory.stat().st_mtime < RUNNER_START_SECONDS
+        return Run("running" if is_young else "lost")
     if _started(int(pid)) == started:
         return Run("running", output=_tail(directory / "output"))
     # It may have ended since we looked for its exit code.
-    lost = Run("lost", output=_tail(directory / "output"), ended_at=SYSTEM_CLOCK.now())
+    lost = Run("lost", output=_tail(directory / "output"), ended_at=now)
     return _ended(directory) or lost
 
 

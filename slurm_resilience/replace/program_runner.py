@@ -1,8 +1,8 @@
-"""Runs one replacement program and leaves what became of it in files.
+"""Run one replacement program, and leave its output and exit code in files.
 
 sresctld may be restarted (or killed) while a replacement of half an hour runs. So the program is
-not its child's business but this runner's, in a session of its own: output to ``output``, the
-exit code to ``rc`` when it has ended. Its command line:
+a child of this runner, in a session of its own: its output goes to ``output``, and its exit code to
+``rc`` when it has ended. Its command line:
 ``python -m slurm_resilience.replace.program_runner DIR SECONDS -- PROGRAM ARG...``
 """
 
@@ -16,18 +16,21 @@ import sys
 from pathlib import Path
 
 from slurm_resilience.clock import SYSTEM_CLOCK
-from slurm_resilience.replace.program import note
+from slurm_resilience.replace.program import note_runner
 
 TIMEOUT_RC = 124
 CANNOT_START_RC = 127
-LOOK_SECONDS = 1.0
-"""Seconds between two looks at the size of the output."""
-MAX_OUTPUT, KEPT_OUTPUT = 64 << 20, 1 << 20
-"""Bytes: an output longer than that is cut to its end."""
+SIZE_CHECK_SECONDS = 1.0
+"""Between two looks at the size of the output."""
+MAX_OUTPUT_BYTES, KEPT_OUTPUT_BYTES = 64 << 20, 1 << 20
+"""An output longer than the first is cut to its last bytes."""
 
 
 def run(directory: Path, seconds: float, argv: list[str]) -> int:
-    """Run ``argv`` with a time limit; its exit code (124: too long, 127: cannot be started)."""
+    """Run ``argv`` with a time limit; return its exit code.
+
+    124 stands for too long, 127 for a program that cannot be started.
+    """
     with (directory / "output").open("ab") as output:
         try:
             program = subprocess.Popen(
@@ -40,7 +43,7 @@ def run(directory: Path, seconds: float, argv: list[str]) -> int:
         except OSError as error:
             output.write(f"cannot be started: {error}\n".encode())
             return CANNOT_START_RC
-        _atomic(directory / "program", f"{program.pid}\n")
+        _write_whole(directory / "program", f"{program.pid}\n")
 
         def pass_on(signum: int, _: object) -> None:
             _kill(program, signum)
@@ -67,11 +70,11 @@ def _wait(program: subprocess.Popen[bytes], seconds: float, output: Path) -> int
     """
     deadline = SYSTEM_CLOCK.monotonic() + seconds
     while True:
-        left = deadline - SYSTEM_CLOCK.monotonic()
+        remaining = deadline - SYSTEM_CLOCK.monotonic()
         try:
-            return program.wait(timeout=max(0.0, min(LOOK_SECONDS, left)))
+            return program.wait(timeout=max(0.0, min(SIZE_CHECK_SECONDS, remaining)))
         except subprocess.TimeoutExpired:
-            if left <= LOOK_SECONDS:
+            if remaining <= SIZE_CHECK_SECONDS:
                 raise
         finally:
             _shorten(output)
@@ -81,9 +84,9 @@ def _shorten(output: Path) -> None:
     """Keep only the end of a very long output. All its writers append to it, so it may be cut."""
     with contextlib.suppress(OSError), output.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
-        if size > MAX_OUTPUT:
-            file.seek(size - KEPT_OUTPUT)
-            kept = file.read(KEPT_OUTPUT)
+        if size > MAX_OUTPUT_BYTES:
+            file.seek(size - KEPT_OUTPUT_BYTES)
+            kept = file.read(KEPT_OUTPUT_BYTES)
             file.truncate(0)
             file.seek(0)
             file.write(b"[only the end of a long output was kept]\n" + kept)
@@ -96,7 +99,7 @@ def _kill(program: subprocess.Popen[bytes], signum: int) -> None:
         return
 
 
-def _atomic(path: Path, text: str) -> None:
+def _write_whole(path: Path, text: str) -> None:
     temporary = path.with_suffix(".new")
     temporary.write_text(text)
     temporary.replace(path)
@@ -104,9 +107,9 @@ def _atomic(path: Path, text: str) -> None:
 
 def main() -> int:
     directory = Path(sys.argv[1])
-    note(directory, os.getpid())
+    note_runner(directory, os.getpid())
     code = run(directory, float(sys.argv[2]), sys.argv[4:])
-    _atomic(directory / "rc", f"{code}\n")
+    _write_whole(directory / "rc", f"{code}\n")
     return 0
 
 

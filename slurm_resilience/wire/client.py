@@ -50,7 +50,7 @@ class Connection:
         trusted_uids: frozenset[int] = frozenset({0}),
         timeout: float = 5.0,
     ) -> Connection:
-        """Connect, prove who we are, and have sresctld prove itself.
+        """Connect, prove our identity, and have sresctld prove its own.
 
         Args:
             host: name or address of sresctld.
@@ -63,7 +63,7 @@ class Connection:
 
         Raises:
             WireError: no program answers at that address.
-            AuthError: munge vouches for neither side.
+            AuthError: munge does not prove one of the two sides.
             NotPermitted: sresctld refused the role or the subject.
         """
         try:
@@ -98,7 +98,7 @@ class Connection:
             raise
 
     def fileno(self) -> int:
-        """For select()."""
+        """Return the file descriptor, for select()."""
         return self._sock.fileno()
 
     def send(self, message: Message) -> None:
@@ -123,9 +123,9 @@ class Connection:
             message = self._take()
             if message is not None:
                 return message
-            left = deadline - SYSTEM_CLOCK.monotonic()
+            remaining = deadline - SYSTEM_CLOCK.monotonic()
             try:
-                ready, _, _ = select.select([self._sock], [], [], max(0.0, left))
+                ready, _, _ = select.select([self._sock], [], [], max(0.0, remaining))
                 if not ready:
                     return None
                 data = self._sock.recv(65536)
@@ -174,6 +174,6 @@ class Connection:
         if isinstance(message, Refused):
             raise _ERRORS.get(message.code, WireError)(f"sresctld refused: {message.reason}")
         if not isinstance(message, kind):
-            said = type(message).__name__ if message is not None else "nothing"
-            raise WireError(f"sresctld said {said} where a {kind.__name__} was due")
+            answer = type(message).__name__ if message is not None else "nothing"
+            raise WireError(f"sresctld sent {answer} where a {kind.__name__} was expected")
         return message

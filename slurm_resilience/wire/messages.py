@@ -18,7 +18,7 @@ Role = Literal["node", "job", "query"]
 
 
 class Challenge(msgspec.Struct, frozen=True, tag=True):
-    """sresctld's first word."""
+    """sresctld opens the handshake with this."""
 
     nonce: bytes
     protocol: int = PROTOCOL
@@ -33,7 +33,7 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The answer to the challenge: who I am, proven; and my own challenge."""
+    """The caller answers the challenge with its proven identity, and a challenge of its own."""
 
     credential: bytes
     """munge over a `Proof` with sresctld's nonce, and the same role and subject as here."""
@@ -70,7 +70,7 @@ class NodeHello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """I am alive."""
+    """sresd is alive."""
 
     seq: int
 
@@ -87,13 +87,13 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag=True):
-    """sresd is stopped on purpose: what follows is not a silence."""
+    """sresd is stopped on purpose: its silence from now on is no sign of a fault."""
 
     reason: str = ""
 
 
 class AttemptStarted(msgspec.Struct, frozen=True, tag=True):
-    """The supervisor: I keep this job's step alive, and it now runs on these nodes."""
+    """A supervisor keeps this job's step alive, and the step now runs on these nodes."""
 
     attempt: int
     nodes: tuple[str, ...]
@@ -108,7 +108,7 @@ class AttemptEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequeueRequest(msgspec.Struct, frozen=True, tag=True):
-    """The supervisor: only a requeue helps; bring the job back at once."""
+    """A supervisor asks to have its job requeued and started at once: nothing else helps."""
 
     reason: str
 
@@ -138,7 +138,7 @@ class Evidence(msgspec.Struct, frozen=True, tag=True):
 
 
 class PauseRequest(msgspec.Struct, frozen=True, tag=True):
-    """An administrator: act on nothing until further notice (or, without a reason, go on)."""
+    """An administrator pauses sresctld or, without a reason, lets it go on."""
 
     reason: str = ""
 

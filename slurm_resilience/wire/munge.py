@@ -70,9 +70,9 @@ class _Context:
         """Raise when libmunge's return code is not success."""
         if code:
             text = self.munge.munge_ctx_strerror(self.ctx) or self.munge.munge_strerror(code)
-            where = f" (socket {socket})" if socket else ""
+            place = f" (socket {socket})" if socket else ""
             raise AuthError(
-                f"munge: {text.decode(errors='replace')}{where}; is munged running here, "
+                f"munge: {text.decode(errors='replace')}{place}; is munged running here, "
                 "with the cluster's key?"
             )
 

@@ -36,20 +36,20 @@ log = logging.getLogger("sresctld.wire")
 HANDSHAKE_SECONDS = 5.0
 READ_AHEAD_BYTES = 64 << 10
 """Bytes read of a connection before they are asked for."""
-SHARE = 10.0
-LEAST_PAUSE_SECONDS = 0.002
-"""A user's messages are taken with pauses of this many times what handling them took, and of at
-least this many seconds, over all of his connections: no user keeps the nodes' beats waiting."""
-PER_USER_SHARE = 0.125
+PAUSE_FACTOR, MIN_PAUSE_SECONDS = 10.0, 0.002
+"""After a user's message, the next one of any of his connections is taken only after a pause: so
+many times as long as handling it took, and at least so long. No user keeps the nodes' beats
+waiting."""
+MAX_SHARE_OF_USER = 0.125
 """The part of this process's file descriptors that one user's connections may take."""
-UNPROVEN_SHARE = 0.125
-"""The part of that which one machine's connections may take that have proven nothing yet."""
-SAY_AGAIN_SECONDS = 10.0
-"""Seconds between two lines of the log on what strangers did, and on what the loop met."""
+MAX_UNPROVEN_SHARE = 0.125
+"""The part of that for one machine's connections that have proven nothing yet."""
+LOG_AGAIN_SECONDS = 10.0
+"""Between two lines of the log with the same cause: unknown clients must not fill the disk."""
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 """A supervisor has nothing to say for days: only this shows that its machine died (after 25 s)."""
 MAX_BACKLOG_BYTES = 16 << 20
-"""Bytes queued for one peer that does not read; past it the connection is cut."""
+"""Bytes queued for one client that does not read; past it the connection is cut."""
 
 
 class Client:
@@ -99,11 +99,11 @@ class Handler(Protocol):
         """Peers for the welcome; raises an SresError (its text is sent) when not allowed."""
         ...
 
-    def opened(self, peer: Client) -> None: ...
+    def opened(self, client: Client) -> None: ...
 
-    def received(self, peer: Client, message: Message) -> None: ...
+    def received(self, client: Client, message: Message) -> None: ...
 
-    def closed(self, peer: Client) -> None: ...
+    def closed(self, client: Client) -> None: ...
 
 
 class Server:
@@ -115,12 +115,12 @@ class Server:
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._max_of_user = int((files if files > 0 else 65536) * PER_USER_SHARE)
-        self._max_unproven = max(64, int(self._max_of_user * UNPROVEN_SHARE))
+        self._max_of_user = int((files if files > 0 else 65536) * MAX_SHARE_OF_USER)
+        self._max_unproven = max(64, int(self._max_of_user * MAX_UNPROVEN_SHARE))
         self._unproven: Counter[str] = Counter()
         self._connections: Counter[int] = Counter()
         self._next_turn: dict[int, float] = {}
-        self._said: dict[str, tuple[float, int]] = {}
+        self._logged: dict[str, tuple[float, int]] = {}
         try:
             self._listener = socket.create_server(
                 (host, port), backlog=1024, family=socket.AF_INET, reuse_port=False
@@ -170,31 +170,33 @@ class Server:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        peer: Client | None = None
+        client: Client | None = None
         try:
             sock = writer.get_extra_info("socket")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer = await self._prove(reader, writer)
-            if peer.role == "job":
+            client = await self._prove(reader, writer)
+            if client.role == "job":
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for option, value in KEEPALIVE:
                     sock.setsockopt(socket.IPPROTO_TCP, option, value)
-            self._handler.opened(peer)
+            self._handler.opened(client)
             while True:
                 message = await _read(reader, frames.MAX_FRAME_BYTES)
                 began = self._loop.time()
-                self._handler.received(peer, message)
-                if peer.role != "node" and peer.uid != 0:
-                    await self._take_turns(peer.uid, self._loop.time() - began)
+                self._handler.received(client, message)
+                if client.role != "node" and client.uid != 0:
+                    await self._take_turns(client.uid, self._loop.time() - began)
                 if writer.transport.is_closing():
                     break
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError, OSError):
-            pass  # gone: what that means is the cycle's to say
+            pass  # the client is gone; the cycle judges what that means
         except SresError as error:
-            # A stranger chose some of these words, and how often they are said.
+            # An unknown client chose parts of this text, and how often it is logged.
             address = writer.get_extra_info("peername") or ("?",)
-            who = f"{peer.role} {peer.subject} (uid {peer.uid})" if peer else str(address[0])
-            self._say(who, f"{who}: {error}")
+            name = str(address[0])
+            if client is not None:
+                name = f"{client.role} {client.subject} (uid {client.uid})"
+            self._log(name, f"{name}: {error}")
             with contextlib.suppress(ConnectionError, OSError):
                 writer.write(frames.pack(Refused(str(error), error.exit_code)))
         except asyncio.CancelledError:
@@ -202,8 +204,8 @@ class Server:
         finally:
             self._tasks.discard(task)
             writer.close()
-            if peer is not None:
-                self._leave(peer)
+            if client is not None:
+                self._leave(client)
 
     async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Client:
         """Do the handshake, within its time and with a place for this user.
@@ -217,28 +219,28 @@ class Server:
         self._unproven[address] += 1
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
-                peer = await self._handshake(reader, writer)
+                client = await self._handshake(reader, writer)
         finally:
             self._unproven[address] -= 1
             if not self._unproven[address]:
                 del self._unproven[address]
-        if peer.role != "node" and peer.uid != 0:
-            if self._connections[peer.uid] >= self._max_of_user:
-                raise WireError(f"uid {peer.uid} has {self._max_of_user} connections, no more")
-            self._connections[peer.uid] += 1
-        return peer
+        if client.role != "node" and client.uid != 0:
+            if self._connections[client.uid] >= self._max_of_user:
+                raise WireError(f"uid {client.uid} has {self._max_of_user} connections, no more")
+            self._connections[client.uid] += 1
+        return client
 
-    def _leave(self, peer: Client) -> None:
-        self._handler.closed(peer)
-        if peer.role != "node" and peer.uid != 0:
-            self._connections[peer.uid] -= 1
-            if not self._connections[peer.uid]:
-                del self._connections[peer.uid]
-                self._next_turn.pop(peer.uid, None)
+    def _leave(self, client: Client) -> None:
+        self._handler.closed(client)
+        if client.role != "node" and client.uid != 0:
+            self._connections[client.uid] -= 1
+            if not self._connections[client.uid]:
+                del self._connections[client.uid]
+                self._next_turn.pop(client.uid, None)
 
     async def _take_turns(self, uid: int, took: float) -> None:
         now = self._loop.time()
-        turn = max(now, self._next_turn.get(uid, now)) + max(LEAST_PAUSE_SECONDS, SHARE * took)
+        turn = max(now, self._next_turn.get(uid, now)) + max(MIN_PAUSE_SECONDS, PAUSE_FACTOR * took)
         self._next_turn[uid] = turn
         await asyncio.sleep(turn - now)
 
@@ -246,20 +248,20 @@ class Server:
         """asyncio tells a failed accept() a thousand times a second, with its traceback."""
         error = context.get("exception")
         if isinstance(error, OSError):
-            self._say(str(error), f"{context.get('message')}: {error}")
+            self._log(str(error), f"{context.get('message')}: {error}")
         else:
             loop.default_exception_handler(context)
 
-    def _say(self, key: str, text: str) -> None:
+    def _log(self, key: str, text: str) -> None:
         """One line, without anything that could play tricks on a terminal, and not too often."""
         now = self._loop.time()
-        if len(self._said) > 1000:
-            self._said.clear()
-        at, silent = self._said.get(key, (-SAY_AGAIN_SECONDS, 0))
-        if now - at < SAY_AGAIN_SECONDS:
-            self._said[key] = (at, silent + 1)
+        if len(self._logged) > 1000:
+            self._logged.clear()
+        at, silent = self._logged.get(key, (-LOG_AGAIN_SECONDS, 0))
+        if now - at < LOG_AGAIN_SECONDS:
+            self._logged[key] = (at, silent + 1)
             return
-        self._said[key] = (now, 0)
+        self._logged[key] = (now, 0)
         line = "".join(char if char.isprintable() else "?" for char in text)[:500]
         log.warning("%s%s", line, f" ({silent} more were not written)" if silent else "")
 

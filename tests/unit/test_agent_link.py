@@ -236,6 +236,10 @@ def test_late_beats_are_dropped() -> None:
 
 
 def test_backoff_is_short_capped_and_spread() -> None:
-    assert agent_link.backoff(0, 0.999) <= agent_link.BACKOFF_FIRST
-    assert agent_link.BACKOFF_MOST / 2 <= agent_link.backoff(30, 0.0) <= agent_link.BACKOFF_MOST
+    assert agent_link.backoff(0, 0.999) <= agent_link.FIRST_BACKOFF_SECONDS
+    assert (
+        agent_link.MAX_BACKOFF_SECONDS / 2
+        <= agent_link.backoff(30, 0.0)
+        <= agent_link.MAX_BACKOFF_SECONDS
+    )
     assert agent_link.backoff(3, 0.1) != agent_link.backoff(3, 0.9)

@@ -191,7 +191,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> dict[Path, Run]:
         known[directory] = Run("running")
 
     monkeypatch.setattr(program, "start", start)
-    monkeypatch.setattr(program, "status", lambda directory: known.get(directory, Run("lost")))
+    monkeypatch.setattr(program, "status", lambda directory, now: known.get(directory, Run("lost")))
     monkeypatch.setattr(program, "stop", lambda directory: known.pop(directory))
     return known
 

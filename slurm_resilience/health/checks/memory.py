@@ -15,10 +15,10 @@ from slurm_resilience.model import Finding, Severity
 def probe(context: CheckContext) -> int:
     """MemTotal in MiB."""
     text = context.path("/proc/meminfo").read_text("utf-8")
-    found = re.search(r"^MemTotal:\s+(\d+) kB", text, re.MULTILINE)
-    if not found:
+    total = re.search(r"^MemTotal:\s+(\d+) kB", text, re.MULTILINE)
+    if not total:
         raise Unjudged("/proc/meminfo has no MemTotal")
-    return int(found[1]) // 1024
+    return int(total[1]) // 1024
 
 
 def judge(have: int, context: CheckContext) -> Judgement:

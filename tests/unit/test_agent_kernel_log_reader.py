@@ -24,10 +24,10 @@ class Following:
 
     def __init__(self, path: Path, accept_injected: bool = False) -> None:
         self.news = threading.Event()
-        self.board = Outbox(self.news.set)
+        self.outbox = Outbox(self.news.set)
         self.stop = threading.Event()
         clock = SystemClock()
-        self.follower = KernelLogReader(path, accept_injected, self.board, clock, self.stop)
+        self.follower = KernelLogReader(path, accept_injected, self.outbox, clock, self.stop)
         self.thread = threading.Thread(target=self.follower.run, daemon=True)
         self.thread.start()
 
@@ -35,7 +35,7 @@ class Following:
         deadline = time.monotonic() + seconds
         while True:
             self.news.clear()
-            findings = self.board.take_all().findings
+            findings = self.outbox.take_all().findings
             if found := [finding for finding in findings if wanted(finding)]:
                 return found[0]
             left = deadline - time.monotonic()
@@ -88,7 +88,7 @@ def test_a_flood_of_other_lines_hides_nothing(fifo: Path, following: Following) 
 def test_a_log_that_is_not_there_yet_is_unjudged(tmp_path: Path) -> None:
     one = Following(tmp_path / "later")
     deadline = time.monotonic() + 5
-    while not (results := one.board.take_all().results):
+    while not (results := one.outbox.take_all().results):
         assert time.monotonic() < deadline
         one.news.wait(1)
     assert (results[0].check, results[0].verdict) == ("kernel_log", "unjudged")

@@ -45,8 +45,8 @@ def script(tmp_path: Path) -> Iterator[Callable[[str], list[str]]]:
 
 
 def ended(directory: Path) -> Run:
-    until(lambda: program.status(directory).state != "running", "the run ends")
-    return program.status(directory)
+    until(lambda: program.status(directory, time.time()).state != "running", "the run ends")
+    return program.status(directory, time.time())
 
 
 def test_it_is_called_with_action_and_node(
@@ -123,7 +123,7 @@ def test_it_outlives_whoever_started_it(tmp_path: Path, script: Callable[[str], 
     until((directory / "program").exists, "the program runs")
     parent.kill()
     parent.wait()
-    assert program.status(directory).state == "running"
+    assert program.status(directory, time.time()).state == "running"
     with pytest.raises(RunExists):
         program.start(directory, [line], "replace", "n7", 60)
     go.write_text("it\n")
@@ -139,7 +139,7 @@ def test_a_run_whose_runner_was_killed_is_lost(
     until((directory / "program").exists, "the program runs")
     runner = int((directory / "runner").read_text().split()[0])
     os.kill(runner, signal.SIGKILL)
-    until(lambda: program.status(directory).state == "lost", "the run is lost")
+    until(lambda: program.status(directory, time.time()).state == "lost", "the run is lost")
 
 
 def test_a_run_that_ends_while_it_is_looked_at_is_not_lost(
@@ -154,35 +154,35 @@ def test_a_run_that_ends_while_it_is_looked_at_is_not_lost(
         return "gone"
 
     monkeypatch.setattr(program, "_started", ends_now)
-    assert program.status(directory).rc == 0
+    assert program.status(directory, time.time()).rc == 0
 
 
 def test_the_runner_writes_down_itself_who_it_is(
     tmp_path: Path, script: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its parent may be killed before it could."""
-    monkeypatch.setattr(program, "note", lambda directory, pid: None)
+    monkeypatch.setattr(program, "note_runner", lambda directory, pid: None)
     directory = tmp_path / "1-1"
     program.start(directory, script("sleep 600"), "replace", "n7", 60)
     until((directory / "runner").exists, "the runner's note")
-    assert program.status(directory).state == "running"
+    assert program.status(directory, time.time()).state == "running"
 
 
 def test_another_process_with_the_runners_number_is_not_it(tmp_path: Path) -> None:
     directory = tmp_path / "1-1"
     directory.mkdir()
     (directory / "runner").write_text(f"{os.getpid()} 12345.67\n")
-    assert program.status(directory).state == "lost"
+    assert program.status(directory, time.time()).state == "lost"
     program.stop(directory)
 
 
 def test_a_run_that_was_only_just_made_is_no_loss_yet(tmp_path: Path) -> None:
     directory = tmp_path / "1-1"
     directory.mkdir()
-    assert program.status(directory).state == "running"
+    assert program.status(directory, time.time()).state == "running"
     os.utime(directory, (1, 1))
-    assert program.status(directory).state == "lost"
-    assert program.status(tmp_path / "none").state == "lost"
+    assert program.status(directory, time.time()).state == "lost"
+    assert program.status(tmp_path / "none", time.time()).state == "lost"
 
 
 def test_output_is_cut_at_its_end(tmp_path: Path, script: Callable[[str], list[str]]) -> None:
@@ -194,9 +194,9 @@ def test_output_is_cut_at_its_end(tmp_path: Path, script: Callable[[str], list[s
 
 def test_an_endless_output_does_not_fill_the_disk(tmp_path: Path) -> None:
     output = tmp_path / "output"
-    output.write_bytes(b"x" * (program_runner.MAX_OUTPUT + 1) + b"the end\n")
+    output.write_bytes(b"x" * (program_runner.MAX_OUTPUT_BYTES + 1) + b"the end\n")
     program_runner._shorten(output)
-    assert output.stat().st_size < program_runner.KEPT_OUTPUT + 100
+    assert output.stat().st_size < program_runner.KEPT_OUTPUT_BYTES + 100
     assert output.read_bytes().endswith(b"xxthe end\n")
     program_runner._shorten(output)
     program_runner._shorten(tmp_path / "nowhere")

@@ -196,7 +196,7 @@ def test_a_cut_off_node_ends_the_step_that_asked_and_no_other(
     theirs = fake_step("900000007.0", SLURMD_NODENAME="n1")
     host, port = silent
     state = LinkState(True, (f"{host}:{port}", "nonsense"), 1)
-    board, stop = Outbox(), threading.Event()
+    outbox, stop = Outbox(), threading.Event()
     settings = config.Config(
         agent=config.AgentSettings(fence_after=0.2),
         controller=config.ControllerSettings(host=host, port=port),
@@ -204,7 +204,7 @@ def test_a_cut_off_node_ends_the_step_that_asked_and_no_other(
     monkeypatch.setattr("slurm_resilience.agent.isolation.LOOK_INTERVAL_SECONDS", 0.05)
     monkeypatch.setattr("slurm_resilience.agent.isolation.LOOK_TIMEOUT_SECONDS", 0.05)
     facts = SlurmFacts(NoSlurm(), "n1")  # type: ignore[arg-type]
-    fence = Isolation(settings, "n1", facts, lambda: state, board, SystemClock(), stop)
+    fence = Isolation(settings, "n1", facts, lambda: state, outbox, SystemClock(), stop)
     thread = threading.Thread(target=fence.run, daemon=True)
     thread.start()
     try:
@@ -213,7 +213,7 @@ def test_a_cut_off_node_ends_the_step_that_asked_and_no_other(
         state = state._replace(connected=False)
         wait_until(lambda: not psutil.pid_exists(asked.pid) or not children(asked.pid))
         report = []
-        wait_until(lambda: report.extend(board.take_all().findings) or report)
+        wait_until(lambda: report.extend(outbox.take_all().findings) or report)
         assert [finding.subject for finding in report] == ["900000006.0"]
         assert children(theirs.pid)
     finally:

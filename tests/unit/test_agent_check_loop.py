@@ -72,9 +72,9 @@ def test_while_something_fails_the_expectation_is_read_again(
     monkeypatch.setattr(check_loop.check_registry, "checks", checks)
     known, slurm = facts(node(64000), node(64000), node(48000))
     news, stop = threading.Event(), threading.Event()
-    board = Outbox(news.set)
+    outbox = Outbox(news.set)
     settings = config.Config(agent=config.AgentSettings(check_interval=0.01))
-    one = check_loop.CheckLoop(settings, known, board, SystemClock(), stop)
+    one = check_loop.CheckLoop(settings, known, outbox, SystemClock(), stop)
     thread = threading.Thread(target=one.run, daemon=True)
     thread.start()
     seen: list[str] = []
@@ -82,7 +82,7 @@ def test_while_something_fails_the_expectation_is_read_again(
         while seen[-1:] != ["pass"]:
             assert news.wait(5), seen
             news.clear()
-            report = board.take()
+            report = outbox.take()
             seen += [r.verdict for r in report.results] if report else []
     finally:
         stop.set()

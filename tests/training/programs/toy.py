@@ -148,7 +148,7 @@ def fall_behind(s: Session) -> None:
         until_others_committed(step, seats)
         tell("cut off", step)
         raise Behind(f"at step {step}")
-    group = s._now()
+    group = s._participant.group
     together = group.together
 
     def cut_off() -> None:

@@ -40,7 +40,7 @@ def train(s: Session) -> None:
         dist.barrier()
         if without:
             # What the mesh does in the background is the library's cost too: it stands still.
-            with s._mesh._lock:
+            with s._participant.mesh._lock:
                 _block(events, turn, s.world, step_without)
         else:
             _block(events, turn, s.world, step_with)

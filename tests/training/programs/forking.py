@@ -1,7 +1,7 @@
 """Launchers that are forked from this process, and their ranks from them: torch is imported once.
 
 Importing it is most of what a short training costs. The real start is tested elsewhere
-(test_run.py, test_soak.py, the demo, the examples).
+(test_launcher_run.py, test_soak.py, the demo, the examples).
 
     python forking.py SOCKET
 

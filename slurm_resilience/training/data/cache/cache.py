@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.launcher import batch_directory as directory
+from slurm_resilience.launcher import batch_directory
 from slurm_resilience.training.data.cache.sharing import ReplicaGroup
 from slurm_resilience.training.data.cache.store import BatchStore, FileStore, MemoryStore
 from slurm_resilience.training.data.source import SourceInfo
@@ -37,9 +37,9 @@ def directory_name(identity: str, group: str, rank: int) -> str:
         safe = re.sub(r"[^0-9A-Za-z_.=-]", "_", group)[:64]
         if safe != group:
             safe += "-" + hashlib.blake2b(group.encode(), digest_size=4).hexdigest()
-        return f"{directory.PREFIX}{identity}-group-{safe}"
+        return f"{batch_directory.PREFIX}{identity}-group-{safe}"
     seat = os.environ.get("SRES_SEAT") or os.environ.get("RANK") or str(rank)
-    return f"{directory.PREFIX}{identity}-seat-{re.sub('[^0-9]', '_', seat)}"
+    return f"{batch_directory.PREFIX}{identity}-seat-{re.sub('[^0-9]', '_', seat)}"
 
 
 class BatchCache:
@@ -57,7 +57,7 @@ class BatchCache:
         self._cache = cache
         self._max_bytes = max_bytes
         self._warn = warn
-        self._held: directory.DirectoryHold | None = None
+        self._held: batch_directory.DirectoryHold | None = None
         self.directory: Path | None = None
         self.group: ReplicaGroup | None = None
         self.store: BatchStore = MemoryStore(max_bytes)
@@ -79,9 +79,9 @@ class BatchCache:
         name = directory_name(self._identity, group, rank)
         try:
             if default:
-                directory.stale()
-            root = directory.default_root() if default else Path(str(self._cache)).absolute()
-            self._held = directory.hold(root / name)
+                batch_directory.stale()
+            root = batch_directory.default_root() if default else Path(str(self._cache)).absolute()
+            self._held = batch_directory.hold(root / name)
         except (OSError, UsageError) as error:
             if not default:
                 raise UsageError(f"cache {self._cache}: {error}") from error
@@ -115,6 +115,6 @@ class BatchCache:
             self._held.release()
             self._held = None
         if self.directory is not None and (remove or self.spent):
-            directory.remove(self.directory)
+            batch_directory.remove(self.directory)
         self.directory = None
         self.store = MemoryStore(self._max_bytes)

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from slurm_resilience.mesh.model import GenerationEnd
-from slurm_resilience.training import interrupter as interrupt
+from slurm_resilience.training import interrupter as interrupter_module
 from slurm_resilience.training.interrupter import Interrupter
 from slurm_resilience.training.recovery.exceptions import Interrupted
 
@@ -27,7 +27,7 @@ class Seen:
         self.now = 100.0
         self.cuts: list[float] = []
         self.nudges: list[float] = []
-        monkeypatch.setattr(interrupt, "_raise_in", self._raise)
+        monkeypatch.setattr(interrupter_module, "_raise_in", self._raise)
         clock: Any = SimpleNamespace(monotonic=lambda: self.now)
         group: Any = SimpleNamespace(cut=lambda: self.cuts.append(self.now - 100))
         self.participant: Any = SimpleNamespace(
@@ -53,7 +53,7 @@ def test_what_follows_an_update_has_time_when_somebody_joins(
 ) -> None:
     seen = Seen(monkeypatch, after_update=True)
     seen.until(5, JOIN)
-    assert seen.cuts[0] == pytest.approx(interrupt.JOIN_SECONDS, abs=0.02)
+    assert seen.cuts[0] == pytest.approx(interrupter_module.JOIN_SECONDS, abs=0.02)
     assert seen.nudges == [pytest.approx(2.0, abs=0.02)]
 
 
@@ -63,7 +63,7 @@ def test_a_step_and_the_end_by_a_fault_do_not_wait(
 ) -> None:
     seen = Seen(monkeypatch, after_update=after_update)
     seen.until(5, end)
-    assert seen.nudges == [pytest.approx(interrupt.NUDGE_SECONDS, abs=0.02)]
+    assert seen.nudges == [pytest.approx(interrupter_module.NUDGE_SECONDS, abs=0.02)]
 
 
 def test_an_update_is_finished_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,4 +120,4 @@ def test_who_stays_says_where_it_is(
     assert "still in its block" not in caplog.text
     seen.until(5, LOST)
     assert caplog.text.count("still in its block 2.5 s after the end of its world") == 1
-    assert "test_training_interrupt.py" in caplog.text
+    assert "test_training_interrupter.py" in caplog.text

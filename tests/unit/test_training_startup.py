@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-joining = pytest.importorskip(
+startup = pytest.importorskip(
     "slurm_resilience.training.recovery.startup", reason="torch is not installed"
 )
 
 
 @pytest.mark.parametrize(("value", "told"), [("1", 1), ("true", 1), ("0", 0), ("", 0), ("no", 0)])
 def test_groups_connect_at_once(value: str, told: int, caplog: pytest.LogCaptureFixture) -> None:
-    environment = {joining.LAZY: value, "HOME": "/"}
-    joining.connect_at_once(environment)
+    environment = {startup.LAZY: value, "HOME": "/"}
+    startup.connect_at_once(environment)
     assert environment == {"HOME": "/"}
     assert caplog.text.count("is not used") == told
-    joining.connect_at_once(environment)
+    startup.connect_at_once(environment)
     assert environment == {"HOME": "/"}

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.launcher import batch_directory as directory
+from slurm_resilience.launcher import batch_directory
 
 
 def a_place(root: Path, name: str) -> Path:
-    leaf = root / f"sres-data-{os.geteuid()}-{name}" / f"{directory.PREFIX}x-seat-0"
-    directory.hold(leaf).release()
+    leaf = root / f"sres-data-{os.geteuid()}-{name}" / f"{batch_directory.PREFIX}x-seat-0"
+    batch_directory.hold(leaf).release()
     (leaf / "000000000000.0-4").write_text("a batch")
     return leaf
 
@@ -31,34 +31,34 @@ def test_names(monkeypatch: pytest.MonkeyPatch, env: dict[str, str], end: str) -
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert directory.default_root().name == f"sres-data-{os.geteuid()}-{end}"
+    assert batch_directory.default_root().name == f"sres-data-{os.geteuid()}-{end}"
 
 
 def test_only_ones_own_directory_is_trusted(tmp_path: Path) -> None:
-    made = directory.private(tmp_path / "a" / "b")
+    made = batch_directory.private(tmp_path / "a" / "b")
     assert made.stat().st_mode & 0o777 == 0o700
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
     with pytest.raises(UsageError, match="mode 777"):
-        directory.private(open_to_all)
+        batch_directory.private(open_to_all)
     (tmp_path / "link").symlink_to(made)
     with pytest.raises(UsageError, match="not a directory"):
-        directory.private(tmp_path / "link")
+        batch_directory.private(tmp_path / "link")
     with pytest.raises(UsageError, match="could have been written by others"):
-        directory.hold(open_to_all / "leaf")
+        batch_directory.hold(open_to_all / "leaf")
 
 
 def test_a_place_is_stale_when_nobody_lives_there(tmp_path: Path) -> None:
     leaf = a_place(tmp_path, "j1")
-    held = directory.hold(leaf)
-    assert directory.stale(tmp_path, idle=0) == []
+    held = batch_directory.hold(leaf)
+    assert batch_directory.stale(tmp_path, idle=0) == []
     held.release()
-    assert directory.stale(tmp_path, idle=900) == [], "its owner may come back"
-    launcher = directory.hold(leaf.parent)
-    assert directory.stale(tmp_path, idle=0) == [], "its launcher lives"
+    assert batch_directory.stale(tmp_path, idle=900) == [], "its owner may come back"
+    launcher = batch_directory.hold(leaf.parent)
+    assert batch_directory.stale(tmp_path, idle=0) == [], "its launcher lives"
     launcher.release()
-    assert directory.stale(tmp_path, idle=0) == [leaf.parent]
+    assert batch_directory.stale(tmp_path, idle=0) == [leaf.parent]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -69,34 +69,34 @@ def test_a_place_without_a_parent_is_stale_at_once(tmp_path: Path) -> None:
     here = a_place(tmp_path, f"p{os.getpid()}")
     (tmp_path / f"sres-data-{os.geteuid()}-j5").write_text("not a place")
     (tmp_path / f"sres-{os.geteuid()}-7").mkdir()
-    assert directory.stale(tmp_path) == [gone.parent]
+    assert batch_directory.stale(tmp_path) == [gone.parent]
     assert here.exists()
 
 
 def test_the_last_one_out_removes_it(tmp_path: Path) -> None:
-    leaf = tmp_path / "c" / f"{directory.PREFIX}x"
-    one, two = directory.hold(leaf), directory.hold(leaf)
+    leaf = tmp_path / "c" / f"{batch_directory.PREFIX}x"
+    one, two = batch_directory.hold(leaf), batch_directory.hold(leaf)
     one.release()
-    assert not directory.remove(leaf)
+    assert not batch_directory.remove(leaf)
     two.release()
-    assert directory.remove(leaf)
-    assert directory.remove(leaf), "gone already"
+    assert batch_directory.remove(leaf)
+    assert batch_directory.remove(leaf), "gone already"
     assert list(tmp_path.iterdir()) == []
-    directory.hold(leaf).release()
+    batch_directory.hold(leaf).release()
     assert leaf.is_dir(), "made anew"
 
 
 def test_clean_takes_only_what_is_ours(tmp_path: Path) -> None:
-    directory.hold(tmp_path / f"{directory.PREFIX}x").release()
+    batch_directory.hold(tmp_path / f"{batch_directory.PREFIX}x").release()
     (tmp_path / "thesis.tex").write_text("years of work")
-    directory.clean(tmp_path)
+    batch_directory.clean(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
-    directory.clean(tmp_path / "never-was")
+    batch_directory.clean(tmp_path / "never-was")
 
 
 def test_a_fork_does_not_keep_a_lock(tmp_path: Path) -> None:
     """The children of a data loader live a little longer than a process that was killed."""
-    held = directory.hold(tmp_path / "leaf")
+    held = batch_directory.hold(tmp_path / "leaf")
     out, into = os.pipe()
     said, say = os.pipe()
     child = os.fork()
@@ -106,9 +106,9 @@ def test_a_fork_does_not_keep_a_lock(tmp_path: Path) -> None:
         os.read(out, 1)
         os._exit(0)
     os.read(said, 1)
-    assert directory.lock(tmp_path / "leaf" / directory.LOCK) is None
+    assert batch_directory.lock(tmp_path / "leaf" / batch_directory.LOCK) is None
     held.release()
-    alone = directory.lock(tmp_path / "leaf" / directory.LOCK)
+    alone = batch_directory.lock(tmp_path / "leaf" / batch_directory.LOCK)
     os.close(into)
     os.waitpid(child, 0)
     for fd in (out, said, say):

@@ -19,6 +19,7 @@ from slurm_resilience.launcher.child_environment import common, of_rank
 from slurm_resilience.launcher.children import Children
 from slurm_resilience.launcher.control_socket import ControlSocket
 from slurm_resilience.launcher.launch_spec import LaunchSpec
+from slurm_resilience.launcher.launcher_ending import LauncherEnding
 from slurm_resilience.launcher.output import tail
 from slurm_resilience.launcher.process import Process, ProcessSpec
 from slurm_resilience.launcher.reaper import Reaper
@@ -67,13 +68,7 @@ class Launcher:
         ]
         self._script: Process | None = None
         self._piped = any(streams.teed(bit) for streams in job.streams for bit in _BITS)
-        self._stopped_by = 0
-        """The signal that was sent to end the training; 0: none."""
-        self._interrupts = 0
-        self._verdict: RestartDecision | None = None
-        """The reason why the launcher itself ends it."""
-        self._last_codes: list[int] = []
-        """The exit codes of processes that had no successor, in the order of their ends."""
+        self._ending = LauncherEnding()
 
     def run(self) -> int:
         """From the pre-train script to the post-train script; returns the exit code."""
@@ -106,27 +101,18 @@ class Launcher:
                     "the training is not started"
                 )
                 return code
-        if not self._stopped_by:
+        if not self._ending.stopped_by:
             for seat in self._seats:
                 self._fill(seat)
             self._standbys.soon(first=True)
             await self._over
-        code = self._code()
+        code = self._ending.code(any_ended=any(seat.ends for seat in self._seats))
         if self._job.after:
             after = await self._run_script("post-train", self._job.after, SRES_EXIT_CODE=str(code))
             if after:
                 say(f"error: the post-train script ended with {exit_codes.describe(after)}")
             code = code or after
         return code
-
-    def _code(self) -> int:
-        if self._interrupts > 1:
-            return exit_codes.KILLED_BY_HAND
-        if self._verdict is not None:
-            return self._verdict.code
-        if self._stopped_by and not any(seat.ends for seat in self._seats):
-            return 128 + self._stopped_by
-        return flags.first_failure(self._last_codes)
 
     # -- processes ----------------------------------------------------------------------------
 
@@ -229,49 +215,46 @@ class Launcher:
 
     def _vacated(self, seat: Seat, end: ProcessEnd, pause: float = 0.0) -> None:
         """Decide what follows when a process left a seat."""
-        verdict = judge(tuple(seat.ends), self._job.rules)
-        if verdict.do == "done":
+        decision = judge(tuple(seat.ends), self._job.rules)
+        if decision.do == "done":
             seat.done = True
             self._standbys.at_most(sum(not seat.done for seat in self._seats))
-        elif self._goes_on():
-            if verdict.do == "replace":
-                say(f"rank {seat.number}: {verdict.reason} after {end.lived:.1f} s")
+        elif self._ending.goes_on:
+            if decision.do == "replace":
+                say(f"rank {seat.number}: {decision.reason} after {end.lived:.1f} s")
                 if pause:
                     self._loop.call_later(pause, self._retry, seat)
                 else:
                     self._fill(seat)
                 return
-            self._give_up(seat, end, verdict)
-        self._last_codes.append(end.code)
+            self._give_up(seat, end, decision)
+        self._ending.last_codes.append(end.code)
         self._look_for_the_end()
 
     def _retry(self, seat: Seat) -> None:
-        if self._goes_on():
+        if self._ending.goes_on:
             self._fill(seat)
         else:
             self._look_for_the_end()
 
-    def _goes_on(self) -> bool:
-        return self._verdict is None and not self._stopped_by
-
     def _look_for_the_end(self) -> None:
         empty = all(seat.process is None for seat in self._seats)
         done = all(seat.done for seat in self._seats)
-        if empty and (done or not self._goes_on()) and not self._over.done():
+        if empty and (done or not self._ending.goes_on) and not self._over.done():
             self._over.set_result(None)
 
-    def _give_up(self, seat: Seat, end: ProcessEnd, verdict: RestartDecision) -> None:
+    def _give_up(self, seat: Seat, end: ProcessEnd, decision: RestartDecision) -> None:
         """End everything, and say why."""
-        self._verdict = verdict
+        self._ending.decision = decision
         # Of several nodes the others may go on, and the supervisor may start this one again.
-        alone = self._job.node.here.alone or verdict.code == exit_codes.STOP
+        alone = self._job.node.here.alone or decision.code == exit_codes.STOP
         what = "the training ends" if alone else "this node's launcher ends"
         say(
             f"error: {what}: rank {seat.number} (node {self._job.node.name}, local rank "
             f"{seat.local}, incarnation {seat.incarnation}) after {end.lived:.1f} s: "
-            f"{verdict.reason}"
+            f"{decision.reason}"
         )
-        if end.code != exit_codes.STOP and end.place and end.place not in verdict.reason:
+        if end.code != exit_codes.STOP and end.place and end.place not in decision.reason:
             say(f"  {end.place}")
         file = self._job.streams[seat.local].file(flags.STDERR, seat.logs)
         last = tail(file) if seat.logs is not None else []
@@ -287,14 +270,14 @@ class Launcher:
         if number in _PASSED_ON:
             self._send(number)
             return
-        self._interrupts += number == signal.SIGINT
-        if self._interrupts > 1:
-            self._stopped_by = number
+        self._ending.interrupts += number == signal.SIGINT
+        if self._ending.interrupts > 1:
+            self._ending.stopped_by = number
             self._send(signal.SIGKILL)
         else:
-            if not self._stopped_by and self._job.stop_limit is not None:
+            if not self._ending.stopped_by and self._job.stop_limit is not None:
                 self._loop.call_later(self._job.stop_limit, self._send, signal.SIGKILL)
-            self._stopped_by = self._stopped_by or number
+            self._ending.stopped_by = self._ending.stopped_by or number
             self._send(number)
         self._standbys.dismiss()
         self._look_for_the_end()

@@ -12,12 +12,15 @@ condition keeps out differences that are clear but too small to act upon.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from statistics import median
 
 import msgspec
 
 SCORE = 3.5
+WINDOW = 50
+"""Own times that are kept of each seat."""
 SLOWDOWN_FACTOR = 1.3
 SEATS = 3
 """With fewer seats there is no majority to differ from."""
@@ -61,3 +64,31 @@ def stragglers(
         if value > score and seconds >= slowdown * middle:
             found.append(Straggler(seat, seconds, seconds / middle, value))
     return sorted(found, key=lambda one: (-one.slowdown, one.seat))
+
+
+class OwnTimes:
+    """Seconds of each seat's own work in the last steps of this world."""
+
+    def __init__(self) -> None:
+        self._own: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        self._counted: dict[int, int] = {}
+        """The step of each peer that was counted last."""
+
+    def clear(self) -> None:
+        """Begin a new world."""
+        self._own.clear()
+        self._counted.clear()
+
+    def add(self, seat: int, seconds: float) -> None:
+        """Count a step of this process."""
+        self._own[seat].append(seconds)
+
+    def heard(self, seat: int, step: int, seconds: float) -> None:
+        """Count a step of a peer, the first time that it is told."""
+        if seconds > 0 and self._counted.get(seat) != step:
+            self._counted[seat] = step
+            self._own[seat].append(seconds)
+
+    def stragglers(self) -> list[Straggler]:
+        """Return the seats that hold up the others, slowest first."""
+        return stragglers({seat: tuple(own) for seat, own in self._own.copy().items()})

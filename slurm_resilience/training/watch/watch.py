@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -17,16 +16,13 @@ from slurm_resilience.training.watch import limit as limits
 from slurm_resilience.training.watch import stacks
 from slurm_resilience.training.watch.hang import HangVerdict, RankSign, judge, judge_returned
 from slurm_resilience.training.watch.progress import COLLECTIVE, PAUSED, RETURNED, Progress
-from slurm_resilience.training.watch.straggler import Straggler, stragglers
+from slurm_resilience.training.watch.step_times import StepTimes
+from slurm_resilience.training.watch.straggler import OwnTimes, Straggler
 
 log = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 5.0
 """Seconds without a word after which a peer is silent."""
-WINDOW = 50
-"""Own times that are kept of each seat."""
-FIRSTS = 20
-"""First steps of worlds whose times are kept."""
 _COUNT = "#"
 """Separates phase and count of collectives in a beat."""
 
@@ -70,17 +66,13 @@ class Watch:
         """
         if not 0 < floor <= ceiling or first <= 0 or silence <= 0:
             raise UsageError(f"Watch: 0 < floor <= ceiling is wanted, not {floor} and {ceiling}")
-        self.floor, self.ceiling, self.first, self.silence = floor, ceiling, first, silence
+        self.silence = silence
+        self._times = StepTimes(floor, ceiling, first)
+        self._own_times = OwnTimes()
         self._on_hang = on_hang
         self._stacks = stacks
         self._clock = clock
         self._progress = Progress(clock)
-        self._steps: deque[float] = deque(maxlen=limits.WINDOW)
-        self._firsts: deque[float] = deque(maxlen=FIRSTS)
-        self._hung: int | None = None
-        self._own: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
-        self._counted: dict[int, int] = {}
-        self._new_world = True
         self._id, self._seat = "", -1
         self._count: Callable[[], int] | None = None
         self._seen = (-1, clock())
@@ -90,7 +82,7 @@ class Watch:
     # -- from the runner that forms a world --------------------------------------------------
 
     def enter(self, id: str, seat: int, collectives: Callable[[], int] | None = None) -> None:
-        """A new world begins. Its first step is neither judged by nor added to what was learnt.
+        """Begin a new world. Its first step is neither judged by nor added to what was learnt.
 
         Args:
             id: this process's id among its peers.
@@ -99,44 +91,38 @@ class Watch:
                 `compat.collective_counter`; may be called in any thread.
         """
         self._id, self._seat, self._count = id, seat, collectives
-        self._new_world = True
+        self._times.enter()
         self._progress.abandon()
-        self._own.clear()
-        self._counted.clear()
+        self._own_times.clear()
         self._seen = (-1, self._clock())
 
     def hung(self) -> None:
-        """The world that is being left stood still in the step that is under way. If that was only
+        """Note that the world that is being left stood still in the present step. If that was only
         slow, it must not be found again: its next try has all the time of a first step."""
-        self._hung = self._progress.last.step
+        self._times.hung(self._progress.last.step)
 
     # -- from the main thread -----------------------------------------------------------------
 
     def begin(self, step: int) -> None:
-        """A step begins, or goes on with its next batch (accumulated gradients)."""
+        """Begin a step, or go on with its next batch (accumulated gradients)."""
         self._progress.begin(step)
 
     def mark(self, phase: str) -> None:
-        """The main thread is in this phase now; ``collective`` while it waits for others."""
+        """Note the main thread's phase; ``collective`` while it waits for others."""
         self._progress.mark(phase)
 
     def commit(self, step: int) -> None:
-        """The step is committed."""
+        """Note that the step is committed."""
         seconds = self._progress.commit(step)
-        if self._new_world:
-            self._new_world = False
-            if seconds > 0:
-                self._firsts.append(seconds)
-        elif seconds > 0:
-            self._steps.append(seconds)
-            self._own[self._seat].append(self._progress.own_seconds)
+        if self._times.committed(seconds):
+            self._own_times.add(self._seat, self._progress.own_seconds)
 
     def returned(self) -> None:
-        """The block has returned: this process does nothing any more that others could wait for."""
+        """Note that the block returned: nothing of this process can be waited for any more."""
         self.mark(RETURNED)
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Around a collective: this time is not the process's own."""
+        """Enclose a collective: its time is not the process's own."""
         return self._during(COLLECTIVE)
 
     def pause(self) -> contextlib.AbstractContextManager[None]:
@@ -158,17 +144,7 @@ class Watch:
     @property
     def limit(self) -> float:
         """Seconds that a step may stand still."""
-        if not self._new_world:
-            return self._learnt
-        # A step may have been finished by some before all left it.
-        again = self._hung is not None and 0 <= self._progress.last.step - self._hung <= 1
-        firsts = () if again else tuple(self._firsts)
-        how = (self.floor, self.ceiling, self.first)
-        return limits.learn_first(tuple(self._steps), firsts, *how)
-
-    @property
-    def _learnt(self) -> float:
-        return limits.learn(tuple(self._steps), self.floor, self.ceiling, self.first)
+        return self._times.limit(self._progress.last.step)
 
     def beat(self) -> Heartbeat:
         """Return what to tell the peers."""
@@ -199,13 +175,11 @@ class Watch:
         """
         peers = [_heard(peer, beat, heard) for peer, beat, heard in beats.values()]
         for (_, beat, _), peer in zip(beats.values(), peers, strict=True):
-            if beat.seconds > 0 and self._counted.get(peer.seat) != beat.step:
-                self._counted[peer.seat] = beat.step
-                self._own[peer.seat].append(beat.seconds)
+            self._own_times.heard(peer.seat, beat.step, beat.seconds)
         own = self._sign(now)
-        verdict = judge(own, peers, self.limit, self.ceiling, max(self.silence, silence))
+        verdict = judge(own, peers, self.limit, self._times.ceiling, max(self.silence, silence))
         if any(peer.phase == RETURNED for peer in peers):
-            verdict = judge_returned(own, peers, self._learnt) or verdict
+            verdict = judge_returned(own, peers, self._times.learnt) or verdict
         if verdict is None:
             self._told = None
         else:
@@ -213,12 +187,12 @@ class Watch:
         return verdict
 
     def stragglers(self) -> list[Straggler]:
-        """The seats that hold up the others, slowest first.
+        """Return the seats that hold up the others, slowest first.
 
         Needs marks where this process waits for others (`listen`, `waiting`); without them all
         own times are alike.
         """
-        return stragglers({seat: tuple(own) for seat, own in self._own.copy().items()})
+        return self._own_times.stragglers()
 
     def _sign(self, now: float) -> RankSign:
         last = self._progress.last

@@ -1,7 +1,7 @@
 """One thread that keeps the next batches ready, and the place where the training takes them.
 
 The thread is the only one that reads the source. Everything it shares with the training lies under
-one condition; what it fetched for a share that is no longer wanted is dropped (``turn``).
+one condition; what it fetched for a share that is no longer wanted is dropped.
 """
 
 from __future__ import annotations
@@ -40,6 +40,13 @@ class BatchTarget(NamedTuple):
     """Names the share of a batch in keys."""
 
 
+class WindowLengths(NamedTuple):
+    """Batches that are kept around the one that is given next."""
+
+    ahead: int
+    behind: int
+
+
 class _Ready(NamedTuple):
     found: SourceSample
     loose: bool
@@ -73,11 +80,9 @@ class Prefetcher:
         self._limit = end
         self._reader = reader
         self._place = place
-        self._ahead = ahead
+        self._lengths = WindowLengths(ahead, behind)
         self._asked = False
-        self._behind = behind
         self._warn = warn
-        self._turn = 0
         self._ready: dict[int, _Ready] = {}
         self._before: dict[int, SourceSample] = {}
         """The batch before each one (its note and state alone), for streams."""
@@ -134,7 +139,6 @@ class Prefetcher:
         with self._changed:
             if place is not None:
                 self._place = place
-                self._turn += 1
                 self._ready.clear()
                 self._before.clear()
             self._ready = {k: r for k, r in self._ready.items() if k >= number}
@@ -190,23 +194,23 @@ class Prefetcher:
                 if number is None:
                     self._changed.wait()
                     continue
-                place, turn = self._place, self._turn
+                place = self._place
             try:
-                ready = self._obtain(place, number, turn)
+                ready = self._obtain(place, number)
             except Exception as error:
                 with self._changed:
-                    if turn == self._turn:
+                    if place is self._place:
                         self._error = (number, error)
                     self._changed.notify_all()
                 continue
             with self._changed:
-                if ready is not None and turn == self._turn and number >= self.next:
+                if ready is not None and place is self._place and number >= self.next:
                     self._ready[number] = ready
                 self._changed.notify_all()
 
     def _wanted(self) -> int | None:
         """The first batch of the window that is not ready; None: nothing to do now."""
-        for number in range(self.next, self.next + max(self._ahead, int(self._asked))):
+        for number in range(self.next, self.next + max(self._lengths.ahead, int(self._asked))):
             if self.end is not None and number >= self.end:
                 return None
             if self._error is not None and self._error[0] == number:
@@ -218,7 +222,7 @@ class Prefetcher:
                 return None
         return None
 
-    def _obtain(self, place: BatchTarget, number: int, turn: int) -> _Ready | None:
+    def _obtain(self, place: BatchTarget, number: int) -> _Ready | None:
         """Get one batch, from the cache or the source; None: it is no longer wanted."""
         began = SYSTEM_CLOCK.monotonic()
         while True:
@@ -237,7 +241,7 @@ class Prefetcher:
             key = BatchKey(number, place.share(number))
             if place.store.beyond(key) and not place.store.has(key):
                 return self._fetch(place, number)  # it was here, and has left again
-            if self._stop.wait(min(0.002 + waited / 10, 0.05)) or turn != self._turn:
+            if self._stop.wait(min(0.002 + waited / 10, 0.05)) or place is not self._place:
                 return None
             if number < self.next:
                 return None
@@ -287,7 +291,9 @@ class Prefetcher:
         lowest = committed if place.group is None else place.group.lowest(committed)
         first = self.next
         share = place.share(number)
-        return Window(lowest - self._behind, lowest, first, first + self._ahead, share)
+        return Window(
+            lowest - self._lengths.behind, lowest, first, first + self._lengths.ahead, share
+        )
 
     def _keep_needed(self, number: int, found: SourceSample) -> None:
         """Make room for the batch that is given now, or else say that it goes by uncached."""

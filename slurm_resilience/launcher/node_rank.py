@@ -28,7 +28,7 @@ class NodeRank(msgspec.Struct, frozen=True):
         return self.nodes.most == 1
 
 
-def place(
+def find_node_rank(
     environment: Mapping[str, str],
     nodes: str | None = None,
     rank: int | None = None,

@@ -18,7 +18,7 @@ from slurm_resilience.errors import UsageError
 from slurm_resilience.launcher import flags, launch, rendezvous_directory
 from slurm_resilience.launcher.child_environment import NodeSeats
 from slurm_resilience.launcher.launch_spec import LaunchSpec
-from slurm_resilience.launcher.node_rank import place
+from slurm_resilience.launcher.node_rank import find_node_rank
 from slurm_resilience.launcher.output import Streams
 from slurm_resilience.launcher.reaper import Reaper
 from slurm_resilience.launcher.recipe_file import Recipe, read
@@ -58,7 +58,7 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
     before = _script("pre-train", given["pre_train_script"], given["pre_train_args"])
     after = _script("post-train", given["post_train_script"], given["post_train_args"])
     wishes = _wishes(given)
-    here = place(
+    here = find_node_rank(
         environment, wishes.nodes, given["node_rank"], given["rdzv_id"], given["standalone"]
     )
     if wishes.least:

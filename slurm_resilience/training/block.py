@@ -27,7 +27,11 @@ from slurm_resilience.training.participant import Participant
 from slurm_resilience.training.process_group import ProcessGroups, form
 from slurm_resilience.training.process_group.form import form_limit, least_abort_timeout
 from slurm_resilience.training.process_group.tcp_store import rooted_store
-from slurm_resilience.training.rank_environment import RankEnvironment, place, this_peer
+from slurm_resilience.training.rank_environment import (
+    RankEnvironment,
+    read_environment,
+    this_peer,
+)
 from slurm_resilience.training.recovery import fault_policy, log_lines, startup
 from slurm_resilience.training.recovery.commit_gate import PEER_WORD_SECONDS
 from slurm_resilience.training.recovery.exceptions import Interrupted, PoisonedProcess
@@ -89,7 +93,7 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
     def decorate(function: Callable[..., T]) -> Callable[..., T | None]:
         @functools.wraps(function)
         def run(*args: Any, **more: Any) -> T | None:
-            where = place(os.environ)
+            where = read_environment(os.environ)
             _refuse_again(getattr(function, "__name__", "?"), where.meet)
             runner = BlockRunner(chosen, where)
             _been.add(where.meet)
@@ -117,7 +121,7 @@ class BlockRunner:
 
     def __init__(self, options: Options, where: RankEnvironment) -> None:
         self._options = options
-        self._place = where
+        self._where = where
         self._groups: list[ProcessGroups] = []
         self._finished_block = False
         self._faults = fault_policy.Faults()
@@ -177,7 +181,7 @@ class BlockRunner:
         self._participant.finish()
         if not self._finished_block:
             log.warning("the training ended without this process, which was not needed any more")
-            if not self._place.incarnation and self._participant.attempt == 0:
+            if not self._where.incarnation and self._participant.attempt == 0:
                 log.warning("if another training meets in the same place: --rdzv-id names each")
             raise SystemExit(exit_codes.DONE)
         self._exits.done()
@@ -215,7 +219,7 @@ class BlockRunner:
 
     def _form(self, view: View) -> ProcessGroups:
         timeout = self._options.abort_timeout
-        rootless = "rootless" in self._place.parts
+        rootless = "rootless" in self._where.parts
         group = form(
             self._mesh,
             view,
@@ -235,7 +239,7 @@ class BlockRunner:
             self._leave_world()
             if isinstance(error, SystemExit) and not error.code and view.size <= self._least:
                 # Its launcher takes it for done: no process comes in its place.
-                text = f"seat {self._place.seat} left the block by sys.exit(0)"
+                text = f"seat {self._where.seat} left the block by sys.exit(0)"
                 self._mesh.stop(GenerationEnd(view.generation, text, self._mesh.me.id, "stop"))
             raise error
         # The traceback holds the block's frames, and they hold DDP wrappers and groups.
@@ -279,11 +283,11 @@ class BlockRunner:
         then, reason = fault_policy.verdict(
             error,
             end,
-            seat=self._place.seat,
+            seat=self._where.seat,
             step=step,
             count=count,
             most=self._options.max_faults,
-            recovers="recovery" in self._place.parts,
+            recovers="recovery" in self._where.parts,
             hangs=self._hangs.add(end, step),
         )
         if then == "stop":

@@ -33,8 +33,8 @@ class RankEnvironment(NamedTuple):
     """As the launcher was told (--nnodes MIN:MAX); 0: nothing."""
 
 
-def place(environment: Mapping[str, str]) -> RankEnvironment:
-    """Read it.
+def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
+    """Read this process's seat, and the place to meet, from its environment.
 
     Raises:
         UsageError: a number is none, a part is unknown, or nothing says where to meet.

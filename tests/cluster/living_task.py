@@ -20,11 +20,11 @@ from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View
 from slurm_resilience.mesh.rendezvous import meeting
 from slurm_resilience.mesh.world_plan import WorldRules
 from slurm_resilience.resume import attempt
-from slurm_resilience.training.rank_environment import place
+from slurm_resilience.training.rank_environment import read_environment
 
 PACE = 0.05
 
-here = place(os.environ)
+here = read_environment(os.environ)
 cut = threading.Event()
 meet = meeting(here.meet, here.secret)
 log = os.open(f"log.{here.seat}.{here.incarnation}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -12,7 +12,7 @@ from ranks import Ranks
 
 from slurm_resilience.mesh.model import Member, Peer, PeerStatus, View
 from slurm_resilience.training.options import Options
-from slurm_resilience.training.rank_environment import place
+from slurm_resilience.training.rank_environment import read_environment
 from slurm_resilience.training.recovery.healer import Healer
 
 
@@ -32,7 +32,7 @@ class Life:
     def __init__(self, rank: int, **options: Any) -> None:
         self.rank = rank
         self.size = options.get("replica_size", 1)
-        self.healer = Healer(Options(**options), place({"SRES_MEET": "alone"}))
+        self.healer = Healer(Options(**options), read_environment({"SRES_MEET": "alone"}))
         self.view: View | None = None
 
     def meet(self) -> None:

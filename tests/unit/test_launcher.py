@@ -18,7 +18,7 @@ from slurm_resilience.errors import UsageError
 from slurm_resilience.launcher import exit_codes, flags, rendezvous_directory
 from slurm_resilience.launcher.child_environment import NodeSeats, common, of_rank
 from slurm_resilience.launcher.main import main
-from slurm_resilience.launcher.node_rank import NodeRank, place
+from slurm_resilience.launcher.node_rank import NodeRank, find_node_rank
 from slurm_resilience.launcher.rendezvous_directory import (
     RendezvousDirectory,
     choose,
@@ -105,23 +105,23 @@ class TestWords:
 
 class TestPlace:
     def test_alone(self) -> None:
-        assert place({}) == NodeRank(0, flags.SeatSpan(1, 1), "none")
+        assert find_node_rank({}) == NodeRank(0, flags.SeatSpan(1, 1), "none")
 
     def test_in_a_step(self) -> None:
-        assert place(STEP) == NodeRank(3, flags.SeatSpan(4, 4), "7.0.2")
-        assert place(STEP, nodes="2:5").nodes == flags.SeatSpan(2, 5)
+        assert find_node_rank(STEP) == NodeRank(3, flags.SeatSpan(4, 4), "7.0.2")
+        assert find_node_rank(STEP, nodes="2:5").nodes == flags.SeatSpan(2, 5)
 
     def test_our_supervisor_knows_better(self) -> None:
         told = STEP | {"NODE_RANK": "1", "NNODES": "2", "SRES_TOKEN": "7.0.3"}
-        assert place(told) == NodeRank(1, flags.SeatSpan(2, 2), "7.0.3")
+        assert find_node_rank(told) == NodeRank(1, flags.SeatSpan(2, 2), "7.0.3")
 
     def test_flags_know_best(self) -> None:
-        assert place(STEP, "8", 5, "mine") == NodeRank(5, flags.SeatSpan(8, 8), "mine")
-        assert place(STEP, standalone=True).alone
+        assert find_node_rank(STEP, "8", 5, "mine") == NodeRank(5, flags.SeatSpan(8, 8), "mine")
+        assert find_node_rank(STEP, standalone=True).alone
 
     def test_a_batch_script_is_no_step(self) -> None:
         batch = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "4", "SLURM_NODEID": "0", "SLURM_PROCID": "0"}
-        found = place(batch)
+        found = find_node_rank(batch)
         assert found.alone
         assert "srun --ntasks-per-node=1" in found.note
 
@@ -139,11 +139,11 @@ class TestPlace:
         self, environment: dict[str, str], nodes: str | None, rank: int | None, word: str
     ) -> None:
         with pytest.raises(UsageError, match=word):
-            place(environment, nodes, rank)
+            find_node_rank(environment, nodes, rank)
 
     def test_standalone_is_one_node(self) -> None:
         with pytest.raises(UsageError, match="--standalone"):
-            place({}, "2", standalone=True)
+            find_node_rank({}, "2", standalone=True)
 
 
 class TestMeeting:
@@ -181,7 +181,7 @@ class TestMeeting:
         assert (found.secret, found.first) == (SECRET, "n1")
 
     def test_peers_by_slurm_in_slurms_order(self, tmp_path: Path) -> None:
-        found = choose(STEP | {"SRES_SECRET": SECRET}, place(STEP), 1, tmp_path, "peers")
+        found = choose(STEP | {"SRES_SECRET": SECRET}, find_node_rank(STEP), 1, tmp_path, "peers")
         assert found.meet == "peers:n1:29400,n2:29400,m7:29400,k1:29400"
 
     @pytest.mark.parametrize(

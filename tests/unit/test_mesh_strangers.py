@@ -30,7 +30,7 @@ from slurm_resilience.mesh.messages import (
 from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus
 from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.mesh.rendezvous import AddressList, SharedDirectory, meeting
-from slurm_resilience.training.rank_environment import place
+from slurm_resilience.training.rank_environment import read_environment
 
 
 class Stranger:
@@ -362,7 +362,7 @@ def test_a_meeting_place_that_is_none(where: str) -> None:
 
 
 def test_a_world_of_one_writes_nothing_down() -> None:
-    where = place({}).meet
+    where = read_environment({}).meet
     first, second = meeting(where), meeting(where)
     first.outcome(0, 7, "")
     assert (second.ended(), second.others()) == (None, [])
@@ -371,4 +371,4 @@ def test_a_world_of_one_writes_nothing_down() -> None:
 
 def test_a_requeued_job_meets_at_another_place() -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}
-    assert place(job).meet != place(job | {"SLURM_RESTART_COUNT": "1"}).meet
+    assert read_environment(job).meet != read_environment(job | {"SLURM_RESTART_COUNT": "1"}).meet

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.participant import Participant
-from slurm_resilience.training.rank_environment import place
+from slurm_resilience.training.rank_environment import read_environment
 from slurm_resilience.training.session import Session
 
 
@@ -28,7 +28,7 @@ class Batches:
 @pytest.fixture
 def session() -> Any:
     """The session of rank 0 in a world that goes on."""
-    participant: Any = Participant(place({"RANK": "0", "WORLD_SIZE": "1"}), Options())
+    participant: Any = Participant(read_environment({"RANK": "0", "WORLD_SIZE": "1"}), Options())
     participant.mesh = SimpleNamespace(end=None, evicted="", knock=threading.Event())
     participant._group = SimpleNamespace(rank=0)
     participant.healer.progress.step = 0

@@ -17,7 +17,10 @@ from slurm_resilience.mesh.model import PeerStatus
 from slurm_resilience.mesh.rendezvous import meeting
 from slurm_resilience.mesh.world_plan import WorldRules
 from slurm_resilience.training.process_group.mesh_store import MeshStore
-from slurm_resilience.training.rank_environment import RankEnvironment, place, this_peer
+from slurm_resilience.training.rank_environment import (
+    read_environment,
+    this_peer,
+)
 
 
 class RootlessWorld(NamedTuple):
@@ -46,7 +49,7 @@ def rootless(
         UsageError: the environment makes no sense.
         TimeoutError: a rank did not come in time; the message says which are missing.
     """
-    where: RankEnvironment = place(os.environ if environment is None else environment)
+    where = read_environment(os.environ if environment is None else environment)
     rules = WorldRules(seats=where.seats, min_world=where.seats)
     mesh = Mesh(meeting(where.meet, where.secret), this_peer(where), rules).start()
     try:

@@ -49,9 +49,9 @@ class HealProgress:
 class Healer:
     """The state of one process, over all generations."""
 
-    def __init__(self, options: Options, place: RankEnvironment) -> None:
+    def __init__(self, options: Options, where: RankEnvironment) -> None:
         self._options = options
-        self._place = place
+        self._where = where
         self._tracked: state.Tracked | None = None
         self._names: dict[str, Any] = {}
         self._released: list[Any] = []
@@ -131,7 +131,7 @@ class Healer:
             log.warning("%s: this rank is healed anew", self._outside)
         self._open(group)
         found = state.plan(view, checksum=self._options.checksum)
-        if "state" not in self._place.parts and found.kind == "peers":
+        if "state" not in self._where.parts and found.kind == "peers":
             found = self._without_peers(found)
         if found.kind in ("disk", "impossible") and self._options.checkpointer is not None:
             found = self._ask_disk(found)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slurm_resilience.errors import UsageError
+from slurm_resilience.training.data.loader import ReplayLoader
 from slurm_resilience.training.process_group import ProcessGroups
 from slurm_resilience.training.recovery.healer import HealProgress
-
-if TYPE_CHECKING:
-    from slurm_resilience.training.data import ReplayLoader
 
 log = logging.getLogger("sres.training")
 
@@ -40,10 +38,10 @@ class Loaders:
         global_batch: int,
         steps: int | None,
         group: ProcessGroups,
-        how: dict[str, Any],
+        loader_kwargs: dict[str, Any],
     ) -> ReplayLoader:
-        """The loader of this name, at the first batch that is not committed. Made the first time;
-        later only its share changes.
+        """Return the loader of this name, at the first batch that is not committed. It is made the
+        first time; later only its share changes.
 
         Args:
             name: tells several apart.
@@ -51,15 +49,13 @@ class Loaders:
             global_batch: samples of one step over all ranks.
             steps: batches in all; None: as the source says.
             group: the world that shares the batches.
-            how: further arguments of `ReplayLoader`.
+            loader_kwargs: further arguments of `ReplayLoader`.
 
         Raises:
             UsageError: the name belongs to another loader.
         """
-        from slurm_resilience.training.data import ReplayLoader
-
         size = len(source) if hasattr(source, "__len__") else -1
-        asked = (type(source), size, global_batch, steps, repr(sorted(how.items())))
+        asked = (type(source), size, global_batch, steps, repr(sorted(loader_kwargs.items())))
         before = self._asked.get(name)
         if before is not None and before[0] == group.view.generation and before[1] != asked:
             raise UsageError(f"there is another loader with name={name!r}: give each its own name")
@@ -67,9 +63,16 @@ class Loaders:
         rank, world = group.rank, group.view.size
         loader = self._all.get(name)
         if loader is None:
-            how = {"autocommit": False} | ({} if self._cached else {"cache": False}) | how
+            loader_kwargs = (
+                {"autocommit": False} | ({} if self._cached else {"cache": False}) | loader_kwargs
+            )
             loader = ReplayLoader(
-                source, global_batch=global_batch, rank=rank, world=world, steps=steps, **how
+                source,
+                global_batch=global_batch,
+                rank=rank,
+                world=world,
+                steps=steps,
+                **loader_kwargs,
             )
             self._all[name] = loader
         else:
@@ -81,7 +84,7 @@ class Loaders:
         return loader
 
     def _tell_over(self, name: str, loader: ReplayLoader) -> None:
-        """Asked for again in one world, as by a loop over epochs, it has nothing more to give."""
+        """Warn of a spent loader that is asked again in one world, as by a loop over epochs."""
         if loader.end is not None and loader.next >= loader.end and name not in self._told:
             self._told.add(name)
             log.warning(
@@ -92,7 +95,7 @@ class Loaders:
             )
 
     def healed(self) -> None:
-        """The state is another one: go to the position that came with it."""
+        """Go to the position that came with a new state."""
         for name, loader in self._all.items():
             loader.rewind()
             # Made before the healing, it does not know yet what came from a peer.
@@ -105,7 +108,7 @@ class Loaders:
             self._progress.positions[name] = loader.state_dict()
 
     def close(self) -> None:
-        """The training is over."""
+        """End all loaders: the training is over."""
         for loader in self._all.values():
             loader.close()
 

@@ -23,6 +23,12 @@ _.num_keys
 _.set_timeout
 _.storage_meta
 
+# Users' training scripts read it (docs/training.md).
+_.healing
+
+# shlex reads it.
+_.whitespace_split
+
 # torch reads them.
 _.grad
 _.group_count

@@ -41,8 +41,10 @@ class CheckpointlessDemo(Demo):
     """One run."""
 
     def start(self, name: str, flags: str, pace: float, rank0: bool) -> None:
-        """Start a training in a job of its own. The job's script, or salloc where even the first
-        node may die: that is the batch host."""
+        """Start a training in a job of its own.
+
+        By sbatch; by salloc where even the first node may die, which would be the batch host.
+        """
         folder = self.work / name
         folder.mkdir()
         program = [sys.executable, "-m", "slurm_resilience.launcher", "--nproc-per-node=1"]
@@ -67,14 +69,14 @@ class CheckpointlessDemo(Demo):
         self.lab.popen(words, cwd=folder, env=env, stdout=quiet, stderr=quiet)
 
     def code(self, name: str) -> int | None:
-        """srun's exit code; None: it runs."""
+        """Return srun's exit code; None: it runs."""
         try:
             return int((self.work / name / "code").read_text())
         except (FileNotFoundError, ValueError):
             return None
 
     def power_off(self, node: str) -> float:
-        """When, seconds since the epoch."""
+        """Cut a node's power; return the time, seconds since the epoch."""
         at = time.time()
         self.lab.power_off(node)
         return at
@@ -88,7 +90,7 @@ class CheckpointlessDemo(Demo):
         return max((x["step"] for x in self.lines(name) if x["what"] == "done"), default=0)
 
     def seats_of(self, node: str) -> list[int]:
-        """One rank a node, in the order of the nodes."""
+        """Return the seats on a node: one a node, in the order of the nodes."""
         (living,) = (e for e in self.supervisor() if e["event"] == "living")
         return [living["nodes"].index(node)]
 
@@ -119,47 +121,45 @@ def run(
             LabSpec(nodes=NODES, network=True, slurm_root=slurm_root), name=f"demo-{os.getpid()}"
         ) as lab,
     ):
-        story = CheckpointlessDemo(lab, "power", steps, pace, console)
-        story.say(f"lab '{lab.name}': {NODES} nodes idle, real Slurm, each node its own network")
-        return _tell(story, victim == "rank0")
+        demo = CheckpointlessDemo(lab, "power", steps, pace, console)
+        demo.say(f"lab '{lab.name}': {NODES} nodes idle, real Slurm, each node its own network")
+        return _carry_out(demo, victim == "rank0")
 
 
-def _tell(story: CheckpointlessDemo, rank0: bool) -> dict[str, Any]:
-    story.start("main", "--auto-resume=1", story.pace, rank0)
-    story.say(f"{RANKS} ranks on {RANKS} nodes; no checkpoint is ever written")
-    story.wait("training", 120, lambda: any(e["event"] == "living" for e in story.supervisor()))
-    story.say("training runs, and the supervisor is among those who meet")
-    nodes = next(e for e in story.supervisor() if e["event"] == "living")["nodes"]
+def _carry_out(demo: CheckpointlessDemo, rank0: bool) -> dict[str, Any]:
+    demo.start("main", "--auto-resume=1", demo.pace, rank0)
+    demo.say(f"{RANKS} ranks on {RANKS} nodes; no checkpoint is ever written")
+    demo.wait("training", 120, lambda: any(e["event"] == "living" for e in demo.supervisor()))
+    demo.say("training runs, and the supervisor watches its ranks")
+    nodes = next(e for e in demo.supervisor() if e["event"] == "living")["nodes"]
     node = nodes[0 if rank0 else 2]
-    seats = story.seats_of(node)
-    middle = story.steps // 4
-    story.wait(f"step {middle}", 120, lambda: story.newest("main") >= middle)
-    at = story.power_off(node)
-    story.say(
-        f"[bold red]FAULT[/bold red] at step {story.newest('main')}: {node} (rank {seats[0]}) "
+    seats = demo.seats_of(node)
+    middle = demo.steps // 4
+    demo.wait(f"step {middle}", 120, lambda: demo.newest("main") >= middle)
+    at = demo.power_off(node)
+    demo.say(
+        f"[bold red]FAULT[/bold red] at step {demo.newest('main')}: {node} (rank {seats[0]}) "
         "loses its power: cable first, no goodbye"
     )
 
     def complete() -> bool:
-        seen = story.phases(at, node, seats)
+        seen = demo.phases(at, node, seats)
         return all(seen[name] is not None for name in AWAITED)
 
-    story.wait("all ranks step again", 120, complete)
-    story.say("all ranks step again; no other rank was stopped, and no step was done twice")
-    story.wait("the end of the training", 180, lambda: story.code("main") is not None)
-    story.narrate()
-    story.wait("the node", 60, lambda: story.phases(at, node, seats)["node_back"] is not None)
-    story.say("training is done; now the same from the same seed, undisturbed")
-    story.start("undisturbed", "", 0.0, False)
-    story.wait("the undisturbed run", 240, lambda: story.code("undisturbed") is not None)
-    return _result(story, story.phases(at, node, seats), node)
+    demo.wait("all ranks step again", 120, complete)
+    demo.say("all ranks step again; no other rank was stopped, and no step was done twice")
+    demo.wait("the end of the training", 180, lambda: demo.code("main") is not None)
+    demo.narrate()
+    demo.wait("the node", 60, lambda: demo.phases(at, node, seats)["node_back"] is not None)
+    demo.say("training is done; now the same from the same seed, undisturbed")
+    demo.start("undisturbed", "", 0.0, False)
+    demo.wait("the undisturbed run", 240, lambda: demo.code("undisturbed") is not None)
+    return _result(demo, demo.phases(at, node, seats), node)
 
 
-def _result(
-    story: CheckpointlessDemo, phases: dict[str, float | None], node: str
-) -> dict[str, Any]:
-    books = accounting.verdict(story.lines("main"), story.steps, GLOBAL_BATCH)
-    other = accounting.verdict(story.lines("undisturbed"), story.steps, GLOBAL_BATCH)
+def _result(demo: CheckpointlessDemo, phases: dict[str, float | None], node: str) -> dict[str, Any]:
+    books = accounting.verdict(demo.lines("main"), demo.steps, GLOBAL_BATCH)
+    other = accounting.verdict(demo.lines("undisturbed"), demo.steps, GLOBAL_BATCH)
     apart = abs(books.loss - other.loss) / other.loss if other.loss else math.inf
     problems = list(books.problems)
     if other.problems:
@@ -169,9 +169,9 @@ def _result(
     problems += [
         f"the {name} run ended with {code}"
         for name in ("main", "undisturbed")
-        if (code := story.code(name)) != 0
+        if (code := demo.code(name)) != 0
     ]
-    _print(story, phases, books, other, problems)
+    _print(demo, phases, books, other, problems)
     return {
         "fault": "power",
         "checkpointless": True,
@@ -185,7 +185,7 @@ def _result(
 
 
 def _print(
-    story: CheckpointlessDemo,
+    demo: CheckpointlessDemo,
     phases: dict[str, float | None],
     books: accounting.DemoOutcome,
     other: accounting.DemoOutcome,
@@ -197,16 +197,16 @@ def _print(
     if phases["node_idle"] is not None:
         targets["joined"] = phases["node_idle"] + AFTER_IDLE
     title = "A node dies, the others go on"
-    story.console.print(phase_table(title, LABELS, phases, targets))
-    story.console.print(
+    demo.console.print(phase_table(title, LABELS, phases, targets))
+    demo.console.print(
         f"{books.steps} steps, none done twice; last loss {books.loss:.6f}, undisturbed "
         f"{other.loss:.6f}"
     )
     if problems:
         for text in problems:
-            story.console.print(f"[bold red]WRONG[/bold red] {text}")
+            demo.console.print(f"[bold red]WRONG[/bold red] {text}")
     else:
-        story.console.print(
+        demo.console.print(
             "[bold green]Each sample once, all replicas bit-equal[/bold green], no checkpoint used"
         )
 

@@ -18,7 +18,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from slurm_resilience.demo import checkpointless as without_stop
+from slurm_resilience.demo import checkpointless as checkpointless_demo
 from slurm_resilience.demo.narration import NODES, RANKS, VICTIM, XID, Demo, interruptible
 from slurm_resilience.demo.phase_table import STOCK_POWER_LOSS, phase_table
 from slurm_resilience.demo.phases import Account, Fault, complete
@@ -73,10 +73,10 @@ def run(
     with interruptible(), Lab.up(spec, name=name) as lab:
         demo = Demo(lab, fault, steps, pace, console)
         demo.say(f"lab '{name}': {NODES} nodes idle, real Slurm, each node its own network")
-        return _story(demo, gres, kill_controller, undisturbed)
+        return _carry_out(demo, gres, kill_controller, undisturbed)
 
 
-def _story(
+def _carry_out(
     demo: Demo, gres: str, kill_controller: bool, undisturbed: Path | None
 ) -> dict[str, Any]:
     options = [f"--gres={gres}"] if gres else []
@@ -138,7 +138,7 @@ def _story(
 
 
 def _kill_controller(demo: Demo) -> None:
-    """sresctld is killed in the middle of its work, and started again two seconds later."""
+    """Kill sresctld in the middle of its work, and start it again two seconds later."""
     demo.lab.kill_daemon("sresctld", signal.SIGKILL)
     demo.say("sresctld is killed (SIGKILL)")
     until = time.monotonic() + 2
@@ -248,13 +248,13 @@ def command(
         raise MissingTool(f"the SPANK plugin is not built; run {how}")
     console = Console(highlight=False, soft_wrap=True)
     if checkpointless:
-        result = without_stop.run(victim, steps, pace, slurm_root, console)
+        result = checkpointless_demo.run(victim, steps, pace, slurm_root, console)
     else:
         result = run(fault, gres, kill_sresctld, steps, pace, undisturbed, slurm_root, console)
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=2) + "\n")
     if checkpointless:
-        without_stop.check(result)
+        checkpointless_demo.check(result)
         return
     if not result["bit_equal"]:
         raise SresError("the final parameters differ from the undisturbed run's")

@@ -1,4 +1,4 @@
-"""A run of the demo on its lab: starts trainings, makes faults, and tells what happens."""
+"""Run the demo on its lab: start trainings, make faults, and tell what happens."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Demo:
         self._said: set[str] = set()
 
     def say(self, text: str) -> None:
-        """One line of the live account."""
+        """Print one line of the live account."""
         self.console.print(f"[dim]{time.monotonic() - self.began:6.1f} s[/dim]  {text}")
 
     def submit(self, name: str, flags: str, options: list[str]) -> int:
-        """Submit a training; its job id."""
+        """Submit a training; return its job id."""
         folder = self.work / name
         folder.mkdir()
         script = folder / "train.sbatch"
@@ -93,7 +93,7 @@ class Demo:
         return shown.returncode == 0 and bool(shown.stdout.strip())
 
     def make_fault(self, job: int) -> float:
-        """Break something; when, seconds since the epoch."""
+        """Make the fault; return the time, seconds since the epoch."""
         if self.fault == "power":
             at = time.time()
             self.lab.power_off(VICTIM)
@@ -115,7 +115,7 @@ class Demo:
         return at
 
     def journal(self) -> list[dict[str, Any]]:
-        """sresctld's events, oldest first."""
+        """Return sresctld's events, oldest first."""
         path = self.lab.directory / "ctl" / "sresctld" / "journal.db"
         journal = Journal(path)
         try:
@@ -168,7 +168,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that the lab is taken down."""
+    """Let SIGTERM unwind like Ctrl-C, so that the lab is taken down."""
 
     def end(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""For programs under `srun --auto-resume=1`: am I still the valid attempt, and my progress.
+"""Tell a program under `srun --auto-resume=1` whether it may still write; take its progress.
 
 Needs nothing but Python's own library, so that any training script can import it::
 
@@ -24,22 +24,25 @@ PROGRESS = "progress"
 
 
 def token() -> str:
-    """This process's attempt, e.g. ``12.0.2`` (job, restarts, attempt); empty when unsupervised."""
+    """Return this process's attempt, e.g. ``12.0.2`` (job, restarts, attempt).
+
+    Empty where nothing supervises.
+    """
     return os.environ.get("SRES_TOKEN", "")
 
 
 def is_current() -> bool:
-    """Is this attempt still the one that may write?
+    """Return whether this attempt is still the one that may write.
 
-    True as well where nothing supervises (plain srun). False when a later attempt has begun, or
-    when the shared directory cannot be read: who cannot see the fence must not write. False too on
-    a node that the others have left.
+    True as well where nothing supervises (plain srun). False when a later attempt has begun; when
+    the shared directory cannot be read, since the fence cannot be seen then; and on a node that the
+    others have left.
     """
-    own, directory = token(), os.environ.get("SRES_DIR", "")
-    if not own or not directory:
+    own_token, directory = token(), os.environ.get("SRES_DIR", "")
+    if not own_token or not directory:
         return True
     try:
-        current = (Path(directory) / FENCE).read_text(encoding="utf-8").strip() == own
+        current = (Path(directory) / FENCE).read_text(encoding="utf-8").strip() == own_token
         return current and not _left_behind(Path(directory))
     except OSError:
         return False
@@ -59,7 +62,7 @@ def _left_behind(directory: Path) -> bool:
 def report(step: int, **details: object) -> None:
     """Tell the supervisor the last step from which training could go on (a checkpoint).
 
-    A full disk or a directory that is gone is no reason to end a training: then nothing is told.
+    A full disk or a directory that is gone does not end a training: the step is not told then.
 
     Args:
         step: optimizer steps completed.
@@ -76,7 +79,7 @@ def report(step: int, **details: object) -> None:
 
 
 def read_progress(directory: str) -> int:
-    """The last reported step; -1 when there is none."""
+    """Return the last reported step; -1 when there is none."""
     try:
         data = json.loads((Path(directory) / PROGRESS).read_text(encoding="utf-8"))
         return int(data["step"])

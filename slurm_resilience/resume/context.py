@@ -1,4 +1,4 @@
-"""What the supervisor works with, in one place."""
+"""The collaborators and settings that all parts of one supervisor share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slurm_resilience.clock import Clock
 from slurm_resilience.config import ResumeSettings
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.report import EventLog
@@ -18,9 +19,10 @@ from slurm_resilience.slurm.client import SlurmClient
 
 
 @dataclass(frozen=True)
-class Context:
-    """One supervised srun's."""
+class SupervisorContext:
+    """Collaborators and settings of one supervised srun."""
 
+    clock: Clock
     limits: ResumeSettings
     client: SlurmClient
     allocation: Allocation
@@ -30,18 +32,25 @@ class Context:
     """The user's."""
     environment: Mapping[str, str]
     """The supervisor's own."""
-    person: UserSignals
+    user_signals: UserSignals
     wake: threading.Event
     """Set when there is news of any kind."""
     events: EventLog
     host: str
     """This machine's name as Slurm shows it at a step (`SrunHost:Pid`)."""
 
-    def interrupted(self, step: SrunStep, stopped: bool) -> str:
-        """The person's signal that ended this step, if there is one.
+    def user_ended(self, step: SrunStep, stopped_by_us: bool) -> str:
+        """Return the name of the user's signal that ended this step; empty: none did.
 
         Args:
-            stopped: the supervisor ended it.
+            step: it has ended, or is asked about early.
+            stopped_by_us: the supervisor ended it.
         """
         quick = self.command.has("quit-on-interrupt") or self.command.has("disable-status")
-        return self.person.interrupted(step, stopped, quick)
+        return self.user_signals.ended(step, stopped_by_us, quick)
+
+    def wait_for_news(self, seconds: float) -> bool:
+        """Wait until there is news, or the time is over; True: there is news."""
+        news = self.clock.wait(self.wake, seconds)
+        self.wake.clear()
+        return news

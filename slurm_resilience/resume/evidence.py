@@ -1,61 +1,68 @@
-"""How an attempt ended: what the step said, and what is known of its nodes."""
+"""Gather how an attempt ended: from its step, and from what is known of its nodes."""
 
 from __future__ import annotations
 
-import time
-
-from slurm_resilience.resume.context import Context
+from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import Ending
+from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.live_step.live_steps import StepEnd
-from slurm_resilience.resume.ward import Ward
+
+LOOK_SECONDS = 0.5
+"""Between two looks at the nodes of a step that has just failed."""
 
 
 def gather_evidence(
-    context: Context, ward: Ward, end: StepEnd, nodes: tuple[str, ...], before: int
+    context: SupervisorContext,
+    fence: Fence,
+    end: StepEnd,
+    nodes: tuple[str, ...],
+    progress_before: int,
 ) -> Ending:
-    """Gather what `classify` needs; may wait a moment for what is found out about the nodes.
+    """Return what `classify` needs; wait a moment for a diagnosis of the nodes if need be.
 
     Args:
         context: of the supervised srun.
-        ward: knows the program's progress.
+        fence: knows the program's progress.
         end: of the attempt's last step.
         nodes: those of the attempt.
-        before: the last step that was reported before this attempt.
+        progress_before: the last step that was reported before this attempt.
     """
-    step, stopped = end.step, end.stopped_by_us
+    step = end.step
     faulty = end.faulty | _faulty(context)
     state = context.allocation.job.state
-    # A program that ended well, or was ended, is not kept waiting for Slurm's word.
-    interrupted = "" if end.own_word else context.interrupted(step, stopped)
+    # A program that ended well, or was ended, does not wait for Slurm's answers.
+    reported = end.reported_by_training
+    interrupted = "" if reported else context.user_ended(step, end.stopped_by_us)
     if end.code != 0 and not interrupted:
         state = context.allocation.refresh()
-        if state == "RUNNING" and not faulty and not step.cancelled and not end.own_word:
+        # A node may be at fault, and neither Slurm nor sresctld has said so yet.
+        if state == "RUNNING" and not faulty and not step.cancelled and not reported:
             faulty = _wait_for_diagnosis(context, nodes)
             state = context.allocation.refresh()
     return Ending(
         code=end.code,
         ran_for=step.ran_for,
-        progressed=ward.progress() > before,
+        progressed=fence.progress() > progress_before,
         job_state=state,
         faulty=faulty,
         interrupted=interrupted,
-        cancelled=not end.own_word and (step.cancelled or (step.aborted and not faulty)),
-        stopped_by_us=stopped,
+        cancelled=not reported and (step.cancelled or (step.aborted and not faulty)),
+        stopped_by_us=end.stopped_by_us,
     )
 
 
-def _faulty(context: Context) -> dict[str, str]:
+def _faulty(context: SupervisorContext) -> dict[str, str]:
     return {name: verdict.reason for name, verdict in context.link.faulty().items()}
 
 
-def _wait_for_diagnosis(context: Context, nodes: tuple[str, ...]) -> dict[str, str]:
-    """A step that fails because of a node often ends before anybody has judged the node."""
-    deadline = time.monotonic() + context.limits.diagnosis_wait
+def _wait_for_diagnosis(context: SupervisorContext, nodes: tuple[str, ...]) -> dict[str, str]:
+    """Wait for a verdict: a step often ends before the node that is at fault is judged."""
+    deadline = context.clock.monotonic() + context.limits.diagnosis_wait
     context.link.ask(nodes)
     while True:
         bad = _faulty(context) | context.allocation.bad(nodes)
-        left = deadline - time.monotonic()
-        if bad or left <= 0 or context.allocation.leave.is_set():
+        left = deadline - context.clock.monotonic()
+        if bad or left <= 0 or context.allocation.user_stop.is_set():
             return bad
         context.wake.clear()
-        context.wake.wait(min(left, 0.5))
+        context.clock.wait(context.wake, min(left, LOOK_SECONDS))

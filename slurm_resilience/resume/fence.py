@@ -1,4 +1,8 @@
-"""The shared directory of one supervised step: its fence token and its reported progress."""
+"""The fence of one supervised srun: a directory that all nodes of the job see, with a token in it.
+
+A program may write as long as the token names its own attempt (`attempt.is_current`). Its reported
+progress is in the same directory.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,86 @@ import shutil
 import stat
 from pathlib import Path
 
-from slurm_resilience.resume import attempt
+import msgspec
+
+from slurm_resilience.errors import SresError
+from slurm_resilience.model import Job
+from slurm_resilience.resume import attempt, report
+from slurm_resilience.resume.srun.environment import Attempt
+from slurm_resilience.slurm.client import SlurmClient
 
 FOLDER = ".sres"
+WITHOUT_FENCE = "only its own sresd ends the tasks on a node that is cut off"
+
+
+class Fence:
+    """The fence around all attempts of one supervised srun."""
+
+    def __init__(self, client: SlurmClient, job: Job, restarts: int) -> None:
+        """
+        Args:
+            client: tells whether the job was requeued meanwhile, before a fence is mended.
+            job: the job that the steps run in.
+            restarts: how often Slurm has requeued it.
+        """
+        self._client = client
+        self._job = job.id
+        self.restarts = restarts
+        self._base = _working_directory()
+        self.directory = open_directory(self._base, job.id, os.getpid())
+        """Every node of the job sees it; empty: there is none."""
+        self._token = ""
+
+    def begin(self) -> None:
+        """Forbid the attempts before a requeue to write."""
+        if self.directory:
+            revoke_older(self._base, self._job, self.directory)
+        else:
+            report.say(f"no directory for a fence can be made: {WITHOUT_FENCE}")
+
+    def raise_for(self, started: Attempt) -> Attempt:
+        """Raise the fence of an attempt.
+
+        Returns:
+            The attempt; without a directory where the fence cannot be raised.
+        """
+        self._token = started.token
+        problem = raise_fence(self.directory, started.token)
+        if not problem:
+            return started
+        report.say(f"the fence cannot be raised ({problem}): {WITHOUT_FENCE}")
+        self.directory = ""
+        return msgspec.structs.replace(started, directory="")
+
+    def mend(self) -> None:
+        """Raise the fence again where it was removed.
+
+        Without it every program would take itself for an old attempt, and write no checkpoint any
+        more. After a requeue it stays down: the next supervisor removed it on purpose.
+        """
+        if holds(self.directory, self._token):
+            return
+        try:
+            job = self._client.job(self._job)
+        except SresError:
+            return  # the next look comes soon
+        if job.state != "RUNNING" or job.restarts != self.restarts:
+            return
+        problem = raise_fence(self.directory, self._token)
+        if not problem:
+            report.say(f"{self.directory} was removed, and is made again; please leave it alone")
+
+    def progress(self) -> int:
+        """The last step that the program reported; -1: none."""
+        return attempt.read_progress(self.directory)
+
+    def remove(self) -> None:
+        """Remove the directory: the program has ended."""
+        remove(self.directory)
 
 
 def open_directory(base: Path, job: int, supervisor: int) -> str:
-    """A directory that every node of the job sees; empty when there is none to be had.
+    """Make the directory; empty when it cannot be made.
 
     Args:
         base: the directory srun was started in (a shared file system on any cluster that trains).
@@ -32,7 +109,7 @@ def open_directory(base: Path, job: int, supervisor: int) -> str:
 def _make(directory: Path) -> None:
     parent = directory.parent
     parent.mkdir(mode=0o700, exist_ok=True)
-    # Somebody else's folder, or a link to elsewhere, is not ours to write into.
+    # Nothing is written into another user's folder, or through a link to elsewhere.
     info = parent.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
         raise PermissionError(f"{parent} is not ours")
@@ -40,10 +117,9 @@ def _make(directory: Path) -> None:
 
 
 def revoke_older(base: Path, job: int, own: str) -> None:
-    """Make the attempts of earlier lives of this job (before a requeue) stale.
+    """Make the attempts of this job before a requeue stale.
 
-    Only directories whose token names an earlier restart: a second supervised srun of the same
-    life goes on.
+    A directory whose token names the present restart stays: it is another supervised srun's.
     """
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     with contextlib.suppress(OSError):
@@ -55,10 +131,10 @@ def revoke_older(base: Path, job: int, own: str) -> None:
 
 
 def raise_fence(directory: str, token: str) -> str:
-    """From now on only this attempt may write.
+    """Allow only this attempt to write from now on.
 
-    Somebody may have removed the directory (``git clean``, ``rm -rf .sres``), or a quota may be
-    used up: no reason to lose the job.
+    The directory may have been removed (``git clean``, ``rm -rf .sres``), or a quota may be used
+    up: no reason to lose the job.
 
     Returns:
         What is wrong, when the fence could not be raised; the one before it is gone then.
@@ -79,10 +155,11 @@ def raise_fence(directory: str, token: str) -> str:
     return ""
 
 
-def leave(directory: str, node: str, step: int) -> None:
-    """Nobody on this node may write any more, but for steps from this one on.
+def exclude_node(directory: str, node: str, step: int) -> None:
+    """Forbid a node to write, but for steps from this one on.
 
     Args:
+        directory: of the fence.
         node: it was left, and may only be cut off.
         step: number of the attempt's next step.
     """
@@ -97,8 +174,10 @@ def leave(directory: str, node: str, step: int) -> None:
 
 
 def holds(directory: str, token: str) -> bool:
-    """Is the fence of this attempt where its programs look for it? True also where there is none to
-    be had, and where it cannot be seen just now."""
+    """Return whether the fence of this attempt is where its programs look for it.
+
+    True also without a directory, and where it cannot be seen just now.
+    """
     if not directory:
         return True
     try:
@@ -110,7 +189,7 @@ def holds(directory: str, token: str) -> bool:
 
 
 def remove(directory: str) -> None:
-    """The step is over: nobody of it may write, nothing of ours stays."""
+    """Forbid all tasks of the step to write, and remove what is ours."""
     if directory:
         shutil.rmtree(directory, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -122,3 +201,10 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""
+
+
+def _working_directory() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path("/dev/null")  # removed meanwhile: nothing can be made in there

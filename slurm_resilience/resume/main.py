@@ -1,6 +1,6 @@
 """Entry of the supervisor: `srun --auto-resume=1 …` (the plugin), `sres run -- srun …` (without).
 
-Checks everything before anything is started; what is wrong is one line, and nothing has changed.
+All is checked before anything is started: an error is one line, and nothing has changed.
 """
 
 from __future__ import annotations
@@ -129,19 +129,19 @@ def _job(client: SlurmClient, command: SrunCommand, environment: Mapping[str, st
 
 
 def find_srun(environment: Mapping[str, str]) -> str:
-    """srun on PATH.
+    """Return the path of srun on PATH.
 
     Raises:
         MissingTool: there is none.
     """
-    found = shutil.which("srun", path=environment.get("PATH"))
-    if not found:
+    path = shutil.which("srun", path=environment.get("PATH"))
+    if not path:
         raise MissingTool("srun is not on PATH; install Slurm's client commands")
-    return str(Path(found).resolve())
+    return str(Path(path).resolve())
 
 
 def main() -> None:
-    """``sres-resume --srun PATH -- ARG...``, what the plugin executes."""
+    """Run ``sres-resume --srun PATH -- ARG...``, what the plugin executes."""
     argv = sys.argv[1:]
     if len(argv) < 3 or argv[0] != "--srun" or argv[2] != "--":
         print(
@@ -154,7 +154,7 @@ def main() -> None:
 
 
 def run(srun: str, args: Sequence[str]) -> int:
-    """`supervise` at a process border: errors become a line and a code."""
+    """Call `supervise` at a process border: errors become a line and a code."""
     _open_standard_streams()
     try:
         return supervise(srun, args, dict(os.environ))
@@ -164,7 +164,7 @@ def run(srun: str, args: Sequence[str]) -> int:
 
 
 def _open_standard_streams() -> None:
-    """A closed one would become the next file or connection that is opened."""
+    """Open closed ones: they would become the next file or connection that is opened."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -1,4 +1,4 @@
-"""What a researcher reads in the job's log: one block for each failure, one line for the rest.
+"""Write the job's log: one block for each failure, one line for the rest.
 
 Everything goes to standard error, prefixed like srun's own messages; standard output belongs to
 the program.
@@ -15,9 +15,13 @@ from typing import Any
 
 import msgspec
 
+from slurm_resilience.clock import Clock, SystemClock
+
+_CLOCK: Clock = SystemClock()
+
 
 class RecoveryBlock(msgspec.Struct, frozen=True):
-    """What happened between two attempts. Times are seconds since the epoch; 0: did not happen."""
+    """The way from one attempt to the next. Times are seconds since the epoch; 0: never."""
 
     what: str
     nodes: tuple[str, ...]
@@ -31,18 +35,22 @@ class RecoveryBlock(msgspec.Struct, frozen=True):
 
 
 def say(text: str) -> None:
-    """One line, with the time of day, by which it is found in the daemons' own logs."""
-    _write(f"{time.strftime('%H:%M:%S')} {text}")
+    """Write one line, with the time of day, by which it is found in the daemons' own logs."""
+    _write(f"{_time_of_day()} {text}")
+
+
+def _time_of_day() -> str:
+    return time.strftime("%H:%M:%S", time.localtime(_CLOCK.now()))
 
 
 def _write(text: str) -> None:
-    """Nobody may be reading: that is no reason to fail, as it is none for srun."""
+    """Write to standard error; a closed one is no reason to fail, as it is none for srun."""
     with contextlib.suppress(OSError):
         os.write(2, f"sres: {text}\n".encode(errors="surrogateescape"))
 
 
 def block(recovery: RecoveryBlock) -> None:
-    """The block after a failure."""
+    """Write the block after a failure."""
     took = recovery.relaunched - recovery.noticed
     ended = recovery.step_ended - recovery.noticed
     ready = recovery.nodes_ready - recovery.step_ended
@@ -57,50 +65,48 @@ def block(recovery: RecoveryBlock) -> None:
     )
 
 
-class HealingLine(msgspec.Struct, frozen=True):
-    """Seats of a living step that were lost and filled again. Seconds since the epoch; 0: never."""
+class HealedBlock(msgspec.Struct, frozen=True):
+    """Seats of a living step that were lost and filled again. Seconds since the loss."""
 
     what: str
     done: str
     seats: tuple[int, ...]
-    noticed: float
-    went_on: float
+    went_on: float | None
+    """The others stepped without these seats; None: they did not."""
     nodes_ready: float
     started: float
     joined: float
     step: int = -1
-    before: int = -1
+    step_before: int = -1
     """The newest step before the loss."""
 
 
-def healed(healing: HealingLine) -> None:
-    """The block after seats were filled again."""
-    seats = ",".join(map(str, healing.seats))
+def healed(block: HealedBlock) -> None:
+    """Write the block after seats were filled again."""
     others = (
-        f"survivors went on after {healing.went_on - healing.noticed:.1f} s"
-        if healing.went_on
-        else "nobody went on without them"
+        "the survivors did not go on without them"
+        if block.went_on is None
+        else f"survivors went on after {block.went_on:.1f} s"
     )
-    ready = max(0.0, healing.nodes_ready - healing.noticed)
-    started = max(0.0, healing.started - healing.noticed)
+    ready, started = max(0.0, block.nodes_ready), max(0.0, block.started)
     long = (
-        f"{others}; joined after {healing.joined - healing.noticed:.1f} s "
+        f"{others}; joined after {block.joined:.1f} s "
         f"(node ready {ready:.1f} s, step started {started:.1f} s)"
     )
-    _say_block(f"healed: seats {seats}", healing.what, healing.done, long, _where(healing))
+    seats = ",".join(map(str, block.seats))
+    _say_block(f"healed: seats {seats}", block.what, block.done, long, _where(block))
 
 
-def _where(healing: HealingLine) -> str:
-    at = f" at step {healing.step}" if healing.step >= 0 else ""
-    if healing.step < healing.before:
+def _where(block: HealedBlock) -> str:
+    at = f" at step {block.step}" if block.step >= 0 else ""
+    if block.step < block.step_before:
         # From the disk, or from nothing: the ranks have said which.
-        return f"{at}; it had been at step {healing.before}"
+        return f"{at}; it had been at step {block.step_before}"
     return f"{at}, from memory" if at else ""
 
 
 def _say_block(title: str, what: str, done: str, long: str, where: str) -> None:
-    at = time.strftime("%H:%M:%S")
-    _write(f"──── {title}, {at} ".ljust(72, "─"))
+    _write(f"──── {title}, {_time_of_day()} ".ljust(72, "─"))
     _write(f"what failed   {what}")
     _write(f"what was done {done}")
     _write(f"how long      {long}")
@@ -109,15 +115,17 @@ def _say_block(title: str, what: str, done: str, long: str, where: str) -> None:
 
 
 class EventLog:
-    """The supervisor's own account in `$SRES_EVENTS`, one JSON object a line (for the demo)."""
+    """The supervisor's events in `$SRES_EVENTS`, one JSON object a line (for the demo)."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, clock: Clock = _CLOCK) -> None:
         self._path = Path(path) if path else None
+        self._clock = clock
 
     def write(self, event: str, **data: Any) -> None:
+        """Append an event, with the time; once the file cannot be written, nothing any more."""
         if self._path is None:
             return
-        line = json.dumps({"at": time.time(), "event": event} | data)
+        line = json.dumps({"at": self._clock.now(), "event": event} | data)
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")

@@ -1,7 +1,7 @@
 """The supervisor's connection to sresctld, in a thread of its own.
 
-It is a help, not a need: without sresctld the supervisor still sees node states in Slurm. So it
-reconnects quietly, and says once when it cannot.
+The supervisor works without it too: it still sees node states in Slurm. So the link reconnects
+quietly.
 """
 
 from __future__ import annotations
@@ -18,14 +18,21 @@ from slurm_resilience.wire.messages import (
     EvidenceRequest,
     Message,
     NodeVerdict,
-    Refused,
 )
 
 FAULTY = ("dead", "sick", "requested")
+"""Verdicts on nodes that must be left."""
+CLOSE_SECONDS = 2.0
+"""For what is queued, when the link is closed."""
+CLOSE_UNCONNECTED_SECONDS = 0.1
+CONNECT_SECONDS = 2.0
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.1, 2.0
+POLL_SECONDS = 0.05
+"""Between two looks at what is to be sent."""
 
 
 class SupervisorLink:
-    """Sends what the supervisor does; collects what sresctld says about its nodes."""
+    """Send what the supervisor does; collect what sresctld tells about its nodes."""
 
     def __init__(
         self, host: str, port: int, job: int, munge_socket: str, trusted_uids: frozenset[int]
@@ -34,28 +41,27 @@ class SupervisorLink:
         self._munge_socket, self._trusted = munge_socket, trusted_uids
         self._outbox: queue.Queue[Message] = queue.Queue()
         self._verdicts: dict[str, NodeVerdict] = {}
-        self._done: dict[str, int] = {}
-        """Incidents of nodes that were left, by node: an answer may come after its time."""
+        self._left_incidents: dict[str, int] = {}
+        """Newest incident of each node that was left: an older answer may still come."""
         self._current: AttemptStarted | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self.tried = threading.Event()
-        """Set after the first attempt to connect."""
         self.connected = threading.Event()
         self.news = threading.Event()
         """Set when a node of ours turned bad."""
-        self.problem = ""
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
 
     def start(self) -> None:
+        """Connect, in a thread."""
         self._thread.start()
 
     def close(self) -> None:
         """Send what is queued, then end."""
         self._stop.set()
         if self._thread.is_alive():
-            # Nobody waits for a controller that was not there.
-            self._thread.join(timeout=2.0 if self.connected.is_set() else 0.1)
+            # A controller that is not there is not waited for.
+            connected = self.connected.is_set()
+            self._thread.join(CLOSE_SECONDS if connected else CLOSE_UNCONNECTED_SECONDS)
 
     def attempt(self, message: AttemptStarted) -> None:
         """Announce the running attempt, now and after each reconnection."""
@@ -64,36 +70,37 @@ class SupervisorLink:
             self._verdicts.clear()
 
     def moved(self, message: AttemptStarted) -> None:
-        """The running attempt goes on, on other nodes; what is said of those it keeps holds."""
+        """Announce other nodes of the running attempt; verdicts on those it keeps still hold."""
         with self._lock:
             self._current = message
             for name in set(self._verdicts) - set(message.nodes):
                 self._drop(name)
 
     def forgive(self, node: str) -> None:
-        """The node is another machine now: what was said of the one before it is done with."""
+        """Drop the verdict on a node: another machine has its name now."""
         with self._lock:
             self._drop(node)
 
     def _drop(self, node: str) -> None:
         verdict = self._verdicts.pop(node, None)
         if verdict is not None:
-            self._done[node] = max(self._done.get(node, 0), verdict.incident)
+            self._left_incidents[node] = max(self._left_incidents.get(node, 0), verdict.incident)
 
     def send(self, message: Message) -> None:
+        """Queue a message."""
         self._outbox.put(message)
 
     def ask(self, nodes: tuple[str, ...]) -> None:
-        """Ask what is known; the answer comes as news."""
+        """Ask for the verdicts on some nodes; the answer comes as news."""
         self._outbox.put(EvidenceRequest(nodes))
 
     def faulty(self) -> dict[str, NodeVerdict]:
-        """Nodes of which sresctld says that they must be left."""
+        """Return the verdicts on nodes that must be left."""
         with self._lock:
             return dict(self._verdicts)
 
     def _run(self) -> None:
-        wait = 0.1
+        pause = FIRST_RETRY_SECONDS
         while not self._stop.is_set():
             try:
                 with Connection.open(
@@ -103,20 +110,17 @@ class SupervisorLink:
                     str(self._job),
                     munge_socket=self._munge_socket,
                     trusted_uids=self._trusted,
-                    timeout=2.0,
+                    timeout=CONNECT_SECONDS,
                 ) as connection:
-                    self.problem = ""
                     self.connected.set()
-                    self.tried.set()
-                    wait = 0.1
+                    pause = FIRST_RETRY_SECONDS
                     self._talk(connection)
-            except SresError as error:
-                self.problem = str(error)
+            except SresError:
+                pass  # tried again soon: Slurm's own node states are seen meanwhile
             finally:
                 self.connected.clear()
-                self.tried.set()
-            self._stop.wait(wait)
-            wait = min(2.0, wait * 2)
+            self._stop.wait(pause)
+            pause = min(LAST_RETRY_SECONDS, pause * 2)
 
     def _talk(self, connection: Connection) -> None:
         announced: AttemptStarted | None = None
@@ -132,23 +136,22 @@ class SupervisorLink:
                     connection.send(self._outbox.get_nowait())
             if self._stop.is_set():
                 return
-            message = connection.receive(0.05)
+            message = connection.receive(POLL_SECONDS)
             if isinstance(message, Evidence):
                 self._note(message)
-            elif isinstance(message, Refused):
-                self.problem = message.reason
 
     def _note(self, evidence: Evidence) -> None:
         with self._lock:
-            mine = set(self._current.nodes) if self._current else set()
-            bad = [
-                v
-                for v in evidence.verdicts
-                if v.verdict in FAULTY
-                and v.node in mine
-                and not 0 < v.incident <= self._done.get(v.node, 0)
+            own_nodes = set(self._current.nodes) if self._current else set()
+            faulty = [
+                verdict
+                for verdict in evidence.verdicts
+                if verdict.verdict in FAULTY
+                and verdict.node in own_nodes
+                # An answer about the machine that had this name before comes too late.
+                and not 0 < verdict.incident <= self._left_incidents.get(verdict.node, 0)
             ]
-            for verdict in bad:
+            for verdict in faulty:
                 self._verdicts[verdict.node] = verdict
-        if bad:
+        if faulty:
             self.news.set()

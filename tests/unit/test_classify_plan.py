@@ -39,11 +39,11 @@ def facts(**more: Any) -> PlanFacts:
         ({"code": 0, "stopped_by_us": True, "faulty": {"n2": "dead"}}, "node"),
         ({"job_state": "COMPLETING"}, "job_over"),
         ({"job_state": ""}, "job_over"),
-        ({"interrupted": "SIGTERM"}, "person"),
-        ({"cancelled": True}, "person"),
+        ({"interrupted": "SIGTERM"}, "user"),
+        ({"cancelled": True}, "user"),
         ({"cancelled": True, "stopped_by_us": True, "faulty": {"n2": "dead"}}, "node"),
         ({"faulty": {"n2": "dead"}}, "node"),
-        ({"faulty": {"n2": "dead"}, "interrupted": "SIGTERM"}, "person"),
+        ({"faulty": {"n2": "dead"}, "interrupted": "SIGTERM"}, "user"),
         ({"faulty": {"n2": "dead"}, "job_state": ""}, "job_over"),
         ({}, "program"),
         ({"code": 137}, "program"),
@@ -114,14 +114,14 @@ def test_the_last_attempt_is_the_last() -> None:
     assert plan(NODE, FACTS, history, limits).kind == "stop"
 
 
-@pytest.mark.parametrize("kind", ["done", "person", "job_over"])
+@pytest.mark.parametrize("kind", ["done", "user", "job_over"])
 def test_nothing_is_resumed_after(kind: Any) -> None:
     assert plan(Cause(kind, "why"), FACTS, (ENDED,), LIMITS) == Plan("stop", "why")
 
 
 # -- plan: the step lives on ------------------------------------------------------------------
 
-LIVING = {"holds": ("n1", "n3"), "job_nodes": ("n1", "n3")}
+LIVING = {"living_nodes": ("n1", "n3"), "job_nodes": ("n1", "n3")}
 
 
 def test_a_living_step_takes_in_another_node() -> None:
@@ -130,14 +130,14 @@ def test_a_living_step_takes_in_another_node() -> None:
 
 
 def test_a_spare_in_the_allocation_joins_also_with_gres() -> None:
-    chosen = node_plan(holds=("n1", "n3"), job_nodes=("n1", "n2", "n3", "n4"), has_gres=True)
+    chosen = node_plan(living_nodes=("n1", "n3"), job_nodes=("n1", "n2", "n3", "n4"), has_gres=True)
     assert (chosen.kind, chosen.take, chosen.nodes) == ("join", 0, ("n4",))
     assert chosen.leave == ("n2",)
 
 
 def test_of_two_lost_nodes_one_may_be_inside() -> None:
     cause = Cause("node", "n1, n2: dead", ("n1", "n2"))
-    chosen = node_plan(cause, holds=("n3",), job_nodes=("n3", "n4"))
+    chosen = node_plan(cause, living_nodes=("n3",), job_nodes=("n3", "n4"))
     assert (chosen.kind, chosen.take, chosen.nodes) == ("join", 1, ("n4",))
 
 
@@ -228,7 +228,7 @@ ALL_FACTS = st.builds(
     is_batch=st.booleans(),
     requeue=st.booleans(),
     swap_failed=st.sampled_from(("", "no idle node")),
-    holds=st.lists(st.sampled_from(NODES), unique=True).map(tuple),
+    living_nodes=st.lists(st.sampled_from(NODES), unique=True).map(tuple),
 )
 
 
@@ -242,12 +242,12 @@ def test_what_may_never_be_planned(history: list[Ending], seen: PlanFacts) -> No
         assert not seen.has_gres and seen.permits_expansion and not seen.swap_failed
         assert chosen.take > 0 and set(seen.job_nodes) - set(chosen.leave)
     if chosen.kind == "join":
-        assert seen.holds and not set(chosen.nodes) & {*cause.nodes, *seen.holds}
+        assert seen.living_nodes and not set(chosen.nodes) & {*cause.nodes, *seen.living_nodes}
         assert not chosen.take or not (seen.has_gres or seen.swap_failed)
     if chosen.kind == "requeue":
         assert seen.is_batch and seen.requeue
     if chosen.kind == "relaunch" and chosen.nodes:
         assert len(chosen.nodes) == seen.step_size
         assert not set(chosen.nodes) & set(cause.nodes)
-    if cause.kind in ("done", "person", "job_over"):
+    if cause.kind in ("done", "user", "job_over"):
         assert chosen.kind == "stop"

@@ -111,7 +111,9 @@ def _flags(cls: ast.ClassDef) -> set[str]:
     return flags
 
 
-INDEPENDENT_FLAGS: dict[str, str] = {}
+INDEPENDENT_FLAGS: dict[str, str] = {
+    "Ending": "facts about one end, each from a source of its own",
+}
 """Classes with three booleans that are no lifecycle, each with its reason."""
 
 

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 from fake_slurm import FakeSlurm
 
+from slurm_resilience.clock import SystemClock
 from slurm_resilience.config import Config
 from slurm_resilience.errors import SlurmUnreachable
-from slurm_resilience.resume import supervisor as supervisor_module
+from slurm_resilience.resume import recovery
 from slurm_resilience.resume.allocation import swap
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.live_step import node_search
+from slurm_resilience.resume.live_step.live_events import FaultyNode, SearchKind, StartSearch
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.resume.supervisor_link import SupervisorLink
@@ -53,7 +55,7 @@ def test_the_supervisor_requeues_the_job(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     requeued: list[str] = []
-    monkeypatch.setattr(supervisor_module, "requeue", lambda *words: requeued.append(words[3]))
+    monkeypatch.setattr(recovery, "requeue", lambda *words: requeued.append(words[3]))
     supervisor = Supervisor(
         Config(),
         slurm,
@@ -76,16 +78,16 @@ def test_the_supervisor_requeues_the_job(
 def test_a_search_for_nodes_ends_too(
     slurm: NoSecondResize, monkeypatch: pytest.MonkeyPatch, others_go_on: bool
 ) -> None:
-    monkeypatch.setattr(node_search, "AGAIN", 0.0)
-    leave = threading.Event()
+    monkeypatch.setattr(node_search, "RETRY_SECONDS", 0.0)
+    user_stop = threading.Event()
     context: Any = SimpleNamespace(
-        allocation=Allocation(slurm, slurm.job(1), leave, patience=0.0, permits_expansion=True),
+        allocation=Allocation(slurm, slurm.job(1), user_stop, patience=0.0, permits_expansion=True),
         limits=Config().resume,
         client=slurm,
+        clock=SystemClock(),
     )
-    lost = {"n2": "marked"}
-    found = node_search.for_nodes(
-        context, lost, 2, ("n1",), False, lambda: others_go_on, threading.Event()
-    )
+    lost = (FaultyNode("n2", "marked", False),)
+    wanted = StartSearch(SearchKind.NODES, lost, ("n1",), 2, 0)
+    found = node_search.replace_nodes(context, wanted, lambda: others_go_on, threading.Event())
     assert found is not None and found.chosen.kind == "requeue"
     assert shrinks(slurm) == swap.TRIES

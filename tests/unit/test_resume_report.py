@@ -20,8 +20,6 @@ from slurm_resilience.resume import report
 def test_where_it_goes_on(
     step: int, before: int, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    seats = report.HealingLine(
-        "n2: dead", "n3 joined", (2, 3), 1.0, 0.0, 2.0, 3.0, 4.0, step, before
-    )
+    seats = report.HealedBlock("n2: dead", "n3 joined", (2, 3), None, 1.0, 2.0, 3.0, step, before)
     report.healed(seats)
     assert f"training      {said}\n" in capfd.readouterr().err

@@ -106,6 +106,6 @@ def test_an_srun_that_waits_for_a_lost_node_ends_with_its_tasks_code(how: str, c
     program = f"echo '{line}' >&2; exec sleep 60"
     step = SrunStep(["sh", "-c", program], os.environ, lambda: None, on_news=news.set)
     assert news.wait(30)
-    step.put_to_death()
+    step.kill()
     assert step.wait(30)
     assert (step.code, step.killed_by) == (code, 0)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable
 
+from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.errors import NotFound, SlurmUnreachable, SresError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report
 from slurm_resilience.resume.decide.plan import PlanFacts
 from slurm_resilience.slurm.client import SlurmClient
+
+REFRESH_SECONDS = 1.0
+"""Until slurmctld is asked again when it does not answer."""
 
 
 class Allocation:
@@ -20,21 +23,25 @@ class Allocation:
         self,
         client: SlurmClient,
         job: Job,
-        leave: threading.Event,
+        user_stop: threading.Event,
         *,
         patience: float,
         permits_expansion: bool,
+        clock: Clock | None = None,
     ) -> None:
         """
         Args:
+            client: asks Slurm.
             job: as it was when the supervisor started.
-            leave: set when a person wants to end this; nothing is waited for any more.
+            user_stop: set when the user ends this; nothing is waited for any more.
             patience: seconds for which slurmctld may be away.
             permits_expansion: Slurm may grow jobs without GRES.
+            clock: the time; None: the machine's.
         """
+        self.clock = clock or SystemClock()
         self.client = client
         self.job = job
-        self.leave = leave
+        self.user_stop = user_stop
         self._first_nodes = job.nodes
         self._restarts = job.restarts
         self._patience = patience
@@ -54,13 +61,16 @@ class Allocation:
         return set(self.job.nodes) != set(self._first_nodes)
 
     def refresh(self) -> str:
-        """Read the job again; its state, empty when Slurm does not know it any more, or has
-        requeued it: whatever runs under its number then is another supervisor's.
+        """Read the job again; return its state.
 
-        slurmctld may be away for a while, e.g. to be updated.
+        Empty when Slurm does not know it any more, or has requeued it: what runs under its number
+        then is another supervisor's. slurmctld may be away for a while, e.g. to be updated.
+
+        Raises:
+            SlurmUnreachable: it was away for longer than the patience, or the user ended this.
         """
-        began = time.monotonic()
-        said = False
+        began = self.clock.monotonic()
+        told = False
         while True:
             try:
                 job = self.client.job(self.job.id)
@@ -71,26 +81,29 @@ class Allocation:
             except NotFound:
                 return ""
             except SlurmUnreachable as error:
-                if self.leave.wait(1.0) or time.monotonic() - began > self._patience:
+                stopped = self.clock.wait(self.user_stop, REFRESH_SECONDS)
+                if stopped or self.clock.monotonic() - began > self._patience:
                     raise
-                if not said:
-                    report.say(f"waiting for slurmctld: {error}")
-                said = True
+                if not told:
+                    report.say(f"waiting for slurmctld, {self._patience:.0f} s at most: {error}")
+                told = True
 
     def addresses(self) -> dict[str, str]:
-        """Where every node of the cluster is reached; empty when Slurm does not answer."""
+        """Return the address of every node of the cluster; empty when Slurm does not answer."""
         try:
             return {node.name: node.address or node.name for node in self.client.nodes()}
         except SresError:
             return {}
 
-    def facts(self, step_size: int, swap_failed: str, holds: tuple[str, ...] = ()) -> PlanFacts:
-        """What the job allows.
+    def facts(
+        self, step_size: int, swap_failed: str, living_nodes: tuple[str, ...] = ()
+    ) -> PlanFacts:
+        """Return what the job allows.
 
         Args:
             step_size: nodes that the step needs.
             swap_failed: why an exchange of nodes was tried in this incident and did not work.
-            holds: nodes on which a living step runs.
+            living_nodes: nodes on which a living step runs.
         """
         nodes = {node.name: node for node in self.client.nodes()}
         has_gres = bool(self.job.gres) or any(
@@ -105,32 +118,32 @@ class Allocation:
             requeue=self.job.requeue,
             batch_host=self.job.batch_host,
             swap_failed=swap_failed,
-            holds=holds,
+            living_nodes=living_nodes,
         )
 
     def bad(self, names: Iterable[str]) -> dict[str, str]:
-        """Those of ``names`` that Slurm itself says are no longer usable, with its words."""
+        """Return those of ``names`` that Slurm shows as no longer usable, with the reason."""
         try:
             nodes = {node.name: node for node in self.client.nodes()}
-            held = set(self.client.job(self.job.id).nodes)
+            job_nodes = set(self.client.job(self.job.id).nodes)
         except SresError:
             return {}
         bad = {}
         for name in names:
             node = nodes.get(name)
             if node is None or node.is_down or node.is_fail:
-                bad[name] = _slurms_word(node)
-            elif name not in held:
+                bad[name] = _shown_state(node)
+            elif name not in job_nodes:
                 bad[name] = "it is no longer in the job"
         return bad
 
     def in_slurms_order(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Ranks follow Slurm's table of nodes, whatever the order of a hostlist."""
+        """Sort nodes as ranks are: by Slurm's table of nodes, whatever the order of a hostlist."""
         order = {node.name: index for index, node in enumerate(self.client.nodes())}
         return tuple(sorted(names, key=lambda name: order.get(name, len(order))))
 
 
-def _slurms_word(node: Node | None) -> str:
+def _shown_state(node: Node | None) -> str:
     if node is None:
         return "Slurm does not know it any more"
     return f"Slurm shows {node.state}" + (f" ({node.reason})" if node.reason else "")

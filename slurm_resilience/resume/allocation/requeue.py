@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 
 from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.wire.messages import RequeueRequest
+
+LOOK_SECONDS = 0.5
+"""Between two looks whether sresctld has requeued the job."""
 
 
 def requeue(
@@ -18,21 +20,25 @@ def requeue(
     reason: str,
     patience: float,
 ) -> None:
-    """Ask sresctld, which also lifts Slurm's two minutes of waiting; else do it ourselves.
+    """Ask sresctld, which also lifts Slurm's two minutes of waiting; else ask Slurm.
 
     The requeue ends this very process, so nothing after it may matter.
 
     Args:
+        allocation: the job.
+        link: to sresctld.
         wake: set when there is news.
+        reason: for the journal.
         patience: seconds that sresctld is given.
     """
+    clock = allocation.clock
     if link.connected.is_set():
         link.send(RequeueRequest(reason))
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline:
+        deadline = clock.monotonic() + patience
+        while clock.monotonic() < deadline:
             wake.clear()
-            wake.wait(0.5)
-            if allocation.refresh() != "RUNNING" or allocation.leave.is_set():
+            clock.wait(wake, LOOK_SECONDS)
+            if allocation.refresh() != "RUNNING" or allocation.user_stop.is_set():
                 return
     report.say("sresctld does not requeue the job: asking Slurm, which waits two minutes")
     allocation.client.requeue(allocation.id)

@@ -1,7 +1,7 @@
-"""Classify: why did the step end? Pure.
+"""Classify why a step ended. Pure.
 
 srun's exit code never decides (137 on Slurm 22.05 and 1 on 26.05 for the same lost node): node
-states, sresctld's word and what a person did come first.
+states, sresctld's verdicts and what the user did come first.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ class Ending(msgspec.Struct, frozen=True):
     faulty: dict[str, str] = {}
     """The step's nodes that are down, failing or marked, with the reason."""
     interrupted: str = ""
-    """A person's signal to the supervisor that ends a step (e.g. ``SIGTERM``)."""
+    """The user's signal to the supervisor that ends a step (e.g. ``SIGTERM``); empty: none."""
     cancelled: bool = False
     """Slurm said that the step was cancelled, and not by us."""
     stopped_by_us: bool = False
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why it ended, with the reason in words."""
+    """The cause of an end, with the reason in words."""
 
-    kind: Literal["done", "person", "job_over", "node", "program"]
+    kind: Literal["done", "user", "job_over", "node", "program"]
     reason: str
     nodes: tuple[str, ...] = ()
     """The nodes to leave, for ``node``."""
 
 
 def classify(ending: Ending) -> Cause:
-    """Why the step ended."""
+    """Return why the step ended."""
     if ending.code == 0 and not ending.stopped_by_us:
         return Cause("done", "the program ended well")
     if ending.job_state not in ("RUNNING", "SUSPENDED"):
         state = ending.job_state or "gone"
         return Cause("job_over", f"the job is {state}")
     if ending.interrupted:
-        return Cause("person", f"somebody sent {ending.interrupted}")
+        return Cause("user", f"the user sent {ending.interrupted}")
     if ending.cancelled and not ending.stopped_by_us:
-        return Cause("person", "the step was cancelled")
+        return Cause("user", "the step was cancelled")
     if ending.faulty:
         names = tuple(sorted(ending.faulty))
         reasons = "; ".join(f"{name}: {ending.faulty[name]}" for name in names)
@@ -60,12 +60,12 @@ def classify(ending: Ending) -> Cause:
 
 
 def killed(code: int) -> bool:
-    """Does the code stand for a signal? (255 is only a program's ``exit(-1)``.)"""
+    """Return whether the code stands for a signal. (255 is only a program's ``exit(-1)``.)"""
     return 128 < code <= 128 + signal.SIGRTMAX
 
 
 def describe(code: int) -> str:
-    """An exit code in words."""
+    """Return an exit code in words."""
     if killed(code):
         names = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
         number = code - 128

@@ -1,4 +1,4 @@
-"""Plan: which rung of the ladder comes next? Pure: cause, facts and history in, a plan out."""
+"""Plan what comes after the end of a step: cause, facts and history in, a plan out. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 from slurm_resilience.config import ResumeSettings
 from slurm_resilience.resume.decide.classify import Cause, Ending, describe, killed
 
-SHORT_LIFE = 10.0
-"""Seconds: a program that fails faster than this with an exit code of its own, on its first
-attempt, has a fault of its own (a typo, a missing file); another attempt would show the same."""
+SHORT_LIFE_SECONDS = 10.0
+"""A program that fails faster than this with an exit code of its own, on its first attempt, has a
+fault of its own (a typo, a missing file); another attempt would show the same."""
 
 
 class PlanFacts(msgspec.Struct, frozen=True):
-    """What the job allows."""
+    """All that limits the ways on for a job."""
 
     job_nodes: tuple[str, ...]
     step_size: int
@@ -29,13 +29,13 @@ class PlanFacts(msgspec.Struct, frozen=True):
     batch_host: str = ""
     """The node that runs the batch script; empty for salloc."""
     swap_failed: str = ""
-    """Why a swap was tried in this incident and did not work."""
-    holds: tuple[str, ...] = ()
+    """The reason for which a swap failed in this incident; empty: none was tried."""
+    living_nodes: tuple[str, ...] = ()
     """Nodes on which a living step runs; empty: the step has ended, or has to end."""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What to do next, with its reason."""
+    """The next thing to do, with its reason."""
 
     kind: Literal["relaunch", "swap", "requeue", "stop", "join"]
     """join: the step lives on, and another one fills its lost seats."""
@@ -50,7 +50,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Supply(msgspec.Struct, frozen=True):
-    """Where the nodes in place of bad ones come from."""
+    """The source of the nodes that take the place of bad ones."""
 
     source: Literal["inside", "exchange", "none"]
     """inside: the allocation has enough; exchange: the job gives nodes back and takes others in."""
@@ -60,7 +60,7 @@ class Supply(msgspec.Struct, frozen=True):
 def plan(
     cause: Cause, facts: PlanFacts, history: tuple[Ending, ...], limits: ResumeSettings
 ) -> Plan:
-    """The cheapest rung that can work.
+    """Return the cheapest way on that can work.
 
     Args:
         cause: why the last attempt ended.
@@ -68,7 +68,7 @@ def plan(
         history: every ending so far, the last one included.
         limits: `[resume]` of the configuration.
     """
-    if cause.kind in ("done", "person", "job_over"):
+    if cause.kind in ("done", "user", "job_over"):
         return Plan("stop", cause.reason)
     if len(history) >= limits.max_attempts:
         return Plan("stop", f"{len(history)} attempts were made (resume.max_attempts)")
@@ -80,7 +80,13 @@ def plan(
 def _after_program(history: tuple[Ending, ...], limits: ResumeSettings) -> Plan:
     last = history[-1]
     moved = last.progressed or last.ran_for >= limits.progress_after
-    if not moved and len(history) == 1 and not killed(last.code) and last.ran_for < SHORT_LIFE:
+    # The program's own fault: it failed at once, by itself, and never got anywhere.
+    if (
+        not moved
+        and len(history) == 1
+        and not killed(last.code)
+        and last.ran_for < SHORT_LIFE_SECONDS
+    ):
         return Plan(
             "stop",
             f"no node is at fault, and {describe(last.code)} after {last.ran_for:.1f} s without "
@@ -104,7 +110,7 @@ def _after_program(history: tuple[Ending, ...], limits: ResumeSettings) -> Plan:
 
 
 def _stuck(history: tuple[Ending, ...], limits: ResumeSettings) -> list[Ending]:
-    """The last endings in a row that no node explains and that made no progress."""
+    """Return the last endings in a row that no node explains and that made no progress."""
     row: list[Ending] = []
     for ending in reversed(history):
         if ending.faulty or ending.progressed or ending.ran_for >= limits.progress_after:
@@ -114,7 +120,7 @@ def _stuck(history: tuple[Ending, ...], limits: ResumeSettings) -> list[Ending]:
 
 
 def after_task(deaths: int, limits: ResumeSettings) -> Plan:
-    """A task of a living step died on a healthy node.
+    """Plan what to do about a task of a living step that died on a healthy node.
 
     Args:
         deaths: in a row on this seat, without a long life between them.
@@ -129,23 +135,23 @@ def _after_node(cause: Cause, facts: PlanFacts) -> Plan:
     good = tuple(name for name in facts.job_nodes if name not in cause.nodes)
     leave = tuple(name for name in facts.job_nodes if name in cause.nodes)
     needed = max(0, facts.step_size - len(good))
-    found = supply(facts, good, leave)
-    if found.source == "none":
+    supplied = supply(facts, good, leave)
+    if supplied.source == "none":
         if facts.is_batch and facts.requeue:
-            return Plan("requeue", f"{found.reason}; the job is requeued")
+            return Plan("requeue", f"{supplied.reason}; the job is requeued")
         forbidden = "may not be requeued (--no-requeue)" if facts.is_batch else "is not a batch job"
-        return Plan("stop", f"{found.reason}, and the job {forbidden}")
-    if facts.holds and not (facts.is_batch and facts.batch_host in leave):
-        free = tuple(name for name in good if name not in facts.holds)
-        lost = facts.step_size - sum(name in good for name in facts.holds)
-        return Plan("join", found.reason, leave, needed, nodes=free[:lost])
-    if found.source == "inside":
-        return Plan("relaunch", found.reason, leave, nodes=good[: facts.step_size])
-    return Plan("swap", found.reason, leave, needed)
+        return Plan("stop", f"{supplied.reason}, and the job {forbidden}")
+    if facts.living_nodes and not (facts.is_batch and facts.batch_host in leave):
+        free = tuple(name for name in good if name not in facts.living_nodes)
+        lost = facts.step_size - sum(name in good for name in facts.living_nodes)
+        return Plan("join", supplied.reason, leave, needed, nodes=free[:lost])
+    if supplied.source == "inside":
+        return Plan("relaunch", supplied.reason, leave, nodes=good[: facts.step_size])
+    return Plan("swap", supplied.reason, leave, needed)
 
 
 def supply(facts: PlanFacts, good: tuple[str, ...], leave: tuple[str, ...]) -> Supply:
-    """Where other nodes can come from.
+    """Return where other nodes can come from.
 
     Args:
         facts: what the job allows.

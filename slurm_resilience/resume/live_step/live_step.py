@@ -1,31 +1,34 @@
-"""A living step: it loses nodes and tasks, the others go on, and join steps fill the seats."""
+"""Keep a living step alive: tell `live_plan` what happens, and carry its actions out."""
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from threading import Event
+from threading import Event as ThreadEvent
 
-from slurm_resilience.mesh.observer import Observer, Picture
+from slurm_resilience.errors import SresError
+from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.resume import fence, report
-from slurm_resilience.resume.context import Context
-from slurm_resilience.resume.decide.plan import Plan, after_task
+from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.live_step import live_events as ev
 from slurm_resilience.resume.live_step import node_search
-from slurm_resilience.resume.live_step import training as word
-from slurm_resilience.resume.live_step.join_step import SeatMap, seats_of_tasks
-from slurm_resilience.resume.live_step.live_steps import RunningStep, StepEnd
-from slurm_resilience.resume.live_step.losses import SeatHistory, SeatLoss, tell
-from slurm_resilience.resume.live_step.node_search import FoundNodes, NodeSearch
-from slurm_resilience.resume.live_step.seats import Seats
-from slurm_resilience.resume.srun.environment import Attempt
+from slurm_resilience.resume.live_step.join_step import join_command, join_variables
+from slurm_resilience.resume.live_step.live_plan import LivePlan, living_seats, steps_without
+from slurm_resilience.resume.live_step.live_steps import LiveSteps, StepEnd
+from slurm_resilience.resume.live_step.losses import LostSeats
+from slurm_resilience.resume.live_step.node_search import NodeSearch
+from slurm_resilience.resume.live_step.seats import SeatMap
+from slurm_resilience.resume.live_step.training import read_outcome
+from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
 from slurm_resilience.resume.srun.step import SrunStep
-from slurm_resilience.wire.messages import NodeVerdict
+from slurm_resilience.slurm.hostlists import fold
+from slurm_resilience.wire.messages import AttemptStarted, NodeVerdict
 
-LOOK = 1.0
-"""Seconds between two looks when nothing is heard."""
-MEND = 10.0
-"""Seconds between two looks whether the fence stands."""
+LOOK_SECONDS = 1.0
+"""Between two looks when there is no news."""
+MEND_SECONDS = 10.0
+"""Between two looks whether the fence stands."""
 
 
 class LiveStep:
@@ -33,311 +36,304 @@ class LiveStep:
 
     def __init__(
         self,
-        context: Context,
-        training: Observer,
-        meet: Path,
-        world: SeatMap,
+        context: SupervisorContext,
+        observer: Observer,
+        rendezvous: Path,
+        seat_map: SeatMap,
         attempt: Attempt,
         step: SrunStep,
         *,
-        may_leave: Callable[[Mapping[str, NodeVerdict]], bool],
-        mend: Callable[[], None],
+        can_leave: Callable[[Mapping[str, NodeVerdict]], bool],
+        mend_fence: Callable[[], None],
         addresses: Mapping[str, str],
     ) -> None:
         """
         Args:
-            training: the running one.
-            meet: where it meets.
-            world: who sits where.
+            context: of the supervised srun.
+            observer: of the running training.
+            rendezvous: where it meets.
+            seat_map: the node of every seat.
             attempt: what was started.
             step: its first step.
-            may_leave: is there anywhere to go from nodes that still work?
-            mend: called from time to time.
+            can_leave: tells whether there is anywhere to go from nodes that still work.
+            mend_fence: called from time to time.
             addresses: of the nodes, by name.
         """
         self._context = context
-        self._training = training
-        self._meet = meet
+        self._observer = observer
+        self._rendezvous = rendezvous
         self._attempt = attempt
-        self._may_leave = may_leave
-        self._mend = mend
-        self._seats = Seats(context, attempt, world, step)
-        self._steps = self._seats.steps
-        self._losses: list[SeatLoss] = []
-        self._hunts: dict[bool, tuple[NodeSearch, list[SeatLoss]]] = {}
-        """By whether nodes (else tasks) are looked after."""
-        self._seen = SeatHistory()
-        self._gone: set[str] = set()
-        """Processes on lost nodes: they do not say goodbye."""
-        self._stays: frozenset[str] = frozenset()
-        self._instead: tuple[Plan, float] | None = None
-        """What has to be done where nobody can join, and since when."""
-        self._mended = time.monotonic()
+        self._master_address = attempt.master_address
+        self._can_leave = can_leave
+        self._mend_fence = mend_fence
+        self._mended = context.clock.monotonic()
         self._addresses = dict(addresses)
+        self._plan = LivePlan(seat_map, context.limits)
+        self._steps = LiveSteps(context, step, self._plan.steps)
+        self._searches: dict[ev.SearchKind, NodeSearch] = {}
+        self._answers: deque[ev.Event] = deque()
+        """Events that follow from actions: taken before anything else is looked at."""
+        self._end: StepEnd | None = None
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Where the training runs, by NODE_RANK."""
-        return self._seats.nodes
+        """Return the training's nodes, by NODE_RANK."""
+        return self._plan.seat_map.nodes
 
     def watch(self) -> StepEnd:
-        """Until the attempt is over; no step of it is left then."""
+        """Return how the attempt ended; no step of it is left then."""
         try:
-            while True:
-                self._context.wake.wait(self._pause())
-                self._context.wake.clear()
-                picture = self._training.picture()
-                self._seen.look(picture)
-                self._look_at_nodes()
-                end = self._over(picture)
-                if end is not None:
-                    return end
-                for carrier, ended in self._steps.news():
-                    seats = seats_of_tasks(carrier.seats, self._seats.world.per_task, ended.tasks)
-                    self._lose_seats(carrier, seats, ended.how)
-                self._look_at_hunts()
-                self._look_at_losses(self._training.picture())
+            while self._end is None:
+                self._context.wait_for_news(self._pause())
+                self._look()
+            return self._end
         finally:
-            self._stop_hunts()
+            self._stop_searches()
 
     def let_go(self) -> StepEnd:
-        """Only wait until it is over."""
-        while (end := self._over(self._training.picture())) is None:
-            self._context.wake.wait(LOOK)
-            self._context.wake.clear()
-        return end
+        """Only wait until the attempt is over, without any help."""
+        while True:
+            outcome = read_outcome(self._rendezvous)
+            if outcome is not None:
+                self._steps.let_end()
+                return StepEnd(outcome.code, self._steps.step(0), reported_by_training=True)
+            self._steps.release(living_seats(self._training_seen(), self._plan.lost_peers))
+            number = self._steps.ended_by_user()
+            if number is not None:
+                self._steps.end(at_once=False)
+                return StepEnd(self._steps.step(number).code, self._steps.step(number))
+            if not self._steps.running:
+                codes = self._steps.codes()
+                number = max(sorted(codes), key=lambda step: codes[step])
+                return StepEnd(codes[number], self._steps.step(number))
+            self._context.wait_for_news(LOOK_SECONDS)
 
     def _pause(self) -> float:
-        """Seconds until the next look, unless there is news."""
-        now = time.monotonic()
-        if now - self._mended > MEND:
+        """Return the seconds until the next look, unless there is news."""
+        now = self._context.clock.monotonic()
+        if now - self._mended > MEND_SECONDS:
             self._mended = now
-            self._mend()
-        dues = [loss.due - now for loss in self._losses if not loss.hunted and loss.due > now]
-        return max(0.0, min([LOOK, *dues]))
+            self._mend_fence()
+        deadline = self._plan.next_deadline()
+        return LOOK_SECONDS if deadline is None else max(0.0, min(LOOK_SECONDS, deadline - now))
 
-    def _alive(self, picture: Picture) -> set[int]:
-        """Seats with a living process."""
-        return {peer.seat for peer in picture.peers if peer.id not in self._gone}
+    # -- what happens -------------------------------------------------------------------------
 
-    # -- the end ------------------------------------------------------------------------------
+    def _look(self) -> None:
+        """Tell the plan all that is new; no more once the attempt is over."""
+        for look in (
+            self._look_at_training,
+            self._look_at_nodes,
+            self._look_at_end,
+            self._look_at_tasks,
+            self._look_at_searches,
+        ):
+            look()
+            if self._end is not None:
+                return
+        self._tell(self._training_seen())
+        self._tell(ev.Tick())
 
-    def _over(self, picture: Picture) -> StepEnd | None:
-        outcome = word.outcome(self._meet)
-        if outcome is not None:
-            if outcome.code != 0:
-                report.say(f"the training ended at step {outcome.step}: {outcome.reason}")
-            self._stop_hunts()
-            self._steps.let_end()
-            return self._end(self._steps.first.step, outcome.code, own_word=True)
-        self._steps.dismiss(self._alive(picture))
-        theirs = self._steps.ended_by_person()
-        if theirs is not None:
-            self._stop_hunts()
-            self._steps.end(at_once=False)
-            return self._end(theirs.step, theirs.step.code)
-        if self._instead is not None:
-            chosen, noticed = self._instead
-            report.say(f"nobody can join ({chosen.reason}): the step is ended")
-            self._steps.end(at_once=any(loss.dead for loss in self._losses))
-            step = self._steps.first.step
-            return self._end(step, step.code, stopped_by_us=True, noticed=noticed)
-        if not self._steps.running:
-            step = max((carrier.step for carrier in self._steps), key=lambda step: step.code)
-            return self._end(step, step.code or int(bool(self._losses)))
-        return None
+    def _training_seen(self) -> ev.TrainingSeen:
+        picture = self._observer.picture()
+        return ev.TrainingSeen(picture.generation, picture.running, picture.step, picture.peers)
 
-    def _end(
-        self,
-        step: SrunStep,
-        code: int,
-        *,
-        stopped_by_us: bool = False,
-        noticed: float = 0.0,
-        own_word: bool = False,
-    ) -> StepEnd:
-        faulty = {loss.slot.node: loss.reason for loss in self._losses if loss.at_fault}
-        return StepEnd(code, step, stopped_by_us, faulty, noticed, own_word)
-
-    def _stop_hunts(self) -> None:
-        for search, _ in self._hunts.values():
-            search.stop()
-        self._hunts.clear()
-
-    # -- what is lost -------------------------------------------------------------------------
+    def _look_at_training(self) -> None:
+        self._tell(self._training_seen())
 
     def _look_at_nodes(self) -> None:
-        lost = {loss.slot.node for loss in self._losses if loss.at_fault and not loss.node}
-        bad = {
-            name: verdict
+        faulty = {
+            name: ev.FaultyNode(name, verdict.reason, verdict.verdict == "dead")
             for name, verdict in self._context.link.faulty().items()
-            if name in self.nodes and name not in lost
+            if name in self.nodes
         }
-        for slot in self._seats.world.slots:
-            if slot.node not in lost and self._seats.given_up(slot):
-                bad.setdefault(slot.node, NodeVerdict(slot.node, "dead", "Slurm gave it up"))
-        if not bad or frozenset(bad) == self._stays:
+        given_up = list(self._steps.failed_nodes())
+        for slot in self._plan.seat_map.slots:
+            if any(node == slot.node and seats & set(slot.seats) for node, seats in given_up):
+                faulty.setdefault(slot.node, ev.FaultyNode(slot.node, "Slurm gave it up", True))
+        if faulty:
+            self._tell(ev.NodesFaulty(tuple(faulty.values())))
+
+    def _look_at_end(self) -> None:
+        outcome = read_outcome(self._rendezvous)
+        if outcome is not None:
+            self._tell(ev.TrainingEnded(outcome.code, outcome.step, outcome.reason))
             return
-        for verdict in bad.values():
-            if verdict.verdict == "dead":
-                # Before anything else: the others wait for it.
-                self._training.find(verdict.node, verdict.reason, True)
-        if not self._may_leave(bad):
-            self._stays = frozenset(bad)
-            return
-        for verdict in bad.values():
-            if verdict.verdict != "dead":
-                self._training.find(verdict.node, verdict.reason, False)
-            self._lose_node(verdict.node, verdict.reason, verdict.verdict == "dead")
+        self._steps.release(living_seats(self._training_seen(), self._plan.lost_peers))
+        number = self._steps.ended_by_user()
+        if number is not None:
+            self._tell(ev.UserEnded(number))
+        elif not self._steps.running:
+            self._tell(ev.StepsEnded(self._steps.codes()))
 
-    def _lose_node(self, node: str, reason: str, dead: bool) -> None:
-        slot = next(slot for slot in self._seats.world.slots if slot.node == node)
-        report.say(f"node {node} must be left ({reason}); the step goes on without it")
-        self._context.events.write("noticed", nodes=[node], seats=list(slot.seats))
-        fence.leave(self._attempt.directory, node, len(self._steps))
-        self._steps.without_node(slot.seats)
-        if dead:
-            # At once: a new machine of that name may be there before a place is found.
-            self._steps.sever(slot.seats, self._addresses.get(node, node))
-        # A joiner that was on its way to this node is lost with it.
-        self._losses = [loss for loss in self._losses if loss.slot.rank != slot.rank]
-        self._losses.append(self._seen.loss(slot, slot.seats, reason, dead=dead))
-        self._gone |= self._seen.ids(slot.seats)
+    def _look_at_tasks(self) -> None:
+        for number, died in self._steps.died():
+            self._tell(ev.TasksDied(number, died.tasks, died.how))
 
-    def _lose_seats(self, carrier: RunningStep, seats: tuple[int, ...], how: str) -> None:
-        """Tasks are gone: after a moment in which their node may be found to be at fault, they are
-        started again on it."""
-        lost = {seat for loss in self._losses for seat in loss.seats if not loss.started}
-        mine = self._steps.carried(carrier) - lost
-        for slot in self._seats.world.slots:
-            here = tuple(seat for seat in slot.seats if seat in seats and seat in mine)
-            if not here:
-                continue
-            # Those who were on their way, and died.
-            self._losses = [loss for loss in self._losses if not set(loss.seats) <= set(here)]
-            loss = self._seen.loss(slot, here, how, dead=False)
-            loss.at_fault = False
-            loss.due = time.monotonic() + self._context.limits.diagnosis_wait
-            self._losses.append(loss)
-            self._context.link.ask((slot.node,))
+    def _look_at_searches(self) -> None:
+        for kind, search in list(self._searches.items()):
+            if search.over and self._end is None:
+                del self._searches[kind]
+                self._tell(ev.SearchEnded(kind, search.found))
 
-    # -- a place for them ---------------------------------------------------------------------
+    def _tell(self, event: ev.Event) -> None:
+        """Take an event to the plan, and do what it says, until nothing more follows from it."""
+        self._answers.append(event)
+        while self._answers:
+            now = self._context.clock.monotonic()
+            for action in self._plan.step(self._answers.popleft(), now):
+                self._do(action)
 
-    def _look_at_hunts(self) -> None:
-        for key, (search, losses) in list(self._hunts.items()):
-            if search.over:
-                del self._hunts[key]
-                self._place(search.found, losses)
-        if self._instead is not None:
-            return
-        for key in (True, False):
-            waiting = [
-                loss
-                for loss in self._losses
-                if loss.at_fault is key and not loss.hunted and loss.due <= time.monotonic()
-            ]
-            if not waiting or key in self._hunts:
-                continue
-            going = waiting if key else self._to_be_started_again(waiting)
-            for loss in going:
-                loss.hunted = True
-            if going:
-                begin = self._after_nodes if key else self._after_tasks
-                self._hunts[key] = (begin(going), going)
+    # -- what is done -------------------------------------------------------------------------
 
-    def _after_nodes(self, losses: list[SeatLoss]) -> NodeSearch:
-        gone = {loss.slot.node for loss in self._losses if loss.at_fault and not loss.node}
-        lost = {loss.slot.node: loss.reason for loss in losses}
-        holds = tuple(name for name in self.nodes if name not in gone)
-        dead = all(loss.dead for loss in losses)
-        since = max(loss.generation for loss in losses)
+    def _do(self, action: ev.Action) -> None:
+        match action:
+            case ev.AskToLeave(nodes):
+                self._answers.append(ev.LeaveJudged(nodes, self._may_leave(nodes)))
+            case ev.TellTraining(node):
+                self._observer.find(node.node, node.reason, node.dead)
+            case ev.ForgetNode(name):
+                self._observer.forget(name)
+            case ev.LeaveNode():
+                self._leave_node(action)
+            case ev.AskEvidence(name):
+                self._context.link.ask((name,))
+            case ev.StartSearch():
+                self._start_search(action)
+            case ev.StartJoin():
+                self._start_join(action)
+            case ev.EndJoin(step):
+                self._steps.end_one(step)
+            case _:
+                self._do_report_or_end(action)
 
-        def go_on() -> bool:
-            return self._goes_on(self._training.picture(), since)
+    def _do_report_or_end(self, action: ev.Action) -> None:
+        match action:
+            case ev.SayWentOn(running, seats, seconds):
+                report.say(f"{running} of {seats} seats went on after {seconds:.1f} s")
+                self._context.events.write("went_on", seats=running)
+            case ev.SayJoined(loss, nodes, training_step):
+                self._report_joined(loss, nodes, training_step)
+            case ev.SayEmpty(seats, reason):
+                report.say(f"seats {_listed(seats)} stay empty: {reason}")
+            case ev.SayJoinFailed(seats, node, reason):
+                report.say(f"the join step of seats {_listed(seats)} on {node} failed: {reason}")
+            case ev.StopSearches():
+                self._stop_searches()
+            case ev.EndSteps():
+                self._end_steps(action)
+            case ev.EndAttempt():
+                self._finish(action)
 
-        def search(stop: Event) -> FoundNodes | None:
-            size = len(self.nodes)
-            return node_search.for_nodes(self._context, lost, size, holds, dead, go_on, stop)
-
-        return NodeSearch(search, self._context.wake.set)
-
-    def _after_tasks(self, losses: list[SeatLoss]) -> NodeSearch:
-        nodes = tuple(loss.slot.node for loss in losses)
-        return NodeSearch(
-            lambda _: node_search.for_tasks(self._context, nodes), self._context.wake.set
+    def _may_leave(self, nodes: tuple[ev.FaultyNode, ...]) -> bool:
+        return self._can_leave(
+            {node.node: NodeVerdict(node.node, "sick", node.reason) for node in nodes}
         )
 
-    def _to_be_started_again(self, losses: list[SeatLoss]) -> list[SeatLoss]:
-        alive = self._alive(self._training.picture())
-        going = []
-        for loss in losses:
-            # Their launcher may have filled the seats already.
-            if not alive.issuperset(loss.seats):
-                chosen = after_task(self._seats.died(loss.seats), self._context.limits)
-                if chosen.kind == "join":
-                    going.append(loss)
-                    continue
-                seats = ",".join(map(str, loss.seats))
-                report.say(f"seats {seats} stay empty: {loss.reason}; {chosen.reason}")
-            self._losses.remove(loss)
-        return going
+    def _leave_node(self, action: ev.LeaveNode) -> None:
+        name, seats = action.node.node, action.slot.seats
+        report.say(f"node {name} must be left ({action.node.reason}); the step goes on without it")
+        self._context.events.write("noticed", nodes=[name], seats=list(seats))
+        fence.exclude_node(self._attempt.directory, name, action.next_step)
+        address = self._addresses.get(name, name) if action.node.dead else ""
+        self._steps.lose_node(action.steps, address)
 
-    def _place(self, found: FoundNodes | None, losses: list[SeatLoss]) -> None:
-        """Use what was found.
+    def _start_search(self, action: ev.StartSearch) -> None:
+        def others_go_on() -> bool:
+            return steps_without(self._training_seen(), action.since, self._plan.lost_peers)
 
-        Args:
-            losses: those that it was hunted for; some may be no more.
-        """
-        placed = dict(zip(map(id, losses), found.nodes, strict=False)) if found else {}
-        losses = [loss for loss in losses if loss in self._losses]
-        if found is None or not losses:
-            return
-        if found.bad:
-            for loss in losses:
-                loss.hunted = False
-            for name, why in found.bad.items():
-                self._training.find(name, why, False)
-                self._lose_node(name, why, False)
-            return
-        if found.chosen.kind != "join":
-            self._instead = (found.chosen, min(loss.noticed for loss in losses))
-            self._context.wake.set()
-            return
-        if any(loss.at_fault for loss in losses):
-            self._context.events.write("nodes_ready", nodes=list(found.nodes))
+        def search(stop: ThreadEvent) -> ev.FoundNodes | None:
+            if action.kind is ev.SearchKind.TASKS:
+                return node_search.check_nodes(self._context, action)
+            return node_search.replace_nodes(self._context, action, others_go_on, stop)
+
+        self._searches[action.kind] = NodeSearch(search, self._context.wake.set)
+
+    def _start_join(self, action: ev.StartJoin) -> None:
+        context, slot, found = self._context, action.slot, action.found
+        if action.new_machine:
+            context.events.write("nodes_ready", nodes=[slot.node])
         self._addresses |= found.addresses
-        for loss in losses:
-            node = placed.get(id(loss))
-            if node is None:
-                loss.hunted = False
-                continue
-            loss.node, loss.nodes_ready = node, time.time()
-            self._training.forget(node)
-            incarnation = 1 + max(self._seen.incarnation.get(seat, 0) for seat in loss.seats)
-            self._seats.fill(loss, found, incarnation)
+        if slot.rank == 0:
+            self._master_address = found.addresses[slot.node]
+        variables = join_variables(
+            task_variables(self._attempt),
+            action.seat_map,
+            slot,
+            job_nodes=found.job_nodes,
+            master_address=self._master_address,
+            incarnation=action.incarnation,
+            step=action.step,
+        )
+        argv, environment = context.launch.line(
+            join_command(context.command, context.allocation.id, action.seat_map, slot),
+            variables,
+            srun_environment(context.environment, found.job_nodes, context.allocation.changed),
+        )
+        context.events.write("joining", nodes=[slot.node], seats=list(slot.seats))
+        if action.new_machine:
+            context.link.forgive(slot.node)
+        try:
+            self._steps.start(action.step, argv, environment)
+        except SresError as error:
+            self._answers.append(ev.JoinFailed(action.step, str(error)))
+            return
+        context.link.moved(AttemptStarted(self._attempt.number, self.nodes))
+        self._answers.append(ev.JoinStarted(action.step))
 
-    # -- what became of it --------------------------------------------------------------------
+    def _end_steps(self, action: ev.EndSteps) -> None:
+        if action.manner is ev.EndManner.BY_THEMSELVES:
+            if action.reason:
+                report.say(action.reason)
+            self._steps.let_end()
+        else:
+            if action.reason:
+                report.say(f"{action.reason}: the step is ended")
+            self._steps.end(at_once=action.manner is ev.EndManner.AT_ONCE)
+        self._answers.append(ev.StepsEnded(self._steps.codes()))
 
-    def _goes_on(self, picture: Picture, since: int) -> bool:
-        """Do all who live step together, in a world later than ``since``?"""
-        running = set(picture.running)
-        return picture.generation > since and bool(running) and running >= self._alive(picture)
+    def _finish(self, action: ev.EndAttempt) -> None:
+        step = self._steps.step(action.step)
+        self._end = StepEnd(
+            step.code if action.code is None else action.code,
+            step,
+            action.stopped_by_us,
+            action.faulty,
+            0.0 if action.noticed is None else self._epoch(action.noticed),
+            action.reported_by_training,
+        )
 
-    def _look_at_losses(self, picture: Picture) -> None:
-        for loss in list(self._losses):
-            if not loss.went_on and self._goes_on(picture, loss.generation):
-                loss.went_on = time.time()
-                after = loss.went_on - loss.noticed
-                size = len(picture.running)
-                report.say(f"{size} of {self._seats.world.seats} seats went on after {after:.1f} s")
-                self._context.events.write("went_on", seats=size)
-            if loss.started and self._has_joined(picture, loss):
-                self._losses.remove(loss)
-                self._training.forget(loss.slot.node)
-                self._context.events.write("joined", nodes=[loss.node], seats=list(loss.seats))
-                tell(loss, self.nodes, picture.step)
+    def _stop_searches(self) -> None:
+        for search in self._searches.values():
+            search.stop()
+        self._searches.clear()
 
-    def _has_joined(self, picture: Picture, loss: SeatLoss) -> bool:
-        new = {peer.seat for peer in picture.peers if peer.id not in loss.peers}
-        seats = set(loss.seats)
-        return seats <= new and seats <= set(picture.running)
+    def _report_joined(self, loss: LostSeats, nodes: tuple[str, ...], training_step: int) -> None:
+        self._context.events.write("joined", nodes=[loss.node], seats=list(loss.seats))
+        seats = _listed(loss.seats)
+        if loss.cause.blames_node:
+            done = f"{loss.slot.node} exchanged for {loss.node}, which joined as seats {seats}"
+        else:
+            done = f"seats {seats} were started again on {loss.node}; no node is at fault"
+        now = self._context.clock.monotonic()
+        report.healed(
+            report.HealedBlock(
+                what=f"{loss.slot.node}: {loss.reason}",
+                done=f"{done}; now on {fold(nodes)}",
+                seats=loss.seats,
+                went_on=None if loss.went_on is None else loss.went_on - loss.noticed,
+                nodes_ready=(loss.nodes_ready or loss.noticed) - loss.noticed,
+                started=(loss.started or loss.noticed) - loss.noticed,
+                joined=now - loss.noticed,
+                step=training_step,
+                step_before=loss.before.step,
+            )
+        )
+
+    def _epoch(self, monotonic: float) -> float:
+        clock = self._context.clock
+        return clock.now() - (clock.monotonic() - monotonic)
+
+
+def _listed(seats: tuple[int, ...]) -> str:
+    return ",".join(map(str, seats))

@@ -1,44 +1,103 @@
-"""The steps of a living attempt: the first one, and those that joined it."""
+"""The running steps of a living attempt: the first one, and those that joined it."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import msgspec
 
 from slurm_resilience.errors import SresError
-from slurm_resilience.resume.context import Context
+from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.decide.transitions import advance
+from slurm_resilience.resume.live_step.seats import StepSeats
 from slurm_resilience.resume.srun.close_sockets import close_sockets, connections
-from slurm_resilience.resume.srun.step import EndedTasks, SrunStep, end_step
+from slurm_resilience.resume.srun.stderr_reader import EndedTasks
+from slurm_resilience.resume.srun.step import SrunStep, end_step
 
-SLOW_LOOK = 10.0
-"""Seconds between two questions whether a step is over whose srun has not noticed."""
+RELEASE_SECONDS = 10.0
+"""Between two questions whether a step is over whose srun has not noticed."""
+RELEASE_AT_END_SECONDS = 1.0
+"""The same, when no process of the training lives any more."""
+LAST_WORDS_SECONDS = 0.1
+"""For what an srun still prints when its tasks are gone."""
+KILL_SECONDS = 5.0
+"""For an srun to end that was killed."""
+END_LOOK_SECONDS = 0.2
+"""Between two looks whether the steps have ended by themselves."""
+
+
+class StepState(Enum):
+    """The life of one step."""
+
+    RUNNING = "running"
+    NODE_LOST = "node_lost"
+    """It has lost a node; its srun may wait for that node for minutes."""
+    RELEASED = "released"
+    """Slurm shows that the step is over, or its join failed: its srun was ended by us."""
+    ENDED = "ended"
+    """Its srun ended, and its end was read."""
+    ENDED_WITHOUT_NODE = "ended_without_node"
+    """The same, after the loss of a node."""
+
+
+_S = StepState
+STEP_TRANSITIONS: dict[StepState, frozenset[StepState]] = {
+    _S.RUNNING: frozenset({_S.NODE_LOST, _S.RELEASED, _S.ENDED}),
+    _S.NODE_LOST: frozenset({_S.RELEASED, _S.ENDED_WITHOUT_NODE}),
+    _S.RELEASED: frozenset(),
+    _S.ENDED: frozenset(),
+    _S.ENDED_WITHOUT_NODE: frozenset(),
+}
 
 
 @dataclass(eq=False)
-class RunningStep:
-    """A running step of the attempt."""
+class LiveSrun:
+    """One step of the attempt."""
 
     step: SrunStep
     number: int
-    seats: tuple[int, ...]
-    """In the order of its tasks."""
-    heard: int = 0
+    tasks_read: int = 0
     """Ended tasks that were read already."""
-    buried: bool = False
-    """Its end was read already."""
-    lost_node: bool = False
-    """srun may wait for a node that is gone."""
     was_connected: bool = False
     """srun had connections to its tasks when it lost the node."""
-    dismissed: bool = False
-    """Its srun was ended by us: Slurm says that the step is over."""
+    state: StepState = StepState.RUNNING
+
+    def enter(self, state: StepState) -> None:
+        """Change the state.
+
+        Raises:
+            IllegalTransition: `STEP_TRANSITIONS` does not have the change.
+        """
+        self.state = advance(STEP_TRANSITIONS, self.state, state)
+
+    def lose_node(self) -> None:
+        """Note that a node of it is gone."""
+        if self.state is StepState.RUNNING:
+            self.enter(StepState.NODE_LOST)
+        self.was_connected |= connections(self.step.pid) > 0
+
+    def read_end(self) -> bool:
+        """Note that srun has ended; True at the first time, and unless it was ended by us."""
+        following = {
+            StepState.RUNNING: StepState.ENDED,
+            StepState.NODE_LOST: StepState.ENDED_WITHOUT_NODE,
+        }.get(self.state)
+        if following is None:
+            return False
+        self.enter(following)
+        return True
+
+    @property
+    def aborted(self) -> bool:
+        """Slurm ended the step, and no lost node explains it."""
+        lost = self.state in (StepState.NODE_LOST, StepState.ENDED_WITHOUT_NODE)
+        return self.step.aborted and not lost
 
 
 class StepEnd(msgspec.Struct, frozen=True):
-    """How the attempt ended."""
+    """The end of the attempt."""
 
     code: int
     """As a shell shows it."""
@@ -46,151 +105,173 @@ class StepEnd(msgspec.Struct, frozen=True):
     """The one whose end it was."""
     stopped_by_us: bool = False
     faulty: dict[str, str] = {}
-    """Nodes that were lost and not replaced."""
+    """Nodes that were lost and not replaced, with the reason."""
     noticed: float = 0.0
-    own_word: bool = False
+    """Seconds since the epoch: when the trouble began; 0: none was noticed."""
+    reported_by_training: bool = False
     """The training itself said how it ended."""
 
 
 class LiveSteps:
     """All of an attempt's steps, in the order in which they were started."""
 
-    def __init__(self, context: Context, step: SrunStep, seats: tuple[int, ...]) -> None:
+    def __init__(self, context: SupervisorContext, step: SrunStep, seats: StepSeats) -> None:
         """
         Args:
+            context: of the supervised srun.
             step: the first one.
-            seats: of its tasks, in their order.
+            seats: of each step, by its number.
         """
         self._context = context
-        self._all = [RunningStep(step, 0, seats)]
-        self._looked = 0.0
+        self._seats = seats
+        self._sruns = {0: LiveSrun(step, 0)}
+        self._asked = float("-inf")
 
-    def __iter__(self) -> Iterator[RunningStep]:
-        return iter(self._all)
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    @property
-    def first(self) -> RunningStep:
-        return self._all[0]
+    def __iter__(self) -> Iterator[LiveSrun]:
+        return iter(self._sruns.values())
 
     @property
     def running(self) -> bool:
-        return any(carrier.step.running for carrier in self._all)
+        return any(srun.step.running for srun in self)
 
-    def add(self, step: SrunStep, seats: tuple[int, ...]) -> None:
-        self._all.append(RunningStep(step, len(self._all), seats))
+    def step(self, number: int) -> SrunStep:
+        """Return the srun of a step."""
+        return self._sruns[number].step
 
-    def carried(self, carrier: RunningStep) -> set[int]:
-        """Seats that no later step has taken over."""
-        later = {seat for other in self._all[carrier.number + 1 :] for seat in other.seats}
-        return set(carrier.seats) - later
+    def codes(self) -> dict[int, int]:
+        """Return the exit codes, by the number of the step."""
+        return {srun.number: srun.step.code for srun in self}
 
-    def without_node(self, seats: Sequence[int]) -> None:
-        """The node of these seats is gone: their sruns may wait for it for minutes."""
-        for carrier in self._all:
-            if carrier.step.running and self.carried(carrier) & set(seats):
-                carrier.lost_node = True
-                carrier.was_connected |= connections(carrier.step.pid) > 0
+    def start(self, number: int, argv: Sequence[str], environment: dict[str, str]) -> None:
+        """Start a join step.
 
-    def sever(self, seats: Sequence[int], address: str) -> None:
-        """End the connections of these seats' sruns to a node that is gone.
+        Raises:
+            MissingTool: srun cannot be started.
+        """
+        context = self._context
+        with context.user_signals.starting:
+            wake = context.wake.set
+            step = SrunStep(argv, environment, wake, on_news=wake, clock=context.clock)
+            context.user_signals.steps.append(step)
+        self._sruns[number] = LiveSrun(step, number)
+
+    def failed_nodes(self) -> Iterator[tuple[str, set[int]]]:
+        """Yield nodes that Slurm gave up, with the seats that the step still has."""
+        for srun in self:
+            # A copy: the set grows in another thread.
+            for node in tuple(srun.step.failed_nodes):
+                yield node, self._seats.held_by(srun.number)
+
+    def lose_node(self, numbers: Sequence[int], dead_address: str) -> None:
+        """Note that some steps lost a node: their sruns may wait for it for minutes.
 
         Args:
-            address: the node's.
+            numbers: of the steps.
+            dead_address: of the node, whose connections are closed at once: a new machine of its
+                name may be there soon. Empty: the node still works.
         """
-        for carrier in self._all:
-            if carrier.lost_node and carrier.step.running and self.carried(carrier) & set(seats):
-                close_sockets(carrier.step.pid, address)
+        for srun in self:
+            if srun.number in numbers and srun.step.running:
+                srun.lose_node()
+                if dead_address:
+                    close_sockets(srun.step.pid, dead_address)
 
-    def news(self) -> Iterator[tuple[RunningStep, EndedTasks]]:
-        """Tasks that ended badly since this was asked last."""
-        for carrier in self._all:
-            fresh = carrier.step.ended_tasks[carrier.heard :]
-            carrier.heard += len(fresh)
-            yield from ((carrier, ended) for ended in fresh)
-            over = not carrier.step.running and not carrier.dismissed and not carrier.buried
-            if over and carrier.step.code and not carrier.heard:
+    def died(self) -> Iterator[tuple[int, EndedTasks]]:
+        """Yield the tasks that ended badly since the last call, with the number of their step."""
+        for srun in self:
+            ended = not srun.step.running
+            fresh = srun.step.ended_tasks[srun.tasks_read :]
+            srun.tasks_read += len(fresh)
+            yield from ((srun.number, tasks) for tasks in fresh)
+            if ended and srun.read_end() and srun.step.code and not srun.tasks_read:
                 # srun could not even start them.
-                carrier.buried = True
-                tasks = tuple(range(len(carrier.seats)))
-                yield carrier, EndedTasks((), tasks, f"its srun ended with {carrier.step.code}")
+                tasks = tuple(range(len(self._seats.all_of(srun.number))))
+                how = f"its srun ended with {srun.step.code}"
+                yield srun.number, EndedTasks((), tasks, how)
 
-    def ended_by_person(self) -> RunningStep | None:
-        """The step that somebody ended, if there is one: then all have to end."""
-        for carrier in self._all:
-            step = carrier.step
-            if step.running or carrier.dismissed:
+    def ended_by_user(self) -> int | None:
+        """Return the number of a step that the user ended; None: there is none."""
+        for srun in self:
+            step = srun.step
+            if step.running or srun.state is StepState.RELEASED:
                 continue
-            aborted = step.aborted and not carrier.lost_node
-            if (
-                step.cancelled
-                or aborted
-                or step.killed_by
-                or self._context.interrupted(step, False)
-            ):
-                return carrier
+            signalled = step.killed_by or self._context.user_ended(step, False)
+            if step.cancelled or srun.aborted or signalled:
+                return srun.number
         return None
 
-    def dismiss(self, alive: set[int]) -> None:
+    def release(self, living_seats: set[int]) -> None:
         """End each srun that has not noticed that its step is over, since it lost a node.
 
         Args:
-            alive: seats with a living process.
+            living_seats: seats with a living process.
         """
         silent = [
-            carrier
-            for carrier in self._all
-            if carrier.step.running and carrier.lost_node and not alive & self.carried(carrier)
+            srun for srun in self._waiting() if not living_seats & self._seats.held_by(srun.number)
         ]
-        wait = SLOW_LOOK if alive else 1.0
-        if silent and time.monotonic() - self._looked >= wait:
-            self._looked = time.monotonic()
-            self._dismiss(silent)
+        now = self._context.clock.monotonic()
+        pause = RELEASE_SECONDS if living_seats else RELEASE_AT_END_SECONDS
+        if silent and now - self._asked >= pause:
+            self._asked = now
+            self._release(silent)
 
-    def _dismiss(self, carriers: list[RunningStep]) -> None:
+    def _waiting(self) -> list[LiveSrun]:
+        return [s for s in self if s.step.running and s.state is StepState.NODE_LOST]
+
+    def _release(self, sruns: list[LiveSrun]) -> None:
         context = self._context
         try:
             running = {step.srun_pid for step in context.client.steps(context.allocation.id)}
         except SresError:
             return
-        for carrier in carriers:
-            if not carrier.step.running:
+        for srun in sruns:
+            if not srun.step.running:
                 continue
             # Slurm may wait for the lost node as well, if a new machine has its name.
-            silent = carrier.was_connected and connections(carrier.step.pid) == 0
-            if carrier.step.pid in running and not silent:
+            silent = srun.was_connected and connections(srun.step.pid) == 0
+            if srun.step.pid in running and not silent:
                 continue
-            # Its tasks are gone: a moment for their last words, which srun still prints.
-            if not carrier.step.wait(0.1):
-                carrier.dismissed = True
-                carrier.step.put_to_death()
-                carrier.step.wait(5.0)
+            if not srun.step.wait(LAST_WORDS_SECONDS):
+                srun.enter(StepState.RELEASED)
+                srun.step.kill()
+                srun.step.wait(KILL_SECONDS)
+
+    def end_one(self, number: int) -> None:
+        """End a join step that failed; the others go on."""
+        srun = self._sruns.get(number)
+        if srun is not None and srun.step.running:
+            srun.enter(StepState.RELEASED)
+            self._end(srun, at_once=True)
 
     def let_end(self) -> None:
-        """The training said its last word: its tasks end by themselves, or are ended."""
-        deadline = time.monotonic() + self._context.limits.grace
-        while self.running and (left := deadline - time.monotonic()) > 0:
-            self._context.wake.wait(min(left, 0.2))
-            self._context.wake.clear()
-            self._dismiss([carrier for carrier in self._all if carrier.lost_node])
+        """Wait for the end of all steps, as long as the grace; then end them.
+
+        The training is over: its tasks end by themselves.
+        """
+        clock = self._context.clock
+        deadline = clock.monotonic() + self._context.limits.grace
+        while self.running and (left := deadline - clock.monotonic()) > 0:
+            self._context.wait_for_news(min(left, END_LOOK_SECONDS))
+            self._release(self._waiting())
         self.end(at_once=False)
 
     def end(self, *, at_once: bool) -> None:
-        """End them all.
+        """End all steps.
 
         Args:
             at_once: without a grace.
         """
+        for srun in reversed(list(self)):
+            if srun.step.running:
+                self._end(srun, at_once=at_once or srun.number > 0)
+
+    def _end(self, srun: LiveSrun, *, at_once: bool) -> None:
         context = self._context
-        for carrier in reversed(self._all):
-            if carrier.step.running:
-                end_step(
-                    carrier.step,
-                    context.client,
-                    context.allocation.id,
-                    context.host,
-                    grace=context.limits.grace,
-                    at_once=at_once or carrier.number > 0,
-                )
+        end_step(
+            srun.step,
+            context.client,
+            context.allocation.id,
+            context.host,
+            grace=context.limits.grace,
+            at_once=at_once,
+        )

@@ -1,101 +1,99 @@
-"""What a living step has lost, and what was seen of each seat before."""
+"""Seats that a living step has lost, from the loss until they are filled again. Pure."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import Enum
 
-from slurm_resilience.mesh.observer import Picture
-from slurm_resilience.resume import report
-from slurm_resilience.resume.live_step.join_step import EmptySeats
-from slurm_resilience.slurm.hostlists import fold
+from slurm_resilience.resume.decide.transitions import advance
+from slurm_resilience.resume.live_step.seats import NodeSlot, SeatRecord
+
+
+class LossCause(Enum):
+    """The reason for which seats were lost."""
+
+    NODE_DEAD = "node dead"
+    NODE_MARKED = "node marked"
+    """The node still works, and must be left."""
+    TASKS_DIED = "tasks died"
+    """Their node is healthy, as far as is known."""
+
+    @property
+    def blames_node(self) -> bool:
+        return self is not LossCause.TASKS_DIED
+
+
+class LostSeatState(Enum):
+    """The life of a loss."""
+
+    DIAGNOSING = "diagnosing"
+    """Tasks died; their node may yet turn out to be at fault."""
+    LOST = "lost"
+    """A node is to be looked for."""
+    SEARCHING = "searching"
+    NODE_FOUND = "node_found"
+    JOINING = "joining"
+    """A join step runs."""
+    FILLED = "filled"
+    EMPTY = "empty"
+    """The tasks died too often: the seats are not filled again."""
+    LOST_AGAIN = "lost_again"
+    """A later loss of the same seats stands for this one."""
+
+
+_S = LostSeatState
+LOST_SEAT_TRANSITIONS: dict[LostSeatState, frozenset[LostSeatState]] = {
+    # A launcher may fill its seats by itself.
+    _S.DIAGNOSING: frozenset({_S.LOST, _S.LOST_AGAIN}),
+    _S.LOST: frozenset({_S.SEARCHING, _S.FILLED, _S.EMPTY, _S.LOST_AGAIN}),
+    _S.SEARCHING: frozenset({_S.NODE_FOUND, _S.LOST, _S.LOST_AGAIN}),
+    _S.NODE_FOUND: frozenset({_S.JOINING, _S.LOST_AGAIN}),
+    _S.JOINING: frozenset({_S.FILLED, _S.LOST_AGAIN}),
+    _S.EMPTY: frozenset({_S.FILLED, _S.LOST_AGAIN}),
+    _S.FILLED: frozenset(),
+    _S.LOST_AGAIN: frozenset(),
+}
 
 
 @dataclass(eq=False)
-class SeatLoss:
-    """Seats of one node that are to be filled again."""
+class LostSeats:
+    """Seats of one node that are to be filled again. All times are monotonic seconds."""
 
-    slot: EmptySeats
+    number: int
+    """Names this loss within the attempt."""
+    slot: NodeSlot
     """As it was."""
     seats: tuple[int, ...]
+    cause: LossCause
     reason: str
     noticed: float
-    """Seconds since the epoch, as all others here; 0: not yet."""
-    dead: bool
-    peers: frozenset[str]
-    """Ids of the processes that are gone."""
-    generation: int
-    """The last one that they were in."""
-    step: int = -1
-    """The newest one before."""
-    at_fault: bool = True
-    """The node is; else only its tasks died."""
+    before: SeatRecord
     due: float = 0.0
-    """Monotonic: when it is acted on."""
-    hunted: bool = False
+    """When the diagnosis is over."""
     node: str = ""
     """The one that takes the seats over."""
-    went_on: float = 0.0
-    nodes_ready: float = 0.0
-    started: float = 0.0
+    step: int = 0
+    """Number of the join step that fills them."""
+    went_on: float | None = None
+    """When the others stepped without them."""
+    nodes_ready: float | None = None
+    started: float | None = None
+    state: LostSeatState = LostSeatState.LOST
 
+    def enter(self, state: LostSeatState) -> None:
+        """Change the state.
 
-@dataclass
-class SeatHistory:
-    """What was seen of each seat so far."""
+        Raises:
+            IllegalTransition: `LOST_SEAT_TRANSITIONS` does not have the change.
+        """
+        self.state = advance(LOST_SEAT_TRANSITIONS, self.state, state)
 
-    peers: dict[int, set[str]] = field(default_factory=dict)
-    generation: dict[int, int] = field(default_factory=dict)
-    incarnation: dict[int, int] = field(default_factory=dict)
-    step: int = -1
+    @property
+    def pending(self) -> bool:
+        """The seats are still to be filled."""
+        return self.state not in (_S.FILLED, _S.EMPTY, _S.LOST_AGAIN)
 
-    def look(self, picture: Picture) -> None:
-        self.step = max(self.step, picture.step)
-        for peer in picture.peers:
-            self.peers.setdefault(peer.seat, set()).add(peer.id)
-            known = self.incarnation.get(peer.seat, 0)
-            self.incarnation[peer.seat] = max(known, peer.incarnation)
-        for seat in picture.running:
-            self.generation[seat] = picture.generation
-
-    def ids(self, seats: Iterable[int]) -> frozenset[str]:
-        """Every process that was seen on these seats."""
-        return frozenset(name for seat in seats for name in self.peers.get(seat, ()))
-
-    def loss(
-        self, slot: EmptySeats, seats: tuple[int, ...], reason: str, *, dead: bool
-    ) -> SeatLoss:
-        """These seats are lost now."""
-        generation = max((self.generation.get(seat, 0) for seat in seats), default=0)
-        return SeatLoss(
-            slot, seats, reason, time.time(), dead, self.ids(seats), generation, self.step
-        )
-
-
-def tell(loss: SeatLoss, nodes: tuple[str, ...], step: int) -> None:
-    """The block in the job's log when seats are filled again.
-
-    Args:
-        nodes: where the training runs now.
-        step: its last one.
-    """
-    seats = ",".join(map(str, loss.seats))
-    if loss.at_fault:
-        done = f"{loss.slot.node} exchanged for {loss.node}, which joined as seats {seats}"
-    else:
-        done = f"seats {seats} were started again on {loss.node}; no node is at fault"
-    report.healed(
-        report.HealingLine(
-            what=f"{loss.slot.node}: {loss.reason}",
-            done=f"{done}; now on {fold(nodes)}",
-            seats=loss.seats,
-            noticed=loss.noticed,
-            went_on=loss.went_on,
-            nodes_ready=loss.nodes_ready,
-            started=loss.started,
-            joined=time.time(),
-            step=step,
-            before=loss.step,
-        )
-    )
+    @property
+    def without_node(self) -> bool:
+        """No join step has been started yet."""
+        return self.state in (_S.DIAGNOSING, _S.LOST, _S.SEARCHING, _S.NODE_FOUND)

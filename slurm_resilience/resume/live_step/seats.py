@@ -1,107 +1,163 @@
-"""The seats of a living attempt: on which nodes they are, and the steps that fill them."""
+"""The seats of a living training: their nodes, their steps, and what was seen of them. Pure."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
-from slurm_resilience.resume.context import Context
-from slurm_resilience.resume.live_step.join_step import (
-    EmptySeats,
-    SeatMap,
-    join_command,
-    join_variables,
-)
-from slurm_resilience.resume.live_step.live_steps import LiveSteps
-from slurm_resilience.resume.live_step.losses import SeatLoss
-from slurm_resilience.resume.live_step.node_search import FoundNodes
-from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
-from slurm_resilience.resume.srun.step import SrunStep
-from slurm_resilience.wire.messages import AttemptStarted
+from slurm_resilience.mesh.model import Peer
 
 
-class Seats:
-    """Changes only by `fill`."""
+class NodeSlot(msgspec.Struct, frozen=True):
+    """One node's part of the training."""
 
-    def __init__(self, context: Context, attempt: Attempt, world: SeatMap, step: SrunStep) -> None:
-        """
-        Args:
-            attempt: what was started.
-            world: who sits where.
-            step: the attempt's first.
-        """
-        self._context = context
-        self._attempt = attempt
-        self._variables = task_variables(attempt)
-        self._master = attempt.master_address
-        self._deaths: dict[int, int] = {}
-        """By seat: tasks that died in a row."""
-        self._joined_at: dict[int, float] = {}
-        self.world = world
-        self.steps = LiveSteps(context, step, tuple(range(world.seats)))
+    rank: int
+    """NODE_RANK: stays when another node takes the part over."""
+    node: str
+    seats: tuple[int, ...]
+
+
+class SeatMap(msgspec.Struct, frozen=True):
+    """The node of every seat."""
+
+    slots: tuple[NodeSlot, ...]
+    seats: int
+    """Number of seats of the full world."""
+    per_task: int
+    """Seats that one task of the step fills: 1, or the ranks of a launcher."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Where the training runs, by NODE_RANK."""
-        return self.world.nodes
+        """Return the training's nodes, by NODE_RANK."""
+        return tuple(slot.node for slot in self.slots)
 
-    def given_up(self, slot: EmptySeats) -> bool:
-        """Did Slurm give the slot's node up, while a step of it still carried its seats?"""
-        return any(
-            slot.node in carrier.step.failed_nodes and self.steps.carried(carrier) & set(slot.seats)
-            for carrier in self.steps
-        )
+    def slot_of(self, node: str) -> NodeSlot | None:
+        """Return a node's part; None: it has none."""
+        return next((slot for slot in self.slots if slot.node == node), None)
 
-    def died(self, seats: tuple[int, ...]) -> int:
-        """Their tasks did; how often they have, in a row."""
-        now = time.monotonic()
-        for seat in seats:
-            lived = now - self._joined_at.get(seat, float("-inf"))
-            before = 0 if lived > self._context.limits.progress_after else self._deaths.get(seat, 0)
-            self._deaths[seat] = before + 1
-        return max(self._deaths[seat] for seat in seats)
+    def tasks(self, slot: NodeSlot) -> int:
+        """Return how many tasks of the step are on one node."""
+        return max(1, len(slot.seats) // self.per_task)
 
-    def fill(self, loss: SeatLoss, found: FoundNodes, incarnation: int) -> None:
-        """Start the step that fills lost seats again.
+    def moved(self, rank: int, node: str) -> SeatMap:
+        """Return the map in which another node has taken a part over."""
+        slots = list(self.slots)
+        slots[rank] = msgspec.structs.replace(slots[rank], node=node)
+        return msgspec.structs.replace(self, slots=tuple(slots))
+
+
+def seat_map(
+    nodes: Sequence[str], node_of_seat: Mapping[int, str], tasks: int, seats: int = 0
+) -> SeatMap | None:
+    """Return the seats by node. None: not all have been seen yet.
+
+    Args:
+        nodes: the step's, by NODE_RANK.
+        node_of_seat: as the ranks tell it.
+        tasks: of the step; 0: not known.
+        seats: of the full world; 0: the ranks do not say.
+    """
+    if tasks <= 0 or not node_of_seat or not set(range(seats)) <= set(node_of_seat):
+        return None
+    slots = tuple(
+        NodeSlot(rank, node, tuple(sorted(s for s, where in node_of_seat.items() if where == node)))
+        for rank, node in enumerate(nodes)
+    )
+    seen = sum(len(slot.seats) for slot in slots)
+    if not all(slot.seats for slot in slots) or seen < tasks or seen % tasks:
+        return None
+    return SeatMap(slots, max(node_of_seat) + 1, seen // tasks)
+
+
+def seats_of_tasks(seats: Sequence[int], per_task: int, tasks: Sequence[int]) -> tuple[int, ...]:
+    """Return the seats that some tasks of a step filled.
+
+    Args:
+        seats: all of the step, in the order of its tasks.
+        per_task: seats a task.
+        tasks: their numbers within the step.
+    """
+    return tuple(seat for task in tasks for seat in seats[task * per_task : (task + 1) * per_task])
+
+
+class StepSeats:
+    """The seats of each step of the attempt, by the number of the step."""
+
+    def __init__(self, first: Sequence[int]) -> None:
+        """
+        Args:
+            first: those of the attempt's first step, in the order of its tasks.
+        """
+        self._seats: list[tuple[int, ...]] = [tuple(first)]
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def add(self, seats: Sequence[int]) -> int:
+        """Add a step; return its number."""
+        self._seats.append(tuple(seats))
+        return len(self._seats) - 1
+
+    def all_of(self, step: int) -> tuple[int, ...]:
+        """Return the seats that a step was started with, in the order of its tasks."""
+        return self._seats[step]
+
+    def held_by(self, step: int) -> set[int]:
+        """Return the seats of a step that no later step has taken over."""
+        later = {seat for seats in self._seats[step + 1 :] for seat in seats}
+        return set(self._seats[step]) - later
+
+
+class SeatRecord(msgspec.Struct, frozen=True):
+    """All that was known of some seats when they were lost."""
+
+    peers: frozenset[str] = frozenset()
+    """Ids of all processes that were seen on them."""
+    generation: int = 0
+    """The last one that they were in."""
+    step: int = -1
+    """The training's newest step."""
+
+
+@dataclass
+class SeatHistory:
+    """All that was seen of each seat so far."""
+
+    _peers: dict[int, set[str]] = field(default_factory=dict)
+    _generations: dict[int, int] = field(default_factory=dict)
+    _incarnations: dict[int, int] = field(default_factory=dict)
+    _step: int = -1
+
+    def note(
+        self, peers: Iterable[Peer], running: Iterable[int], generation: int, step: int
+    ) -> None:
+        """Note what the training shows now.
 
         Args:
-            loss: with the node that takes the seats over.
-            found: what was hunted for them.
-            incarnation: processes that sat on these seats before.
+            peers: its living processes.
+            running: seats that step together.
+            generation: in which they do.
+            step: the newest one.
         """
-        context = self._context
-        slot = self._settle(loss)
-        if slot.rank == 0:
-            self._master = found.addresses[slot.node]
-        variables = join_variables(
-            self._variables,
-            self.world,
-            slot,
-            job_nodes=found.job_nodes,
-            master_address=self._master,
-            incarnation=incarnation,
-            step=len(self.steps),
-        )
-        argv, environment = context.launch.line(
-            join_command(context.command, context.allocation.id, self.world, slot),
-            variables,
-            srun_environment(context.environment, found.job_nodes, context.allocation.changed),
-        )
-        context.events.write("joining", nodes=[loss.node], seats=list(loss.seats))
-        with context.person.starting:
-            step = SrunStep(argv, environment, context.wake.set, on_news=context.wake.set)
-            context.person.steps.append(step)
-        self.steps.add(step, loss.seats)
-        loss.started = time.time()
-        self._joined_at |= dict.fromkeys(loss.seats, time.monotonic())
-        if loss.at_fault:
-            context.link.forgive(loss.node)
-        context.link.moved(AttemptStarted(self._attempt.number, self.nodes))
+        self._step = max(self._step, step)
+        for peer in peers:
+            self._peers.setdefault(peer.seat, set()).add(peer.id)
+            known = self._incarnations.get(peer.seat, 0)
+            self._incarnations[peer.seat] = max(known, peer.incarnation)
+        for seat in running:
+            self._generations[seat] = generation
 
-    def _settle(self, loss: SeatLoss) -> EmptySeats:
-        """Write down that the lost seats are on another node now; the part to be started."""
-        slots = list(self.world.slots)
-        slots[loss.slot.rank] = msgspec.structs.replace(slots[loss.slot.rank], node=loss.node)
-        self.world = msgspec.structs.replace(self.world, slots=tuple(slots))
-        return msgspec.structs.replace(slots[loss.slot.rank], seats=loss.seats)
+    def record(self, seats: Iterable[int]) -> SeatRecord:
+        """Return what is known of some seats."""
+        chosen = tuple(seats)
+        return SeatRecord(
+            frozenset(name for seat in chosen for name in self._peers.get(seat, ())),
+            max((self._generations.get(seat, 0) for seat in chosen), default=0),
+            self._step,
+        )
+
+    def next_incarnation(self, seats: Iterable[int]) -> int:
+        """Return how many processes sat on these seats before a new one."""
+        return 1 + max(self._incarnations.get(seat, 0) for seat in seats)

@@ -1,4 +1,4 @@
-"""Sever: end srun's connections to a node that is gone, so that srun does not end the whole step.
+"""Close srun's connections to a node that is gone, so that srun does not end the whole step.
 
 srun keeps a connection to each node for the tasks' output. When a new machine answers under the
 old one's name, it resets that connection, slurmctld tells srun that the node misses the step, and
@@ -31,7 +31,7 @@ def close_sockets(pid: int, address: str) -> int:
         address: the machine's name or address.
 
     Returns:
-        How many there were. 0 as well where the kernel forbids it.
+        The number of connections. 0 as well where the kernel forbids it.
     """
     addresses = _resolve(address)
     count = 0
@@ -44,7 +44,7 @@ def close_sockets(pid: int, address: str) -> int:
 
 
 def connections(pid: int) -> int:
-    """How many network connections a child has; -1 where the kernel does not tell."""
+    """Return the number of network connections of a child; -1 where the kernel does not tell."""
     try:
         return sum(1 for _ in _connections(pid))
     except OSError:
@@ -58,7 +58,7 @@ def _connections(pid: int) -> Iterator[socket.socket]:
             with _copy(handle, number) as connection:
                 if connection.family in (socket.AF_INET, socket.AF_INET6):
                     with contextlib.suppress(OSError):
-                        connection.getpeername()  # fails where nobody is at the other end
+                        connection.getpeername()  # fails where there is no other end
                         yield connection
     finally:
         os.close(handle)
@@ -66,10 +66,10 @@ def _connections(pid: int) -> Iterator[socket.socket]:
 
 def _resolve(address: str) -> frozenset[str]:
     try:
-        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except OSError:
         return frozenset()
-    return frozenset(str(entry[4][0]) for entry in found)
+    return frozenset(str(entry[4][0]) for entry in entries)
 
 
 def _sockets(pid: int) -> Iterator[int]:
@@ -80,14 +80,14 @@ def _sockets(pid: int) -> Iterator[int]:
 
 
 def _copy(handle: int, number: int) -> socket.socket:
-    got = _libc.syscall(_PIDFD_GETFD, handle, number, 0)
-    if got < 0:
+    copy = _libc.syscall(_PIDFD_GETFD, handle, number, 0)
+    if copy < 0:
         raise OSError(ctypes.get_errno(), "pidfd_getfd")
-    return socket.socket(fileno=got)
+    return socket.socket(fileno=copy)
 
 
 def _is_to(connection: socket.socket, addresses: frozenset[str]) -> bool:
     peer = str(connection.getpeername()[0]).removeprefix("::ffff:")
-    # Several nodes of one machine have one address: whose connection this is, nobody can tell.
+    # Several nodes of one machine have one address: then connections cannot be told apart.
     own = str(connection.getsockname()[0]).removeprefix("::ffff:")
     return peer in addresses and peer != own

@@ -19,7 +19,7 @@ PLACEMENT = ("nodelist", "exclude", "nodefile", "relative", "nodes")
 
 
 class AttemptCommand:
-    """How this site's srun is given the tasks' variables."""
+    """Build srun's command line, by the way in which this site's srun gives variables to tasks."""
 
     def __init__(self, srun: str, has_plugin: bool) -> None:
         """
@@ -33,7 +33,7 @@ class AttemptCommand:
     def line(
         self, command: SrunCommand, variables: Mapping[str, str], environment: Mapping[str, str]
     ) -> tuple[list[str], dict[str, str]]:
-        """srun's words, and its environment.
+        """Return srun's words, and its environment.
 
         Args:
             command: the user's, with the options of this attempt.
@@ -55,7 +55,7 @@ class AttemptCommand:
 def step_nodes(
     command: SrunCommand, job: Job, environment: Mapping[str, str]
 ) -> tuple[int, tuple[str, ...]]:
-    """How many nodes the step uses, and which.
+    """Return the number of nodes that the step uses, and the nodes.
 
     Raises:
         UsageError: a -w that is no hostlist.
@@ -82,13 +82,13 @@ def step_nodes(
 
 
 def leading_number(text: str | None) -> int:
-    """The number of ``4``, the larger one of ``2-4``; 0 for anything else."""
+    """Return the number of ``4``, the larger one of ``2-4``; 0 for anything else."""
     digits = (text or "").split("-")[-1]
     return int(digits) if digits.isascii() and digits.isdigit() else 0
 
 
 def _without_plugin(command: SrunCommand, variables: Mapping[str, str]) -> SrunCommand:
-    """The user's program behind a shell that exports the variables."""
+    """Return the user's program behind a shell that exports the variables."""
     if command.multi_prog or not command.program:
         if command.multi_prog:
             report.say(

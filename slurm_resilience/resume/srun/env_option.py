@@ -1,8 +1,8 @@
 """Encode the supervisor's variables as one option value that the SPANK plugin decodes. Pure.
 
 ``NAME=VALUE`` pairs joined by ``;``. Names and values are percent-encoded: everything but
-``A-Za-z0-9_.-`` is ``%XX``. The decoder that counts is ``spank/carrier.c``; ``decode`` here accepts
-and refuses the same texts.
+``A-Za-z0-9_.-`` is ``%XX``. The decoder that counts is ``spank/env_option.c``; ``decode`` here
+accepts and refuses the same texts.
 """
 
 from __future__ import annotations
@@ -26,23 +26,29 @@ _PAIR = re.compile(rf"({_WORD}+)=({_WORD}*)")
 
 
 def encode(pairs: Mapping[str, str]) -> str:
-    """The carrier of ``pairs``; an empty mapping is the empty carrier."""
+    """Return the option value for ``pairs``; an empty mapping is the empty text."""
     for name, value in pairs.items():
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise UsageError(f"no environment can hold the variable {name!r} with value {value!r}")
     return ";".join(f"{_quote(name)}={_quote(value)}" for name, value in pairs.items())
 
 
-def decode(carrier: str) -> dict[str, str]:
-    """The pairs of ``carrier``. The last one wins where a name stands twice, as in a task."""
+def decode(text: str) -> dict[str, str]:
+    """Return the pairs of an option value.
+
+    The last one wins where a name stands twice, as in a task.
+
+    Raises:
+        UsageError: it is malformed.
+    """
     pairs: dict[str, str] = {}
-    for pair in carrier.split(";") if carrier else ():
+    for pair in text.split(";") if text else ():
         match = _PAIR.fullmatch(pair)
         if match is None:
-            raise UsageError(f"malformed carrier: {pair!r} is not an encoded NAME=VALUE")
+            raise UsageError(f"malformed {OPTION}: {pair!r} is not an encoded NAME=VALUE")
         name, value = (_unquote(word) for word in match.groups())
         if "=" in name or "\0" in name or "\0" in value:
-            raise UsageError(f"malformed carrier: no environment can hold {pair!r}")
+            raise UsageError(f"malformed {OPTION}: no environment can hold {pair!r}")
         pairs[name] = value
     return pairs
 

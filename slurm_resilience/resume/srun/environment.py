@@ -1,4 +1,4 @@
-"""What each attempt's tasks and srun find in their environment. Pure.
+"""The environment of each attempt's tasks, and of its srun. Pure.
 
 `$SLURM_JOB_NODELIST` and its relatives go stale when a node of the job was swapped, so they are
 rebuilt from what Slurm says now, for srun (which reads them as defaults) and for the tasks.
@@ -21,13 +21,13 @@ the last one's port may be held by a process that is still dying."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One run of the step."""
+    """One run of the program: the step that was started, and those that join it."""
 
     job: int
     number: int
     """From 1, over the life of one supervisor."""
     restarts: int
-    """How often Slurm has requeued the job."""
+    """Requeues of the job so far."""
     step_nodes: tuple[str, ...]
     """In Slurm's order: the first one runs rank 0."""
     job_nodes: tuple[str, ...]
@@ -46,7 +46,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 def task_variables(attempt: Attempt) -> dict[str, str]:
-    """Variables for every task. A value `@NODEID` is the task's own node id."""
+    """Return the variables for every task. A value `@NODEID` is the task's own node id."""
     variables = {
         "NODE_LIST": fold(attempt.step_nodes),
         "MASTER_NODE": attempt.step_nodes[0],
@@ -80,7 +80,7 @@ _NEVER = ("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_NODE_ALIASES")
 def srun_environment(
     environment: Mapping[str, str], job_nodes: Sequence[str], changed: bool
 ) -> dict[str, str]:
-    """The environment of srun itself.
+    """Return the environment of srun itself.
 
     Args:
         environment: the supervisor's own, as the batch script left it.
@@ -110,7 +110,7 @@ def srun_environment(
 
 
 def _repeat(per_node: str, count: int) -> str:
-    """``4(x3)`` for another number of nodes; empty when the nodes were not alike."""
+    """Return ``4(x3)`` for another number of nodes; empty when the nodes were not alike."""
     values = {re.sub(r"\(x\d+\)$", "", part) for part in per_node.split(",")}
     if len(values) != 1:
         return ""
@@ -119,7 +119,7 @@ def _repeat(per_node: str, count: int) -> str:
 
 
 def wrapped(program: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
-    """The program behind a shell that exports the variables first: for sites without the plugin.
+    """Return the program behind a shell that exports the variables: for sites without the plugin.
 
     The user's words are arguments of that shell, never its text.
     """

@@ -23,13 +23,13 @@ TAKEN = frozenset(
         signal.SIGUSR2,
     }
 )
-"""What srun takes. Ctrl-Z stops both of us, as it stops srun."""
+"""The signals that srun takes. Ctrl-Z stops both of us, as it stops srun."""
 ENDING = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 """Each of these makes srun end its step."""
 
 
 def block() -> None:
-    """Hold them back until `receive` is called. Before any thread is started."""
+    """Hold the signals back until `receive` is called. Call it before any thread is started."""
     signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
 
 
@@ -49,14 +49,14 @@ def receive(on_signal: Callable[[signal.Signals, bool], None]) -> None:
 
 
 def _sent_to_all(code: int, sender: int) -> bool:
-    """Did it go to srun as well as to us?
+    """Return whether a signal went to srun as well as to us.
 
     A terminal sends to its whole foreground group (a positive code is the kernel's own; kill(2) has
     0), Slurm to every process of the batch step (scancel --full).
     """
     if code > 0:
         return True
-    # As the batch step's first process we may have been meant alone (scancel --batch).
+    # As the batch step's first process we may be the only receiver (scancel --batch).
     if sender == os.getppid():
         return False
     try:

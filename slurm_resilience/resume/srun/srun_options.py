@@ -1,4 +1,4 @@
-"""srun's command line: where its options end and the program begins, and how to change the options.
+"""Read srun's command line: tell its options from the program, and change the options.
 
 srun reads its line with glibc's ``getopt_long``, so this module reads it by the same rules: options
 end at the first word that is none, long names may be shortened while they stay unambiguous, short
@@ -22,11 +22,11 @@ from slurm_resilience.errors import UsageError
 
 log = logging.getLogger(__name__)
 
-HELP_TIMEOUT = 10.0
+HELP_SECONDS = 10.0
 
 
 class Takes(Enum):
-    """What may follow an option."""
+    """The kinds of options, by what may follow them."""
 
     NOTHING = "nothing"
     VALUE = "a value, attached or as the next word"
@@ -54,12 +54,12 @@ class OptionTable:
     """The options of one srun."""
 
     specs: tuple[OptionSpec, ...]
-    spoken: frozenset[str] = frozenset()
+    listed_names: frozenset[str] = frozenset()
     """Names that this srun's --help lists."""
 
     def listed(self, name: str) -> bool:
-        """Does this srun itself say that it has the option?"""
-        return name in self.spoken
+        """Return whether this srun's own --help lists the option."""
+        return name in self.listed_names
 
     @cached_property
     def _by_name(self) -> dict[str, OptionSpec]:
@@ -70,7 +70,7 @@ class OptionTable:
         return {spec.short: spec for spec in self.specs if spec.short}
 
     def long(self, name: str) -> OptionSpec:
-        """The option that ``--name`` means: itself, or the only one that begins so."""
+        """Return the option that ``--name`` means: itself, or the only one that begins so."""
         exact = self._by_name.get(name)
         if exact is not None:
             return exact
@@ -84,22 +84,22 @@ class OptionTable:
         raise UsageError(f"--{name} may be any of {names}")
 
     def letter(self, letter: str) -> OptionSpec:
-        """The option that ``-l`` means."""
+        """Return the option that ``-l`` means."""
         spec = self._by_letter.get(letter)
         if spec is None:
             raise UsageError(f"srun has no option -{letter}")
         return spec
 
     def extended(self, specs: Sequence[OptionSpec]) -> OptionTable:
-        """This table and those of ``specs`` it does not have; what it has, it knows better."""
+        """Return this table with those of ``specs`` that it does not have; its own entries win."""
         known = self._by_name
-        spoken = frozenset(spec.name for spec in specs)
+        listed_names = frozenset(spec.name for spec in specs)
         kept = (
-            OptionSpec(s.name, s.takes, s.short, s.same_as) if s.name in spoken else s
+            OptionSpec(s.name, s.takes, s.short, s.same_as) if s.name in listed_names else s
             for s in self.specs
         )
         added = (spec for spec in specs if spec.name not in known)
-        return OptionTable((*kept, *added), self.spoken | spoken)
+        return OptionTable((*kept, *added), self.listed_names | listed_names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class GivenOption:
     short: str = ""
 
     def called(self, name: str) -> bool:
-        """Is this the option ``name``: its long name, or its letter, with or without dashes?"""
+        """Return whether ``name`` is its long name or its letter, with or without dashes."""
         bare = name.lstrip("-")
         return bare != "" and bare in (self.name, self.short)
 
@@ -129,7 +129,7 @@ class SrunCommand:
         return any(option.called(name) for option in self.options)
 
     def value(self, name: str) -> str | None:
-        """The value of the last option ``name``; None when it is not given, or without a value."""
+        """Return the value of the last option ``name``; None: it is not given, or has no value."""
         given = [option.value for option in self.options if option.called(name)]
         return given[-1] if given else None
 
@@ -146,17 +146,17 @@ class SrunCommand:
         return self.value("jobid")
 
     def without(self, *names: str) -> SrunCommand:
-        """The same without these options."""
+        """Return the same without these options."""
         kept = tuple(o for o in self.options if not any(o.called(name) for name in names))
         return SrunCommand(kept, self.program)
 
     def adding(self, *words: str) -> SrunCommand:
-        """The same with ``--name`` or ``--name=value`` options after its own, so that they win."""
+        """Return the same with more ``--name`` or ``--name=value`` options; the last ones win."""
         return SrunCommand((*self.options, *map(_written, words)), self.program)
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The words to give to srun."""
+        """Return the words to give to srun."""
         options = tuple(word for option in self.options for word in option.words)
         # Only "--" keeps getopt from reading such a program as an option.
         divider = ("--",) if self.program and self.program[0].startswith("-") else ()
@@ -164,7 +164,11 @@ class SrunCommand:
 
 
 def split(args: Sequence[str], table: OptionTable) -> SrunCommand:
-    """Take srun's arguments (without argv[0]) apart. UsageError for what srun would refuse too."""
+    """Take srun's arguments (without argv[0]) apart.
+
+    Raises:
+        UsageError: srun would refuse them too.
+    """
     options: list[GivenOption] = []
     rest = list(args)
     while rest and rest[0].startswith("-") and rest[0] != "-":
@@ -192,7 +196,7 @@ def _long_option(word: str, rest: list[str], table: OptionTable) -> GivenOption:
 
 
 def _short_options(word: str, rest: list[str], table: OptionTable) -> Iterator[GivenOption]:
-    """The options of one word such as ``-lN2``, each in a word of its own."""
+    """Yield the options of one word such as ``-lN2``, each in a word of its own."""
     letters = word[1:]
     while letters:
         letter, letters = letters[0], letters[1:]
@@ -232,7 +236,7 @@ _MARKS = {None: Takes.NOTHING, "=": Takes.VALUE, "[=": Takes.ATTACHED}
 
 
 def parse_help(text: str) -> tuple[OptionSpec, ...]:
-    """The options that ``srun --help`` lists."""
+    """Return the options that ``srun --help`` lists."""
     specs: dict[str, OptionSpec] = {}
     for match in _HELP_LINE.finditer(text):
         name = match["name"]
@@ -241,7 +245,7 @@ def parse_help(text: str) -> tuple[OptionSpec, ...]:
 
 
 def read_table(srun: str) -> OptionTable:
-    """The options of the program ``srun``; ``BUILTIN`` alone when it does not tell."""
+    """Return the options of the program ``srun``; ``BUILTIN`` alone when it does not tell."""
     # srun reads its defaults before it helps, and refuses a wrong one. A long COLUMNS overruns the
     # buffer in which Slurm wraps the help of plugins' options.
     environment = {
@@ -257,7 +261,7 @@ def read_table(srun: str) -> OptionTable:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=HELP_TIMEOUT,
+            timeout=HELP_SECONDS,
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:

@@ -4,49 +4,35 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
+from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.errors import MissingTool, SresError
+from slurm_resilience.resume.srun.stderr_reader import (
+    EndedTasks,
+    SrunReport,
+    StderrReader,
+    code_of,
+)
 from slurm_resilience.slurm import client as client_side
 from slurm_resilience.slurm.client import SlurmClient
-from slurm_resilience.slurm.hostlists import expand
 
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
-# What Slurm prints when a step is cancelled by a person; by a node failure it says so.
-_CANCELLED = re.compile(
-    rb"^[^\n]{0,9}slurmstepd[^ ]*: error: \*\*\* STEP \S+ ON \S+ CANCELLED AT [0-9T:.-]+ "
-    rb"(\*\*\*|DUE TO TIME LIMIT)",
-    re.MULTILINE,
-)
-# What srun prints when a signal made it end its step.
-_FORCED = b"srun: forcing job termination"
-# What srun prints when it is told that its step is over, and an error of its own that would be the
-# cause: anything that is not about how a task ended.
-_ABORTED = b"srun: Job step aborted"
-_CAUSE = re.compile(rb"^srun: error: (?!\S+: tasks? [\d,-]+: )", re.MULTILINE)
-# A node that Slurm gave up under a step that lives on, and tasks that ended badly.
-_NODE_FAILURE = re.compile(rb"^srun: error: Node failure on (\S+)$", re.MULTILINE)
-_TASK_ENDED = re.compile(rb"^srun: error: (\S+): tasks? ([\d,-]+): ([^\n]*)$", re.MULTILINE)
-# srun itself ends a step whose task failed (--kill-on-bad-exit), or whose node it has lost touch
-# with, and Slurm words that the same.
-_SRUN_ENDS = re.compile(rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )")
-_LINE_LIMIT = 65536
-
-
-class EndedTasks(NamedTuple):
-    """Tasks of which srun said that they ended badly."""
-
-    nodes: tuple[str, ...]
-    tasks: tuple[int, ...]
-    how: str
+_READ_BYTES = 65536
+OUTPUT_SECONDS = 1.0
+"""Between two looks whether srun's last output has been passed on."""
+CANCEL_SECONDS = 10.0
+"""For the tasks of a step that Slurm was told to kill."""
+CANCEL_LOOK_SECONDS = 0.05
+LAST_WORDS_SECONDS = 0.1
+"""For what an srun still prints when its tasks are gone."""
+KILL_SECONDS = 5.0
+"""For an srun to end that was killed."""
 
 
 class SrunStep:
@@ -62,6 +48,7 @@ class SrunStep:
         on_end: Callable[[], None],
         relay_stderr: bool = True,
         on_news: Callable[[], None] = lambda: None,
+        clock: Clock | None = None,
     ) -> None:
         """
         Args:
@@ -72,25 +59,18 @@ class SrunStep:
                 step. Off for a pseudo terminal, which srun owns. Where standard output goes to the
                 same place it is read too, through the same pipe: else their order would change.
             on_news: called (in a thread) when srun has said something of a node or a task.
+            clock: the time; None: the machine's.
 
         Raises:
             MissingTool: srun cannot be started.
         """
-        self.started = time.monotonic()
+        self.clock = clock or SystemClock()
+        self.started = self.clock.monotonic()
         self.ended_at = 0.0
-        self.cancelled = False
-        """Slurm said that the step was cancelled."""
-        self.forced = False
-        """srun said that a signal made it end the step."""
-        self.failed_nodes: set[str] = set()
-        """Slurm gave these nodes up while the step ran."""
-        self.ended_tasks: list[EndedTasks] = []
-        """What srun said of tasks that did not end well."""
-        self.put_down = False
-        """Its srun waited for a node that is gone, and was killed by us: nobody's signal."""
-        self._aborted = False
-        self._has_cause = False
-        self._srun_ends = False
+        self._stderr = StderrReader()
+        self.killed_by_us = False
+        """Its srun waited for a node that is gone, and we killed it: this is no signal of the
+        user."""
         self._passed = 0
         self._writing = False
         parent = os.getpid()
@@ -132,114 +112,98 @@ class SrunStep:
         return self._process.pid
 
     @property
+    def cancelled(self) -> bool:
+        """Return whether Slurm reported that the step was cancelled."""
+        return SrunReport.CANCELLED in self._stderr.report
+
+    @property
+    def forced(self) -> bool:
+        """Return whether srun reported that a signal made it end the step."""
+        return SrunReport.FORCED in self._stderr.report
+
+    @property
+    def failed_nodes(self) -> set[str]:
+        """Return the nodes that Slurm gave up while the step ran."""
+        return self._stderr.failed_nodes
+
+    @property
+    def ended_tasks(self) -> list[EndedTasks]:
+        """Return what srun reported of tasks that did not end well."""
+        return self._stderr.ended_tasks
+
+    @property
     def running(self) -> bool:
         return self.ended_at == 0.0
 
     @property
     def code(self) -> int:
-        """The exit code as a shell shows it; 0 while it runs."""
-        if self.put_down and self.ended_tasks:
+        """Return the exit code as a shell shows it; 0 while it runs."""
+        if self.killed_by_us and self.ended_tasks:
             return max(code_of(ended.how) for ended in self.ended_tasks)
         code = self._process.returncode or 0
         return 128 - code if code < 0 else code
 
     @property
     def aborted(self) -> bool:
-        """Slurm ended the step, and srun gave no cause: somebody cancelled it, if no node is at
-        fault. (slurmstepd's own word for it is sometimes lost.)"""
-        return self._aborted and not self._has_cause and not self._srun_ends
+        """Return whether Slurm ended the step, and srun gave no cause.
+
+        The user cancelled it then, if no node is at fault. (slurmstepd's own line for it is
+        sometimes lost.)
+        """
+        told = self._stderr.report
+        explained = SrunReport.CAUSE | SrunReport.ENDED_BY_SRUN
+        return SrunReport.ABORTED in told and not told & explained
 
     @property
     def killed_by(self) -> int:
-        """The signal by which somebody ended srun itself, or 0."""
-        return 0 if self.put_down else max(0, -(self._process.returncode or 0))
+        """Return the signal by which srun itself was ended, if not by us, or 0."""
+        return 0 if self.killed_by_us else max(0, -(self._process.returncode or 0))
 
     @property
     def ran_for(self) -> float:
-        return (self.ended_at or time.monotonic()) - self.started
+        return (self.ended_at or self.clock.monotonic()) - self.started
 
     def send_signal(self, number: int) -> None:
+        """Send a signal to srun while it runs."""
         if self.running:
             self._process.send_signal(number)
 
-    def put_to_death(self) -> None:
-        """End an srun that waits for a node that is gone."""
-        self.put_down = self.put_down or self.running
+    def kill(self) -> None:
+        """Kill an srun that waits for a node that is gone."""
+        self.killed_by_us = self.killed_by_us or self.running
         self.send_signal(signal.SIGKILL)
 
     def wait(self, seconds: float) -> bool:
-        """True when srun ended within this time."""
+        """Wait for srun's end; True when it came within this time."""
         self._waiter.join(timeout=seconds)
         return not self._waiter.is_alive()
 
     def _wait(self) -> None:
         self._process.wait()
         seen = -1
-        # All of srun's output is waited for, whoever reads ours, but not that of a child which
-        # srun left behind with the pipe open.
+        # All of srun's output is waited for, however slowly ours is read, but not that of a child
+        # which srun left behind with the pipe open.
         while self._relay.is_alive() and (self._writing or self._passed != seen):
             seen = self._passed
-            self._relay.join(timeout=1.0)
-        self.ended_at = time.monotonic()
+            self._relay.join(timeout=OUTPUT_SECONDS)
+        self.ended_at = self.clock.monotonic()
         self._on_end()
 
     def _pass_on(self, source: int) -> None:
         """Copy srun's standard error as it comes, and read along."""
-        rest = b""
-        while data := os.read(source, 65536):
+        while data := os.read(source, _READ_BYTES):
             self._writing = True
             view = memoryview(data)
             try:
                 while view:
                     view = view[os.write(2, view) :]
             except OSError:
-                pass  # nobody reads our standard error any more; srun would not die of it either
+                pass  # our standard error is closed; srun would not die of it either
             self._passed += len(data)
             self._writing = False
-            rest = (rest + data)[-_LINE_LIMIT:]
-            self._read_along(rest)
-            rest = rest[rest.rfind(b"\n") + 1 :]
+            if self._stderr.read(data):
+                self._on_news()
         os.close(source)
-
-    def _read_along(self, text: bytes) -> None:
-        if _SRUN_ENDS.search(text):
-            self._srun_ends = True
-        if b"CANCELLED AT" in text and _CANCELLED.search(text) and not self._srun_ends:
-            self.cancelled = True
-        if _FORCED in text:
-            self.forced = True
-        if _ABORTED in text:
-            self._aborted = True
-        lines = text[: text.rfind(b"\n") + 1]
-        if _CAUSE.search(lines):
-            self._has_cause = True
-        for nodes in _NODE_FAILURE.findall(lines):
-            self.failed_nodes.update(_expanded(nodes))
-            self._on_news()
-        for nodes, tasks, how in _TASK_ENDED.findall(lines):
-            numbers = tuple(int(n[1:]) for n in _expanded(b"t[" + tasks + b"]"))
-            self.ended_tasks.append(
-                EndedTasks(_expanded(nodes), numbers, how.decode("utf-8", "replace"))
-            )
-            self._on_news()
-
-
-def code_of(how: str) -> int:
-    """A task's exit code as a shell shows it, from srun's words on its end; 1: not to be read."""
-    told = re.search(r"exit code (\d+)", how)
-    if told:
-        return int(told[1])
-    words = how.partition(" (")[0].strip()  # "Aborted (core dumped)"
-    names = {signal.strsignal(number): 128 + number for number in signal.Signals}
-    return names.get(words, 1)
-
-
-def _expanded(hostlist: bytes) -> tuple[str, ...]:
-    """Names in a line that may be a program's and not srun's: then there are none."""
-    try:
-        return expand(hostlist.decode())
-    except (SresError, UnicodeDecodeError):
-        return ()
 
 
 def _same_file(one: int, other: int) -> bool:
@@ -258,41 +222,44 @@ def end_step(
     so it is killed once no living task is left.
 
     Args:
+        step: the srun.
+        client: asks Slurm.
+        job: job id.
         host: this machine's name as Slurm shows it at the step (`SrunHost:Pid`).
         grace: seconds between SIGTERM and SIGKILL.
         at_once: the node is dead, its peers hang in a collective: SIGKILL without a grace.
     """
-    found = find_step(step, client, job, host)
-    name = found.step if found else ""
+    info = find_step(step, client, job, host)
+    name = info.step if info else ""
     if name and not at_once:
-        _try(lambda: client.cancel_step(job, name, "TERM"))
+        _ignoring_errors(lambda: client.cancel_step(job, name, "TERM"))
         if step.wait(grace):
             return
     if name:
-        _try(lambda: client.cancel_step(job, name))
-        deadline = time.monotonic() + 10.0
-        while time.monotonic() < deadline and not step.wait(0.05):
+        _ignoring_errors(lambda: client.cancel_step(job, name))
+        deadline = step.clock.monotonic() + CANCEL_SECONDS
+        while step.clock.monotonic() < deadline and not step.wait(CANCEL_LOOK_SECONDS):
             if not _is_running(client, job, name):
                 # Its tasks are gone: a moment for their last words, which srun still prints.
-                step.wait(0.1)
+                step.wait(LAST_WORDS_SECONDS)
                 break
-    step.put_to_death()
-    step.wait(5.0)
+    step.kill()
+    step.wait(KILL_SECONDS)
 
 
 def find_step(
     step: SrunStep, client: SlurmClient, job: int, host: str
 ) -> client_side.StepInfo | None:
-    """What Slurm knows of the step: the one whose srun is ours."""
+    """Return what Slurm knows of the step; None: it does not know it, or does not answer."""
     try:
         steps = client.steps(job)
     except SresError:
         return None
     short = host.split(".", maxsplit=1)[0]
-    for found in steps:
-        same_host = found.srun_host.split(".", maxsplit=1)[0] == short
-        if found.srun_pid == step.pid and same_host:
-            return found
+    for info in steps:
+        same_host = info.srun_host.split(".", maxsplit=1)[0] == short
+        if info.srun_pid == step.pid and same_host:
+            return info
     return None
 
 
@@ -303,7 +270,7 @@ def _is_running(client: SlurmClient, job: int, name: str) -> bool:
         return True
 
 
-def _try(call: Callable[[], None]) -> None:
+def _ignoring_errors(call: Callable[[], None]) -> None:
     try:
         call()
     except SresError:

@@ -1,68 +1,77 @@
-"""What a person did: the signals that came, and whether one of them ended the step."""
+"""The user's signals: hand them on to srun, and tell whether one of them ended a step."""
 
 from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 
+from slurm_resilience.clock import Clock
 from slurm_resilience.resume.srun import signals
 from slurm_resilience.resume.srun.step import SrunStep
 
-PERSON_SECONDS = 60.0
-"""A step that ends this soon after a person's signal ended because of it (KillWait is 30 s)."""
+SIGNAL_SECONDS = 60.0
+"""A step that ends this soon after a signal ended because of it (KillWait is 30 s)."""
 TWICE_SECONDS = 2.0
 """srun asks for the second Ctrl-C "within 1 sec" and counts whole seconds of the clock."""
 
 
 class UserSignals:
-    """Hands signals on to the running sruns, and remembers them."""
+    """Hand signals on to the running sruns, and remember them."""
 
-    def __init__(self, wake: threading.Event, leave: threading.Event) -> None:
+    def __init__(self, wake: threading.Event, user_stop: threading.Event, clock: Clock) -> None:
         """
         Args:
             wake: set for each signal.
-            leave: set when one came that ends things, and no step was there that could be told.
+            user_stop: set when a signal asks for the end, and no step runs that could be told.
+            clock: the time.
         """
+        self._clock = clock
         self._wake = wake
-        self.leave = leave
+        self._user_stop = user_stop
         self.starting = threading.Lock()
         """Held while a step is started."""
         self.steps: list[SrunStep] = []
-        """Those that are told."""
+        """The sruns that get the signals."""
         self._signals: list[tuple[float, int]] = []
 
     def on_signal(self, number: signal.Signals, srun_too: bool) -> None:
-        """Called in the thread of `signals.receive`."""
+        """Take a signal in; called in the thread of `signals.receive`.
+
+        Args:
+            number: the signal.
+            srun_too: srun got it as well, from the same sender.
+        """
         with self.starting:
-            self._signals.append((time.monotonic(), number))
+            self._signals.append((self._clock.monotonic(), number))
             running = [step for step in self.steps if step.running]
             if not srun_too:
                 for step in running:
                     step.send_signal(number)
             if not running and (number in signals.ENDING or number == signal.SIGINT):
-                self.leave.set()
+                self._user_stop.set()
         self._wake.set()
 
     def ending(self) -> int:
-        """The first signal that asked for the end."""
+        """Return the first signal that asked for the end."""
         return next(n for _, n in self._signals if n in signals.ENDING or n == signal.SIGINT)
 
-    def interrupted(self, step: SrunStep, stopped: bool, quick: bool) -> str:
-        """The signal that ended this step, or that came after it, if there is one.
+    def ended(self, step: SrunStep, stopped_by_us: bool, quick: bool) -> str:
+        """Return the signal that ended this step, or that came after it; empty: there is none.
 
         One Ctrl-C only asks srun for its state; two within a second end the step.
 
         Args:
-            stopped: the supervisor ended the step.
+            step: one srun.
+            stopped_by_us: the supervisor ended the step.
             quick: this srun ends at the first Ctrl-C.
         """
         recent = [
             (at, number)
             for at, number in self._signals
-            if at >= step.started and (step.ended_at or time.monotonic()) - at < PERSON_SECONDS
+            if at >= step.started
+            and (step.ended_at or self._clock.monotonic()) - at < SIGNAL_SECONDS
         ]
         for _, number in recent:
             if number in signals.ENDING:
@@ -70,9 +79,9 @@ class UserSignals:
         if _twice([at for at, number in recent if number == signal.SIGINT]):
             return "SIGINT twice"
         asked = any(number == signal.SIGINT for _, number in recent)
-        # A task that died of SIGINT did so because of a person, who may have sent it with scancel.
-        died_of_it = step.code == 128 + signal.SIGINT and not stopped
-        if died_of_it or (asked and (self.leave.is_set() or quick)):
+        # A task that died of SIGINT did so by the user's will, who may have sent it with scancel.
+        died_of_it = step.code == 128 + signal.SIGINT and not stopped_by_us
+        if died_of_it or (asked and (self._user_stop.is_set() or quick)):
             return "SIGINT"
         return "a signal" if step.forced else ""
 

@@ -27,13 +27,13 @@ def test_steps_before_the_loss_are_stale(
 ) -> None:
     monkeypatch.setenv("SRES_STEP", step)
     assert attempt.is_current()
-    fence.leave(directory, "n3", 2)
+    fence.exclude_node(directory, "n3", 2)
     assert attempt.is_current() is current
 
 
 def test_other_nodes_go_on(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SRES_STEP", "0")
-    fence.leave(directory, "n4", 1)
+    fence.exclude_node(directory, "n4", 1)
     assert attempt.is_current()
     monkeypatch.setenv("SRES_NODE", "n4")
     assert not attempt.is_current()
@@ -41,12 +41,12 @@ def test_other_nodes_go_on(directory: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_who_cannot_read_it_must_not_write(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SRES_STEP", "1")
-    fence.leave(directory, "n3", 1)
+    fence.exclude_node(directory, "n3", 1)
     assert attempt.is_current()
     (Path(directory) / attempt.LEFT / "n3").write_text("")
     assert not attempt.is_current()
 
 
 def test_no_directory_is_no_reason_to_fail() -> None:
-    fence.leave("", "n3", 1)
-    fence.leave("/proc/nowhere", "n3", 1)
+    fence.exclude_node("", "n3", 1)
+    fence.exclude_node("/proc/nowhere", "n3", 1)

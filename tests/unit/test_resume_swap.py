@@ -29,8 +29,8 @@ class Stop(threading.Event):
 
 
 def allocation(slurm: FakeSlurm, job: int) -> Allocation:
-    stop = threading.Event()
-    return Allocation(slurm, slurm.job(job), stop, patience=0.0, permits_expansion=True)
+    user_stop = threading.Event()
+    return Allocation(slurm, slurm.job(job), user_stop, patience=0.0, permits_expansion=True)
 
 
 def test_a_refusal_at_once_is_not_tried_again_at_once(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Join: who sits where in a living step, and the step that fills lost seats again."""
+"""Join: who node_of_seat where in a living step, and the step that fills lost seats again."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.resume.live_step.join_step import (
-    ASKED,
-    LAUNCHER,
-    EmptySeats,
-    SeatMap,
-    can_live,
     join_command,
     join_variables,
-    living,
+)
+from slurm_resilience.resume.live_step.living_program import (
+    CHECKPOINTLESS,
+    can_live,
+    living_command,
+    uses_training_library,
+)
+from slurm_resilience.resume.live_step.seats import (
+    NodeSlot,
+    SeatMap,
+    seat_map,
     seats_of_tasks,
-    wants,
-    world,
 )
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 
-LAUNCHED = ["python", "-m", LAUNCHER, "--nproc-per-node=2", "train.py"]
-BARE = SeatMap((EmptySeats(0, "n1", (0, 1)), EmptySeats(1, "n5", (2, 3))), 4, 1)
+LAUNCHED = ["python", "-m", "slurm_resilience.launcher", "--nproc-per-node=2", "train.py"]
+BARE = SeatMap((NodeSlot(0, "n1", (0, 1)), NodeSlot(1, "n5", (2, 3))), 4, 1)
 
 
 def command(*words: str, program: list[str] | None = None) -> Any:
@@ -47,8 +50,8 @@ def command(*words: str, program: list[str] | None = None) -> Any:
     ],
 )
 def test_only_programs_that_say_so(program: list[str], said: str | None, wanted: bool) -> None:
-    environment = {} if said is None else {ASKED: said}
-    assert wants(command(program=program), environment) is wanted
+    environment = {} if said is None else {CHECKPOINTLESS: said}
+    assert uses_training_library(command(program=program), environment) is wanted
     assert can_live(command(program=program), environment) is wanted
 
 
@@ -64,13 +67,13 @@ def test_only_programs_that_say_so(program: list[str], said: str | None, wanted:
     ],
 )
 def test_the_users_own_choice_stands(words: list[str]) -> None:
-    assert wants(command(*words), {ASKED: "1"})
-    assert not can_live(command(*words), {ASKED: "1"})
+    assert uses_training_library(command(*words), {CHECKPOINTLESS: "1"})
+    assert not can_live(command(*words), {CHECKPOINTLESS: "1"})
 
 
 def test_how_it_is_started() -> None:
-    line = living(command("-N2", "--wait=0"))
-    assert can_live(line, {ASKED: "1"})
+    line = living_command(command("-N2", "--wait=0"))
+    assert can_live(line, {CHECKPOINTLESS: "1"})
     assert line.argv == (
         "-N2",
         "--wait=0",
@@ -79,40 +82,40 @@ def test_how_it_is_started() -> None:
         "python",
         "train.py",
     )
-    assert living(line) == line
+    assert living_command(line) == line
 
 
-# -- who sits where ---------------------------------------------------------------------------
+# -- the node of every seat -------------------------------------------------------------------
 
 
 @given(nodes=st.integers(1, 5), tasks=st.integers(1, 4), ranks=st.integers(1, 4))
 def test_everybody_has_a_slot(nodes: int, tasks: int, ranks: int) -> None:
     names = [f"n{i}" for i in range(nodes)]
     a_node = tasks * ranks
-    sits = {seat: names[seat // a_node] for seat in range(nodes * a_node)}
-    found = world(names, sits, nodes * tasks)
+    node_of_seat = {seat: names[seat // a_node] for seat in range(nodes * a_node)}
+    found = seat_map(names, node_of_seat, nodes * tasks)
     assert found is not None
-    assert (found.nodes, found.seats, found.per_task) == (tuple(names), len(sits), ranks)
-    assert sorted(seat for slot in found.slots for seat in slot.seats) == sorted(sits)
+    assert (found.nodes, found.seats, found.per_task) == (tuple(names), len(node_of_seat), ranks)
+    assert sorted(seat for slot in found.slots for seat in slot.seats) == sorted(node_of_seat)
     assert {found.tasks(slot) for slot in found.slots} == {tasks}
     every = range(nodes * tasks)
-    assert seats_of_tasks(tuple(sits), ranks, every) == tuple(sits)
+    assert seats_of_tasks(tuple(node_of_seat), ranks, every) == tuple(node_of_seat)
 
 
 def test_a_world_that_is_not_complete() -> None:
-    assert world(["n1", "n2"], {0: "n1"}, 2) is None
-    assert world(["n1", "n2"], {0: "n1", 1: "n2"}, 4) is None
-    assert world(["n1", "n2"], {0: "n1", 1: "elsewhere"}, 2) is None
-    assert world(["n1", "n2"], {0: "n1", 1: "n2"}, 0) is None, "its tasks are not known"
+    assert seat_map(["n1", "n2"], {0: "n1"}, 2) is None
+    assert seat_map(["n1", "n2"], {0: "n1", 1: "n2"}, 4) is None
+    assert seat_map(["n1", "n2"], {0: "n1", 1: "elsewhere"}, 2) is None
+    assert seat_map(["n1", "n2"], {0: "n1", 1: "n2"}, 0) is None, "its tasks are not known"
 
 
 def test_ranks_of_a_launcher_that_come_one_after_the_other() -> None:
     nodes, all_of_them = ["n1", "n2"], {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
     for late in all_of_them:
-        sits = {seat: node for seat, node in all_of_them.items() if seat != late}
-        assert world(nodes, sits, 2, 4) is None
-        assert world(nodes, sits, 2) is None, "not every task has as many"
-    found = world(nodes, all_of_them, 2, 4)
+        node_of_seat = {seat: node for seat, node in all_of_them.items() if seat != late}
+        assert seat_map(nodes, node_of_seat, 2, 4) is None
+        assert seat_map(nodes, node_of_seat, 2) is None, "not every task has as many"
+    found = seat_map(nodes, all_of_them, 2, 4)
     assert found is not None
     assert (found.seats, found.per_task) == (4, 2)
 
@@ -154,7 +157,7 @@ def test_gpus_that_do_not_divide_are_left_to_slurm() -> None:
     assert not join_command(command("--gpus=3"), 12, BARE, BARE.slots[1]).has("gpus")
 
 
-def variables(shape: SeatMap, slot: EmptySeats) -> dict[str, str]:
+def variables(shape: SeatMap, slot: NodeSlot) -> dict[str, str]:
     first = {"NODE_RANK": "@NODEID", "SRES_TOKEN": "12.0.1", "SRES_STEP": "0", "NNODES": "2"}
     return join_variables(
         first,

@@ -1,4 +1,4 @@
-"""The carrier: what goes in comes out, and nothing malformed is let through."""
+"""The option with the variables: what goes in comes out, and nothing malformed is let through."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def test_what_was_encoded_is_decoded(pairs: dict[str, str]) -> None:
 
 
 @given(st.dictionaries(names, values))
-def test_a_carrier_is_plain_ascii_without_spaces(pairs: dict[str, str]) -> None:
-    carrier = encode(pairs)
-    assert carrier.isascii()
-    assert not set(carrier) & set(" \t\n\"'\\,=:|&$`") - {"="}
+def test_an_option_value_is_plain_ascii_without_spaces(pairs: dict[str, str]) -> None:
+    text = encode(pairs)
+    assert text.isascii()
+    assert not set(text) & set(" \t\n\"'\\,=:|&$`") - {"="}
 
 
 @given(st.text())
@@ -73,7 +73,7 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize("carrier", MALFORMED)
-def test_a_malformed_carrier_is_refused(carrier: str) -> None:
-    with pytest.raises(UsageError, match="malformed carrier"):
-        decode(carrier)
+@pytest.mark.parametrize("text", MALFORMED)
+def test_a_malformed_option_value_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="malformed --sres-env"):
+        decode(text)

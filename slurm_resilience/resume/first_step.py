@@ -1,0 +1,91 @@
+"""Start the first step of an attempt: its nodes, variables and options."""
+
+from __future__ import annotations
+
+import signal
+
+from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.live_step.living_program import living_command
+from slurm_resilience.resume.srun.command import PLACEMENT
+from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
+from slurm_resilience.resume.srun.srun_options import SrunCommand
+from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.slurm.hostlists import fold
+
+
+def describe_attempt(
+    context: SupervisorContext,
+    number: int,
+    restarts: int,
+    nodes: tuple[str, ...],
+    directory: str,
+) -> Attempt:
+    """Return the attempt that is to be started.
+
+    Args:
+        context: of the supervised srun.
+        number: of the attempt, from 1.
+        restarts: requeues of the job so far.
+        nodes: of the step, in any order.
+        directory: of the fence.
+    """
+    allocation = context.allocation
+    step_nodes = allocation.in_slurms_order(nodes)
+    return Attempt(
+        job=allocation.id,
+        number=number,
+        restarts=restarts,
+        step_nodes=step_nodes,
+        job_nodes=allocation.in_slurms_order(allocation.nodes),
+        master_address=context.client.node(step_nodes[0]).address or step_nodes[0],
+        directory=directory,
+    )
+
+
+def start_first_step(context: SupervisorContext, attempt: Attempt, *, lives: bool) -> SrunStep:
+    """Start the srun of an attempt.
+
+    Args:
+        context: of the supervised srun.
+        attempt: it has its fence.
+        lives: the step is to outlive a node.
+
+    Raises:
+        MissingTool: srun cannot be started.
+    """
+    command = _command(context.command, attempt, lives)
+    argv, environment = context.launch.line(
+        command,
+        task_variables(attempt),
+        srun_environment(context.environment, attempt.job_nodes, context.allocation.changed),
+    )
+    context.wake.clear()
+    signals = context.user_signals
+    with signals.starting:
+        step = SrunStep(
+            argv,
+            environment,
+            context.wake.set,
+            relay_stderr=not command.has("pty"),
+            on_news=context.wake.set if lives else lambda: None,
+            clock=context.clock,
+        )
+        signals.steps = [step]
+        if context.allocation.user_stop.is_set():
+            step.send_signal(signal.SIGTERM)  # it came while this step was being prepared
+    return step
+
+
+def _command(command: SrunCommand, attempt: Attempt, lives: bool) -> SrunCommand:
+    if lives:
+        command = living_command(command)
+    if attempt.number == 1:
+        return command
+    # The user's own choice of nodes named some that are gone.
+    nodes = attempt.step_nodes
+    command = command.without(*PLACEMENT)
+    command = command.adding(f"--nodes={len(nodes)}", f"--nodelist={fold(nodes)}")
+    if lives and not command.has("exclusive"):
+        # Slurm may take a living step that lost a node for one that still runs.
+        command = command.adding("--overlap")
+    return command

@@ -1,0 +1,555 @@
+"""Decide what a living step does: events and the time in, actions out. Pure.
+
+    lost seats   LOST → SEARCHING → NODE_FOUND → JOINING → FILLED, or EMPTY
+    join step    PLANNED → STARTING → CONNECTED → JOINED, or FAILED
+    live step    WHOLE ⇄ WAITING ⇄ DEGRADED → ENDING → OVER
+
+`live_step` tells it what happens and carries its actions out, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Set
+from enum import Enum
+
+from slurm_resilience.config import ResumeSettings
+from slurm_resilience.resume.decide.plan import after_task
+from slurm_resilience.resume.decide.transitions import advance
+from slurm_resilience.resume.live_step.join_step import JoinAttempt, JoinState
+from slurm_resilience.resume.live_step.live_events import (
+    Action,
+    AskEvidence,
+    AskToLeave,
+    EndAttempt,
+    EndJoin,
+    EndManner,
+    EndSteps,
+    Event,
+    FaultyNode,
+    ForgetNode,
+    FoundNodes,
+    JoinFailed,
+    JoinStarted,
+    LeaveJudged,
+    LeaveNode,
+    NodesFaulty,
+    SayEmpty,
+    SayJoined,
+    SayJoinFailed,
+    SayWentOn,
+    SearchEnded,
+    SearchKind,
+    StartJoin,
+    StartSearch,
+    StepsEnded,
+    StopSearches,
+    TasksDied,
+    TellTraining,
+    Tick,
+    TrainingEnded,
+    TrainingSeen,
+    UserEnded,
+)
+from slurm_resilience.resume.live_step.losses import LossCause, LostSeats, LostSeatState
+from slurm_resilience.resume.live_step.seats import (
+    NodeSlot,
+    SeatHistory,
+    SeatMap,
+    StepSeats,
+    seats_of_tasks,
+)
+
+JOIN_SECONDS = 1800.0
+"""A join step's processes have to be seen within this time (they import, and build the model),
+and to step with the others within as long again."""
+
+_WAITED_FOR = {JoinState.STARTING: "were not seen", JoinState.CONNECTED: "did not step"}
+
+
+class LiveStepState(Enum):
+    """The life of a living step."""
+
+    WHOLE = "whole"
+    """Every seat is filled."""
+    WAITING = "waiting"
+    """Seats are lost, and the others do not step (yet)."""
+    DEGRADED = "degraded"
+    """Seats are lost, and the others step without them."""
+    ENDING = "ending"
+    """Its sruns are being ended."""
+    OVER = "over"
+
+
+_S = LiveStepState
+LIVE_STEP_TRANSITIONS: dict[LiveStepState, frozenset[LiveStepState]] = {
+    _S.WHOLE: frozenset({_S.WAITING, _S.ENDING}),
+    _S.WAITING: frozenset({_S.DEGRADED, _S.WHOLE, _S.ENDING}),
+    _S.DEGRADED: frozenset({_S.WAITING, _S.WHOLE, _S.ENDING}),
+    _S.ENDING: frozenset({_S.OVER}),
+    _S.OVER: frozenset(),
+}
+
+
+def steps_without(seen: TrainingSeen, since: int, lost_peers: Set[str]) -> bool:
+    """Return whether all processes that live step together, in a later generation than ``since``.
+
+    Args:
+        seen: the training now.
+        since: the generation in which seats were lost.
+        lost_peers: ids of processes on lost nodes: they do not say goodbye.
+    """
+    running = set(seen.running)
+    living = living_seats(seen, lost_peers)
+    return seen.generation > since and bool(running) and running >= living
+
+
+def living_seats(seen: TrainingSeen, lost_peers: Set[str]) -> set[int]:
+    """Return the seats with a living process."""
+    return {peer.seat for peer in seen.peers if peer.id not in lost_peers}
+
+
+class TaskDeaths:
+    """Count the deaths in a row of each seat's tasks."""
+
+    def __init__(self, long_life: float) -> None:
+        """
+        Args:
+            long_life: seconds; a death after so long begins a new row.
+        """
+        self._long_life = long_life
+        self._deaths: dict[int, int] = {}
+        self._joined_at: dict[int, float] = {}
+
+    def joined(self, seats: tuple[int, ...], now: float) -> None:
+        """Note that a join step was started for these seats."""
+        self._joined_at |= dict.fromkeys(seats, now)
+
+    def died(self, seats: tuple[int, ...], now: float) -> int:
+        """Count one death of these seats; return how many there were in a row."""
+        for seat in seats:
+            lived = now - self._joined_at.get(seat, float("-inf"))
+            before = 0 if lived > self._long_life else self._deaths.get(seat, 0)
+            self._deaths[seat] = before + 1
+        return max(self._deaths[seat] for seat in seats)
+
+
+class LivePlan:
+    """The decisions for one living attempt."""
+
+    def __init__(self, seat_map: SeatMap, limits: ResumeSettings) -> None:
+        """
+        Args:
+            seat_map: the node of every seat when the step began to live.
+            limits: `[resume]` of the configuration.
+        """
+        self._limits = limits
+        self.seat_map = seat_map
+        self.steps = StepSeats(range(seat_map.seats))
+        self.state = LiveStepState.WHOLE
+        self.losses: list[LostSeats] = []
+        """All so far, the oldest first."""
+        self.joins: list[JoinAttempt] = []
+        """All so far: one for each step after the first."""
+        self.lost_peers: set[str] = set()
+        """Ids of processes on lost nodes."""
+        self._searches: dict[SearchKind, tuple[LostSeats, ...]] = {}
+        self._history = SeatHistory()
+        self._deaths = TaskDeaths(limits.progress_after)
+        self._seen = TrainingSeen(0, (), -1, ())
+        self._kept_nodes: frozenset[str] = frozenset()
+        """Nodes that should be left, but there is nowhere to go."""
+        self._waiting_since = 0.0
+        """When the state or a search or a join step last changed."""
+        self._finish: EndAttempt | None = None
+        """The last action, once all steps have ended."""
+
+    def step(self, event: Event, now: float) -> tuple[Action, ...]:
+        """Take an event in; return what is to be done, in this order.
+
+        Args:
+            event: what happened.
+            now: monotonic seconds.
+        """
+        if self.state is _S.OVER:
+            return ()
+        if self.state is _S.ENDING:
+            return tuple(self._when_ending(event))
+        return tuple(self._when_living(event, now))
+
+    def next_deadline(self) -> float | None:
+        """Return when the next `Tick` is due at the latest; None: no time is waited for."""
+        dues = [loss.due for loss in self.losses if loss.state is LostSeatState.DIAGNOSING]
+        return min(dues, default=None)
+
+    def _when_living(self, event: Event, now: float) -> Iterator[Action]:
+        match event:
+            case TrainingSeen():
+                yield from self._on_training_seen(event, now)
+            case NodesFaulty():
+                yield from self._on_nodes_faulty(event, now)
+            case LeaveJudged():
+                yield from self._on_leave_judged(event, now)
+            case TasksDied():
+                yield from self._on_tasks_died(event, now)
+            case SearchEnded():
+                yield from self._on_search_ended(event, now)
+            case JoinStarted() | JoinFailed():
+                yield from self._on_join_result(event, now)
+            case Tick():
+                yield from self._on_tick(now)
+            case UserEnded() | TrainingEnded() | StepsEnded():
+                yield from self._on_end(event)
+
+    # -- the training -------------------------------------------------------------------------
+
+    def _on_training_seen(self, seen: TrainingSeen, now: float) -> Iterator[Action]:
+        self._seen = seen
+        self._history.note(seen.peers, seen.running, seen.generation, seen.step)
+        for join in self.joins:
+            if join.state is JoinState.STARTING and self._is_seen(join):
+                join.enter(JoinState.CONNECTED)
+                join.deadline = now + JOIN_SECONDS
+        for loss in self.losses:
+            if not loss.pending and loss.state is not LostSeatState.EMPTY:
+                continue
+            if loss.went_on is None and self._others_step(loss.before.generation):
+                loss.went_on = now
+                running, seats = len(seen.running), self.seat_map.seats
+                yield SayWentOn(running, seats, now - loss.noticed)
+            if loss.state is LostSeatState.JOINING and self._has_joined(loss):
+                yield from self._fill(loss)
+            elif loss.state is LostSeatState.EMPTY and self._is_alive(loss):
+                loss.enter(LostSeatState.FILLED)
+        self._update_state(now)
+
+    def _fill(self, loss: LostSeats) -> Iterator[Action]:
+        loss.enter(LostSeatState.FILLED)
+        join = self._join_of(loss.step)
+        if join.state is JoinState.STARTING:
+            join.enter(JoinState.CONNECTED)
+        join.enter(JoinState.JOINED)
+        yield ForgetNode(loss.slot.node)
+        yield SayJoined(loss, self.seat_map.nodes, self._seen.step)
+
+    def _others_step(self, since: int) -> bool:
+        return steps_without(self._seen, since, self.lost_peers)
+
+    def _is_alive(self, loss: LostSeats) -> bool:
+        return living_seats(self._seen, self.lost_peers).issuperset(loss.seats)
+
+    def _is_seen(self, join: JoinAttempt) -> bool:
+        loss = self._loss(join.loss)
+        return any(
+            peer.seat in join.seats and peer.id not in loss.before.peers
+            for peer in self._seen.peers
+        )
+
+    def _has_joined(self, loss: LostSeats) -> bool:
+        new = {peer.seat for peer in self._seen.peers if peer.id not in loss.before.peers}
+        seats = set(loss.seats)
+        return seats <= new and seats <= set(self._seen.running)
+
+    # -- what is lost -------------------------------------------------------------------------
+
+    def _on_nodes_faulty(self, event: NodesFaulty, now: float) -> Iterator[Action]:
+        lost = self._lost_nodes()
+        nodes = tuple(
+            faulty
+            for faulty in event.nodes
+            if faulty.node not in lost and self.seat_map.slot_of(faulty.node) is not None
+        )
+        if not nodes or frozenset(faulty.node for faulty in nodes) == self._kept_nodes:
+            return
+        for faulty in nodes:
+            if faulty.dead:
+                # Before anything else: the others wait for it.
+                yield TellTraining(faulty)
+        if any(faulty.dead for faulty in nodes):
+            yield from self._leave(nodes, now)
+        else:
+            yield AskToLeave(nodes)
+
+    def _on_leave_judged(self, event: LeaveJudged, now: float) -> Iterator[Action]:
+        if event.allowed:
+            yield from self._leave(event.nodes, now)
+        else:
+            self._kept_nodes = frozenset(faulty.node for faulty in event.nodes)
+
+    def _leave(self, nodes: tuple[FaultyNode, ...], now: float) -> Iterator[Action]:
+        for faulty in nodes:
+            slot = self.seat_map.slot_of(faulty.node)
+            if slot is None or faulty.node in self._lost_nodes():
+                continue  # it was left meanwhile
+            if not faulty.dead:
+                yield TellTraining(faulty)
+            yield from self._lose_node(faulty, slot, now)
+        self._update_state(now)
+
+    def _lose_node(self, faulty: FaultyNode, slot: NodeSlot, now: float) -> Iterator[Action]:
+        steps = tuple(n for n in range(len(self.steps)) if self.steps.held_by(n) & set(slot.seats))
+        yield LeaveNode(faulty, slot, steps, len(self.steps))
+        # A join step that was on its way to this node is lost with it.
+        self._give_up([loss for loss in self.losses if loss.slot.rank == slot.rank])
+        cause = LossCause.NODE_DEAD if faulty.dead else LossCause.NODE_MARKED
+        loss = self._new_loss(slot, slot.seats, cause, faulty.reason, now)
+        self.lost_peers |= loss.before.peers
+
+    def _on_tasks_died(self, event: TasksDied, now: float) -> Iterator[Action]:
+        numbers = self.steps.all_of(event.step)
+        died = seats_of_tasks(numbers, self.seat_map.per_task, event.tasks)
+        lost = {seat for loss in self.losses if loss.without_node for seat in loss.seats}
+        held = self.steps.held_by(event.step) - lost
+        for slot in self.seat_map.slots:
+            here = tuple(seat for seat in slot.seats if seat in died and seat in held)
+            if here:
+                yield from self._lose_tasks(slot, here, event.reason, now)
+        self._update_state(now)
+
+    def _lose_tasks(
+        self, slot: NodeSlot, seats: tuple[int, ...], reason: str, now: float
+    ) -> Iterator[Action]:
+        """Wait a moment, in which the node may be found to be at fault; then start the tasks again
+        on it."""
+        # Those that were on their way, and died.
+        self._give_up([loss for loss in self.losses if set(loss.seats) <= set(seats)])
+        self._without_seats(seats)
+        loss = self._new_loss(slot, seats, LossCause.TASKS_DIED, reason, now)
+        loss.due = now + self._limits.diagnosis_wait
+        yield AskEvidence(slot.node)
+
+    def _without_seats(self, seats: tuple[int, ...]) -> None:
+        """Let the losses and join steps that stand for more than these seats go on without them."""
+        for loss in self.losses:
+            if loss.pending or loss.state is LostSeatState.EMPTY:
+                loss.seats = tuple(seat for seat in loss.seats if seat not in seats)
+        for join in self.joins:
+            if join.pending:
+                join.seats = tuple(seat for seat in join.seats if seat not in seats)
+
+    def _new_loss(
+        self, slot: NodeSlot, seats: tuple[int, ...], cause: LossCause, reason: str, now: float
+    ) -> LostSeats:
+        state = LostSeatState.LOST if cause.blames_node else LostSeatState.DIAGNOSING
+        number = len(self.losses)
+        before = self._history.record(seats)
+        loss = LostSeats(number, slot, seats, cause, reason, now, before, state=state)
+        self.losses.append(loss)
+        return loss
+
+    def _give_up(self, losses: list[LostSeats]) -> None:
+        """Let a later loss stand for these."""
+        for loss in losses:
+            if loss.pending or loss.state is LostSeatState.EMPTY:
+                loss.enter(LostSeatState.LOST_AGAIN)
+            for join in self.joins:
+                if join.loss == loss.number and join.pending:
+                    join.enter(JoinState.FAILED)
+
+    # -- searches -----------------------------------------------------------------------------
+
+    def _on_tick(self, now: float) -> Iterator[Action]:
+        for loss in self.losses:
+            if loss.state is LostSeatState.DIAGNOSING and loss.due <= now:
+                loss.enter(LostSeatState.LOST)
+        yield from self._end_late_joins(now)
+        for kind in SearchKind:
+            yield from self._search(kind, now)
+        self._update_state(now)
+        yield from self._end_hopeless(now)
+
+    def _search(self, kind: SearchKind, now: float) -> Iterator[Action]:
+        by_node = kind is SearchKind.NODES
+        lost = [
+            loss
+            for loss in self.losses
+            if loss.state is LostSeatState.LOST and loss.cause.blames_node is by_node
+        ]
+        if not lost or kind in self._searches:
+            return
+        if not by_node:
+            lost = yield from self._tasks_to_restart(lost, now)
+        for loss in lost:
+            loss.enter(LostSeatState.SEARCHING)
+        if lost:
+            self._searches[kind] = tuple(lost)
+            yield StartSearch(
+                kind,
+                tuple(_faulty(loss) for loss in lost),
+                self._living_nodes(),
+                len(self.seat_map.nodes),
+                max(loss.before.generation for loss in lost),
+            )
+
+    def _tasks_to_restart(
+        self, lost: list[LostSeats], now: float
+    ) -> Generator[Action, None, list[LostSeats]]:
+        """Return the losses to look for; leave those empty whose tasks died too often."""
+        chosen = []
+        for loss in lost:
+            if self._is_alive(loss):
+                loss.enter(LostSeatState.FILLED)  # by their own launcher
+                continue
+            plan = after_task(self._deaths.died(loss.seats, now), self._limits)
+            if plan.kind == "join":
+                chosen.append(loss)
+                continue
+            loss.enter(LostSeatState.EMPTY)
+            yield SayEmpty(loss.seats, f"{loss.reason}; {plan.reason}")
+        return chosen
+
+    def _living_nodes(self) -> tuple[str, ...]:
+        lost = self._lost_nodes()
+        return tuple(name for name in self.seat_map.nodes if name not in lost)
+
+    def _lost_nodes(self) -> set[str]:
+        """Nodes that are left, and for which no other one has been found yet."""
+        return {
+            loss.slot.node
+            for loss in self.losses
+            if loss.cause.blames_node and loss.pending and loss.without_node
+        }
+
+    def _on_search_ended(self, event: SearchEnded, now: float) -> Iterator[Action]:
+        losses = self._searches.pop(event.kind, ())
+        self._waiting_since = now
+        found = event.found
+        waiting = [loss for loss in losses if loss.state is LostSeatState.SEARCHING]
+        if found is None or found.bad or not waiting:
+            for loss in waiting:
+                loss.enter(LostSeatState.LOST)
+            for name, reason in (found.bad if found else {}).items():
+                yield from self._leave((FaultyNode(name, reason, False),), now)
+        elif found.chosen.kind != "join":
+            yield from self._end_for(waiting, f"no node can join ({found.chosen.reason})")
+        else:
+            node_of = dict(zip((loss.number for loss in losses), found.nodes, strict=False))
+            for loss in waiting:
+                node = node_of.get(loss.number)
+                if node is None:
+                    loss.enter(LostSeatState.LOST)
+                else:
+                    yield from self._join(loss, node, found, now)
+
+    # -- join steps ---------------------------------------------------------------------------
+
+    def _join(self, loss: LostSeats, node: str, found: FoundNodes, now: float) -> Iterator[Action]:
+        loss.enter(LostSeatState.NODE_FOUND)
+        loss.node, loss.nodes_ready = node, now
+        self.seat_map = self.seat_map.moved(loss.slot.rank, node)
+        loss.step = self.steps.add(loss.seats)
+        self.joins.append(JoinAttempt(loss.step, loss.number, loss.seats, now + JOIN_SECONDS))
+        yield ForgetNode(node)
+        yield StartJoin(
+            loss.step,
+            NodeSlot(loss.slot.rank, node, loss.seats),
+            self.seat_map,
+            found,
+            self._history.next_incarnation(loss.seats),
+            loss.cause.blames_node,
+        )
+
+    def _on_join_result(self, event: JoinStarted | JoinFailed, now: float) -> Iterator[Action]:
+        join = self._join_of(event.step)
+        if join.state is not JoinState.PLANNED:
+            return  # its node was lost meanwhile
+        loss = self._loss(join.loss)
+        loss.enter(LostSeatState.JOINING)
+        self._deaths.joined(loss.seats, now)
+        self._waiting_since = now
+        if isinstance(event, JoinStarted):
+            join.enter(JoinState.STARTING)
+            loss.started = now
+        else:
+            yield from self._fail(loss, event.reason, now)
+
+    def _end_late_joins(self, now: float) -> Iterator[Action]:
+        for join in self.joins:
+            if join.state in _WAITED_FOR and now >= join.deadline:
+                reason = f"its processes {_WAITED_FOR[join.state]} within {JOIN_SECONDS:.0f} s"
+                yield from self._fail(self._loss(join.loss), reason, now)
+                yield EndJoin(join.step)
+
+    def _fail(self, loss: LostSeats, reason: str, now: float) -> Iterator[Action]:
+        yield SayJoinFailed(loss.seats, loss.node, reason)
+        slot = self.seat_map.slots[loss.slot.rank]
+        yield from self._lose_tasks(slot, loss.seats, reason, now)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _update_state(self, now: float) -> None:
+        unfilled = [
+            loss for loss in self.losses if loss.pending or loss.state is LostSeatState.EMPTY
+        ]
+        since = max((loss.before.generation for loss in unfilled), default=0)
+        if not unfilled:
+            state = _S.WHOLE
+        elif self._seen.running and self._seen.generation > since:
+            state = _S.DEGRADED
+        else:
+            state = _S.WAITING
+        if state is self.state:
+            return
+        if self.state is _S.WHOLE and state is _S.DEGRADED:
+            self.state = advance(LIVE_STEP_TRANSITIONS, self.state, _S.WAITING)
+        self.state = advance(LIVE_STEP_TRANSITIONS, self.state, state)
+        self._waiting_since = now
+
+    def _end_hopeless(self, now: float) -> Iterator[Action]:
+        """End a step of which no seat steps, after as long as an idle node is waited for. A search
+        has a limit of its own."""
+        waited = now - self._waiting_since
+        if self.state is _S.WAITING and not self._searches and waited > self._limits.swap_wait:
+            unfilled = [loss for loss in self.losses if loss.pending]
+            yield from self._end_for(unfilled, f"no seat has stepped for {waited:.0f} s")
+
+    def _end_for(self, losses: list[LostSeats], reason: str) -> Iterator[Action]:
+        dead = any(loss.cause is LossCause.NODE_DEAD for loss in self.losses if loss.pending)
+        noticed = min((loss.noticed for loss in losses), default=None)
+        finish = EndAttempt(0, None, self._faulty_nodes(), stopped_by_us=True, noticed=noticed)
+        self._begin_end(finish)
+        yield EndSteps(EndManner.AT_ONCE if dead else EndManner.WITH_GRACE, reason)
+
+    def _on_end(self, event: UserEnded | TrainingEnded | StepsEnded) -> Iterator[Action]:
+        faulty = self._faulty_nodes()
+        match event:
+            case TrainingEnded(code, training_step, reason):
+                text = f"the training ended at step {training_step}: {reason}" if code else ""
+                self._begin_end(EndAttempt(0, code, faulty, reported_by_training=True))
+                yield StopSearches()
+                yield EndSteps(EndManner.BY_THEMSELVES, text)
+            case UserEnded(step):
+                self._begin_end(EndAttempt(step, None, faulty))
+                yield StopSearches()
+                yield EndSteps(EndManner.WITH_GRACE, "")
+            case StepsEnded(codes):
+                worst = max(sorted(codes), key=lambda number: codes[number])
+                pending = any(loss.pending for loss in self.losses)
+                self._begin_end(EndAttempt(worst, codes[worst] or int(pending), faulty))
+                yield from self._when_ending(event)
+
+    def _begin_end(self, finish: EndAttempt) -> None:
+        self.state = advance(LIVE_STEP_TRANSITIONS, self.state, _S.ENDING)
+        self._finish = finish
+
+    def _when_ending(self, event: Event) -> Iterator[Action]:
+        if isinstance(event, StepsEnded) and self._finish is not None:
+            self.state = advance(LIVE_STEP_TRANSITIONS, self.state, _S.OVER)
+            yield StopSearches()
+            yield self._finish
+
+    def _faulty_nodes(self) -> dict[str, str]:
+        return {
+            loss.slot.node: loss.reason
+            for loss in self.losses
+            if loss.cause.blames_node and loss.pending
+        }
+
+    def _join_of(self, step: int) -> JoinAttempt:
+        return next(join for join in self.joins if join.step == step)
+
+    def _loss(self, number: int) -> LostSeats:
+        return self.losses[number]
+
+
+def _faulty(loss: LostSeats) -> FaultyNode:
+    return FaultyNode(loss.slot.node, loss.reason, loss.cause is LossCause.NODE_DEAD)

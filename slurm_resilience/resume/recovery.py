@@ -1,0 +1,157 @@
+"""Get from the end of one attempt to the start of the next: plan, and carry the plan out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable
+from slurm_resilience.resume import report
+from slurm_resilience.resume.allocation import swap
+from slurm_resilience.resume.allocation.requeue import requeue
+from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.decide.classify import Cause, Ending
+from slurm_resilience.resume.decide.plan import Plan, plan
+from slurm_resilience.slurm.hostlists import fold
+from slurm_resilience.wire.messages import AttemptEnded, NodeVerdict
+
+
+class NextAttempt(msgspec.Struct, frozen=True):
+    """All is ready for another attempt."""
+
+    nodes: tuple[str, ...]
+    """The step's nodes."""
+    block: report.RecoveryBlock
+    """For the job's log, once the step has been started."""
+
+
+class Recovery:
+    """The ways on for one supervised srun."""
+
+    def __init__(self, context: SupervisorContext, step_size: int) -> None:
+        """
+        Args:
+            context: of the supervised srun.
+            step_size: nodes that the step needs.
+        """
+        self._context = context
+        self._step_size = step_size
+
+    def can_leave(self, bad: Mapping[str, NodeVerdict], history: tuple[Ending, ...]) -> bool:
+        """Return whether there is anywhere to go from nodes that must be left.
+
+        If not, a step on nodes that still work runs on: their replacement waits for the jobs on
+        them.
+        """
+        if any(verdict.verdict == "dead" for verdict in bad.values()):
+            return True
+        context = self._context
+        context.allocation.refresh()
+        cause = Cause("node", "", tuple(sorted(bad)))
+        facts = context.allocation.facts(self._step_size, "")
+        chosen = plan(cause, facts, history, context.limits)
+        if chosen.kind != "stop":
+            return True
+        names = fold(bad)
+        reasons = "; ".join(f"{name}: {verdict.reason}" for name, verdict in bad.items())
+        report.say(f"{names} should be left ({reasons}), but {chosen.reason}: the step runs on")
+        return False
+
+    def prepare(
+        self,
+        cause: Cause,
+        history: tuple[Ending, ...],
+        nodes: tuple[str, ...],
+        *,
+        attempt: int,
+        noticed: float,
+    ) -> NextAttempt | None:
+        """Do what the plan says; None: no attempt follows.
+
+        Args:
+            cause: why the last attempt ended.
+            history: all endings so far.
+            nodes: of the last attempt's step.
+            attempt: its number.
+            noticed: when the trouble was noticed, seconds since the epoch.
+        """
+        context = self._context
+        step_ended = context.clock.now()
+        swap_failed, unanswered = "", 0
+        while True:
+            facts = context.allocation.facts(self._step_size, swap_failed)
+            chosen = plan(cause, facts, history, context.limits)
+            told = f"{chosen.kind}: {chosen.reason}"
+            context.link.send(AttemptEnded(attempt, history[-1].code, told))
+            if chosen.kind == "stop":
+                if cause.kind in ("node", "program"):
+                    report.say(f"not resumed: {cause.reason}; {chosen.reason}")
+                return None
+            if chosen.kind == "requeue":
+                self._requeue(f"{cause.reason}; {chosen.reason}", chosen)
+                return None
+            try:
+                obtained = self._obtain(cause, chosen, nodes)
+            except (SlurmError, NotFound) as error:
+                if self._is_over(error):
+                    return None
+                unanswered += isinstance(error, SlurmUnreachable)
+                if isinstance(error, SlurmUnreachable) and unanswered < swap.TRIES:
+                    # It was away, and is back: the same again, from what it says now.
+                    continue
+                report.say(f"no exchange of nodes: {error}")
+                swap_failed = f"the exchange of nodes failed ({error})"
+                continue
+            if obtained is None:
+                return None
+            new_nodes, done = obtained
+            context.events.write("nodes_ready", nodes=list(new_nodes))
+            block = report.RecoveryBlock(
+                what=cause.reason,
+                nodes=cause.nodes,
+                done=done,
+                attempt=attempt + 1,
+                noticed=noticed,
+                step_ended=step_ended,
+                nodes_ready=context.clock.now(),
+                relaunched=0.0,
+            )
+            return NextAttempt(new_nodes, block)
+
+    def _is_over(self, error: SlurmError | NotFound) -> bool:
+        """Return whether the user or Slurm has ended the job, so that no other way is tried."""
+        allocation = self._context.allocation
+        if allocation.user_stop.is_set():
+            return True
+        if allocation.refresh() != "RUNNING":
+            report.say(f"not resumed: {error}")
+            return True
+        return False
+
+    def _obtain(
+        self, cause: Cause, chosen: Plan, nodes: tuple[str, ...]
+    ) -> tuple[tuple[str, ...], str] | None:
+        """Get the nodes for the next attempt.
+
+        Returns:
+            The nodes, and what was done, in words. None: the user ended it.
+        """
+        if chosen.kind == "relaunch":
+            where = chosen.nodes or nodes
+            return where, f"the step runs again on {fold(where)} ({chosen.reason})"
+        allocation = self._context.allocation
+        swap.shrink(allocation, chosen.leave)
+        patience = self._context.limits.swap_wait
+        added = swap.grow(allocation, chosen.take, patience, allocation.user_stop)
+        if added is None:
+            return None
+        allocation.refresh()
+        where = (*[name for name in nodes if name not in cause.nodes], *added)
+        return where, f"{fold(cause.nodes)} exchanged for {fold(added)}; now on {fold(where)}"
+
+    def _requeue(self, reason: str, chosen: Plan) -> None:
+        context = self._context
+        report.say(reason)
+        context.events.write("requeue", reason=chosen.reason)
+        requeue(context.allocation, context.link, context.wake, reason, context.limits.requeue_wait)

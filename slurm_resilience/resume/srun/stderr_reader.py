@@ -1,0 +1,112 @@
+"""Read srun's standard error for what it tells of its step, its nodes and its tasks. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from enum import Flag, auto
+from typing import NamedTuple
+
+from slurm_resilience.errors import SresError
+from slurm_resilience.slurm.hostlists import expand
+
+# What Slurm prints when the user cancels a step; a node failure is named.
+_CANCELLED = re.compile(
+    rb"^[^\n]{0,9}slurmstepd[^ ]*: error: \*\*\* STEP \S+ ON \S+ CANCELLED AT [0-9T:.-]+ "
+    rb"(\*\*\*|DUE TO TIME LIMIT)",
+    re.MULTILINE,
+)
+# What srun prints when a signal made it end its step.
+_FORCED = b"srun: forcing job termination"
+# What srun prints when it is told that its step is over, and an error of its own that would be the
+# cause: anything that is not about how a task ended.
+_ABORTED = b"srun: Job step aborted"
+_CAUSE = re.compile(rb"^srun: error: (?!\S+: tasks? [\d,-]+: )", re.MULTILINE)
+# A node that Slurm gave up under a step that lives on, and tasks that ended badly.
+_NODE_FAILURE = re.compile(rb"^srun: error: Node failure on (\S+)$", re.MULTILINE)
+_TASK_ENDED = re.compile(rb"^srun: error: (\S+): tasks? ([\d,-]+): ([^\n]*)$", re.MULTILINE)
+# srun itself ends a step whose task failed (--kill-on-bad-exit), or whose node it has lost touch
+# with, and Slurm words that the same.
+_SRUN_ENDS = re.compile(rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )")
+_LINE_LIMIT_BYTES = 65536
+
+
+class EndedTasks(NamedTuple):
+    """Tasks of which srun reported that they ended badly."""
+
+    nodes: tuple[str, ...]
+    tasks: tuple[int, ...]
+    how: str
+
+
+class SrunReport(Flag):
+    """All that srun or Slurm may report of the step."""
+
+    NOTHING = 0
+    CANCELLED = auto()
+    """Slurm: the step was cancelled."""
+    FORCED = auto()
+    """srun: a signal made it end the step."""
+    ABORTED = auto()
+    """srun: Slurm ended the step."""
+    CAUSE = auto()
+    """srun: an error of its own, which explains the end."""
+    ENDED_BY_SRUN = auto()
+    """srun: it ends the step itself."""
+
+
+class StderrReader:
+    """All that the standard error of one srun has told so far."""
+
+    def __init__(self) -> None:
+        self.report = SrunReport.NOTHING
+        self.failed_nodes: set[str] = set()
+        """Slurm gave these nodes up while the step ran."""
+        self.ended_tasks: list[EndedTasks] = []
+        self._rest = b""
+
+    def read(self, data: bytes) -> bool:
+        """Take more of the text in; True: it told of a node or a task."""
+        text = (self._rest + data)[-_LINE_LIMIT_BYTES:]
+        self._rest = text[text.rfind(b"\n") + 1 :]
+        if _SRUN_ENDS.search(text):
+            self.report |= SrunReport.ENDED_BY_SRUN
+        by_srun = SrunReport.ENDED_BY_SRUN in self.report
+        if b"CANCELLED AT" in text and _CANCELLED.search(text) and not by_srun:
+            self.report |= SrunReport.CANCELLED
+        if _FORCED in text:
+            self.report |= SrunReport.FORCED
+        if _ABORTED in text:
+            self.report |= SrunReport.ABORTED
+        return self._read_lines(text[: text.rfind(b"\n") + 1])
+
+    def _read_lines(self, lines: bytes) -> bool:
+        if _CAUSE.search(lines):
+            self.report |= SrunReport.CAUSE
+        failures, ended = _NODE_FAILURE.findall(lines), _TASK_ENDED.findall(lines)
+        for nodes in failures:
+            self.failed_nodes.update(_expanded(nodes))
+        for nodes, tasks, how in ended:
+            numbers = tuple(int(name[1:]) for name in _expanded(b"t[" + tasks + b"]"))
+            self.ended_tasks.append(
+                EndedTasks(_expanded(nodes), numbers, how.decode("utf-8", "replace"))
+            )
+        return bool(failures or ended)
+
+
+def code_of(how: str) -> int:
+    """Return a task's exit code as a shell shows it, from srun's words; 1: it cannot be read."""
+    match = re.search(r"exit code (\d+)", how)
+    if match:
+        return int(match[1])
+    words = how.partition(" (")[0].strip()  # "Aborted (core dumped)"
+    names = {signal.strsignal(number): 128 + number for number in signal.Signals}
+    return names.get(words, 1)
+
+
+def _expanded(hostlist: bytes) -> tuple[str, ...]:
+    """Return the names of a hostlist; none where the line is a program's and not srun's."""
+    try:
+        return expand(hostlist.decode())
+    except (SresError, UnicodeDecodeError):
+        return ()

@@ -1,0 +1,427 @@
+"""The decisions of a living step, as scripts: an event and the time in, actions out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any
+
+import pytest
+
+from slurm_resilience.config import ResumeSettings
+from slurm_resilience.errors import IllegalTransition
+from slurm_resilience.mesh.model import Peer
+from slurm_resilience.resume.decide.plan import Plan
+from slurm_resilience.resume.decide.transitions import advance
+from slurm_resilience.resume.live_step.join_step import JOIN_TRANSITIONS, JoinState
+from slurm_resilience.resume.live_step.live_events import (
+    Action,
+    AskEvidence,
+    AskToLeave,
+    EndAttempt,
+    EndJoin,
+    EndManner,
+    EndSteps,
+    Event,
+    FaultyNode,
+    ForgetNode,
+    FoundNodes,
+    JoinFailed,
+    JoinStarted,
+    LeaveJudged,
+    LeaveNode,
+    NodesFaulty,
+    SayEmpty,
+    SayJoined,
+    SayWentOn,
+    SearchEnded,
+    SearchKind,
+    StartJoin,
+    StartSearch,
+    StepsEnded,
+    StopSearches,
+    TasksDied,
+    TellTraining,
+    Tick,
+    TrainingEnded,
+    TrainingSeen,
+    UserEnded,
+)
+from slurm_resilience.resume.live_step.live_plan import (
+    JOIN_SECONDS,
+    LIVE_STEP_TRANSITIONS,
+    LivePlan,
+    LiveStepState,
+)
+from slurm_resilience.resume.live_step.live_steps import STEP_TRANSITIONS, StepState
+from slurm_resilience.resume.live_step.losses import LOST_SEAT_TRANSITIONS, LostSeatState
+from slurm_resilience.resume.live_step.seats import NodeSlot, SeatMap
+
+LIMITS = ResumeSettings()
+NODES = ("n1", "n2", "n3", "n4")
+DEAD = FaultyNode("n3", "no beat", True)
+SICK = FaultyNode("n3", "Xid 64", False)
+JOIN = Plan("join", "1 of 4 nodes to be exchanged")
+S = LiveStepState
+
+
+class Script:
+    """A training of one seat a node, and the plan that is told of it."""
+
+    def __init__(self) -> None:
+        slots = tuple(NodeSlot(rank, node, (rank,)) for rank, node in enumerate(NODES))
+        self.plan = LivePlan(SeatMap(slots, len(NODES), 1), LIMITS)
+        self.now = 100.0
+        self.incarnations = dict.fromkeys(range(len(NODES)), 0)
+        self.generation = 1
+        self.training_step = 10
+        self.see(range(4))
+
+    def tell(self, event: Event, after: float = 0.0) -> tuple[Action, ...]:
+        self.now += after
+        return self.plan.step(event, self.now)
+
+    def see(self, running: Iterable[int], connected: Iterable[int] = ()) -> tuple[Action, ...]:
+        """The training shows these seats; ``connected`` ones do not step yet."""
+        seats = tuple(running)
+        peers = tuple(
+            Peer(f"{seat}.{self.incarnations[seat]}", seat, self.incarnations[seat])
+            for seat in {*seats, *connected}
+        )
+        return self.tell(TrainingSeen(self.generation, seats, self.training_step, peers))
+
+    def lose(self, faulty: FaultyNode = DEAD) -> tuple[Action, ...]:
+        told = self.tell(NodesFaulty((faulty,)))
+        return told + self.tell(Tick())
+
+    def find(self, *nodes: str, kind: SearchKind = SearchKind.NODES) -> tuple[Action, ...]:
+        addresses = {node: f"192.0.2.{node[1:]}" for node in nodes}
+        return self.tell(SearchEnded(kind, FoundNodes(JOIN, nodes, addresses, NODES)))
+
+    def states(self) -> list[LostSeatState]:
+        return [loss.state for loss in self.plan.losses]
+
+
+def only(actions: tuple[Action, ...], kind: type[Any]) -> Any:
+    (action,) = (action for action in actions if isinstance(action, kind))
+    return action
+
+
+def kinds(actions: tuple[Action, ...]) -> list[type[Any]]:
+    return [type(action) for action in actions]
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+# -- a node is lost ---------------------------------------------------------------------------
+
+
+def test_a_dead_node_from_its_loss_to_its_seat_s_return(script: Script) -> None:
+    lost = script.lose()
+    assert kinds(lost) == [TellTraining, LeaveNode, StartSearch]
+    assert only(lost, LeaveNode).steps == (0,)
+    search = only(lost, StartSearch)
+    assert (search.kind, search.living_nodes) == (SearchKind.NODES, ("n1", "n2", "n4"))
+    assert script.plan.state is S.WAITING
+    script.generation, script.now = 2, script.now + 1.0
+    went_on = only(script.see((0, 1, 3)), SayWentOn)
+    assert (went_on.running, went_on.seats, went_on.seconds) == (3, 4, 1.0)
+    assert script.plan.state is S.DEGRADED
+    found = script.find("n7")
+    assert kinds(found) == [ForgetNode, StartJoin]
+    join = only(found, StartJoin)
+    assert (join.step, join.slot, join.incarnation) == (1, NodeSlot(2, "n7", (2,)), 1)
+    assert join.seat_map.nodes == ("n1", "n2", "n7", "n4")
+    script.tell(JoinStarted(1))
+    script.incarnations[2] = 1
+    assert script.see((0, 1, 3), (2,)) == ()
+    assert script.plan.joins[0].state is JoinState.CONNECTED
+    script.generation = 3
+    joined = script.see(range(4))
+    assert kinds(joined) == [ForgetNode, SayJoined]
+    assert only(joined, SayJoined).nodes == ("n1", "n2", "n7", "n4")
+    assert script.plan.state is S.WHOLE
+    assert script.states() == [LostSeatState.FILLED]
+    assert script.plan.joins[0].state is JoinState.JOINED
+
+
+def test_a_node_that_still_works_is_left_only_where_there_is_anywhere_to_go(
+    script: Script,
+) -> None:
+    assert script.lose(SICK) == (AskToLeave((SICK,)),)
+    assert script.tell(LeaveJudged((SICK,), False)) == ()
+    assert script.lose(SICK) == (), "asked once"
+    assert script.plan.state is S.WHOLE
+    # It dies after all.
+    assert kinds(script.lose(FaultyNode("n4", "no beat", True))) == [
+        TellTraining,
+        LeaveNode,
+        StartSearch,
+    ]
+
+
+def test_a_sick_node_is_left(script: Script) -> None:
+    script.lose(SICK)
+    left = script.tell(LeaveJudged((SICK,), True))
+    assert kinds(left) == [TellTraining, LeaveNode]
+    assert script.tell(LeaveJudged((SICK,), True)) == (), "left once, however often it is judged"
+
+
+def test_the_new_machine_of_the_same_name_may_be_lost_too(script: Script) -> None:
+    script.lose()
+    script.find("n3")
+    script.tell(JoinStarted(1))
+    assert kinds(script.lose()) == [TellTraining, LeaveNode, StartSearch]
+    assert script.states() == [LostSeatState.LOST_AGAIN, LostSeatState.SEARCHING]
+    assert script.plan.joins[0].state is JoinState.FAILED
+
+
+def test_two_nodes_lost_while_a_search_runs_are_looked_for_afterwards(script: Script) -> None:
+    script.lose()
+    later = script.lose(FaultyNode("n2", "no beat", True))
+    assert kinds(later) == [TellTraining, LeaveNode], "one search of a kind at a time"
+    script.find("n5")
+    search = only(script.tell(Tick()), StartSearch)
+    assert [lost.node for lost in search.lost] == ["n2"]
+    assert search.living_nodes == ("n1", "n5", "n4")
+
+
+def test_a_node_that_is_lost_before_its_join_step_starts(script: Script) -> None:
+    script.lose()
+    script.find("n7")
+    assert kinds(script.lose(FaultyNode("n7", "no beat", True)))[-1] is StartSearch
+    assert script.tell(JoinStarted(1)) == ()
+    assert script.plan.joins[0].state is JoinState.FAILED
+
+
+@pytest.mark.parametrize("found", [None, FoundNodes(JOIN, ())])
+def test_a_search_that_found_too_little_is_made_again(
+    script: Script, found: FoundNodes | None
+) -> None:
+    script.lose()
+    assert script.tell(SearchEnded(SearchKind.NODES, found)) == ()
+    assert script.states() == [LostSeatState.LOST]
+    assert kinds(script.tell(Tick())) == [StartSearch]
+
+
+def test_where_no_node_is_to_be_had_the_step_ends(script: Script) -> None:
+    script.lose()
+    requeue = FoundNodes(Plan("requeue", "no idle node within 3600 s; the job is requeued"))
+    (end,) = script.tell(SearchEnded(SearchKind.NODES, requeue))
+    assert isinstance(end, EndSteps) and end.manner is EndManner.AT_ONCE
+    assert "no idle node within" in end.reason
+    assert script.plan.state is S.ENDING
+    assert script.tell(Tick()) == script.lose(SICK) == ()
+    finish = only(script.tell(StepsEnded({0: 137})), EndAttempt)
+    assert finish.faulty == {"n3": "no beat"}
+    assert (finish.stopped_by_us, finish.noticed, finish.code) == (True, 100.0, None)
+    assert script.plan.state is S.OVER
+    assert script.tell(UserEnded(0)) == ()
+
+
+def test_an_answer_that_came_too_late_is_not_used(script: Script) -> None:
+    script.tell(TasksDied(0, (2,), "Killed"))
+    script.tell(Tick(), LIMITS.diagnosis_wait)
+    assert kinds(script.lose()) == [TellTraining, LeaveNode, StartSearch]
+    assert script.find("n3", kind=SearchKind.TASKS) == ()
+    assert len(script.plan.steps) == 1
+
+
+# -- tasks die --------------------------------------------------------------------------------
+
+
+def test_a_task_on_a_healthy_node_is_started_again_there(script: Script) -> None:
+    assert script.tell(TasksDied(0, (2,), "Killed")) == (AskEvidence("n3"),)
+    assert script.plan.next_deadline() == script.now + LIMITS.diagnosis_wait
+    assert script.tell(Tick()) == (), "its node may yet turn out to be at fault"
+    script.see((0, 1, 3))
+    search = only(script.tell(Tick(), LIMITS.diagnosis_wait), StartSearch)
+    assert search.kind is SearchKind.TASKS and search.lost[0].node == "n3"
+    join = only(script.find("n3", kind=SearchKind.TASKS), StartJoin)
+    assert not join.new_machine
+
+
+def test_its_node_turns_out_to_be_at_fault(script: Script) -> None:
+    script.tell(TasksDied(0, (2,), "Killed"))
+    script.see((0, 1, 3))
+    script.tell(Tick(), LIMITS.diagnosis_wait)
+    bad = FoundNodes(JOIN, bad={"n3": "Slurm shows DOWN"})
+    left = script.tell(SearchEnded(SearchKind.TASKS, bad))
+    assert kinds(left) == [TellTraining, LeaveNode]
+    assert only(script.tell(Tick()), StartSearch).kind is SearchKind.NODES
+
+
+def test_a_launcher_that_fills_the_seat_by_itself_is_left_alone(script: Script) -> None:
+    script.tell(TasksDied(0, (2,), "Killed"))
+    script.incarnations[2] = 1
+    script.see(range(4))
+    assert script.tell(Tick(), LIMITS.diagnosis_wait) == ()
+    assert script.plan.state is S.WHOLE
+
+
+def test_tasks_that_die_again_and_again_leave_their_seat_empty(script: Script) -> None:
+    step = 0
+    for deaths in range(1, LIMITS.max_relaunches + 2):
+        task = 2 if step == 0 else 0
+        script.tell(TasksDied(step, (task,), "Killed"))
+        script.see((0, 1, 3))
+        actions = script.tell(Tick(), LIMITS.diagnosis_wait)
+        if deaths > LIMITS.max_relaunches:
+            break
+        step = only(script.find("n3", kind=SearchKind.TASKS), StartJoin).step
+        script.tell(JoinStarted(step))
+    assert only(actions, SayEmpty).seats == (2,)
+    assert script.states()[-1] is LostSeatState.EMPTY
+    script.generation = 2
+    script.see((0, 1, 3))
+    assert script.plan.state is S.DEGRADED
+    for _ in range(5):
+        assert script.tell(Tick(), LIMITS.swap_wait) == (), "the others go on for good"
+
+
+def test_a_join_step_that_cannot_be_started_is_tried_again_a_few_times(script: Script) -> None:
+    script.lose()
+    script.see((0, 1, 3))
+    step = only(script.find("n7"), StartJoin).step
+    for _ in range(LIMITS.max_relaunches):
+        script.tell(JoinFailed(step, "srun cannot be started"))
+        only(script.tell(Tick(), LIMITS.diagnosis_wait), StartSearch)
+        step = only(script.find("n7", kind=SearchKind.TASKS), StartJoin).step
+    script.tell(JoinFailed(step, "srun cannot be started"))
+    assert only(script.tell(Tick(), LIMITS.diagnosis_wait), SayEmpty).seats == (2,)
+
+
+def test_a_join_step_whose_processes_are_never_seen_is_ended(script: Script) -> None:
+    script.lose()
+    script.generation = 2
+    script.see((0, 1, 3))
+    script.find("n7")
+    script.tell(JoinStarted(1))
+    assert script.tell(Tick(), JOIN_SECONDS - 1) == ()
+    assert only(script.tell(Tick(), 1.0), EndJoin).step == 1
+    assert script.plan.joins[0].state is JoinState.FAILED
+    assert script.tell(TasksDied(1, (0,), "Killed")) == (), "its end is known already"
+
+
+def test_a_part_of_a_join_step_dies_on_its_way() -> None:
+    """The seats that are left of it are waited for alone."""
+    slots = (NodeSlot(0, "n1", (0, 1)), NodeSlot(1, "n2", (2, 3)))
+    plan = LivePlan(SeatMap(slots, 4, 1), LIMITS)
+    plan.step(NodesFaulty((FaultyNode("n2", "no beat", True),)), 0.0)
+    plan.step(Tick(), 0.0)
+    plan.step(SearchEnded(SearchKind.NODES, FoundNodes(JOIN, ("n3",))), 1.0)
+    plan.step(JoinStarted(1), 1.0)
+    assert plan.step(TasksDied(1, (0,), "Killed"), 2.0) == (AskEvidence("n3"),)
+    first, second = plan.losses
+    assert (first.seats, first.state) == ((3,), LostSeatState.JOINING)
+    assert (second.seats, second.state) == ((2,), LostSeatState.DIAGNOSING)
+    assert plan.joins[0].seats == (3,)
+
+
+def test_a_join_step_that_is_seen_and_never_steps_is_ended(script: Script) -> None:
+    script.lose()
+    script.generation = 2
+    script.see((0, 1, 3))
+    script.find("n7")
+    script.tell(JoinStarted(1))
+    script.incarnations[2] = 1
+    script.now += JOIN_SECONDS - 1
+    script.see((0, 1, 3), (2,))
+    assert script.plan.joins[0].state is JoinState.CONNECTED
+    assert script.tell(Tick(), JOIN_SECONDS - 1) == (), "it has as long again"
+    assert only(script.tell(Tick(), 1.0), EndJoin).step == 1
+
+
+# -- the end ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_training_s_own_outcome_ends_all(script: Script, lost: bool) -> None:
+    if lost:
+        script.lose()
+    stop, end = script.tell(TrainingEnded(3, 20, "a bug"))
+    assert isinstance(stop, StopSearches)
+    assert end == EndSteps(EndManner.BY_THEMSELVES, "the training ended at step 20: a bug")
+    finish = only(script.tell(StepsEnded({0: 1})), EndAttempt)
+    assert (finish.code, finish.reported_by_training) == (3, True)
+
+
+def test_the_user_s_signal_ends_all(script: Script) -> None:
+    script.lose()
+    script.find("n7")
+    script.tell(JoinStarted(1))
+    assert script.tell(UserEnded(1)) == (StopSearches(), EndSteps(EndManner.WITH_GRACE, ""))
+    assert only(script.tell(StepsEnded({0: 0, 1: 143})), EndAttempt).step == 1
+
+
+@pytest.mark.parametrize(("lost", "codes", "code"), [(False, 0, 0), (True, 0, 1), (True, 9, 9)])
+def test_all_sruns_end_by_themselves(script: Script, lost: bool, codes: int, code: int) -> None:
+    """A step that lost seats has not ended well, whatever its srun says."""
+    if lost:
+        script.lose()
+    assert only(script.tell(StepsEnded({0: codes})), EndAttempt).code == code
+
+
+def test_a_step_in_which_no_seat_steps_ends_after_the_longest_wait(script: Script) -> None:
+    """An empty seat below the least world that the training takes: without this, no end."""
+    for step in range(LIMITS.max_relaunches + 1):
+        script.tell(TasksDied(step, (2 if step == 0 else 0,), "Killed"))
+        script.see((), (0, 1, 3))
+        script.tell(Tick(), LIMITS.diagnosis_wait)
+        if step < LIMITS.max_relaunches:
+            script.find("n3", kind=SearchKind.TASKS)
+            script.tell(JoinStarted(step + 1))
+    assert script.states()[-1] is LostSeatState.EMPTY
+    assert script.plan.state is S.WAITING
+    (end,) = script.tell(Tick(), LIMITS.swap_wait + 1)
+    assert isinstance(end, EndSteps) and "no seat has stepped" in end.reason
+
+
+# -- the tables -------------------------------------------------------------------------------
+
+TABLES: list[dict[Any, frozenset[Any]]] = [
+    LOST_SEAT_TRANSITIONS,
+    JOIN_TRANSITIONS,
+    LIVE_STEP_TRANSITIONS,
+    STEP_TRANSITIONS,
+]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_names_every_state_and_only_its_changes_can_be_made(
+    table: dict[Any, frozenset[Any]],
+) -> None:
+    states = type(next(iter(table)))
+    assert set(table) == set(states)
+    for current in table:
+        for following in table:
+            if following in table[current]:
+                assert advance(table, current, following) is following
+            else:
+                with pytest.raises(IllegalTransition, match=current.value):
+                    advance(table, current, following)
+
+
+@pytest.mark.parametrize(
+    ("table", "first"),
+    [
+        (LOST_SEAT_TRANSITIONS, {LostSeatState.LOST, LostSeatState.DIAGNOSING}),
+        (JOIN_TRANSITIONS, {JoinState.PLANNED}),
+        (LIVE_STEP_TRANSITIONS, {LiveStepState.WHOLE}),
+        (STEP_TRANSITIONS, {StepState.RUNNING}),
+    ],
+)
+def test_every_state_can_be_reached_and_left_for_an_end(
+    table: dict[Enum, frozenset[Enum]], first: set[Enum]
+) -> None:
+    reached = set(first)
+    while more := {following for state in reached for following in table[state]} - reached:
+        reached |= more
+    assert reached == set(table)
+    ends = {state for state in table if not table[state]}
+    while more := {state for state in table if table[state] & ends} - ends:
+        ends |= more
+    assert ends == set(table)

@@ -1,0 +1,239 @@
+"""A living step from the loss of a node to its end: real processes as sruns, Slurm in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from fake_slurm import FakeSlurm
+
+from slurm_resilience.clock import SystemClock
+from slurm_resilience.config import ResumeSettings
+from slurm_resilience.errors import SlurmError
+from slurm_resilience.mesh.model import Peer
+from slurm_resilience.mesh.observer import Picture
+from slurm_resilience.resume.allocation.allocation import Allocation
+from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.live_step.live_step import LiveStep
+from slurm_resilience.resume.live_step.live_steps import StepEnd
+from slurm_resilience.resume.live_step.seats import NodeSlot, SeatMap
+from slurm_resilience.resume.report import EventLog
+from slurm_resilience.resume.srun.command import AttemptCommand
+from slurm_resilience.resume.srun.env_option import decode
+from slurm_resilience.resume.srun.environment import Attempt
+from slurm_resilience.resume.srun.srun_options import BUILTIN, split
+from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.resume.srun.user_signals import UserSignals
+from slurm_resilience.resume.supervisor_link import SupervisorLink
+from slurm_resilience.wire.messages import AttemptStarted, Evidence, NodeVerdict
+
+LIMITS = ResumeSettings(grace=0.2, diagnosis_wait=0.05, swap_wait=60.0)
+SRUN = """#!/bin/sh
+echo "$@" >> sruns
+exec sleep 300
+"""
+
+
+class Watched:
+    """Stands for the observer: shows what the test says, keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.shown = Picture()
+        self.told: list[tuple[Any, ...]] = []
+
+    def picture(self) -> Picture:
+        return self.shown
+
+    def find(self, node: str, reason: str, dead: bool) -> None:
+        self.told.append(("find", node, dead))
+
+    def forget(self, node: str) -> None:
+        self.told.append(("forget", node))
+
+
+class Site:
+    """One living step of three nodes, with a seat each, in a cluster of four."""
+
+    def __init__(self, folder: Path, nodes: int = 4) -> None:
+        self.folder = folder
+        self.slurm = FakeSlurm(nodes)
+        self.job = self.slurm.submit(3, no_kill=True)
+        self.watched = Watched()
+        self.wake = threading.Event()
+        user_stop, clock = threading.Event(), SystemClock()
+        link = SupervisorLink("localhost", 1, self.job, "", frozenset({0}))
+        link.news = self.wake
+        link.attempt(AttemptStarted(1, ("n1", "n2", "n3")))
+        self.link = link
+        self.signals = UserSignals(self.wake, user_stop, clock)
+        self.context = SupervisorContext(
+            clock=clock,
+            limits=LIMITS,
+            client=self.slurm,
+            allocation=Allocation(
+                self.slurm,
+                self.slurm.job(self.job),
+                user_stop,
+                patience=1.0,
+                permits_expansion=True,
+            ),
+            link=link,
+            launch=AttemptCommand(str(folder / "srun"), has_plugin=True),
+            command=split(["-N3", "sres-run", "train.py"], BUILTIN),
+            environment=dict(os.environ),
+            user_signals=self.signals,
+            wake=self.wake,
+            events=EventLog(str(folder / "events")),
+            host="localhost",
+        )
+        self.first = SrunStep(
+            [str(folder / "srun"), "first"], os.environ, self.wake.set, on_news=self.wake.set
+        )
+        self.signals.steps = [self.first]
+        self.incarnations = [0, 0, 0]
+        self.show((0, 1, 2), 1)
+        slots = tuple(NodeSlot(rank, f"n{rank + 1}", (rank,)) for rank in range(3))
+        attempt = Attempt(
+            self.job, 1, 0, ("n1", "n2", "n3"), ("n1", "n2", "n3"), "192.0.2.1", str(folder)
+        )
+        observer: Any = self.watched
+        self.live = LiveStep(
+            self.context,
+            observer,
+            folder,
+            SeatMap(slots, 3, 1),
+            attempt,
+            self.first,
+            can_leave=lambda bad: True,
+            mend_fence=lambda: None,
+            addresses={},
+        )
+        self.end: StepEnd | None = None
+        # The parent whose death ends an srun is the thread that made it: it lives until the end.
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+
+    def _watch(self) -> None:
+        self.end = self.live.watch()
+        self.over.set()
+
+    def show(self, running: tuple[int, ...], generation: int, step: int = 7) -> None:
+        """Let the training show these seats."""
+        peers = tuple(
+            Peer(f"{seat}.{self.incarnations[seat]}", seat, self.incarnations[seat])
+            for seat in running
+        )
+        self.watched.shown = Picture(generation, running, (), step, peers)
+        self.wake.set()
+
+    def verdict(self, node: str, verdict: str) -> None:
+        """Let sresctld mark a node, and tell the supervisor."""
+        state = "down" if verdict == "dead" else "fail"
+        self.slurm.set_node([node], state=state, reason="Action:Replace")
+        self.link._note(Evidence((NodeVerdict(node, verdict, "no beat", incident=5),)))
+
+    def outcome(self, code: int) -> None:
+        text = msgspec.json.encode({"code": code, "step": 9, "reason": "as asked"})
+        (self.folder / "outcome.new").write_bytes(text)
+        (self.folder / "outcome.new").rename(self.folder / "outcome")
+        self.wake.set()
+
+    def events(self) -> list[str]:
+        path = self.folder / "events"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [json.loads(line)["event"] for line in lines]
+
+    def sruns(self) -> list[str]:
+        path = self.folder / "sruns"
+        return path.read_text().split("\n")[:-1] if path.exists() else []
+
+    def wait(self, ready: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 30
+        while not ready():
+            shown = SimpleNamespace(events=self.events(), sruns=self.sruns(), end=self.end)
+            assert time.monotonic() < deadline, shown
+            self.over.wait(0.02)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.chdir(tmp_path)
+    srun = tmp_path / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    site = Site(tmp_path)
+    yield site
+    for step in site.signals.steps:
+        step.send_signal(signal.SIGKILL)
+    assert site.over.wait(30)
+
+
+def test_a_dead_node_is_replaced_and_the_training_s_outcome_is_the_step_s(
+    site: Site, capfd: pytest.CaptureFixture[str]
+) -> None:
+    site.verdict("n2", "dead")
+    site.wait(lambda: ("find", "n2", True) in site.watched.told)
+    site.show((0, 2), 2)
+    site.wait(lambda: len(site.sruns()) == 2 and "went_on" in site.events())
+    joined = site.sruns()[1]
+    assert "--nodelist=n4" in joined and "--overlap" in joined and "--ntasks=1" in joined
+    variables = decode(joined.split()[0].removeprefix("--sres-env="))
+    assert (variables["SRES_SEATS_HERE"], variables["SRES_STEP"]) == ("1", "1")
+    assert variables["NODE_LIST"] == "n1,n4,n3"
+    assert (site.folder / "left" / "n2").read_text() == "1\n"
+    assert site.live.nodes == ("n1", "n4", "n3")
+    site.incarnations[1] = 1
+    site.show((0, 1, 2), 3, step=8)
+    site.wait(lambda: "joined" in site.events())
+    site.outcome(0)
+    site.wait(site.over.is_set)
+    assert site.end is not None
+    assert (site.end.code, site.end.reported_by_training, site.end.faulty) == (0, True, {})
+    assert sorted(site.events()) == ["joined", "joining", "nodes_ready", "noticed", "went_on"]
+    assert site.events()[0] == "noticed" and site.events()[-1] == "joined"
+    said = capfd.readouterr().err
+    assert "node n2 must be left (no beat); the step goes on without it" in said
+    assert "2 of 3 seats went on after" in said
+    assert "healed: seats 1" in said
+    assert "what was done n2 exchanged for n4, which joined as seats 1; now on n[1,3-4]" in said
+    assert "goes on at step 8, from memory" in said
+
+
+def test_a_search_without_a_node_ends_the_step(
+    site: Site, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No seat goes on without the lost one, and Slurm refuses to shrink the job."""
+    site.slurm.refusals["allocate_for"] = SlurmError("invalid partition")
+    site.slurm.refusals["shrink"] = SlurmError("job is locked")
+    site.verdict("n2", "sick")
+    site.wait(site.over.is_set)
+    assert site.end is not None
+    assert (site.end.stopped_by_us, site.end.faulty) == (True, {"n2": "no beat"})
+    assert abs(site.end.noticed - time.time()) < 30
+    assert "no node can join" in capfd.readouterr().err
+
+
+def test_the_user_s_signal_ends_every_srun(site: Site) -> None:
+    site.verdict("n2", "dead")
+    site.show((0, 2), 2)
+    site.wait(lambda: "joining" in site.events())
+    site.signals.on_signal(signal.SIGTERM, False)
+    site.wait(site.over.is_set)
+    assert site.end is not None and not site.end.stopped_by_us
+    assert not any(step.running for step in site.signals.steps)
+
+
+def test_without_its_plan_a_step_is_only_waited_for(site: Site) -> None:
+    """The supervisor falls back to this after a mistake of its own."""
+    site.outcome(3)
+    assert site.live.let_go().code == 3

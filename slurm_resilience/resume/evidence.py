@@ -39,6 +39,9 @@ def gather_evidence(
         if state == "RUNNING" and not faulty and not step.cancelled and not reported:
             faulty = _wait_for_diagnosis(context, nodes)
             state = context.allocation.refresh()
+    elif end.code != 0 and not interrupted.startswith("SIGINT"):
+        # Slurm sends these signals too, when it ends a job: for a lost node, a requeue, the limit.
+        state = context.allocation.state_now()
     return Ending(
         code=end.code,
         ran_for=step.ran_for,

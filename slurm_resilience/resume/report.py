@@ -54,15 +54,32 @@ def block(recovery: RecoveryBlock) -> None:
     took = recovery.relaunched - recovery.noticed
     ended = recovery.step_ended - recovery.noticed
     ready = recovery.nodes_ready - recovery.step_ended
-    where = (
-        f"from step {recovery.from_step} (the last one reported)"
-        if recovery.from_step >= 0
-        else "from the program's own last checkpoint"
-    )
+    where = _restart_point(recovery.from_step)
     long = f"{took:.1f} s (step ended {max(0, ended):.1f} s, nodes ready {max(0, ready):.1f} s)"
     _say_block(
         f"recovered: attempt {recovery.attempt}", recovery.what, recovery.done, long, f" {where}"
     )
+
+
+def requeued(number: int, what: str, nodes: str, seconds: float, from_step: int) -> None:
+    """Write the block of a job that runs again after a requeue.
+
+    Args:
+        number: how often the job has been started.
+        what: the fault that it was requeued for.
+        nodes: the job's nodes now.
+        seconds: from the requeue to now.
+        from_step: the last step that the program reported; -1: none.
+    """
+    done = f"the job was requeued; now on {nodes}"
+    where = _restart_point(from_step)
+    _say_block(f"requeued: start number {number}", what, done, f"{seconds:.1f} s", f" {where}")
+
+
+def _restart_point(step: int) -> str:
+    if step >= 0:
+        return f"from step {step} (the last one reported)"
+    return "from the program's own last checkpoint"
 
 
 class HealedBlock(msgspec.Struct, frozen=True):

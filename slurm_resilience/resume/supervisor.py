@@ -19,7 +19,7 @@ from slurm_resilience.config import Config
 from slurm_resilience.errors import IllegalTransition, SresError
 from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.model import Job
-from slurm_resilience.resume import report
+from slurm_resilience.resume import report, requeue_report
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
@@ -118,8 +118,9 @@ class Supervisor:
         signals.receive(self._context.user_signals.on_signal)
         self._fence.begin()
         if self._fence.restarts:
-            # Slurm may have emptied the log that said why.
-            report.say(f"the job was requeued: this is its start number {self._fence.restarts + 1}")
+            # Slurm may have emptied the log that named the fault.
+            job, now = self._allocation.job, self._context.clock.now()
+            requeue_report.tell(self._context.link, job, self._fence.progress(), now)
         number, step = 1, None
         following: NextAttempt | None = None
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+from typing import Any
 
 from slurm_resilience.errors import SresError
 from slurm_resilience.wire.client import Connection
@@ -18,6 +19,8 @@ from slurm_resilience.wire.messages import (
     EvidenceRequest,
     Message,
     NodeVerdict,
+    Status,
+    StatusRequest,
 )
 
 FAULTY = ("dead", "sick", "requested")
@@ -27,6 +30,7 @@ CLOSE_SECONDS = 2.0
 CLOSE_UNCONNECTED_SECONDS = 0.1
 CONNECT_SECONDS = 2.0
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.1, 2.0
+MOST_EVENTS = 1000
 POLL_SECONDS = 0.05
 """Between two looks at what is to be sent."""
 
@@ -93,6 +97,23 @@ class SupervisorLink:
     def ask(self, nodes: tuple[str, ...]) -> None:
         """Ask for the verdicts on some nodes; the answer comes as news."""
         self._outbox.put(EvidenceRequest(nodes))
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the journal's newest events, newest first, over a connection of its own.
+
+        Raises:
+            SresError: sresctld does not answer.
+        """
+        with Connection.open(
+            self._host,
+            self._port,
+            "query",
+            munge_socket=self._munge_socket,
+            trusted_uids=self._trusted,
+            timeout=CONNECT_SECONDS,
+        ) as connection:
+            answer = connection.ask(StatusRequest("history", "", MOST_EVENTS))
+        return list(answer.data["events"]) if isinstance(answer, Status) else []
 
     def faulty(self) -> dict[str, NodeVerdict]:
         """Return the verdicts on nodes that must be left."""

@@ -98,6 +98,9 @@ def test_the_batch_host_dies(
     second = wait_for(lambda: job.running_on(2, 4), 60, job)
     check_world(lab, second)
     assert {task["restarts"] for task in second} == {1}
+    # The supervisor died with the batch host: the next one knows from the journal.
+    assert "requeued: start number 2" in job.log()
+    assert f"what failed   {first[0]['host']}: no beat" in job.log()
     job.let_end()
     wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
     wait_for(lambda: all_idle(lab), 60, "every node is idle again")
@@ -113,6 +116,8 @@ def test_the_batch_host_is_left_gracefully(
     break_it(lab, "admin", first[0]["host"])
     second = wait_for(lambda: job.running_on(2, 4), 60, job)
     assert {task["restarts"] for task in second} == {1}
+    assert "requeued: start number 2" in job.log()
+    assert not [e for e in events(lab) if "sent SIGTERM" in e["text"]]
     job.let_end()
     wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
     wait_for(lambda: all_idle(lab), 60, "every node is idle again")

@@ -88,6 +88,16 @@ class Allocation:
                     report.say(f"waiting for slurmctld, {self._patience:.0f} s at most: {error}")
                 told = True
 
+    def state_now(self) -> str:
+        """Return the job's state by one look; the last known one where Slurm does not answer."""
+        try:
+            job = self.client.job(self.job.id)
+        except NotFound:
+            return ""
+        except SresError:
+            return self.job.state
+        return job.state if job.restarts == self._restarts else ""
+
     def addresses(self) -> dict[str, str]:
         """Return the address of every node of the cluster; empty when Slurm does not answer."""
         try:

@@ -46,8 +46,9 @@ def classify(ending: Ending) -> Cause:
     if ending.code == 0 and not ending.stopped_by_us:
         return Cause("done", "the program ended well")
     if ending.job_state not in ("RUNNING", "SUSPENDED"):
-        state = ending.job_state or "gone"
-        return Cause("job_over", f"the job is {state}")
+        if not ending.job_state:
+            return Cause("job_over", "Slurm has ended or requeued the job")
+        return Cause("job_over", f"Slurm ends the job: it is {ending.job_state}")
     if ending.interrupted:
         return Cause("user", f"the user sent {ending.interrupted}")
     if ending.cancelled and not ending.stopped_by_us:

@@ -209,7 +209,10 @@ def test_a_slow_reader_gets_everything(site: Site) -> None:
     size = 400_000
     program = f"head -c {size} /dev/zero | tr '\\\\0' x >&2"
     plain, supervised = site.shell(f'$SRUN -n1 sh -c "{program}" 2>&1 | (sleep 1; wc -c)')
-    assert supervised.stdout == plain.stdout == f"{size}\n"
+    assert supervised.stdout == f"{size}\n"
+    if plain.stdout != f"{size}\n" and site.lab.spec.slurm_root is not None:
+        pytest.skip("excused: plain srun of this release loses output to a slow reader")
+    assert plain.stdout == f"{size}\n"
 
 
 # --- a terminal -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import itertools
 import secrets
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 
@@ -23,7 +24,7 @@ from slurm_resilience.mesh.messages import (
     PeerWelcome,
     Roster,
 )
-from slurm_resilience.mesh.model import Peer, PeerStatus
+from slurm_resilience.mesh.model import CloseCause, Peer, PeerStatus
 
 UNACKED_MILLISECONDS = 4000
 """What the other machine does not acknowledge for this long ends the connection: a pulled cable
@@ -43,12 +44,16 @@ _MAY_LIVE = frozenset(
 
 
 class ContactLost(WireError):
-    """The way to the other side is broken; the process there may live."""
+    """The connection has ended without the other side's closing it."""
+
+    def __init__(self, message: str, cause: CloseCause) -> None:
+        super().__init__(message)
+        self.cause: CloseCause = cause
 
 
-def _lost(error: OSError) -> WireError:
-    kind = ContactLost if error.errno in _MAY_LIVE else WireError
-    return kind(f"connection lost: {error.strerror}")
+def _lost(error: OSError) -> ContactLost:
+    cause: CloseCause = "lost" if error.errno in _MAY_LIVE else "reset"
+    return ContactLost(f"connection lost: {error.strerror}", cause)
 
 
 class PeerConnection:
@@ -129,6 +134,12 @@ class PeerConnection:
             with contextlib.suppress(KeyError, ValueError):
                 watched.unregister(self)
         self.sock.close()
+
+    def abort(self) -> None:
+        """Have the other side find it reset: closed in the regular way, in the middle of a
+        handshake, it would be taken for the death of this process."""
+        with contextlib.suppress(OSError):
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def finish(self) -> None:
         """Send nothing more, as soon as all that waits is sent."""

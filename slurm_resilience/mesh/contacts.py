@@ -34,7 +34,7 @@ CONNECTION_MOVES: dict[ConnectionState, frozenset[ConnectionState]] = {
 class Contact:
     """A connected peer, and what it last said."""
 
-    __slots__ = ("beat", "connection", "heard", "number", "peer", "status")
+    __slots__ = ("beat", "connection", "heard", "met_at", "number", "peer", "status")
 
     def __init__(self, peer: Peer, connection: int, status: PeerStatus, now: float) -> None:
         self.peer = peer
@@ -43,7 +43,7 @@ class Contact:
         self.number = -1
         """Of its newest status update; -1: only the handshake's status is known."""
         self.beat = Heartbeat()
-        self.heard = now
+        self.heard = self.met_at = now
 
 
 class Contacts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from slurm_resilience.mesh.messages import Heartbeat, Message
-from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View
+from slurm_resilience.mesh.model import CloseCause, GenerationEnd, Peer, PeerStatus, View
 
 # -- events ------------------------------------------------------------------------------------
 
@@ -29,9 +29,13 @@ class ConnectionClosed(msgspec.Struct, frozen=True, tag=True):
 
     connection: int
     reason: str = "connection closed"
-    died: bool = True
-    """The other side closed it, which is how the death of a process shows. False: contact was
-    lost, and the process may live."""
+    cause: CloseCause = "closed"
+
+
+class PeerAbsent(msgspec.Struct, frozen=True, tag=True):
+    """A peer's machine says that no process listens at its address any more."""
+
+    peer_id: str
 
 
 class MessageReceived(msgspec.Struct, frozen=True, tag=True):
@@ -92,6 +96,7 @@ class OutcomeFound(msgspec.Struct, frozen=True, tag=True):
 Event = (
     ConnectionProven
     | ConnectionClosed
+    | PeerAbsent
     | MessageReceived
     | BytesReceived
     | LocalStatus

@@ -39,6 +39,7 @@ from slurm_resilience.mesh.events import (
     MessageReceived,
     News,
     OutcomeFound,
+    PeerAbsent,
     Reached,
     Send,
     StillWaiting,
@@ -74,6 +75,7 @@ STRIKES = 2
 LAST_COPY = 3
 """So many times longer a peer is waited for that alone holds a part of the model: without it, the
 training falls back to its last checkpoint, or ends."""
+ROUNDING_SECONDS = 0.001
 LOOK_SECONDS = 0.05
 """Between two looks at peers that are still in the block of an ended generation."""
 
@@ -119,12 +121,24 @@ class Losses:
     def __init__(self) -> None:
         self.peers: dict[str, bool] = {}
         """Id → known to be dead; False: it fell silent, and may live behind a cut."""
+        self.unseen: set[str] = set()
+        """Those that had fallen silent before their death was told."""
         self.nodes: dict[str, NodeLost] = {}
+        self.evicted: dict[str, str] = {}
+        """Id → reason: peers that were told to leave, and count as dead."""
         self.strikes: dict[str, int] = {}
         """Generations that failed because other members could not reach a peer."""
 
+    def find(self, peer_id: str) -> None:
+        """A peer is there again."""
+        self.peers.pop(peer_id, None)
+        self.unseen.discard(peer_id)
+
     def lose(self, peer_id: str, dead: bool) -> None:
         """A peer is gone; dead once is dead for good."""
+        silent = self.peers.get(peer_id) is False
+        if silent and dead:
+            self.unseen.add(peer_id)
         self.peers[peer_id] = self.peers.get(peer_id, False) or dead
 
 
@@ -168,6 +182,8 @@ class Membership:
                 self._meet(event, now)
             case ConnectionClosed():
                 self._part(event, now)
+            case PeerAbsent(peer_id=peer_id):
+                self._note_absent(peer_id, now)
             case LocalStatus(status=status):
                 self._say(status, now)
             case LocalBeat(beat=beat):
@@ -197,7 +213,7 @@ class Membership:
         """When `tick` must be called, if nothing happens before."""
         timers = self.timers
         due = timers.next_beat
-        if self.generation.end and self.status.phase == "running":
+        if self.generation.block_end and self.status.phase == "running":
             due = min(due, timers.next_cut)
         return due if timers.look_again is None else min(due, timers.look_again)
 
@@ -282,8 +298,13 @@ class Membership:
 
     def _meet(self, event: ConnectionProven, now: float) -> None:
         peer = event.peer
-        if peer.id == self.me.id:
+        if peer.id == self.me.id or self.standing.evicted:
             self._effects.append(Close(event.connection))
+            return
+        if peer.id in self.losses.evicted:
+            # It may not have heard: it counts as dead, and must not go on.
+            evict = Evict(self.losses.evicted[peer.id])
+            self._effects += [Send((event.connection,), evict), Close(event.connection)]
             return
         contact = self.contacts.get(peer.id)
         if contact is not None:
@@ -294,6 +315,7 @@ class Membership:
                 # A new process on a lost seat: its node is in order (again), whatever was found
                 # of a machine of that name before; the next finding about it counts.
                 self.losses.nodes.pop(peer.node, None)
+            self.losses.find(peer.id)
         # The handshake's status may have changed meanwhile.
         self._send(peer.id, StatusUpdate(self._said, self.status))
         if contact is None and self.generation.holds(peer.id):
@@ -340,7 +362,20 @@ class Membership:
         if contact.status.phase == "done" and self.status.phase == "done":
             self._news()
             return
-        self._lose(contact.peer, event.reason, event.died, now)
+        self._lose(contact.peer, event.reason, event.cause == "closed", now)
+        if event.cause == "reset" and not self.standing.evicted:
+            # Dead, or it took this process for lost: its machine can tell.
+            self._effects.append(Dial(contact.peer))
+
+    def _note_absent(self, peer_id: str, now: float) -> None:
+        if peer_id in self.contacts:
+            return
+        worked = self.generation.worked
+        for view in (self.generation.view, worked):
+            for member in view.members if view else ():
+                if member.peer.id == peer_id:
+                    self._lose(member.peer, "no process listens at its address", True, now)
+                    return
 
     def _lose(self, peer: Peer, reason: str, dead: bool, now: float) -> None:
         self.losses.lose(peer.id, dead)
@@ -358,7 +393,10 @@ class Membership:
         self._effects.append(Close(contact.connection))
         self.contacts.close(contact.connection)
         # No cable can be cut between two processes of one machine.
-        self._lose(contact.peer, reason, dead or contact.peer.node == self.me.node, now)
+        dead = dead or contact.peer.node == self.me.node
+        if dead:
+            self.losses.evicted[peer_id] = reason
+        self._lose(contact.peer, reason, dead, now)
         self._effects.append(GaveUp(contact.peer, reason))
 
     def _leave_the_others(self, reason: str, now: float) -> None:
@@ -368,6 +406,8 @@ class Membership:
         # Not "stop": that would end the training for all.
         self._end(GenerationEnd(self.generation.number, reason, self.me.id, "lost"), now)
         self._effects.append(Evicted(reason))
+        # Others may not have heard yet, and would form worlds with this process.
+        self._broadcast(Leaving(reason))
         self._news()
 
     # -- messages -----------------------------------------------------------------------------
@@ -390,10 +430,11 @@ class Membership:
                 self._note_status(contact, number, status)
             case Roster(peers=peers):
                 for peer in peers:
-                    if peer.id not in self.contacts and peer.id != self.me.id:
+                    known = peer.id in self.contacts or peer.id == self.me.id
+                    if not known and not self.standing.evicted:
                         self._effects.append(Dial(peer))
             case NewGeneration(view=view):
-                self._adopt(view, now)
+                self._consider(view, event.speaker, now)
             case GenerationEnded(end=end):
                 if end.kind == "stop":
                     self.standing.stopped = end
@@ -403,10 +444,14 @@ class Membership:
                 self._lose_node(finding, now)
             case Evict(reason=reason):
                 self._leave_the_others(reason, now)
-            case Leaving():
-                # A peer that is done leaves only when it knows that all are.
+            case Leaving(reason=reason):
                 if contact is not None and contact.status.phase == "done":
+                    # It leaves only when it knows that all are done.
                     self._finish()
+                elif contact is not None:
+                    self._effects.append(Close(contact.connection))
+                    self.contacts.close(contact.connection)
+                    self._lose(contact.peer, f"it leaves: {reason}", True, now)
 
     def _note_status(self, contact: Contact | None, number: int, status: PeerStatus) -> None:
         if contact is None or number <= contact.number:
@@ -429,7 +474,8 @@ class Membership:
                 self._give_up(contact.peer.id, finding.reason, True, now)
         worked = self.generation.worked
         for member in worked.members if worked else ():
-            if member.peer.node == finding.node:
+            # A sick node that cannot be reached from here may work with others.
+            if member.peer.node == finding.node and finding.dead:
                 self.losses.lose(member.peer.id, dead=True)
         self._news()
 
@@ -439,20 +485,23 @@ class Membership:
         if status.phase != "running" and self.status.phase == "running":
             self._since = now
         if self.generation.end is not None:
-            # A generation that was never entered counts too: the next lead must know its number,
-            # or it would make one that this process has seen the end of.
+            # As in `_end`: one that was never entered counts too.
             newest = max(status.generation, self.generation.number)
             status = msgspec.structs.replace(status, generation=newest)
-        self.generation.say(status.phase == "running")
+        self.generation.say(status.generation if status.phase == "running" else None)
         self.status = status
-        self._said += 1
-        self._broadcast(StatusUpdate(self._said, status))
+        self._tell_status()
         self._news()
+
+    def _tell_status(self) -> None:
+        self._said += 1
+        self._broadcast(StatusUpdate(self._said, self.status))
 
     def _note_worked(self, view: View) -> None:
         self.generation.worked = view
         here = {member.peer.id for member in view.members}
         self.losses.peers = {p: dead for p, dead in self.losses.peers.items() if p in here}
+        self.losses.unseen &= here
 
     def _finish(self) -> None:
         self.standing.finished = True
@@ -480,8 +529,9 @@ class Membership:
         for contact in self.contacts.seated():
             self._judge_silence(contact, now)
         self._judge_reach(now)
-        waits = self.status.phase == "ready" and now - self._since > self.timing.known_again_seconds
-        if waits and now >= self.timers.dial_again:
+        waited = now - self._since > self.timing.known_again_seconds
+        waits = self.status.phase == "ready" and not self.standing.evicted
+        if waits and waited and now >= self.timers.dial_again:
             # A peer that was stopped for a while answers again, and no other would dial it.
             self.timers.dial_again = now + self.timing.known_again_seconds
             self._effects.append(DialKnown())
@@ -517,11 +567,35 @@ class Membership:
         if end.kind == "lost" and end.culprit in self.contacts:
             self.losses.strikes[end.culprit] = self.losses.strikes.get(end.culprit, 0) + 1
         self._effects.append(EndGeneration(end))
+        if self.status.phase != "running" and self.status.generation < end.generation:
+            # It was never entered. The next lead must know its number all the same, or it would
+            # make one that this process has seen the end of.
+            self.status = msgspec.structs.replace(self.status, generation=end.generation)
+            self._tell_status()
         self._broadcast(GenerationEnded(end))
         self._news()
 
+    def _consider(self, view: View, lead: str, now: float) -> None:
+        """Adopt a generation, unless a living one is known of which its lead cannot know."""
+        newest = self.generation.number
+        elsewhere = any(
+            contact.status.phase == "running"
+            and contact.status.generation > newest
+            and view.rank_of(contact.peer.id) < 0
+            for contact in self.contacts.seated()
+        )
+        if elsewhere or (self.generation.goes_on and view.generation > self.generation.highest):
+            # Two leads that do not know of each other would take turns without end.
+            self._send(lead, Roster(tuple(c.peer for c in self.contacts.seated())))
+        old = view.generation < self.generation.highest
+        if not elsewhere and not old:
+            self._adopt(view, now)
+        elif view.rank_of(self.me.id) >= 0:
+            text = "a newer generation was formed" if old else "another world goes on"
+            self._send(lead, GenerationEnded(GenerationEnd(view.generation, text)))
+
     def _adopt(self, view: View, now: float) -> None:
-        if view.generation <= self.generation.highest:
+        if view.generation <= self.generation.highest or self.standing.evicted:
             return
         self.generation.highest = view.generation
         if view.rank_of(self.me.id) < 0:
@@ -529,20 +603,22 @@ class Membership:
         if self.generation.goes_on:
             number = self.generation.number
             self._end(GenerationEnd(number, "a newer generation was formed"), now)
-        self.generation.adopt(view, now)
+        early_end = self.generation.adopt(view, now)
         self.waiting.over()
         for peer in self.unreached():
             # Two that came at the same time may still be shaking hands.
             self._effects.append(Dial(peer))
         self._effects.append(Adopt(view))
         self._news()
+        if early_end is not None:
+            self._end(early_end, now)
 
     def _look_around(self, now: float) -> None:
         """Propose the next generation if it is time; keep the main thread on its way out."""
         self.timers.look_again = None
         if self._may_assemble(now):
             self._assemble(now)
-        end = self.generation.end
+        end = self.generation.block_end
         if end and self.status.phase == "running" and now >= self.timers.next_cut:
             self.timers.next_cut = now + self.timing.cut_again_seconds
             self._effects.append(CutBlock(end))
@@ -571,17 +647,19 @@ class Membership:
         patience = self.patience_with(inside, now)
         end = self.generation.end
         hung = end.culprit if end and end.kind == "hang" else ""
-        late = now - max(self.generation.ended_at, self._since)
+        out = now - max(self.generation.ended_at, self._since)
         last = world_plan.last_holders(self.present(), self.rules.replica_size)
         for contact in inside:
             peer = contact.peer
             silent = now - contact.heard
             times = LAST_COPY if peer.id in last else 1
             limit = times * self.timing.abort_seconds
+            # What a peer said at its handshake may be old: it has the whole time from then on.
+            late = min(out, now - contact.met_at)
             # Of one that was accused of a hang, all have waited for a word already.
             needed = BEATS_OF_SILENCE * self.beat_seconds
             needed = needed if peer.id == hung else patience[peer.node]
-            if silent > times * needed and late > 0:
+            if silent > times * needed and out > 0:
                 self._give_up(peer.id, f"silent for {silent:.1f} s", False, now)
             elif self.generation.ended_at and late > limit:
                 text = f"it did not leave its block within {limit:g} s"
@@ -608,11 +686,18 @@ class Membership:
         worked = self.generation.worked
         waited = now - self._since
         proposal = world_plan.propose(
-            present, self.losses.peers, worked, self.rules, waited, bool(worked)
+            present,
+            self.losses.peers,
+            worked,
+            self.rules,
+            waited,
+            bool(worked),
+            self.losses.unseen,
         )
         if proposal.members is None:
             if proposal.again is not None:
-                self.timers.look(now + proposal.again)
+                # Not at the very moment: a rounded sum may lie before it, again and again.
+                self.timers.look(now + proposal.again + ROUNDING_SECONDS)
             self._wait_on(proposal.reason, now)
         elif any(member.peer.id == self.me.id for member in proposal.members):
             self._form(proposal.members, proposal.reason, present, now)

@@ -44,6 +44,7 @@ from slurm_resilience.mesh.events import (
     MessageReceived,
     News,
     OutcomeFound,
+    PeerAbsent,
     Reached,
     Send,
     StillWaiting,
@@ -53,6 +54,7 @@ from slurm_resilience.mesh.keys import KeyStore
 from slurm_resilience.mesh.membership import Membership
 from slurm_resilience.mesh.messages import Heartbeat, KeyChange, Leaving, Message
 from slurm_resilience.mesh.model import (
+    CloseCause,
     GenerationEnd,
     Member,
     Peer,
@@ -190,8 +192,8 @@ class Mesh:
 
     @property
     def end(self) -> GenerationEnd | None:
-        """How the current generation ended; None while it goes on."""
-        return self._membership.generation.end
+        """How the generation ended that the main thread is or was in; None while it goes on."""
+        return self._membership.generation.block_end
 
     @property
     def evicted(self) -> str:
@@ -389,9 +391,13 @@ class Mesh:
         """Note a sign of life."""
         self._take(BytesReceived(connection.number, connection.name))
 
-    def on_closed(self, connection: PeerConnection, reason: str, died: bool) -> None:
+    def on_closed(self, connection: PeerConnection, reason: str, cause: CloseCause) -> None:
         """Note a loss."""
-        self._take(ConnectionClosed(connection.number, reason, died))
+        self._take(ConnectionClosed(connection.number, reason, cause))
+
+    def on_absent(self, peer_id: str) -> None:
+        """Note a death."""
+        self._take(PeerAbsent(peer_id))
 
     def on_turn(self, now: float) -> float:
         """Let the membership do what is due."""

@@ -15,6 +15,11 @@ Phase = Literal["ready", "running", "done"]
 """ready: outside the block, waits for the next generation; running: in it; done: finished."""
 
 
+CloseCause = Literal["closed", "reset", "lost"]
+"""closed: by the other side, which is how the death of a process shows; reset: the other machine
+knows of no such connection: the process died, or took this one for lost; lost: nothing is heard
+from over there, and the process may live."""
+
 _SEATS = 1 << 20
 
 

@@ -18,7 +18,7 @@ from slurm_resilience.mesh.connection import PeerConnection
 from slurm_resilience.mesh.contacts import Contact
 from slurm_resilience.mesh.dial_book import DialAddress
 from slurm_resilience.mesh.messages import Heartbeat, Leaving, Message, NodeLost, StatusUpdate
-from slurm_resilience.mesh.model import Peer, PeerStatus
+from slurm_resilience.mesh.model import CloseCause, Peer, PeerStatus
 from slurm_resilience.mesh.rendezvous import TrainingOutcome, meeting
 from slurm_resilience.mesh.transport import Transport
 
@@ -166,7 +166,10 @@ class Observer:
     def on_bytes(self, connection: PeerConnection) -> None:
         """Nothing is concluded from a peer's silence here."""
 
-    def on_closed(self, connection: PeerConnection, reason: str, died: bool) -> None:
+    def on_absent(self, peer_id: str) -> None:
+        """Nothing is concluded from it here."""
+
+    def on_closed(self, connection: PeerConnection, reason: str, cause: CloseCause) -> None:
         """Note a loss."""
         log.debug("%s: %s", connection.name, reason)
         contact = self._contacts.get(connection.name)

@@ -25,7 +25,7 @@ from slurm_resilience.mesh import messages
 from slurm_resilience.mesh.connection import HANDSHAKE_SECONDS, ContactLost, PeerConnection
 from slurm_resilience.mesh.dial_book import REFUSED_SECONDS, DialAddress, DialBook
 from slurm_resilience.mesh.messages import Message
-from slurm_resilience.mesh.model import Peer, PeerStatus
+from slurm_resilience.mesh.model import CloseCause, Peer, PeerStatus
 from slurm_resilience.mesh.resolver import NotYet
 
 log = logging.getLogger("sres.mesh")
@@ -58,8 +58,12 @@ class TransportOwner(Protocol):
         """Part of a message has arrived on a proven connection."""
         ...
 
-    def on_closed(self, connection: PeerConnection, reason: str, died: bool) -> None:
+    def on_closed(self, connection: PeerConnection, reason: str, cause: CloseCause) -> None:
         """A proven connection has come to its end."""
+        ...
+
+    def on_absent(self, peer_id: str) -> None:
+        """No process listens where a peer did."""
         ...
 
     def on_turn(self, now: float) -> float:
@@ -175,6 +179,7 @@ class Transport:
         except OSError as error:
             log.debug("%s:%s: %s", address.host, address.port, error)
             self._dials.unreachable(address, time.monotonic())
+            self._note_refusal(address, error.errno)
             return
         self._add(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
@@ -287,6 +292,10 @@ class Transport:
         self._drop(min(strangers, key=lambda connection: connection.born))
         return True
 
+    def _note_refusal(self, address: DialAddress, code: int | None) -> None:
+        if code == errno.ECONNREFUSED and address.peer_id:
+            self._owner.on_absent(address.peer_id)
+
     def _add(self, connection: PeerConnection, events: int) -> None:
         self.connections[connection.number] = connection
         self._names[connection.name] += 1
@@ -313,6 +322,7 @@ class Transport:
                 code = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code:
                     self._drop(connection)
+                    self._note_refusal(connection.address, code)
                     return
             if connection.wants_to_write:
                 self._try(connection, connection.flush)
@@ -364,11 +374,14 @@ class Transport:
             return
         self._drop(connection)
         if connection.proven:
-            self._owner.on_closed(connection, str(error), not isinstance(error, ContactLost))
+            cause = error.cause if isinstance(error, ContactLost) else "closed"
+            self._owner.on_closed(connection, str(error), cause)
 
     def _drop(self, connection: PeerConnection) -> None:
         if self.connections.pop(connection.number, None) is None:
             return
+        if connection.address and not connection.proven:
+            connection.abort()
         connection.close(self._selector)
         self._names[connection.name] -= 1
         if connection.address and not connection.proven and not self._closing:

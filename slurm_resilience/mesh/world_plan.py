@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 import msgspec
@@ -44,6 +44,7 @@ def propose(
     rules: WorldRules,
     waited: float,
     started: bool,
+    unseen: Set[str] = frozenset(),
 ) -> Proposal:
     """Should a generation be formed now, and of whom?
 
@@ -55,8 +56,10 @@ def propose(
         rules: what the program asked for.
         waited: seconds since the first of the present was ready.
         started: a generation has worked before.
+        unseen: of the lost, those that had fallen silent when their death was told. The others may
+            have gone on without them in the meantime, with fewer than a half of all.
     """
-    split = _other_half(present, lost, last)
+    split = _other_half(present, lost, last, unseen)
     if split:
         return Proposal(None, split)
     seated = one_a_seat(present)
@@ -151,19 +154,24 @@ def last_holders(present: Sequence[Member], replica_size: int) -> frozenset[str]
     return frozenset(names[0] for names in holders.values() if len(names) == 1)
 
 
-def _other_half(present: Sequence[Member], lost: Mapping[str, bool], last: View | None) -> str:
+def _other_half(
+    present: Sequence[Member], lost: Mapping[str, bool], last: View | None, unseen: Set[str]
+) -> str:
     """Why this side must not go on: the rest may be alive behind a cut. Empty: it may."""
     if last is None:
         return ""
-    silent = [m for m in last.members if lost.get(m.peer.id) is False]
+    here = {member.peer.id for member in present}
+    missing = (member for member in last.members if member.peer.id not in here)
+    # Only a death that is known counts: a member that was never connected may live too.
+    silent = [member for member in missing if not lost.get(member.peer.id)]
     if not silent:
         return ""
-    here = {member.peer.id for member in present}
     kept = [m for m in last.members if m.peer.id in here]
-    if len(kept) > len(silent):
+    others = [m for m in last.members if m in silent or m.peer.id in unseen]
+    if len(kept) > len(others):
         return ""
-    lowest = min((*kept, *silent), key=lambda member: member.peer.seat, default=None)
-    if len(kept) == len(silent) and lowest in kept:
+    lowest = min((*kept, *others), key=lambda member: member.peer.seat, default=None)
+    if len(kept) == len(others) and lowest in kept:
         return ""
     return (
         f"{len(silent)} of {last.size} ranks fell silent and may live on the other side of a cut; "

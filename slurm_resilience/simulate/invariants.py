@@ -1,0 +1,62 @@
+"""What must hold after every event of a simulated training. Pure.
+
+1. Two worlds never both go on.
+2. All members of a world that steps agree on it.
+3. A member that lives and answers is never given up.
+4. With faults over, a world forms within a bound of beats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from slurm_resilience.mesh.model import View
+from slurm_resilience.simulate.sim_process import SimProcess
+
+
+class InvariantBroken(Exception):
+    """Something happened that must never happen."""
+
+
+class Lineage:
+    """The worlds that stepped, in the order of their steps.
+
+    Args:
+        lives: does any member of a world live? After the death of all, the numbers of generations
+            begin again.
+    """
+
+    def __init__(self, lives: Callable[[View], bool]) -> None:
+        self._lives = lives
+        self._newest = 0
+        self._views: dict[int, View] = {}
+        self.worlds = 0
+        self.steps = 0
+
+    def agree(self, members: Iterable[SimProcess], view: View) -> None:
+        """All members of a world are about to work together: check that they mean the same one."""
+        known = self._views.get(view.generation)
+        if known is None or not self._lives(known):
+            known = self._views[view.generation] = view
+        for process in members:
+            if process.program.inside != known:
+                raise InvariantBroken(
+                    f"{process.id} is in another world {view.counter} than "
+                    f"{view.members[0].peer.id}"
+                )
+
+    def step(self, view: View) -> None:
+        """A world has committed a step: check that no newer one has done so before."""
+        self.steps += 1
+        if view.generation < self._newest and self._lives(self._views[self._newest]):
+            raise InvariantBroken(
+                f"world {view.counter} ({_seats(view)}) steps, although a newer one "
+                f"({_seats(self._views[self._newest])}) has stepped"
+            )
+        if view.generation != self._newest:
+            self.worlds += 1
+            self._newest = view.generation
+
+
+def _seats(view: View) -> str:
+    return "seats " + ", ".join(str(member.peer.seat) for member in view.members)

@@ -1,0 +1,264 @@
+"""Simulated trainings of 3 to 64 processes under faults of every kind; each a function of its seed.
+
+`simulate` runs one and raises `InvariantBroken`, or returns what happened.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+
+from slurm_resilience.mesh.events import MessageReceived
+from slurm_resilience.mesh.messages import NodeLost
+from slurm_resilience.mesh.model import Peer, View
+from slurm_resilience.mesh.world_plan import WorldRules
+from slurm_resilience.simulate.invariants import InvariantBroken, Lineage
+from slurm_resilience.simulate.mesh_faults import FAULTS, Excuses, FaultPlan
+from slurm_resilience.simulate.network import SimNetwork
+from slurm_resilience.simulate.schedule import Schedule
+from slurm_resilience.simulate.sim_process import TIMING, SimProcess
+
+SMALL, LARGE = (3, 8), (9, 64)
+LARGE_SHARE = 0.01
+"""Of the runs: their cost grows with the square of their size."""
+FAULT_SECONDS = 8.0
+"""In which faults happen, at most."""
+CALM_SECONDS = 40.0
+"""After which a world must step again, of all seats. Longest known: three times the abort timeout
+(the last copy of a part), a world that fails for a peer out of reach, twice, and a join."""
+ENDLESS = 1 << 30
+
+
+class SimulatedRun(msgspec.Struct, frozen=True):
+    """What happened in one run."""
+
+    seed: int
+    processes: int
+    """Seats of the training."""
+    worlds: int
+    """That stepped."""
+    steps: int
+    faults: tuple[str, ...]
+    events: int
+    seconds: float
+    """Of simulated time."""
+
+
+def choose_size(random: Random) -> int:
+    """Few members mostly; up to 64 now and then."""
+    low, high = LARGE if random.random() < LARGE_SHARE else SMALL
+    return min(random.randint(low, high), random.randint(low, high))
+
+
+def choose_rules(random: Random, seats: int) -> WorldRules:
+    """When a world may be formed."""
+    replica_size = random.choice([1, 1, 1, 2, 4])
+    if seats % replica_size:
+        replica_size = 1
+    least = random.choice([1, seats // 2 + 1, seats - 1, seats])
+    return WorldRules(
+        seats=seats,
+        min_world=max(least, replica_size),
+        replica_size=replica_size,
+        patience=random.choice([0.0, 0.0, 1.0]),
+        # No world has worked yet: only a majority tells two halves of a cut network apart.
+        start_patience=random.choice([600.0, 1.0]) if 2 * least > seats else 600.0,
+    )
+
+
+class MeshRun:
+    """One training: its processes, its network, and what goes wrong."""
+
+    def __init__(self, seed: int, trace: list[str] | None = None) -> None:
+        self.random = Random(seed)
+        self.schedule = Schedule()
+        self.network = SimNetwork(self.schedule, self.random)
+        self.seats = choose_size(self.random)
+        self.rules = choose_rules(self.random, self.seats)
+        self.processes: dict[str, SimProcess] = {}
+        """All that ever took part, by id."""
+        self.excuses = Excuses(self.schedule)
+        self.lineage = Lineage(self._lives)
+        self._seed = seed
+        self._trace = trace
+        self._waiting: dict[tuple[int, int], set[str]] = {}
+        """Per world and turn: those that have come to the collective."""
+        self._outcome: int | None = None
+        self._last_step = self.random.choice([ENDLESS, ENDLESS, 20])
+        self._plan = FaultPlan(self)
+        self._full_at = -1.0
+        """When a world of all seats last stepped."""
+
+    def run(self) -> SimulatedRun:
+        """Let it happen.
+
+        Raises:
+            InvariantBroken: something that must never happen.
+        """
+        for seat in range(self.seats):
+            self.schedule.after(self.random.random() ** 3, self.spawn, seat, 0)
+        self._plan.begin()
+        self.schedule.run(self._plan.until)
+        self._plan.end()
+        calm = self.schedule.now
+        if not self.schedule.run(calm + CALM_SECONDS, lambda: self._is_whole(calm)):
+            raise InvariantBroken(f"no world of all seats within {CALM_SECONDS:g} s: {self._why()}")
+        return SimulatedRun(
+            seed=self._seed,
+            processes=self.seats,
+            worlds=self.lineage.worlds,
+            steps=self.lineage.steps,
+            faults=tuple(self._plan.done),
+            events=self.schedule.count,
+            seconds=round(self.schedule.now, 3),
+        )
+
+    def _is_whole(self, calm: float) -> bool:
+        return self._full_at > calm or self._outcome is not None
+
+    def _lives(self, view: View) -> bool:
+        members = (self.processes[member.peer.id] for member in view.members)
+        return any(process.alive and not process.stopped for process in members)
+
+    def _why(self) -> str:
+        living = [process for process in self.processes.values() if process.alive]
+        return "; ".join(
+            f"{p.id} {p.membership.status.phase} in {p.membership.generation.stage.value}"
+            + (f", waits: {p.membership.waiting.reason}" if p.membership.waiting.reason else "")
+            for p in living[:6]
+        )
+
+    # -- processes ----------------------------------------------------------------------------
+
+    def spawn(self, seat: int, incarnation: int, node: str = "") -> None:
+        """Start a process on a seat."""
+        if self._outcome is not None:
+            return
+        name = f"{seat:02d}.{incarnation}"
+        if name in self.processes:
+            return
+        peer = Peer(name, seat, incarnation, node=node or f"n{seat}", host="h", port=seat + 1)
+        process = SimProcess(peer, self.rules, self, self._last_step)
+        self.processes[name] = process
+        self._plan.spawned(process)
+        self.note(process, "starts")
+        process.start()
+
+    def living(self) -> list[SimProcess]:
+        """All processes that run or are stopped."""
+        return [process for process in self.processes.values() if process.alive]
+
+    def newest(self, seat: int) -> SimProcess:
+        """The process that took a seat last."""
+        taken = [process for process in self.processes.values() if process.peer.seat == seat]
+        return max(taken, key=lambda process: process.peer.incarnation)
+
+    def kill(self, process: SimProcess, power: bool = False, replace: bool = True) -> None:
+        """End a process; its launcher starts another one, unless there is one."""
+        if not process.alive:
+            return
+        self.note(process, "loses its machine" if power else "dies")
+        process.die(power)
+        self.excuses.add(process.id, 0.0)
+        if replace:
+            self._plan.died(process, power)
+
+    def find(self, node: str, dead: bool) -> None:
+        """An observer tells all processes that a node is lost."""
+        finding = NodeLost(node, "it is broken", dead)
+        for process in self.living():
+            if process.peer.node == node:
+                self.excuses.add(process.id, 5.0)
+            event = MessageReceived(0, "observer", "observer", finding)
+            self.schedule.after(self.network.delay(), process.tell, event)
+
+    # -- what processes ask -------------------------------------------------------------------
+
+    def known_peers(self) -> list[Peer]:
+        """All that are in the rendezvous; some may be dead."""
+        return [process.peer for process in self.processes.values()]
+
+    def process(self, peer_id: str) -> SimProcess | None:
+        """A process by its id."""
+        return self.processes.get(peer_id)
+
+    def outcome(self) -> int | None:
+        """How the training ended."""
+        return self._outcome
+
+    def ended(self, process: SimProcess, code: int) -> None:
+        """A process has ended by itself."""
+        if not process.alive:
+            return
+        if code == 0:
+            self.note(process, "is done")
+            process.die()
+            self._outcome = 0
+        else:
+            self.kill(process)
+
+    def gave_up(self, process: SimProcess, peer: Peer, reason: str) -> None:
+        """A process goes on without a peer: had it a reason?"""
+        self.note(process, f"gives {peer.id} up: {reason}")
+        other = self.processes[peer.id]
+        newer = self.newest(peer.seat) is not other
+        if other.alive and not newer and not self.excuses.has(peer.id, process.id):
+            raise InvariantBroken(
+                f"{peer.id} lives and answers, and {process.id} gave it up: {reason}"
+            )
+
+    def note(self, process: SimProcess, text: str) -> None:
+        """For the trace."""
+        if self._trace is not None:
+            self._trace.append(f"{self.schedule.now:8.3f} {process.id} {text}")
+
+    # -- collectives --------------------------------------------------------------------------
+
+    def arrive(self, process: SimProcess, turn: int) -> None:
+        """A process waits for the others of its world; the last one completes the collective."""
+        view = process.program.inside
+        assert view is not None
+        here = self._waiting.setdefault((view.generation, turn), set())
+        here.add(process.id)
+        if len(here) < view.size or here != {m.peer.id for m in view.members}:
+            return
+        del self._waiting[view.generation, turn]
+        self._complete(view, turn)
+
+    def _complete(self, view: View, turn: int) -> None:
+        members = [self.processes[member.peer.id] for member in view.members]
+        network = self.network
+        insides = [process.program.inside for process in members if process.alive]
+        if any(inside is None or inside.generation != view.generation for inside in insides):
+            return  # its collective hangs until the world ends
+        if len(insides) < view.size:
+            return
+        if any(network.blocked(members[0].id, other.id) for other in members[1:]):
+            self.schedule.after(0.1, self._complete, view, turn)
+            return
+        self.lineage.agree(members, view)
+        step = max(process.program.step for process in members) + (turn > 0)
+        if turn > 0:
+            self.lineage.step(view)
+            if view.size == self.seats:
+                self._full_at = self.schedule.now
+        for process in members:
+            wait = 0.05 + self.random.random() * 0.1
+            self.schedule.after(wait, process.complete, process.program.inside, step)
+
+
+def simulate(seed: int, trace: list[str] | None = None) -> SimulatedRun:
+    """Run one training.
+
+    Args:
+        seed: decides everything.
+        trace: filled with one line for every thing that happened.
+
+    Raises:
+        InvariantBroken: something happened that must never happen.
+    """
+    return MeshRun(seed, trace).run()
+
+
+__all__ = ["FAULTS", "TIMING", "InvariantBroken", "MeshRun", "SimulatedRun", "simulate"]

@@ -1,0 +1,247 @@
+"""Faults of a simulated training: which happen when, and whom they excuse. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Protocol
+
+from slurm_resilience.simulate.network import SimNetwork
+from slurm_resilience.simulate.schedule import Schedule
+from slurm_resilience.simulate.sim_process import SimProcess
+
+EXCUSED_SECONDS = 9.0
+"""After a fault, in which those that it concerned may be given up: the silence of all, and three
+abort timeouts."""
+FENCED_SECONDS = 0.5
+"""After which a process is ended that was said to be dead, or whose seat was given to another one:
+they are started by launchers, which see to it."""
+RESPAWN_SECONDS = 2.0
+"""After which a dead process is replaced, at most."""
+
+
+class Training(Protocol):
+    """What faults are done to."""
+
+    random: Random
+    schedule: Schedule
+    network: SimNetwork
+    seats: int
+    excuses: Excuses
+
+    def living(self) -> list[SimProcess]:
+        """All processes that run or are stopped."""
+        ...
+
+    def newest(self, seat: int) -> SimProcess:
+        """The process that took a seat last."""
+        ...
+
+    def spawn(self, seat: int, incarnation: int, node: str = "") -> None:
+        """Start a process."""
+        ...
+
+    def kill(self, process: SimProcess, power: bool = False, replace: bool = True) -> None:
+        """End a process."""
+        ...
+
+    def find(self, node: str, dead: bool) -> None:
+        """Tell all that a node is lost."""
+        ...
+
+    def note(self, process: SimProcess, text: str) -> None:
+        """For the trace."""
+        ...
+
+
+class Excuses:
+    """Processes that may be given up although they live, and until when."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._until: dict[str, float] = {}
+
+    def add(self, process_id: str, seconds: float) -> None:
+        """A fault concerns a process for so long."""
+        until = self._schedule.now + seconds + EXCUSED_SECONDS
+        self._until[process_id] = max(until, self._until.get(process_id, 0.0))
+
+    def has(self, process_id: str, judge_id: str) -> bool:
+        """May one process give another one up?"""
+        return self._until.get(process_id, 0.0) >= self._schedule.now
+
+
+class FaultPlan:
+    """What goes wrong in one run."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        random = training.random
+        self.until = 1.5 + random.random() * 8.0
+        """When faults are over."""
+        self.done: list[str] = []
+        """Names of those that happened."""
+        self._over = False
+        self._fatal = random.random() < 0.3
+        """Some processes die of a message."""
+
+    def begin(self) -> None:
+        """Put faults on the schedule."""
+        random = self._training.random
+        for _ in range(random.choice([0, 1, 1, 2, 2, 3, 4])):
+            self._training.schedule.at(random.random() * self.until, self._strike)
+
+    def end(self) -> None:
+        """Have all that was broken work again."""
+        self._over = True
+        training = self._training
+        training.network.heal_all()
+        for process in training.living():
+            process.resume()
+        for seat in range(training.seats):
+            process = training.newest(seat)
+            if not process.alive:
+                self._respawn(process)
+
+    def spawned(self, process: SimProcess) -> None:
+        """Some processes die of a message, whichever it is."""
+        random = self._training.random
+        if self._fatal and not self._over and random.random() < 0.25:
+            process.dies_at = random.randint(1, 120)
+            self.done.append("death at a message")
+
+    def died(self, process: SimProcess, power: bool) -> None:
+        """A launcher replaces its process; for a machine without power, another one does."""
+        random = self._training.random
+        wait = random.random() * RESPAWN_SECONDS
+        if power:
+            wait += 1.0
+            if random.random() < 0.5:
+                node = process.peer.node
+                self._training.schedule.after(wait, self._training.find, node, True)
+        self._training.schedule.after(wait, self._respawn, process)
+
+    def _respawn(self, process: SimProcess) -> None:
+        newest = self._training.newest(process.peer.seat)
+        if newest.alive and newest is not process:
+            return
+        number = newest.peer.incarnation + 1
+        self._training.spawn(newest.peer.seat, number, f"n{newest.peer.seat}.{number}")
+
+    def _strike(self) -> None:
+        living = self._training.living()
+        if self._over or not living:
+            return
+        random = self._training.random
+        name = random.choice(list(FAULTS))
+        self.done.append(name)
+        process = random.choice(living)
+        self._training.note(process, f"FAULT: {name}")
+        FAULTS[name](self._training, process)
+
+
+def _death(training: Training, process: SimProcess) -> None:
+    training.kill(process)
+
+
+def _power(training: Training, process: SimProcess) -> None:
+    training.kill(process, power=True)
+
+
+def _stop(training: Training, process: SimProcess) -> None:
+    if process.stopped:
+        return
+    seconds = training.random.random() * 5.0
+    training.excuses.add(process.id, seconds)
+    process.stop()
+    training.schedule.after(seconds, process.resume)
+
+
+def _stop_all(training: Training, process: SimProcess) -> None:
+    """A cluster of virtual machines stands still, and comes back bit by bit."""
+    seconds = 0.5 + training.random.random() * 4.0
+    if any(one.stopped for one in training.living()):
+        return
+    for one in training.living():
+        late = training.random.random() * 0.3
+        one.stop()
+        training.schedule.after(seconds + late, one.resume)
+
+
+def _partition(training: Training, process: SimProcess) -> None:
+    random = training.random
+    seconds = random.random() * 5.0
+    living = training.living()
+    islands = {one.id: random.randint(0, 1) for one in living} | {process.id: 1}
+    for one in living:
+        training.excuses.add(one.id, seconds)
+    training.network.cut(islands)
+    training.schedule.after(seconds, training.network.heal)
+
+
+def _sever(training: Training, process: SimProcess) -> None:
+    other = training.random.choice(training.living())
+    seconds = training.random.random() * 6.0
+    for one in (process, other):
+        training.excuses.add(one.id, seconds)
+    training.network.sever(process.id, other.id)
+    training.schedule.after(seconds, training.network.mend, process.id, other.id)
+
+
+def _reset(training: Training, process: SimProcess) -> None:
+    connections = list(process.connections.values())
+    if not connections:
+        return
+    connection = training.random.choice(connections)
+    for end in connection.ends:
+        training.excuses.add(end.id, 0.0)
+    training.network.reset(connection)
+
+
+def _error(training: Training, process: SimProcess) -> None:
+    process.fail()
+
+
+def _stuck(training: Training, process: SimProcess) -> None:
+    """Its block is not left in time when its world ends."""
+    process.program.leave_seconds = 0.5 + training.random.random() * 8.0
+    training.excuses.add(process.id, 8.0)
+    process.fail()
+
+
+def _find_dead(training: Training, process: SimProcess) -> None:
+    fence = FENCED_SECONDS if training.network.whole else 0.0
+    training.schedule.after(fence, training.kill, process)
+    training.find(process.peer.node, True)
+
+
+def _find_sick(training: Training, process: SimProcess) -> None:
+    training.find(process.peer.node, False)
+
+
+def _replace(training: Training, process: SimProcess) -> None:
+    """A newer process takes the seat of one that lives."""
+    seat = process.peer.seat
+    number = training.newest(seat).peer.incarnation + 1
+    if training.network.whole:
+        training.schedule.after(FENCED_SECONDS, training.kill, process, False, False)
+    else:
+        training.kill(process, replace=False)
+    training.spawn(seat, number, f"n{seat}.{number}")
+
+
+FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
+    "death": _death,
+    "power": _power,
+    "stop": _stop,
+    "stop of all": _stop_all,
+    "partition": _partition,
+    "pair cut off": _sever,
+    "reset": _reset,
+    "error": _error,
+    "stuck block": _stuck,
+    "node found dead": _find_dead,
+    "node found sick": _find_sick,
+    "newer process": _replace,
+}
+"""Every kind of fault, by its name in reports."""

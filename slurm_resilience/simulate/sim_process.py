@@ -1,0 +1,447 @@
+"""A simulated process: its membership, and a program that enters and leaves worlds. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any, Protocol
+
+import msgspec
+
+from slurm_resilience.mesh.dial_book import DialBook
+from slurm_resilience.mesh.events import (
+    Adopt,
+    BeatDue,
+    Close,
+    ConnectionClosed,
+    ConnectionProven,
+    CutBlock,
+    Dial,
+    DialKnown,
+    Effect,
+    EndGeneration,
+    Event,
+    Evicted,
+    Finish,
+    GaveUp,
+    LocalBeat,
+    LocalEnd,
+    LocalStatus,
+    MessageReceived,
+    OutcomeFound,
+    PeerAbsent,
+    Send,
+    WorldWorked,
+)
+from slurm_resilience.mesh.membership import Membership
+from slurm_resilience.mesh.messages import Heartbeat, Leaving, Message, Roster
+from slurm_resilience.mesh.model import CloseCause, GenerationEnd, Peer, PeerStatus, Timing, View
+from slurm_resilience.mesh.world_plan import WorldRules
+from slurm_resilience.simulate.network import SimConnection, SimNetwork
+from slurm_resilience.simulate.schedule import Schedule
+
+TIMING = Timing(
+    silence_seconds=2.0,
+    abort_seconds=2.0,
+    reach_seconds=1.5,
+    known_again_seconds=1.5,
+    # Cutting a simulated block once is enough.
+    cut_again_seconds=0.5,
+)
+HANDSHAKE_SECONDS = 2.0
+ENTER_SECONDS = 0.05
+"""In which a main thread enters the world that it was told of, at most."""
+HANG_SECONDS = 4.0
+"""After which a collective that does not end is taken for hung."""
+LEAVE_SECONDS = 0.2
+"""In which it leaves its block when its world has ended, at most."""
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The dialer's side of a handshake."""
+
+    peer: Peer
+    status: PeerStatus
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """The answer."""
+
+    peer: Peer
+    status: PeerStatus
+
+
+class Surroundings(Protocol):
+    """What a process needs of the run."""
+
+    schedule: Schedule
+    network: SimNetwork
+    random: Random
+
+    def known_peers(self) -> list[Peer]:
+        """All that are in the rendezvous."""
+        ...
+
+    def process(self, peer_id: str) -> SimProcess | None:
+        """A process by its id."""
+        ...
+
+    def outcome(self) -> int | None:
+        """The exit code in the rendezvous."""
+        ...
+
+    def arrive(self, process: SimProcess, turn: int) -> None:
+        """A process waits in its block for the others' ``turn``-th collective."""
+        ...
+
+    def gave_up(self, process: SimProcess, peer: Peer, reason: str) -> None:
+        """A process goes on without a peer."""
+        ...
+
+    def ended(self, process: SimProcess, code: int) -> None:
+        """A process has ended by itself."""
+        ...
+
+    def note(self, process: SimProcess, text: str) -> None:
+        """For the trace."""
+        ...
+
+
+class Program:
+    """The main thread: outside, on its way in, in its block, on its way out."""
+
+    def __init__(self, last_step: int) -> None:
+        self.inside: View | None = None
+        """The world whose block it is in."""
+        self.invited: View | None = None
+        """The world that it is about to enter."""
+        self.leaving = False
+        self.turn = 0
+        """Collectives done in this world; the first forms it."""
+        self.step = 0
+        """Committed."""
+        self.last_step = last_step
+        self.done = False
+        self.leave_seconds = 0.0
+        """How long it takes to leave its block, beside the usual."""
+
+
+class SimProcess:
+    """One process of the training."""
+
+    def __init__(self, peer: Peer, rules: WorldRules, around: Surroundings, last_step: int) -> None:
+        self.id = peer.id
+        self.peer = peer
+        self.alive = True
+        self.powered = True
+        self.stopped = False
+        self.dies_at: int | None = None
+        """Number of the message that it dies of, before it is handled."""
+        self.messages = 0
+        self.program = Program(last_step)
+        self.connections: dict[int, SimConnection] = {}
+        self._around = around
+        self.membership = Membership(peer, rules, TIMING, around.schedule.now)
+        self._names: Counter[str] = Counter()
+        self._dials = DialBook()
+        self._inbox: list[tuple[Any, ...]] = []
+        """What arrived while it was stopped."""
+        self._ticks = 0
+        """Number of the newest wake-up that was asked for; older ones do nothing."""
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Look for the others."""
+        for peer in self._around.known_peers():
+            self._dial(peer)
+        self._tell(LocalStatus(PeerStatus(step=self.program.step)))
+
+    def die(self, power: bool = False) -> None:
+        """End at once; with ``power``, the machine too."""
+        self.alive = False
+        self.powered = not power
+        network = self._around.network
+        end = network.close if self._around.random.random() < 0.5 else network.abort
+        for connection in list(self.connections.values()):
+            (network.vanish if power else end)(connection, self)
+        self.connections.clear()
+
+    def stop(self) -> None:
+        """SIGSTOP: the kernel goes on to take data in."""
+        self.stopped = True
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if not self.alive or not self.stopped:
+            return
+        self.stopped = False
+        inbox, self._inbox = self._inbox, []
+        for call, *arguments in inbox:
+            if self.alive:
+                call(*arguments)
+        self._turn()
+
+    # -- what the network calls ---------------------------------------------------------------
+
+    def receive(self, connection: SimConnection, item: Any) -> None:
+        """Something has arrived."""
+        if self.stopped:
+            self._inbox.append((self.receive, connection, item))
+            return
+        side = connection.side(self)
+        if not connection.open[side] and connection.number not in self.connections:
+            return
+        self.messages += 1
+        if self.dies_at is not None and self.messages >= self.dies_at:
+            self._around.note(self, f"dies of {type(item).__name__}")
+            self._around.ended(self, 1)
+            return
+        if isinstance(item, Hello):
+            self.connections[connection.number] = connection
+            self._names[item.peer.id] += 1
+            self._send_item(connection, Welcome(self.peer, self.membership.status))
+            known = tuple(c.peer for c in self.membership.contacts.seated())
+            self._send_item(connection, Roster(known))
+            self._prove(connection, item, dialed=False)
+        elif isinstance(item, Welcome):
+            self._prove(connection, item, dialed=True)
+        else:
+            self._hear(connection, item)
+
+    def _hear(self, connection: SimConnection, message: Message) -> None:
+        name = connection.other(self).id
+        self._step(MessageReceived(connection.number, name, name, message))
+        if not isinstance(message, Heartbeat):
+            self._turn()
+
+    def lose(self, connection: SimConnection, cause: CloseCause) -> None:
+        """A connection has ended."""
+        if not self.alive:
+            return
+        if self.stopped:
+            self._inbox.append((self.lose, connection, cause))
+            return
+        if self.connections.pop(connection.number, None) is None:
+            return
+        other = connection.other(self).id
+        self._names[other] -= 1
+        if connection.proven[connection.side(self)]:
+            self._around.note(self, f"loses its connection to {other}: {cause}")
+            self._step(ConnectionClosed(connection.number, f"connection {cause}", cause))
+        elif not connection.other(self).alive and connection.other(self).powered:
+            self._around.note(self, f"finds no {other}")
+            self._step(PeerAbsent(other))
+        self._turn()
+
+    # -- connections --------------------------------------------------------------------------
+
+    def _dial(self, peer: Peer) -> None:
+        other = self._around.process(peer.id)
+        if peer.id == self.id or self._names[peer.id] > 0 or other is None:
+            return
+        network = self._around.network
+        connection = network.connect(self, other)
+        self.connections[connection.number] = connection
+        self._names[peer.id] += 1
+        self._send_item(connection, Hello(self.peer, self.membership.status))
+        self._around.schedule.after(HANDSHAKE_SECONDS, self._too_slow, connection)
+
+    def _too_slow(self, connection: SimConnection) -> None:
+        if self.alive and not self.stopped and not connection.proven[connection.side(self)]:
+            self._close(connection)
+
+    def _prove(self, connection: SimConnection, item: Hello | Welcome, dialed: bool) -> None:
+        connection.proven[connection.side(self)] = True
+        self._step(ConnectionProven(connection.number, item.peer, item.status, dialed))
+        self._turn()
+
+    def _close(self, connection: SimConnection) -> None:
+        if self.connections.pop(connection.number, None) is not None:
+            self._names[connection.other(self).id] -= 1
+            network = self._around.network
+            proven = connection.proven[connection.side(self)]
+            (network.close if proven else network.abort)(connection, self)
+
+    def _send_item(self, connection: SimConnection, item: Any) -> None:
+        self._around.network.send(connection, self, item)
+
+    # -- the membership -----------------------------------------------------------------------
+
+    def tell(self, event: Event) -> None:
+        """An event from outside: a finding, or an error of the program."""
+        if not self.alive:
+            return
+        if self.stopped:
+            self._inbox.append((self.tell, event))
+            return
+        self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        self._step(event)
+        self._turn()
+
+    def _step(self, event: Event) -> None:
+        self._do(self.membership.step(event, self._around.schedule.now))
+
+    def _turn(self) -> None:
+        if not self.alive or self.stopped:
+            return
+        now = self._around.schedule.now
+        for address in self._dials.take_due(now):
+            other = self._around.process(address.peer_id)
+            if other is not None:
+                self._dial(other.peer)
+        self._do(self.membership.tick(now))
+        self._invite()
+        if not self.alive:
+            return
+        self._ticks += 1
+        self._around.schedule.at(self.membership.wake_at, self._wake, self._ticks)
+
+    def _wake(self, number: int) -> None:
+        if number != self._ticks or not self.alive:
+            return
+        if self.stopped:
+            self._inbox.append((self._wake, number))
+            return
+        self._turn()
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(connections=numbers, message=message):
+                    for number in numbers:
+                        connection = self.connections.get(number)
+                        if connection is not None:
+                            self._send_item(connection, message)
+                case BeatDue():
+                    self._step(LocalBeat(None))
+                case Close(connection=number):
+                    if number in self.connections:
+                        self._close(self.connections[number])
+                case Finish(connection=number):
+                    if number in self.connections:
+                        self._around.network.finish(self.connections[number], self)
+                case Dial(peer=peer):
+                    self._dial(peer)
+                case DialKnown():
+                    for peer in self._around.known_peers():
+                        self._dial(peer)
+                case CutBlock(end=end):
+                    self._cut(end)
+                case GaveUp(peer=peer, reason=reason):
+                    self._around.gave_up(self, peer, reason)
+                case Evicted(reason=reason):
+                    self._around.note(self, f"is evicted: {reason}")
+                    wait = self.program.leave_seconds + LEAVE_SECONDS
+                    self._around.schedule.after(wait, self._around.ended, self, 75)
+                case Adopt(view=view):
+                    seats = [member.peer.id for member in view.members]
+                    self._around.note(self, f"adopts {view.generation} of {' '.join(seats)}")
+                case EndGeneration(end=end):
+                    self._around.note(self, f"ends {end.generation} ({end.kind}): {end.reason}")
+
+    # -- the program --------------------------------------------------------------------------
+
+    def _invite(self) -> None:
+        program, membership = self.program, self.membership
+        if program.inside or program.invited or membership.standing.evicted:
+            return
+        view = membership.invitation()
+        around = self._around
+        if view is not None:
+            program.invited = view
+            around.schedule.after(around.random.random() * ENTER_SECONDS, self._enter, view)
+        elif membership.all_done():
+            for connection in list(self.connections.values()):
+                if connection.proven[connection.side(self)]:
+                    self._send_item(connection, Leaving())
+            around.ended(self, 0)
+        elif membership.is_alone() and around.outcome() == 0:
+            self._step(OutcomeFound(0))
+            around.ended(self, 0)
+
+    def _enter(self, view: View) -> None:
+        if not self.alive:
+            return
+        if self.stopped:
+            self._inbox.append((self._enter, view))
+            return
+        program = self.program
+        program.invited, program.inside, program.turn = None, view, 0
+        program.leaving, program.done = False, False
+        self._around.note(self, f"enters {view.generation}")
+        self._tell(LocalStatus(PeerStatus("running", view.generation, program.step)))
+        if program.inside is view and not program.leaving:
+            self._come(view)
+
+    def _come(self, view: View) -> None:
+        """Come to the next collective, and end the world if it takes too long."""
+        around, turn = self._around, self.program.turn
+        around.schedule.after(HANG_SECONDS, self._hang, view, turn)
+        around.arrive(self, turn)
+
+    def _hang(self, view: View, turn: int) -> None:
+        program = self.program
+        if program.inside is view and program.turn == turn and not program.leaving:
+            self.tell(LocalEnd(GenerationEnd(view.generation, "it hangs", "", "hang")))
+
+    def complete(self, view: View, step: int) -> None:
+        """A collective of this process's world is done."""
+        if not self.alive:
+            return
+        if self.stopped:
+            self._inbox.append((self.complete, view, step))
+            return
+        program = self.program
+        if program.inside is not view or program.leaving:
+            return
+        program.turn += 1
+        program.step = step
+        if program.turn == 1:
+            self._tell(WorldWorked(view))
+        if self._joins(view):
+            return
+        if program.step >= program.last_step:
+            program.done = True
+            self._leave(view, "done")
+        elif program.inside is view and not program.leaving:
+            self._come(view)
+
+    def _joins(self, view: View) -> bool:
+        """Between two steps, the first rank lets newcomers in."""
+        membership = self.membership
+        newcomers = membership.newcomers() if view.rank_of(self.id) == 0 else None
+        if not newcomers or membership.generation.end is not None:
+            return False
+        self._tell(LocalEnd(GenerationEnd(view.generation, "a newcomer joins", "", "join")))
+        return True
+
+    def fail(self) -> None:
+        """The program raises an error."""
+        view = self.program.inside
+        if view is None or self.program.leaving or self.stopped or not self.alive:
+            return
+        end = GenerationEnd(view.generation, "a fault", self.id, "fault")
+        self._tell(LocalEnd(end))
+
+    def _cut(self, end: GenerationEnd) -> None:
+        program = self.program
+        if program.leaving or program.inside is None:
+            return
+        program.leaving = True
+        around = self._around
+        wait = around.random.random() * LEAVE_SECONDS + program.leave_seconds
+        around.schedule.after(wait, self._leave, program.inside, "ready")
+
+    def _leave(self, view: View, phase: Any) -> None:
+        if not self.alive or self.program.inside is not view:
+            return
+        if self.stopped:
+            self._inbox.append((self._leave, view, phase))
+            return
+        program = self.program
+        program.inside, program.leaving, program.leave_seconds = None, False, 0.0
+        self._around.note(self, f"leaves {view.generation} ({phase})")
+        self._tell(LocalStatus(PeerStatus(phase, view.generation, program.step)))

@@ -25,6 +25,7 @@ _COMMANDS = {
     "node": ("node_commands:node", "List, replace, reboot and watch nodes."),
     "pause": ("pause:pause", "Stop sresctld from acting until further notice."),
     "run": ("run:run", "Keep a step alive: sres run -- srun [options] program."),
+    "simulate": ("simulate:simulate", "Run simulated trainings under faults."),
     "status": ("cluster_status:status", "Show nodes, what is under way, and alarms."),
     "unpause": ("pause:unpause", "Let sresctld act again."),
     "version": ("main:version", "Show the version."),

@@ -126,8 +126,22 @@ class Losses:
         self.nodes: dict[str, NodeLost] = {}
         self.evicted: dict[str, str] = {}
         """Id → reason: peers that were told to leave, and count as dead."""
-        self.strikes: dict[str, int] = {}
-        """Generations that failed because other members could not reach a peer."""
+        self._strikes: dict[str, list[float]] = {}
+        """When generations failed because other members could not reach a peer."""
+
+    def strike(self, peer_id: str, now: float, apart: float) -> None:
+        """Others could not reach a peer. Two such ends in a row of less than ``apart`` seconds have
+        one cause: a connection that was reset is made anew in the meantime."""
+        times = self._strikes.setdefault(peer_id, [])
+        if not times or now - times[-1] >= apart:
+            times.append(now)
+
+    def take_unreachable(self) -> str | None:
+        """Return a peer that others could not reach again and again, and forget its strikes."""
+        found = next((p for p, times in self._strikes.items() if len(times) >= STRIKES), None)
+        if found is not None:
+            del self._strikes[found]
+        return found
 
     def find(self, peer_id: str) -> None:
         """A peer is there again."""
@@ -429,10 +443,7 @@ class Membership:
             case StatusUpdate(number=number, status=status):
                 self._note_status(contact, number, status)
             case Roster(peers=peers):
-                for peer in peers:
-                    known = peer.id in self.contacts or peer.id == self.me.id
-                    if not known and not self.standing.evicted:
-                        self._effects.append(Dial(peer))
+                self._dial_unknown(peers)
             case NewGeneration(view=view):
                 self._consider(view, event.speaker, now)
             case GenerationEnded(end=end):
@@ -445,13 +456,23 @@ class Membership:
             case Evict(reason=reason):
                 self._leave_the_others(reason, now)
             case Leaving(reason=reason):
-                if contact is not None and contact.status.phase == "done":
-                    # It leaves only when it knows that all are done.
-                    self._finish()
-                elif contact is not None:
-                    self._effects.append(Close(contact.connection))
-                    self.contacts.close(contact.connection)
-                    self._lose(contact.peer, f"it leaves: {reason}", True, now)
+                if contact is not None:
+                    self._let_go(contact, reason, now)
+
+    def _dial_unknown(self, peers: Sequence[Peer]) -> None:
+        for peer in peers:
+            known = peer.id in self.contacts or peer.id == self.me.id
+            if not known and not self.standing.evicted:
+                self._effects.append(Dial(peer))
+
+    def _let_go(self, contact: Contact, reason: str, now: float) -> None:
+        if contact.status.phase == "done":
+            # It leaves only when it knows that all are done.
+            self._finish()
+            return
+        self._effects.append(Close(contact.connection))
+        self.contacts.close(contact.connection)
+        self._lose(contact.peer, f"it leaves: {reason}", True, now)
 
     def _note_status(self, contact: Contact | None, number: int, status: PeerStatus) -> None:
         if contact is None or number <= contact.number:
@@ -530,7 +551,7 @@ class Membership:
             self._judge_silence(contact, now)
         self._judge_reach(now)
         waited = now - self._since > self.timing.known_again_seconds
-        waits = self.status.phase == "ready" and not self.standing.evicted
+        waits = self.status.phase != "running" and not self.standing.evicted
         if waits and waited and now >= self.timers.dial_again:
             # A peer that was stopped for a while answers again, and no other would dial it.
             self.timers.dial_again = now + self.timing.known_again_seconds
@@ -565,7 +586,7 @@ class Membership:
         if not self.generation.finish(end, now):
             return
         if end.kind == "lost" and end.culprit in self.contacts:
-            self.losses.strikes[end.culprit] = self.losses.strikes.get(end.culprit, 0) + 1
+            self.losses.strike(end.culprit, now, self.timing.reach_seconds)
         self._effects.append(EndGeneration(end))
         if self.status.phase != "running" and self.status.generation < end.generation:
             # It was never entered. The next lead must know its number all the same, or it would
@@ -578,9 +599,11 @@ class Membership:
     def _consider(self, view: View, lead: str, now: float) -> None:
         """Adopt a generation, unless a living one is known of which its lead cannot know."""
         newest = self.generation.number
+        # A lead that knew of it would have made a higher number.
         elsewhere = any(
             contact.status.phase == "running"
             and contact.status.generation > newest
+            and counter_of(contact.status.generation) >= counter_of(view.generation)
             and view.rank_of(contact.peer.id) < 0
             for contact in self.contacts.seated()
         )
@@ -676,10 +699,8 @@ class Membership:
         present = self.present()
         if self.me.seat > min(member.peer.seat for member in present):
             return
-        strikes = self.losses.strikes
-        unreachable = next((p for p, count in strikes.items() if count >= STRIKES), None)
+        unreachable = self.losses.take_unreachable()
         if unreachable is not None:
-            del strikes[unreachable]
             self._give_up(unreachable, "other ranks cannot reach it", False, now)
             self.timers.look(now)
             return
@@ -706,11 +727,13 @@ class Membership:
         self, members: tuple[Member, ...], reason: str, present: list[Member], now: float
     ) -> None:
         highest = max(self.generation.highest, *(m.status.generation for m in present))
-        number = generation_number(counter_of(highest) + 1, self.me.seat)
+        counter = counter_of(highest) + 1
+        number = generation_number(counter, self.me.seat, self.me.incarnation)
         view = View(number, members, self.rules.replica_size, self.rules.seats, reason)
         found = (self.contacts.get(member.peer.id) for member in members)
         connections = tuple(contact.connection for contact in found if contact is not None)
-        self._effects.append(Send(connections, NewGeneration(view)))
+        if connections:
+            self._effects.append(Send(connections, NewGeneration(view)))
         self._adopt(view, now)
 
     def _wait_on(self, reason: str, now: float) -> None:

@@ -20,22 +20,26 @@ CloseCause = Literal["closed", "reset", "lost"]
 knows of no such connection: the process died, or took this one for lost; lost: nothing is heard
 from over there, and the process may live."""
 
-_SEATS = 1 << 20
+_SEATS = 1_048_576
+_INCARNATIONS = 16
 
 
-def generation_number(counter: int, lead: int) -> int:
-    """The number of a generation: later ones are higher, and no two leads ever make the same one.
+def generation_number(counter: int, lead: int, incarnation: int = 0) -> int:
+    """Return a generation's number: later ones are higher, and no two leads make the same one.
 
     Args:
         counter: how many generations there were, as far as the lead knows; the new one counts.
         lead: seat of the peer that proposes it; of two proposals the lower seat's is the higher.
+        incarnation: the lead's. After the death of all, counters begin again; a process that was
+            only stopped must not take the new generations for the old ones.
     """
-    return counter * _SEATS + (_SEATS - 1 - lead)
+    seat = _SEATS - 1 - lead
+    return (counter * _SEATS + seat) * _INCARNATIONS + incarnation % _INCARNATIONS
 
 
 def counter_of(generation: int) -> int:
-    """The part of a generation's number that people are shown."""
-    return generation // _SEATS
+    """Return the part of a generation's number that people are shown."""
+    return generation // (_SEATS * _INCARNATIONS)
 
 
 class Peer(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What must hold after every event of a simulated training. Pure.
+"""Rules that must hold after every event of a simulated training. Pure.
 
 1. Two worlds never both go on.
 2. All members of a world that steps agree on it.

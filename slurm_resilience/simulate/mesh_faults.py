@@ -1,4 +1,4 @@
-"""Faults of a simulated training: which happen when, and whom they excuse. Pure."""
+"""Faults of a simulated training: their kinds, their times, and the processes they excuse."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
-from slurm_resilience.simulate.network import SimNetwork
 from slurm_resilience.simulate.schedule import Schedule
-from slurm_resilience.simulate.sim_process import SimProcess
+from slurm_resilience.simulate.sim_network import SimNetwork
+from slurm_resilience.simulate.sim_process import ProcessState, SimProcess
 
 EXCUSED_SECONDS = 9.0
-"""After a fault, in which those that it concerned may be given up: the silence of all, and three
-abort timeouts."""
+"""Time after a fault in which those that it concerned may be given up: the silence of all, and
+three abort timeouts."""
 FENCED_SECONDS = 0.5
-"""After which a process is ended that was said to be dead, or whose seat was given to another one:
+"""Time until a process is ended that was said to be dead, or whose seat was given to another one:
 they are started by launchers, which see to it."""
+FOREVER_SECONDS = 1e6
+SWEEP_SECONDS = 2.0
 RESPAWN_SECONDS = 2.0
-"""After which a dead process is replaced, at most."""
+"""A dead process is replaced within this time."""
 
 
 class Training(Protocol):
-    """What faults are done to."""
+    """A training, as its faults see it."""
 
     random: Random
     schedule: Schedule
@@ -60,19 +62,21 @@ class Excuses:
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
         self._until: dict[str, float] = {}
+        self.frozen: set[str] = set()
+        """Processes that are stopped for good."""
 
     def add(self, process_id: str, seconds: float) -> None:
         """A fault concerns a process for so long."""
         until = self._schedule.now + seconds + EXCUSED_SECONDS
         self._until[process_id] = max(until, self._until.get(process_id, 0.0))
 
-    def has(self, process_id: str, judge_id: str) -> bool:
-        """May one process give another one up?"""
+    def has(self, process_id: str) -> bool:
+        """Return if a process may be given up although it lives."""
         return self._until.get(process_id, 0.0) >= self._schedule.now
 
 
 class FaultPlan:
-    """What goes wrong in one run."""
+    """The faults of one run."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -97,7 +101,9 @@ class FaultPlan:
         training = self._training
         training.network.heal_all()
         for process in training.living():
-            process.resume()
+            if process.id not in training.excuses.frozen:
+                process.resume()
+        self._sweep()
         for seat in range(training.seats):
             process = training.newest(seat)
             if not process.alive:
@@ -109,6 +115,28 @@ class FaultPlan:
         if self._fatal and not self._over and random.random() < 0.25:
             process.dies_at = random.randint(1, 120)
             self.done.append("death at a message")
+
+    def _sweep(self) -> None:
+        """Have an administrator end processes that hang and that no other one can judge: frozen
+        ones without a connection, and the last of their world that do not leave its block."""
+        living = self._training.living()
+        frozen = self._training.excuses.frozen
+        sound = [
+            one for one in living if one.id not in frozen and not one.is_stuck(FOREVER_SECONDS)
+        ]
+        for process in living:
+            number = process.membership.generation.number
+            connected = any(process.id in other.membership.contacts for other in sound)
+            known = any(other.membership.generation.number == number for other in sound)
+            if process not in sound and not (connected and known):
+                self._training.kill(process)
+        if len(sound) < len(living):
+            self._training.schedule.after(SWEEP_SECONDS, self._sweep)
+
+    def given_up(self, process: SimProcess) -> None:
+        """A launcher ends a process that the others go on without."""
+        if process.id in self._training.excuses.frozen:
+            self._training.schedule.after(FENCED_SECONDS, self._training.kill, process)
 
     def died(self, process: SimProcess, power: bool) -> None:
         """A launcher replaces its process; for a machine without power, another one does."""
@@ -149,7 +177,7 @@ def _power(training: Training, process: SimProcess) -> None:
 
 
 def _stop(training: Training, process: SimProcess) -> None:
-    if process.stopped:
+    if process.state is ProcessState.STOPPED:
         return
     seconds = training.random.random() * 5.0
     training.excuses.add(process.id, seconds)
@@ -157,10 +185,19 @@ def _stop(training: Training, process: SimProcess) -> None:
     training.schedule.after(seconds, process.resume)
 
 
+def _freeze(training: Training, process: SimProcess) -> None:
+    """It never runs again, and its kernel goes on to answer."""
+    if process.program.inside is None:
+        return  # none can judge one that was in no world
+    training.excuses.add(process.id, FOREVER_SECONDS)
+    training.excuses.frozen.add(process.id)
+    process.stop()
+
+
 def _stop_all(training: Training, process: SimProcess) -> None:
     """A cluster of virtual machines stands still, and comes back bit by bit."""
     seconds = 0.5 + training.random.random() * 4.0
-    if any(one.stopped for one in training.living()):
+    if any(one.state is ProcessState.STOPPED for one in training.living()):
         return
     for one in training.living():
         late = training.random.random() * 0.3
@@ -179,13 +216,13 @@ def _partition(training: Training, process: SimProcess) -> None:
     training.schedule.after(seconds, training.network.heal)
 
 
-def _sever(training: Training, process: SimProcess) -> None:
+def _cut_pair(training: Training, process: SimProcess) -> None:
     other = training.random.choice(training.living())
     seconds = training.random.random() * 6.0
     for one in (process, other):
         training.excuses.add(one.id, seconds)
-    training.network.sever(process.id, other.id)
-    training.schedule.after(seconds, training.network.mend, process.id, other.id)
+    training.network.cut_pair(process.id, other.id)
+    training.schedule.after(seconds, training.network.mend_pair, process.id, other.id)
 
 
 def _reset(training: Training, process: SimProcess) -> None:
@@ -204,8 +241,9 @@ def _error(training: Training, process: SimProcess) -> None:
 
 def _stuck(training: Training, process: SimProcess) -> None:
     """Its block is not left in time when its world ends."""
-    process.program.leave_seconds = 0.5 + training.random.random() * 8.0
-    training.excuses.add(process.id, 8.0)
+    seconds = training.random.choice([0.5 + training.random.random() * 8.0, FOREVER_SECONDS])
+    process.program.leave_seconds = seconds
+    training.excuses.add(process.id, seconds)
     process.fail()
 
 
@@ -234,9 +272,10 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     "death": _death,
     "power": _power,
     "stop": _stop,
+    "stop for good": _freeze,
     "stop of all": _stop_all,
     "partition": _partition,
-    "pair cut off": _sever,
+    "pair cut off": _cut_pair,
     "reset": _reset,
     "error": _error,
     "stuck block": _stuck,

@@ -6,7 +6,6 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
-
 MOST_AT_ONCE = 100_000
 """Calls at one moment, after which time is taken to stand still."""
 

@@ -1,8 +1,9 @@
-"""A simulated process: its membership, and a program that enters and leaves worlds. Pure."""
+"""A simulated process: its membership, and a program that enters and leaves worlds."""
 
 from __future__ import annotations
 
 from collections import Counter
+from enum import Enum
 from random import Random
 from typing import Any, Protocol
 
@@ -37,8 +38,8 @@ from slurm_resilience.mesh.membership import Membership
 from slurm_resilience.mesh.messages import Heartbeat, Leaving, Message, Roster
 from slurm_resilience.mesh.model import CloseCause, GenerationEnd, Peer, PeerStatus, Timing, View
 from slurm_resilience.mesh.world_plan import WorldRules
-from slurm_resilience.simulate.network import SimConnection, SimNetwork
 from slurm_resilience.simulate.schedule import Schedule
+from slurm_resilience.simulate.sim_network import SimConnection, SimNetwork
 
 TIMING = Timing(
     silence_seconds=2.0,
@@ -57,14 +58,35 @@ LEAVE_SECONDS = 0.2
 """In which it leaves its block when its world has ended, at most."""
 
 
-class Hello(msgspec.Struct, frozen=True):
+class ProcessState(Enum):
+    """The life of a simulated process."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    """SIGSTOP: its kernel goes on to take data in."""
+    DEAD = "dead"
+    """Its machine goes on, and says so."""
+    UNPOWERED = "unpowered"
+    """Its machine is gone too, and says nothing."""
+
+
+_GONE = frozenset({ProcessState.DEAD, ProcessState.UNPOWERED})
+PROCESS_MOVES: dict[ProcessState, frozenset[ProcessState]] = {
+    ProcessState.RUNNING: _GONE | {ProcessState.STOPPED},
+    ProcessState.STOPPED: _GONE | {ProcessState.RUNNING},
+    ProcessState.DEAD: frozenset(),
+    ProcessState.UNPOWERED: frozenset(),
+}
+
+
+class SimHello(msgspec.Struct, frozen=True):
     """The dialer's side of a handshake."""
 
     peer: Peer
     status: PeerStatus
 
 
-class Welcome(msgspec.Struct, frozen=True):
+class SimWelcome(msgspec.Struct, frozen=True):
     """The answer."""
 
     peer: Peer
@@ -72,7 +94,7 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 class Surroundings(Protocol):
-    """What a process needs of the run."""
+    """The run, as a process sees it."""
 
     schedule: Schedule
     network: SimNetwork
@@ -123,7 +145,7 @@ class Program:
         self.last_step = last_step
         self.done = False
         self.leave_seconds = 0.0
-        """How long it takes to leave its block, beside the usual."""
+        """Leaving its block takes so much longer than usual."""
 
 
 class SimProcess:
@@ -132,9 +154,7 @@ class SimProcess:
     def __init__(self, peer: Peer, rules: WorldRules, around: Surroundings, last_step: int) -> None:
         self.id = peer.id
         self.peer = peer
-        self.alive = True
-        self.powered = True
-        self.stopped = False
+        self.state = ProcessState.RUNNING
         self.dies_at: int | None = None
         """Number of the message that it dies of, before it is handled."""
         self.messages = 0
@@ -145,9 +165,23 @@ class SimProcess:
         self._names: Counter[str] = Counter()
         self._dials = DialBook()
         self._inbox: list[tuple[Any, ...]] = []
-        """What arrived while it was stopped."""
+        """Things that arrived while it was stopped."""
         self._ticks = 0
         """Number of the newest wake-up that was asked for; older ones do nothing."""
+
+    @property
+    def alive(self) -> bool:
+        """Return if the process runs, or is stopped."""
+        return self.state in (ProcessState.RUNNING, ProcessState.STOPPED)
+
+    def is_stuck(self, seconds: float) -> bool:
+        """Return if its block is not left for so long."""
+        return self.program.inside is not None and self.program.leave_seconds >= seconds
+
+    @property
+    def powered(self) -> bool:
+        """Return if its machine is up."""
+        return self.state is not ProcessState.UNPOWERED
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -159,8 +193,7 @@ class SimProcess:
 
     def die(self, power: bool = False) -> None:
         """End at once; with ``power``, the machine too."""
-        self.alive = False
-        self.powered = not power
+        self._move(ProcessState.UNPOWERED if power else ProcessState.DEAD)
         network = self._around.network
         end = network.close if self._around.random.random() < 0.5 else network.abort
         for connection in list(self.connections.values()):
@@ -169,24 +202,30 @@ class SimProcess:
 
     def stop(self) -> None:
         """SIGSTOP: the kernel goes on to take data in."""
-        self.stopped = True
+        if self.state is ProcessState.RUNNING:
+            self._move(ProcessState.STOPPED)
 
     def resume(self) -> None:
         """SIGCONT."""
-        if not self.alive or not self.stopped:
+        if self.state is not ProcessState.STOPPED:
             return
-        self.stopped = False
+        self._move(ProcessState.RUNNING)
         inbox, self._inbox = self._inbox, []
         for call, *arguments in inbox:
             if self.alive:
                 call(*arguments)
         self._turn()
 
+    def _move(self, state: ProcessState) -> None:
+        if state not in PROCESS_MOVES[self.state]:
+            raise ValueError(f"{self.id} does not go from {self.state} to {state}")
+        self.state = state
+
     # -- what the network calls ---------------------------------------------------------------
 
     def receive(self, connection: SimConnection, item: Any) -> None:
         """Something has arrived."""
-        if self.stopped:
+        if self.state is ProcessState.STOPPED:
             self._inbox.append((self.receive, connection, item))
             return
         side = connection.side(self)
@@ -197,14 +236,14 @@ class SimProcess:
             self._around.note(self, f"dies of {type(item).__name__}")
             self._around.ended(self, 1)
             return
-        if isinstance(item, Hello):
+        if isinstance(item, SimHello):
             self.connections[connection.number] = connection
             self._names[item.peer.id] += 1
-            self._send_item(connection, Welcome(self.peer, self.membership.status))
+            self._send_item(connection, SimWelcome(self.peer, self.membership.status))
             known = tuple(c.peer for c in self.membership.contacts.seated())
             self._send_item(connection, Roster(known))
             self._prove(connection, item, dialed=False)
-        elif isinstance(item, Welcome):
+        elif isinstance(item, SimWelcome):
             self._prove(connection, item, dialed=True)
         else:
             self._hear(connection, item)
@@ -219,7 +258,7 @@ class SimProcess:
         """A connection has ended."""
         if not self.alive:
             return
-        if self.stopped:
+        if self.state is ProcessState.STOPPED:
             self._inbox.append((self.lose, connection, cause))
             return
         if self.connections.pop(connection.number, None) is None:
@@ -244,14 +283,14 @@ class SimProcess:
         connection = network.connect(self, other)
         self.connections[connection.number] = connection
         self._names[peer.id] += 1
-        self._send_item(connection, Hello(self.peer, self.membership.status))
+        self._send_item(connection, SimHello(self.peer, self.membership.status))
         self._around.schedule.after(HANDSHAKE_SECONDS, self._too_slow, connection)
 
     def _too_slow(self, connection: SimConnection) -> None:
-        if self.alive and not self.stopped and not connection.proven[connection.side(self)]:
+        if self.state is ProcessState.RUNNING and not connection.proven[connection.side(self)]:
             self._close(connection)
 
-    def _prove(self, connection: SimConnection, item: Hello | Welcome, dialed: bool) -> None:
+    def _prove(self, connection: SimConnection, item: SimHello | SimWelcome, dialed: bool) -> None:
         connection.proven[connection.side(self)] = True
         self._step(ConnectionProven(connection.number, item.peer, item.status, dialed))
         self._turn()
@@ -272,7 +311,7 @@ class SimProcess:
         """An event from outside: a finding, or an error of the program."""
         if not self.alive:
             return
-        if self.stopped:
+        if self.state is ProcessState.STOPPED:
             self._inbox.append((self.tell, event))
             return
         self._tell(event)
@@ -285,7 +324,7 @@ class SimProcess:
         self._do(self.membership.step(event, self._around.schedule.now))
 
     def _turn(self) -> None:
-        if not self.alive or self.stopped:
+        if self.state is not ProcessState.RUNNING:
             return
         now = self._around.schedule.now
         for address in self._dials.take_due(now):
@@ -302,7 +341,7 @@ class SimProcess:
     def _wake(self, number: int) -> None:
         if number != self._ticks or not self.alive:
             return
-        if self.stopped:
+        if self.state is ProcessState.STOPPED:
             self._inbox.append((self._wake, number))
             return
         self._turn()
@@ -310,37 +349,42 @@ class SimProcess:
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Send(connections=numbers, message=message):
-                    for number in numbers:
-                        connection = self.connections.get(number)
-                        if connection is not None:
-                            self._send_item(connection, message)
+                case Send() | Close() | Finish() | Dial() | DialKnown():
+                    self._carry(effect)
                 case BeatDue():
                     self._step(LocalBeat(None))
-                case Close(connection=number):
-                    if number in self.connections:
-                        self._close(self.connections[number])
-                case Finish(connection=number):
-                    if number in self.connections:
-                        self._around.network.finish(self.connections[number], self)
-                case Dial(peer=peer):
-                    self._dial(peer)
-                case DialKnown():
-                    for peer in self._around.known_peers():
-                        self._dial(peer)
                 case CutBlock(end=end):
                     self._cut(end)
                 case GaveUp(peer=peer, reason=reason):
                     self._around.gave_up(self, peer, reason)
                 case Evicted(reason=reason):
                     self._around.note(self, f"is evicted: {reason}")
-                    wait = self.program.leave_seconds + LEAVE_SECONDS
+                    # A process that stays in its block is ended by itself.
+                    wait = min(self.program.leave_seconds, TIMING.abort_seconds) + LEAVE_SECONDS
                     self._around.schedule.after(wait, self._around.ended, self, 75)
                 case Adopt(view=view):
-                    seats = [member.peer.id for member in view.members]
-                    self._around.note(self, f"adopts {view.generation} of {' '.join(seats)}")
+                    seats = " ".join(member.peer.id for member in view.members)
+                    self._around.note(self, f"adopts {view.generation} of {seats}")
                 case EndGeneration(end=end):
                     self._around.note(self, f"ends {end.generation} ({end.kind}): {end.reason}")
+
+    def _carry(self, effect: Send | Close | Finish | Dial | DialKnown) -> None:
+        match effect:
+            case Send(connections=numbers, message=message):
+                for number in numbers:
+                    if connection := self.connections.get(number):
+                        self._send_item(connection, message)
+            case Close(connection=number):
+                if connection := self.connections.get(number):
+                    self._close(connection)
+            case Finish(connection=number):
+                if connection := self.connections.get(number):
+                    self._around.network.finish(connection, self)
+            case Dial(peer=peer):
+                self._dial(peer)
+            case DialKnown():
+                for peer in self._around.known_peers():
+                    self._dial(peer)
 
     # -- the program --------------------------------------------------------------------------
 
@@ -365,7 +409,7 @@ class SimProcess:
     def _enter(self, view: View) -> None:
         if not self.alive:
             return
-        if self.stopped:
+        if self.state is ProcessState.STOPPED:
             self._inbox.append((self._enter, view))
             return
         program = self.program
@@ -391,7 +435,7 @@ class SimProcess:
         """A collective of this process's world is done."""
         if not self.alive:
             return
-        if self.stopped:
+        if self.state is ProcessState.STOPPED:
             self._inbox.append((self.complete, view, step))
             return
         program = self.program
@@ -421,7 +465,7 @@ class SimProcess:
     def fail(self) -> None:
         """The program raises an error."""
         view = self.program.inside
-        if view is None or self.program.leaving or self.stopped or not self.alive:
+        if view is None or self.program.leaving or self.state is not ProcessState.RUNNING:
             return
         end = GenerationEnd(view.generation, "a fault", self.id, "fault")
         self._tell(LocalEnd(end))
@@ -438,7 +482,7 @@ class SimProcess:
     def _leave(self, view: View, phase: Any) -> None:
         if not self.alive or self.program.inside is not view:
             return
-        if self.stopped:
+        if self.state is ProcessState.STOPPED:
             self._inbox.append((self._leave, view, phase))
             return
         program = self.program

@@ -14,35 +14,33 @@ from slurm_resilience.mesh.messages import NodeLost
 from slurm_resilience.mesh.model import Peer, View
 from slurm_resilience.mesh.world_plan import WorldRules
 from slurm_resilience.simulate.invariants import InvariantBroken, Lineage
-from slurm_resilience.simulate.mesh_faults import FAULTS, Excuses, FaultPlan
-from slurm_resilience.simulate.network import SimNetwork
+from slurm_resilience.simulate.mesh_faults import Excuses, FaultPlan
 from slurm_resilience.simulate.schedule import Schedule
-from slurm_resilience.simulate.sim_process import TIMING, SimProcess
+from slurm_resilience.simulate.sim_network import SimNetwork
+from slurm_resilience.simulate.sim_process import ProcessState, SimProcess
 
 SMALL, LARGE = (3, 8), (9, 64)
 LARGE_SHARE = 0.01
-"""Of the runs: their cost grows with the square of their size."""
-FAULT_SECONDS = 8.0
-"""In which faults happen, at most."""
+"""Share of runs; their cost grows with the square of their size."""
 CALM_SECONDS = 40.0
-"""After which a world must step again, of all seats. Longest known: three times the abort timeout
-(the last copy of a part), a world that fails for a peer out of reach, twice, and a join."""
-ENDLESS = 1 << 30
+"""A world of all seats must step again within this time. Longest known: three times the abort
+timeout (the last copy of a part), two worlds that fail for a peer out of reach, and a join."""
+ENDLESS_STEPS = 1 << 30
 
 
 class SimulatedRun(msgspec.Struct, frozen=True):
-    """What happened in one run."""
+    """The course of one run."""
 
     seed: int
     processes: int
     """Seats of the training."""
     worlds: int
-    """That stepped."""
+    """Worlds that stepped."""
     steps: int
     faults: tuple[str, ...]
     events: int
     seconds: float
-    """Of simulated time."""
+    """Simulated time."""
 
 
 def choose_size(random: Random) -> int:
@@ -85,7 +83,7 @@ class MeshRun:
         self._waiting: dict[tuple[int, int], set[str]] = {}
         """Per world and turn: those that have come to the collective."""
         self._outcome: int | None = None
-        self._last_step = self.random.choice([ENDLESS, ENDLESS, 20])
+        self._last_step = self.random.choice([ENDLESS_STEPS, ENDLESS_STEPS, 20])
         self._plan = FaultPlan(self)
         self._full_at = -1.0
         """When a world of all seats last stepped."""
@@ -119,7 +117,7 @@ class MeshRun:
 
     def _lives(self, view: View) -> bool:
         members = (self.processes[member.peer.id] for member in view.members)
-        return any(process.alive and not process.stopped for process in members)
+        return any(process.state is ProcessState.RUNNING for process in members)
 
     def _why(self) -> str:
         living = [process for process in self.processes.values() if process.alive]
@@ -184,7 +182,7 @@ class MeshRun:
         return self.processes.get(peer_id)
 
     def outcome(self) -> int | None:
-        """How the training ended."""
+        """Return how the training ended."""
         return self._outcome
 
     def ended(self, process: SimProcess, code: int) -> None:
@@ -199,11 +197,12 @@ class MeshRun:
             self.kill(process)
 
     def gave_up(self, process: SimProcess, peer: Peer, reason: str) -> None:
-        """A process goes on without a peer: had it a reason?"""
+        """Check that a process which goes on without a peer has a reason."""
         self.note(process, f"gives {peer.id} up: {reason}")
         other = self.processes[peer.id]
+        self._plan.given_up(other)
         newer = self.newest(peer.seat) is not other
-        if other.alive and not newer and not self.excuses.has(peer.id, process.id):
+        if other.alive and not newer and not self.excuses.has(peer.id):
             raise InvariantBroken(
                 f"{peer.id} lives and answers, and {process.id} gave it up: {reason}"
             )
@@ -259,6 +258,3 @@ def simulate(seed: int, trace: list[str] | None = None) -> SimulatedRun:
         InvariantBroken: something happened that must never happen.
     """
     return MeshRun(seed, trace).run()
-
-
-__all__ = ["FAULTS", "TIMING", "InvariantBroken", "MeshRun", "SimulatedRun", "simulate"]

@@ -1,4 +1,4 @@
-"""Simulated connections: delayed, in order within one, held by cuts, reset and lost. Pure."""
+"""Simulated connections: delayed, in order within one, held by cuts, reset and lost."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from slurm_resilience.mesh.model import CloseCause
 from slurm_resilience.simulate.schedule import Schedule
 
 UNACKED_SECONDS = 1.6
-"""After which a connection ends whose data does not arrive."""
+"""A connection ends whose data does not arrive for so long."""
 SLOWEST_SECONDS = 0.2
-"""Of a delivery; most take a few milliseconds."""
+"""A delivery takes so long at most; most take a few milliseconds."""
 
 CLOSED = object()
 """In a queue: the sender has closed its side."""
@@ -22,16 +22,23 @@ class Endpoint(Protocol):
     """A process, as the network sees it."""
 
     id: str
-    alive: bool
-    powered: bool
-    """Its machine is up: a dead process's kernel still answers."""
+
+    @property
+    def alive(self) -> bool:
+        """Return if the process runs, or is stopped."""
+        ...
+
+    @property
+    def powered(self) -> bool:
+        """Return if its machine is up: a dead process's kernel still answers."""
+        ...
 
     def receive(self, connection: SimConnection, item: Any) -> None:
-        """Something has arrived."""
+        """Take something in that has arrived."""
         ...
 
     def lose(self, connection: SimConnection, cause: CloseCause) -> None:
-        """A connection has ended."""
+        """Take the end of a connection in."""
         ...
 
 
@@ -54,11 +61,11 @@ class SimConnection:
         self.pumping = [False, False]
 
     def side(self, end: Endpoint) -> int:
-        """0: it dialed; 1: it was dialed."""
+        """Return 0 for the process that dialed, 1 for the other one."""
         return 0 if self.ends[0] is end else 1
 
     def other(self, end: Endpoint) -> Endpoint:
-        """The process at the other end."""
+        """Return the process at the other end."""
         return self.ends[1 - self.side(end)]
 
 
@@ -74,32 +81,32 @@ class SimNetwork:
         self.connections: dict[int, SimConnection] = {}
 
     def delay(self) -> float:
-        """Of one delivery."""
+        """Return the time that one delivery takes."""
         return float(self._random.random() ** 8 * SLOWEST_SECONDS + 0.0005)
 
     # -- cuts ---------------------------------------------------------------------------------
 
     def blocked(self, one: str, other: str) -> bool:
-        """Does nothing pass between two processes?"""
+        """Return if nothing passes between two processes."""
         if self._islands and self._islands.get(one, 0) != self._islands.get(other, 0):
             return True
         return bool(self._broken) and frozenset((one, other)) in self._broken
 
     @property
     def whole(self) -> bool:
-        """Is there no cut?"""
+        """Return if there is no cut."""
         return not self._islands and not self._broken
 
     def cut(self, islands: dict[str, int]) -> None:
         """Part the processes; those that are not named are on island 0."""
         self._islands = islands
 
-    def sever(self, one: str, other: str) -> None:
+    def cut_pair(self, one: str, other: str) -> None:
         """Cut two processes off from each other."""
         self._broken.add(frozenset((one, other)))
 
-    def mend(self, one: str, other: str) -> None:
-        """Undo `sever`."""
+    def mend_pair(self, one: str, other: str) -> None:
+        """Undo `cut_pair`."""
         self._broken.discard(frozenset((one, other)))
         self._resume()
 
@@ -122,7 +129,7 @@ class SimNetwork:
     # -- connections --------------------------------------------------------------------------
 
     def connect(self, dialer: Endpoint, listener: Endpoint) -> SimConnection:
-        """A connection whose handshake has not begun."""
+        """Make a connection, whose handshake has not begun."""
         self._numbers += 1
         connection = SimConnection(self._numbers, dialer, listener)
         self.connections[self._numbers] = connection
@@ -147,7 +154,7 @@ class SimNetwork:
             self.send(connection, end, CLOSED)
 
     def abort(self, connection: SimConnection, end: Endpoint) -> None:
-        """One side dies with unread data: its kernel answers with a reset."""
+        """End one side with unread data: its kernel answers with a reset."""
         side = connection.side(end)
         connection.open[side] = False
         if not self.blocked(connection.ends[0].id, connection.ends[1].id):
@@ -158,7 +165,7 @@ class SimNetwork:
         self.send(connection, end, CLOSED)
 
     def vanish(self, connection: SimConnection, end: Endpoint) -> None:
-        """One side's machine is gone: nothing of it arrives any more, and nothing is answered."""
+        """Take one side's machine away: nothing of it arrives, and nothing is answered."""
         side = connection.side(end)
         connection.open[side] = False
         connection.queues[side].clear()

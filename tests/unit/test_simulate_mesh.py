@@ -1,0 +1,119 @@
+"""Simulated trainings: no rule is broken, and a broken membership is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_resilience.cli.simulate import simulate as command
+from slurm_resilience.errors import UsageError
+from slurm_resilience.mesh import world_plan
+from slurm_resilience.mesh.membership import Losses, Membership
+from slurm_resilience.simulate import campaign
+from slurm_resilience.simulate.invariants import InvariantBroken
+from slurm_resilience.simulate.mesh_simulation import simulate
+from slurm_resilience.simulate.schedule import Schedule, StandsStill
+
+RUNS = 200
+MOST_RUNS = 400
+"""In which a broken rule must be found; each of these is within fifty."""
+
+
+def test_no_rule_is_broken() -> None:
+    for seed in range(RUNS):
+        simulate(seed)
+
+
+def test_a_seed_is_replayed_exactly() -> None:
+    for seed in range(5):
+        first: list[str] = []
+        second: list[str] = []
+        assert simulate(seed, first) == simulate(seed, second)
+        assert first == second and first
+
+
+def broken(seed: int) -> str:
+    """Return the complaint of a run; empty: none."""
+    try:
+        simulate(seed)
+    except (InvariantBroken, StandsStill) as error:
+        return str(error)
+    return ""
+
+
+def no_op(*_: Any) -> None:
+    return None
+
+
+LOSE = Losses.lose
+MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
+    "a part that was cut off goes on": (world_plan, "_other_half", lambda *_: "", "newer one"),
+    "each loss is taken for a death": (
+        Losses,
+        "lose",
+        lambda self, peer_id, dead: LOSE(self, peer_id, True),
+        "newer one",
+    ),
+    "time that was lost is silence": (Membership, "_catch_up", no_op, "lives and answers"),
+    "silence means nothing": (Membership, "_judge_silence", no_op, "no world"),
+    "none is hurried": (Membership, "_hurry", no_op, "no world"),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute, mutant, complaint = MUTATIONS[name]
+    monkeypatch.setattr(owner, attribute, mutant)
+    texts = filter(None, map(broken, range(MOST_RUNS)))
+    assert complaint in next(texts, "nothing was found")
+
+
+def test_figures_go_on_where_they_stopped(tmp_path: Path) -> None:
+    file, ticks = tmp_path / "figures.json", iter(range(100))
+    first = campaign.run_campaign(7, 3, file=file, clock=lambda: next(ticks))
+    assert (first.mesh_runs, first.mesh_violations) == (3, 0)
+    both = campaign.run_campaign(7, 5, file=file, clock=lambda: next(ticks))
+    at_once = campaign.run_campaign(7, 5, clock=lambda: next(ticks))
+    assert both.mesh_runs == 5
+    assert (both.sizes, both.faults, both.steps) == (at_once.sizes, at_once.faults, at_once.steps)
+    with pytest.raises(UsageError, match="--seed 7"):
+        campaign.load(file, 8)
+    file.write_text("{")
+    with pytest.raises(UsageError, match="no figures"):
+        campaign.load(file, 7)
+
+
+def test_two_jobs_find_the_same() -> None:
+    one = campaign.run_campaign(0, 120, clock=lambda: 0.0)
+    two = campaign.run_campaign(0, 120, jobs=2, clock=lambda: 0.0)
+    assert one == two
+
+
+def test_a_violation_prints_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world_plan, "_other_half", lambda *_: "")
+    found = CliRunner().invoke(command, ["--runs", "40"], standalone_mode=False)
+    assert "runs broke a rule" in str(found.exception)
+    seed = str(found.exception).split("--seed ")[1].split()[0]
+    replayed = CliRunner().invoke(command, ["--seed", seed, "--trace"])
+    assert "a rule was broken" in replayed.output
+
+
+def test_time_that_stands_still_is_noticed() -> None:
+    schedule = Schedule()
+
+    def again() -> None:
+        schedule.after(0.0, again)
+
+    again()
+    with pytest.raises(StandsStill):
+        schedule.run(1.0)
+
+
+def test_sizes_and_faults_are_spread() -> None:
+    figures = campaign.run_chunk(1000, 100)
+    assert len(figures.faults) >= 12
+    assert min(map(int, figures.sizes)) == 3 and len(figures.sizes) >= 5

@@ -1,4 +1,4 @@
-"""What the processes of one training know of each other: who lives, which generation, its keys.
+"""The connections of one training: living processes, generations, and their keys.
 
 No torch in here: the launcher and the supervisor look in as well.
 """

@@ -27,12 +27,11 @@ from slurm_resilience.mesh.messages import (
 from slurm_resilience.mesh.model import CloseCause, Peer, PeerStatus
 
 UNACKED_MILLISECONDS = 4000
-"""What the other machine does not acknowledge for this long ends the connection: a pulled cable
-says nothing."""
+"""A connection ends whose data is not acknowledged for this long: a pulled cable says nothing."""
 HANDSHAKE_SECONDS = 5.0
 RECEIVE_BYTES = 64 << 10
 """Taken at once. Python makes room for all of it first, which takes long for a megabyte."""
-MAX_QUEUED = 256 << 20
+MAX_QUEUED_BYTES = 256 << 20
 """Bytes that wait for a peer that does not read; then it is given up."""
 
 
@@ -159,7 +158,7 @@ class PeerConnection:
             WireError: the connection is gone, or the other side reads nothing.
         """
         if self._outbox:
-            if len(self._outbox) + len(frame) > MAX_QUEUED:
+            if len(self._outbox) + len(frame) > MAX_QUEUED_BYTES:
                 raise WireError("it does not read what it is sent")
             self._outbox += frame
             return
@@ -206,7 +205,7 @@ class PeerConnection:
             raise WireError("connection closed")
         self._inbox += data
         while self.fileno() >= 0:
-            limit = messages.MAX_FRAME if self.proven else messages.MAX_UNPROVEN
+            limit = messages.MAX_FRAME_BYTES if self.proven else messages.MAX_UNPROVEN_BYTES
             message = messages.unpack(self._inbox, limit)
             if message is None:
                 return

@@ -41,7 +41,7 @@ class Contact:
         self.connection = connection
         self.status = status
         self.number = -1
-        """Of its newest status update; -1: only the handshake's status is known."""
+        """Number of its newest status update; -1: only the handshake's status is known."""
         self.beat = Heartbeat()
         self.heard = self.met_at = now
 
@@ -90,7 +90,7 @@ class Contacts:
         self._owners[contact.connection] = contact.peer.id
 
     def supersede(self, contact: Contact, kept: int, dropped: int, finish: bool) -> None:
-        """Of two connections to one peer, have one count from now on.
+        """Have one of two connections to a peer count from now on.
 
         Args:
             contact: the peer's.

@@ -12,11 +12,11 @@ LOOKED_UP_SECONDS = 0.05
 REFUSED_SECONDS = 10.0
 """The same after the other side did not know the secret."""
 TRIES = 10
-"""How often a peer is tried again that hung up before it had proven itself."""
+"""Attempts at a peer that hung up before it had proven itself."""
 
 
 class DialAddress(NamedTuple):
-    """Where a peer may listen."""
+    """A place at which a peer may listen."""
 
     peer_id: str
     """Empty: unknown."""

@@ -22,7 +22,7 @@ from slurm_resilience.mesh.model import GenerationEnd, View
 
 
 class Stage(Enum):
-    """Where this process is in its newest generation."""
+    """The place of this process in its newest generation."""
 
     NONE = "none"
     """There was no generation yet."""
@@ -92,7 +92,7 @@ class GenerationState:
         """Number of the newest generation that was heard of, with this process or without."""
         self.end: GenerationEnd | None = None
         self._older_end: GenerationEnd | None = None
-        """Of the one before."""
+        """The end of the one before."""
         self._early_ends: dict[int, GenerationEnd] = {}
         """Ends that were heard of before the beginning: they came on another connection."""
         self.ended_at = 0.0
@@ -100,7 +100,7 @@ class GenerationState:
 
     @property
     def number(self) -> int:
-        """Of the newest generation with this process; 0: none."""
+        """Return the number of the newest generation with this process; 0: none."""
         return self.view.generation if self.view else 0
 
     @property
@@ -110,12 +110,12 @@ class GenerationState:
 
     @property
     def block_end(self) -> GenerationEnd | None:
-        """How the generation ended whose block the main thread is in, or was in last; None: it goes
-        on."""
+        """Return the end of the generation whose block the main thread is in, or was in last; None:
+        it goes on."""
         return self._older_end if self.stage is Stage.LATE else self.end
 
     def holds(self, peer_id: str) -> bool:
-        """Is a peer a member of it?"""
+        """Return if a peer is a member of it."""
         return self.view is not None and self.view.rank_of(peer_id) >= 0
 
     def adopt(self, view: View, now: float) -> GenerationEnd | None:

@@ -32,7 +32,7 @@ class KeyTable:
     def __init__(self) -> None:
         self._keys: dict[int, dict[str, bytes]] = {}
         self._own: dict[str, KeyPut] = {}
-        """What this process set in the newest generation, for members that are reached later."""
+        """Keys that this process set in the newest generation, for members reached later."""
 
     def of(self, generation: int) -> dict[str, bytes]:
         """The keys of a generation that are here now."""
@@ -55,7 +55,7 @@ class KeyTable:
         return put
 
     def own_puts(self) -> list[KeyPut]:
-        """What this process has set in the newest generation."""
+        """Return the keys that this process has set in the newest generation."""
         return list(self._own.values())
 
     def drop_before(self, generation: int) -> None:

@@ -58,7 +58,7 @@ from slurm_resilience.mesh.messages import (
     StatusUpdate,
 )
 from slurm_resilience.mesh.model import (
-    BEATS_OF_SILENCE,
+    SILENCE_BEATS,
     GenerationEnd,
     Member,
     Peer,
@@ -157,7 +157,7 @@ class Losses:
 
 
 class Standing(msgspec.Struct):
-    """Has this process's part in the training come to an end, and by which way?"""
+    """The end of this process's part in the training."""
 
     evicted: str = ""
     finished: bool = False
@@ -648,7 +648,7 @@ class Membership:
         self.timers.wake_at = self.wake_at
 
     def _may_assemble(self, now: float) -> bool:
-        """Is this process outside of any world that goes on, and are all others out too?"""
+        """Return if this process is outside of any world that goes on, and all others are too."""
         if self.standing.evicted or self.standing.finished or self.me.seat < 0:
             return False
         goes_on, number = self.generation.goes_on, self.generation.number
@@ -680,7 +680,7 @@ class Membership:
             # What a peer said at its handshake may be old: it has the whole time from then on.
             late = min(out, now - contact.met_at)
             # Of one that was accused of a hang, all have waited for a word already.
-            needed = BEATS_OF_SILENCE * self.beat_seconds
+            needed = SILENCE_BEATS * self.beat_seconds
             needed = needed if peer.id == hung else patience[peer.node]
             if silent > times * needed and out > 0:
                 self._give_up(peer.id, f"silent for {silent:.1f} s", False, now)

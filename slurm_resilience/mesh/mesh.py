@@ -77,7 +77,7 @@ TELL_SECONDS = 2.0
 OUTCOME_SECONDS = 1.0
 """Between two looks whether the training is over, for a process that found no other."""
 CLOSE_SECONDS = 2.0
-"""That `close` waits for the thread."""
+"""Time that `close` waits for the thread."""
 
 
 class Stopped(Exception):
@@ -85,7 +85,7 @@ class Stopped(Exception):
 
 
 class MeshCallbacks(NamedTuple):
-    """What is called in the mesh's thread."""
+    """Functions that are called in the mesh's thread."""
 
     on_end: Callable[[GenerationEnd], None]
     on_evict: Callable[[str], None]
@@ -154,7 +154,7 @@ class Mesh:
         self.knock = threading.Event()
         """Set when a peer may be waiting outside of the current generation."""
         self._cut: GenerationEnd | None = None
-        """What `on_end` is called with next."""
+        """The end that `on_end` is called with next."""
         self._ask_outcome = 0.0
         self._closing = False
 
@@ -182,7 +182,7 @@ class Mesh:
 
     @property
     def status(self) -> PeerStatus:
-        """What this process last said."""
+        """Return the newest word of this process."""
         return self._membership.status
 
     @property
@@ -192,17 +192,17 @@ class Mesh:
 
     @property
     def end(self) -> GenerationEnd | None:
-        """How the generation ended that the main thread is or was in; None while it goes on."""
+        """Return the end of the generation that the main thread is or was in; None: it goes on."""
         return self._membership.generation.block_end
 
     @property
     def evicted(self) -> str:
-        """Why the others go on without this process; empty while they do not."""
+        """Return the reason for which the others go on without this process; empty: they do not."""
         return self._membership.standing.evicted
 
     @property
     def waits_for(self) -> str:
-        """Why no generation is formed at the moment, in words."""
+        """Return in words for what a generation waits that is not formed."""
         return self._membership.waiting.reason
 
     @property
@@ -224,7 +224,7 @@ class Mesh:
             return found or ()
 
     def beats(self) -> dict[str, tuple[Peer, Heartbeat, float]]:
-        """What each other peer last beat, and seconds since anything was heard of it."""
+        """Return the last beat of each other peer, and seconds since anything was heard of it."""
         now = time.monotonic()
         with self._lock:
             return {
@@ -367,7 +367,7 @@ class Mesh:
     # -- what the transport calls -------------------------------------------------------------
 
     def introduction(self) -> tuple[PeerStatus, Callable[[], tuple[Peer, ...]]]:
-        """What is said at a handshake."""
+        """Return what is said at a handshake."""
         return self.status, self._known_peers
 
     def _known_peers(self) -> tuple[Peer, ...]:

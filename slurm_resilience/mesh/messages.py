@@ -1,4 +1,4 @@
-"""What peers say to each other: a 4-byte length, then one of these as msgpack. Pure.
+"""Messages between peers: a 4-byte length, then one of these as msgpack. Pure.
 
 accepted socket: Challenge →          ← Hello          Welcome →          then anything
 """
@@ -15,12 +15,12 @@ from slurm_resilience.errors import WireError
 from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View
 
 PROTOCOL = 2
-MAX_FRAME = 64 << 20
+MAX_FRAME_BYTES = 64 << 20
 """Bytes. The largest message is a value of the store, or the view of a large world."""
-MAX_UNPROVEN = 16 << 10
-"""Bytes accepted from somebody who has not shown the secret yet."""
+MAX_UNPROVEN_BYTES = 16 << 10
+"""Bytes accepted from a process that has not shown the secret yet."""
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises: bad UTF-8 and deep nesting come through as Python's own errors."""
+"""Errors of decoding: bad UTF-8 and deep nesting come through as Python's own."""
 
 
 class PeerChallenge(msgspec.Struct, frozen=True, tag="challenge"):
@@ -46,7 +46,7 @@ class PeerWelcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Roster(msgspec.Struct, frozen=True, tag="roster"):
-    """Everybody I am connected to: who starts from one address learns all. Follows a Welcome."""
+    """The peers that the sender is connected to: one address leads to all."""
 
     peers: tuple[Peer, ...]
 
@@ -103,7 +103,7 @@ class KeyChange(msgspec.Struct, frozen=True, tag="change"):
 
 
 class KeyChanged(msgspec.Struct, frozen=True, tag="changed"):
-    """What came of it."""
+    """The value after it."""
 
     generation: int
     number: int
@@ -111,7 +111,7 @@ class KeyChanged(msgspec.Struct, frozen=True, tag="changed"):
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag="finding"):
-    """Somebody outside (sresd, sresctld, the supervisor) says this of a node."""
+    """An observer (sresd, sresctld, the supervisor) says this of a node."""
 
     node: str
     reason: str
@@ -156,10 +156,10 @@ def pack(message: Message) -> bytes:
     """A frame.
 
     Raises:
-        WireError: larger than MAX_FRAME.
+        WireError: larger than MAX_FRAME_BYTES.
     """
     body = _encoder.encode(message)
-    if len(body) > MAX_FRAME:
+    if len(body) > MAX_FRAME_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large to send")
     return _LENGTH.pack(len(body)) + body
 

@@ -49,20 +49,20 @@ class Peer(msgspec.Struct, frozen=True):
     """Unique among all processes that ever take part."""
     seat: int
     incarnation: int = 0
-    """How many processes sat on this seat before."""
+    """Number of processes that sat on this seat before."""
     node: str = ""
     domain: str = ""
     """Failure domain (switch, rack); empty: unknown."""
     host: str = ""
     port: int = 0
-    """Where its mesh listens."""
+    """Port that its mesh listens on."""
     pid: int = 0
     seats: int = 0
-    """Of the full world, as this process was told; 0: unknown."""
+    """Size of the full world, as this process was told; 0: unknown."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True):
-    """What a peer says of itself; sent when it changes."""
+    """A peer's word on itself; sent when it changes."""
 
     phase: Phase = "ready"
     generation: int = 0
@@ -72,7 +72,7 @@ class PeerStatus(msgspec.Struct, frozen=True):
     dirty: bool = False
     """Interrupted inside an update: its state is neither the old nor the new one."""
     position: int = -1
-    """Which part of a model replica it holds (0 … replica_size-1); -1: none yet."""
+    """Part of a model replica that it holds (0 … replica_size-1); -1: none yet."""
     digest: str = ""
     """Checksum of its state at `step`; empty: not computed."""
     snapshot: int = -1
@@ -98,7 +98,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True):
-    """One generation: the members in rank order, the same for everybody in it."""
+    """One generation: the members in rank order, the same for all of them."""
 
     generation: int
     """See `generation_number`."""
@@ -126,7 +126,7 @@ class View(msgspec.Struct, frozen=True):
         return -1
 
     def position(self, rank: int) -> int:
-        """Which part of a replica a rank holds."""
+        """Return the part of a replica that a rank holds."""
         return rank % self.replica_size
 
 
@@ -136,19 +136,19 @@ class GenerationEnd(msgspec.Struct, frozen=True):
     generation: int
     reason: str
     culprit: str = ""
-    """Id of the peer at fault; empty: nobody in particular."""
+    """Id of the peer at fault; empty: none in particular."""
     kind: Literal["fault", "lost", "hang", "join", "finding", "stop"] = "fault"
 
 
 BEATS_A_SECOND = 250
 """Sent by one process, at most. A beat costs its two ends 0.1 ms together, so this is about 2 % of
 a core in each process, however large the world; beyond 125 peers beats come less often."""
-BEATS_OF_SILENCE = 3
+SILENCE_BEATS = 3
 """Beats that are missed, at least, before a peer counts as hung."""
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """How long is waited for what."""
+    """Limits of waiting."""
 
     beat_seconds: float = 0.5
     """Between two beats, at least."""
@@ -173,4 +173,4 @@ class Timing(msgspec.Struct, frozen=True):
 
     def silence(self, peers: int) -> float:
         """Seconds of silence that are too long, in a world of so many peers."""
-        return max(self.silence_seconds, BEATS_OF_SILENCE * self.beat(peers))
+        return max(self.silence_seconds, SILENCE_BEATS * self.beat(peers))

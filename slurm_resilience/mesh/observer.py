@@ -19,7 +19,7 @@ from slurm_resilience.mesh.contacts import Contact
 from slurm_resilience.mesh.dial_book import DialAddress
 from slurm_resilience.mesh.messages import Heartbeat, Leaving, Message, NodeLost, StatusUpdate
 from slurm_resilience.mesh.model import CloseCause, Peer, PeerStatus
-from slurm_resilience.mesh.rendezvous import TrainingOutcome, meeting
+from slurm_resilience.mesh.rendezvous import TrainingOutcome, rendezvous_at
 from slurm_resilience.mesh.transport import Transport
 
 log = logging.getLogger("sres.observer")
@@ -27,7 +27,7 @@ log = logging.getLogger("sres.observer")
 LOOK_SECONDS = 0.5
 """Between two looks for peers that are not connected yet."""
 CLOSE_SECONDS = 2.0
-"""That `close` waits for the thread."""
+"""Time that `close` waits for the thread."""
 
 
 class Picture(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class Picture(msgspec.Struct, frozen=True):
     peers: tuple[Peer, ...] = ()
     """All that are connected."""
     outcome: TrainingOutcome | None = None
-    """How it ended; None: it goes on."""
+    """Its end; None: it goes on."""
 
     @property
     def done(self) -> bool:
@@ -69,7 +69,7 @@ class Observer:
         Raises:
             UsageError: the rendezvous cannot be used.
         """
-        self._rendezvous = meeting(meet, secret)
+        self._rendezvous = rendezvous_at(meet, secret)
         me = Peer(id=f"observer-{uuid.uuid4().hex[:12]}", seat=-1, pid=os.getpid())
         self._transport = Transport(self, me, self._rendezvous.secret(), listen=False)
         self._lock = self._transport.lock
@@ -114,7 +114,7 @@ class Observer:
             self._findings = [finding for finding in self._findings if finding.node != node]
 
     def picture(self) -> Picture:
-        """What is known now."""
+        """Return what is known now."""
         with self._lock:
             contacts = [contact for contact in self._contacts.values() if contact.peer.seat >= 0]
             newest = max((contact.status.generation for contact in contacts), default=0)
@@ -136,7 +136,7 @@ class Observer:
     # -- what the transport calls -------------------------------------------------------------
 
     def introduction(self) -> tuple[PeerStatus, Callable[[], tuple[Peer, ...]]]:
-        """What is said at a handshake."""
+        """Return what is said at a handshake."""
         return PeerStatus(), tuple
 
     def on_proven(self, connection: PeerConnection) -> None:

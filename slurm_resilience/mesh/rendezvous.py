@@ -1,4 +1,4 @@
-"""Where peers find each other: a shared directory, or a list of addresses."""
+"""Places at which peers find each other: a shared directory, or a list of addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slurm_resilience.mesh.model import Peer
 
 
 class TrainingOutcome(msgspec.Struct, frozen=True):
-    """How a training ended."""
+    """The end of a training."""
 
     code: int
     step: int
@@ -27,11 +27,11 @@ class Rendezvous(Protocol):
     """A place to meet."""
 
     def secret(self) -> bytes:
-        """What every peer of this training knows."""
+        """Return the secret that every peer of this training knows."""
         ...
 
     def port(self, seat: int) -> int:
-        """Where a seat has to listen; 0: anywhere."""
+        """Return the port that a seat has to listen on; 0: any."""
         ...
 
     def enter(self, peer: Peer) -> None:
@@ -39,7 +39,7 @@ class Rendezvous(Protocol):
         ...
 
     def others(self) -> list[tuple[str, str, int]]:
-        """Who may be there: (id or empty, host, port)."""
+        """Return all that may be there: (id or empty, host, port)."""
         ...
 
     def leave(self, peer: Peer) -> None:
@@ -47,11 +47,11 @@ class Rendezvous(Protocol):
         ...
 
     def outcome(self, code: int, step: int, reason: str) -> None:
-        """Write down how the training ended, for whoever watches from outside or comes late."""
+        """Write down how the training ended, for observers and late processes."""
         ...
 
     def ended(self) -> TrainingOutcome | None:
-        """How the training ended; None: it has not, as far as is known here."""
+        """Return the end of the training; None: it goes on, as far as is known here."""
         ...
 
 
@@ -62,7 +62,7 @@ class SharedDirectory:
         """
         Args:
             path: made when it is missing (mode 0700).
-            secret: hex; empty: the one in the directory, made by whoever comes first.
+            secret: hex; empty: the one in the directory, made by the first process.
 
         Raises:
             UsageError: the directory cannot be used.
@@ -75,7 +75,7 @@ class SharedDirectory:
             info = path.stat()
             if info.st_uid != os.geteuid() or info.st_mode & 0o022:
                 raise UsageError(
-                    f"{path}: must belong to you and be writable by nobody else (chmod go-w)"
+                    f"{path}: must belong to you and not be writable by others (chmod go-w)"
                 )
             (path / "peers").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
@@ -92,7 +92,7 @@ class SharedDirectory:
     def _shared(self) -> bytes:
         own = self.path / f".secret-{os.getpid()}-{secrets.token_hex(4)}"
         target = self.path / "secret"
-        # Linked, not renamed: the first one wins, and nobody ever reads half of it.
+        # Linked, not renamed: the first one wins, and half of it is never read.
         if not target.exists():
             descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file:
@@ -102,7 +102,7 @@ class SharedDirectory:
             own.unlink()
         info = target.stat()
         if info.st_uid != os.geteuid() or info.st_mode & 0o077:
-            raise UsageError(f"{target}: must belong to you and be readable by nobody else")
+            raise UsageError(f"{target}: must belong to you and not be readable by others")
         return _hex(target.read_text(encoding="utf-8"))
 
     def port(self, seat: int) -> int:
@@ -149,7 +149,7 @@ class SharedDirectory:
 
 
 class _NothingWritten:
-    """Nobody who comes late, or looks from outside, finds anything here."""
+    """A place at which nothing is left for late processes and observers."""
 
     def enter(self, peer: Peer) -> None:
         return
@@ -192,7 +192,7 @@ class AddressList(_NothingWritten):
 
 
 class SingleProcess(_NothingWritten):
-    """A world of one: nobody is looked for, and nothing is written down."""
+    """A world of one: no other is looked for, and nothing is written down."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
@@ -207,7 +207,7 @@ class SingleProcess(_NothingWritten):
         return []
 
 
-def meeting(where: str, secret: str = "") -> Rendezvous:
+def rendezvous_at(where: str, secret: str = "") -> Rendezvous:
     """``dir:PATH``, ``peers:HOST:PORT,HOST:PORT,…``, or ``alone``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Host names to addresses: whoever asks does not wait for a name server.
+"""Host names to addresses, without waiting for a name server.
 
 The mesh's one thread must go on beating while names cannot be resolved, or the others take it for
 hung.
@@ -12,9 +12,9 @@ import threading
 import time
 from typing import Any
 
-FRESH = 10.0
+FRESH_SECONDS = 10.0
 """Seconds after which a name is asked for again; until there is an answer, the old one is used."""
-FAILED = 1.0
+FAILED_SECONDS = 1.0
 """The same for a name without an answer."""
 
 _Address = tuple[Any, ...]
@@ -44,8 +44,8 @@ def address(host: str, port: int) -> tuple[int, _Address]:
     now = time.monotonic()
     with _lock:
         known, failed = _known.get(host), _failed.get(host)
-        failing = failed is not None and now - failed[1] < FAILED
-        fresh = known is not None and now - known[2] < FRESH
+        failing = failed is not None and now - failed[1] < FAILED_SECONDS
+        fresh = known is not None and now - known[2] < FRESH_SECONDS
         if not fresh and not failing and host not in _asked:
             _asked.add(host)
             threading.Thread(target=_ask, args=(host,), name="sres-name", daemon=True).start()

@@ -40,10 +40,10 @@ TEND_SECONDS = 0.5
 
 
 class TransportOwner(Protocol):
-    """What a transport calls, in its thread. All but `on_turn` are called with its lock."""
+    """The owner of a transport. Its thread calls all but `on_turn` with the lock."""
 
     def introduction(self) -> tuple[PeerStatus, Callable[[], tuple[Peer, ...]]]:
-        """What is said at a handshake: the status, and a function for the peers that are known."""
+        """Return the status, and a function for the known peers, that are said at a handshake."""
         ...
 
     def on_proven(self, connection: PeerConnection) -> None:

@@ -1,4 +1,4 @@
-"""Who is in the next generation, and on which rank. Pure."""
+"""The members of the next generation, and their ranks. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import msgspec
 from slurm_resilience.mesh.model import Member, Peer, View
 
 SHOWN = 8
-"""Of the missing seats, in a line for people."""
+"""Missing seats that a line for people names."""
 
 
 class WorldRules(msgspec.Struct, frozen=True):
-    """What the program asked for."""
+    """Rules that the program asked for."""
 
     seats: int
     """Size of the full world."""
     min_world: int
-    """Ranks below which nobody steps."""
+    """Ranks that are needed for a step, at least."""
     replica_size: int = 1
     """Ranks that hold one copy of the model together."""
     patience: float = 0.0
@@ -46,12 +46,12 @@ def propose(
     started: bool,
     unseen: Set[str] = frozenset(),
 ) -> Proposal:
-    """Should a generation be formed now, and of whom?
+    """Return the members of a generation that should be formed now, if there are any.
 
     Args:
         present: all live peers, outside of their blocks.
         lost: peers of the last generation that are gone: id → True when it is known to be dead (its
-            connection was closed, or somebody who knows said so), False when it just fell silent.
+            connection was closed, or an observer said so), False when it just fell silent.
         last: the last generation that worked; None: there was none.
         rules: what the program asked for.
         waited: seconds since the first of the present was ready.
@@ -107,7 +107,7 @@ def arrange(seated: Sequence[Member], replica_size: int) -> tuple[Member, ...]:
     slots: list[Member | None] = [None] * (replicas * replica_size)
     waiting: list[Member] = []
     # The seat's own place first: a world that is whole again looks as it did at the start.
-    # But nobody without a part sits on the only slot that is left for one who holds it.
+    # But a member without a part takes no slot that is the last one for a holder of it.
     for member in sorted(seated, key=lambda member: _part(member, replica_size) < 0):
         part = _part(member, replica_size)
         if part < 0:
@@ -157,7 +157,7 @@ def last_holders(present: Sequence[Member], replica_size: int) -> frozenset[str]
 def _other_half(
     present: Sequence[Member], lost: Mapping[str, bool], last: View | None, unseen: Set[str]
 ) -> str:
-    """Why this side must not go on: the rest may be alive behind a cut. Empty: it may."""
+    """Return why this side must not go on: the rest may live behind a cut. Empty: it may."""
     if last is None:
         return ""
     here = {member.peer.id for member in present}
@@ -180,7 +180,7 @@ def _other_half(
 
 
 def _missing(present: Sequence[Member], seats: int) -> str:
-    """The seats on which nobody sits, in words."""
+    """Return the empty seats, in words."""
     taken = {member.peer.seat for member in present}
     free = [seat for seat in range(seats) if seat not in taken]
     more = f" and {len(free) - SHOWN} more" if len(free) > SHOWN else ""

@@ -20,7 +20,7 @@ from slurm_resilience.simulate.sim_network import SimNetwork
 from slurm_resilience.simulate.sim_process import ProcessState, SimProcess
 
 SMALL, LARGE = (3, 8), (9, 64)
-LARGE_SHARE = 0.01
+LARGE_SHARE = 0.003
 """Share of runs; their cost grows with the square of their size."""
 CALM_SECONDS = 40.0
 """A world of all seats must step again within this time. Longest known: three times the abort

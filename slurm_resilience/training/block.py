@@ -18,7 +18,7 @@ from slurm_resilience.errors import UsageError, WireError
 from slurm_resilience.launcher import control_socket, exit_codes
 from slurm_resilience.mesh.mesh import Mesh, Stopped
 from slurm_resilience.mesh.model import GenerationEnd, View
-from slurm_resilience.mesh.rendezvous import meeting
+from slurm_resilience.mesh.rendezvous import rendezvous_at
 from slurm_resilience.training import inject
 from slurm_resilience.training.exits import Exits
 from slurm_resilience.training.interrupter import Interrupter
@@ -128,7 +128,7 @@ class BlockRunner:
         self._hangs = fault_policy.Hangs()
         log_lines.speak(where.seat)
         rules, me = startup.rules(options, where), this_peer(where)
-        met = meeting(where.meet, where.secret)
+        met = rendezvous_at(where.meet, where.secret)
         self._least = rules.min_world
         self._participant = Participant(where, options)
         self._session = Session(self._participant)

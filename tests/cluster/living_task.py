@@ -17,7 +17,6 @@ from pathlib import Path
 
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View
-from slurm_resilience.mesh.rendezvous import meeting
 from slurm_resilience.mesh.world_plan import WorldRules
 from slurm_resilience.resume import attempt
 from slurm_resilience.training.rank_environment import read_environment
@@ -26,7 +25,7 @@ PACE = 0.05
 
 here = read_environment(os.environ)
 cut = threading.Event()
-meet = meeting(here.meet, here.secret)
+meet = rendezvous_at(here.meet, here.secret)
 log = os.open(f"log.{here.seat}.{here.incarnation}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
 

@@ -29,7 +29,7 @@ from slurm_resilience.mesh.messages import (
 )
 from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus
 from slurm_resilience.mesh.observer import Observer
-from slurm_resilience.mesh.rendezvous import AddressList, SharedDirectory, meeting
+from slurm_resilience.mesh.rendezvous import AddressList, SharedDirectory, rendezvous_at
 from slurm_resilience.training.rank_environment import read_environment
 
 
@@ -50,7 +50,7 @@ class Stranger:
 
     def hear(self) -> Message | None:
         """The next message; None: hung up on."""
-        while (message := messages.unpack(self._inbox, messages.MAX_FRAME)) is None:
+        while (message := messages.unpack(self._inbox, messages.MAX_FRAME_BYTES)) is None:
             try:
                 data = self.sock.recv(1 << 16)
             except ConnectionError:
@@ -131,7 +131,7 @@ def test_a_wrong_secret(pair: Crew, secret: bytes) -> None:
         struct.pack(">I", 5) + b"\xc1\xc1\xc1\xc1\xc1",
         struct.pack(">I", 0),
         struct.pack(">I", 0xFFFFFFFF),
-        struct.pack(">I", messages.MAX_UNPROVEN + 1) + b"x" * 100,
+        struct.pack(">I", messages.MAX_UNPROVEN_BYTES + 1) + b"x" * 100,
         struct.pack(">I", 2) + msgspec.msgpack.encode([1]),
         struct.pack(">I", 8) + b"\x81\xa4type\xa1\xff",
         struct.pack(">I", 16_000) + b"\x81\xa1a" * 5_333 + b"\x01",
@@ -316,13 +316,13 @@ def test_no_file_descriptor_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_secret_that_others_can_read(tmp_path: Path) -> None:
     SharedDirectory(tmp_path).secret()
     (tmp_path / "secret").chmod(0o640)
-    with pytest.raises(UsageError, match="readable by nobody else"):
+    with pytest.raises(UsageError, match="not be readable"):
         SharedDirectory(tmp_path).secret()
 
 
 def test_a_directory_that_others_can_write(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(UsageError, match="writable by nobody else"):
+    with pytest.raises(UsageError, match="not be writable"):
         SharedDirectory(tmp_path)
 
 
@@ -358,12 +358,12 @@ def test_addresses_need_a_secret(secret: str) -> None:
 @pytest.mark.parametrize("where", ["", "dir:", "peers:", "peers:a", "peers:a:0", "nfs:/x"])
 def test_a_meeting_place_that_is_none(where: str) -> None:
     with pytest.raises(UsageError, match="SRES_MEET"):
-        meeting(where, "ab" * 32)
+        rendezvous_at(where, "ab" * 32)
 
 
 def test_a_world_of_one_writes_nothing_down() -> None:
     where = read_environment({}).meet
-    first, second = meeting(where), meeting(where)
+    first, second = rendezvous_at(where), rendezvous_at(where)
     first.outcome(0, 7, "")
     assert (second.ended(), second.others()) == (None, [])
     assert first.secret() != second.secret()

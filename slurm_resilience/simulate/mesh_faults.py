@@ -161,7 +161,7 @@ class FaultPlan:
         if self._over or not living:
             return
         random = self._training.random
-        name = random.choice(list(FAULTS))
+        name = random.choice([*FAULTS, *OFTEN])
         self.done.append(name)
         process = random.choice(living)
         self._training.note(process, f"FAULT: {name}")
@@ -284,3 +284,5 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     "newer process": _replace,
 }
 """Every kind of fault, by its name in reports."""
+OFTEN = ("partition", "partition")
+"""Kinds that happen more often: the worst that a protocol can do needs a cut."""

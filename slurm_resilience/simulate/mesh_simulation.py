@@ -54,7 +54,7 @@ def choose_rules(random: Random, seats: int) -> WorldRules:
     replica_size = random.choice([1, 1, 1, 2, 4])
     if seats % replica_size:
         replica_size = 1
-    least = random.choice([1, seats // 2 + 1, seats - 1, seats])
+    least = random.choice([1, 1, seats // 2 + 1, seats - 1, seats])
     return WorldRules(
         seats=seats,
         min_world=max(least, replica_size),

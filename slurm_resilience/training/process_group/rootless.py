@@ -14,7 +14,7 @@ from typing import NamedTuple
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import PeerStatus
-from slurm_resilience.mesh.rendezvous import meeting
+from slurm_resilience.mesh.rendezvous import rendezvous_at
 from slurm_resilience.mesh.world_plan import WorldRules
 from slurm_resilience.training.process_group.mesh_store import MeshStore
 from slurm_resilience.training.rank_environment import (
@@ -51,7 +51,7 @@ def rootless(
     """
     where = read_environment(os.environ if environment is None else environment)
     rules = WorldRules(seats=where.seats, min_world=where.seats)
-    mesh = Mesh(meeting(where.meet, where.secret), this_peer(where), rules).start()
+    mesh = Mesh(rendezvous_at(where.meet, where.secret), this_peer(where), rules).start()
     try:
         view = mesh.meet(timeout)
         if view is None:

@@ -21,7 +21,13 @@ class InvariantsBroken(SresError):
 
 
 @click.command()
-@click.option("--only", type=click.Choice(["mesh"]), default="mesh", help="The core to simulate.")
+@click.option(
+    "--only",
+    type=click.Choice(["mesh"]),
+    default="mesh",
+    expose_value=False,  # there is one so far
+    help="The core to simulate.",
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of the first run.")
 @click.option("--runs", default=1000, show_default=True, type=click.IntRange(1), help="Runs.")
 @click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="Processes.")
@@ -32,7 +38,7 @@ class InvariantsBroken(SresError):
     help="Keep the figures here; a second call goes on where the first one stopped.",
 )
 @click.option("--trace", is_flag=True, help="Replay one seed, and print all that happens.")
-def simulate(only: str, seed: int, runs: int, jobs: int, output: Path | None, trace: bool) -> None:
+def simulate(seed: int, runs: int, jobs: int, output: Path | None, trace: bool) -> None:
     """Run trainings on a simulated clock under faults, and check rules after each event.
 
     A run is a function of its seed: `sres simulate --seed S --trace` replays it.

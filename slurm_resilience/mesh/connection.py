@@ -149,7 +149,7 @@ class PeerConnection:
 
     def challenge(self) -> None:
         """The accepting side speaks first."""
-        self.send(messages.pack(PeerChallenge(self._nonce)))
+        self.send(messages.FRAMES.pack(PeerChallenge(self._nonce)))
 
     def send(self, frame: bytes) -> None:
         """Send a frame, or as much of it as the socket takes now; the rest follows by `flush`.
@@ -206,7 +206,7 @@ class PeerConnection:
         self._inbox += data
         while self.fileno() >= 0:
             limit = messages.MAX_FRAME_BYTES if self.proven else messages.MAX_UNPROVEN_BYTES
-            message = messages.unpack(self._inbox, limit)
+            message = messages.FRAMES.take(self._inbox, limit)
             if message is None:
                 return
             yield message
@@ -226,7 +226,7 @@ class PeerConnection:
             self._theirs = message.nonce
             to = self.address.peer_id or f":{self.address.port}"
             proof = messages.proof(self._secret, "dial", message.nonce, self._nonce, me.id, to)
-            self.send(messages.pack(PeerHello(me, status, self._nonce, proof, to)))
+            self.send(messages.FRAMES.pack(PeerHello(me, status, self._nonce, proof, to)))
             return False
         if isinstance(message, PeerHello) and not self.address:
             expected = messages.proof(
@@ -237,9 +237,9 @@ class PeerConnection:
             if message.to not in (me.id, f":{me.port}"):
                 raise WireError(f"it looks for {message.to}")
             proof = messages.proof(self._secret, "accept", message.nonce, self._nonce, me.id)
-            self.send(messages.pack(PeerWelcome(me, status, proof)))
+            self.send(messages.FRAMES.pack(PeerWelcome(me, status, proof)))
             if message.peer.seat >= 0:
-                self.send(messages.pack(Roster(roster())))
+                self.send(messages.FRAMES.pack(Roster(roster())))
             self.peer, self.status = message.peer, message.status
             return True
         if isinstance(message, PeerWelcome) and self._theirs is not None:

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import struct
 
 import msgspec
 
-from slurm_resilience.errors import WireError
 from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View
+from slurm_resilience.wire.frames import FrameCodec
 
 PROTOCOL = 2
 MAX_FRAME_BYTES = 64 << 20
 """Bytes. The largest message is a value of the store, or the view of a large world."""
 MAX_UNPROVEN_BYTES = 16 << 10
 """Bytes accepted from a process that has not shown the secret yet."""
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Errors of decoding: bad UTF-8 and deep nesting come through as Python's own."""
 
 
 class PeerChallenge(msgspec.Struct, frozen=True, tag="challenge"):
@@ -147,42 +144,7 @@ Message = (
     | Leaving
 )
 
-_LENGTH = struct.Struct(">I")
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-
-
-def pack(message: Message) -> bytes:
-    """A frame.
-
-    Raises:
-        WireError: larger than MAX_FRAME_BYTES.
-    """
-    body = _encoder.encode(message)
-    if len(body) > MAX_FRAME_BYTES:
-        raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large to send")
-    return _LENGTH.pack(len(body)) + body
-
-
-def unpack(buffer: bytearray, limit: int) -> Message | None:
-    """Take the first whole frame off the front of a buffer; None: it is not there yet.
-
-    Raises:
-        WireError: a frame larger than ``limit``, or something that is not ours.
-    """
-    if len(buffer) < 4:
-        return None
-    (length,) = _LENGTH.unpack_from(buffer)
-    if length > limit:
-        raise WireError(f"the other side announced a frame of {length} bytes (limit {limit})")
-    if len(buffer) < 4 + length:
-        return None
-    try:
-        message = _decoder.decode(bytes(buffer[4 : 4 + length]))
-    except UNREADABLE as error:
-        raise WireError(f"the other side sent something that is not ours: {error}") from None
-    del buffer[: 4 + length]
-    return message
+FRAMES: FrameCodec[Message] = FrameCodec(Message, MAX_FRAME_BYTES)
 
 
 def proof(secret: bytes, side: str, theirs: bytes, own: bytes, who: str, to: str = "") -> bytes:

@@ -11,8 +11,8 @@ from typing import Protocol
 import msgspec
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.mesh.messages import UNREADABLE
 from slurm_resilience.mesh.model import Peer
+from slurm_resilience.wire.frames import UNREADABLE
 
 
 class TrainingOutcome(msgspec.Struct, frozen=True):

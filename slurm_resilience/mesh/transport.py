@@ -185,7 +185,7 @@ class Transport:
 
     def send(self, numbers: Iterable[int], message: Message) -> None:
         """Send a message on connections, as far as they still exist."""
-        frame = messages.pack(message)
+        frame = messages.FRAMES.pack(message)
         for number in numbers:
             connection = self.connections.get(number)
             if connection is None:

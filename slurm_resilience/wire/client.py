@@ -12,8 +12,9 @@ import msgspec
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import AuthError, NotPermitted, SresError, WireError
-from slurm_resilience.wire import frames, munge
+from slurm_resilience.wire import munge
 from slurm_resilience.wire.messages import (
+    FRAMES,
     PROTOCOL,
     Challenge,
     Hello,
@@ -108,7 +109,7 @@ class Connection:
             WireError: the connection is gone, or the other side does not take it in time.
         """
         try:
-            self._sock.sendall(frames.pack(message))
+            self._sock.sendall(FRAMES.pack(message))
         except OSError as error:
             raise WireError(f"the connection to sresctld is lost: {error}") from None
 
@@ -162,12 +163,12 @@ class Connection:
     def _take(self) -> Message | None:
         if len(self._buffer) < 4:
             return None
-        length = frames.unpack_length(bytes(self._buffer[:4]))
+        length = FRAMES.unpack_length(bytes(self._buffer[:4]))
         if len(self._buffer) < 4 + length:
             return None
         body = bytes(self._buffer[4 : 4 + length])
         del self._buffer[: 4 + length]
-        return frames.unpack(body)
+        return FRAMES.unpack(body)
 
     def _expect(self, kind: type[Any], deadline: float) -> Any:
         message = self.receive(max(0.0, deadline - SYSTEM_CLOCK.monotonic()))

@@ -1,52 +1,82 @@
-"""Frames: a 4-byte big-endian length, then a msgpack body. Pure."""
+"""Frames: a 4-byte big-endian length, then a msgpack body. Pure.
+
+The daemons' wire and the mesh share the framing; each has messages and limits of its own.
+"""
 
 from __future__ import annotations
 
 import struct
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from slurm_resilience.errors import WireError
-from slurm_resilience.wire.messages import Message
 
-MAX_FRAME_BYTES = 8 << 20
-"""Bytes. A status of 10,000 nodes is about 3 MB; anything above is not one of ours."""
-MAX_UNPROVEN_FRAME_BYTES = 64 << 10
-"""Bytes accepted from a client for which munge has not vouched yet."""
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of decoding: bad UTF-8 and deep nesting come through as Python's own."""
 
-_LENGTH = struct.Struct(">I")
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_HEAD = struct.Struct(">I")
+M = TypeVar("M")
 
 
-def pack(message: Message) -> bytes:
-    """Pack a message into a frame."""
-    body = _encoder.encode(message)
-    if len(body) > MAX_FRAME_BYTES:
-        raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large to send")
-    return _LENGTH.pack(len(body)) + body
+class FrameCodec(Generic[M]):
+    """Frames of one kind of messages."""
 
+    def __init__(self, messages: Any, max_bytes: int) -> None:
+        """
+        Args:
+            messages: the type of all messages: a union of tagged structs.
+            max_bytes: of a body, at most.
+        """
+        self._max_bytes = max_bytes
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(messages)
 
-def unpack_length(head: bytes, limit: int = MAX_FRAME_BYTES) -> int:
-    """Bytes of body that follow a 4-byte head.
+    def pack(self, message: M) -> bytes:
+        """Return a message as a frame.
 
-    Raises:
-        WireError: longer than ``limit``.
-    """
-    (length,) = _LENGTH.unpack(head)
-    if length > limit:
-        raise WireError(f"the other side announced a frame of {length} bytes (limit {limit})")
-    return int(length)
+        Raises:
+            WireError: it is too large.
+        """
+        body = self._encoder.encode(message)
+        if len(body) > self._max_bytes:
+            raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large to send")
+        return _HEAD.pack(len(body)) + body
 
+    def unpack_length(self, head: bytes | bytearray, limit: int | None = None) -> int:
+        """Return the bytes of body that follow a 4-byte head.
 
-def unpack(body: bytes) -> Message:
-    """Unpack the message of a frame's body.
+        Raises:
+            WireError: more than ``limit``; by default, than any message has.
+        """
+        most = self._max_bytes if limit is None else limit
+        (length,) = _HEAD.unpack_from(head)
+        if length > most:
+            raise WireError(f"the other side announced a frame of {length} bytes (limit {most})")
+        return int(length)
 
-    Raises:
-        WireError: not msgpack, an unknown message, a field of the wrong type.
-    """
-    try:
-        return _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        # Bad UTF-8 and deep nesting come through as Python's own errors.
-        raise WireError(f"the other side sent something that is not ours: {error}") from None
+    def unpack(self, body: bytes) -> M:
+        """Return the message of a frame's body.
+
+        Raises:
+            WireError: not msgpack, an unknown message, a field of the wrong type.
+        """
+        try:
+            return self._decoder.decode(body)
+        except UNREADABLE as error:
+            raise WireError(f"the other side sent something that is not ours: {error}") from None
+
+    def take(self, buffer: bytearray, limit: int) -> M | None:
+        """Take the first whole frame off the front of a buffer; None: it is not there yet.
+
+        Raises:
+            WireError: as in `unpack_length` and `unpack`.
+        """
+        if len(buffer) < _HEAD.size:
+            return None
+        end = _HEAD.size + self.unpack_length(buffer, limit)
+        if len(buffer) < end:
+            return None
+        message = self.unpack(bytes(buffer[_HEAD.size : end]))
+        del buffer[:end]
+        return message

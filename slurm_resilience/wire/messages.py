@@ -11,6 +11,12 @@ from typing import Any, Literal
 import msgspec
 
 from slurm_resilience.model import CheckResult, Finding
+from slurm_resilience.wire.frames import FrameCodec
+
+MAX_FRAME_BYTES = 8 << 20
+"""Bytes. A status of 10,000 nodes is about 3 MB; anything above is not one of ours."""
+MAX_UNPROVEN_FRAME_BYTES = 64 << 10
+"""Bytes accepted from a client for which munge has not vouched yet."""
 
 PROTOCOL = 1
 
@@ -171,3 +177,5 @@ Message = (
     | StatusRequest
     | Status
 )
+
+FRAMES: FrameCodec[Message] = FrameCodec(Message, MAX_FRAME_BYTES)

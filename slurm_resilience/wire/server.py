@@ -19,8 +19,11 @@ from typing import Any, Protocol
 import msgspec
 
 from slurm_resilience.errors import SresError, WireError
-from slurm_resilience.wire import frames, munge
+from slurm_resilience.wire import munge
 from slurm_resilience.wire.messages import (
+    FRAMES,
+    MAX_FRAME_BYTES,
+    MAX_UNPROVEN_FRAME_BYTES,
     PROTOCOL,
     Challenge,
     Hello,
@@ -73,7 +76,7 @@ class Client:
 
     def send(self, message: Message) -> None:
         """Queue a message; who is gone or does not read is cut off, never waited for."""
-        frame = frames.pack(message)
+        frame = FRAMES.pack(message)
         with contextlib.suppress(RuntimeError):  # the loop has ended already
             self._loop.call_soon_threadsafe(self._write, frame)
 
@@ -181,7 +184,7 @@ class Server:
                     sock.setsockopt(socket.IPPROTO_TCP, option, value)
             self._handler.opened(client)
             while True:
-                message = await _read(reader, frames.MAX_FRAME_BYTES)
+                message = await _read(reader, MAX_FRAME_BYTES)
                 began = self._loop.time()
                 self._handler.received(client, message)
                 if client.role != "node" and client.uid != 0:
@@ -198,7 +201,7 @@ class Server:
                 name = f"{client.role} {client.subject} (uid {client.uid})"
             self._log(name, f"{name}: {error}")
             with contextlib.suppress(ConnectionError, OSError):
-                writer.write(frames.pack(Refused(str(error), error.exit_code)))
+                writer.write(FRAMES.pack(Refused(str(error), error.exit_code)))
         except asyncio.CancelledError:
             pass
         finally:
@@ -269,8 +272,8 @@ class Server:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Client:
         nonce = secrets.token_bytes(32)
-        writer.write(frames.pack(Challenge(nonce)))
-        hello = await _read(reader, frames.MAX_UNPROVEN_FRAME_BYTES)
+        writer.write(FRAMES.pack(Challenge(nonce)))
+        hello = await _read(reader, MAX_UNPROVEN_FRAME_BYTES)
         if not isinstance(hello, Hello):
             raise WireError(f"a {type(hello).__name__} before the hello")
         if hello.protocol != PROTOCOL:
@@ -290,10 +293,10 @@ class Server:
         peers = await call(None, self._handler.authorize, hello, identity.uid, address)
         answer = msgspec.msgpack.encode(Proof(hello.nonce))
         credential = await call(None, munge.encode, answer, self._munge_socket)
-        writer.write(frames.pack(Welcome(credential, peers)))
+        writer.write(FRAMES.pack(Welcome(credential, peers)))
         return Client(hello.role, hello.subject, identity.uid, address, writer, self._loop)
 
 
 async def _read(reader: asyncio.StreamReader, limit: int) -> Message:
-    length = frames.unpack_length(await reader.readexactly(4), limit)
-    return frames.unpack(await reader.readexactly(length))
+    length = FRAMES.unpack_length(await reader.readexactly(4), limit)
+    return FRAMES.unpack(await reader.readexactly(length))

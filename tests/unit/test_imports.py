@@ -222,7 +222,7 @@ MAY_IMPORT = {
     "lab": {"config", "errors", "slurm"},
     "launcher": {"clock", "errors", "mesh"},
     "lifecycle": {"clock", "errors"},
-    "mesh": {"clock", "errors"},
+    "mesh": {"clock", "errors", "wire"},
     "replace": COMMON,
     "resume": COMMON | {"mesh", "slurm", "wire"},
     "simulate": COMMON | {"controller", "mesh", "resume"},
@@ -237,6 +237,7 @@ DOORS = {
     # A room that imports another may use these modules of it alone.
     ("cli", "controller"): {"decide.node_lifecycle", "diagnose", "journal"},
     ("cli", "resume"): {"main"},
+    ("mesh", "wire"): {"frames"},
     ("demo", "controller"): {"journal"},
     ("simulate", "controller"): {"decide", "diagnose", "observe", "actions"},
     ("simulate", "resume"): {"decide", "live_step"},

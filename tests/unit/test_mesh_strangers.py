@@ -46,11 +46,11 @@ class Stranger:
         return cls(socket.create_connection(("127.0.0.1", mesh.me.port)))
 
     def say(self, *said: Message) -> None:
-        self.sock.sendall(b"".join(map(messages.pack, said)))
+        self.sock.sendall(b"".join(map(messages.FRAMES.pack, said)))
 
     def hear(self) -> Message | None:
         """The next message; None: hung up on."""
-        while (message := messages.unpack(self._inbox, messages.MAX_FRAME_BYTES)) is None:
+        while (message := messages.FRAMES.take(self._inbox, messages.MAX_FRAME_BYTES)) is None:
             try:
                 data = self.sock.recv(1 << 16)
             except ConnectionError:

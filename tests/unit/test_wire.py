@@ -28,9 +28,12 @@ from slurm_resilience.errors import (
     WireError,
 )
 from slurm_resilience.model import Job, Node
-from slurm_resilience.wire import frames, munge, server
+from slurm_resilience.wire import munge, server
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import (
+    FRAMES,
+    MAX_FRAME_BYTES,
+    MAX_UNPROVEN_FRAME_BYTES,
     AttemptStarted,
     Beat,
     Challenge,
@@ -159,7 +162,7 @@ class Sresctld:
 def read(sock: socket.socket) -> Any:
     """One message; None at the end of the connection."""
     head = exactly(sock, 4)
-    return frames.unpack(exactly(sock, frames.unpack_length(head))) if head else None
+    return FRAMES.unpack(exactly(sock, FRAMES.unpack_length(head))) if head else None
 
 
 def exactly(sock: socket.socket, size: int) -> bytes:
@@ -273,7 +276,7 @@ def test_a_credential_of_another_key_is_refused(
 
 def test_a_credential_is_good_for_one_connection(sresctld: Sresctld) -> None:
     first, challenge = sresctld.raw()
-    message = frames.pack(hello(challenge.nonce, sresctld))
+    message = FRAMES.pack(hello(challenge.nonce, sresctld))
     first.sendall(message)
     assert isinstance(read(first), Welcome)
     second, _ = sresctld.raw()
@@ -290,10 +293,10 @@ def test_a_credential_for_another_role_or_nonce(
     """Stolen from the same user, made fresh, never used: still not for this."""
     sock, challenge = sresctld.raw()
     made = hello(challenge.nonce, sresctld, role, subject)
-    sock.sendall(frames.pack(msgspec.structs.replace(made, role="job", subject="7")))
+    sock.sendall(FRAMES.pack(msgspec.structs.replace(made, role="job", subject="7")))
     assert "another connection" in read(sock).reason
     sock, _ = sresctld.raw()
-    sock.sendall(frames.pack(hello(b"0" * 32, sresctld)))
+    sock.sendall(FRAMES.pack(hello(b"0" * 32, sresctld)))
     assert "another connection" in read(sock).reason
 
 
@@ -301,14 +304,14 @@ def test_a_credential_with_another_payload(sresctld: Sresctld) -> None:
     for payload in (b"", b"hello", b"\x90", os.urandom(100)):
         sock, _ = sresctld.raw()
         credential = munge.encode(payload, sresctld.munge_socket)
-        sock.sendall(frames.pack(Hello(credential, "node", "n1", b"")))
+        sock.sendall(FRAMES.pack(Hello(credential, "node", "n1", b"")))
         assert isinstance(read(sock), Refused)
 
 
 def test_another_protocol_is_named(sresctld: Sresctld) -> None:
     sock, challenge = sresctld.raw()
     newer = msgspec.structs.replace(hello(challenge.nonce, sresctld), protocol=99)
-    sock.sendall(frames.pack(newer))
+    sock.sendall(FRAMES.pack(newer))
     assert "protocol 99 is spoken there" in read(sock).reason
 
 
@@ -320,7 +323,7 @@ def impostor(reply: Callable[[Challenge, Hello], bytes]) -> tuple[int, threading
         with listener, listener.accept()[0] as sock:
             sock.settimeout(10)
             challenge = Challenge(b"c" * 32)
-            sock.sendall(frames.pack(challenge))
+            sock.sendall(FRAMES.pack(challenge))
             sock.sendall(reply(challenge, read(sock)))
             exactly(sock, 1)
 
@@ -333,15 +336,15 @@ def test_an_impostor_of_sresctld_is_found_out(munged: Callable[[str], str]) -> N
     ours = munged("ours")
 
     def echo(_: Challenge, said: Hello) -> bytes:
-        return frames.pack(Welcome(said.credential))
+        return FRAMES.pack(Welcome(said.credential))
 
     def old_nonce(_: Challenge, __: Hello) -> bytes:
         proof = msgspec.msgpack.encode(Proof(b"0" * 32))
-        return frames.pack(Welcome(munge.encode(proof, ours)))
+        return FRAMES.pack(Welcome(munge.encode(proof, ours)))
 
     def foreign(_: Challenge, said: Hello) -> bytes:
         proof = msgspec.msgpack.encode(Proof(said.nonce))
-        return frames.pack(Welcome(munge.encode(proof, munged("foreign"))))
+        return FRAMES.pack(Welcome(munge.encode(proof, munged("foreign"))))
 
     for reply in (echo, old_nonce, foreign):
         port, thread = impostor(reply)
@@ -375,11 +378,11 @@ def test_a_port_that_is_taken(sresctld: Sresctld) -> None:
     [
         struct.pack(">I", 5) + b"hello",
         struct.pack(">I", 0),
-        struct.pack(">I", frames.MAX_UNPROVEN_FRAME_BYTES + 1) + b"x" * 10,
+        struct.pack(">I", MAX_UNPROVEN_FRAME_BYTES + 1) + b"x" * 10,
         struct.pack(">I", 2**32 - 1),
         b"GET / HTTP/1.1\r\nHost: sresctld\r\n\r\n",
-        frames.pack(Beat(1)),
-        frames.pack(StatusRequest("status")),
+        FRAMES.pack(Beat(1)),
+        FRAMES.pack(StatusRequest("status")),
         struct.pack(">I", 3) + b"\x93\xc1\xc1",
         struct.pack(">I", 8) + b"\x81\xa4type\xa1\xff",
         struct.pack(">I", 6_001) + b"\x81\xa1a" * 2_000 + b"\x01",
@@ -396,9 +399,9 @@ def test_garbage_before_the_hello_ends_the_connection(sresctld: Sresctld, data: 
 
 
 def test_garbage_after_the_hello_ends_the_connection(sresctld: Sresctld) -> None:
-    for data in (struct.pack(">I", frames.MAX_FRAME_BYTES + 1), struct.pack(">I", 5) + b"hello"):
+    for data in (struct.pack(">I", MAX_FRAME_BYTES + 1), struct.pack(">I", 5) + b"hello"):
         sock, challenge = sresctld.raw()
-        sock.sendall(frames.pack(hello(challenge.nonce, sresctld)))
+        sock.sendall(FRAMES.pack(hello(challenge.nonce, sresctld)))
         assert isinstance(read(sock), Welcome)
         sock.sendall(data)
         assert isinstance(read(sock), Refused)
@@ -555,4 +558,4 @@ def test_a_fault_of_ours_ends_one_connection_only(
 
 def test_frames_too_large_to_send_are_refused_here() -> None:
     with pytest.raises(WireError, match="too large"):
-        frames.pack(Status({"x": "y" * frames.MAX_FRAME_BYTES}))
+        FRAMES.pack(Status({"x": "y" * MAX_FRAME_BYTES}))

@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 
 from slurm_resilience.errors import SresError
-from slurm_resilience.mesh.messages import UNREADABLE
 from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.mesh.rendezvous import TrainingOutcome
 from slurm_resilience.resume import report
@@ -29,6 +28,7 @@ from slurm_resilience.resume.live_step.living_program import (
 )
 from slurm_resilience.resume.live_step.seats import SeatMap, seat_map
 from slurm_resilience.resume.srun.step import SrunStep, find_step
+from slurm_resilience.wire.frames import UNREADABLE
 
 NEWS_SECONDS = 1.0
 """Longest wait of the thread that hands news on, until it looks whether it has to end."""

@@ -25,7 +25,7 @@ CONNECTION_MOVES: dict[ConnectionState, frozenset[ConnectionState]] = {
     ConnectionState.CURRENT: frozenset(
         {ConnectionState.SUPERSEDED, ConnectionState.FINISHING, ConnectionState.CLOSED}
     ),
-    ConnectionState.SUPERSEDED: frozenset({ConnectionState.CLOSED}),
+    ConnectionState.SUPERSEDED: frozenset({ConnectionState.CURRENT, ConnectionState.CLOSED}),
     ConnectionState.FINISHING: frozenset({ConnectionState.CLOSED}),
     ConnectionState.CLOSED: frozenset(),
 }
@@ -83,6 +83,10 @@ class Contacts:
         """None: unknown, or closed before."""
         return self._states.get(connection)
 
+    def owner(self, connection: int) -> Contact | None:
+        """Return the contact to which a superseded or counting connection belongs."""
+        return self._by_id.get(self._owners.get(connection, ""))
+
     def add(self, contact: Contact) -> None:
         """A peer is connected for the first time."""
         self._by_id[contact.peer.id] = contact
@@ -105,14 +109,35 @@ class Contacts:
         self._move(dropped, ConnectionState.FINISHING if finish else ConnectionState.SUPERSEDED)
 
     def close(self, connection: int) -> Contact | None:
-        """Forget a connection; the contact that is lost with it, if it was the one that counts."""
+        """Forget a connection; return the contact that is lost with it, if it was the last one."""
         state = self._states.get(connection)
         if state is None:
             return None
         self._move(connection, ConnectionState.CLOSED)
         owner = self._owners.pop(connection)
         del self._states[connection]
-        return self._by_id.pop(owner) if state is ConnectionState.CURRENT else None
+        if state is not ConnectionState.CURRENT or self._promote(owner):
+            return None
+        return self._by_id.pop(owner)
+
+    def _promote(self, peer_id: str) -> bool:
+        """Have a superseded connection count again: the one that was chosen may have been dead at
+        its other end already."""
+        for number, owner in self._owners.items():
+            if owner == peer_id and self._states[number] is ConnectionState.SUPERSEDED:
+                self._move(number, ConnectionState.CURRENT)
+                self._by_id[peer_id].connection = number
+                return True
+        return False
+
+    def drop(self, peer_id: str) -> list[int]:
+        """Forget a peer, and return its connections."""
+        numbers = [number for number, owner in self._owners.items() if owner == peer_id]
+        for number in numbers:
+            self._move(number, ConnectionState.CLOSED)
+            del self._states[number], self._owners[number]
+        self._by_id.pop(peer_id, None)
+        return numbers
 
     def _move(self, connection: int, state: ConnectionState) -> None:
         if state not in CONNECTION_MOVES[self._states[connection]]:

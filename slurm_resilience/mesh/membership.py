@@ -56,6 +56,7 @@ from slurm_resilience.mesh.messages import (
     NodeLost,
     Roster,
     StatusUpdate,
+    WorldKnown,
 )
 from slurm_resilience.mesh.model import (
     SILENCE_BEATS,
@@ -332,10 +333,21 @@ class Membership:
             self.losses.find(peer.id)
         # The handshake's status may have changed meanwhile.
         self._send(peer.id, StatusUpdate(self._said, self.status))
+        self._tell_world(self.contacts.get(peer.id))
         if contact is None and self.generation.holds(peer.id):
             self._effects.append(Reached(event.connection))
         self._clear_seat(peer, now)
         self._news(knock=True)
+
+    def _tell_world(self, contact: Contact | None) -> None:
+        """Have a peer of an older world know the newest one, which went on without it: it might
+        take itself for the larger part of the older one. Newcomers have no world to go on with."""
+        worked = self.generation.worked
+        if contact is None or worked is None or contact.peer.seat < 0:
+            return
+        older = 0 < contact.status.generation < worked.generation
+        if older and worked.rank_of(contact.peer.id) < 0:
+            self._send(contact.peer.id, WorldKnown(worked))
 
     def _choose_connection(self, contact: Contact, event: ConnectionProven) -> None:
         """Both sides dialed at once. The connection that the lower id dialed stays, and its dialer,
@@ -370,8 +382,12 @@ class Membership:
                 self.losses.lose(member.peer.id, dead=True)
 
     def _part(self, event: ConnectionClosed, now: float) -> None:
+        owner = self.contacts.owner(event.connection)
+        counted = owner is not None and owner.connection == event.connection
         contact = self.contacts.close(event.connection)
         if contact is None:
+            if owner is not None and counted:
+                self._repeat(owner)
             return
         if contact.status.phase == "done" and self.status.phase == "done":
             self._news()
@@ -380,6 +396,15 @@ class Membership:
         if event.cause == "reset" and not self.standing.evicted:
             # Dead, or it took this process for lost: its machine can tell.
             self._effects.append(Dial(contact.peer))
+
+    def _repeat(self, contact: Contact) -> None:
+        """Say again what may have been said on a connection that was dead already."""
+        state, to = self.generation, (contact.connection,)
+        self._effects.append(Send(to, StatusUpdate(self._said, self.status)))
+        if state.view is None or not state.holds(contact.peer.id):
+            return
+        again = GenerationEnded(state.end) if state.end else NewGeneration(state.view)
+        self._effects += [Send(to, again), Reached(contact.connection)]
 
     def _note_absent(self, peer_id: str, now: float) -> None:
         if peer_id in self.contacts:
@@ -404,8 +429,7 @@ class Membership:
         if contact is None:
             return
         self._send(peer_id, Evict(reason))
-        self._effects.append(Close(contact.connection))
-        self.contacts.close(contact.connection)
+        self._effects += map(Close, self.contacts.drop(peer_id))
         # No cable can be cut between two processes of one machine.
         dead = dead or contact.peer.node == self.me.node
         if dead:
@@ -444,6 +468,8 @@ class Membership:
                 self._note_status(contact, number, status)
             case Roster(peers=peers):
                 self._dial_unknown(peers)
+            case WorldKnown(view=view):
+                self._learn_world(view)
             case NewGeneration(view=view):
                 self._consider(view, event.speaker, now)
             case GenerationEnded(end=end):
@@ -459,6 +485,11 @@ class Membership:
                 if contact is not None:
                     self._let_go(contact, reason, now)
 
+    def _learn_world(self, view: View) -> None:
+        worked = self.generation.worked
+        if worked is None or view.generation > worked.generation:
+            self.generation.worked = view
+
     def _dial_unknown(self, peers: Sequence[Peer]) -> None:
         for peer in peers:
             known = peer.id in self.contacts or peer.id == self.me.id
@@ -470,8 +501,7 @@ class Membership:
             # It leaves only when it knows that all are done.
             self._finish()
             return
-        self._effects.append(Close(contact.connection))
-        self.contacts.close(contact.connection)
+        self._effects += map(Close, self.contacts.drop(contact.peer.id))
         self._lose(contact.peer, f"it leaves: {reason}", True, now)
 
     def _note_status(self, contact: Contact | None, number: int, status: PeerStatus) -> None:
@@ -523,6 +553,8 @@ class Membership:
         here = {member.peer.id for member in view.members}
         self.losses.peers = {p: dead for p, dead in self.losses.peers.items() if p in here}
         self.losses.unseen &= here
+        for contact in self.contacts.seated():
+            self._tell_world(contact)
 
     def _finish(self) -> None:
         self.standing.finished = True

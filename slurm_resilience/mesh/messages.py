@@ -13,7 +13,7 @@ import msgspec
 from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View
 from slurm_resilience.wire.frames import FrameCodec
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_FRAME_BYTES = 64 << 20
 """Bytes. The largest message is a value of the store, or the view of a large world."""
 MAX_UNPROVEN_BYTES = 16 << 10
@@ -68,6 +68,12 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
 
 class NewGeneration(msgspec.Struct, frozen=True, tag="form"):
     """Be the next generation."""
+
+    view: View
+
+
+class WorldKnown(msgspec.Struct, frozen=True, tag="world"):
+    """A world has worked without you; only a part of it that is large enough may go on."""
 
     view: View
 
@@ -135,6 +141,7 @@ Message = (
     | StatusUpdate
     | Heartbeat
     | NewGeneration
+    | WorldKnown
     | GenerationEnded
     | KeyPut
     | KeyChange

@@ -60,8 +60,9 @@ def choose_rules(random: Random, seats: int) -> WorldRules:
         min_world=max(least, replica_size),
         replica_size=replica_size,
         patience=random.choice([0.0, 0.0, 1.0]),
-        # No world has worked yet: only a majority tells two halves of a cut network apart.
-        start_patience=random.choice([600.0, 1.0]) if 2 * least > seats else 600.0,
+        # A training without a world that worked must not begin on two sides of a cut: its
+        # processes cannot tell those from seats that are empty.
+        start_patience=600.0,
     )
 
 

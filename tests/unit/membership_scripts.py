@@ -55,6 +55,7 @@ from slurm_resilience.mesh.messages import (
     NodeLost,
     Roster,
     StatusUpdate,
+    WorldKnown,
 )
 from slurm_resilience.mesh.model import (
     CloseCause,
@@ -156,7 +157,10 @@ class Script:
             return PeerAbsent(name)
         if rest in CAUSES:
             cause = CAUSES[rest]
-            return ConnectionClosed(self._connections[name], f"connection {cause}", cause)
+            number = self._connections[name]
+            if (contact := self.membership.contacts.get(name)) is not None:
+                number = contact.connection
+            return ConnectionClosed(number, f"connection {cause}", cause)
         met = re.fullmatch(r"(connects|is reached)(?: as (.+))?", rest)
         if met:
             return self._proven(name, met[1] == "is reached", met[2] or "ready in none")
@@ -190,6 +194,7 @@ class Script:
             (r"forms (\S+) of (.+)", lambda m: NewGeneration(self._new_view(m[1], m[2]))),
             (r"ends (\S+) \((\w+)\)", lambda m: GenerationEnded(self._end(m[1], m[2], name))),
             (r"ends (\S+) for (\S+)", lambda m: GenerationEnded(self._end(m[1], "lost", m[2]))),
+            (r"tells of (\S+) of (.+)", lambda m: WorldKnown(self._new_view(m[1], m[2]))),
             (r"evicts me", lambda _: Evict("it is not needed")),
             (r"leaves", lambda _: Leaving("it goes")),
             (r"knows (.+)", lambda m: Roster(tuple(map(peer, m[1].split())))),
@@ -257,6 +262,8 @@ class Script:
         match message:
             case StatusUpdate(status=status):
                 return f"{status.phase} in {shown(status.generation)}"
+            case WorldKnown(view=view):
+                return f"a world has worked: {_view(view)}"
             case NewGeneration(view=view):
                 return f"new generation {_view(view)}"
             case GenerationEnded(end=end):

@@ -9,9 +9,10 @@ import pytest
 from fake_slurm import FakeSlurm
 from worlds import FakeClock, config
 
+from slurm_resilience.controller.act.actor import Actor
 from slurm_resilience.controller.main import Controller
 from slurm_resilience.controller.registry import RETURN_SECONDS, SupervisorRoll
-from slurm_resilience.wire.messages import AttemptEnded, AttemptStarted, Message
+from slurm_resilience.wire.messages import AttemptEnded, AttemptStarted, Message, RequeueRequest
 
 NODES = ("n1", "n2", "n3")
 
@@ -293,3 +294,23 @@ def test_a_supervisor_nobody_knows_of_changes_nothing() -> None:
     roll, peer = SupervisorRoll(), Peer(7)
     roll.ended(7, peer)  # type: ignore[arg-type]
     assert not roll.is_abandoned(7, 0.0)
+
+
+def test_nothing_is_written_before_the_acts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Observe, diagnose and decide leave the journal alone; what was heard is in the snapshot."""
+    peer = site.supervisor()
+    site.controller.inbox.received(peer, RequeueRequest("its batch host is sick"))
+    database = site.controller.journal._db
+    before, at_acts = database.total_changes, []
+    act = Actor.act
+
+    def watched(self: Actor, *arguments: Any) -> None:
+        at_acts.append(database.total_changes)
+        act(self, *arguments)
+
+    monkeypatch.setattr(Actor, "act", watched)
+    site.cycle()
+    assert at_acts == [before]
+    assert database.total_changes > before
+    assert site.supervised
+    assert site.controller.journal.pending_requeues()[site.job].wanted

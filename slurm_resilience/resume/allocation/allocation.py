@@ -85,7 +85,8 @@ class Allocation:
                 if stopped or self.clock.monotonic() - began > self._patience:
                     raise
                 if not told:
-                    report.say(f"waiting for slurmctld, {self._patience:.0f} s at most: {error}")
+                    limit = f"{self._patience:.0f} s at most"
+                    report.say(f"waiting for slurmctld: {error} ({limit})")
                 told = True
 
     def state_now(self) -> str:

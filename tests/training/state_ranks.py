@@ -38,13 +38,15 @@ class Life:
     def meet(self) -> None:
         """Leave the world, say how it is, and hear the others."""
         said: list[Any] = [None] * dist.get_world_size()
+        self.healer.settle()
         dist.all_gather_object(said, self.healer.status("ready", self.view))
         number = (self.view.generation if self.view else 0) + 1
         self.view = view_of(said, self.size, number)
 
     def enter(self) -> None:
         """The block is about to begin."""
-        self.healer.status("running", self.view)
+        assert self.view is not None
+        self.healer.switch_on_again(self.view)
 
     def track(self, **objects: Any) -> str:
         """Heal; returns by what."""

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Last: leave a stamp, so that anybody can see when this machine was found fit to join.
+# Last: leave a stamp, which shows when this machine was found fit to join.
 set -eu
 state=${SRES_NODE_STATE:-/run/sres-node}
 mkdir -p "$state"

@@ -20,7 +20,7 @@ def module_of(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Every module that a file imports, at its top or inside of functions."""
+    """Yield every module that a file imports, at its top or inside of functions."""
     for node in house.nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

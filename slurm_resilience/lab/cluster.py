@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from slurm_resilience.errors import LabError, MissingTool, NotFound, UsageError
-from slurm_resilience.lab import conf, network, programs, rootfs, world
+from slurm_resilience.lab import conf, programs, world
 from slurm_resilience.lab.database import Database
-from slurm_resilience.lab.machine import Machine
-from slurm_resilience.lab.node import LabNode
+from slurm_resilience.lab.machines import network, rootfs
+from slurm_resilience.lab.machines.machine import Machine
+from slurm_resilience.lab.machines.node import LabNode
+from slurm_resilience.lab.machines.processes import Processes
 from slurm_resilience.lab.ports import reserve
-from slurm_resilience.lab.processes import Processes
 from slurm_resilience.lab.spec import LabSpec
 
 ANSWER_TIMEOUT_SECONDS = 60.0

@@ -39,7 +39,11 @@ class LabCommands:
             raise UsageError("no command to run")
         place = "ctl" if node in (None, "ctl") else self._one(str(node))
         words = [self._socket, place, "" if user is None else str(user), str(cwd or Path.cwd())]
-        return [*programs.quick("slurm_resilience.lab.enter", *words), "--", *map(str, argv)]
+        return [
+            *programs.quick("slurm_resilience.lab.machines.enter", *words),
+            "--",
+            *map(str, argv),
+        ]
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment for a command in this lab: no other Slurm's variables, this one's

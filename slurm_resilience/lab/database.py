@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurm_resilience.errors import LabError, MissingTool
 from slurm_resilience.lab import programs
-from slurm_resilience.lab.processes import Processes
+from slurm_resilience.lab.machines.processes import Processes
 
 START_TIMEOUT_SECONDS = 60.0
 

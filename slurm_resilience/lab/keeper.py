@@ -19,8 +19,9 @@ import traceback
 from pathlib import Path
 
 from slurm_resilience.errors import SresError
-from slurm_resilience.lab import linux, space
+from slurm_resilience.lab import space
 from slurm_resilience.lab.cluster import LabCluster
+from slurm_resilience.lab.machines import linux
 from slurm_resilience.lab.server import serve
 from slurm_resilience.lab.spec import LabSpec
 

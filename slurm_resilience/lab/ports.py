@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from slurm_resilience.lab.conf import ConfPlan
-from slurm_resilience.lab.network import address
+from slurm_resilience.lab.machines.network import address
 from slurm_resilience.lab.spec import LabSpec
 
 

@@ -19,7 +19,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from slurm_resilience.lab import linux, programs
+from slurm_resilience.lab import programs
+from slurm_resilience.lab.machines import linux
 
 _PASS = stat.S_IXOTH
 _MODE = "711"

@@ -8,15 +8,16 @@ import secrets
 import shlex
 from pathlib import Path
 
-from slurm_resilience.lab import conf, linux, programs, reachable
-from slurm_resilience.lab.rootfs import DATABASE_DIRECTORIES
+from slurm_resilience.lab import conf, programs, reachable
+from slurm_resilience.lab.machines import linux
+from slurm_resilience.lab.machines.rootfs import DATABASE_DIRECTORIES
 from slurm_resilience.lab.spec import LabSpec
 
 # Run by slurmd on the node when `scontrol reboot` asks for it. Thrice guarded against being run
 # anywhere else: there must be a node's disk, pid 1 must be a lab's init, and the call itself
 # refuses the machine's own namespace.
 _REBOOT = """#!/bin/sh
-[ -e /run/sres-node/instance-id ] && grep -q slurm_resilience.lab.init /proc/1/cmdline || {{
+[ -e /run/sres-node/instance-id ] && grep -q lab.machines.init /proc/1/cmdline || {{
     echo "reboot-node: not inside a lab node; nothing was done" >&2
     exit 1
 }}
@@ -49,7 +50,7 @@ def make_tree(lab: Path, name: str, spec: LabSpec, plan: conf.ConfPlan) -> None:
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(128))
     _write_program(
-        lab / "bin" / "reboot-node", _REBOOT, programs.quick("slurm_resilience.lab.reboot")
+        lab / "bin" / "reboot-node", _REBOOT, programs.quick("slurm_resilience.lab.machines.reboot")
     )
     _write_program(
         lab / "bin" / "replace-node",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_resilience.launcher.child_environment import NodeSeats
-from slurm_resilience.launcher.output import Streams
+from slurm_resilience.launcher.processes.child_environment import NodeSeats
+from slurm_resilience.launcher.processes.output import Streams
 from slurm_resilience.launcher.rendezvous_directory import RendezvousDirectory
 from slurm_resilience.launcher.restart_policy import RestartRules
 

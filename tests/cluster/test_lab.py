@@ -272,7 +272,7 @@ def test_the_reboot_program_refuses_to_run_anywhere_else(shared_lab):
     program = str(lab.directory / "bin" / "reboot-node")
     done = lab.run([program])
     assert done.returncode == 1 and "not inside a lab node; nothing was done" in done.stderr
-    code = "from slurm_resilience.lab.linux import reboot_this_node as r; r()"
+    code = "from slurm_resilience.lab.machines.linux import reboot_this_node as r; r()"
     outside = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "not inside a lab node" in outside.stderr
 

@@ -18,7 +18,8 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it makes mou
 _IN_PRIVATE_MOUNTS = """
 import os, sys
 from pathlib import Path
-from slurm_resilience.lab import linux, reachable
+from slurm_resilience.lab import reachable
+from slurm_resilience.lab.machines import linux
 linux.unshare(linux.NEWNS)
 linux.make_mounts_private()
 """

@@ -30,8 +30,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from slurm_resilience.launcher import process
 from slurm_resilience.launcher.main import main as launcher
+from slurm_resilience.launcher.processes import process
 
 for _name in (
     "torch._dynamo",

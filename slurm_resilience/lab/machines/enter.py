@@ -16,8 +16,8 @@ import signal
 import sys
 
 from slurm_resilience.errors import SresError
-from slurm_resilience.lab import linux
 from slurm_resilience.lab.client import handle
+from slurm_resilience.lab.machines import linux
 
 CANNOT_RUN = 126
 NOT_FOUND = 127

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from slurm_resilience.lab import linux
+from slurm_resilience.lab.machines import linux
 
 
 class Init:

@@ -13,8 +13,8 @@ from typing import Any
 
 from slurm_resilience.errors import LabError
 from slurm_resilience.lab import programs
-from slurm_resilience.lab.network import Network
-from slurm_resilience.lab.processes import Processes, fork_node
+from slurm_resilience.lab.machines.network import Network
+from slurm_resilience.lab.machines.processes import Processes, fork_node
 
 CALL_TIMEOUT_SECONDS = 30.0
 
@@ -54,7 +54,7 @@ class Machine:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
-            argv = programs.quick("slurm_resilience.lab.init", str(theirs.fileno()))
+            argv = programs.quick("slurm_resilience.lab.machines.init", str(theirs.fileno()))
             pid = fork_node(argv, self._env, theirs.fileno(), self._network is not None)
         self.pid, self.end, self._channel = pid, self._processes.watch(pid), ours
         self.daemons.clear()

@@ -16,9 +16,9 @@ from typing import Any
 
 from slurm_resilience.errors import LabError
 from slurm_resilience.lab import programs
-from slurm_resilience.lab.machine import Machine
-from slurm_resilience.lab.network import Network
-from slurm_resilience.lab.processes import Processes
+from slurm_resilience.lab.machines.machine import Machine
+from slurm_resilience.lab.machines.network import Network
+from slurm_resilience.lab.machines.processes import Processes
 from slurm_resilience.lab.spec import LabSpec
 
 DISK = Path("/run/sres-node")

@@ -124,7 +124,7 @@ def _is_usage(error: BaseException) -> bool:
 
 def _asked_at(error: BaseException) -> str:
     """Return the line of the program that asked for it."""
-    ours = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120
+    ours = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120
     frames = [
         one
         for one in traceback.extract_tb(error.__traceback__)

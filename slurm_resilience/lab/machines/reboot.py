@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from slurm_resilience.lab.linux import reboot_this_node
+from slurm_resilience.lab.machines.linux import reboot_this_node
 
 
 def main() -> None:

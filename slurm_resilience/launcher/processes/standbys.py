@@ -10,8 +10,8 @@ import asyncio
 import signal
 from collections.abc import Callable
 
-from slurm_resilience.launcher.children import Children
-from slurm_resilience.launcher.process import Process, may_renice
+from slurm_resilience.launcher.processes.children import Children
+from slurm_resilience.launcher.processes.process import Process, may_renice
 
 _NICE = 10
 _PAUSE_SECONDS = 5.0

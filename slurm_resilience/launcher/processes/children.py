@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slurm_resilience.launcher.flags import STDERR, STDOUT
-from slurm_resilience.launcher.output import Sink
-from slurm_resilience.launcher.process import Process
-from slurm_resilience.launcher.reaper import Reaper
+from slurm_resilience.launcher.processes.output import Sink
+from slurm_resilience.launcher.processes.process import Process
+from slurm_resilience.launcher.processes.reaper import Reaper
 
 
 class Children:

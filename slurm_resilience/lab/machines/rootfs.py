@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm_resilience.lab import linux
+from slurm_resilience.lab.machines import linux
 
 # What a root directory brings itself; everything else is the machine's.
 _BROUGHT = "bin boot dev etc lib lib32 lib64 libx32 lost+found proc run sbin sys usr var"

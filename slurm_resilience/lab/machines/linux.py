@@ -149,6 +149,6 @@ def reboot_this_node() -> None:
     """
     # A container has a PID namespace of its own too, and would end: pid 1 must be a node's.
     machine = Path("/proc/self/ns/pid").stat().st_ino == _MACHINE_PID_NAMESPACE
-    if machine or b"slurm_resilience.lab.init" not in Path("/proc/1/cmdline").read_bytes():
+    if machine or b"slurm_resilience.lab.machines.init" not in Path("/proc/1/cmdline").read_bytes():
         raise PermissionError("not inside a lab node: this would reboot the machine")
     _check(_libc.reboot(ctypes.c_int(_RB_AUTOBOOT)), "reboot")

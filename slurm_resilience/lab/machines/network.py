@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 from slurm_resilience.errors import LabError
-from slurm_resilience.lab import linux
-from slurm_resilience.lab.processes import Processes
+from slurm_resilience.lab.machines import linux
+from slurm_resilience.lab.machines.processes import Processes
 from slurm_resilience.lab.programs import find
 
 PREFIX = 16

@@ -7,8 +7,8 @@ import os
 import signal
 from pathlib import Path
 
-from slurm_resilience.lab import linux
-from slurm_resilience.lab.init import spawn
+from slurm_resilience.lab.machines import linux
+from slurm_resilience.lab.machines.init import spawn
 
 
 class Processes:

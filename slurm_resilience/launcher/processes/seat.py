@@ -6,7 +6,7 @@ from collections import deque
 from pathlib import Path
 
 from slurm_resilience.clock import SYSTEM_CLOCK
-from slurm_resilience.launcher.process import Process
+from slurm_resilience.launcher.processes.process import Process
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartRules
 
 

@@ -1,0 +1,1 @@
+"""The processes of a node: ranks, standbys and the reaper, how they start and how they end."""

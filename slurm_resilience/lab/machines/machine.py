@@ -18,6 +18,9 @@ from slurm_resilience.lab.machines.processes import Processes, fork_node
 
 CALL_TIMEOUT_SECONDS = 30.0
 
+_CALLS = itertools.count()
+"""Numbers for the programs that are called here and waited for."""
+
 
 class Machine:
     """A set of namespaces with an init of ours as pid 1, or the lack of one when power is off."""
@@ -40,7 +43,6 @@ class Machine:
         self._network = network
         self._env = programs.environment(self._lab)
         self._ends: dict[str, asyncio.Future[int]] = {}
-        self._calls = itertools.count()
         self._channel: socket.socket | None = None
         self._reader: asyncio.Task[None] | None = None
 
@@ -122,7 +124,7 @@ class Machine:
 
     async def call(self, *argv: str, env: dict[str, str] | None = None) -> tuple[int, str]:
         """Run a program here to its end; its exit code and output."""
-        name = f"call-{next(self._calls)}"
+        name = f"call-{next(_CALLS)}"
         output = self._lab / "log" / f".{self.name}-{name}"
         try:
             end = self.start(name, list(argv), output, env)

@@ -177,7 +177,10 @@ SPEAKS_OF_TIME = re.compile(
     r"(^|_)(TIMEOUT|DELAY|GRACE|INTERVAL|PERIOD|PAUSE|POLL|EVERY|WAIT|SILENCE|PATIENCE|DEADLINE)($|_)"
 )
 SPEAKS_OF_SIZE = re.compile(r"(^|_)(FRAME|BUFFER|CHUNK|BACKLOG|BUCKET|SIZE)($|_)")
-COUNTS_OF = re.compile(r"_(WORDS|LINES|LOOKS|BEATS|NODES|FRAMES|STEPS|RC|VERSION)$")
+COUNTS_OF = re.compile(
+    r"(^|_)(BEATS|FRAMES|LINES|LOOKS|NODES|RUNS|SEATS|STEPS|WORDS|RC|VERSION)($|_)"
+)
+"""A number of things says which things, and needs no other unit."""
 
 
 def _is_number(value: ast.expr) -> bool:

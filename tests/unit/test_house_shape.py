@@ -86,6 +86,8 @@ def test_behaviour_is_inherited_over_one_level_at_most() -> None:
 
 NOT_A_LIFECYCLE = re.compile(r"(Settings|Options|Spec|Config|Facts|Seen|Job|Switches)$")
 """Structs of options or of what was read: their booleans are independent of each other."""
+SAID_ONCE = re.compile(r"^_?(told|said|warned)(_|$)")
+"""A flag that keeps a line from being logged twice is no state."""
 
 
 def _flags(cls: ast.ClassDef) -> set[str]:
@@ -108,7 +110,7 @@ def _flags(cls: ast.ClassDef) -> set[str]:
                 for target in targets
                 if isinstance(target, ast.Attribute) and _is_self(target.value)
             }
-    return flags
+    return {flag for flag in flags if not SAID_ONCE.match(flag)}
 
 
 INDEPENDENT_FLAGS: dict[str, str] = {

@@ -360,13 +360,13 @@ def test_ranks_end_with_the_launcher_even_without_its_guard(run: Run) -> None:
 def test_a_stopped_rank_is_evicted(run: Run) -> None:
     run.start(
         """
-from slurm_resilience.launcher import control_socket as keeper
-write("up", ready=keeper.ready())
+from slurm_resilience.launcher import control_socket
+write("up", ready=control_socket.ready())
 if seat == 0 and incarnation == 0:
     wait("stopped")
     for stranger in (os.getppid(), 1):
-        assert keeper.evict(stranger, "not yours")
-    assert keeper.evict(int((here / "stopped").read_text()), "no word for 3 s")
+        assert control_socket.evict(stranger, "not yours")
+    assert control_socket.evict(int((here / "stopped").read_text()), "no word for 3 s")
 wait("go")
 """,
         "--nproc=2",

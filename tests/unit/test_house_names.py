@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from house import FILES, PACKAGE, ROOT, classes, constants, judge, name_of, nodes
+from house import FILES, PACKAGE, ROOT, classes, constants, judge, name_of, nodes, source
 
 SHARED_MODULE_NAMES = {
     # Each room may have one of these: the room says which.
@@ -158,6 +158,43 @@ def test_the_glossary_is_sorted_and_says_each_word_once() -> None:
     terms = [term.lower() for term in glossary()]
     assert terms == sorted(terms)
     assert max(Counter(terms).values()) == 1
+
+
+# --- names in texts -------------------------------------------------------------------------
+
+DOTTED = re.compile(r"\bslurm_resilience((?:\.[A-Za-z_]\w*)+)")
+IMPORTED = re.compile(r"\bfrom slurm_resilience([\w.]*) import (\w+)")
+GROUPS = {".checks"}
+"""Names of entry points, which are no modules."""
+
+
+def _leads_somewhere(dotted: str) -> bool:
+    """Tell whether `.room.module.name` is a module of the package, or a name that stands in one."""
+    at = PACKAGE
+    parts = dotted.strip(".").split(".")
+    for index, part in enumerate(parts):
+        if (at / part).is_dir():
+            at /= part
+            continue
+        file = at / f"{part}.py"
+        wanted = parts[index + 1 :][:1] if file.exists() else [part]
+        file = file if file.exists() else at / "__init__.py"
+        return file.exists() and all(re.search(rf"\b{name}\b", source(file)) for name in wanted)
+    return True
+
+
+def test_a_module_named_in_a_text_exists() -> None:
+    """A program within a string, a unit or a page is read by no import and no type checker."""
+    folders = ("slurm_resilience", "tests", "scripts", "docs", "packaging", "systemd", "spank")
+    suffixes = ("", ".py", ".md", ".sh", ".c", ".h", ".toml", ".service", ".1", ".5", ".8")
+    lost = []
+    for path in sorted(path for folder in folders for path in (ROOT / folder).rglob("*")):
+        if not path.is_file() or path.suffix not in suffixes or "__pycache__" in path.parts:
+            continue
+        text = source(path)
+        names = DOTTED.findall(text) + [f"{a}.{b}" for a, b in IMPORTED.findall(text)]
+        lost += [f"{path}: {name}" for name in {*names} - GROUPS if not _leads_somewhere(name)]
+    assert lost == []
 
 
 # --- units ----------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def test_the_glossary_is_sorted_and_says_each_word_once() -> None:
 
 # --- names in texts -------------------------------------------------------------------------
 
-DOTTED = re.compile(r"\bslurm_resilience((?:\.[A-Za-z_]\w*)+)")
+DOTTED = re.compile(r"\bslurm_resilience((?:\.(?!__)[A-Za-z_]\w*)+)")
 IMPORTED = re.compile(r"\bfrom slurm_resilience([\w.]*) import (\w+)")
 GROUPS = {".checks"}
 """Names of entry points, which are no modules."""

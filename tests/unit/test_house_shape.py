@@ -137,23 +137,56 @@ def test_a_lifecycle_is_an_enum_and_not_three_booleans() -> None:
 
 # --- who changes a state --------------------------------------------------------------------
 
-JOURNAL_STATE = {"Transition"}
+WRITES = re.compile(r"\b(INSERT INTO|UPDATE) incidents\b")
+JOURNAL = "controller/journal.py"
 
 
-def test_only_decide_changes_a_nodes_state() -> None:
-    """An act reports an outcome as an event; what that makes of a state is decided."""
-    judge(
-        "state",
-        (
-            (name_of(path), f"{name_of(path)}:{node.lineno}: {ast.unparse(node)[:70]}")
-            for path in FILES
-            if not name_of(path).startswith("controller/decide/")
+def test_a_nodes_state_is_written_by_the_journal_alone() -> None:
+    """An act reports an outcome as an event; the table in decide/ says which state follows."""
+    writers = {
+        name_of(path)
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and WRITES.search(node.value)
+    }
+    assert writers == {JOURNAL}
+
+
+def test_the_journal_takes_each_new_state_from_the_table() -> None:
+    given = [
+        ast.unparse(node.value)
+        for node in nodes(PACKAGE / JOURNAL)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "state"
+    ]
+    assert given
+    assert [value for value in given if not re.fullmatch(r"step\(.+\)\.state", value)] == []
+
+
+def test_only_decide_names_a_state_but_to_compare_it() -> None:
+    judge("state", sorted(_states_given()))
+
+
+def _states_given() -> Iterator[tuple[str, str]]:
+    """Yield uses of `NodeState.X` as a value: to write one, you have to give one."""
+    for path in FILES:
+        if name_of(path).startswith("controller/decide/") or name_of(path) == JOURNAL:
+            continue
+        compared = {
+            part
             for node in nodes(path)
-            if isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id in JOURNAL_STATE
-        ),
-    )
+            if isinstance(node, ast.Compare | ast.MatchValue)
+            for part in ast.walk(node)
+        }
+        for node in nodes(path):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "NodeState"
+                and node not in compared
+            ):
+                yield name_of(path), f"{name_of(path)}:{node.lineno}: {ast.unparse(node)}"
 
 
 # --- size -----------------------------------------------------------------------------------

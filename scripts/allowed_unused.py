@@ -55,8 +55,5 @@ cpus_alloc
 time_left
 work_dir
 
-# Called by tests only: to be removed, or moved to tests/.
-FakeSlurm
-_.pass_time
-_.drop
+# Says to a reader of a plan that a route passes on what its source has just received itself.
 relay

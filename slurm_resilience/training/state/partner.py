@@ -242,11 +242,6 @@ class Partner:
         if link:
             link.close(timeout)
 
-    def drop(self) -> None:
-        """Forget all copies (they do not fit any more: another layout)."""
-        with self._lock:
-            self._rounds = ()
-
     def due(self, step: int) -> bool:
         """Tell whether a snapshot of this committed step is wanted."""
         return step % self.every == 0

@@ -85,7 +85,7 @@ class NodeCase(msgspec.Struct, frozen=True):
 
 
 def diagnose(snapshot: ClusterSnapshot, config: Config) -> dict[str, NodeDiagnosis]:
-    """A diagnosis for every node.
+    """Return a diagnosis for every node.
 
     Args:
         snapshot: one observation.
@@ -110,7 +110,7 @@ def _powered_off(case: NodeCase) -> NodeDiagnosis | None:
 
 
 def _expected_to_be_away(case: NodeCase) -> NodeDiagnosis | None:
-    """It is not there yet, or goes down and up by Slurm's own order, with its own time limit."""
+    """Recognise a node that is not there yet, or goes down and up by Slurm's own order."""
     if case.node.base == "FUTURE" or "REBOOT_ISSUED" in case.node.flags:
         return case.is_("held", f"{case.node.state}: silence is expected")
     return None
@@ -202,14 +202,15 @@ def is_out_of_service(node: Node) -> bool:
 
 
 def is_a_persons(node: Node) -> bool:
-    """The reason is neither empty nor one of Slurm's own."""
+    """Tell whether the reason is neither empty nor one of Slurm's own."""
     # Slurm writes its own behind an earlier one, which may be blank: `  : Not responding`.
     reason = node.reason.lstrip(" :")
     return bool(reason) and not reason.startswith(_SLURMS_OWN)
 
 
 def is_kept_by_a_person(node: Node) -> bool:
-    """A person keeps the node out of service, for a reason that asks nothing of sresctld."""
+    """Tell whether a person keeps the node out of service, for a reason that asks nothing of
+    sresctld."""
     if node.reason_unclear:
         return True
     return is_out_of_service(node) and is_a_persons(node) and not node.requested_action

@@ -218,7 +218,7 @@ class Journal:
     # -- the life of a node -------------------------------------------------------------------
 
     def number_after(self, number: int) -> None:
-        """Number the next incident above ``number``."""
+        """Give the next incident an id above ``number``."""
         self._number_after = number
 
     def open_incident(

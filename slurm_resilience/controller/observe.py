@@ -86,13 +86,13 @@ class Sources(NamedTuple):
 
 
 def run_directory(state_dir: Path, incident: Incident) -> Path:
-    """The directory of the replacement program's latest run of an incident."""
+    """Return the directory of the replacement program's latest run of an incident."""
     return state_dir / "runs" / f"{incident.id}-{incident.attempts}"
 
 
 def last_run(state_dir: Path) -> int:
-    """The highest incident that has a run's directory. A new journal must not number from 1 again:
-    an old run would be taken for the new incident's, and the program not be started."""
+    """Return the highest incident that has a run's directory. A new journal must not number from 1
+    again: an old run would be taken for the new incident's, and the program not be started."""
     numbers = [path.name.partition("-")[0] for path in (state_dir / "runs").glob("*-*")]
     return max((int(text) for text in numbers if text.isascii() and text.isdigit()), default=0)
 

@@ -43,8 +43,8 @@ _ERRORS_OF_THIS_MACHINE = frozenset(
 
 
 def _is_of_this_machine(error: OSError) -> bool:
-    """This machine could not even ask: no file descriptor, no network, no name service. That says
-    nothing about the node."""
+    """Tell whether this machine could not even ask: no file descriptor, no network, no name
+    service. That says nothing about the node."""
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_AGAIN
     return error.errno in _ERRORS_OF_THIS_MACHINE

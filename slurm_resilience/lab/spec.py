@@ -88,7 +88,7 @@ class LabSpec:
         return (match["name"], match["type"], int(match["count"])) if match else None
 
     def root_directory(self) -> Path | None:
-        """The other Slurm's root, if any."""
+        """Return the other Slurm's root, if any."""
         return Path(self.slurm_root).resolve() if self.slurm_root else None
 
     def plugin_file(self) -> Path | None:

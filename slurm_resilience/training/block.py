@@ -320,7 +320,7 @@ class BlockRunner:
     # -- telling ------------------------------------------------------------------------------
 
     def _tell_why(self, view: View) -> None:
-        """The first of those who were in the last world says why there is a new one."""
+        """Say why there is a new world, if this is the first of those who were in the last one."""
         end, session = self._participant.last_end, self._session
         old = [rank for rank, member in enumerate(view.members) if member.status.generation]
         if end is not None and old and session.rank == old[0]:

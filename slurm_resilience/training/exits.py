@@ -27,11 +27,11 @@ class Exits:
         self._participant = participant
 
     def replaced(self) -> NoReturn:
-        """A fresh process can do what this one cannot."""
+        """Have this process replaced: a fresh one can do what this one cannot."""
         self._leave(exit_codes.POISONED)
 
     def given_up(self, reason: str) -> NoReturn:
-        """The training cannot go on: all end."""
+        """End all processes: the training cannot go on."""
         view = self._mesh.current
         if view is not None:
             self._mesh.stop(GenerationEnd(view.generation, reason, self._mesh.me.id, "stop"))
@@ -44,7 +44,8 @@ class Exits:
         self._leave(exit_codes.STOP)
 
     def done(self) -> None:
-        """The training is complete (the mesh is closed): one of its processes writes it down."""
+        """Note that the training is complete (the mesh is closed): one of its processes writes
+        it down."""
         view, present, _ = self._mesh.picture()
         seats = [member.peer.seat for member in (*(view.members if view else ()), *present)]
         if self._participant.where.seat == min(seats, default=self._participant.where.seat):

@@ -109,7 +109,7 @@ def clear() -> None:
 
 
 def armed() -> tuple[Rule, ...]:
-    """The rules that can still fire in this process. Reads the environment the first time.
+    """Return the rules that can still fire in this process. Reads the environment the first time.
 
     Raises:
         UsageError: the environment's rules are wrong.
@@ -123,7 +123,7 @@ def possible() -> bool:
 
 
 def point(phase: Phase, *, step: int = -1, rank: int = -1) -> None:
-    """A place where a fault may happen; costs nothing where none is armed.
+    """Let a fault happen here, if one is armed; else this costs nothing.
 
     Args:
         phase: which place.

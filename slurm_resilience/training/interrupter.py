@@ -77,13 +77,13 @@ class Interrupter:
         """Held while the stage changes, and while the block is interrupted."""
 
     def enter(self) -> None:
-        """A new world's block begins. Called by its thread."""
+        """Note that a new world's block begins. Called by its thread."""
         self._end_seen, self._told = 0.0, False
         with self._lock:
             self._stage = BlockStage.INSIDE
 
     def leave(self) -> None:
-        """The block is left, by whatever way. Called by its thread, which is not interrupted from
+        """Note that the block is left, by whatever way. Called by its thread, not interrupted from
         here on: between two worlds that would leave the work of leaving half done.
 
         Raises:
@@ -94,7 +94,7 @@ class Interrupter:
             _raise_in(self._main, None)  # one that is on its way
 
     def cut(self, end: GenerationEnd) -> None:
-        """The world is over: have the block's collectives raise. Called again until it is left."""
+        """Have the block's collectives raise: the world is over. Called again until it is left."""
         now = self._clock.monotonic()
         self._end_seen = self._end_seen or now
         if end.kind == "join" and now - self._end_seen < JOIN_SECONDS:
@@ -120,13 +120,14 @@ class Interrupter:
         return NUDGE_SECONDS
 
     def evicted(self, reason: str) -> None:
-        """The others go on without this process. If it does not come out by itself, it ends."""
+        """Leave: the others go on without this process. If it does not come out by itself, it
+        ends."""
         if not self._participant.mesh.wait_until_out(self._abort_timeout):
             log.error("the others go on without this process (%s), which hangs: it ends", reason)
             os._exit(exit_codes.POISONED)
 
     def given_up(self, peer: Peer, reason: str) -> None:
-        """The others go on without a peer; its launcher should end it where it is this one's."""
+        """Ask the launcher to end a peer that the others go on without, where it is this one's."""
         if peer.node == self._participant.where.node and peer.pid:
             control_socket.evict(peer.pid, reason)
 

@@ -47,7 +47,8 @@ class Options:
     stacks: str | os.PathLike[str] = ""
 
     def __post_init__(self) -> None:
-        """Raises UsageError: a value that makes no sense, before anything is started with it."""
+        """Refuse a value that makes no sense, by a `UsageError`, before anything is started with
+        it."""
         for name, least in WHOLE.items():
             value = getattr(self, name)
             if value is None and name == "min_world":

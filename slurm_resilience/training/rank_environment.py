@@ -59,7 +59,7 @@ def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
 
 
 def this_peer(where: RankEnvironment) -> Peer:
-    """This process, as the others know it."""
+    """Return this process, as the others know it."""
     return Peer(
         id=f"{where.seat:05d}.{where.incarnation}.{uuid.uuid4().hex[:12]}",
         seat=where.seat,
@@ -73,8 +73,8 @@ def this_peer(where: RankEnvironment) -> Peer:
 
 
 def address(environment: Mapping[str, str], seats: int) -> str:
-    """The address that others can reach: SRES_ADDRESS; loopback where all ranks are on one machine;
-    else the one of the route to MASTER_ADDR, or the host name's."""
+    """Return the address that others can reach: SRES_ADDRESS; loopback where all ranks are on one
+    machine; else the one of the route to MASTER_ADDR, or the host name's."""
     given = environment.get("SRES_ADDRESS")
     if given:
         return given

@@ -231,7 +231,7 @@ MAY_IMPORT = {
     "training": {"clock", "errors", "launcher", "mesh", "resume"},
     "wire": COMMON,
 }
-"""Who may import whom. `simulate` runs the pure cores of others; the row below says which."""
+"""`simulate` runs the pure cores of other rooms; `DOORS` says which."""
 
 DOORS = {
     # A room that imports another may use these modules of it alone.

@@ -79,7 +79,8 @@ def summary(failures: dict[int, str], world: int) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line: of many ranks' failures the first, of a system error no number."""
+    """Return an error in one line: of many ranks' failures the first, of a system error no
+    number."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (first, _) = min(error.failures.items(), key=lambda item: item[0])
         return f"rank {rank}: {one_line(first)}" + _more(len(error.failures) - 1)

@@ -57,7 +57,7 @@ class CheckpointCatalog:
         return self.path / names.done(step)
 
     def steps(self) -> list[int]:
-        """Steps that have a finished checkpoint, newest first, good or not.
+        """Return steps that have a finished checkpoint, newest first, good or not.
 
         Raises:
             CheckpointError: the directory cannot be read.
@@ -69,7 +69,7 @@ class CheckpointCatalog:
         return sorted((step for step in found if step >= 0), reverse=True)
 
     def manifest(self, step: int) -> tuple[Manifest, Print]:
-        """A checkpoint's manifest, after a look at its files' names and sizes.
+        """Return a checkpoint's manifest, after a look at its files' names and sizes.
 
         The manifest is read once and again only when it changed.
 
@@ -97,7 +97,7 @@ class CheckpointCatalog:
         return known[1], seen
 
     def verified(self, step: int, seen: Print) -> bool:
-        """True when the content was read and found good, and nothing changed since."""
+        """Return True when the content was read and found good, and nothing changed since."""
         with self._lock:
             return self._good.get(step) == seen
 
@@ -118,7 +118,8 @@ class CheckpointCatalog:
                 self._good[step] = seen
 
     def readable(self) -> int:
-        """The newest step whose checkpoint is complete and not known to be damaged; -1: none.
+        """Return the newest step whose checkpoint is complete and not known to be damaged; -1:
+        none.
 
         Cheap: looks at names and sizes, reads no content.
         """

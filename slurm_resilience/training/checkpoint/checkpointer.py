@@ -154,7 +154,8 @@ class Checkpointer:
         return done
 
     def readable(self) -> int:
-        """The newest step that looks complete to this rank; -1: none. Cheap, no communication.
+        """Return the newest step that looks complete to this rank; -1: none. Cheap, no
+        communication.
 
         Names and sizes are compared with the manifest; content is not read. The peers may rely on
         the answer, so this one is not pruned before the next call.
@@ -163,7 +164,7 @@ class Checkpointer:
         return self._announced
 
     def latest(self, group: dist.ProcessGroup | None = None) -> int:
-        """The newest step with a verified checkpoint; -1: none.
+        """Return the newest step with a verified checkpoint; -1: none.
 
         Args:
             group: ranks that share the reading and come to the same answer; all of them call this.

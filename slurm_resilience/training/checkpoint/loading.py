@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def latest(catalog: CheckpointCatalog, group: dist.ProcessGroup | None, content: bool) -> int:
-    """The newest good step; -1: none. See `Checkpointer.latest`."""
+    """Return the newest good step; -1: none. See `Checkpointer.latest`."""
     team = SaveAgreement(group)
     try:
         steps = team.together(lambda: catalog.steps() if team.leads else [])[0]

@@ -87,7 +87,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def read(directory: Path, step: int) -> Manifest:
-    """The manifest of a checkpoint.
+    """Return the manifest of a checkpoint.
 
     Raises:
         Damaged: it is missing, unreadable, or speaks of another step.

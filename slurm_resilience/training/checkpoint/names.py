@@ -39,24 +39,24 @@ class Temporary(NamedTuple):
 
 
 def done(step: int) -> str:
-    """The name of a finished checkpoint."""
+    """Return the name of a finished checkpoint."""
     return f"step-{step:06d}"
 
 
 def step_of(name: str) -> int:
-    """The step of a finished checkpoint's name; -1 for any other name."""
+    """Return the step of a finished checkpoint's name; -1 for any other name."""
     found = _DONE.fullmatch(name)
     return int(found[1]) if found and done(int(found[1])) == name else -1
 
 
 def temporary(step: int, owner: SaveOwner) -> str:
-    """The name of a directory that ``owner`` writes."""
+    """Return the name of a directory that ``owner`` writes."""
     parts = (owner.attempt, owner.host, str(owner.pid), owner.serial)
     return f"{done(step)}.tmp-" + "_".join(_UNSAFE.sub("-", part) for part in parts)
 
 
 def any_step(name: str) -> int:
-    """The step of a finished or temporary name; 0 for any other."""
+    """Return the step of a finished or temporary name; 0 for any other."""
     found = _TEMPORARY.fullmatch(name)
     return int(found[1]) if found else max(step_of(name), 0)
 
@@ -110,7 +110,7 @@ def _over(owner: SaveOwner | None, me: SaveOwner, alive: Collection[int]) -> boo
 def surplus(
     good: Iterable[int], bad: Iterable[int], keep: int, loading: Collection[int]
 ) -> list[int]:
-    """Steps whose checkpoints may be deleted.
+    """Return steps whose checkpoints may be deleted.
 
     The newest ``keep`` good ones stay, and whatever is being loaded. A bad one goes only when all
     of those are newer: until then it may be all that is left of its step.

@@ -36,7 +36,7 @@ class StagedPlanner(DefaultSavePlanner):
         """After the save: the items that this rank wrote."""
 
     def live(self, item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """An item's live data; a tree becomes bytes."""
+        """Return an item's live data; a tree becomes bytes."""
         return super().resolve_data(item)
 
     def forget(self) -> None:
@@ -125,12 +125,12 @@ class StagingBuffers:
         return planner
 
     def learn(self, planner: StagedPlanner) -> None:
-        """A save went well: next time copy only what this rank wrote."""
+        """Note that a save went well: next time copy only what this rank wrote."""
         self._mine = planner.mine
         self._buffers = {k: v for k, v in self._buffers.items() if k in planner.mine}
 
     def forget(self) -> None:
-        """A save went wrong: next time copy everything."""
+        """Note that a save went wrong: next time copy everything."""
         self._mine = self._group = None
 
     def _copy(self, index: MetadataIndex, live: torch.Tensor) -> torch.Tensor:

@@ -85,7 +85,7 @@ def values_of(value: Any, state: Mapping[str, Any], name: str) -> Any:
 
 
 def split(value: Any, path: str, tensors: dict[str, Any]) -> Any:
-    """A value's tree; its tensors are put into ``tensors``."""
+    """Split a value into a tree and its tensors, which are put into ``tensors``."""
     if isinstance(value, torch.Tensor):
         if path in tensors:
             raise UsageError(f"two tensors of the state are called {path}; rename a key")
@@ -101,7 +101,7 @@ def split(value: Any, path: str, tensors: dict[str, Any]) -> Any:
 
 
 def join(tree: Any, tensor: Callable[[str], Any]) -> Any:
-    """The opposite of `split`."""
+    """Join a tree and its tensors: the opposite of `split`."""
     if isinstance(tree, Ref):
         return tensor(tree.key)
     if type(tree) in (dict, OrderedDict):
@@ -112,7 +112,7 @@ def join(tree: Any, tensor: Callable[[str], Any]) -> Any:
 
 
 def keys_of(tree: Any) -> list[str]:
-    """The keys of a tree's tensors."""
+    """Return the keys of a tree's tensors."""
     keys: list[str] = []
     join(tree, keys.append)
     return keys
@@ -154,7 +154,7 @@ def put_back(name: str, value: Any, state: Mapping[str, Any], saved: Any) -> Any
 def template(
     name: str, path: str, value: Any, state: Mapping[str, Any], tree: Any
 ) -> dict[str, Any]:
-    """The tensors that a load writes into, as far as the live value has them.
+    """Return the tensors that a load writes into, as far as the live value has them.
 
     An optimizer that has not stepped yet is given its state first (torch makes a step with
     gradients of zero for that); its gradients are dropped.
@@ -188,7 +188,8 @@ def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def _owner(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], name: str) -> nn.Module:
-    """The module whose parameters an optimizer steps; one around several of them if need be."""
+    """Return the module whose parameters an optimizer steps; one around several of them if need
+    be."""
     own = {id(one) for group in optimizer.param_groups for one in group["params"]}
     owners = {
         key: module

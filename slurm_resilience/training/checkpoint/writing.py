@@ -59,7 +59,7 @@ class _Opening(NamedTuple):
 
 
 def me() -> names.SaveOwner:
-    """This process as a writer, with a new serial."""
+    """Return this process as a writer, with a new serial."""
     from slurm_resilience.resume import attempt
 
     return names.SaveOwner(attempt.token(), socket.gethostname(), os.getpid(), secrets.token_hex(4))

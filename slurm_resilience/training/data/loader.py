@@ -229,7 +229,7 @@ class ReplayLoader:
         return self.order.epoch(self.position) if self.kind == "map" else 0
 
     def commit(self) -> None:
-        """The batches given so far are consumed, and never come again."""
+        """Note that the batches given so far are consumed, and never come again."""
         self.autocommit = False
         self._base = self._feed.next
         self._feed.commit(self._base)

@@ -43,11 +43,11 @@ class SampleOrder(msgspec.Struct, frozen=True):
         return whole if self.drop_last or not rest else whole + 1
 
     def epoch(self, number: int) -> int:
-        """The epoch that batch ``number`` belongs to."""
+        """Return the epoch that batch ``number`` belongs to."""
         return number // self.per_epoch
 
     def size(self, number: int) -> int:
-        """Samples in batch ``number``: ``global_batch``, or fewer in an epoch's last one."""
+        """Count the samples in batch ``number``: ``global_batch``, or fewer at an epoch's end."""
         first = number % self.per_epoch * self.global_batch
         return min(self.global_batch, self.length - first)
 
@@ -69,7 +69,7 @@ class SampleOrder(msgspec.Struct, frozen=True):
 
 
 def share(size: int, rank: int, world: int) -> tuple[int, int]:
-    """The contiguous part of ``size`` samples that is rank ``rank``'s of ``world``.
+    """Return the contiguous part of ``size`` samples that is rank ``rank``'s of ``world``.
 
     The parts of all ranks join without gap or overlap, and differ by at most one sample.
     """
@@ -128,7 +128,8 @@ def _through(
 
 
 def mix(value: int) -> int:
-    """A 64-bit number that looks drawn by lot (splitmix64; Steele, Lea, Flood, OOPSLA 2014)."""
+    """Return a 64-bit number that looks drawn by lot (splitmix64; Steele, Lea, Flood, OOPSLA
+    2014)."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

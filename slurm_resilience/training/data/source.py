@@ -93,7 +93,7 @@ def kind_of(source: Any) -> Kind:
 
 
 def is_opener(source: Any) -> bool:
-    """A function, or a class, that opens the source when something must really be read."""
+    """Tell whether it is a function, or a class, that opens the source when it must be read."""
     if isinstance(source, type):
         return True
     return callable(source) and not any(hasattr(source, n) for n in ("__getitem__", "__iter__"))
@@ -291,7 +291,7 @@ class StreamReader:
             pass
 
     def _take(self) -> Any:
-        """The next batch (a list of samples for items); None: the run is over."""
+        """Return the next batch (a list of samples for items); None: the run is over."""
         if self._end is not None and self._number >= self._end:
             return None
         while True:

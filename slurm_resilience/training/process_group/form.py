@@ -35,7 +35,7 @@ def form_limit(size: int, abort_timeout: float) -> float:
 
 
 def least_abort_timeout(size: int, abort_timeout: float) -> float:
-    """The abort timeout that leaves a world of this size the time to form."""
+    """Return the abort timeout that leaves a world of this size the time to form."""
     return max(abort_timeout, form_limit(size, abort_timeout) / FORM_SHARE)
 
 

@@ -41,7 +41,7 @@ class MeshStore(dist.Store):  # type: ignore[name-defined, misc]
         self._mesh.put(self._generation, key, _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """A key's value, when it is there.
+        """Return a key's value, when it is there.
 
         Raises:
             dist.DistStoreError: it was not set within the time limit, or the generation is over.
@@ -49,7 +49,7 @@ class MeshStore(dist.Store):  # type: ignore[name-defined, misc]
         return self._get([key], self._timeout)[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of several keys."""
+        """Return the values of several keys."""
         return self._get(keys, self._timeout)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:

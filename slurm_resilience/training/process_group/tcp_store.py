@@ -11,7 +11,7 @@ from slurm_resilience.mesh.model import View
 
 
 def rooted_store(mesh: Mesh, view: View, timeout: float) -> Any:
-    """The store of one generation.
+    """Return the store of one generation.
 
     Args:
         mesh: tells the others the server's port.

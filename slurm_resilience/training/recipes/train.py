@@ -70,7 +70,7 @@ def build(recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def train(s: Session, recipe: Recipe) -> None:
-    """The block."""
+    """Run the block."""
     model, opt = s.once(build, recipe)
     model.to(s.device)
     s.track(model=model, opt=opt)

@@ -51,8 +51,8 @@ class Faults:
         return self._count
 
     def tell(self, error: BaseException) -> str:
-        """The fault that was counted last, for the log. What says nothing new is one line: our own
-        errors, and the same error again."""
+        """Return the fault that was counted last, for the log. What says nothing new is one line:
+        our own errors, and the same error again."""
         short, where = said(error), _line(error)
         again, self._last = self._last == short + where, short + where
         at = f"fault {self._count} in {_step(self._step)}: "
@@ -183,7 +183,7 @@ def _step(step: int) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """The block's line that led to it."""
+    """Return the block's line that led to it."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = frame.filename
         if not file.startswith((_OURS, "<")) and "site-packages" not in file:

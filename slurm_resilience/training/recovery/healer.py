@@ -239,7 +239,7 @@ class Healer:
             self.progress.dirty = True
 
     def _open(self, group: ProcessGroups) -> None:
-        """Groups of their own for what goes on beside the steps."""
+        """Make groups of their own for what goes on beside the steps."""
         if self._options.checkpointer is not None:
             with group.more():
                 self._disk_group = dist.new_group(backend="gloo")
@@ -279,7 +279,7 @@ class Healer:
         return gone
 
     def close(self) -> None:
-        """The training is over."""
+        """Close what is open: the training is over."""
         if self._options.checkpointer is not None:
             self._options.checkpointer.close()
 

@@ -55,7 +55,7 @@ def unwrap(thing: Any) -> Any:
 
 
 def kind_of(name: str, thing: Any) -> str:
-    """module, optimizer, tensor or other.
+    """Tell whether it is a module, an optimizer, a tensor or another object.
 
     Raises:
         StateError: it is nothing that can be tracked.

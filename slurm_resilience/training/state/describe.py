@@ -397,7 +397,7 @@ class Landing:
         return node
 
     def ready(self) -> list[torch.Tensor]:
-        """The views to receive into, in the descriptor's order."""
+        """Return the views to receive into, in the descriptor's order."""
         missing = [
             n for n, view in zip(self.descriptor.notes, self.views, strict=True) if view is None
         ]

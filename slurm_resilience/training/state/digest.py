@@ -65,7 +65,7 @@ def _weights(device: torch.device) -> torch.Tensor:
 
 
 def _words(view: torch.Tensor) -> torch.Tensor:
-    """The words of one tensor's bytes: int64 of shape (blocks,), on its device."""
+    """Return the words of one tensor's bytes: int64 of shape (blocks,), on its device."""
     rows = 1 if view.device.type == "cpu" else DEVICE_BLOCK_WORDS // BLOCK_WORDS
     step = rows * BLOCK_WORDS * 8
     found = [_block(view[start : start + step]) for start in range(0, view.numel(), step)]

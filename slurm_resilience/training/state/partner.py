@@ -236,7 +236,7 @@ class Partner:
         self._link = Exchange(self, view, rank, process_group)
 
     def close(self, timeout: float = 5.0) -> None:
-        """The generation is over: an unfinished round is dropped. Close the group's sockets before,
+        """End the generation: an unfinished round is dropped. Close the group's sockets before,
         or a round that waits for a lost peer lasts until `timeout` seconds."""
         link, self._link = self._link, None
         if link:
@@ -304,7 +304,7 @@ class Partner:
             self._rounds = tuple(one for one in self._rounds if one.own.step <= step)
 
     def give(self, seat: int, step: int, part: int) -> Capture:
-        """The copy that a lost seat needs: its own, kept here, or that of the same part.
+        """Return the copy that a lost seat needs: its own, kept here, or that of the same part.
 
         Args:
             seat: whose.

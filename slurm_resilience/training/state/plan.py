@@ -91,7 +91,7 @@ def _fits(view: View, rank: int, status: PeerStatus) -> bool:
 
 
 def _blank(status: PeerStatus) -> bool:
-    """A process that was never made equal to others, and trained nothing."""
+    """Tell whether a process was never made equal to others, and trained nothing."""
     return status.generation == 0 and status.step <= 0
 
 
@@ -106,7 +106,7 @@ def _holders(view: View) -> list[dict[int, list[int]]]:
 
 
 def _common_step(holders: list[dict[int, list[int]]]) -> int:
-    """The newest step at which every part is held; -1: there is none."""
+    """Return the newest step at which every part is held; -1: there is none."""
     return max(set.intersection(*(set(part) for part in holders)), default=-1)
 
 
@@ -416,7 +416,8 @@ def share(chunks: Sequence[Chunk], shares: int) -> tuple[int, ...]:
 
 
 def partners(view: View) -> tuple[int, ...]:
-    """The rank that keeps each rank's copy: on another node, and in another domain, if possible.
+    """Return the rank that keeps each rank's copy: on another node, and in another domain, if
+    possible.
 
     The ranks are laid in a circle, grouped by domain and node, and each takes the one that is as
     many places ahead as the largest group is wide. That place is always outside its own group, as

@@ -143,8 +143,8 @@ class RollbackPoint:
         return self.changed()
 
     def changed(self) -> tuple[str, ...]:
-        """The parameters that something was written to since the mark. Without kept values, what
-        was written and put back counts too."""
+        """Return the parameters that something was written to since the mark. Without kept values,
+        what was written and put back counts too."""
         now = compat.versions(self._parameters)
         return tuple(
             name
@@ -178,7 +178,8 @@ def _written_by_forward(modules: Sequence[nn.Module]) -> set[int]:
 
 @torch.no_grad()
 def _sample(parameter: torch.Tensor) -> torch.Tensor:
-    """A copy of some of its bytes, all over it. The odd distance meets each byte of its numbers."""
+    """Return a copy of some of its bytes, all over it. The odd distance meets each byte of its
+    numbers."""
     if nn.parameter.is_lazy(parameter):
         return torch.empty(0)
     whole = describe.byte_view(parameter)

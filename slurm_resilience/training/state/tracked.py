@@ -65,7 +65,7 @@ class Tracked:
         return dict(self._objects)
 
     def capture(self) -> Capture:
-        """The state as it lies in memory, without copies.
+        """Return the state as it lies in memory, without copies.
 
         Valid until the next update. A tensor with gaps in memory is copied (dense ones of any
         stride are not).

@@ -285,7 +285,7 @@ class Pool:
         self._free: list[torch.Tensor] = []
 
     def take(self, size: int) -> torch.Tensor:
-        """A buffer of `size` bytes."""
+        """Return a buffer of `size` bytes."""
         for number, one in enumerate(self._free):
             if one.numel() >= size:
                 return self._free.pop(number)[:size]
@@ -396,7 +396,7 @@ class ReceiveQueue:
         self._post()
 
     def take(self) -> Payload:
-        """The next message, arrived; to be emptied and freed."""
+        """Return the next message, arrived; to be emptied and freed."""
         # Only now: the message before has been emptied, so its buffer can be used again. Many at
         # once, as in `SendQueue.room`.
         if len(self._posted) <= self._most // 2 or self._packed_from.total():

@@ -43,7 +43,7 @@ def learn(
     ceiling: float = CEILING_SECONDS,
     first: float = FIRST_SECONDS,
 ) -> float:
-    """The limit after these steps.
+    """Return the limit after these steps.
 
     Args:
         seconds: what the last steps took, without the first of a world; at most `WINDOW` matter.
@@ -69,7 +69,7 @@ def learn_first(
     ceiling: float = CEILING_SECONDS,
     first: float = FIRST_SECONDS,
 ) -> float:
-    """The limit of the first step of a world.
+    """Return the limit of the first step of a world.
 
     Args:
         seconds: what the last steps took, without the first of a world.

@@ -55,7 +55,7 @@ class Progress:
         return self._mark
 
     def begin(self, step: int) -> None:
-        """A step begins; or it goes on, if it is the one that is under way."""
+        """Begin a step; or go on with it, if it is the one that is under way."""
         if self._begun >= 0 and self._mark.step == step:
             self.mark(FIRST)
             return
@@ -64,12 +64,12 @@ class Progress:
         self._mark = ProgressMark(step, FIRST, now)
 
     def abandon(self) -> None:
-        """The step that is under way will not be committed."""
+        """Give up the step that is under way: it will not be committed."""
         self._begun = -1.0
         self._mark = ProgressMark(self._mark.step, "", self._clock())
 
     def mark(self, phase: str) -> None:
-        """The main thread is in this phase from now on."""
+        """Note that the main thread is in this phase from now on."""
         now = self._clock()
         step, before, at = self._mark
         if before in (COLLECTIVE, PAUSED):
@@ -77,7 +77,7 @@ class Progress:
         self._mark = ProgressMark(step, phase, now)
 
     def commit(self, step: int) -> float:
-        """A step is done; its seconds, 0 when none had begun."""
+        """Note that a step is done; return its seconds, 0 when none had begun."""
         now = self._clock()
         if self._mark.phase in (COLLECTIVE, PAUSED):
             self._waited += now - self._mark.at

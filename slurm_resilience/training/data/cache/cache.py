@@ -32,7 +32,7 @@ def identity(words: Sequence[Any]) -> str:
 
 
 def directory_name(identity: str, group: str, rank: int) -> str:
-    """The directory of a group, or else of this process's seat."""
+    """Return the directory of a group, or else of this process's seat."""
     if group:
         safe = re.sub(r"[^0-9A-Za-z_.=-]", "_", group)[:64]
         if safe != group:

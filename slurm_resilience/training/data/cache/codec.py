@@ -171,7 +171,7 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
 
 
 def _tensor(tensor: torch.Tensor, raw: _Parts) -> Raw:
-    """Keeps the order of dimensions in memory, so channels-last images stay channels-last."""
+    """Keep the order of dimensions in memory, so that channels-last images stay channels-last."""
     dims = tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
     if tensor.is_contiguous() or not tensor.permute(dims).is_contiguous():
         dims = ()

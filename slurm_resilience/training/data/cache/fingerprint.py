@@ -40,7 +40,7 @@ def fingerprint(*things: Any) -> str:
 
 
 def _file(path: str | None) -> Iterator[bytes]:
-    """A file by its name, length and time: an edited script must not get its old batches."""
+    """Yield a file by its name, length and time: an edited script must not get its old batches."""
     if path is not None:
         yield os.path.realpath(path).encode(errors="surrogateescape")
         try:
@@ -75,7 +75,7 @@ def _words(thing: Any, deep: int, above: tuple[int, ...]) -> Iterator[bytes]:
 
 
 def _parts(thing: Any, deep: int, above: tuple[int, ...]) -> Iterator[bytes]:
-    """The words of something that is made of other things."""
+    """Yield the words of something that is made of other things."""
     if isinstance(thing, CodeType):
         yield thing.co_code
         yield from _all(thing.co_consts, deep, above)

@@ -73,7 +73,7 @@ class ReplicaGroup:
             os.pwrite(self._member.fd, _AT.pack(number), 0)
 
     def lowest(self, number: int) -> int:
-        """The first batch that any living member, or this one at ``number``, still needs."""
+        """Return the first batch that any living member, or this one at ``number``, still needs."""
         for path in self.directory.glob(f"{_MEMBER}*"):
             if path == self._own:
                 continue

@@ -98,7 +98,7 @@ class BatchStore(Protocol):
     """A place for batches."""
 
     def get(self, key: BatchKey) -> Unpacked | None:
-        """A copy of a kept batch that is the caller's own; None: it is not here."""
+        """Return a copy of a kept batch that is the caller's own; None: it is not here."""
 
     def has(self, key: BatchKey) -> bool:
         """Tell whether something is kept for this key; it may still turn out to be broken."""

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from slurm_resilience.launcher import batch_directory, exit_codes, flags
-from slurm_resilience.launcher.child_environment import common, of_rank
-from slurm_resilience.launcher.children import Children
 from slurm_resilience.launcher.control_socket import ControlSocket
 from slurm_resilience.launcher.launch_spec import LaunchSpec
 from slurm_resilience.launcher.launcher_ending import LauncherEnding
-from slurm_resilience.launcher.output import tail
-from slurm_resilience.launcher.process import Process, ProcessSpec
-from slurm_resilience.launcher.reaper import Reaper
+from slurm_resilience.launcher.processes.child_environment import common, of_rank
+from slurm_resilience.launcher.processes.children import Children
+from slurm_resilience.launcher.processes.output import tail
+from slurm_resilience.launcher.processes.process import Process, ProcessSpec
+from slurm_resilience.launcher.processes.reaper import Reaper
+from slurm_resilience.launcher.processes.seat import Seat
+from slurm_resilience.launcher.processes.standbys import Standbys
 from slurm_resilience.launcher.rendezvous_directory import next_incarnation
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartDecision, judge
-from slurm_resilience.launcher.seat import Seat
-from slurm_resilience.launcher.standbys import Standbys
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)

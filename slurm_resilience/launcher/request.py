@@ -16,11 +16,11 @@ import msgspec
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.launcher import flags, launch, rendezvous_directory
-from slurm_resilience.launcher.child_environment import NodeSeats
 from slurm_resilience.launcher.launch_spec import LaunchSpec
 from slurm_resilience.launcher.node_rank import find_node_rank
-from slurm_resilience.launcher.output import Streams
-from slurm_resilience.launcher.reaper import Reaper
+from slurm_resilience.launcher.processes.child_environment import NodeSeats
+from slurm_resilience.launcher.processes.output import Streams
+from slurm_resilience.launcher.processes.reaper import Reaper
 from slurm_resilience.launcher.recipe_file import Recipe, read
 from slurm_resilience.launcher.restart_policy import RestartRules
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.launcher import exit_codes, flags, rendezvous_directory
-from slurm_resilience.launcher.child_environment import NodeSeats, common, of_rank
 from slurm_resilience.launcher.main import main
 from slurm_resilience.launcher.node_rank import NodeRank, find_node_rank
+from slurm_resilience.launcher.processes.child_environment import NodeSeats, common, of_rank
 from slurm_resilience.launcher.rendezvous_directory import (
     RendezvousDirectory,
     choose,

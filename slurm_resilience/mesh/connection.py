@@ -10,9 +10,9 @@ import secrets
 import selectors
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import AuthError, WireError
 from slurm_resilience.mesh import messages, resolver
 from slurm_resilience.mesh.dial_book import DialAddress
@@ -74,7 +74,7 @@ class PeerConnection:
         self.peer: Peer | None = None
         self.status = PeerStatus()
         """As it was at the handshake."""
-        self.born = time.monotonic()
+        self.born = SYSTEM_CLOCK.monotonic()
         self.finishing = False
         """Nothing more is sent here; what the other side sent before it knew is still read."""
         self.watched = 0
@@ -92,7 +92,7 @@ class PeerConnection:
 
     @classmethod
     def dial(cls, address: DialAddress, secret: bytes) -> PeerConnection:
-        """A connection that is under way.
+        """Return a connection that is under way.
 
         Raises:
             OSError: there is no way to that address.
@@ -148,7 +148,7 @@ class PeerConnection:
                 self.sock.shutdown(socket.SHUT_WR)
 
     def challenge(self) -> None:
-        """The accepting side speaks first."""
+        """Send the challenge: the accepting side speaks first."""
         self.send(messages.FRAMES.pack(PeerChallenge(self._nonce)))
 
     def send(self, frame: bytes) -> None:

@@ -64,7 +64,7 @@ class Contacts:
         return len(self._by_id)
 
     def get(self, peer_id: str) -> Contact | None:
-        """The contact to a peer; None: it is not connected."""
+        """Return the contact to a peer; None: it is not connected."""
         return self._by_id.get(peer_id)
 
     def seated(self) -> list[Contact]:
@@ -72,11 +72,11 @@ class Contacts:
         return [contact for contact in self._by_id.values() if contact.peer.seat >= 0]
 
     def members(self) -> list[Member]:
-        """The same as members of a world."""
+        """Return the same as members of a world."""
         return [Member(contact.peer, contact.status) for contact in self.seated()]
 
     def connections(self) -> tuple[int, ...]:
-        """The connection of each peer."""
+        """Return the connection of each peer."""
         return tuple(contact.connection for contact in self._by_id.values())
 
     def state(self, connection: int) -> ConnectionState | None:
@@ -88,7 +88,7 @@ class Contacts:
         return self._by_id.get(self._owners.get(connection, ""))
 
     def add(self, contact: Contact) -> None:
-        """A peer is connected for the first time."""
+        """Add a peer that is connected for the first time."""
         self._by_id[contact.peer.id] = contact
         self._states[contact.connection] = ConnectionState.CURRENT
         self._owners[contact.connection] = contact.peer.id

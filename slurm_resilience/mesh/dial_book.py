@@ -42,7 +42,7 @@ class DialBook:
             self._due[address] = now + REDIAL_SECONDS
 
     def unproven(self, address: DialAddress, asked: bool, now: float) -> None:
-        """A connection to it ended before the other side had proven itself.
+        """Note that a connection to it ended before the other side had proven itself.
 
         Args:
             address: as it was dialed.
@@ -57,13 +57,13 @@ class DialBook:
         self._due[address] = now + REDIAL_SECONDS
 
     def refused(self, host: str, port: int, now: float) -> None:
-        """It does not know the secret: do not try it often."""
+        """Note that it does not know the secret: it is not tried often."""
         for address in self._due:
             if (address.host, address.port) == (host, port):
                 self._due[address] = now + REFUSED_SECONDS
 
     def take_due(self, now: float) -> list[DialAddress]:
-        """The addresses whose time has come; they are forgotten here."""
+        """Return the addresses whose time has come; they are forgotten here."""
         due = [address for address, at in self._due.items() if at <= now]
         for address in due:
             del self._due[address]

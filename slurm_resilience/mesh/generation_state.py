@@ -139,7 +139,7 @@ class GenerationState:
         return True
 
     def say(self, inside: int | None) -> None:
-        """The main thread is in the block of a generation; None: it is out of any."""
+        """Note the generation whose block the main thread is in; None: it is out of any."""
         if inside is None:
             self._move(Move.LEAVE)
         else:

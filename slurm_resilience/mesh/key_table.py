@@ -14,7 +14,7 @@ def home_of(key: str, view: View) -> str:
 
 
 def changed_value(old: bytes | None, change: KeyChange) -> bytes | None:
-    """The value that a change makes; None: it adds to something that is no number."""
+    """Return the value that a change makes; None: it adds to something that is no number."""
     if change.desired is not None:
         free = old is None and not change.expected
         return change.desired if free or old == change.expected else old or b""
@@ -35,11 +35,11 @@ class KeyTable:
         """Keys that this process set in the newest generation, for members reached later."""
 
     def of(self, generation: int) -> dict[str, bytes]:
-        """The keys of a generation that are here now."""
+        """Return the keys of a generation that are here now."""
         return self._keys.setdefault(generation, {})
 
     def known(self, generation: int) -> dict[str, bytes]:
-        """A copy of them."""
+        """Return a copy of them."""
         return dict(self._keys.get(generation, {}))
 
     def put(self, generation: int, key: str, value: bytes) -> KeyPut:

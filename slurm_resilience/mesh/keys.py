@@ -6,11 +6,11 @@ A set reaches every member; a change that depends on the old value goes through 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable
 
 import msgspec
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh.connection import PeerConnection
 from slurm_resilience.mesh.key_table import KeyTable, changed_value, home_of
@@ -56,7 +56,7 @@ class KeyStore:
             WireError: the generation is over.
         """
         wanted = list(keys)
-        deadline = time.monotonic() + timeout
+        deadline = SYSTEM_CLOCK.monotonic() + timeout
         with self._changed:
             while True:
                 own = self._table.of(generation)
@@ -64,7 +64,7 @@ class KeyStore:
                 if not missing:
                     return [own[key] for key in wanted]
                 self._still(generation)
-                left = deadline - time.monotonic()
+                left = deadline - SYSTEM_CLOCK.monotonic()
                 if left <= 0:
                     raise TimeoutError(f"key {missing[0]!r} was not set within {timeout:g} s")
                 awaited = set(missing)
@@ -99,10 +99,10 @@ class KeyStore:
             if contact is None:
                 raise WireError("the generation is over")
             self._transport.send((contact.connection,), change)
-            deadline = time.monotonic() + timeout
+            deadline = SYSTEM_CLOCK.monotonic() + timeout
             while number not in self._answers:
                 self._still(change.generation)
-                left = deadline - time.monotonic()
+                left = deadline - SYSTEM_CLOCK.monotonic()
                 if left <= 0:
                     raise TimeoutError(f"key {change.key!r}: no answer within {timeout:g} s")
                 self._changed.wait(left)
@@ -128,14 +128,14 @@ class KeyStore:
         return True
 
     def reach(self, connection: int) -> None:
-        """A member of the current generation is connected: send it what was set before."""
+        """Send what was set before to a member of the current generation that is connected now."""
         for put in self._table.own_puts():
             if put.generation == self._membership.generation.number:
                 self._transport.send((connection,), put)
 
     def adopt(self, generation: int) -> None:
-        """A new generation: older keys go. A member may have changed a key here before this process
-        knew of it: that is sent now."""
+        """Begin a new generation: older keys go. A member may have changed a key here before
+        this process knew of it: that is sent now."""
         self._table.drop_before(generation)
         for put in self._table.own_puts():
             self._send_members(put)

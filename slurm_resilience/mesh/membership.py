@@ -96,7 +96,7 @@ class Waiting:
             self.since, self.tell_at = now, now + tell_after
 
     def over(self) -> None:
-        """A world was formed."""
+        """Note that a world was formed."""
         self.reason, self.since = "", None
 
 
@@ -145,12 +145,12 @@ class Losses:
         return found
 
     def find(self, peer_id: str) -> None:
-        """A peer is there again."""
+        """Note that a peer is there again."""
         self.peers.pop(peer_id, None)
         self.unseen.discard(peer_id)
 
     def lose(self, peer_id: str, dead: bool) -> None:
-        """A peer is gone; dead once is dead for good."""
+        """Note that a peer is gone; dead once is dead for good."""
         silent = self.peers.get(peer_id) is False
         if silent and dead:
             self.unseen.add(peer_id)
@@ -249,7 +249,7 @@ class Membership:
         return [Member(self.me, self.status), *self.contacts.members()]
 
     def invitation(self) -> View | None:
-        """The generation that the main thread should enter; None: there is none now."""
+        """Return the generation that the main thread should enter; None: there is none now."""
         view = self.generation.view
         fresh = view is not None and view.generation > self.status.generation
         return view if fresh and self.generation.end is None else None
@@ -365,7 +365,7 @@ class Membership:
             self._effects.append(Finish(dropped))
 
     def _clear_seat(self, peer: Peer, now: float) -> None:
-        """A newer process takes a seat: an older one there is dead, or must go."""
+        """Clear a seat for a newer process: an older one there is dead, or must go."""
         if peer.seat < 0:
             return
         if peer.seat == self.me.seat:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh.connection import HANDSHAKE_SECONDS, PeerConnection
 from slurm_resilience.mesh.dial_book import DialAddress
@@ -146,7 +146,7 @@ class Mesh:
             handshake_seconds=handshake_seconds,
         )
         self.me = self._transport.me
-        self._membership = Membership(self.me, rules, chosen, time.monotonic())
+        self._membership = Membership(self.me, rules, chosen, SYSTEM_CLOCK.monotonic())
         self._lock = self._transport.lock
         self._changed = threading.Condition(self._lock)
         self._keys = KeyStore(self._membership, self._transport, self._changed)
@@ -225,7 +225,7 @@ class Mesh:
 
     def beats(self) -> dict[str, tuple[Peer, Heartbeat, float]]:
         """Return the last beat of each other peer, and seconds since anything was heard of it."""
-        now = time.monotonic()
+        now = SYSTEM_CLOCK.monotonic()
         with self._lock:
             return {
                 contact.peer.id: (contact.peer, contact.beat, now - contact.heard)
@@ -233,7 +233,7 @@ class Mesh:
             }
 
     def picture(self) -> tuple[View | None, list[Member], dict[str, bool]]:
-        """The generation that works, all living peers, and those that were lost since."""
+        """Return the generation that works, all living peers, and those that were lost since."""
         with self._lock:
             membership = self._membership
             return membership.generation.worked, membership.present(), dict(membership.losses.peers)
@@ -293,7 +293,7 @@ class Mesh:
             TimeoutError: none within ``timeout`` seconds; the message says what is waited for.
             WireError: the others go on without this process.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
         membership = self._membership
         with self._changed:
             while True:
@@ -309,14 +309,15 @@ class Mesh:
                 self._look_for_outcome()
                 if membership.all_done():
                     return None
-                left = None if deadline is None else deadline - time.monotonic()
+                left = None if deadline is None else deadline - SYSTEM_CLOCK.monotonic()
                 if left is not None and left <= 0:
                     raise TimeoutError(self.waits_for or "no generation was formed")
                 self._changed.wait(min(left or OUTCOME_SECONDS, OUTCOME_SECONDS))
 
     def _look_for_outcome(self) -> None:
-        """A process that came when the others had finished finds none of them."""
-        now = time.monotonic()
+        """Look for the outcome of a training whose other processes had finished before this one
+        came."""
+        now = SYSTEM_CLOCK.monotonic()
         if now < self._ask_outcome or not self._membership.is_alone():
             return
         self._ask_outcome = now + OUTCOME_SECONDS
@@ -342,23 +343,23 @@ class Mesh:
         Returns:
             What follows; None: not enough in time.
         """
-        deadline = time.monotonic() + seconds
+        deadline = SYSTEM_CLOCK.monotonic() + seconds
         inside = {member.peer.id for member in view.members}
         with self._changed:
             while True:
                 contacts = self._membership.contacts
                 found = enough([c.status for c in contacts if c.peer.id in inside])
-                left = deadline - time.monotonic()
+                left = deadline - SYSTEM_CLOCK.monotonic()
                 if found is not None or left <= 0 or self._closing or self.evicted:
                     return found
                 self._changed.wait(left)
 
     def wait_until_out(self, seconds: float) -> bool:
         """Wait until the main thread has left its block; False when it has not within the time."""
-        deadline = time.monotonic() + seconds
+        deadline = SYSTEM_CLOCK.monotonic() + seconds
         with self._changed:
             while self.status.phase == "running" and not self._closing:
-                left = deadline - time.monotonic()
+                left = deadline - SYSTEM_CLOCK.monotonic()
                 if left <= 0:
                     return False
                 self._changed.wait(left)
@@ -403,7 +404,7 @@ class Mesh:
         """Let the membership do what is due."""
         with self._lock:
             # Waiting for the lock may have taken a while.
-            self._do(self._membership.tick(time.monotonic()))
+            self._do(self._membership.tick(SYSTEM_CLOCK.monotonic()))
             cut, self._cut = self._cut, None
             wake_at = self._membership.wake_at
         # Without the lock: it may take a while, and the main thread may hold it.
@@ -427,7 +428,7 @@ class Mesh:
         self._transport.ring()
 
     def _take(self, event: Event) -> None:
-        self._do(self._membership.step(event, time.monotonic()))
+        self._do(self._membership.step(event, SYSTEM_CLOCK.monotonic()))
 
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -469,7 +470,7 @@ class Mesh:
                 self._dial_known()
 
     def _beat(self) -> None:
-        now = time.monotonic()
+        now = SYSTEM_CLOCK.monotonic()
         beat = self._callbacks.on_tick(now)
         self._do(self._membership.step(LocalBeat(beat), now))
 

@@ -119,7 +119,7 @@ class View(msgspec.Struct, frozen=True):
         return len(self.members)
 
     def rank_of(self, peer_id: str) -> int:
-        """The rank of a peer; -1 when it is not in this generation."""
+        """Return the rank of a peer; -1 when it is not in this generation."""
         for rank, member in enumerate(self.members):
             if member.peer.id == peer_id:
                 return rank

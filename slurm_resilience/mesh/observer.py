@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 import uuid
 from collections.abc import Callable
 
 import msgspec
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.mesh.connection import PeerConnection
 from slurm_resilience.mesh.contacts import Contact
 from slurm_resilience.mesh.dial_book import DialAddress
@@ -109,7 +109,8 @@ class Observer:
             self._transport.send(numbers, finding)
 
     def forget(self, node: str) -> None:
-        """A node is good again: do not tell newcomers about it any more."""
+        """Forget a finding: the node is good again, and newcomers are not told about it any
+        more."""
         with self._lock:
             self._findings = [finding for finding in self._findings if finding.node != node]
 
@@ -146,7 +147,7 @@ class Observer:
         if peer.id in self._contacts:
             self._transport.close(connection.number)
             return
-        now = time.monotonic()
+        now = SYSTEM_CLOCK.monotonic()
         self._contacts[peer.id] = Contact(peer, connection.number, connection.status, now)
         for finding in self._findings:
             self._transport.send((connection.number,), finding)
@@ -193,5 +194,5 @@ class Observer:
         return self._next_look
 
     def on_failure(self, error: Exception) -> None:
-        """The picture stays as it is."""
+        """Leave the picture as it is."""
         self.news.set()

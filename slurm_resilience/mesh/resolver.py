@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from typing import Any
+
+from slurm_resilience.clock import SYSTEM_CLOCK
 
 FRESH_SECONDS = 10.0
 """Seconds after which a name is asked for again; until there is an answer, the old one is used."""
@@ -41,7 +42,7 @@ def address(host: str, port: int) -> tuple[int, _Address]:
         numeric = socket.AI_NUMERICHOST
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=numeric)[0]
         return found[0], found[4]
-    now = time.monotonic()
+    now = SYSTEM_CLOCK.monotonic()
     with _lock:
         known, failed = _known.get(host), _failed.get(host)
         failing = failed is not None and now - failed[1] < FAILED_SECONDS
@@ -61,10 +62,10 @@ def _ask(host: str) -> None:
     try:
         family, _, _, _, found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with _lock:
-            _known[host] = (family, found, time.monotonic())
+            _known[host] = (family, found, SYSTEM_CLOCK.monotonic())
     except OSError as error:
         with _lock:
-            _failed[host] = (f"{host}: {error.strerror}", time.monotonic())
+            _failed[host] = (f"{host}: {error.strerror}", SYSTEM_CLOCK.monotonic())
     finally:
         with _lock:
             _asked.discard(host)

@@ -13,13 +13,13 @@ import os
 import selectors
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import AuthError, WireError
 from slurm_resilience.mesh import messages
 from slurm_resilience.mesh.connection import HANDSHAKE_SECONDS, ContactLost, PeerConnection
@@ -47,11 +47,11 @@ class TransportOwner(Protocol):
         ...
 
     def on_proven(self, connection: PeerConnection) -> None:
-        """The other side has shown the secret."""
+        """Take note that the other side has shown the secret."""
         ...
 
     def on_message(self, connection: PeerConnection, message: Message) -> None:
-        """A message has arrived on a proven connection."""
+        """Take a message that has arrived on a proven connection."""
         ...
 
     def on_bytes(self, connection: PeerConnection) -> None:
@@ -59,7 +59,7 @@ class TransportOwner(Protocol):
         ...
 
     def on_closed(self, connection: PeerConnection, reason: str, cause: CloseCause) -> None:
-        """A proven connection has come to its end."""
+        """Take note of the end of a proven connection."""
         ...
 
     def on_absent(self, peer_id: str) -> None:
@@ -71,7 +71,7 @@ class TransportOwner(Protocol):
         ...
 
     def on_failure(self, error: Exception) -> None:
-        """The thread ends by an error."""
+        """Take note that the thread ends by an error."""
         ...
 
 
@@ -164,7 +164,7 @@ class Transport:
             return fds | ({self._listener.fileno()} if self._listener else set())
 
     def unproven(self) -> list[PeerConnection]:
-        """Connections in the middle of their handshake."""
+        """Return the connections in the middle of their handshake."""
         return [connection for connection in self.connections.values() if not connection.proven]
 
     def dial(self, address: DialAddress) -> None:
@@ -174,11 +174,11 @@ class Transport:
         try:
             connection = PeerConnection.dial(address, self._secret)
         except NotYet:
-            self._dials.looked_up(address, time.monotonic())
+            self._dials.looked_up(address, SYSTEM_CLOCK.monotonic())
             return
         except OSError as error:
             log.debug("%s:%s: %s", address.host, address.port, error)
-            self._dials.unreachable(address, time.monotonic())
+            self._dials.unreachable(address, SYSTEM_CLOCK.monotonic())
             self._note_refusal(address, error.errno)
             return
         self._add(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
@@ -203,7 +203,7 @@ class Transport:
         """Send nothing more on a connection; it is read until the other side closes it."""
         connection = self.connections.get(number)
         if connection is not None:
-            connection.born = time.monotonic()
+            connection.born = SYSTEM_CLOCK.monotonic()
             connection.finish()
 
     def close(self, number: int) -> None:
@@ -234,14 +234,14 @@ class Transport:
                 os.close(self._wake)
 
     def _serve(self) -> None:
-        wake_at = tend_at = time.monotonic()
+        wake_at = tend_at = SYSTEM_CLOCK.monotonic()
         while not self._closing:
             redial_at = self._dials.next_at()
             due = min(wake_at, tend_at if redial_at is None else min(tend_at, redial_at))
-            for key, events in self._selector.select(max(0.0, due - time.monotonic())):
+            for key, events in self._selector.select(max(0.0, due - SYSTEM_CLOCK.monotonic())):
                 with self.lock:
                     key.data(events)
-            now = time.monotonic()
+            now = SYSTEM_CLOCK.monotonic()
             with self.lock:
                 for address in self._dials.take_due(now):
                     self.dial(address)
@@ -344,7 +344,7 @@ class Transport:
             act()
         except AuthError as error:
             self._drop(connection)
-            now, address = time.monotonic(), connection.address
+            now, address = SYSTEM_CLOCK.monotonic(), connection.address
             self._refusals.add(address, str(error), now)
             if address is not None:
                 self._dials.refused(address.host, address.port, now)
@@ -385,4 +385,4 @@ class Transport:
         connection.close(self._selector)
         self._names[connection.name] -= 1
         if connection.address and not connection.proven and not self._closing:
-            self._dials.unproven(connection.address, connection.reached, time.monotonic())
+            self._dials.unproven(connection.address, connection.reached, SYSTEM_CLOCK.monotonic())

@@ -140,7 +140,7 @@ def arrange(seated: Sequence[Member], replica_size: int) -> tuple[Member, ...]:
 
 
 def _part(member: Member, replica_size: int) -> int:
-    """The part that a member holds whole; -1: none."""
+    """Return the part that a member holds whole; -1: none."""
     status = member.status
     return status.position if status.healthy and status.position < replica_size else -1
 

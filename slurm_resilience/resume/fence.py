@@ -82,7 +82,7 @@ class Fence:
             report.say(f"{self.directory} was removed, and is made again; please leave it alone")
 
     def progress(self) -> int:
-        """The last step that the program reported; -1: none."""
+        """Return the last step that the program reported; -1: none."""
         return attempt.read_progress(self.directory)
 
     def remove(self) -> None:

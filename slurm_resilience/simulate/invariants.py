@@ -46,7 +46,7 @@ class Lineage:
                 )
 
     def step(self, view: View) -> None:
-        """A world has committed a step: check that no newer one has done so before."""
+        """Check, when a world has committed a step, that no newer one has done so before."""
         self.steps += 1
         if view.generation < self._newest and self._lives(self._views[self._newest]):
             raise InvariantBroken(

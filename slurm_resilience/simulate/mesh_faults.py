@@ -36,7 +36,7 @@ class Training(Protocol):
         ...
 
     def newest(self, seat: int) -> SimProcess:
-        """The process that took a seat last."""
+        """Return the process that took a seat last."""
         ...
 
     def spawn(self, seat: int, incarnation: int, node: str = "") -> None:
@@ -66,7 +66,7 @@ class Excuses:
         """Processes that are stopped for good."""
 
     def add(self, process_id: str, seconds: float) -> None:
-        """A fault concerns a process for so long."""
+        """Note that a fault concerns a process for so long."""
         until = self._schedule.now + seconds + EXCUSED_SECONDS
         self._until[process_id] = max(until, self._until.get(process_id, 0.0))
 
@@ -110,7 +110,7 @@ class FaultPlan:
                 self._respawn(process)
 
     def spawned(self, process: SimProcess) -> None:
-        """Some processes die of a message, whichever it is."""
+        """Let some processes die of a message, whichever it is."""
         random = self._training.random
         if self._fatal and not self._over and random.random() < 0.25:
             process.dies_at = random.randint(1, 120)
@@ -134,12 +134,13 @@ class FaultPlan:
             self._training.schedule.after(SWEEP_SECONDS, self._sweep)
 
     def given_up(self, process: SimProcess) -> None:
-        """A launcher ends a process that the others go on without."""
+        """End, as a launcher does, a process that the others go on without."""
         if process.id in self._training.excuses.frozen:
             self._training.schedule.after(FENCED_SECONDS, self._training.kill, process)
 
     def died(self, process: SimProcess, power: bool) -> None:
-        """A launcher replaces its process; for a machine without power, another one does."""
+        """Replace a process, as its launcher does; for a machine without power, another one
+        does."""
         random = self._training.random
         wait = random.random() * RESPAWN_SECONDS
         if power:
@@ -186,7 +187,7 @@ def _stop(training: Training, process: SimProcess) -> None:
 
 
 def _freeze(training: Training, process: SimProcess) -> None:
-    """It never runs again, and its kernel goes on to answer."""
+    """Freeze a process: it never runs again, and its kernel goes on to answer."""
     if process.program.inside is None:
         return  # none can judge one that was in no world
     training.excuses.add(process.id, FOREVER_SECONDS)
@@ -195,7 +196,7 @@ def _freeze(training: Training, process: SimProcess) -> None:
 
 
 def _stop_all(training: Training, process: SimProcess) -> None:
-    """A cluster of virtual machines stands still, and comes back bit by bit."""
+    """Stop all machines, as a cluster of virtual ones may, and let them come back bit by bit."""
     seconds = 0.5 + training.random.random() * 4.0
     if any(one.state is ProcessState.STOPPED for one in training.living()):
         return
@@ -258,7 +259,7 @@ def _find_sick(training: Training, process: SimProcess) -> None:
 
 
 def _replace(training: Training, process: SimProcess) -> None:
-    """A newer process takes the seat of one that lives."""
+    """Let a newer process take the seat of one that lives."""
     seat = process.peer.seat
     number = training.newest(seat).peer.incarnation + 1
     if training.network.whole:

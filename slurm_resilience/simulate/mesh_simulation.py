@@ -149,7 +149,7 @@ class MeshRun:
         return [process for process in self.processes.values() if process.alive]
 
     def newest(self, seat: int) -> SimProcess:
-        """The process that took a seat last."""
+        """Return the process that took a seat last."""
         taken = [process for process in self.processes.values() if process.peer.seat == seat]
         return max(taken, key=lambda process: process.peer.incarnation)
 
@@ -164,7 +164,7 @@ class MeshRun:
             self._plan.died(process, power)
 
     def find(self, node: str, dead: bool) -> None:
-        """An observer tells all processes that a node is lost."""
+        """Tell all processes, as an observer does, that a node is lost."""
         finding = NodeLost(node, "it is broken", dead)
         for process in self.living():
             if process.peer.node == node:
@@ -179,7 +179,7 @@ class MeshRun:
         return [process.peer for process in self.processes.values()]
 
     def process(self, peer_id: str) -> SimProcess | None:
-        """A process by its id."""
+        """Return a process by its id."""
         return self.processes.get(peer_id)
 
     def outcome(self) -> int | None:
@@ -187,7 +187,7 @@ class MeshRun:
         return self._outcome
 
     def ended(self, process: SimProcess, code: int) -> None:
-        """A process has ended by itself."""
+        """Note that a process has ended by itself."""
         if not process.alive:
             return
         if code == 0:
@@ -216,7 +216,7 @@ class MeshRun:
     # -- collectives --------------------------------------------------------------------------
 
     def arrive(self, process: SimProcess, turn: int) -> None:
-        """A process waits for the others of its world; the last one completes the collective."""
+        """Let a process wait for the others of its world; the last one completes the collective."""
         view = process.program.inside
         assert view is not None
         here = self._waiting.setdefault((view.generation, turn), set())

@@ -105,23 +105,23 @@ class Surroundings(Protocol):
         ...
 
     def process(self, peer_id: str) -> SimProcess | None:
-        """A process by its id."""
+        """Return a process by its id."""
         ...
 
     def outcome(self) -> int | None:
-        """The exit code in the rendezvous."""
+        """Return the exit code in the rendezvous."""
         ...
 
     def arrive(self, process: SimProcess, turn: int) -> None:
-        """A process waits in its block for the others' ``turn``-th collective."""
+        """Wait in the block for the others' ``turn``-th collective."""
         ...
 
     def gave_up(self, process: SimProcess, peer: Peer, reason: str) -> None:
-        """A process goes on without a peer."""
+        """Note that a process goes on without a peer."""
         ...
 
     def ended(self, process: SimProcess, code: int) -> None:
-        """A process has ended by itself."""
+        """Note that a process has ended by itself."""
         ...
 
     def note(self, process: SimProcess, text: str) -> None:
@@ -255,7 +255,7 @@ class SimProcess:
             self._turn()
 
     def lose(self, connection: SimConnection, cause: CloseCause) -> None:
-        """A connection has ended."""
+        """Note that a connection has ended."""
         if not self.alive:
             return
         if self.state is ProcessState.STOPPED:
@@ -308,7 +308,7 @@ class SimProcess:
     # -- the membership -----------------------------------------------------------------------
 
     def tell(self, event: Event) -> None:
-        """An event from outside: a finding, or an error of the program."""
+        """Take an event from outside: a finding, or an error of the program."""
         if not self.alive:
             return
         if self.state is ProcessState.STOPPED:
@@ -432,7 +432,7 @@ class SimProcess:
             self.tell(LocalEnd(GenerationEnd(view.generation, "it hangs", "", "hang")))
 
     def complete(self, view: View, step: int) -> None:
-        """A collective of this process's world is done."""
+        """Complete a collective of this process's world."""
         if not self.alive:
             return
         if self.state is ProcessState.STOPPED:
@@ -463,7 +463,7 @@ class SimProcess:
         return True
 
     def fail(self) -> None:
-        """The program raises an error."""
+        """Raise an error in the program."""
         view = self.program.inside
         if view is None or self.program.leaving or self.state is not ProcessState.RUNNING:
             return

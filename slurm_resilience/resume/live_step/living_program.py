@@ -72,7 +72,7 @@ def living_command(command: SrunCommand) -> SrunCommand:
 
 
 def _shell_text(words: Sequence[str]) -> str:
-    """The text that a shell is given by -c; empty: it runs a file."""
+    """Return the text that a shell is given by -c; empty: it runs a file."""
     for index, word in enumerate(words):
         if not word.startswith("-"):
             return ""
@@ -83,7 +83,8 @@ def _shell_text(words: Sequence[str]) -> str:
 
 
 def _commands(text: str) -> Iterator[list[str]]:
-    """The single commands of a shell's text, as far as they can be told apart without a shell."""
+    """Yield the single commands of a shell's text, as far as they can be told apart without a
+    shell."""
     lexer = shlex.shlex(text.replace("\n", " ; "), posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     command: list[str] = []

@@ -161,7 +161,7 @@ class Prefetcher:
             return self._before.get(number)
 
     def remember(self, number: int, before: SourceSample) -> None:
-        """The other direction: a stream goes on from here at batch ``number``."""
+        """Remember, in the other direction, that a stream goes on from here at batch ``number``."""
         with self._changed:
             self._before[number] = before
 
@@ -209,7 +209,7 @@ class Prefetcher:
                 self._changed.notify_all()
 
     def _wanted(self) -> int | None:
-        """The first batch of the window that is not ready; None: nothing to do now."""
+        """Return the first batch of the window that is not ready; None: nothing to do now."""
         for number in range(self.next, self.next + max(self._lengths.ahead, int(self._asked))):
             if self.end is not None and number >= self.end:
                 return None

@@ -1,9 +1,4 @@
-"""The product's source as trees, for the tests of the house's rules.
-
-`house_known.txt` lists the offenders that stood when a rule was written, a line `rule: offender`
-each. It may only shrink: a test fails for an offender that is not in it, and for a line of it that
-offends no longer.
-"""
+"""The product's source as trees, for the tests of the house's rules."""
 
 from __future__ import annotations
 
@@ -16,7 +11,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "slurm_resilience"
 FILES = sorted(PACKAGE.rglob("*.py"))
-KNOWN = Path(__file__).with_name("house_known.txt")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -87,15 +81,6 @@ def _text(node: ast.stmt | None) -> str:
 
 
 def judge(rule: str, offenders: Iterable[str | tuple[str, str]]) -> None:
-    """Fail for a new offender of a rule, and for a known one that offends no longer.
-
-    An offender is a name, or a name and what to show of it.
-    """
-    found = [(item, item) if isinstance(item, str) else item for item in offenders]
-    lines = KNOWN.read_text(encoding="utf-8").splitlines() if KNOWN.exists() else []
-    known = {line.partition(": ")[2] for line in lines if line.startswith(f"{rule}: ")}
-    new = [shown for name, shown in found if name not in known]
-    assert not new, f"{rule}:\n  " + "\n  ".join(new)
-    mended = sorted(known - {name for name, _ in found})
-    edits = " ".join(f"-e '\\|^{rule}: {name}$|d'" for name in mended)
-    assert not mended, f"{rule}: mended; now run  sed -i {edits} {KNOWN.relative_to(ROOT)}"
+    """Fail if a rule has an offender: a name, or a name and what to show of it."""
+    shown = [item if isinstance(item, str) else item[1] for item in offenders]
+    assert not shown, f"{rule}:\n  " + "\n  ".join(shown)

@@ -196,6 +196,8 @@ def test_nobody_reads(site: Site, where: str) -> None:
         pytest.skip("excused: plain srun of this release hangs when its standard output is closed")
     program = "echo o; echo e >&2; sleep 0.3; echo o; echo e >&2; echo done >>done; exit 3"
     plain, supervised = site.shell(f"$SRUN -n1 sh -c '{program}' {where}; echo ${{PIPESTATUS[0]}}")
+    if plain.stdout.splitlines()[-1] == "137" and root is not None:
+        pytest.skip("excused: plain srun of this release kills its step when the reader has gone")
     assert plain.stdout.splitlines()[-1] == "3"
     assert supervised.stdout == plain.stdout
     assert (site.directory / "done").read_text() == "done\n" * 2

@@ -103,3 +103,9 @@ def test_every_requirement_is_pinned_exactly() -> None:
 
 def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_every_test_file_has_a_name_of_its_own() -> None:
+    """pytest loads only one of two; `scripts/test --fast` may not see the other."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []

@@ -104,6 +104,10 @@ def main() -> None:
         LabOwner(owner).say(error=line, kind="LabError")
         sys.exit(1)
     _live(name, directory, LabOwner(owner))
+    sys.stderr.flush()
+    # `up` takes the end of the socket for the keeper's own: it must not close before, as it would
+    # while Python tidies up.
+    os._exit(0)
 
 
 def _live(name: str, directory: Path, owner: LabOwner) -> None:

@@ -37,7 +37,7 @@ NAMES_A_USER = {
     "lab/cluster.py",
     "tests/unit/test_house_words.py",
     "tests/cluster/test_lab.py",
-    "tests/training/test_mesh_store.py",
+    "tests/training/test_torch_mesh_store.py",
 }
 """Files in which `nobody` is a name: the user of that name, a value of a test, this list."""
 

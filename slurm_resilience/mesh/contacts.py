@@ -53,6 +53,8 @@ class Contacts:
         self._by_id: dict[str, Contact] = {}
         self._states: dict[int, ConnectionState] = {}
         self._owners: dict[int, str] = {}
+        self._ended_on_purpose: set[int] = set()
+        """Connections of which the other side has said that their end is no death."""
 
     def __contains__(self, peer_id: str) -> bool:
         return peer_id in self._by_id
@@ -108,6 +110,15 @@ class Contacts:
         contact.connection = kept
         self._move(dropped, ConnectionState.FINISHING if finish else ConnectionState.SUPERSEDED)
 
+    def expect_end(self, connection: int) -> None:
+        """Note that the other side ends a connection on purpose."""
+        if connection in self._states:
+            self._ended_on_purpose.add(connection)
+
+    def ends_on_purpose(self, connection: int) -> bool:
+        """Return if the end of a connection says nothing of its peer's life."""
+        return connection in self._ended_on_purpose
+
     def close(self, connection: int) -> Contact | None:
         """Forget a connection; return the contact that is lost with it, if it was the last one."""
         state = self._states.get(connection)
@@ -116,6 +127,7 @@ class Contacts:
         self._move(connection, ConnectionState.CLOSED)
         owner = self._owners.pop(connection)
         del self._states[connection]
+        self._ended_on_purpose.discard(connection)
         if state is not ConnectionState.CURRENT or self._promote(owner):
             return None
         return self._by_id.pop(owner)
@@ -136,6 +148,7 @@ class Contacts:
         for number in numbers:
             self._move(number, ConnectionState.CLOSED)
             del self._states[number], self._owners[number]
+            self._ended_on_purpose.discard(number)
         self._by_id.pop(peer_id, None)
         return numbers
 

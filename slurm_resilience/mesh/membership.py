@@ -56,6 +56,7 @@ from slurm_resilience.mesh.messages import (
     NodeLost,
     Roster,
     StatusUpdate,
+    Superseded,
     WorldKnown,
 )
 from slurm_resilience.mesh.model import (
@@ -362,7 +363,8 @@ class Membership:
             contact.status = event.status
         self.contacts.supersede(contact, kept, dropped, finish=mine)
         if mine:
-            self._effects.append(Finish(dropped))
+            # The one that is kept may be dead at its other end, which then counts this one.
+            self._effects += [Send((dropped,), Superseded()), Finish(dropped)]
 
     def _clear_seat(self, peer: Peer, now: float) -> None:
         """Clear a seat for a newer process: an older one there is dead, or must go."""
@@ -384,6 +386,8 @@ class Membership:
     def _part(self, event: ConnectionClosed, now: float) -> None:
         owner = self.contacts.owner(event.connection)
         counted = owner is not None and owner.connection == event.connection
+        on_purpose = self.contacts.ends_on_purpose(event.connection)
+        cause = "reset" if on_purpose and event.cause == "closed" else event.cause
         contact = self.contacts.close(event.connection)
         if contact is None:
             if owner is not None and counted:
@@ -392,8 +396,8 @@ class Membership:
         if contact.status.phase == "done" and self.status.phase == "done":
             self._news()
             return
-        self._lose(contact.peer, event.reason, event.cause == "closed", now)
-        if event.cause == "reset" and not self.standing.evicted:
+        self._lose(contact.peer, event.reason, cause == "closed", now)
+        if cause == "reset" and not self.standing.evicted:
             # Dead, or it took this process for lost: its machine can tell.
             self._effects.append(Dial(contact.peer))
 
@@ -481,6 +485,8 @@ class Membership:
                 self._lose_node(finding, now)
             case Evict(reason=reason):
                 self._leave_the_others(reason, now)
+            case Superseded():
+                self.contacts.expect_end(event.connection)
             case Leaving(reason=reason):
                 if contact is not None:
                     self._let_go(contact, reason, now)
@@ -690,7 +696,10 @@ class Membership:
         if goes_on and any(m.status.generation == number for m in busy):
             return False
         if any(m.status.generation > number for m in busy):
-            return False  # a living world without this process: it is asked in at a boundary
+            # A living world without this process: it is asked in at a boundary. The members of that
+            # world may not see those that are still inside the ended one.
+            self._hurry([m for m in busy if m.status.generation <= number], now)
+            return False
         if busy:
             self._hurry(busy, now)
         return not any(m.peer.id == self.me.id or m.peer.id in self.contacts for m in busy)

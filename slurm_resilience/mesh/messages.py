@@ -13,7 +13,7 @@ import msgspec
 from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View
 from slurm_resilience.wire.frames import FrameCodec
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_FRAME_BYTES = 64 << 20
 """Bytes. The largest message is a value of the store, or the view of a large world."""
 MAX_UNPROVEN_BYTES = 16 << 10
@@ -133,6 +133,10 @@ class Leaving(msgspec.Struct, frozen=True, tag="bye"):
     reason: str = ""
 
 
+class Superseded(msgspec.Struct, frozen=True, tag="superseded"):
+    """Another connection to you counts for me: this one ends now, and its end is no death."""
+
+
 Message = (
     PeerChallenge
     | PeerHello
@@ -149,6 +153,7 @@ Message = (
     | NodeLost
     | Evict
     | Leaving
+    | Superseded
 )
 
 FRAMES: FrameCodec[Message] = FrameCodec(Message, MAX_FRAME_BYTES)

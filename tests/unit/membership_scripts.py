@@ -55,6 +55,7 @@ from slurm_resilience.mesh.messages import (
     NodeLost,
     Roster,
     StatusUpdate,
+    Superseded,
     WorldKnown,
 )
 from slurm_resilience.mesh.model import (
@@ -197,6 +198,7 @@ class Script:
             (r"tells of (\S+) of (.+)", lambda m: WorldKnown(self._new_view(m[1], m[2]))),
             (r"evicts me", lambda _: Evict("it is not needed")),
             (r"leaves", lambda _: Leaving("it goes")),
+            (r"counts another connection", lambda _: Superseded()),
             (r"knows (.+)", lambda m: Roster(tuple(map(peer, m[1].split())))),
         ]
         for pattern, make in words:
@@ -272,6 +274,8 @@ class Script:
                 return f"evict: {reason}"
             case Leaving(reason=reason):
                 return f"leaving: {reason}"
+            case Superseded():
+                return "another connection counts"
             case NodeLost(node=node, dead=dead):
                 return f"{node} is {'dead' if dead else 'sick'}"
             case Roster(peers=peers):

@@ -267,6 +267,13 @@ def test_a_node_that_slurm_forgot_ends_its_incident() -> None:
     assert advance(world(incidents=(incident("gone"),))).event is NodeEvent.REMOVED
 
 
+@pytest.mark.parametrize("state", [s for s in NodeState if s.is_coming_back])
+def test_a_node_that_slurm_forgot_is_not_probed(state: NodeState) -> None:
+    seen = world(incidents=(incident("gone", state=state),))
+    assert actions(seen, act.ProbeNode) == []
+    assert advance(seen).event is NodeEvent.REMOVED
+
+
 def test_marked_without_work_is_replaced() -> None:
     seen = world(MARKED, agents=(agent(),), incidents=(incident(),))
     assert actions(seen, act.StartReplacement) == [act.StartReplacement("n1", 1)]

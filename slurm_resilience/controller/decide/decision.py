@@ -64,7 +64,7 @@ def decide(
     probes += [
         ProbeNode(incident.node)
         for incident in snapshot.incidents.values()
-        if incident.state.is_coming_back
+        if incident.state.is_coming_back and incident.node in snapshot.nodes
     ]
     if snapshot.paused:
         sentence = f"paused ({snapshot.paused}): nothing is done"

@@ -326,6 +326,17 @@ def test_a_replacement_waits_for_its_backoff_its_turn_and_a_program() -> None:
     assert "waiting for a person" in actions(seen, act.RaiseAlarm)[0].text
 
 
+def test_nodes_that_are_empty_at_the_same_time_take_turns() -> None:
+    names = ("n1", "n2", "n3", "n4")
+    nodes = [node(name, "IDLE+FAIL", REPLACE) for name in names]
+    waiting = tuple(incident(name, state=NodeState.EMPTY, id=i) for i, name in enumerate(names, 2))
+    running = incident("x1", state=NodeState.REPAIRING)
+    three_at_a_time = config(replace={"max_running": 3})
+    seen = world(*nodes, agents=tuple(map(agent, names)), incidents=(running, *waiting))
+    started = actions(seen, act.StartReplacement, three_at_a_time)
+    assert [start.node for start in started] == ["n1", "n2"]
+
+
 def replacing(run: Run | None, **more: Any) -> ClusterSnapshot:
     runs = {1: run} if run else {}
     known = incident(state=NodeState.REPAIRING, attempts=1, **more)

@@ -28,7 +28,7 @@ from slurm_resilience.controller.decide.hints import leaked_gres, near_misses
 from slurm_resilience.controller.decide.intake import take_in
 from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
 from slurm_resilience.controller.decide.marking import marks, requests
-from slurm_resilience.controller.decide.node_events import leave_rest, progress
+from slurm_resilience.controller.decide.node_events import leave_rest, progress_of_all
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.observe import ClusterSnapshot
@@ -76,8 +76,7 @@ def decide(
     marked, withheld = marks(snapshot, diagnoses, config)
     actions: list[Action] = [*probes, *answers, *marked, *withheld]
     actions += requests(snapshot, diagnoses, config)
-    for incident in snapshot.incidents.values():
-        actions += progress(snapshot, config, incident, diagnoses.get(incident.node))
+    actions += progress_of_all(snapshot, config, diagnoses)
     actions += notifications(snapshot, diagnoses)
     actions += requeues(snapshot)
     actions += priorities(snapshot)

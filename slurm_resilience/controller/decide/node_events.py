@@ -5,7 +5,7 @@ This module finds the event; which state follows is the table's (`node_lifecycle
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from slurm_resilience.config import Config
 from slurm_resilience.controller.actions import (
@@ -50,6 +50,21 @@ def leave_rest(snapshot: ClusterSnapshot) -> Iterator[Transition]:
         elif not is_kept and not is_requested:
             text = f"{node.state}: no person keeps the node any more"
             yield _move(incident, NodeEvent.RELEASED, text)
+
+
+def progress_of_all(
+    snapshot: ClusterSnapshot, config: Config, diagnoses: Mapping[str, NodeDiagnosis]
+) -> Iterator[Action]:
+    """Find the progress of every open incident, oldest first: replacements take turns."""
+    incidents = sorted(snapshot.incidents.values(), key=lambda incident: incident.id)
+    running = sum(incident.state.is_running_program for incident in incidents)
+    for incident in incidents:
+        for action in progress(snapshot, config, incident, diagnoses.get(incident.node)):
+            if isinstance(action, StartReplacement):
+                if running >= config.replace.max_running:
+                    continue
+                running += 1
+            yield action
 
 
 def progress(
@@ -131,8 +146,7 @@ def _towards_repair(
         text = "no replacement program is configured (replace.program): waiting for a person"
         yield RaiseAlarm(f"program-{incident.id}", text, node.name, incident=incident.id)
         return
-    running = sum(other.state.is_running_program for other in snapshot.incidents.values())
-    if snapshot.now >= incident.next_try and running < config.replace.max_running:
+    if snapshot.now >= incident.next_try:
         yield StartReplacement(node.name, incident.id)
 
 

@@ -117,6 +117,21 @@ def test_findings_are_dealt_with_by_a_person_or_a_repair_alone(tmp_path: Path) -
     assert journal.settled() == {"n1": 10.0}
 
 
+def test_a_refused_commit_leaves_no_transaction_open(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+
+    def refuse_commit(action: int, argument: str | None, *_: str | None) -> int:
+        is_commit = action == sqlite3.SQLITE_TRANSACTION and argument == "COMMIT"
+        return sqlite3.SQLITE_DENY if is_commit else sqlite3.SQLITE_OK
+
+    journal._db.set_authorizer(refuse_commit)
+    with pytest.raises(sqlite3.Error):
+        detected(journal, "n1")
+    journal._db.set_authorizer(None)
+    assert journal.incidents() == []
+    assert detected(journal, "n2").state is NodeState.SUSPECT
+
+
 def test_a_new_journal_does_not_give_an_old_runs_number_again(tmp_path: Path) -> None:
     for name in ("3-1", "12-2", "odd", "x-1"):
         (tmp_path / "runs" / name).mkdir(parents=True)

@@ -418,6 +418,25 @@ def test_not_back_yet(speaks: Any, answered: bool) -> None:
     assert actions(returning(speaks, answered), act.ReturnNode) == []
 
 
+@pytest.mark.parametrize("state", [s for s in NodeState if s.is_coming_back])
+def test_a_person_who_drains_a_node_on_its_way_back_keeps_it(state: NodeState) -> None:
+    drained = node(state="IDLE+DRAIN", reason="I look at it")
+    known = incident(state=state, run_ended=NOW - 10, resumed=NOW - 1)
+    back, answers = agent(boot_id="boot-2"), {"n1": probes("answered")}
+    seen = world(drained, agents=(back,), incidents=(known,), probes=answers)
+    assert actions(seen, act.ReturnNode) == []
+    assert advance(seen).event is NodeEvent.TAKEN_OVER
+
+
+@pytest.mark.parametrize("reason", ["Action:Reboot : reboot issued", "Node unexpectedly rebooted"])
+def test_what_slurm_adds_to_the_reason_keeps_no_node(reason: str) -> None:
+    known = incident(state=NodeState.VALIDATING, action=REBOOT, run_ended=NOW - 10)
+    back, answers = agent(boot_id="boot-2"), {"n1": probes("answered")}
+    rebooted = node(state="DOWN", reason=reason)
+    seen = world(rebooted, agents=(back,), incidents=(known,), probes=answers)
+    assert actions(seen, act.ReturnNode) == [act.ReturnNode("n1", 1)]
+
+
 def test_a_probe_from_before_the_programs_end_says_nothing() -> None:
     assert actions(returning(agent(boot_id="boot-2"), ended=0.2), act.ReturnNode) == []
 

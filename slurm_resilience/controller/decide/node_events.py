@@ -80,6 +80,10 @@ def progress(
         text = f"a reason that cannot be read for certain holds the node: {node.reason}"
         yield _move(incident, NodeEvent.TAKEN_OVER, text)
         return
+    if incident.state.is_coming_back and _is_kept_instead(incident, node):
+        text = f"{node.state}: kept out for {node.reason!r}"
+        yield _move(incident, NodeEvent.TAKEN_OVER, text)
+        return
     match incident.state:
         case NodeState.SUSPECT:
             yield from _from_suspect(incident, node, diagnosis)
@@ -101,6 +105,14 @@ def progress(
 
 def _move(incident: Incident, event: NodeEvent, reason: str, next_try: float = 0.0) -> Transition:
     return Transition(incident.node, incident.id, event, reason, next_try)
+
+
+def _is_kept_instead(incident: Incident, node: Node) -> bool:
+    """Tell whether a person put a reason in the place of the request.
+
+    A reboot by Slurm only adds to the request: `Action:Reboot : reboot issued`.
+    """
+    return is_kept_by_a_person(node) and not node.reason.startswith(incident.action)
 
 
 def _from_suspect(

@@ -150,7 +150,8 @@ def supervisor_fault(script: Path) -> str:
         first = script.read_bytes().partition(b"\n")[0]
     except OSError as error:
         return error.strerror or str(error)
-    interpreter = Path(os.fsdecode(first.removeprefix(b"#!").strip()))
+    words = first.removeprefix(b"#!").split() or [b""]
+    interpreter = Path(os.fsdecode(words[0]))  # options may follow: #!/usr/bin/python3 -sP
     for file in (script, interpreter.resolve()):
         for path in (file, *file.parents):
             try:

@@ -117,6 +117,13 @@ def test_sresctlds_own_word(data: dict[str, Any], outcome: str, said: str) -> No
     assert said in judgement.text
 
 
+def test_an_sresctld_that_has_never_read_slurm_says_why() -> None:
+    told = {"blind": "scontrol: timed out", "blind_since": 99.0}
+    judgement = judges.judge_controller(told, 100.0, 2.0)
+    assert judgement.outcome == "wrong"
+    assert "scontrol: timed out" in judgement.text
+
+
 def test_nodes_out_of_service_need_no_sresd() -> None:
     nodes = (Node("n1", "IDLE"), Node("n2", "DOWN"), Node("n3", "IDLE"))
     assert judges.judge_nodes(nodes, {"n1": "connected", "n3": "connected"}).outcome == "ok"
@@ -148,6 +155,8 @@ def test_a_supervisor_that_only_root_can_start() -> None:
         (home / "python").touch(mode=0o755)
         script.write_text(f"#!{home}/python\n")
         script.chmod(0o755)
+        assert probes.supervisor_fault(script) == ""
+        script.write_text(f"#!{home}/python -sP\n")
         assert probes.supervisor_fault(script) == ""
         home.chmod(0o700)
         assert probes.supervisor_fault(script) == f"other users may not execute or enter {home}"

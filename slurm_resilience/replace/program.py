@@ -51,11 +51,8 @@ def start(directory: Path, program: Sequence[str], action: str, node: str, secon
 
     Raises:
         RunExists: the run was started before.
+        SresError: this machine cannot start it.
     """
-    try:
-        directory.mkdir(parents=True)
-    except FileExistsError:
-        raise RunExists(f"{directory} was started before") from None
     argv = [
         sys.executable,
         "-m",
@@ -63,16 +60,23 @@ def start(directory: Path, program: Sequence[str], action: str, node: str, secon
         str(directory),
         str(seconds),
     ]
-    runner = subprocess.Popen(
-        [*argv, "--", *program, action, node],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        close_fds=True,
-    )
-    note_runner(directory, runner.pid)
-    _children.append(runner)
+    try:
+        directory.mkdir(parents=True)
+        runner = subprocess.Popen(
+            [*argv, "--", *program, action, node],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            close_fds=True,
+        )
+        _children.append(runner)
+        note_runner(directory, runner.pid)
+    except FileExistsError:
+        raise RunExists(f"{directory} was started before") from None
+    except OSError as error:
+        # A full disk, or no process left. `status` tells whether it runs all the same.
+        raise SresError(f"the run {directory} cannot be started: {error}") from None
 
 
 def note_runner(directory: Path, pid: int) -> None:

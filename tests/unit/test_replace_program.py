@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_resilience.errors import SresError
 from slurm_resilience.replace import program, program_runner
 from slurm_resilience.replace.program import Run, RunExists
 
@@ -47,6 +48,12 @@ def script(tmp_path: Path) -> Iterator[Callable[[str], list[str]]]:
 def ended(directory: Path) -> Run:
     until(lambda: program.status(directory, time.time()).state != "running", "the run ends")
     return program.status(directory, time.time())
+
+
+def test_a_run_that_the_machine_cannot_start_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("no directory")
+    with pytest.raises(SresError, match="cannot be started"):
+        program.start(tmp_path / "runs" / "1-1", ["/bin/true"], "replace", "n7", 60)
 
 
 def test_it_is_called_with_action_and_node(

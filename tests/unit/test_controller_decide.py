@@ -267,6 +267,15 @@ def test_a_node_that_slurm_forgot_ends_its_incident() -> None:
     assert advance(world(incidents=(incident("gone"),))).event is NodeEvent.REMOVED
 
 
+def test_an_empty_node_that_a_job_came_to_and_that_died_moves_once() -> None:
+    busy = node(state="ALLOCATED+FAIL", reason=REPLACE)
+    known = incident(state=NodeState.EMPTY)
+    gone = {"n1": probes("silent", "silent")}
+    seen = world(busy, agents=(agent(silence=6.0),), incidents=(known,), probes=gone)
+    assert [mark.node for mark in actions(seen, act.MarkNode)] == ["n1"]
+    apply_to_table(seen, decision(seen).actions)
+
+
 @pytest.mark.parametrize("state", [s for s in NodeState if s.is_coming_back])
 def test_a_node_that_slurm_forgot_is_not_probed(state: NodeState) -> None:
     seen = world(incidents=(incident("gone", state=state),))

@@ -76,7 +76,8 @@ def decide(
     marked, withheld = marks(snapshot, diagnoses, config)
     actions: list[Action] = [*probes, *answers, *marked, *withheld]
     actions += requests(snapshot, diagnoses, config)
-    actions += progress_of_all(snapshot, config, diagnoses)
+    moved = frozenset(mark.node for mark in marked if mark.action)
+    actions += progress_of_all(snapshot, config, diagnoses, moved)
     actions += notifications(snapshot, diagnoses)
     actions += requeues(snapshot)
     actions += priorities(snapshot)

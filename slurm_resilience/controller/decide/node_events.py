@@ -5,7 +5,7 @@ This module finds the event; which state follows is the table's (`node_lifecycle
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from slurm_resilience.config import Config
 from slurm_resilience.controller.actions import (
@@ -53,12 +53,24 @@ def leave_rest(snapshot: ClusterSnapshot) -> Iterator[Transition]:
 
 
 def progress_of_all(
-    snapshot: ClusterSnapshot, config: Config, diagnoses: Mapping[str, NodeDiagnosis]
+    snapshot: ClusterSnapshot,
+    config: Config,
+    diagnoses: Mapping[str, NodeDiagnosis],
+    moved: Collection[str] = (),
 ) -> Iterator[Action]:
-    """Find the progress of every open incident, oldest first: replacements take turns."""
+    """Find the progress of open incidents, oldest first: replacements take turns.
+
+    Args:
+        snapshot: the observation.
+        config: limits (`[recovery]`, `[replace]`).
+        diagnoses: of the snapshot.
+        moved: nodes that are marked in this round: they go on in the next.
+    """
     incidents = sorted(snapshot.incidents.values(), key=lambda incident: incident.id)
     running = sum(incident.state.is_running_program for incident in incidents)
     for incident in incidents:
+        if incident.node in moved:
+            continue
         for action in progress(snapshot, config, incident, diagnoses.get(incident.node)):
             if isinstance(action, StartReplacement):
                 if running >= config.replace.max_running:

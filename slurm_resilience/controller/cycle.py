@@ -61,13 +61,17 @@ class Cycle:
     def is_busy(self) -> bool:
         """Tell whether work is under way that needs more frequent looks than the interval."""
         journal, now = self._sources.journal, self._sources.clock.now()
-        return bool(journal.pending_requeues()) or any(
+        try:
+            pending, incidents = journal.pending_requeues(), journal.incidents()
+        except sqlite3.Error:
+            return False  # the next round says so
+        return bool(pending) or any(
             incident.state.is_in_repair
             or (
                 incident.state.waits_for_repair
                 and now - incident.times.marked < RECENTLY_MARKED_SECONDS
             )
-            for incident in journal.incidents()
+            for incident in incidents
         )
 
     def _site(self) -> SiteFacts:

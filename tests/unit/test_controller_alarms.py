@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,3 +102,23 @@ def test_an_alarm_is_published_while_its_cause_lasts(
     clock.pass_time(SHOWN_AFTER_SECONDS)
     controller.cycle()
     assert published(controller)["alarms"] == []
+
+
+def test_a_journal_that_cannot_be_read_does_not_end_sresctld(
+    sresctld: tuple[Controller, FakeSlurm, FakeClock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller, _, clock = sresctld
+    stop = threading.Event()
+
+    def unreadable() -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    def wait(event: threading.Event, seconds: float) -> bool:
+        clock.pass_time(seconds)
+        stop.set()
+        return False
+
+    monkeypatch.setattr(controller.journal, "pending_requeues", unreadable)
+    monkeypatch.setattr(clock, "wait", wait)
+    controller.run(stop)
+    assert "disk I/O error" in published(controller)["blind"]

@@ -216,6 +216,14 @@ def is_kept_by_a_person(node: Node) -> bool:
     return is_out_of_service(node) and is_a_persons(node) and not node.requested_action
 
 
+def is_kept_instead(node: Node, action: str) -> bool:
+    """Tell whether a person put a reason in the place of this request.
+
+    A reboot by Slurm only adds to the request: `Action:Reboot : reboot issued`.
+    """
+    return is_kept_by_a_person(node) and not node.reason.startswith(action)
+
+
 def _held(node: Node) -> str:
     if node.near_miss:
         return (

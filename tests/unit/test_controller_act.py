@@ -344,6 +344,29 @@ def test_a_person_who_was_faster_is_not_overridden(sresctld: Controller) -> None
     assert sresctld.journal.incidents() == []
 
 
+def test_a_person_who_drains_a_node_before_its_resume_keeps_it(
+    sresctld: Controller, runs: dict[Path, Run]
+) -> None:
+    sresctld.slurm.set_node(["n3"], state="fail", reason=REPLACE)
+    sresctld.cycle()
+    sresctld.cycle()
+    (run,) = runs
+    runs[run] = Run("ended", 0, "", sresctld.clock.now())
+    sresctld.cycle()
+    sresctld.clock.pass_time(1)
+    sresctld.comes_back("n3")
+
+    def administrator() -> None:
+        sresctld.slurm.set_node(["n3"], state="drain", reason="I look at it")
+
+    sresctld.slurm.before["node"] = administrator
+    sresctld.cycle()
+    assert sresctld.slurm.node("n3").reason == "I look at it"
+    sresctld.cycle()
+    assert sresctld.incident.state is NodeState.HELD
+    assert "resuming" not in sresctld.events()
+
+
 def test_an_administrators_reason_survives_our_down(sresctld: Controller) -> None:
     sresctld.slurm.submit(3)
     sresctld.slurm.set_node(["n3"], state="drain", reason="new disk")

@@ -9,6 +9,7 @@ from slurm_resilience.config import ReplaceSettings
 from slurm_resilience.controller.act.reporting import Reporter
 from slurm_resilience.controller.actions import ActOutcome, ReturnNode, StartReplacement
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
+from slurm_resilience.controller.diagnose import is_kept_instead
 from slurm_resilience.controller.journal import Incident, IncidentFacts, MachineIdentity
 from slurm_resilience.controller.observe import ClusterSnapshot, run_directory
 from slurm_resilience.model import REBOOT
@@ -69,10 +70,13 @@ class RepairActs:
         program.stop(run_directory(self._state_dir, incident))
 
     def give_back(self, snapshot: ClusterSnapshot, action: ReturnNode) -> None:
-        """Give the node back to Slurm, unless Slurm shows it in service already."""
+        """Give the node back to Slurm, unless it is in service already or a person keeps it."""
         node = self._client.node(action.node)
         text = "Slurm shows it in service already"
         if not node.is_available:
+            if is_kept_instead(node, snapshot.incidents[action.node].action):
+                log.info("%s is kept out meanwhile: %s: not resumed", node.name, node.reason)
+                return
             text = "state=resume"
             self._reporter.event("resuming", text, node=node.name, incident=action.incident)
             self._client.set_node([node.name], state="resume")

@@ -19,6 +19,7 @@ from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeSta
 from slurm_resilience.controller.diagnose import (
     NodeDiagnosis,
     is_kept_by_a_person,
+    is_kept_instead,
     is_out_of_service,
 )
 from slurm_resilience.controller.journal import Incident
@@ -92,7 +93,7 @@ def progress(
         text = f"a reason that cannot be read for certain holds the node: {node.reason}"
         yield _move(incident, NodeEvent.TAKEN_OVER, text)
         return
-    if incident.state.is_coming_back and _is_kept_instead(incident, node):
+    if incident.state.is_coming_back and is_kept_instead(node, incident.action):
         text = f"{node.state}: kept out for {node.reason!r}"
         yield _move(incident, NodeEvent.TAKEN_OVER, text)
         return
@@ -117,14 +118,6 @@ def progress(
 
 def _move(incident: Incident, event: NodeEvent, reason: str, next_try: float = 0.0) -> Transition:
     return Transition(incident.node, incident.id, event, reason, next_try)
-
-
-def _is_kept_instead(incident: Incident, node: Node) -> bool:
-    """Tell whether a person put a reason in the place of the request.
-
-    A reboot by Slurm only adds to the request: `Action:Reboot : reboot issued`.
-    """
-    return is_kept_by_a_person(node) and not node.reason.startswith(incident.action)
 
 
 def _from_suspect(

@@ -84,8 +84,10 @@ class Cycle:
     def _record(self, decision: Decision, diagnoses: dict[str, NodeDiagnosis]) -> None:
         """Publish what the round found and did, for supervisors and `sres`."""
         snapshot, inbox = decision.snapshot, self._sources.inbox
-        raised = [a for a in decision.actions if isinstance(a, RaiseAlarm)]
-        self._alarms = follow(self._alarms, raised, snapshot.now)
+        if not snapshot.paused:
+            # A paused round raises none, whatever their causes do.
+            raised = [a for a in decision.actions if isinstance(a, RaiseAlarm)]
+            self._alarms = follow(self._alarms, raised, snapshot.now)
         incidents = {incident.node: incident for incident in self._sources.journal.incidents()}
         inbox.publish(
             {

@@ -104,6 +104,21 @@ def test_an_alarm_is_published_while_its_cause_lasts(
     assert published(controller)["alarms"] == []
 
 
+def test_a_pause_ends_no_alarm(sresctld: tuple[Controller, FakeSlurm, FakeClock]) -> None:
+    controller, slurm, clock = sresctld
+    slurm.set_node(["n1"], state="fail", reason="action:replace")
+    controller.cycle()
+    controller.journal.pause("a switch is changed")
+    clock.pass_time(SHOWN_AFTER_SECONDS + 1)
+    controller.cycle()
+    (alarm,) = published(controller)["alarms"]
+    assert alarm["over"] == 0.0
+    controller.journal.pause("")
+    slurm.set_node(["n1"], state="resume")
+    controller.cycle()
+    assert published(controller)["alarms"] == []
+
+
 def test_a_journal_that_cannot_be_read_does_not_end_sresctld(
     sresctld: tuple[Controller, FakeSlurm, FakeClock], monkeypatch: pytest.MonkeyPatch
 ) -> None:

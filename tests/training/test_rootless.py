@@ -7,7 +7,8 @@ import secrets
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from slurm_resilience.training.process_group import rootless
+from slurm_resilience.training.process_group.rootless import LEAVES
 
 pytestmark = pytest.mark.training
 SIZE = 3
@@ -94,3 +96,45 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
         rootless(environment, timeout=0.5),
     ):
         pass
+
+
+def seat(number: int, meet: Path) -> dict[str, str]:
+    """Return the environment of one of two ranks."""
+    return {
+        "SRES_MEET": f"dir:{meet}",
+        "SRES_SEAT": str(number),
+        "SRES_SEATS": "2",
+        "SRES_ADDRESS": "127.0.0.1",
+    }
+
+
+def test_a_rank_that_is_through_keeps_the_store_for_one_that_still_forms(tmp_path: Path) -> None:
+    def quick() -> None:
+        with rootless(seat(0, tmp_path), timeout=60) as world:
+            world.store.set("mine", "0")
+
+    other = threading.Thread(target=quick)
+    other.start()
+    with rootless(seat(1, tmp_path), timeout=60) as world:
+        world.store.wait(["mine"])
+        # Either it waits for this rank, or it is gone.
+        while other.is_alive() and not world.store.check([f"{LEAVES}0"]):
+            other.join(0.01)
+        assert other.is_alive()
+        assert world.store.add("count", 1) == 1
+    other.join(60)
+    assert not other.is_alive()
+
+
+def test_a_rank_at_the_end_does_not_wait_for_one_that_failed(tmp_path: Path) -> None:
+    def failing() -> None:
+        with suppress(ArithmeticError), rootless(seat(0, tmp_path), timeout=60) as world:
+            world.store.wait(["formed"])
+            raise ArithmeticError
+
+    other = threading.Thread(target=failing)
+    other.start()
+    with rootless(seat(1, tmp_path), timeout=600) as world:
+        world.store.set("formed", "1")
+    other.join(60)
+    assert not other.is_alive()

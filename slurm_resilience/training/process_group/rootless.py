@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import NamedTuple
+
+import torch.distributed as dist
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.mesh import Mesh
@@ -21,6 +24,9 @@ from slurm_resilience.training.rank_environment import (
     read_environment,
     this_peer,
 )
+
+LEAVES = "sres/leaves/"
+"""Begin of the keys by which the ranks say that they are at the end of the block."""
 
 
 class RootlessWorld(NamedTuple):
@@ -37,13 +43,14 @@ def rootless(
 ) -> Iterator[RootlessWorld]:
     """Meet the other ranks, and yield a store that lives in all of them.
 
-    The store answers until the block is left or another rank leaves or dies. Groups that were
-    formed by then work on; form new ones only while all ranks are inside.
+    The store answers as long as all ranks are inside. A rank that comes to the end of the block
+    waits there for the others, which may still form their groups; one that leaves by an exception,
+    or dies, ends the store for all. Groups that were formed by then work on.
 
     Args:
         environment: says where this rank sits and where the ranks meet, as docs/training.md lists
             it (`SRES_SEAT`, `SRES_SEATS`, `SRES_MEET` …); default: `os.environ`.
-        timeout: seconds to wait for the other ranks.
+        timeout: seconds to wait for the other ranks, at the begin and at the end.
 
     Raises:
         UsageError: the environment makes no sense.
@@ -57,6 +64,17 @@ def rootless(
         if view is None:
             raise UsageError(f"{where.meet}: a training that met here is over; choose another")
         mesh.say(PeerStatus("running", view.generation, 0))
-        yield RootlessWorld(view.rank_of(mesh.me.id), view.size, MeshStore(mesh, view.generation))
+        world = RootlessWorld(view.rank_of(mesh.me.id), view.size, MeshStore(mesh, view.generation))
+        yield world
+        _leave_together(world, timeout)
     finally:
         mesh.close()
+
+
+def _leave_together(world: RootlessWorld, timeout: float) -> None:
+    """Wait until every rank is at the end of the block: its keys go with the first that leaves."""
+    world.store.set(f"{LEAVES}{world.rank}", b"")
+    # The store ends early if a rank died, or saw all keys first. This rank has what it came for.
+    with contextlib.suppress(dist.DistStoreError):
+        keys = [f"{LEAVES}{rank}" for rank in range(world.size)]
+        world.store.wait(keys, timedelta(seconds=timeout))

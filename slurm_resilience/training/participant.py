@@ -198,14 +198,17 @@ class Participant:
 
     def end_update(self, *, complete: bool) -> None:
         """End an update; one that is not complete has left the state void."""
-        self.updating = False
-        if not complete:
-            return
         progress = self.healer.progress
-        self.loaders.commit()
-        progress.step += 1
-        self.updates.updated(tell=self.group.rank == 0)
-        progress.dirty = False
+        try:
+            if not complete:
+                return
+            self.loaders.commit()
+            progress.step += 1
+            self.updates.updated(tell=self.group.rank == 0)
+            progress.dirty = False
+        finally:
+            # Not earlier: an interruption before it is counted would make a whole state void.
+            self.updating = False
         self.healer.committed()
         self.weights.committed()
         if self.watch is not None:

@@ -78,3 +78,22 @@ def test_a_session_knows_what_follows_an_update(session: Any) -> None:
         told.append(session.after_update)
     assert told == [False, False, True] * 3
     assert not session.after_update
+
+
+def test_an_update_counts_as_under_way_until_its_step_is_counted(session: Any) -> None:
+    participant = session._participant
+    seen = []
+
+    def commit() -> None:
+        seen.append((participant.updating, participant.healer.progress.dirty))
+
+    participant.loaders.commit = commit
+    with session.update():
+        pass
+    # An interruption in between would make a whole state void.
+    assert seen == [(True, True)]
+    assert (participant.updating, participant.healer.progress.dirty, session.step) == (
+        False,
+        False,
+        1,
+    )

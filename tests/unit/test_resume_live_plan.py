@@ -68,9 +68,9 @@ S = LiveStepState
 class Script:
     """A training of one seat a node, and the plan that is told of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ResumeSettings = LIMITS) -> None:
         slots = tuple(NodeSlot(rank, node, (rank,)) for rank, node in enumerate(NODES))
-        self.plan = LivePlan(SeatMap(slots, len(NODES), 1), LIMITS)
+        self.plan = LivePlan(SeatMap(slots, len(NODES), 1), limits)
         self.now = 100.0
         self.incarnations = dict.fromkeys(range(len(NODES)), 0)
         self.generation = 1
@@ -333,6 +333,35 @@ def test_a_join_step_that_is_seen_and_never_steps_is_ended(script: Script) -> No
     assert script.plan.joins[0].state is JoinState.CONNECTED
     assert script.tell(Tick(), JOIN_SECONDS - 1) == (), "it has as long again"
     assert only(script.tell(Tick(), 1.0), EndJoin).step == 1
+
+
+def test_a_join_step_that_starts_slowly_is_not_ended_by_the_wait_for_a_node() -> None:
+    """A small `resume.swap_wait` says nothing of the time that a model takes to be built."""
+    script = Script(ResumeSettings(swap_wait=30.0))
+    script.lose()
+    script.see((), (0, 1, 3))
+    script.find("n7")
+    script.tell(JoinStarted(1))
+    assert script.plan.state is S.WAITING
+    assert script.tell(Tick(), 60.0) == (), "it has a limit of its own"
+    script.incarnations[2] = 1
+    script.see((), range(4))
+    assert script.tell(Tick(), 60.0) == (), "its state is being filled"
+    script.generation = 2
+    assert SayJoined in kinds(script.see(range(4)))
+    assert script.plan.state is S.WHOLE
+
+
+def test_a_join_step_that_dies_late_is_started_again() -> None:
+    script = Script(ResumeSettings(swap_wait=30.0))
+    script.lose()
+    script.see((), (0, 1, 3))
+    script.find("n7")
+    script.tell(JoinStarted(1))
+    assert script.tell(Tick(), 60.0) == ()
+    script.tell(TasksDied(1, (0,), "Killed"))
+    assert script.tell(Tick()) == (), "its node may yet turn out to be at fault"
+    assert only(script.tell(Tick(), LIMITS.diagnosis_wait), StartSearch).kind is SearchKind.TASKS
 
 
 # -- the end ----------------------------------------------------------------------------------

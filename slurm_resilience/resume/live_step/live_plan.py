@@ -159,7 +159,7 @@ class LivePlan:
         self._kept_nodes: frozenset[str] = frozenset()
         """Nodes that should be left, but there is nowhere to go."""
         self._waiting_since = 0.0
-        """When the state or a search or a join step last changed."""
+        """When the state or a search or a join step last changed, or tasks died."""
         self._finish: EndAttempt | None = None
         """The last action, once all steps have ended."""
 
@@ -302,6 +302,7 @@ class LivePlan:
         for slot in self.seat_map.slots:
             here = tuple(seat for seat in slot.seats if seat in died and seat in held)
             if here:
+                self._waiting_since = now
                 yield from self._lose_tasks(slot, here, event.reason, now)
         self._update_state(now)
 
@@ -496,9 +497,10 @@ class LivePlan:
 
     def _end_hopeless(self, now: float) -> Iterator[Action]:
         """End a step of which no seat steps, after as long as an idle node is waited for. A search
-        has a limit of its own."""
+        and a join step have limits of their own."""
         waited = now - self._waiting_since
-        if self.state is _S.WAITING and not self._searches and waited > self._limits.swap_wait:
+        under_way = self._searches or any(join.state in _WAITED_FOR for join in self.joins)
+        if self.state is _S.WAITING and not under_way and waited > self._limits.swap_wait:
             unfilled = [loss for loss in self.losses if loss.pending]
             yield from self._end_for(unfilled, f"no seat has stepped for {waited:.0f} s")
 

@@ -364,6 +364,25 @@ def test_a_join_step_that_dies_late_is_started_again() -> None:
     assert only(script.tell(Tick(), LIMITS.diagnosis_wait), StartSearch).kind is SearchKind.TASKS
 
 
+def test_a_join_step_that_waits_for_another_seat_s_node_is_not_ended(script: Script) -> None:
+    """Two nodes are lost, one after the other, and there is one idle node."""
+    script.lose()
+    script.find("n7")
+    script.tell(JoinStarted(1))
+    script.lose(FaultyNode("n4", "no beat", True))
+    script.incarnations[2] = 1
+    script.see((), (0, 1, 2))
+    for _ in range(3):
+        assert script.tell(Tick(), JOIN_SECONDS - 1) == (), "the other node is still looked for"
+    script.find("n8")
+    script.tell(JoinStarted(2))
+    assert script.tell(Tick(), JOIN_SECONDS - 1) == ()
+    script.incarnations[3] = 1
+    script.see((), range(4))
+    ended = script.tell(Tick(), JOIN_SECONDS)
+    assert [action.step for action in ended if isinstance(action, EndJoin)] == [1, 2], "at last"
+
+
 # -- the end ----------------------------------------------------------------------------------
 
 

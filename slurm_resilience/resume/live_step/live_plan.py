@@ -464,7 +464,12 @@ class LivePlan:
             yield from self._fail(loss, event.reason, now)
 
     def _end_late_joins(self, now: float) -> Iterator[Action]:
+        starting = any(join.state is JoinState.STARTING for join in self.joins)
+        others_are_awaited = self.state is _S.WAITING and (self._searches or starting)
         for join in self.joins:
+            if join.state is JoinState.CONNECTED and others_are_awaited:
+                # The training may need the other seats too: its time begins when they are there.
+                join.deadline = now + JOIN_SECONDS
             if join.state in _WAITED_FOR and now >= join.deadline:
                 reason = f"its processes {_WAITED_FOR[join.state]} within {JOIN_SECONDS:.0f} s"
                 yield from self._fail(self._loss(join.loss), reason, now)

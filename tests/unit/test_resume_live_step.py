@@ -39,7 +39,7 @@ from slurm_resilience.wire.messages import AttemptStarted, Evidence, NodeVerdict
 LIMITS = ResumeSettings(grace=0.2, diagnosis_wait=0.05, swap_wait=60.0)
 SRUN = """#!/bin/sh
 echo "$@" >> sruns
-exec sleep 300
+until [ -e end ]; do sleep 0.1; done
 """
 
 
@@ -237,3 +237,14 @@ def test_without_its_plan_a_step_is_only_waited_for(site: Site) -> None:
     """The supervisor falls back to this after a mistake of its own."""
     site.outcome(3)
     assert site.live.let_go().code == 3
+
+
+def test_without_its_plan_a_step_that_lost_seats_has_not_ended_well(site: Site) -> None:
+    site.slurm.refusals["allocate_for"] = SlurmError("none is idle")
+    site.show((0, 2), 2)
+    site.verdict("n2", "dead")
+    site.wait(lambda: "noticed" in site.events())
+    (site.folder / "end").touch()
+    site.wait(site.over.is_set)
+    end = site.live.let_go()
+    assert (end.code, end.faulty) == (1, {"n2": "no beat"})

@@ -512,12 +512,12 @@ class LivePlan:
     def _end_for(self, losses: list[LostSeats], reason: str) -> Iterator[Action]:
         dead = any(loss.cause is LossCause.NODE_DEAD for loss in self.losses if loss.pending)
         noticed = min((loss.noticed for loss in losses), default=None)
-        finish = EndAttempt(0, None, self._faulty_nodes(), stopped_by_us=True, noticed=noticed)
+        finish = EndAttempt(0, None, self.faulty_nodes(), stopped_by_us=True, noticed=noticed)
         self._begin_end(finish)
         yield EndSteps(EndManner.AT_ONCE if dead else EndManner.WITH_GRACE, reason)
 
     def _on_end(self, event: UserEnded | TrainingEnded | StepsEnded) -> Iterator[Action]:
-        faulty = self._faulty_nodes()
+        faulty = self.faulty_nodes()
         match event:
             case TrainingEnded(code, training_step, reason):
                 text = f"the training ended at step {training_step}: {reason}" if code else ""
@@ -544,7 +544,8 @@ class LivePlan:
             yield StopSearches()
             yield self._finish
 
-    def _faulty_nodes(self) -> dict[str, str]:
+    def faulty_nodes(self) -> dict[str, str]:
+        """Return the nodes that were lost and not replaced, with the reason."""
         return {
             loss.slot.node: loss.reason
             for loss in self.losses

@@ -92,20 +92,27 @@ class LiveStep:
 
     def let_go(self) -> StepEnd:
         """Only wait until the attempt is over, without any help."""
+        faulty = self._plan.faulty_nodes()
         while True:
             outcome = read_outcome(self._rendezvous)
             if outcome is not None:
                 self._steps.let_end()
-                return StepEnd(outcome.code, self._steps.step(0), reported_by_training=True)
+                step = self._steps.step(0)
+                return StepEnd(outcome.code, step, faulty=faulty, reported_by_training=True)
             self._steps.release(living_seats(self._training_seen(), self._plan.lost_peers))
             number = self._steps.ended_by_user()
             if number is not None:
                 self._steps.end(at_once=False)
-                return StepEnd(self._steps.step(number).code, self._steps.step(number))
+                step = self._steps.step(number)
+                return StepEnd(step.code, step, faulty=faulty)
             if not self._steps.running:
                 codes = self._steps.codes()
                 number = max(sorted(codes), key=lambda step: codes[step])
-                return StepEnd(codes[number], self._steps.step(number))
+                # A step that lost seats has not ended well, whatever its srun says.
+                pending = any(loss.pending for loss in self._plan.losses)
+                return StepEnd(
+                    codes[number] or int(pending), self._steps.step(number), faulty=faulty
+                )
             self._context.wait_for_news(LOOK_SECONDS)
 
     def _pause(self) -> float:

@@ -13,7 +13,8 @@ from fake_slurm import FakeSlurm
 
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.config import Config
-from slurm_resilience.errors import SlurmUnreachable
+from slurm_resilience.errors import SlurmError, SlurmUnreachable
+from slurm_resilience.model import Job
 from slurm_resilience.resume import recovery
 from slurm_resilience.resume.allocation import swap
 from slurm_resilience.resume.allocation.allocation import Allocation
@@ -91,3 +92,44 @@ def test_a_search_for_nodes_ends_too(
     found = node_search.replace_nodes(context, wanted, lambda: others_go_on, threading.Event())
     assert found is not None and found.chosen.kind == "requeue"
     assert shrinks(slurm) == swap.TRIES
+
+
+class RestartedTwice(FakeSlurm):
+    """slurmctld is restarted, and again, while no node is idle."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__(nodes)
+        away = SlurmUnreachable("Unable to contact slurm controller")
+        none_idle = SlurmError("none is free")
+        self.answers = [none_idle, away, none_idle, away, none_idle]
+
+    def allocate_for(
+        self, job: Job, nodes: int, wait: float, stop: threading.Event | None = None
+    ) -> int:
+        if self.answers:
+            raise self.answers.pop(0)
+        return super().allocate_for(job, nodes, wait, stop)
+
+
+def test_a_slurmctld_that_is_restarted_does_not_end_a_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others may go on, and wait for an idle node, for days."""
+    monkeypatch.setattr(node_search, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(swap, "SALLOC_SECONDS", 0.0)
+    slurm = RestartedTwice(4)
+    slurm.submit(2)
+    slurm.set_node(["n2"], state="fail", reason="marked")
+    context: Any = SimpleNamespace(
+        allocation=Allocation(
+            slurm, slurm.job(1), threading.Event(), patience=0.0, permits_expansion=True
+        ),
+        limits=Config().resume,
+        client=slurm,
+        clock=SystemClock(),
+    )
+    lost = (FaultyNode("n2", "marked", False),)
+    wanted = StartSearch(SearchKind.NODES, lost, ("n1",), 2, 0)
+    found = node_search.replace_nodes(context, wanted, lambda: True, threading.Event())
+    assert found is not None
+    assert (found.chosen.kind, found.nodes) == ("join", ("n3",))

@@ -60,15 +60,18 @@ def grow(
     client, clock = allocation.client, allocation.clock
     began = clock.monotonic()
     told = began
+    answered = False
     while True:
         tried = clock.monotonic() - began
         seconds = max(SALLOC_SECONDS, min(tried, LONGEST_SALLOC_SECONDS, patience - tried))
         try:
             helper = client.allocate_for(allocation.job, count, seconds, stop)
             break
-        except (SlurmUnreachable, NotFound):
-            raise
         except SlurmError as error:
+            # Where Slurm has answered before, it is only away for a while.
+            if isinstance(error, SlurmUnreachable) and not answered:
+                raise
+            answered = True
             waited = clock.monotonic() - began
             if waited > patience:
                 raise NoIdleNode(f"no idle node within {waited:.0f} s") from error

@@ -112,7 +112,7 @@ def replace_nodes(
             added = _take(context, chosen, wanted, others_go_on, stop)
         except swap.NoIdleNode as error:
             # While the others go on they lose nothing by waiting; a requeue would cost their work.
-            failed = "" if others_go_on() else str(error)
+            failed, unanswered = "" if others_go_on() else str(error), 0
             continue
         except (SlurmError, NotFound) as error:
             unanswered += isinstance(error, SlurmUnreachable)

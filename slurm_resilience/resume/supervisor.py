@@ -141,7 +141,8 @@ class Supervisor:
             if step is None:
                 raise
             report.say(f"not resumed: {error}")
-            return self._last_code(step)
+            # A step that still runs dies with this process: it has no code of its own.
+            return error.exit_code if step.running else self._last_code(step)
         finally:
             self._context.link.close()
             self._fence.remove()

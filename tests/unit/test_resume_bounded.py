@@ -21,6 +21,7 @@ from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.live_step import node_search
 from slurm_resilience.resume.live_step.live_events import FaultyNode, SearchKind, StartSearch
+from slurm_resilience.resume.srun import signals
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.resume.supervisor_link import SupervisorLink
@@ -48,16 +49,8 @@ def shrinks(slurm: FakeSlurm) -> int:
     return sum(call[0] == "shrink" for call in slurm.calls)
 
 
-def test_the_supervisor_requeues_the_job(
-    slurm: NoSecondResize,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    requeued: list[str] = []
-    monkeypatch.setattr(recovery, "requeue", lambda *words: requeued.append(words[3]))
-    supervisor = Supervisor(
+def supervisor_of(slurm: FakeSlurm) -> Supervisor:
+    return Supervisor(
         Config(),
         slurm,
         SupervisorLink("localhost", 1, 1, "", frozenset({0})),
@@ -68,6 +61,18 @@ def test_the_supervisor_requeues_the_job(
         permits_expansion=True,
         environment={"SLURM_NNODES": "2"},
     )
+
+
+def test_the_supervisor_requeues_the_job(
+    slurm: NoSecondResize,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    requeued: list[str] = []
+    monkeypatch.setattr(recovery, "requeue", lambda *words: requeued.append(words[3]))
+    supervisor = supervisor_of(slurm)
     supervisor._history.append(Ending(1, 60.0, True, "RUNNING", {"n2": "marked"}))
     assert supervisor._next(CAUSE, 0.0, 1) is None
     assert shrinks(slurm) == swap.TRIES
@@ -133,3 +138,19 @@ def test_a_slurmctld_that_is_restarted_does_not_end_a_search(
     found = node_search.replace_nodes(context, wanted, lambda: True, threading.Event())
     assert found is not None
     assert (found.chosen.kind, found.nodes) == ("join", ("n3",))
+
+
+def test_a_supervisor_that_gives_up_a_running_step_has_not_ended_well(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """srun dies with its supervisor: the job's script must not take that for a good end."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signals, "receive", lambda _: None)
+    supervisor = supervisor_of(slurm)
+
+    def watch(step: object) -> None:
+        raise SlurmUnreachable("Unable to contact slurm controller")
+
+    monkeypatch.setattr(supervisor, "_start", lambda _: SimpleNamespace(running=True, code=0))
+    monkeypatch.setattr(supervisor, "_watch", watch)
+    assert supervisor.run() == SlurmUnreachable.exit_code

@@ -197,7 +197,9 @@ class Supervisor:
                 continue
             context.wake.clear()
             bad = context.link.faulty()
-            if bad and frozenset(bad) != kept_nodes:
+            dead = any(verdict.verdict == "dead" for verdict in bad.values())
+            # A node that could not be left may have died since.
+            if dead or (bad and frozenset(bad) != kept_nodes):
                 if self._can_leave(bad):
                     return self._stop(step, bad)
                 kept_nodes = frozenset(bad)

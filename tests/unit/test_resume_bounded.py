@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from slurm_resilience.resume.srun import signals
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.resume.supervisor_link import SupervisorLink
+from slurm_resilience.wire.messages import AttemptStarted, Evidence, NodeVerdict
 
 CAUSE = Cause("node", "n2 is marked", ("n2",))
 
@@ -154,3 +156,42 @@ def test_a_supervisor_that_gives_up_a_running_step_has_not_ended_well(
     monkeypatch.setattr(supervisor, "_start", lambda _: SimpleNamespace(running=True, code=0))
     monkeypatch.setattr(supervisor, "_watch", watch)
     assert supervisor.run() == SlurmUnreachable.exit_code
+
+
+def test_a_node_that_could_not_be_left_is_left_when_it_dies(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    supervisor = supervisor_of(slurm)
+    link = supervisor._context.link
+    link.attempt(AttemptStarted(1, ("n1", "n2")))
+    asked: list[str] = []
+
+    def can_leave(bad: dict[str, NodeVerdict]) -> bool:
+        verdict = bad["n2"].verdict
+        asked.append(verdict)
+        if verdict == "sick":
+            link._note(Evidence((NodeVerdict("n2", "dead", "no beat"),)))
+        return verdict == "dead"
+
+    monkeypatch.setattr(supervisor, "_can_leave", can_leave)
+    monkeypatch.setattr(supervisor, "_stop", lambda step, bad: sorted(bad))
+    link._note(Evidence((NodeVerdict("n2", "sick", "Xid 64"),)))
+    step: Any = Running(5)
+    with contextlib.ExitStack() as stack:
+        assert supervisor._until_end(step, stack) == ["n2"]
+    assert asked == ["sick", "dead"]
+
+
+class Running:
+    """A step that ends after so many looks."""
+
+    code = 0
+
+    def __init__(self, looks: int) -> None:
+        self._looks = looks
+
+    @property
+    def running(self) -> bool:
+        self._looks -= 1
+        return self._looks > 0

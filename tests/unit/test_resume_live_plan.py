@@ -383,6 +383,13 @@ def test_a_join_step_that_waits_for_another_seat_s_node_is_not_ended(script: Scr
     assert [action.step for action in ended if isinstance(action, EndJoin)] == [1, 2], "at last"
 
 
+def test_a_node_that_could_not_be_left_is_left_when_it_dies(script: Script) -> None:
+    script.tell(NodesFaulty((SICK,)))
+    script.tell(LeaveJudged((SICK,), False))
+    assert script.tell(NodesFaulty((SICK,))) == ()
+    assert kinds(script.tell(NodesFaulty((DEAD,)))) == [TellTraining, LeaveNode]
+
+
 # -- the end ----------------------------------------------------------------------------------
 
 

@@ -248,3 +248,20 @@ def test_without_its_plan_a_step_that_lost_seats_has_not_ended_well(site: Site) 
     site.wait(site.over.is_set)
     end = site.live.let_go()
     assert (end.code, end.faulty) == (1, {"n2": "no beat"})
+
+
+def test_slurm_gives_up_a_node_that_could_not_be_left(site: Site) -> None:
+    judged = threading.Event()
+
+    def can_leave(bad: object) -> bool:
+        judged.set()
+        return False
+
+    site.live._can_leave = can_leave
+    site.verdict("n2", "sick")
+    assert judged.wait(30)
+    assert "noticed" not in site.events()
+    site.first.failed_nodes.add("n2")
+    site.wake.set()
+    site.wait(lambda: ("find", "n2", True) in site.watched.told)
+    site.outcome(0)

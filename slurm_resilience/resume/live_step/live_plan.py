@@ -258,13 +258,15 @@ class LivePlan:
             for faulty in event.nodes
             if faulty.node not in lost and self.seat_map.slot_of(faulty.node) is not None
         )
-        if not nodes or frozenset(faulty.node for faulty in nodes) == self._kept_nodes:
+        any_dead = any(faulty.dead for faulty in nodes)
+        kept = not any_dead and frozenset(faulty.node for faulty in nodes) == self._kept_nodes
+        if not nodes or kept:
             return
         for faulty in nodes:
             if faulty.dead:
                 # Before anything else: the others wait for it.
                 yield TellTraining(faulty)
-        if any(faulty.dead for faulty in nodes):
+        if any_dead:
             yield from self._leave(nodes, now)
         else:
             yield AskToLeave(nodes)

@@ -156,8 +156,11 @@ class LiveStep:
         }
         given_up = list(self._steps.failed_nodes())
         for slot in self._plan.seat_map.slots:
+            known = faulty.get(slot.node)
+            if known is not None and known.dead:
+                continue
             if any(node == slot.node and seats & set(slot.seats) for node, seats in given_up):
-                faulty.setdefault(slot.node, ev.FaultyNode(slot.node, "Slurm gave it up", True))
+                faulty[slot.node] = ev.FaultyNode(slot.node, "Slurm gave it up", True)
         if faulty:
             self._tell(ev.NodesFaulty(tuple(faulty.values())))
 

@@ -72,6 +72,8 @@ from slurm_resilience.mesh.model import (
 )
 from slurm_resilience.mesh.world_plan import WorldRules
 
+STALE_BEATS = 2
+"""Beats without a word after which a spare is not counted on this side of a cut."""
 STRIKES = 2
 """Generations that failed because of one peer, before the others go on without it."""
 LAST_COPY = 3
@@ -755,6 +757,7 @@ class Membership:
             waited,
             bool(worked),
             self.losses.unseen,
+            self._stale(now),
         )
         if proposal.members is None:
             if proposal.again is not None:
@@ -763,6 +766,11 @@ class Membership:
             self._wait_on(proposal.reason, now)
         elif any(member.peer.id == self.me.id for member in proposal.members):
             self._form(proposal.members, proposal.reason, present, now)
+
+    def _stale(self, now: float) -> frozenset[str]:
+        """Return the peers of which the last beats are missing."""
+        limit = STALE_BEATS * self.beat_seconds
+        return frozenset(c.peer.id for c in self.contacts.seated() if now - c.heard > limit)
 
     def _form(
         self, members: tuple[Member, ...], reason: str, present: list[Member], now: float

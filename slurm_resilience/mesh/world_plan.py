@@ -45,6 +45,7 @@ def propose(
     waited: float,
     started: bool,
     unseen: Set[str] = frozenset(),
+    stale: Set[str] = frozenset(),
 ) -> Proposal:
     """Return the members of a generation that should be formed now, if there are any.
 
@@ -58,12 +59,16 @@ def propose(
         started: a generation has worked before.
         unseen: of the lost, those that had fallen silent when their death was told. The others may
             have gone on without them in the meantime, with fewer than a half of all.
+        stale: of the present, those that were not heard lately, although not for long enough to
+            count as silent: a cut may have put them on the other side.
     """
-    split = _other_half(present, lost, last, unseen)
-    if split:
-        return Proposal(None, split)
     seated = one_a_seat(present)
     chosen = arrange(seated, rules.replica_size)
+    # The world cannot step without the chosen ones; spares are not asked, and must be heard.
+    doubtful = stale - {member.peer.id for member in chosen}
+    split = _other_half(present, lost, last, unseen, doubtful)
+    if split:
+        return Proposal(None, split)
     full = len(chosen) >= rules.seats
     if full:
         return Proposal(chosen, f"all {rules.seats} seats are taken")
@@ -155,7 +160,11 @@ def last_holders(present: Sequence[Member], replica_size: int) -> frozenset[str]
 
 
 def _other_half(
-    present: Sequence[Member], lost: Mapping[str, bool], last: View | None, unseen: Set[str]
+    present: Sequence[Member],
+    lost: Mapping[str, bool],
+    last: View | None,
+    unseen: Set[str],
+    doubtful: Set[str],
 ) -> str:
     """Return why this side must not go on: the rest may live behind a cut. Empty: it may."""
     if last is None:
@@ -166,8 +175,9 @@ def _other_half(
     silent = [member for member in missing if not lost.get(member.peer.id)]
     if not silent:
         return ""
-    kept = [m for m in last.members if m.peer.id in here]
-    others = [m for m in last.members if m in silent or m.peer.id in unseen]
+    elsewhere = unseen | doubtful
+    kept = [m for m in last.members if m.peer.id in here - doubtful]
+    others = [m for m in last.members if m in silent or m.peer.id in elsewhere]
     if len(kept) > len(others):
         return ""
     lowest = min((*kept, *others), key=lambda member: member.peer.seat, default=None)

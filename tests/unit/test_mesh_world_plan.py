@@ -150,3 +150,21 @@ def test_a_newcomer_does_not_sit_on_the_last_place_of_a_part() -> None:
     seated = [member(0, position=0), member(1, step=-1), member(2, position=0)]
     holder = member(3, position=1)
     assert arrange([*seated, holder], 3)[1] == holder
+
+
+def test_a_spare_that_was_not_heard_lately_is_counted_for_the_other_side() -> None:
+    everyone = tuple(member(seat) for seat in (0, 1, 2, 4, 5))
+    last = View(generation_number(1, 0, 0), everyone, 2, 6)
+    rules = WorldRules(6, 2, replica_size=2)
+
+    def side(here: tuple[int, ...], stale: frozenset[str]) -> tuple[str, ...] | None:
+        present = [m for m in everyone if m.peer.seat in here]
+        lost = {m.peer.id: False for m in everyone if m not in present}
+        found = propose(present, lost, last, rules, 0.0, True, stale=stale)
+        return found.members and tuple(m.peer.id for m in found.members)
+
+    # The network was cut into 0, 1 and 2, 4, 5, and 0 has not noticed the silence of 5 yet.
+    assert side((0, 1, 5), frozenset({"5.0"})) is None
+    assert side((2, 4, 5), frozenset()) == ("2.0", "4.0")
+    # Those that the world cannot do without are asked, however long they said nothing.
+    assert side((0, 1, 5), frozenset({"1.0"})) == ("0.0", "1.0")

@@ -7,7 +7,6 @@ add the release to `seen(...)`.
 from __future__ import annotations
 
 import gc
-import os
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 
-os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.distributed as dist  # noqa: E402
@@ -39,8 +37,10 @@ def tries(use: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Iterator[Any]:
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Yield a gloo group of one rank."""
+    # For this test alone: other tests start processes on networks of their own.
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group(
         "gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=20)

@@ -109,3 +109,15 @@ def test_every_test_file_has_a_name_of_its_own() -> None:
     """pytest loads only one of two; `scripts/test --fast` may not see the other."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_no_test_file_changes_the_environment_when_it_is_imported() -> None:
+    # pytest imports all files before the first test: a change would reach every lab and program.
+    # OMP_NUM_THREADS must be set before torch is loaded, and changes no result.
+    change = re.compile(r"^os\.(environ\[|environ\.|putenv)(?!.*OMP_NUM_THREADS)", re.MULTILINE)
+    changed = [
+        path.name
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if change.search(path.read_text(encoding="utf-8"))
+    ]
+    assert changed == []

@@ -59,7 +59,6 @@ def start_first_step(context: SupervisorContext, attempt: Attempt, *, lives: boo
         task_variables(attempt),
         srun_environment(context.environment, attempt.job_nodes, context.allocation.changed),
     )
-    context.wake.clear()
     signals = context.user_signals
     with signals.starting:
         step = SrunStep(

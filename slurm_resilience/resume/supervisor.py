@@ -159,8 +159,10 @@ class Supervisor:
         nodes = list(attempt.step_nodes)
         if number > 1:
             context.events.write("relaunched", attempt=number, nodes=nodes)
-        step = start_first_step(context, attempt, lives=self._training.lives)
+        context.wake.clear()
+        # Before its tasks run: this host may die in the moment in which they begin.
         context.link.attempt(AttemptStarted(number, attempt.step_nodes))
+        step = start_first_step(context, attempt, lives=self._training.lives)
         context.events.write("started", attempt=number, nodes=nodes)
         return step
 

@@ -94,6 +94,8 @@ def test_the_batch_host_dies(
     options += ["--no-kill"] if no_kill else []
     job = Job(lab, tmp_path, *options)
     first = wait_for(lambda: job.running_on(1, 4), 30, job)
+    # A supervisor that dies within the tenth of a second of its hello is not known to sresctld.
+    wait_for(lambda: "attempt-started" in kinds(lab, ""), 10, "sresctld knows of the supervisor")
     lab.power_off(first[0]["host"])
     second = wait_for(lambda: job.running_on(2, 4), 60, job)
     check_world(lab, second)

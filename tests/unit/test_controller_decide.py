@@ -506,6 +506,12 @@ def test_a_zombie_is_requeued_and_followed() -> None:
     )
 
 
+def test_a_zombie_whose_batch_host_died_is_requeued_for_that_fault() -> None:
+    dead = node(state="DOWN", reason=REPLACE)
+    found = actions(world(dead, jobs=(ZOMBIE,), incidents=(incident(),)), act.RequeueJob)
+    assert found == [act.RequeueJob(7, f"n1: {incident().reason}")]
+
+
 def test_a_zombie_that_may_not_be_requeued_is_an_alarm() -> None:
     dead_script = msgspec.structs.replace(ZOMBIE, requeue=False)
     assert {type(a) for a in decision(world(jobs=(dead_script,))).actions} == {act.RaiseAlarm}

@@ -21,6 +21,7 @@ from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.journal import PendingRequeue
 from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.model import Job
 
 FOLLOW_SECONDS = 600.0
 """A requeued job is followed this long, until it runs."""
@@ -34,7 +35,7 @@ def requeues(snapshot: ClusterSnapshot) -> Iterator[Action]:
                 text = f"job {job.id} has lost its batch script, and may not be requeued"
                 yield RaiseAlarm(f"zombie-{job.id}-{job.restarts}", text, job=job.id)
                 continue
-            reason = f"its batch host {job.batch_host} is gone"
+            reason = _loss_of_batch_host(snapshot, job)
             yield KeepPendingRequeue(
                 PendingRequeue(job.id, reason, True, job.restarts, snapshot.now)
             )
@@ -42,6 +43,14 @@ def requeues(snapshot: ClusterSnapshot) -> Iterator[Action]:
     yield from _requeued_by_slurm(snapshot)
     for pending_requeue in snapshot.pending_requeues.values():
         yield from _follow(snapshot, pending_requeue)
+
+
+def _loss_of_batch_host(snapshot: ClusterSnapshot, job: Job) -> str:
+    """Return why the batch host of a job is gone: the fault, where it is known."""
+    incident = snapshot.incidents.get(job.batch_host)
+    if incident is None:
+        return f"its batch host {job.batch_host} is gone"
+    return f"{job.batch_host}: {incident.reason}"
 
 
 def _requeued_by_slurm(snapshot: ClusterSnapshot) -> Iterator[KeepPendingRequeue]:

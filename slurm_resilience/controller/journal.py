@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,11 +145,24 @@ _STAMPS = {
 """The field of `IncidentTimes` that an event sets."""
 
 
+def open_database(path: Path | str) -> sqlite3.Connection:
+    """Open a database in which each statement is a transaction, but for those that begin one."""
+    return sqlite3.connect(path, isolation_level=None)
+
+
 class Journal:
     """The journal's file."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        connect: Callable[[Path | str], sqlite3.Connection] = open_database,
+    ) -> None:
         """Open the file, or make it.
+
+        Args:
+            path: the file.
+            connect: opens a database; the simulator has one of its own.
 
         Raises:
             SresError: the file cannot be opened, or another version of sresctld wrote it.
@@ -159,7 +172,7 @@ class Journal:
         try:
             if str(path) != ":memory:":
                 Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db = connect(path)
             # WAL + NORMAL: a killed process loses nothing; a killed machine at most the last event.
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")

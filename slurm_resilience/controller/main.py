@@ -9,8 +9,9 @@ import signal
 import sqlite3
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -20,13 +21,14 @@ from slurm_resilience.config import OPTION_HELP, Config, load
 from slurm_resilience.controller.act.actor import Actor
 from slurm_resilience.controller.cycle import Cycle
 from slurm_resilience.controller.inbox import Inbox
-from slurm_resilience.controller.journal import Journal
+from slurm_resilience.controller.journal import Journal, open_database
 from slurm_resilience.controller.observe import Sources, last_run
-from slurm_resilience.controller.probe import Prober
+from slurm_resilience.controller.probe import Dialer, Prober
 from slurm_resilience.controller.registry import Registry, SupervisorRoll
 from slurm_resilience.controller.slurm_settings import SlurmSettings
 from slurm_resilience.errors import NotFound, SresError
 from slurm_resilience.model import Job
+from slurm_resilience.replace.program import THIS_HOST, RunHost
 from slurm_resilience.slurm.choose import choose
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
@@ -45,6 +47,20 @@ TICK_SECONDS = 0.25
 _ENDED = ("COMPLETED", "CANCELLED", "FAILED")
 
 
+class Borders(NamedTuple):
+    """The borders of sresctld besides Slurm, the clock and the wire. The simulator has its own."""
+
+    dialer: Dialer | None = None
+    """Tries connections to nodes; None: real ones."""
+    host: RunHost = THIS_HOST
+    """Runs the replacement program."""
+    connect: Callable[[Path | str], sqlite3.Connection] = open_database
+    """Opens the journal's database."""
+
+
+REAL = Borders()
+
+
 class Controller:
     """The daemon's parts, wired together. `cycle` is one round; `run` repeats it."""
 
@@ -55,11 +71,12 @@ class Controller:
         info: ClusterInfo,
         clock: Clock,
         dry_run: bool = False,
+        borders: Borders = REAL,
     ) -> None:
         self._config = config
         self._clock = clock
         state_dir = Path(config.controller.state_dir)
-        self.journal = Journal(state_dir / "journal.db")
+        self.journal = Journal(state_dir / "journal.db", borders.connect)
         self.journal.number_after(last_run(state_dir))
         self.journal.prune(clock.now() - KEEP_EVENTS_SECONDS)
         self.registry = Registry(clock)
@@ -71,10 +88,18 @@ class Controller:
             find_job=lambda job_id: find_job(client, job_id),
             history=HistoryReader(state_dir / "journal.db").read,
         )
-        self._prober = Prober(clock, config.detect.probe_timeout)
+        self._prober = Prober(clock, config.detect.probe_timeout, borders.dialer)
         self._prober.done = self.registry.wake
         actor = Actor(
-            client, self.journal, self.registry, self._prober, clock, config, state_dir, dry_run
+            client,
+            self.journal,
+            self.registry,
+            self._prober,
+            clock,
+            config,
+            state_dir,
+            dry_run,
+            borders.host,
         )
         sources = Sources(
             client,
@@ -85,6 +110,7 @@ class Controller:
             self.journal,
             clock,
             state_dir,
+            borders.host,
         )
         self._cycle = Cycle(sources, actor, config, SlurmSettings(client, info, clock))
 

@@ -25,7 +25,7 @@ from slurm_resilience.controller.registry import AgentView, Registry, Supervisor
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.replace import program
-from slurm_resilience.replace.program import Run
+from slurm_resilience.replace.program import THIS_HOST, Run, RunHost
 from slurm_resilience.slurm.client import SlurmClient
 
 
@@ -83,6 +83,8 @@ class Sources(NamedTuple):
     clock: Clock
     state_dir: Path
     """sresctld's own directory (runs of the replacement program)."""
+    host: RunHost = THIS_HOST
+    """The machine that the replacement program runs on."""
 
 
 def run_directory(state_dir: Path, incident: Incident) -> Path:
@@ -134,7 +136,9 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
         at_rest={incident.node: incident for incident in journal.at_rest()},
         settled=journal.settled(),
         runs={
-            incident.id: program.status(run_directory(sources.state_dir, incident), now)
+            incident.id: program.status(
+                run_directory(sources.state_dir, incident), now, sources.host
+            )
             for incident in incidents.values()
             if incident.state.is_running_program
         },

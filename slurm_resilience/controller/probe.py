@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import functools
 import socket
 import threading
 from collections import defaultdict, deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from slurm_resilience.clock import Clock
 
@@ -62,13 +64,45 @@ def probe(address: str, port: int, timeout: float) -> Answer | None:
         return None if _is_of_this_machine(error) else "silent"
 
 
-class Prober:
-    """Runs probes beside the cycle and keeps each node's last answers."""
+Answered = Callable[[float, Answer | None], None]
+"""Takes the beginning of a try (of the monotonic clock) and its answer."""
+
+
+class Dialer(Protocol):
+    """Tries connections beside the cycle. The simulator has one of its own."""
+
+    def dial(self, address: str, port: int, done: Answered) -> None:
+        """Begin to connect; ``done`` is called in any thread."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ThreadDialer:
+    """Tries connections from a few threads."""
 
     def __init__(self, clock: Clock, timeout: float) -> None:
         self._clock = clock
         self._timeout = timeout
         self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="probe")
+
+    def dial(self, address: str, port: int, done: Answered) -> None:
+        self._pool.submit(self._work, address, port, done)
+
+    def _work(self, address: str, port: int, done: Answered) -> None:
+        started = self._clock.monotonic()
+        done(started, probe(address, port, self._timeout))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Prober:
+    """Has nodes probed beside the cycle and keeps each node's last answers."""
+
+    def __init__(self, clock: Clock, timeout: float, dialer: Dialer | None = None) -> None:
+        self._clock = clock
+        self._dialer = dialer or ThreadDialer(clock, timeout)
         self._lock = threading.Lock()
         self._flying: set[str] = set()
         self._results: dict[str, deque[ProbeResult]] = defaultdict(
@@ -95,7 +129,7 @@ class Prober:
             if node in self._flying:
                 return
             self._flying.add(node)
-        self._pool.submit(self._work, node, address, port)
+        self._dialer.dial(address, port, functools.partial(self._answered, node))
 
     def results(self) -> dict[str, tuple[ProbeResult, ...]]:
         """Each node's last probes, oldest first."""
@@ -107,11 +141,9 @@ class Prober:
             self._results.pop(node, None)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._dialer.close()
 
-    def _work(self, node: str, address: str, port: int) -> None:
-        started = self._clock.monotonic()
-        answer = probe(address, port, self._timeout)
+    def _answered(self, node: str, started: float, answer: Answer | None) -> None:
         with self._lock:
             if answer is not None:
                 self._results[node].append(ProbeResult(started, self._clock.monotonic(), answer))

@@ -191,8 +191,10 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> dict[Path, Run]:
         known[directory] = Run("running")
 
     monkeypatch.setattr(program, "start", start)
-    monkeypatch.setattr(program, "status", lambda directory, now: known.get(directory, Run("lost")))
-    monkeypatch.setattr(program, "stop", lambda directory: known.pop(directory))
+    monkeypatch.setattr(
+        program, "status", lambda directory, now, host: known.get(directory, Run("lost"))
+    )
+    monkeypatch.setattr(program, "stop", lambda directory, host: known.pop(directory))
     return known
 
 

@@ -160,7 +160,7 @@ def test_a_run_that_ends_while_it_is_looked_at_is_not_lost(
         (directory / "rc").write_text("0\n")
         return "gone"
 
-    monkeypatch.setattr(program, "_started", ends_now)
+    monkeypatch.setattr(program.THIS_HOST, "started", ends_now)
     assert program.status(directory, time.time()).rc == 0
 
 
@@ -168,7 +168,7 @@ def test_the_runner_writes_down_itself_who_it_is(
     tmp_path: Path, script: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its parent may be killed before it could."""
-    monkeypatch.setattr(program, "note_runner", lambda directory, pid: None)
+    monkeypatch.setattr(program, "note_runner", lambda directory, pid, host: None)
     directory = tmp_path / "1-1"
     program.start(directory, script("sleep 600"), "replace", "n7", 60)
     until((directory / "runner").exists, "the runner's note")

@@ -24,6 +24,7 @@ from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.probe import Prober
 from slurm_resilience.controller.registry import Registry
 from slurm_resilience.errors import SresError
+from slurm_resilience.replace.program import THIS_HOST, RunHost
 from slurm_resilience.slurm.client import SlurmClient
 
 log = logging.getLogger("sresctld")
@@ -45,6 +46,7 @@ class Actor:
         config: Config,
         state_dir: Path,
         dry_run: bool = False,
+        host: RunHost = THIS_HOST,
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -55,7 +57,7 @@ class Actor:
         self._notes = NoteWriter(journal, registry, clock)
         notifier = Notifier(registry)
         jobs = JobActs(client, journal, self._reporter, notifier, clock)
-        repair = RepairActs(client, self._reporter, config.replace, state_dir)
+        repair = RepairActs(client, self._reporter, config.replace, state_dir, host)
         nodes = NodeActs(client, journal, self._reporter, prober, notifier, jobs, repair, clock)
         self._handlers: dict[type, Callable[[ClusterSnapshot, Any], None]] = {
             actions.ProbeNode: nodes.probe,

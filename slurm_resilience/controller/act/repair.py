@@ -14,6 +14,7 @@ from slurm_resilience.controller.journal import Incident, IncidentFacts, Machine
 from slurm_resilience.controller.observe import ClusterSnapshot, run_directory
 from slurm_resilience.model import REBOOT
 from slurm_resilience.replace import program
+from slurm_resilience.replace.program import THIS_HOST, RunHost
 from slurm_resilience.slurm.client import SlurmClient
 
 log = logging.getLogger("sresctld")
@@ -28,11 +29,13 @@ class RepairActs:
         reporter: Reporter,
         settings: ReplaceSettings,
         state_dir: Path,
+        host: RunHost = THIS_HOST,
     ) -> None:
         self._client = client
         self._reporter = reporter
         self._settings = settings
         self._state_dir = state_dir
+        self._host = host
 
     def start(self, snapshot: ClusterSnapshot, action: StartReplacement) -> None:
         """Start the replacement program, unless work has come to the node."""
@@ -57,6 +60,7 @@ class RepairActs:
                 verb,
                 node.name,
                 self._settings.timeout,
+                self._host,
             )
         except program.RunExists:
             log.info(
@@ -67,7 +71,7 @@ class RepairActs:
 
     def stop(self, incident: Incident) -> None:
         """Ask the incident's running program to end."""
-        program.stop(run_directory(self._state_dir, incident))
+        program.stop(run_directory(self._state_dir, incident), self._host)
 
     def give_back(self, snapshot: ClusterSnapshot, action: ReturnNode) -> None:
         """Give the node back to Slurm, unless it is in service already or a person keeps it."""

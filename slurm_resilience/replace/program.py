@@ -1,11 +1,14 @@
 """The program hook: any executable replaces or reboots a node, called as ``PROGRAM ACTION NODE``.
 
-A run is a directory. To make the directory is to start the run, so no run is started twice; its
-files tell the state of the run, also after a restart of sresctld.
+A run is a directory. To make the directory is to start the run, so no run is started twice. It is
+known to run by a lock that its runner and its program hold: the kernel gives it back when both have
+ended, whatever the time of day is and whatever number a process has.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -15,7 +18,6 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
-import psutil
 
 from slurm_resilience.errors import SresError
 
@@ -29,25 +31,38 @@ class Run(msgspec.Struct, frozen=True):
     output: str = ""
     """The last lines it printed."""
     ended_at: float = 0.0
+    """When its end was seen."""
+
+
+LOCK, RESULT, OUTPUT, RUNNER = "lock", "rc", "output", "runner"
+"""A run's files. All are written before the program starts, so that a disk which is full later
+keeps neither the exit code nor the runner's process id from being written down."""
+RESERVED_BYTES = 32
+"""The size of the files that are written once more, in place."""
+
+
+class RunExists(SresError):
+    """This run was started before."""
 
 
 class RunHost(Protocol):
     """The machine on which runs are started. The simulator has one of its own."""
 
     def make(self, directory: Path) -> None:
-        """Make a run's directory, which must not exist."""
+        """Make a run's directory, which must not exist, with room for all that is written later."""
         ...
 
-    def spawn(self, argv: Sequence[str]) -> int:
-        """Start a process that outlives this one; its id."""
+    def spawn(self, directory: Path, argv: Sequence[str]) -> None:
+        """Start a process that outlives this one and holds the run's lock. The lock's descriptor is
+        the last word of its command line before ``--``."""
         ...
 
-    def started(self, pid: int) -> str:
-        """Return a process's start time: with the pid it names one process for good."""
+    def is_held(self, directory: Path) -> bool:
+        """Tell whether a process holds the run's lock."""
         ...
 
-    def terminate(self, pid: int) -> None:
-        """Send SIGTERM to a process."""
+    def terminate(self, directory: Path) -> None:
+        """Send SIGTERM to the runner, if it lives."""
         ...
 
     def reap(self) -> None:
@@ -63,30 +78,56 @@ class ThisHost:
 
     def make(self, directory: Path) -> None:
         directory.mkdir(parents=True)
+        for name in (RESULT, RUNNER):
+            write_in_place(directory / name, "")
+        for name in (LOCK, OUTPUT):
+            (directory / name).touch(mode=0o600)
 
-    def spawn(self, argv: Sequence[str]) -> int:
-        child = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            close_fds=True,
-        )
-        self._children.append(child)
-        return child.pid
-
-    def started(self, pid: int) -> str:
+    def spawn(self, directory: Path, argv: Sequence[str]) -> None:
+        lock = os.open(directory / LOCK, os.O_RDWR | os.O_CLOEXEC)
         try:
-            process = psutil.Process(pid)
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return "zombie"
-            return f"{process.create_time():.2f}"
-        except psutil.Error:
-            return "gone"
+            # Held by every process that inherits it, from before the first of them exists.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            end = argv.index("--")
+            child = subprocess.Popen(
+                [*argv[:end], str(lock), *argv[end:]],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=(lock,),
+            )
+        finally:
+            os.close(lock)
+        self._children.append(child)
 
-    def terminate(self, pid: int) -> None:
-        os.kill(pid, signal.SIGTERM)
+    def is_held(self, directory: Path) -> bool:
+        try:
+            lock = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # it cannot be looked at, so it is not given up
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(lock)
+        return False
+
+    def terminate(self, directory: Path) -> None:
+        number = _text(directory / RUNNER)
+        if not number:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process = os.pidfd_open(int(number))
+            try:
+                # Looked at after it was opened: it is this very process that gets the signal.
+                if _is_runner_of(int(number), directory):
+                    signal.pidfd_send_signal(process, signal.SIGTERM)
+            finally:
+                os.close(process)
 
     def reap(self) -> None:
         for child in list(self._children):
@@ -95,13 +136,6 @@ class ThisHost:
 
 
 THIS_HOST: RunHost = ThisHost()
-
-RUNNER_START_SECONDS = 20.0
-"""A run may take this long until its runner has written down its process id."""
-
-
-class RunExists(SresError):
-    """This run was started before."""
 
 
 def start(
@@ -124,32 +158,26 @@ def start(
 
     Raises:
         RunExists: the run was started before.
-        SresError: this machine cannot start it.
+        SresError: this machine cannot start it, and nothing runs.
     """
-    argv = [
-        sys.executable,
-        "-m",
-        "slurm_resilience.replace.program_runner",
-        str(directory),
-        str(seconds),
-    ]
+    runner = [sys.executable, "-m", "slurm_resilience.replace.program_runner"]
     try:
         host.make(directory)
-        pid = host.spawn([*argv, "--", *program, action, node])
-        note_runner(directory, pid, host)
+        host.spawn(directory, [*runner, str(directory), str(seconds), "--", *program, action, node])
     except FileExistsError:
         raise RunExists(f"{directory} was started before") from None
     except OSError as error:
-        # A full disk, or no process left. `status` tells whether it runs all the same.
+        # A full disk, or no process left: the runner was not started.
         raise SresError(f"the run {directory} cannot be started: {error}") from None
 
 
-def note_runner(directory: Path, pid: int, host: RunHost = THIS_HOST) -> None:
-    """Write down the runner's process. It does so itself as well: sresctld may be killed first."""
-    text = f"{pid} {host.started(pid)}\n"
-    temporary = directory / f"runner.{os.getpid()}"
-    temporary.write_text(text)
-    temporary.replace(directory / "runner")
+def write_in_place(path: Path, text: str) -> None:
+    """Write a short text over what was reserved for it: that needs no room on the disk."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(file, text.ljust(RESERVED_BYTES).encode(), 0)
+    finally:
+        os.close(file)
 
 
 def status(directory: Path, now: float, host: RunHost = THIS_HOST) -> Run:
@@ -161,39 +189,40 @@ def status(directory: Path, now: float, host: RunHost = THIS_HOST) -> Run:
         host: where it runs.
     """
     host.reap()
-    ended = _ended(directory)
-    if ended is not None:
-        return ended
-    try:
-        pid, started = (directory / "runner").read_text().split()
-    except (FileNotFoundError, ValueError):
-        # Between mkdir and the note of the pid: sresctld died there, or is there right now.
-        is_young = directory.exists() and now - directory.stat().st_mtime < RUNNER_START_SECONDS
-        return Run("running" if is_young else "lost")
-    if host.started(int(pid)) == started:
-        return Run("running", output=_tail(directory / "output"))
-    # It may have ended since we looked for its exit code.
-    lost = Run("lost", output=_tail(directory / "output"), ended_at=now)
-    return _ended(directory) or lost
+    # The lock first: a run that ends between the two looks has written its exit code by then.
+    is_running = host.is_held(directory)
+    output = _tail(directory / OUTPUT)
+    code = _text(directory / RESULT)
+    if code:
+        return Run("ended", int(code), output, now)
+    return Run("running", output=output) if is_running else Run("lost", output=output, ended_at=now)
 
 
-def _ended(directory: Path) -> Run | None:
-    try:
-        rc = directory / "rc"
-        code = int(rc.read_text())
-        return Run("ended", code, _tail(directory / "output"), rc.stat().st_mtime)
-    except (FileNotFoundError, ValueError):
-        return None
+def is_unfinished(directory: Path, host: RunHost = THIS_HOST) -> bool:
+    """Tell whether a run has been started and has not ended."""
+    return host.is_held(directory) and not _text(directory / RESULT)
 
 
 def stop(directory: Path, host: RunHost = THIS_HOST) -> None:
-    """Ask a running program to end (SIGTERM to its process group)."""
+    """Ask a running program to end (SIGTERM to its runner, which passes it on)."""
+    host.terminate(directory)
+
+
+def _is_runner_of(pid: int, directory: Path) -> bool:
     try:
-        pid, started = (directory / "runner").read_text().split()
-        if host.started(int(pid)) == started:
-            host.terminate(int(pid))
-    except (FileNotFoundError, ValueError, ProcessLookupError):
-        return
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return os.fsencode(directory) in words
+
+
+def _text(path: Path) -> str:
+    """Return what was written in place; empty: nothing yet."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return ""
+    return text if text.isascii() and text.isdecimal() else ""
 
 
 def _tail(path: Path, limit: int = 2000) -> str:

@@ -2,8 +2,9 @@
 
 sresctld may be restarted (or killed) while a replacement of half an hour runs. So the program is
 a child of this runner, in a session of its own: its output goes to ``output``, and its exit code to
-``rc`` when it has ended. Its command line:
-``python -m slurm_resilience.replace.program_runner DIR SECONDS -- PROGRAM ARG...``
+``rc`` when it has ended. It inherits the lock of its run, and so does the program: as long as one of
+them lives the run is under way. Its command line:
+``python -m slurm_resilience.replace.program_runner DIR SECONDS LOCK -- PROGRAM ARG...``
 """
 
 from __future__ import annotations
@@ -13,25 +14,41 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import IO
 
 from slurm_resilience.clock import SYSTEM_CLOCK
-from slurm_resilience.replace.program import note_runner
+from slurm_resilience.replace.program import OUTPUT, RESULT, RUNNER, write_in_place
 
 TIMEOUT_RC = 124
 CANNOT_START_RC = 127
 SIZE_CHECK_SECONDS = 1.0
 """Between two looks at the size of the output."""
+RESULT_AGAIN_SECONDS, MAX_RESULT_TRIES = 5.0, 720
+"""A disk that cannot take the exit code is tried again for an hour: until then the run counts as
+under way, and no other one is started."""
 MAX_OUTPUT_BYTES, KEPT_OUTPUT_BYTES = 64 << 20, 1 << 20
 """An output longer than the first is cut to its last bytes."""
 
 
-def run(directory: Path, seconds: float, argv: list[str]) -> int:
+def run(directory: Path, seconds: float, argv: list[str], lock: int) -> int:
     """Run ``argv`` with a time limit; return its exit code.
 
     124 stands for too long, 127 for a program that cannot be started.
     """
-    with (directory / "output").open("ab") as output:
+    program: subprocess.Popen[bytes] | None = None
+    is_stopped = False
+
+    def pass_on(signum: int, _: object) -> None:
+        nonlocal is_stopped
+        is_stopped = True
+        if program is not None:
+            _kill(program, signum)
+
+    # Before the program exists: a runner that is ended alone would leave it without a time limit.
+    signal.signal(signal.SIGTERM, pass_on)
+    with (directory / OUTPUT).open("ab") as output:
         try:
             program = subprocess.Popen(
                 argv,
@@ -39,20 +56,17 @@ def run(directory: Path, seconds: float, argv: list[str]) -> int:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=(lock,),
             )
         except OSError as error:
-            output.write(f"cannot be started: {error}\n".encode())
+            _say(output, f"cannot be started: {error}")
             return CANNOT_START_RC
-        _write_whole(directory / "program", f"{program.pid}\n")
-
-        def pass_on(signum: int, _: object) -> None:
-            _kill(program, signum)
-
-        signal.signal(signal.SIGTERM, pass_on)
+        if is_stopped:
+            _kill(program, signal.SIGTERM)
         try:
-            return _wait(program, seconds, directory / "output")
+            return _wait(program, seconds, directory / OUTPUT)
         except subprocess.TimeoutExpired:
-            output.write(f"ended: it ran longer than {seconds:g} s\n".encode())
+            _say(output, f"ended: it ran longer than {seconds:g} s")
             _kill(program, signal.SIGTERM)
             try:
                 program.wait(timeout=10)
@@ -99,17 +113,29 @@ def _kill(program: subprocess.Popen[bytes], signum: int) -> None:
         return
 
 
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".new")
-    temporary.write_text(text)
-    temporary.replace(path)
+def _say(output: IO[bytes], text: str) -> None:
+    """Add a line of the runner's own to the output. A full disk loses it."""
+    with contextlib.suppress(OSError):
+        os.write(output.fileno(), f"{text}\n".encode())
+
+
+def _leave_result(path: Path, code: int) -> None:
+    """Write down the exit code, as soon as the disk takes it."""
+    never = threading.Event()
+    for _ in range(MAX_RESULT_TRIES):
+        with contextlib.suppress(OSError):
+            write_in_place(path, f"{code}")
+            return
+        SYSTEM_CLOCK.wait(never, RESULT_AGAIN_SECONDS)
 
 
 def main() -> int:
-    directory = Path(sys.argv[1])
-    note_runner(directory, os.getpid())
-    code = run(directory, float(sys.argv[2]), sys.argv[4:])
-    _write_whole(directory / "rc", f"{code}\n")
+    directory, lock = Path(sys.argv[1]), int(sys.argv[3])
+    with contextlib.suppress(OSError):
+        write_in_place(directory / RUNNER, f"{os.getpid()}")
+    code = run(directory, float(sys.argv[2]), sys.argv[5:], lock)
+    # As a shell says it: 128 and the signal.
+    _leave_result(directory / RESULT, code if code >= 0 else 128 - code)
     return 0
 
 

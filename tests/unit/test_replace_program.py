@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -127,7 +129,7 @@ def test_it_outlives_whoever_started_it(tmp_path: Path, script: Callable[[str], 
         text=True,
     )
     assert parent.stdout is not None and parent.stdout.readline() == "started\n"
-    until((directory / "program").exists, "the program runs")
+    runner_of(directory)
     parent.kill()
     parent.wait()
     assert program.status(directory, time.time()).state == "running"
@@ -138,58 +140,74 @@ def test_it_outlives_whoever_started_it(tmp_path: Path, script: Callable[[str], 
     assert (run.rc, run.output) == (5, "got it")
 
 
-def test_a_run_whose_runner_was_killed_is_lost(
+def runner_of(directory: Path) -> int:
+    until(lambda: (directory / "runner").read_text().strip(), "the runner's process id")
+    return int((directory / "runner").read_text())
+
+
+def test_a_run_without_its_runner_goes_on_until_the_program_ends(
     tmp_path: Path, script: Callable[[str], list[str]]
 ) -> None:
-    directory = tmp_path / "1-1"
-    program.start(directory, script("echo begun; sleep 600"), "replace", "n7", 60)
-    until((directory / "program").exists, "the program runs")
-    runner = int((directory / "runner").read_text().split()[0])
-    os.kill(runner, signal.SIGKILL)
+    """To start another one beside it would replace the node twice at once."""
+    directory, go = tmp_path / "1-1", tmp_path / "go"
+    os.mkfifo(go)
+    program.start(directory, script(f"echo begun; read word < {go}"), "replace", "n7", 60)
+    until(lambda: "begun" in (directory / "output").read_text(), "the program runs")
+    os.kill(runner_of(directory), signal.SIGKILL)
+    until(lambda: not _runs(runner_of(directory)), "the runner is gone")
+    assert program.status(directory, time.time()).state == "running"
+    go.write_text("end\n")
     until(lambda: program.status(directory, time.time()).state == "lost", "the run is lost")
 
 
-def test_a_run_that_ends_while_it_is_looked_at_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_neither_the_clock_nor_the_boot_time_tells_that_a_run_is_lost(
+    tmp_path: Path, script: Callable[[str], list[str]]
 ) -> None:
-    directory = tmp_path / "1-1"
-    directory.mkdir()
-    (directory / "runner").write_text("1 12345.67\n")
-
-    def ends_now(pid: int) -> str:
-        (directory / "rc").write_text("0\n")
-        return "gone"
-
-    monkeypatch.setattr(program.THIS_HOST, "started", ends_now)
-    assert program.status(directory, time.time()).rc == 0
-
-
-def test_the_runner_writes_down_itself_who_it_is(
-    tmp_path: Path, script: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its parent may be killed before it could."""
-    monkeypatch.setattr(program, "note_runner", lambda directory, pid, host: None)
     directory = tmp_path / "1-1"
     program.start(directory, script("sleep 600"), "replace", "n7", 60)
-    until((directory / "runner").exists, "the runner's note")
-    assert program.status(directory, time.time()).state == "running"
+    runner_of(directory)
+    for name in ("lock", "rc", "runner", "output"):
+        os.utime(directory / name, (1, 1))
+    for now in (0.0, time.time() + 1e9):
+        assert program.status(directory, now).state == "running"
+    program.stop(directory)
+    assert ended(directory).rc != 0
 
 
 def test_another_process_with_the_runners_number_is_not_it(tmp_path: Path) -> None:
     directory = tmp_path / "1-1"
     directory.mkdir()
-    (directory / "runner").write_text(f"{os.getpid()} 12345.67\n")
+    (directory / "runner").write_text(f"{os.getpid()}")
     assert program.status(directory, time.time()).state == "lost"
     program.stop(directory)
 
 
-def test_a_run_that_was_only_just_made_is_no_loss_yet(tmp_path: Path) -> None:
-    directory = tmp_path / "1-1"
-    directory.mkdir()
-    assert program.status(directory, time.time()).state == "running"
-    os.utime(directory, (1, 1))
-    assert program.status(directory, time.time()).state == "lost"
-    assert program.status(tmp_path / "none", time.time()).state == "lost"
+def test_a_full_disk_at_the_start_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(program, "write_in_place", is_full)
+        with pytest.raises(SresError, match="cannot be started.*No space"):
+            program.start(tmp_path / "1-1", ["/bin/true"], "replace", "n7", 60)
+    assert program.status(tmp_path / "1-1", time.time()).state == "lost"
+    program.start(tmp_path / "1-2", ["/bin/true"], "replace", "n7", 60)
+    assert ended(tmp_path / "1-2").rc == 0
+
+
+def test_a_disk_that_is_full_at_the_end_keeps_the_exit_code(
+    tmp_path: Path, script: Callable[[str], list[str]]
+) -> None:
+    """A limit on the size of files stands in for the disk: nothing may grow, or be made anew."""
+    directory, go = tmp_path / "1-1", tmp_path / "go"
+    os.mkfifo(go)
+    program.start(directory, script(f"read word < {go}; exit 7"), "replace", "n7", 60)
+    resource.prlimit(runner_of(directory), resource.RLIMIT_FSIZE, (32, 32))
+    directory.chmod(0o500)
+    go.write_text("end\n")
+    assert ended(directory).rc == 7
 
 
 def test_output_is_cut_at_its_end(tmp_path: Path, script: Callable[[str], list[str]]) -> None:

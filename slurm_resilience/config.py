@@ -78,16 +78,33 @@ class DetectSettings(_Section, frozen=True):
     """Seconds without a beat until the node is probed."""
     dead_after: float = 4.0
     """Seconds without a beat and without one answered probe until the node is dead."""
+    dead_after_unsupervised: float = 0.0
+    """The same for a node with jobs that no supervisor keeps alive: setting it DOWN ends them. 0:
+    as long as Slurm itself would wait (SlurmdTimeout)."""
     probe_timeout: float = 1.0
     refused_after: float = 60.0
     """Seconds during which the machine answers but refuses slurmd's port, sresd gone too, until the
     node counts as dead. Long, because it is also what a package upgrade looks like."""
-    max_faulty_percent: float = 20.0
-    """If sresctld finds more nodes than this share (and more than ``max_faulty_nodes``) faulty at
-    once, the fault is more likely its own or the network's: it marks no node."""
-    max_faulty_nodes: int = 2
     start_grace: float = 10.0
     """After a start of sresctld, seconds before a node that never spoke can be found silent."""
+
+
+class BreakerSettings(_Section, frozen=True):
+    """Numbers of nodes that may fail together, which do not grow with the cluster. Past them, the
+    fault is more likely sresctld's own or the network's: the breaker trips, and no node is marked
+    or replaced."""
+
+    window: float = 120.0
+    """Seconds that count as one moment for the limits `…_at_once`."""
+    nodes_at_once: int = 2
+    nodes_per_hour: int = 8
+    partition_at_once: int = 2
+    partition_per_hour: int = 6
+    check_per_hour: int = 4
+    """Nodes on which one health check found the same fault: a bad driver, or a bad check."""
+    quiet: float = 600.0
+    """Seconds without new faults, and with no more than `nodes_at_once` nodes faulty, until a
+    tripped breaker closes by itself."""
 
 
 class RecoverySettings(_Section, frozen=True):
@@ -95,6 +112,10 @@ class RecoverySettings(_Section, frozen=True):
     """``none`` only reports."""
     drain_alarm: float = 86400.0
     """Seconds a node may wait for its jobs before an alarm is raised. No job is ever killed."""
+    max_flaps: int = 3
+    """A node that was lost and came back by itself more often than this within ``flap_window`` is
+    kept out of service until a person has looked."""
+    flap_window: float = 3600.0
 
 
 class ReplaceSettings(_Section, frozen=True):
@@ -107,8 +128,14 @@ class ReplaceSettings(_Section, frozen=True):
     """Seconds before a failed replacement is tried again; doubled each time."""
     return_timeout: float = 900.0
     """Seconds between the end of the program and the node's registration."""
+    silent_for: float = 60.0
+    """Seconds of silence before a node that sresctld found dead is replaced. One that lives again
+    by then goes back into service."""
     max_running: int = 8
     """Replacements that run at the same time."""
+    max_running_partition: int = 4
+    max_per_hour: int = 12
+    """Replacements started within an hour for faults that sresctld found itself."""
 
 
 class ResumeSettings(_Section, frozen=True):
@@ -135,6 +162,7 @@ class Config(_Section, frozen=True):
     agent: AgentSettings = AgentSettings()
     checks: CheckSettings = CheckSettings()
     detect: DetectSettings = DetectSettings()
+    breaker: BreakerSettings = BreakerSettings()
     recovery: RecoverySettings = RecoverySettings()
     replace: ReplaceSettings = ReplaceSettings()
     resume: ResumeSettings = ResumeSettings()
@@ -214,7 +242,25 @@ _POSITIVE = {
     "controller": ("interval",),
     "agent": ("beat", "check_interval"),
     "detect": ("silent_after", "dead_after", "probe_timeout", "refused_after"),
-    "replace": ("timeout", "attempts", "backoff", "return_timeout", "max_running"),
+    "breaker": (
+        "window",
+        "nodes_at_once",
+        "nodes_per_hour",
+        "partition_at_once",
+        "partition_per_hour",
+        "check_per_hour",
+        "quiet",
+    ),
+    "recovery": ("flap_window",),
+    "replace": (
+        "timeout",
+        "attempts",
+        "backoff",
+        "return_timeout",
+        "max_running",
+        "max_running_partition",
+        "max_per_hour",
+    ),
 }
 
 
@@ -242,3 +288,9 @@ def _check_ranges(config: Config, where: str) -> None:
         )
     if config.detect.dead_after <= config.detect.silent_after:
         raise ConfigError(f"{where}: detect.dead_after must be more than detect.silent_after")
+    unsupervised = config.detect.dead_after_unsupervised
+    if 0 < unsupervised < config.detect.dead_after:
+        raise ConfigError(
+            f"{where}: detect.dead_after_unsupervised must be 0 (Slurm's SlurmdTimeout), or at "
+            f"least detect.dead_after ({config.detect.dead_after} s)"
+        )

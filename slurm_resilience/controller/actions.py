@@ -14,6 +14,8 @@ import msgspec
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
 from slurm_resilience.controller.journal import (
     NO_FACTS,
+    BreakerState,
+    Fault,
     IncidentFacts,
     KnownAgent,
     PendingRequeue,
@@ -23,6 +25,8 @@ from slurm_resilience.controller.journal import (
 
 class ProbeNode(msgspec.Struct, frozen=True, tag=True):
     node: str
+    is_urgent: bool = False
+    """At once, however often it was probed before."""
 
 
 class ShrinkJob(msgspec.Struct, frozen=True):
@@ -47,11 +51,14 @@ class MarkNode(msgspec.Struct, frozen=True, tag=True):
 
 
 class OpenRequested(msgspec.Struct, frozen=True, tag=True):
-    """Open an incident for a node that a person marked."""
+    """Open an incident for a node whose reason asks for an action."""
 
     node: str
     action: str
     reason: str
+    kind: str = "requested"
+    """By a person; `dead` or `sick`: it is our own mark, whose incident has ended."""
+    mark_reason_at: str = ""
 
 
 class NotifySupervisor(msgspec.Struct, frozen=True, tag=True):
@@ -185,6 +192,22 @@ class DropAgent(msgspec.Struct, frozen=True, tag=True):
     """Slurm does not know the node any more; false: its sresd was stopped on purpose."""
 
 
+class NoteFault(msgspec.Struct, frozen=True, tag=True):
+    """Remember a fault, or its end, for the breaker."""
+
+    fault: Fault
+    is_forgotten: bool = False
+    """It counts no more."""
+
+
+class NoteBreaker(msgspec.Struct, frozen=True, tag=True):
+    """The breaker has tripped, goes on, or is closed."""
+
+    state: BreakerState
+    by_uid: int | None = None
+    """The administrator who reset it; None: it changed by itself."""
+
+
 Note = (
     NoteSupervised
     | DropSupervised
@@ -193,6 +216,8 @@ Note = (
     | NotePause
     | NoteAgent
     | DropAgent
+    | NoteFault
+    | NoteBreaker
 )
 
 

@@ -10,7 +10,7 @@ from slurm_resilience.controller.actions import RaiseAlarm
 from slurm_resilience.controller.alarms import FollowedAlarm, follow
 from slurm_resilience.controller.decide.decision import Decision, decide
 from slurm_resilience.controller.decide.intake import pause_of
-from slurm_resilience.controller.diagnose import NodeDiagnosis, diagnose
+from slurm_resilience.controller.diagnose import SLURM_USERS, NodeDiagnosis, diagnose
 from slurm_resilience.controller.observe import Blind, SiteFacts, Sources, observe
 from slurm_resilience.controller.slurm_settings import SlurmSettings
 from slurm_resilience.controller.status import for_supervisors, status
@@ -75,10 +75,15 @@ class Cycle:
         )
 
     def _site(self) -> SiteFacts:
+        slurm = self._settings.now()
         return SiteFacts(
             uptime=self._sources.clock.monotonic() - self._started,
             can_replace=bool(self._config.replace.program),
-            permits_expansion=self._settings.now().permits_expansion,
+            permits_expansion=slurm.permits_expansion,
+            slurmd_timeout=slurm.slurmd_timeout_seconds,
+            slurm_users=SLURM_USERS | slurm.slurm_users,
+            returns_by_itself=slurm.returns_by_itself,
+            flap_window=self._config.recovery.flap_window,
         )
 
     def _record(self, decision: Decision, diagnoses: dict[str, NodeDiagnosis]) -> None:
@@ -91,7 +96,9 @@ class Cycle:
         incidents = {incident.node: incident for incident in self._sources.journal.incidents()}
         inbox.publish(
             {
-                name: for_supervisors(diagnosis, snapshot.nodes[name], incidents.get(name))
+                name: for_supervisors(
+                    diagnosis, snapshot.nodes[name], incidents.get(name), name in decision.left
+                )
                 for name, diagnosis in diagnoses.items()
             },
             status(decision, diagnoses, self._config, incidents, self._alarms),

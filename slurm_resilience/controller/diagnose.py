@@ -6,7 +6,8 @@ function of one node's `NodeCase`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 import msgspec
@@ -39,23 +40,37 @@ class NodeDiagnosis(msgspec.Struct, frozen=True):
     """Action:Replace or Action:Reboot, where one is called for."""
     probe: bool = False
     """A probe would tell more."""
+    silence: float = 0.0
+    """Seconds without a sign of life, where that is the trouble."""
+    cause: str = ""
+    """The health check behind it, with its code: the same on every node that it was found on."""
 
 
-# Reasons that slurmctld and slurmd write themselves. Every other reason was written by a person (or
-# another program), and stays.
-_SLURMS_OWN = (
-    "Not responding",
-    "Node unexpectedly rebooted",
-    "Low ",
-    "gres/",
-    "Kill task failed",
-    "Prolog error",
-    "Epilog error",
-    "batch job complete failure",
-    "Duplicate jobid",
-    "ResumeTimeout reached",
-    "Invalid slurmd version",
+SLURM_USERS = frozenset({"root", "slurm"})
+"""Users that Slurm's daemons run as, besides the SlurmUser of this site."""
+# The reasons that slurmctld and slurmd write themselves, whole, as 22.05 to 26.05 have them. Every
+# other one was written by a person (or another program), and stays.
+_OWN = "|".join(
+    (
+        r"Not responding",
+        r"Node unexpectedly rebooted",
+        r"Kill task failed",
+        r"Prolog error",
+        r"Epilog error",
+        r"batch job complete failure",
+        r"Duplicate jobid",
+        r"ResumeTimeout reached",
+        r"Invalid slurmd version",
+        r"Powered down(?: after (?:SuspendTimeout|resume))?",
+        r"reboot (?:requested|issued|complete|timed out)",
+        r"Low socket\*core\*thread count",
+        r"Low (?:CPUs|TmpDisk)",
+        r"Low RealMemory(?: \(reported:\d+ < \d+(?:\.\d+)?% of configured:\d+\))?",
+        r"gres/[\w:.-]+ count (?:reported lower than configured|too low) \(\d+ < \d+\)",
+    )
 )
+_SLURMS_OWN = re.compile(rf"(?:{_OWN})(?:(?:, | : )(?:{_OWN}))*")
+_ADDED_BY_SLURM = re.compile(rf"(?: : (?:{_OWN}))*")
 MIN_SILENT_PROBES = 2
 NEVER_HEARD_SECONDS = 600.0
 """The silence of a node that no sresd reports for, and that does not answer Slurm either."""
@@ -68,8 +83,9 @@ class NodeCase(msgspec.Struct, frozen=True):
     agent: AgentView | None
     life: NodeDiagnosis
     """The diagnosis from its beats and probes alone."""
-    settled: float
-    """Findings from before this moment (epoch) are dealt with."""
+    findings: tuple[Finding, ...] = ()
+    """Those that no person has answered yet."""
+    slurm_users: Collection[str] = SLURM_USERS
 
     @property
     def is_occupied(self) -> bool:
@@ -94,8 +110,8 @@ def diagnose(snapshot: ClusterSnapshot, config: Config) -> dict[str, NodeDiagnos
     diagnoses = {}
     for name, node in snapshot.nodes.items():
         agent = snapshot.agents.get(name)
-        life = _life(snapshot, config.detect, node, agent)
-        case = NodeCase(node, agent, life, snapshot.settled.get(name, 0.0))
+        life = life_of(snapshot, config.detect, node)
+        case = NodeCase(node, agent, life, open_findings(snapshot, name), snapshot.site.slurm_users)
         diagnoses[name] = next(answer for rule in RULES if (answer := rule(case)) is not None)
     return diagnoses
 
@@ -130,7 +146,7 @@ def _requested(case: NodeCase) -> NodeDiagnosis | None:
         return None
     if case.has_died_with_jobs:
         # It was to be left gracefully, and died meanwhile: its jobs must be freed now.
-        return case.is_("dead", case.life.reason, node.requested_action)
+        return msgspec.structs.replace(case.life, action=node.requested_action)
     by = f" by {node.reason_by}" if node.reason_by else ""
     probe = case.life.probe and case.is_occupied
     return case.is_("requested", f"{node.reason}{by}", node.requested_action, probe)
@@ -138,12 +154,13 @@ def _requested(case: NodeCase) -> NodeDiagnosis | None:
 
 def _kept_by_a_person(case: NodeCase) -> NodeDiagnosis | None:
     node = case.node
-    if not (is_out_of_service(node) and is_a_persons(node)):
+    if not (is_out_of_service(node) and is_a_persons(node, case.slurm_users)):
         return None
     if case.has_died_with_jobs:
         # Its jobs must be freed, its reason stays: no action, so it is not replaced. Without jobs
         # there is nothing to do: people power off what they have drained.
-        return case.is_("dead", f"{case.life.reason}; kept out: {node.reason}")
+        text = f"{case.life.reason}; kept out: {node.reason}"
+        return msgspec.structs.replace(case.life, action="", reason=text)
     return case.is_("held", _held(node), probe=case.life.probe and case.is_occupied)
 
 
@@ -158,16 +175,13 @@ def _silent(case: NodeCase) -> NodeDiagnosis | None:
 
 
 def _sick(case: NodeCase) -> NodeDiagnosis | None:
-    if case.agent is None:
+    if not case.findings:
         return None
-    # The kernel log keeps its lines: an administrator who resumed the node has answered them.
-    faulty = [f for f in case.agent.findings if f.severity in FAULTY and f.at > case.settled]
-    if not faulty:
-        return None
-    worst = max(faulty, key=_gravity)
+    worst = max(case.findings, key=_gravity)
     # A GPU reset needs an idle node and is not sresctld's to do; a reboot resets it as well.
     action = REPLACE if worst.severity is Severity.REPLACE else REBOOT
-    return case.is_("sick", f"{worst.check}: {worst.text}", action)
+    sick = case.is_("sick", f"{worst.check}: {worst.text}", action)
+    return msgspec.structs.replace(sick, cause=f"{worst.check} {worst.code}".strip())
 
 
 def _out_of_service(case: NodeCase) -> NodeDiagnosis | None:
@@ -201,27 +215,54 @@ def is_out_of_service(node: Node) -> bool:
     return node.is_fail or node.is_down or node.is_drain
 
 
-def is_a_persons(node: Node) -> bool:
-    """Tell whether the reason is neither empty nor one of Slurm's own."""
+def is_speaking(snapshot: ClusterSnapshot, detect: DetectSettings, name: str) -> bool:
+    """Tell whether a node's sresd beats at this moment."""
+    agent = snapshot.agents.get(name)
+    return agent is not None and agent.is_connected and agent.silence <= detect.silent_after
+
+
+def open_findings(snapshot: ClusterSnapshot, name: str) -> tuple[Finding, ...]:
+    """Return the faults of a node's present boot that no person has answered.
+
+    The kernel log keeps its lines: an administrator who resumed the node has answered them.
+    """
+    agent = snapshot.agents.get(name)
+    if agent is None:
+        return ()
+    answered = snapshot.memory.acknowledged.get(name, frozenset())
+    return tuple(
+        found
+        for found in agent.findings
+        if found.severity in FAULTY and (agent.boot_id, *found.key) not in answered
+    )
+
+
+def is_a_persons(node: Node, slurm_users: Collection[str] = SLURM_USERS) -> bool:
+    """Tell whether the reason is neither empty nor one of Slurm's own, set by Slurm's own user."""
     # Slurm writes its own behind an earlier one, which may be blank: `  : Not responding`.
     reason = node.reason.lstrip(" :")
-    return bool(reason) and not reason.startswith(_SLURMS_OWN)
+    is_slurms = bool(_SLURMS_OWN.fullmatch(reason)) and node.reason_by in slurm_users
+    return bool(reason) and not is_slurms
 
 
-def is_kept_by_a_person(node: Node) -> bool:
+def is_kept_by_a_person(node: Node, slurm_users: Collection[str] = SLURM_USERS) -> bool:
     """Tell whether a person keeps the node out of service, for a reason that asks nothing of
     sresctld."""
     if node.reason_unclear:
         return True
-    return is_out_of_service(node) and is_a_persons(node) and not node.requested_action
+    is_persons = is_a_persons(node, slurm_users)
+    return is_out_of_service(node) and is_persons and not node.requested_action
 
 
-def is_kept_instead(node: Node, action: str) -> bool:
+def is_kept_instead(node: Node, action: str, slurm_users: Collection[str] = SLURM_USERS) -> bool:
     """Tell whether a person put a reason in the place of this request.
 
     A reboot by Slurm only adds to the request: `Action:Reboot : reboot issued`.
     """
-    return is_kept_by_a_person(node) and not node.reason.startswith(action)
+    if not is_kept_by_a_person(node, slurm_users):
+        return False
+    is_added_to = node.reason.startswith(action) and not node.reason_unclear
+    return not (is_added_to and _ADDED_BY_SLURM.fullmatch(node.reason[len(action) :]))
 
 
 def _held(node: Node) -> str:
@@ -240,10 +281,9 @@ def _gravity(finding: Finding) -> tuple[int, float]:
 # -- is it alive? -----------------------------------------------------------------------------
 
 
-def _life(
-    snapshot: ClusterSnapshot, detect: DetectSettings, node: Node, agent: AgentView | None
-) -> NodeDiagnosis:
+def life_of(snapshot: ClusterSnapshot, detect: DetectSettings, node: Node) -> NodeDiagnosis:
     """Judge by beats; where they are missing, by probes. Silence alone is never death."""
+    agent = snapshot.agents.get(node.name)
     if agent is not None and not agent.was_stopped:
         if not agent.is_heard and snapshot.site.uptime < detect.start_grace:
             return NodeDiagnosis(
@@ -266,7 +306,8 @@ def _life(
         silence = NEVER_HEARD_SECONDS
         heard_at, sign = snapshot.moment - silence, "Slurm gets no answer"
     probes = [p for p in snapshot.probes.get(node.name, ()) if p.started > heard_at]
-    return _judge_probes(snapshot.moment, detect, node, probes, silence, sign)
+    judged = _judge_probes(snapshot.moment, detect, node, probes, silence, sign)
+    return msgspec.structs.replace(judged, silence=silence)
 
 
 def _judge_probes(

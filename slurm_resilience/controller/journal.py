@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class IncidentTimes(msgspec.Struct, frozen=True):
     marked: float = 0.0
     run_started: float = 0.0
     run_ended: float = 0.0
+    """The program's end, or the node's return by itself: since then its return is judged."""
     resumed: float = 0.0
     closed: float = 0.0
 
@@ -66,6 +67,10 @@ class Incident(msgspec.Struct, frozen=True):
     new request."""
     alarmed: bool = False
     ended_by: NodeEvent | None = None
+    mark_reason_at: str = ""
+    """Slurm's time of the reason that we set: one of another time is a person's."""
+    is_flap: bool = False
+    """The node came back by itself: it need not be another boot or machine."""
 
 
 class IncidentFacts(msgspec.Struct, frozen=True):
@@ -76,6 +81,8 @@ class IncidentFacts(msgspec.Struct, frozen=True):
     run_ended: float | None = None
     before: MachineIdentity | None = None
     reason_at: str | None = None
+    mark_reason_at: str | None = None
+    is_flap: bool | None = None
     output: str = ""
     """The end of what the replacement program printed: kept with the event."""
 
@@ -118,6 +125,58 @@ class PendingRequeue(msgspec.Struct, frozen=True):
     """When it was first seen PENDING."""
 
 
+FindingOfBoot = tuple[str, str, str, str]
+"""A boot id, and the key of a finding: check, subject, code."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """A node's last fault, as the breaker counts it."""
+
+    node: str
+    cause: str
+    """The health check that found it, with its code; empty: the node is dead."""
+    partitions: tuple[str, ...]
+    began: float
+    is_over: bool = False
+
+
+class BreakerState(msgspec.Struct, frozen=True):
+    """The breaker: tripped, it stops automatic actions because too many nodes failed together."""
+
+    tripped_at: float = 0.0
+    """0: it is closed."""
+    storm_at: float = 0.0
+    """When too many nodes were faulty for the last time."""
+    text: str = ""
+    """The limit that was exceeded, in words."""
+    reset_at: float = 0.0
+    """When a person reset it: faults from before count no more."""
+
+    @property
+    def is_tripped(self) -> bool:
+        return self.tripped_at > 0
+
+
+CLOSED_BREAKER = BreakerState()
+HOUR_SECONDS = 3600.0
+
+
+class JournalMemory(msgspec.Struct, frozen=True):
+    """The memory of the diagnosis, the ceilings and the breaker."""
+
+    acknowledged: Mapping[str, frozenset[FindingOfBoot]] = {}
+    """Findings of each node that a person has answered, each with the boot it was found in."""
+    flaps: Mapping[str, int] = {}
+    """Returns of each node by itself, counted within `recovery.flap_window`."""
+    starts: tuple[tuple[float, str], ...] = ()
+    """Replacement programs started within the last hour: when (epoch), and the node."""
+    faults: Mapping[str, Fault] = {}
+    """The last fault of each node, for the breaker."""
+    breaker: BreakerState = CLOSED_BREAKER
+
+
+NO_MEMORY = JournalMemory()
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
   id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, node TEXT NOT NULL DEFAULT '',
@@ -131,6 +190,11 @@ CREATE INDEX IF NOT EXISTS incidents_node ON incidents (node, id);
 CREATE TABLE IF NOT EXISTS supervised (job INTEGER PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS pending_requeues (job INTEGER PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS agents (node TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS events_kind ON events (kind, at);
+CREATE TABLE IF NOT EXISTS acknowledged (
+  node TEXT NOT NULL, boot TEXT NOT NULL, name TEXT NOT NULL, subject TEXT NOT NULL,
+  code TEXT NOT NULL, PRIMARY KEY (node, boot, name, subject, code));
+CREATE TABLE IF NOT EXISTS faults (node TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 SCHEMA_VERSION = 2
@@ -140,6 +204,7 @@ _STAMPS = {
     NodeEvent.MARKED: "marked",
     NodeEvent.REPLACING: "run_started",
     NodeEvent.REPLACED: "run_ended",
+    NodeEvent.CAME_BACK: "run_ended",
     NodeEvent.RESUMED: "resumed",
 }
 """The field of `IncidentTimes` that an event sets."""
@@ -243,6 +308,7 @@ class Journal:
         reason: str,
         at: float,
         before: MachineIdentity = UNKNOWN_MACHINE,
+        mark_reason_at: str = "",
     ) -> Incident:
         """Open an incident with the next id, and write its first event.
 
@@ -258,7 +324,17 @@ class Journal:
                 (self._number_after, node, state),
             )
             number = int(cursor.lastrowid or 0)
-            incident = Incident(number, node, kind, action, reason, state, times, before=before)
+            incident = Incident(
+                number,
+                node,
+                kind,
+                action,
+                reason,
+                state,
+                times,
+                before=before,
+                mark_reason_at=mark_reason_at,
+            )
             self._save(incident)
             text = reason if event is NodeEvent.REQUESTED else f"{kind}: {reason}"
             self.event(at, event, text, node=node, incident=number, state=state.value)
@@ -293,7 +369,14 @@ class Journal:
             stamps[_STAMPS[event]] = ended or at
         changes: dict[str, Any] = {
             name: value
-            for name in ("attempts", "next_try", "before", "reason_at")
+            for name in (
+                "attempts",
+                "next_try",
+                "before",
+                "reason_at",
+                "mark_reason_at",
+                "is_flap",
+            )
             if (value := getattr(facts, name)) is not None
         }
         if incident.state.is_under_way and not state.is_under_way:
@@ -324,6 +407,13 @@ class Journal:
             raise NotFound(f"the journal has no incident {incident_id}")
         return msgspec.json.decode(row[0], type=Incident)
 
+    def incidents_of(self, node: str, limit: int) -> list[Incident]:
+        """Return the last incidents of a node, newest first."""
+        rows = self._db.execute(
+            "SELECT body FROM incidents WHERE node = ? ORDER BY id DESC LIMIT ?", (node, limit)
+        ).fetchall()
+        return [msgspec.json.decode(row[0], type=Incident) for row in rows]
+
     def state_of(self, node: str) -> NodeState:
         """Return the node's state: that of its last incident."""
         row = self._db.execute(
@@ -345,17 +435,70 @@ class Journal:
         last = "id IN (SELECT max(id) FROM incidents GROUP BY node)"
         return self._incidents_in((state for state in NodeState if state.is_at_rest), last)
 
-    def settled(self) -> dict[str, float]:
-        """Return when each node's last incident ended: findings from before that are dealt with."""
-        # An incident that was given up dealt with nothing, and so did one that sresctld dropped
-        # because the fault seemed gone before the node was marked.
+    # -- what the breaker, the ceilings and the diagnosis remember ----------------------------
+
+    def memory(self, now: float, flap_window: float) -> JournalMemory:
+        """Return what still counts at this moment (epoch)."""
+        return JournalMemory(
+            self.acknowledged(),
+            self.flaps(now - flap_window),
+            self.starts(now - HOUR_SECONDS),
+            self.faults(),
+            self.breaker(),
+        )
+
+    def acknowledge(self, node: str, findings: Iterable[FindingOfBoot]) -> None:
+        """Remember that a person answered these findings: they take the node out no more."""
+        self._db.executemany(
+            "INSERT OR IGNORE INTO acknowledged VALUES (?, ?, ?, ?, ?)",
+            [(node, *found) for found in findings],
+        )
+
+    def acknowledged(self) -> dict[str, frozenset[FindingOfBoot]]:
+        """Return the findings that a person answered, by node."""
+        found: dict[str, set[FindingOfBoot]] = {}
+        for node, *rest in self._db.execute("SELECT * FROM acknowledged").fetchall():
+            boot, check, subject, code = rest
+            found.setdefault(str(node), set()).add((boot, check, subject, code))
+        return {node: frozenset(findings) for node, findings in found.items()}
+
+    def forget_boots(self, node: str, boot: str) -> None:
+        """Drop what was acknowledged in other boots of a node."""
+        self._db.execute("DELETE FROM acknowledged WHERE node = ? AND boot != ?", (node, boot))
+
+    def flaps(self, since: float) -> dict[str, int]:
+        """Return how often each node came back by itself since then (epoch)."""
         rows = self._db.execute(
-            "SELECT node, max(json_extract(body, '$.times.closed')) FROM incidents"
-            " WHERE state IN (?, ?) AND json_extract(body, '$.ended_by') NOT IN (?, ?)"
-            " GROUP BY node",
-            (NodeState.HEALTHY, NodeState.HELD, NodeEvent.RECOVERED, NodeEvent.GAVE_UP),
+            "SELECT node, count(*) FROM events WHERE kind = ? AND at > ? GROUP BY node",
+            (NodeEvent.CAME_BACK, since),
         ).fetchall()
-        return {str(node): float(closed or 0.0) for node, closed in rows}
+        return {str(node): int(number) for node, number in rows}
+
+    def starts(self, since: float) -> tuple[tuple[float, str], ...]:
+        """Return when (epoch) and for which node a replacement program was started since then."""
+        rows = self._db.execute(
+            "SELECT at, node FROM events WHERE kind = ? AND at > ? ORDER BY at",
+            (NodeEvent.REPLACING, since),
+        ).fetchall()
+        return tuple((float(at), str(node)) for at, node in rows)
+
+    def put_fault(self, fault: Fault) -> None:
+        self._put("faults", fault.node, fault)
+
+    def faults(self) -> dict[str, Fault]:
+        rows = self._db.execute("SELECT body FROM faults").fetchall()
+        entries = [msgspec.json.decode(row[0], type=Fault) for row in rows]
+        return {entry.node: entry for entry in entries}
+
+    def drop_fault(self, node: str) -> None:
+        self._db.execute("DELETE FROM faults WHERE node = ?", (node,))
+
+    def put_breaker(self, state: BreakerState) -> None:
+        self._set("breaker", msgspec.json.encode(state).decode())
+
+    def breaker(self) -> BreakerState:
+        text = self._setting("breaker")
+        return msgspec.json.decode(text, type=BreakerState) if text else CLOSED_BREAKER
 
     def _incidents_in(self, states: Iterator[NodeState], condition: str = "1") -> list[Incident]:
         values = [state.value for state in states]
@@ -432,15 +575,21 @@ class Journal:
     @property
     def paused(self) -> str:
         """The reason of the pause; empty: sresctld is not paused."""
-        row = self._db.execute("SELECT value FROM settings WHERE name = 'paused'").fetchone()
-        return str(row[0]) if row else ""
+        return self._setting("paused")
 
     def pause(self, reason: str) -> None:
         """Pause with a reason, or go on with an empty one."""
+        self._set("paused", reason)
+
+    def _setting(self, name: str) -> str:
+        row = self._db.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
+        return str(row[0]) if row else ""
+
+    def _set(self, name: str, value: str) -> None:
         self._db.execute(
-            "INSERT INTO settings (name, value) VALUES ('paused', ?)"
+            "INSERT INTO settings (name, value) VALUES (?, ?)"
             " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            (reason,),
+            (name, value),
         )
 
     def _put(self, table: str, key: int | str, body: object) -> None:

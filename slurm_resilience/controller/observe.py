@@ -15,8 +15,10 @@ from slurm_resilience.clock import Clock
 from slurm_resilience.controller.heard import Heard
 from slurm_resilience.controller.inbox import Inbox
 from slurm_resilience.controller.journal import (
+    NO_MEMORY,
     Incident,
     Journal,
+    JournalMemory,
     PendingRequeue,
     Supervised,
 )
@@ -37,6 +39,13 @@ class SiteFacts(msgspec.Struct, frozen=True):
     can_replace: bool = False
     """A replacement program is configured."""
     permits_expansion: bool = False
+    slurmd_timeout: float = 300.0
+    """Seconds that Slurm waits for a silent node before its jobs end (SlurmdTimeout)."""
+    slurm_users: frozenset[str] = frozenset({"root", "slurm"})
+    """Users as whom Slurm's daemons write reasons."""
+    returns_by_itself: bool = False
+    """Slurm puts a DOWN node into service when its slurmd registers (ReturnToService=2)."""
+    flap_window: float = 3600.0
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True):
@@ -55,8 +64,8 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     """The open incident of each node that has one."""
     at_rest: Mapping[str, Incident] = {}
     """The last incident of each node that was left to a person: quarantined or held."""
-    settled: Mapping[str, float] = {}
-    """When each node's last incident ended (epoch): older findings are dealt with."""
+    memory: JournalMemory = NO_MEMORY
+    """Finds of earlier cycles, as far as they still count."""
     runs: Mapping[int, Run] = {}
     """Replacement runs by incident id: the latest attempt."""
     supervised: Mapping[int, Supervised] = {}
@@ -134,7 +143,7 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
         probes=sources.prober.results(),
         incidents=incidents,
         at_rest={incident.node: incident for incident in journal.at_rest()},
-        settled=journal.settled(),
+        memory=journal.memory(now, site.flap_window),
         runs={
             incident.id: program.status(
                 run_directory(sources.state_dir, incident), now, sources.host

@@ -102,6 +102,7 @@ class Prober:
 
     def __init__(self, clock: Clock, timeout: float, dialer: Dialer | None = None) -> None:
         self._clock = clock
+        self._timeout = timeout
         self._dialer = dialer or ThreadDialer(clock, timeout)
         self._lock = threading.Lock()
         self._flying: set[str] = set()
@@ -110,11 +111,12 @@ class Prober:
         )
         self.done = threading.Event()
 
-    def request(self, node: str, address: str, port: int) -> None:
+    def request(self, node: str, address: str, port: int, is_urgent: bool = False) -> None:
         """Probe a node, unless that is under way or was done just now.
 
         A refusal comes back in microseconds. The longer a node has been probed, the less often it
-        is: the answers kept then reach back far enough for ``detect.refused_after``.
+        is: the answers kept then reach back far enough for ``detect.refused_after``. An urgent one
+        waits for nothing.
         """
         with self._lock:
             known = self._results.get(node)
@@ -122,7 +124,7 @@ class Prober:
                 now = self._clock.monotonic()
                 if now - known[-1].ended > SERIES_END_SECONDS:
                     known.clear()
-                elif now - known[-1].ended < max(
+                elif not is_urgent and now - known[-1].ended < max(
                     MIN_PAUSE_SECONDS, GROWTH * (now - known[0].started)
                 ):
                     return
@@ -130,6 +132,19 @@ class Prober:
                 return
             self._flying.add(node)
         self._dialer.dial(address, port, functools.partial(self._answered, node))
+
+    def look(self, node: str, address: str, port: int) -> Answer | None:
+        """Probe a node now, and wait for the answer; None says nothing about the node."""
+        answered, answers = threading.Event(), list[Answer | None]()
+
+        def take(started: float, answer: Answer | None) -> None:
+            self._answered(node, started, answer)
+            answers.append(answer)
+            answered.set()
+
+        self._dialer.dial(address, port, take)
+        self._clock.wait(answered, self._timeout + MIN_PAUSE_SECONDS)
+        return answers[0] if answers else None
 
     def results(self) -> dict[str, tuple[ProbeResult, ...]]:
         """Each node's last probes, oldest first."""

@@ -35,6 +35,10 @@ munged or many that return at once. A longer time would help nothing, and would 
 supervisor was killed without Slurm's own handling for longer."""
 
 
+MAX_GAP_SECONDS = 4.0
+"""Between two messages of a node that beats without a break."""
+
+
 class AgentPresence(enum.Enum):
     """The presence of a node's sresd."""
 
@@ -57,6 +61,10 @@ class AgentView(msgspec.Struct, frozen=True):
     instance: str = ""
     findings: tuple[Finding, ...] = ()
     unjudged: tuple[str, ...] = ()
+    steady: float = 0.0
+    """Seconds since its present connection, or the last gap between its messages."""
+    reported: bool = False
+    """It has said on this connection which findings hold: until then, none is no news."""
 
     @property
     def is_connected(self) -> bool:
@@ -77,6 +85,8 @@ class _Agent:
     def __init__(self, heard_at: float) -> None:
         self.connection: Client | None = None
         self.heard_at = heard_at
+        self.steady_since = heard_at
+        self.reported = False
         self.boot_id = ""
         self.instance = ""
         self.presence = AgentPresence.EXPECTED
@@ -86,6 +96,7 @@ class _Agent:
     def take(self, report: Report) -> None:
         """Take in what the node's checks and kernel log say."""
         if report.full:
+            self.reported = True
             self.findings.clear()
             self.verdicts.clear()
         for key in report.cleared:
@@ -127,7 +138,8 @@ class Registry:
                     # A node that was cut off comes back on a new connection.
                     agent.connection.close()
                 agent.connection = connection
-                agent.heard_at = now
+                agent.heard_at = agent.steady_since = now
+                agent.reported = False
                 if agent.presence is not AgentPresence.EXPECTED:
                     agent.presence = AgentPresence.CONNECTED
             elif connection.role == "job":
@@ -157,7 +169,10 @@ class Registry:
             agent = self._agents.get(connection.subject)
             if agent is None or agent.connection is not connection:
                 return  # an older connection of a node that has a newer one
-            agent.heard_at = self._clock.monotonic()
+            now = self._clock.monotonic()
+            if now - agent.heard_at > MAX_GAP_SECONDS:
+                agent.steady_since = now
+            agent.heard_at = now
             if agent.presence is not AgentPresence.STOPPED:
                 agent.presence = AgentPresence.CONNECTED
             if isinstance(message, Beat):
@@ -199,6 +214,8 @@ class Registry:
                     instance=agent.instance,
                     findings=tuple(agent.findings.values()),
                     unjudged=tuple(c for c, v in agent.verdicts.items() if v == "unjudged"),
+                    steady=now - agent.steady_since,
+                    reported=agent.reported,
                 )
                 for name, agent in self._agents.items()
             }

@@ -21,18 +21,26 @@ from slurm_resilience.model import Node
 from slurm_resilience.wire.messages import NodeVerdict
 
 
-def for_supervisors(diagnosis: NodeDiagnosis, node: Node, incident: Incident | None) -> NodeVerdict:
+def for_supervisors(
+    diagnosis: NodeDiagnosis, node: Node, incident: Incident | None, is_left: bool = False
+) -> NodeVerdict:
     """Return the answer to a supervisor that asks about a node.
 
     It leaves a node that is dead, sick or requested, so these words are kept for nodes that every
     job must leave: the marked ones. A node that was found faulty but not marked (paused,
     ``recovery.mode`` none, too many at once) is suspect.
+
+    Args:
+        diagnosis: the node's.
+        node: as Slurm shows it.
+        incident: the open one.
+        is_left: it is dead, and unmarked only for the sake of jobs without a supervisor.
     """
     kind = diagnosis.kind
     is_marked = incident is not None and incident.state.is_marked
     if kind == "held" or kind == "down":
         kind = "dead" if node.is_down else "unknown"  # draining: jobs may end on it
-    elif kind in ("dead", "sick") and not is_marked:
+    elif kind in ("dead", "sick") and not is_marked and not is_left:
         kind = "suspect"
     return NodeVerdict(
         diagnosis.node, kind, diagnosis.reason, diagnosis.action, incident.id if incident else 0

@@ -167,7 +167,20 @@ def _sres(spec: LabSpec, plan: ConfPlan, lab: PurePath) -> str:
         },
         "wire": {"munge_socket": f"{lab}/munge/munge.socket.2"},
         "agent": {"kernel_log": "/run/sres-node/kmsg", "accept_injected": True},
-        "replace": {"program": [f"{lab}/bin/replace-node"]},
+        # A lab's faults follow each other more quickly than those of years of a real cluster.
+        "breaker": {
+            "window": 20.0,
+            "quiet": 20.0,
+            "nodes_per_hour": 1000,
+            "partition_per_hour": 1000,
+            "check_per_hour": 1000,
+        },
+        "recovery": {"max_flaps": 1000},
+        "replace": {
+            "program": [f"{lab}/bin/replace-node"],
+            "silent_for": 5.0,
+            "max_per_hour": 1000,
+        },
     }
     top = ""
     for table, values in spec.sres_options.items():

@@ -1,9 +1,9 @@
 """Run one replacement program, and leave its output and exit code in files.
 
 sresctld may be restarted (or killed) while a replacement of half an hour runs. So the program is
-a child of this runner, in a session of its own: its output goes to ``output``, and its exit code to
-``rc`` when it has ended. It inherits the lock of its run, and so does the program: as long as one of
-them lives the run is under way. Its command line:
+a child of this runner, in a session of its own: its output goes to ``output``, and its exit code
+to ``rc`` when it has ended. It inherits the lock of its run, and so does the program: as long as
+one of them lives the run is under way. Its command line:
 ``python -m slurm_resilience.replace.program_runner DIR SECONDS LOCK -- PROGRAM ARG...``
 """
 

@@ -6,6 +6,8 @@ fake for tests; `tests/contract` runs the same tests on each.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from threading import Event
 from typing import Protocol
@@ -45,6 +47,24 @@ class ClusterInfo(msgspec.Struct, frozen=True):
     @property
     def permits_expansion(self) -> bool:
         return "permit_job_expansion" in self.scheduler_parameters.split(",")
+
+    @property
+    def slurmd_timeout_seconds(self) -> float:
+        """Seconds that a node may be silent before Slurm sets it DOWN. Without an end: infinite."""
+        seconds = re.match(r"\d+", self.raw.get("SlurmdTimeout", "300"))
+        return float(seconds[0]) or math.inf if seconds else 300.0
+
+    @property
+    def slurm_users(self) -> frozenset[str]:
+        """SlurmUser, by name and by number: slurmctld writes reasons under one of them."""
+        name = self.raw.get("SlurmUser", "").partition("(")[0].strip()
+        return frozenset({str(self.slurm_user_uid), name} - {""})
+
+    @property
+    def returns_by_itself(self) -> bool:
+        """A DOWN node goes into service when its slurmd registers, for whatever reason it is
+        DOWN."""
+        return self.raw.get("ReturnToService", "0").strip() == "2"
 
 
 class SlurmClient(Protocol):

@@ -25,7 +25,7 @@ from slurm_resilience.controller.journal import (
     Supervised,
 )
 from slurm_resilience.controller.observe import Blind, ClusterSnapshot, SiteFacts, Sources
-from slurm_resilience.controller.probe import Prober, ProbeResult
+from slurm_resilience.controller.probe import Answer, Prober, ProbeResult
 from slurm_resilience.controller.registry import AgentView, Registry, SupervisorRoll
 from slurm_resilience.errors import SlurmError
 from slurm_resilience.model import REPLACE
@@ -72,12 +72,22 @@ class TestProber(Prober):
 
     __test__ = False
 
-    def __init__(self) -> None:
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
         self.asked: list[str] = []
         self.answers: dict[str, tuple[ProbeResult, ...]] = {}
+        self.living: set[str] = set()
 
-    def request(self, node: str, address: str, port: int) -> None:
+    def request(self, node: str, address: str, port: int, is_urgent: bool = False) -> None:
         self.asked.append(node)
+        if is_urgent:
+            self.look(node, address, port)
+
+    def look(self, node: str, address: str, port: int) -> Answer | None:
+        now = self.clock.monotonic()
+        answer: Answer = "answered" if node in self.living else "silent"
+        self.answers[node] = (*self.answers.get(node, ()), ProbeResult(now, now, answer))
+        return answer
 
     def results(self) -> dict[str, tuple[ProbeResult, ...]]:
         return self.answers
@@ -92,13 +102,15 @@ class Controller:
     def __init__(self, state_dir: Path, nodes: int = 8, **how: Any) -> None:
         self.state_dir, self.clock = state_dir, FakeClock()
         self.slurm = FakeSlurm(nodes)
-        self.config = config(replace={"program": ("replace-node",), "backoff": 5.0})
+        self.config = config(
+            replace={"program": ("replace-node",), "backoff": 5.0, "silent_for": 5.0}
+        )
         self.how = how
         self.start()
 
     def start(self) -> None:
         self.journal = Journal(self.state_dir / "journal.db")
-        self.registry, self.prober = TestRegistry(self.clock), TestProber()
+        self.registry, self.prober = TestRegistry(self.clock), TestProber(self.clock)
         self.everybody_beats()
         self.inbox = Inbox(
             self.registry,
@@ -370,7 +382,7 @@ def test_a_person_who_drains_a_node_before_its_resume_keeps_it(
 
 
 def test_an_administrators_reason_survives_our_down(sresctld: Controller) -> None:
-    sresctld.slurm.submit(3)
+    sresctld.supervise(sresctld.slurm.submit(3))
     sresctld.slurm.set_node(["n3"], state="drain", reason="new disk")
     sresctld.is_dead("n3")
     sresctld.cycle()

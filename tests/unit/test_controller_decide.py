@@ -26,11 +26,11 @@ from worlds import (
 )
 
 from slurm_resilience.controller import actions as act
-from slurm_resilience.controller.decide import marking
+from slurm_resilience.controller.decide import breaker, marking
 from slurm_resilience.controller.decide.decision import decide
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState, SideAct, step
 from slurm_resilience.controller.diagnose import diagnose
-from slurm_resilience.controller.journal import PendingRequeue
+from slurm_resilience.controller.journal import BreakerState, Fault, JournalMemory, PendingRequeue
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import REBOOT, REPLACE, Severity
 from slurm_resilience.replace.program import Run
@@ -106,10 +106,37 @@ def test_gres_on_any_node_of_the_job_forbids_a_swap() -> None:
     assert not marking.can_shrink(seen, the_job, "n1")
 
 
-def test_jobs_that_did_not_ask_are_left_to_slurm() -> None:
-    seen = world(node(state="ALLOCATED"), jobs=(job(7, ("n2", "n1")),), **dead())
-    (mark,) = actions(seen, act.MarkNode)
+def test_jobs_that_did_not_ask_do_not_die_by_us_sooner_than_by_slurm() -> None:
+    def seen(silence: float, **more: Any) -> ClusterSnapshot:
+        others = (job(7, ("n2", "n1")),)
+        return world(node(state="ALLOCATED"), jobs=others, **dead(silence=silence), **more)
+
+    assert actions(seen(299.0), act.MarkNode) == []
+    (mark,) = actions(seen(301.0), act.MarkNode)
     assert (mark.shrink, mark.requeued) == ((), ())
+    assert actions(seen(301.0, slurmd_timeout=600.0), act.MarkNode) == []
+    own = config(detect={"dead_after_unsupervised": 30.0})
+    assert actions(seen(29.0), act.MarkNode, own) == []
+    assert len(actions(seen(31.0), act.MarkNode, own)) == 1
+
+
+def test_one_job_that_did_not_ask_keeps_its_node_from_down_and_the_others_are_told() -> None:
+    both = (job(7, ("n2", "n1")), job(8, ("n1",)))
+    seen = world(node(state="MIXED"), jobs=both, watched=(supervised(7),), **dead())
+    assert actions(seen, act.MarkNode) == []
+    told = actions(seen, act.NotifySupervisor)
+    assert [(tell.job, tell.node, tell.kind) for tell in told] == [(7, "n1", "dead")]
+    assert decision(seen).left == {"n1"}
+
+
+@pytest.mark.parametrize("state", ["PENDING", "COMPLETING"])
+def test_a_job_that_ends_or_waits_keeps_no_node(state: str) -> None:
+    seen = world(node(state="DOWN+COMPLETING"), jobs=(job(7, ("n1",), state=state),), **dead())
+    assert len(actions(seen, act.MarkNode)) == 1
+
+
+def test_a_node_that_is_busy_with_what_is_not_listed_is_not_set_down() -> None:
+    assert actions(world(node(state="ALLOCATED"), **dead()), act.MarkNode) == []
 
 
 def test_a_job_that_may_not_be_requeued_is_not_followed() -> None:
@@ -119,7 +146,8 @@ def test_a_job_that_may_not_be_requeued_is_not_followed() -> None:
 
 
 def test_an_administrators_reason_stays_when_its_node_dies() -> None:
-    seen = world(node(state="ALLOCATED+DRAIN", reason="new disk"), **dead())
+    busy = node(state="ALLOCATED+DRAIN", reason="new disk")
+    seen = world(busy, jobs=(job(),), watched=(supervised(),), **dead())
     (mark,) = actions(seen, act.MarkNode)
     assert (mark.state, mark.action) == ("down", "")
 
@@ -127,7 +155,7 @@ def test_an_administrators_reason_stays_when_its_node_dies() -> None:
 def test_dead_while_failing_and_busy_goes_down_within_the_same_incident() -> None:
     known = incident(kind="sick", opened=NOW - 400)
     lost = node(state="ALLOCATED+FAIL", reason=REPLACE)
-    seen = world(lost, jobs=(job(),), incidents=(known,), **dead())
+    seen = world(lost, jobs=(job(),), watched=(supervised(),), incidents=(known,), **dead())
     (mark,) = actions(seen, act.MarkNode)
     assert mark.state == "down"
     assert actions(seen, act.StartReplacement) == []
@@ -155,27 +183,111 @@ def lost_nodes(count: int, others: int, **more: Any) -> ClusterSnapshot:
 
 @pytest.mark.parametrize(
     ("count", "others", "marks"),
-    [(2, 0, 2), (3, 0, 0), (2, 6, 2), (3, 6, 0), (3, 12, 3), (4, 12, 0), (20, 80, 20), (21, 80, 0)],
+    [(2, 0, 2), (3, 0, 0), (2, 6, 2), (3, 6, 0), (2, 200, 2), (3, 200, 0)],
 )
 def test_too_many_at_once_are_not_marked(count: int, others: int, marks: int) -> None:
+    """A larger cluster allows no more of them."""
     seen = lost_nodes(count, others)
     assert len(actions(seen, act.MarkNode)) == marks
     assert bool(actions(seen, act.RaiseAlarm)) == (marks == 0)
 
 
-def test_those_marked_a_moment_ago_count() -> None:
-    recent = tuple(incident(f"y{i}", opened=NOW - 60, id=i) for i in (1, 2))
-    assert actions(lost_nodes(1, 6, incidents=recent), act.MarkNode) == []
-    older = tuple(incident(i.node, id=i.id, opened=NOW - 121) for i in recent)
-    assert len(actions(lost_nodes(1, 6, incidents=older), act.MarkNode)) == 1
+def faults(*names: str, ago: float = 60.0, **more: Any) -> dict[str, Fault]:
+    known: dict[str, Any] = {"cause": "", "partitions": (), "is_over": True}
+    return {name: Fault(name, began=NOW - ago, **(known | more)) for name in names}
 
 
-def test_another_blast_is_another_alarm() -> None:
-    def key(count: int) -> str:
-        (alarm,) = actions(lost_nodes(count, 0), act.RaiseAlarm)
-        return str(alarm.key)
+def test_those_that_failed_a_moment_ago_count_whatever_became_of_them() -> None:
+    assert actions(lost_nodes(1, 6, faults=faults("y1", "y2")), act.MarkNode) == []
+    older = faults("y1", "y2", ago=121.0)
+    assert len(actions(lost_nodes(1, 6, faults=older), act.MarkNode)) == 1
+    within_an_hour = faults(*(f"y{i}" for i in range(8)), ago=3599.0)
+    assert actions(lost_nodes(1, 6, faults=within_an_hour), act.MarkNode) == []
 
-    assert key(3) == key(3) != key(4)
+
+def test_a_partition_and_a_check_have_limits_of_their_own() -> None:
+    generous = {"nodes_at_once": 50, "nodes_per_hour": 50}
+    of_gpu = faults("y1", "y2", partitions=("gpu",))
+    here = {"n1": msgspec.structs.replace(node(), partitions=("gpu",))}
+    settings_ = config(breaker=generous)
+    seen = lost_nodes(1, 6, faults=of_gpu)
+    assert len(actions(seen, act.MarkNode, settings_)) == 1
+    seen = msgspec.structs.replace(seen, nodes=dict(seen.nodes) | here)
+    assert actions(seen, act.MarkNode, settings_) == []
+    same = faults("y1", "y2", "y3", "y4", cause="xid 79", ago=1000.0)
+    for code, marks in (("79", 0), ("64", 1)):
+        sick = agent(findings=(finding(code=code),))
+        seen = world(node(), agents=(sick,), faults=same)
+        assert len(actions(seen, act.MarkNode, settings_)) == marks
+
+
+def test_a_fault_that_is_over_is_forgotten_after_an_hour() -> None:
+    old = faults("y1", ago=3600.0)
+    said = decision(world(node(), agents=(agent(),), faults=old))
+    assert said.notes == (act.NoteFault(old["y1"], is_forgotten=True),)
+    assert said.snapshot.memory.faults == {}
+
+
+def test_a_storm_is_one_alarm_that_follows_it() -> None:
+    first = lost_nodes(3, 0)
+    said = decision(first)
+    (alarm,) = [a for a in said.actions if isinstance(a, act.RaiseAlarm)]
+    known = said.snapshot
+    assert known.memory.breaker.is_tripped
+    more = lost_nodes(40, 0, faults=known.memory.faults, breaker=known.memory.breaker, now=NOW + 1)
+    (later,) = actions(more, act.RaiseAlarm)
+    assert later.key == alarm.key and later.text != alarm.text
+    assert len(later.text) < 500
+
+
+def test_a_tripped_breaker_still_moves_supervised_jobs_off_dead_nodes() -> None:
+    names = [f"n{i}" for i in range(1, 7)]
+    jobs = tuple(job(i, (name,)) for i, name in enumerate(names[:5], 1))
+    seen = world(
+        *[node(name, "ALLOCATED" if name != "n6" else "IDLE") for name in names],
+        jobs=jobs,
+        watched=tuple(supervised(i, (name,)) for i, name in enumerate(names[:4], 1)),
+        agents=tuple(agent(name, silence=6.0) for name in names),
+        probes={name: probes("silent", "silent") for name in names},
+    )
+    assert [mark.node for mark in actions(seen, act.MarkNode)] == names[:4]
+    waiting = tuple(incident(name, NodeState.EMPTY, id=i) for i, name in enumerate(names, 1))
+    marked = msgspec.structs.replace(
+        seen,
+        jobs={},
+        nodes={name: node(name, "DOWN", REPLACE) for name in names},
+        incidents={known.node: known for known in waiting},
+        memory=JournalMemory(faults=faults(*names, is_over=False)),
+    )
+    settings_ = config(replace={"silent_for": 5.0})
+    assert actions(marked, act.StartReplacement, settings_) == []
+
+
+def test_the_breaker_closes_when_the_storm_is_over_for_a_while_or_a_person_says_so() -> None:
+    tripped = BreakerState(NOW - 700.0, NOW - 599.0, "3 nodes")
+    quiet = world(node(), agents=(agent(),), breaker=tripped)
+    assert decision(quiet).snapshot.memory.breaker.is_tripped
+    later = msgspec.structs.replace(quiet, now=NOW + 2)
+    closed = decision(later)
+    assert not closed.snapshot.memory.breaker.is_tripped
+    assert act.NoteBreaker(closed.snapshot.memory.breaker) in closed.notes
+    # Three that stay dead are the same storm, however old.
+    old = faults("n1", "n2", "n3", ago=7000.0, is_over=False)
+    lasting = lost_nodes(3, 6, faults=old, breaker=tripped, now=NOW + 2)
+    assert decision(lasting).snapshot.memory.breaker.is_tripped
+    assert actions(lasting, act.MarkNode) == []
+    reset = JournalMemory(faults=old, breaker=breaker.reset(tripped, NOW))
+    answered = msgspec.structs.replace(lasting, memory=reset)
+    assert len(actions(answered, act.MarkNode)) == 3
+
+
+def test_nodes_that_slurm_had_down_for_long_keep_no_other_from_being_marked() -> None:
+    off = [node(f"o{i}", "DOWN+NOT_RESPONDING", "Not responding") for i in range(5)]
+    tried = {known.name: probes("silent", "silent") for known in off}
+    new = dead()
+    seen = world(node(), *off, agents=new["agents"], probes=tried | new["probes"])
+    assert [mark.node for mark in actions(seen, act.MarkNode)] == ["n1"]
+    assert [alarm.key for alarm in actions(seen, act.RaiseAlarm)] == ["long-down"]
 
 
 def test_ten_dead_nodes_that_a_person_asks_for_are_no_blast() -> None:
@@ -271,7 +383,14 @@ def test_an_empty_node_that_a_job_came_to_and_that_died_moves_once() -> None:
     busy = node(state="ALLOCATED+FAIL", reason=REPLACE)
     known = incident(state=NodeState.EMPTY)
     gone = {"n1": probes("silent", "silent")}
-    seen = world(busy, agents=(agent(silence=6.0),), incidents=(known,), probes=gone)
+    seen = world(
+        busy,
+        agents=(agent(silence=6.0),),
+        incidents=(known,),
+        probes=gone,
+        jobs=(job(),),
+        watched=(supervised(),),
+    )
     assert [mark.node for mark in actions(seen, act.MarkNode)] == ["n1"]
     apply_to_table(seen, decision(seen).actions)
 
@@ -284,8 +403,116 @@ def test_a_node_that_slurm_forgot_is_not_probed(state: NodeState) -> None:
 
 
 def test_marked_without_work_is_replaced() -> None:
-    seen = world(MARKED, agents=(agent(),), incidents=(incident(),))
+    for known in (incident(kind="requested"), incident(kind="sick")):
+        seen = world(MARKED, agents=(SICK,), incidents=(known,))
+        assert actions(seen, act.StartReplacement) == [act.StartReplacement("n1", 1)]
+    seen = world(MARKED, incidents=(incident(),), **dead(silence=61.0))
     assert actions(seen, act.StartReplacement) == [act.StartReplacement("n1", 1)]
+
+
+# -- life is looked at again before what cannot be undone --------------------------------------
+
+EMPTY = incident(state=NodeState.EMPTY, attempts=1)
+
+
+@pytest.mark.parametrize("kind", ["dead", "sick"])
+def test_a_node_that_lives_again_is_validated_and_not_replaced(kind: str) -> None:
+    known = msgspec.structs.replace(EMPTY, kind=kind)
+    seen = world(MARKED, agents=(agent(),), incidents=(known,))
+    assert actions(seen, act.StartReplacement) == []
+    assert advance(seen).event is NodeEvent.CAME_BACK
+    # Also long before the next try.
+    later = msgspec.structs.replace(known, next_try=NOW + 1000)
+    assert advance(world(MARKED, agents=(agent(),), incidents=(later,))).event is (
+        NodeEvent.CAME_BACK
+    )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"agents": (agent(reported=False),)},
+        {"agents": (agent(steady=1.0),)},
+        dead(silence=3.0),
+        dead(silence=59.0),
+        {"agents": (agent(silence=61.0),), "probes": {"n1": probes("silent", "silent", ago=3.0)}},
+        {"agents": (agent(silence=61.0),), "probes": {"n1": probes("silent")}},
+        {"agents": (agent(silence=61.0),), "probes": {"n1": probes("silent", "answered")}},
+        {"agents": (agent(silence=61.0, said_goodbye=True),)},
+        {"agents": (agent(silence=61.0, spoke=False),), "uptime": 5.0},
+    ],
+    ids=[
+        "not told yet",
+        "just back",
+        "suspect",
+        "not long enough",
+        "an old look",
+        "one look",
+        "its port answers",
+        "sresd was stopped",
+        "we have just started",
+    ],
+)
+@pytest.mark.parametrize("kind", ["dead", "sick"])
+def test_what_is_not_known_for_certain_starts_no_replacement(
+    kind: str, more: dict[str, Any]
+) -> None:
+    seen = world(MARKED, incidents=(msgspec.structs.replace(EMPTY, kind=kind),), **more)
+    assert actions(seen, act.StartReplacement) == []
+    assert actions(seen, act.Transition) == []
+
+
+def test_a_person_who_asks_gets_a_living_node_replaced() -> None:
+    known = msgspec.structs.replace(EMPTY, kind="requested")
+    seen = world(MARKED, agents=(agent(),), incidents=(known,))
+    assert len(actions(seen, act.StartReplacement)) == 1
+
+
+def test_a_node_that_comes_and_goes_is_left_to_a_person() -> None:
+    seen = world(MARKED, agents=(agent(),), incidents=(EMPTY,), flaps={"n1": 2})
+    assert advance(seen).event is NodeEvent.CAME_BACK
+    seen = world(MARKED, agents=(agent(),), incidents=(EMPTY,), flaps={"n1": 3})
+    assert advance(seen).event is NodeEvent.GAVE_UP
+    assert "came and went 4 times" in actions(seen, act.RaiseAlarm)[0].text
+
+
+def test_a_node_without_sresd_that_answers_again_lives() -> None:
+    answers = {"n1": probes("silent", "answered")}
+    seen = world(MARKED, incidents=(EMPTY,), probes=answers)
+    assert advance(seen).event is NodeEvent.CAME_BACK
+
+
+def test_forty_that_beat_again_are_not_replaced() -> None:
+    names = [f"n{i}" for i in range(40)]
+    seen = world(
+        *[node(name, "DOWN", REPLACE) for name in names],
+        agents=tuple(agent(name) for name in names),
+        incidents=tuple(incident(n, NodeState.EMPTY, id=i) for i, n in enumerate(names, 1)),
+    )
+    assert actions(seen, act.StartReplacement) == []
+    assert {move.event for move in actions(seen, act.Transition)} == {NodeEvent.CAME_BACK}
+
+
+@pytest.mark.parametrize("state", [s for s in NodeState if s.is_coming_back])
+def test_a_node_that_came_back_by_itself_and_goes_again_is_no_failed_replacement(
+    state: NodeState,
+) -> None:
+    known = incident(state=state, run_ended=NOW - 1000, resumed=NOW - 1000, is_flap=True)
+    seen = world(MARKED, incidents=(known,), **dead(silence=61.0))
+    if state is NodeState.VALIDATING:
+        assert advance(seen).event is NodeEvent.GONE_AGAIN
+
+
+def test_the_same_boot_is_good_enough_for_a_node_that_was_not_replaced() -> None:
+    known = incident(
+        state=NodeState.VALIDATING, run_ended=NOW - 10, is_flap=True, boot_before="boot-1"
+    )
+    tried = {"n1": probes("answered")}
+    seen = world(MARKED, agents=(agent(),), incidents=(known,), probes=tried)
+    assert len(actions(seen, act.ReturnNode)) == 1
+    sick = world(MARKED, agents=(SICK,), incidents=(known,), probes=tried)
+    assert actions(sick, act.ReturnNode) == []
+    assert advance(sick).event is NodeEvent.GONE_AGAIN
 
 
 @pytest.mark.parametrize("state", ["ALLOCATED+FAIL", "MIXED+FAIL", "DOWN+COMPLETING"])
@@ -324,11 +551,12 @@ def test_marked_and_answered_by_a_person(state: NodeState, changed: Any, event: 
 
 
 def test_a_replacement_waits_for_its_backoff_its_turn_and_a_program() -> None:
-    later = incident(next_try=NOW + 1)
+    later = incident(next_try=NOW + 1, kind="requested")
     assert actions(world(MARKED, agents=(agent(),), incidents=(later,)), act.StartReplacement) == []
+    requested = incident(kind="requested")
     running = tuple(incident(f"x{i}", state=NodeState.REPAIRING, id=i) for i in range(2, 5))
     one_at_a_time = config(replace={"max_running": 3})
-    seen = world(MARKED, agents=(agent(),), incidents=(incident(), *running))
+    seen = world(MARKED, agents=(agent(),), incidents=(requested, *running))
     assert actions(seen, act.StartReplacement, one_at_a_time) == []
     seen = world(MARKED, agents=(agent(),), incidents=(incident(),), can_replace=False)
     assert actions(seen, act.StartReplacement) == []
@@ -341,20 +569,39 @@ def test_nodes_that_are_empty_at_the_same_time_take_turns() -> None:
     waiting = tuple(incident(name, state=NodeState.EMPTY, id=i) for i, name in enumerate(names, 2))
     running = incident("x1", state=NodeState.REPAIRING)
     three_at_a_time = config(replace={"max_running": 3})
-    seen = world(*nodes, agents=tuple(map(agent, names)), incidents=(running, *waiting))
+    seen = world(
+        *nodes,
+        agents=tuple(agent(name, findings=(finding(),)) for name in names),
+        incidents=(running, *waiting),
+    )
     started = actions(seen, act.StartReplacement, three_at_a_time)
     assert [start.node for start in started] == ["n1", "n2"]
+    eleven = JournalMemory(starts=tuple((NOW - 1, "y") for _ in range(11)))
+    within_the_hour = msgspec.structs.replace(seen, memory=eleven)
+    started = actions(within_the_hour, act.StartReplacement)
+    assert [start.node for start in started] == ["n1"]
+    one_rack = config(replace={"max_running_partition": 2})
+    shared = {
+        name: msgspec.structs.replace(n, partitions=("gpu",)) for name, n in seen.nodes.items()
+    }
+    started = actions(msgspec.structs.replace(seen, nodes=shared), act.StartReplacement, one_rack)
+    assert [start.node for start in started] == ["n1"]
 
 
 def replacing(run: Run | None, **more: Any) -> ClusterSnapshot:
     runs = {1: run} if run else {}
-    known = incident(state=NodeState.REPAIRING, attempts=1, **more)
+    known = incident(state=NodeState.REPAIRING, attempts=1, **({"run_started": NOW - 5} | more))
     return world(MARKED, agents=(agent(),), incidents=(known,), runs=runs)
 
 
 def test_a_run_is_waited_for() -> None:
     assert decision(replacing(Run("running"))).actions == ()
     assert decision(replacing(None)).actions == ()
+
+
+def test_a_run_that_has_lost_its_time_limit_is_an_alarm() -> None:
+    (alarm,) = decision(replacing(Run("running"), run_started=NOW - 3661)).actions
+    assert isinstance(alarm, act.RaiseAlarm) and "past its limit" in alarm.text
 
 
 def test_a_run_that_ended_well() -> None:
@@ -638,28 +885,21 @@ def test_what_may_never_be_decided(seen: ClusterSnapshot) -> None:
     assert said == decide(seen, diagnose(seen, CONFIG), CONFIG), "the same world, another answer"
     assert said.sentence
     marks = [a for a in said.actions if isinstance(a, act.MarkNode)]
-    recent = [
-        i
-        for i in seen.incidents.values()
-        if i.kind in ("dead", "sick")
-        and NOW - i.times.opened < marking.AT_ONCE_SECONDS
-        and i.state is not NodeState.SUSPECT
-    ]
-    limit = max(2, int(len(seen.nodes) * 0.2))
-    assert not marks or len(marks) + len(recent) <= limit
+    moves = {mark.node for mark in marks if only_supervised_on(seen, mark.node)}
+    written_over = {n for n in seen.incidents if not seen.nodes[n].requested_action}
+    found_new = [m for m in marks if m.node not in moves | written_over]
+    assert len(found_new) <= 2 * CONFIG.breaker.nodes_at_once
     for mark in marks:
         marked = seen.nodes[mark.node]
-        assert verdicts[mark.node].kind in ("dead", "sick")
+        assert verdicts[mark.node].kind in ("dead", "sick") or mark.node in written_over
+        if mark.state == "down" and not marked.is_down:
+            assert mark.node in moves or not running_on(seen, mark.node)
         assert mark.action in (REPLACE, REBOOT) or marked.reason
         if marked.reason in ("bad disk", "action:replace", "Action:Replace "):
             assert mark.action == "" or not (marked.is_fail or marked.is_down or marked.is_drain)
         for out in mark.shrink:
             shrunk = seen.jobs[out.job]
-            dying = {
-                m.node
-                for m in marks
-                if m.state == "down" and seen.nodes[m.node].is_down == marked.is_down
-            }
+            dying = {m.node for m in marks if m.state == "down"}
             assert mark.node in dying
             assert out.keep and set(out.keep) == set(shrunk.nodes) - dying
             assert not any(seen.nodes[name].gres for name in shrunk.nodes)
@@ -676,6 +916,15 @@ def test_what_may_never_be_decided(seen: ClusterSnapshot) -> None:
     nodes_moved = [a.node for a in said.actions if isinstance(a, act.Transition)]
     assert len(nodes_moved) == len(set(nodes_moved)), "two ways at once for one incident"
     apply_to_table(seen, said.actions)
+
+
+def running_on(seen: ClusterSnapshot, name: str) -> list[int]:
+    return [j.id for j in seen.jobs.values() if name in j.nodes and j.state == "RUNNING"]
+
+
+def only_supervised_on(seen: ClusterSnapshot, name: str) -> bool:
+    jobs = running_on(seen, name)
+    return bool(jobs) and all(number in seen.supervised for number in jobs)
 
 
 def apply_to_table(seen: ClusterSnapshot, decided: Any) -> None:
@@ -720,8 +969,7 @@ def test_nothing_is_done_to_a_node_whose_reason_is_not_understood(
     )
     for kind in (act.MarkNode, act.StartReplacement, act.ReturnNode, act.OpenRequested):
         assert actions(seen, kind) == []
-    if state is not NodeState.REPAIRING:
-        assert advance(seen).event is NodeEvent.TAKEN_OVER
+    assert advance(seen).event is NodeEvent.TAKEN_OVER
 
 
 @pytest.mark.parametrize(("state", "reason"), [("IDLE", REPLACE), ("IDLE+NOT_RESPONDING", REPLACE)])

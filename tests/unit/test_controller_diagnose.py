@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from worlds import agent, config, dead, finding, job, node, probes, verdict, world
 
-from slurm_resilience.controller.diagnose import diagnose
+from slurm_resilience.controller.diagnose import SLURM_USERS, diagnose
 from slurm_resilience.model import REBOOT, REPLACE, Severity
 
 
@@ -115,10 +115,18 @@ def test_the_gravest_finding_counts_and_the_oldest_of_equals() -> None:
     assert (seen.action, seen.reason) == (REPLACE, "xid: first")
 
 
-def test_a_finding_that_a_finished_incident_answered_is_settled() -> None:
-    old = agent(findings=(finding(at=100.0),))
-    assert verdict(world(node(), agents=(old,), settled={"n1": 100.0})).kind == "healthy"
-    assert verdict(world(node(), agents=(old,), settled={"n1": 99.0})).kind == "sick"
+def test_a_finding_that_a_person_answered_is_settled_for_that_boot_whatever_the_clocks_say() -> (
+    None
+):
+    known = finding(subject="0000:04:00", code="79")
+    answered = {"n1": frozenset({("boot-1", *known.key)})}
+    for at in (0.0, 1e12):
+        old = agent(findings=(finding(subject="0000:04:00", code="79", at=at),))
+        assert verdict(world(node(), agents=(old,), acknowledged=answered)).kind == "healthy"
+    other = agent(findings=(finding(subject="0000:05:00", code="79"),))
+    assert verdict(world(node(), agents=(other,), acknowledged=answered)).kind == "sick"
+    again = agent(boot_id="boot-2", findings=(known,))
+    assert verdict(world(node(), agents=(again,), acknowledged=answered)).kind == "sick"
 
 
 def test_a_dead_node_is_dead_whatever_it_said_before() -> None:
@@ -234,3 +242,32 @@ def test_what_slurm_writes_behind_a_blank_reason_is_its_own() -> None:
     assert seen.kind == "down"
     kept = verdict(world(node(state="DOWN", reason="vendor : Not responding"), agents=(agent(),)))
     assert kept.kind == "held"
+
+
+@pytest.mark.parametrize(
+    ("reason", "by", "kind"),
+    [
+        ("Not responding", "root", "down"),
+        ("Not responding", "slurm", "down"),
+        ("Not responding", "64030", "down"),
+        ("Not responding", "alice", "held"),
+        ("Not responding since Tuesday, vendor called", "root", "held"),
+        ("Low RealMemory (reported:900 < 100.00% of configured:1000)", "root", "down"),
+        ("Low socket*core*thread count, Low CPUs", "slurm", "down"),
+        ("Low voltage on PSU 2", "root", "held"),
+        ("gres/gpu count reported lower than configured (7 < 8)", "slurm", "down"),
+        ("gres/gpu: keep out, card 3 is on its way back", "root", "held"),
+        ("Kill task failed", "root", "down"),
+        ("Kill task failed, look at it", "root", "held"),
+        ("Powered down after SuspendTimeout", "root", "down"),
+    ],
+)
+def test_slurms_own_is_one_of_its_texts_set_by_its_own_user(
+    reason: str, by: str, kind: str
+) -> None:
+    seen = world(
+        node(state="IDLE+DRAIN", reason=reason, reason_by=by),
+        agents=(agent(),),
+        slurm_users=SLURM_USERS | {"64030"},
+    )
+    assert verdict(seen).kind == kind

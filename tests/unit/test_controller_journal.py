@@ -14,7 +14,10 @@ import pytest
 
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.journal import (
+    CLOSED_BREAKER,
     SCHEMA_VERSION,
+    BreakerState,
+    Fault,
     Incident,
     IncidentFacts,
     Journal,
@@ -70,7 +73,6 @@ def test_an_incident_from_detected_to_closed(tmp_path: Path) -> None:
     assert closed.ended_by is NodeEvent.CLOSED
     assert journal.incidents() == [second]
     assert len(journal.incidents(open_only=False)) == 2
-    assert journal.settled() == {"n1": 20.0}
 
 
 def test_what_the_table_lacks_cannot_be_written(tmp_path: Path) -> None:
@@ -107,14 +109,45 @@ def test_facts_of_an_event_stay_with_the_incident(tmp_path: Path) -> None:
     assert journal.incident(number).alarmed
 
 
-def test_findings_are_dealt_with_by_a_person_or_a_repair_alone(tmp_path: Path) -> None:
-    """sresctld dropped an incident because the fault seemed gone: nothing was dealt with."""
+def test_what_a_person_answered_holds_for_that_boot(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
-    journal.apply(detected(journal).id, NodeEvent.RECOVERED, "seems well", 9.0)
-    assert journal.settled() == {}
+    found = ("boot-1", "xid", "0000:04:00", "79")
+    for _ in range(2):
+        journal.acknowledge("n1", [found])
+    assert Journal(tmp_path / "journal.db").acknowledged() == {"n1": frozenset({found})}
+    journal.forget_boots("n1", "boot-1")
+    assert journal.acknowledged() == {"n1": frozenset({found})}
+    journal.forget_boots("n1", "boot-2")
+    assert journal.acknowledged() == {}
+
+
+def test_faults_and_the_breaker_outlive_us(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    assert journal.breaker() == CLOSED_BREAKER
+    fault, tripped = Fault("n1", "xid 79", ("gpu",), 5.0), BreakerState(7.0, 8.0, "3 nodes")
+    journal.put_fault(fault)
+    journal.put_breaker(tripped)
+    again = Journal(tmp_path / "journal.db")
+    assert (again.faults(), again.breaker()) == ({"n1": fault}, tripped)
+
+
+def test_starts_and_returns_are_counted_from_the_history(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
     number = detected(journal).id
-    journal.apply(number, NodeEvent.TAKEN_OVER, "a person drained it", 10.0)
-    assert journal.settled() == {"n1": 10.0}
+    for at, event in enumerate(
+        (NodeEvent.MARKED, NodeEvent.EMPTIED, NodeEvent.CAME_BACK, NodeEvent.GONE_AGAIN), 10
+    ):
+        journal.apply(number, event, "", at, IncidentFacts(is_flap=True))
+    journal.apply(number, NodeEvent.REPLACING, "", 20.0)
+    assert (journal.flaps(11.0), journal.flaps(12.0)) == ({"n1": 1}, {})
+    assert (journal.starts(19.0), journal.starts(20.0)) == (((20.0, "n1"),), ())
+
+
+def test_more_than_a_thousand_open_incidents_are_all_read(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    for number in range(1100):
+        detected(journal, f"n{number}")
+    assert len(journal.incidents()) == 1100
 
 
 def test_a_refused_commit_leaves_no_transaction_open(tmp_path: Path) -> None:
@@ -149,7 +182,6 @@ def test_only_a_nodes_last_incident_is_at_rest(tmp_path: Path) -> None:
         journal.apply(number, event, "", 6.0)
     journal.apply(number, NodeEvent.GAVE_UP, "", 7.0, IncidentFacts(reason_at="then"))
     assert [known.reason_at for known in journal.at_rest()] == ["then"]
-    assert journal.settled() == {}
     journal.open_incident("n1", NodeEvent.REQUESTED, "requested", REPLACE, "again", 8.0)
     assert journal.at_rest() == []
 

@@ -190,7 +190,7 @@ def test_a_full_disk_at_the_start_starts_nothing(
 
     with monkeypatch.context() as full:
         full.setattr(program, "write_in_place", is_full)
-        with pytest.raises(SresError, match="cannot be started.*No space"):
+        with pytest.raises(SresError, match=r"cannot be started.*No space"):
             program.start(tmp_path / "1-1", ["/bin/true"], "replace", "n7", 60)
     assert program.status(tmp_path / "1-1", time.time()).state == "lost"
     program.start(tmp_path / "1-2", ["/bin/true"], "replace", "n7", 60)

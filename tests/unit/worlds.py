@@ -15,6 +15,7 @@ from slurm_resilience.controller.heard import Heard
 from slurm_resilience.controller.journal import (
     Incident,
     IncidentTimes,
+    JournalMemory,
     KnownAgent,
     MachineIdentity,
     Supervised,
@@ -81,7 +82,7 @@ def agent(
         presence = AgentPresence.STOPPED
     elif not spoke:
         presence = AgentPresence.EXPECTED
-    known = {"boot_id": "boot-1", "instance": f"machine-{name}"}
+    known = {"boot_id": "boot-1", "instance": f"machine-{name}", "steady": 60.0, "reported": True}
     return AgentView(name, presence, silence, MOMENT - silence, **(known | more))
 
 
@@ -142,8 +143,9 @@ def world(
     speaking = [agent(known.name) for known in rest]
     known: dict[str, Any] = {"now": NOW, "moment": MOMENT}
     facts = {"uptime": 1000.0, "can_replace": True, "permits_expansion": True}
-    facts |= {key: more.pop(key) for key in facts if key in more}
+    facts |= {key: more.pop(key) for key in SiteFacts.__struct_fields__ if key in more}
     heard = more.pop("messages", ())
+    memory = {key: more.pop(key) for key in JournalMemory.__struct_fields__ if key in more}
     known_agents = {
         view.node: KnownAgent(view.node, view.boot_id, view.instance)
         for view in [*agents, *speaking]
@@ -156,6 +158,7 @@ def world(
         at_rest={known.node: known for known in at_rest},
         supervised={known.job: known for known in watched},
         site=SiteFacts(**facts),
+        memory=JournalMemory(**memory),
         heard=Heard(heard, more.pop("abandoned", frozenset()), known_agents),
         **(known | more),
     )
@@ -176,7 +179,8 @@ def actions(seen: ClusterSnapshot, kind: type, settings: Config = CONFIG) -> lis
 
 def dead(name: str = "n1", **more: Any) -> dict[str, Any]:
     """Arguments of `world` that make a node dead: silent, probed in vain."""
+    silence = more.pop("silence", 6.0)
     return {
-        "agents": (agent(name, silence=6.0),),
+        "agents": (agent(name, silence=silence),),
         "probes": {name: probes("silent", "silent")},
     } | more

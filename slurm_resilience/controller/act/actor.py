@@ -57,7 +57,9 @@ class Actor:
         self._notes = NoteWriter(journal, registry, clock)
         notifier = Notifier(registry)
         jobs = JobActs(client, journal, self._reporter, notifier, clock)
-        repair = RepairActs(client, self._reporter, config.replace, state_dir, host)
+        repair = RepairActs(
+            client, journal, self._reporter, registry, prober, clock, config, state_dir, host
+        )
         nodes = NodeActs(client, journal, self._reporter, prober, notifier, jobs, repair, clock)
         self._handlers: dict[type, Callable[[ClusterSnapshot, Any], None]] = {
             actions.ProbeNode: nodes.probe,

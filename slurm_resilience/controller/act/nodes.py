@@ -26,7 +26,7 @@ from slurm_resilience.controller.journal import (
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.probe import Prober
 from slurm_resilience.errors import SresError
-from slurm_resilience.model import Node
+from slurm_resilience.model import FAULTY, Node
 from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.wire.messages import NodeVerdict
 
@@ -61,7 +61,7 @@ class NodeActs:
 
     def probe(self, snapshot: ClusterSnapshot, action: ProbeNode) -> None:
         node = snapshot.nodes[action.node]
-        self._prober.request(node.name, node.address, node.port)
+        self._prober.request(node.name, node.address, node.port, action.is_urgent)
 
     def mark(self, snapshot: ClusterSnapshot, action: MarkNode) -> None:
         """Take a node out of service, unless it has changed since it was observed."""
@@ -89,12 +89,21 @@ class NodeActs:
         if incident is None:
             self._reporter.event("marked", text, node=node.name)
             return
-        self._reporter.report(ActOutcome(incident.id, NodeEvent.MARKED, text))
+        facts = IncidentFacts(mark_reason_at=self._secure(snapshot, action))
+        self._reporter.report(ActOutcome(incident.id, NodeEvent.MARKED, text, facts))
         # At once, not with the next cycle: each second here is a second of every survivor.
         kind: Literal["dead", "sick"] = "dead" if action.state == "down" else "sick"
         verdict = NodeVerdict(node.name, kind, action.reason, action.action, incident.id)
         self._notifier.tell_all(snapshot, verdict)
         self._comment(node, f"{COMMENT_PREFIX}{action.reason} (incident {incident.id})")
+
+    def _secure(self, snapshot: ClusterSnapshot, action: MarkNode) -> str:
+        """Keep jobs off a node that was marked; return Slurm's time of our reason."""
+        if action.state == "down" and snapshot.site.returns_by_itself:
+            # Slurm would put it into service as soon as its slurmd registers, sound or not.
+            self._client.set_node([action.node], state="fail", reason=action.action)
+        shown = self._client.node(action.node)
+        return shown.reason_at if shown.reason == action.action else ""
 
     def _incident_for(self, snapshot: ClusterSnapshot, action: MarkNode) -> Incident:
         known = snapshot.incidents.get(action.node)
@@ -115,11 +124,12 @@ class NodeActs:
         incident = self._journal.open_incident(
             action.node,
             NodeEvent.REQUESTED,
-            "requested",
+            action.kind,
             action.action,
             action.reason,
             self._clock.now(),
             _machine_of(snapshot, action.node),
+            action.mark_reason_at,
         )
         is_down = snapshot.nodes[action.node].is_down
         kind: Literal["dead", "requested"] = "dead" if is_down else "requested"
@@ -134,9 +144,14 @@ class NodeActs:
         for side_act in transition.acts:
             self._do(side_act, incident, node)
         ends = incident.state.is_under_way and not transition.state.is_under_way
+        if action.event is NodeEvent.RELEASED and incident.ended_by is not NodeEvent.REMOVED:
+            self._acknowledge(snapshot, action.node)
+        is_mark = action.event is NodeEvent.MARKED and node is not None
         facts = IncidentFacts(
             next_try=action.next_try,
             run_ended=(run.ended_at or None) if run else None,
+            mark_reason_at=node.reason_at if node is not None and is_mark else None,
+            is_flap=True if action.event is NodeEvent.CAME_BACK else None,
             reason_at=(node.reason_at if node else "") if ends else None,
             output=run.output if run and run.state != "running" else "",
         )
@@ -145,6 +160,13 @@ class NodeActs:
         log.log(
             level, "%s: incident %d %s: %s", action.node, incident.id, action.event, action.reason
         )
+
+    def _acknowledge(self, snapshot: ClusterSnapshot, name: str) -> None:
+        """Take what is found on a node for answered: a person put it back into service."""
+        agent = snapshot.agents.get(name)
+        if agent is not None:
+            found = [(agent.boot_id, *f.key) for f in agent.findings if f.severity in FAULTY]
+            self._journal.acknowledge(name, found)
 
     def _do(self, side_act: SideAct, incident: Incident, node: Node | None) -> None:
         match side_act:

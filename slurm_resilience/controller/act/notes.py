@@ -12,6 +12,8 @@ from slurm_resilience.controller.actions import (
     KeepPendingRequeue,
     Note,
     NoteAgent,
+    NoteBreaker,
+    NoteFault,
     NoteJob,
     NotePause,
     NoteSupervised,
@@ -48,10 +50,28 @@ class NoteWriter:
                 self._journal.event(self._clock.now(), "pause", f"{text} (uid {note.uid})")
             case NoteAgent():
                 self._journal.put_agent(note.agent)
+                self._journal.forget_boots(note.agent.node, note.agent.boot_id)
+            case NoteFault() if note.is_forgotten:
+                self._journal.drop_fault(note.fault.node)
+            case NoteFault():
+                self._journal.put_fault(note.fault)
+            case NoteBreaker():
+                self._breaker(note)
             case DropAgent():
                 if note.is_removed:
                     self._registry.forget(note.node)
                 self._journal.drop_agent(note.node)
+
+    def _breaker(self, note: NoteBreaker) -> None:
+        """Write the breaker's state, and its turns as events."""
+        before, now = self._journal.breaker(), self._clock.now()
+        self._journal.put_breaker(note.state)
+        if note.by_uid is not None:
+            self._journal.event(now, "breaker", f"reset (uid {note.by_uid})")
+        elif note.state.is_tripped and not before.is_tripped:
+            self._journal.event(now, "breaker", f"tripped: {note.state.text}")
+        elif before.is_tripped and not note.state.is_tripped:
+            self._journal.event(now, "breaker", "closed: the storm is over")
 
     def keep_only(self, jobs: Collection[int]) -> None:
         """Forget how much the jobs that are gone have said."""

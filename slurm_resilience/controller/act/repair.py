@@ -5,19 +5,34 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from slurm_resilience.config import ReplaceSettings
+import msgspec
+
+from slurm_resilience.clock import Clock
+from slurm_resilience.config import Config
 from slurm_resilience.controller.act.reporting import Reporter
 from slurm_resilience.controller.actions import ActOutcome, ReturnNode, StartReplacement
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
-from slurm_resilience.controller.diagnose import is_kept_instead
-from slurm_resilience.controller.journal import Incident, IncidentFacts, MachineIdentity
+from slurm_resilience.controller.diagnose import is_kept_instead, is_speaking, open_findings
+from slurm_resilience.controller.journal import (
+    Incident,
+    IncidentFacts,
+    Journal,
+    MachineIdentity,
+)
 from slurm_resilience.controller.observe import ClusterSnapshot, run_directory
-from slurm_resilience.model import REBOOT
+from slurm_resilience.controller.probe import Prober
+from slurm_resilience.controller.registry import Registry
+from slurm_resilience.model import REBOOT, Node
 from slurm_resilience.replace import program
 from slurm_resilience.replace.program import THIS_HOST, RunHost
 from slurm_resilience.slurm.client import SlurmClient
 
 log = logging.getLogger("sresctld")
+
+EARLIER_INCIDENTS = 20
+"""Incidents of a node whose runs may not have ended yet."""
+LAST_LOOK_SECONDS = 1.0
+"""A look at a node's life is the last one before its replacement for this long."""
 
 
 class RepairActs:
@@ -26,29 +41,51 @@ class RepairActs:
     def __init__(
         self,
         client: SlurmClient,
+        journal: Journal,
         reporter: Reporter,
-        settings: ReplaceSettings,
+        registry: Registry,
+        prober: Prober,
+        clock: Clock,
+        config: Config,
         state_dir: Path,
         host: RunHost = THIS_HOST,
     ) -> None:
         self._client = client
+        self._journal = journal
         self._reporter = reporter
-        self._settings = settings
+        self._registry = registry
+        self._prober = prober
+        self._clock = clock
+        self._config = config
+        self._settings = config.replace
         self._state_dir = state_dir
         self._host = host
 
     def start(self, snapshot: ClusterSnapshot, action: StartReplacement) -> None:
-        """Start the replacement program, unless work has come to the node."""
+        """Start the replacement program, unless anything has changed: work has come to the node, a
+        person has answered, or the node lives again."""
         incident = snapshot.incidents[action.node]
-        node = self._client.node(action.node)
-        if node.has_work or not node.requested_action:
-            log.info("%s is %s now: its replacement waits", node.name, node.state)
+        node, seen = self._client.node(action.node), snapshot.nodes[action.node]
+        is_same = (node.reason, node.reason_at) == (seen.reason, seen.reason_at)
+        if node.has_work or not node.requested_action or not is_same:
+            log.info("%s is %s now (%s): its replacement waits", node.name, node.state, node.reason)
             return
+        news = "" if incident.kind == "requested" else self._sign_of_life(snapshot, node)
+        if news:
+            log.info("%s: %s: its replacement waits", node.name, news)
+            return
+        earlier = self._earlier_run(incident)
+        if earlier is not None:
+            log.info("%s: the run %s has not ended: its replacement waits", node.name, earlier)
+            return
+        if snapshot.site.returns_by_itself and not (node.is_fail or node.is_drain):
+            # Slurm would put it into service in the middle, as soon as its slurmd registers.
+            self._client.set_node([node.name], state="fail", reason=node.reason)
         agent = snapshot.agents.get(action.node)
         before = MachineIdentity(agent.boot_id, agent.instance) if agent else incident.before
         verb = "reboot" if incident.action == REBOOT else "replace"
         command = " ".join([*self._settings.program, verb, node.name])
-        facts = IncidentFacts(attempts=incident.attempts + 1, before=before)
+        facts = IncidentFacts(attempts=incident.attempts + 1, before=before, is_flap=False)
         # The journal first: a run that exists is found again by its directory.
         incident = self._reporter.report(
             ActOutcome(incident.id, NodeEvent.REPLACING, command, facts)
@@ -69,6 +106,34 @@ class RepairActs:
                 incident.attempts,
             )
 
+    def _sign_of_life(self, snapshot: ClusterSnapshot, node: Node) -> str:
+        """Look at the node's life once more, in the second before its replacement starts.
+
+        Returns:
+            The news that speaks against it; empty: none.
+        """
+        present = msgspec.structs.replace(snapshot, agents=self._registry.agents())
+        if is_speaking(present, self._config.detect, node.name):
+            return "" if open_findings(present, node.name) else "its sresd beats"
+        newest = next(iter(reversed(self._prober.results().get(node.name, ()))), None)
+        if newest is None or self._clock.monotonic() - newest.ended > LAST_LOOK_SECONDS:
+            answer = self._prober.look(node.name, node.address, node.port)
+        else:
+            answer = newest.answer
+        if answer is None:
+            return "slurmd's port could not be tried"
+        return "slurmd's port answers" if answer == "answered" else ""
+
+    def _earlier_run(self, incident: Incident) -> Path | None:
+        """Return a run for this node that has not ended: a person stopped it, or took the node."""
+        for known in self._journal.incidents_of(incident.node, EARLIER_INCIDENTS):
+            for attempt in range(1, known.attempts + 1):
+                run = msgspec.structs.replace(known, attempts=attempt)
+                directory = run_directory(self._state_dir, run)
+                if program.is_unfinished(directory, self._host):
+                    return directory
+        return None
+
     def stop(self, incident: Incident) -> None:
         """Ask the incident's running program to end."""
         program.stop(run_directory(self._state_dir, incident), self._host)
@@ -78,7 +143,8 @@ class RepairActs:
         node = self._client.node(action.node)
         text = "Slurm shows it in service already"
         if not node.is_available:
-            if is_kept_instead(node, snapshot.incidents[action.node].action):
+            known = snapshot.incidents[action.node]
+            if is_kept_instead(node, known.action, snapshot.site.slurm_users):
                 log.info("%s is kept out meanwhile: %s: not resumed", node.name, node.reason)
                 return
             text = "state=resume"

@@ -24,6 +24,7 @@ from slurm_resilience.controller.actions import (
     StartReplacement,
     Transition,
 )
+from slurm_resilience.controller.decide import breaker
 from slurm_resilience.controller.decide.hints import leaked_gres, near_misses
 from slurm_resilience.controller.decide.intake import take_in
 from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
@@ -47,6 +48,8 @@ class Decision(msgspec.Struct, frozen=True):
     actions: tuple[Action, ...]
     sentence: str
     """For the log: what this cycle saw and does."""
+    left: frozenset[str] = frozenset()
+    """Dead nodes that are not marked, and that supervised jobs must leave all the same."""
 
 
 def decide(
@@ -66,6 +69,10 @@ def decide(
         for incident in snapshot.incidents.values()
         if incident.state.is_coming_back and incident.node in snapshot.nodes
     ]
+    review = breaker.review(snapshot, diagnoses, config)
+    notes = (*notes, *review.notes)
+    memory = msgspec.structs.replace(snapshot.memory, faults=review.faults, breaker=review.state)
+    snapshot = msgspec.structs.replace(snapshot, memory=memory)
     if snapshot.paused:
         sentence = f"paused ({snapshot.paused}): nothing is done"
         return Decision(snapshot, notes, tuple(probes), sentence)
@@ -73,17 +80,20 @@ def decide(
     released = {answer.node for answer in answers if answer.event is NodeEvent.RELEASED}
     at_rest = {name: last for name, last in snapshot.at_rest.items() if name not in released}
     snapshot = msgspec.structs.replace(snapshot, at_rest=at_rest)
-    marked, withheld = marks(snapshot, diagnoses, config)
-    actions: list[Action] = [*probes, *answers, *marked, *withheld]
+    marking = marks(snapshot, diagnoses, config)
+    actions: list[Action] = [*probes, *answers, *marking.marks, *marking.alarms]
+    storm = breaker.alarm(review.state, review.faults)
+    actions += [storm] if storm is not None and config.recovery.mode != "none" else []
     actions += requests(snapshot, diagnoses, config)
-    moved = frozenset(mark.node for mark in marked if mark.action)
+    moved = frozenset(mark.node for mark in marking.marks if mark.action)
     actions += progress_of_all(snapshot, config, diagnoses, moved)
-    actions += notifications(snapshot, diagnoses)
+    actions += notifications(snapshot, diagnoses, marking.left)
     actions += requeues(snapshot)
     actions += priorities(snapshot)
     actions += near_misses(snapshot)
     actions += leaked_gres(snapshot)
-    return Decision(snapshot, notes, tuple(actions), _sentence(snapshot, diagnoses, actions))
+    sentence = _sentence(snapshot, diagnoses, actions)
+    return Decision(snapshot, notes, tuple(actions), sentence, marking.left)
 
 
 def _sentence(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -114,9 +114,22 @@ def priorities(snapshot: ClusterSnapshot) -> Iterator[RaisePriority]:
 
 
 def notifications(
-    snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis]
+    snapshot: ClusterSnapshot,
+    diagnoses: Mapping[str, NodeDiagnosis],
+    left: Collection[str] = (),
 ) -> Iterator[NotifySupervisor]:
-    """Tell supervisors of nodes that are marked or DOWN: those that every job must leave."""
+    """Tell supervisors of nodes that are marked or DOWN: those that every job must leave.
+
+    Args:
+        snapshot: the observation.
+        diagnoses: of the snapshot.
+        left: dead nodes that stay unmarked for the sake of other jobs.
+    """
+    for name in left:
+        for entry in snapshot.supervised.values():
+            if name in entry.nodes:
+                dead = diagnoses[name]
+                yield NotifySupervisor(entry.job, name, "dead", dead.action, dead.reason, 0)
     for incident in snapshot.incidents.values():
         node, diagnosis = snapshot.nodes.get(incident.node), diagnoses.get(incident.node)
         if node is None or diagnosis is None or diagnosis.kind != "requested":

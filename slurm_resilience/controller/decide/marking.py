@@ -3,71 +3,157 @@ for. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from math import inf
+from typing import NamedTuple
 
 from slurm_resilience.config import Config
 from slurm_resilience.controller.actions import MarkNode, OpenRequested, RaiseAlarm, ShrinkJob
+from slurm_resilience.controller.decide.breaker import SHOWN_NODES
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import Job, Node
 
-AT_ONCE_SECONDS = 120.0
-"""Faults found by us within this time count as one event for the ceiling."""
+
+class Marking(NamedTuple):
+    """The marks of one cycle, and what is withheld."""
+
+    marks: tuple[MarkNode, ...] = ()
+    alarms: tuple[RaiseAlarm, ...] = ()
+    left: frozenset[str] = frozenset()
+    """Nodes that are dead, and not marked because that would end jobs which no supervisor keeps
+    alive. Supervised jobs must leave them."""
 
 
 def marks(
     snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis], config: Config
-) -> tuple[list[MarkNode], list[RaiseAlarm]]:
-    """Return the nodes to mark now, and an alarm for those that a ceiling protects."""
+) -> Marking:
+    """Return the nodes to mark now, and an alarm for those that are withheld."""
     faulty = [
         diagnosis
         for diagnosis in diagnoses.values()
         if diagnosis.kind in ("dead", "sick") and _may_be_marked(snapshot, diagnosis)
     ]
     if not faulty:
-        return [], []
+        return Marking()
     if config.recovery.mode == "none":
-        return [], [
-            RaiseAlarm(f"none-{d.node}-{d.kind}", f"{d.reason}; recovery.mode is none", d.node)
-            for d in faulty
-        ]
-    ceiling = ceiling_of(snapshot, config)
-    marked_before = _marked_lately(snapshot)
-    decided: list[MarkNode] = []
-    alarms: list[RaiseAlarm] = []
-    # Nodes that Slurm has had DOWN for long come last: they must not keep a node that dies now from
-    # being marked.
-    for already_down in (False, True):
-        group = [d for d in faulty if snapshot.nodes[d.node].is_down is already_down]
-        before = marked_before + len(decided)
-        if len(group) + before <= ceiling:
-            dying = frozenset(d.node for d in group if d.kind == "dead")
-            decided += [_mark(snapshot, snapshot.nodes[d.node], d, dying) for d in group]
-            continue
-        names = ",".join(sorted(d.node for d in group))
-        text = (
-            f"{len(group)} nodes found faulty within {AT_ONCE_SECONDS:.0f} s ({names}), {before} "
-            f"marked before; more than {ceiling} at once looks like our fault or the network's: "
-            "none is marked"
+        return Marking(
+            alarms=tuple(
+                RaiseAlarm(f"none-{d.node}-{d.kind}", f"{d.reason}; recovery.mode is none", d.node)
+                for d in faulty
+            )
         )
-        alarms.append(RaiseAlarm(f"blast-radius-{names}", text))
-    return decided, alarms
-
-
-def ceiling_of(snapshot: ClusterSnapshot, config: Config) -> int:
-    """Return the number of nodes that sresctld may find faulty at once."""
-    share = int(len(snapshot.nodes) * config.detect.max_faulty_percent / 100)
-    return max(config.detect.max_faulty_nodes, share)
-
-
-def _marked_lately(snapshot: ClusterSnapshot) -> int:
-    return sum(
-        incident.kind in ("dead", "sick")
-        and incident.state.is_marked
-        and snapshot.now - incident.times.opened < AT_ONCE_SECONDS
-        for incident in snapshot.incidents.values()
+    jobs_on = _jobs_on(snapshot, {d.node for d in faulty})
+    alarms: list[RaiseAlarm] = []
+    waiting, moves, others, long_down = list[NodeDiagnosis](), [], [], []
+    for diagnosis in faulty:
+        occupants = jobs_on[diagnosis.node]
+        if diagnosis.kind == "dead" and _must_wait(snapshot, config, diagnosis, occupants):
+            waiting.append(diagnosis)
+        elif diagnosis.kind == "dead" and _is_a_move(snapshot, diagnosis, occupants):
+            # Part of moving supervised jobs off a node that is proven dead: nothing else suffers.
+            moves.append(diagnosis)
+        elif snapshot.nodes[diagnosis.node].is_down and not _is_counted(snapshot, diagnosis.node):
+            long_down.append(diagnosis)
+        else:
+            others.append(diagnosis)
+    if snapshot.memory.breaker.is_tripped:
+        others = []
+    if long_down:
+        allowed, withheld = _of_long_down(snapshot, config, long_down)
+        others += allowed
+        alarms += withheld
+    if waiting:
+        alarms.append(_about_waiting(snapshot, config, waiting))
+    chosen = [*moves, *others]
+    dying = frozenset(d.node for d in chosen if d.kind == "dead")
+    return Marking(
+        tuple(_mark(snapshot, snapshot.nodes[d.node], d, dying) for d in chosen),
+        tuple(alarms),
+        frozenset(d.node for d in waiting),
     )
+
+
+def _jobs_on(snapshot: ClusterSnapshot, names: Collection[str]) -> dict[str, list[Job]]:
+    """Return the jobs that a node's DOWN would end, of each of these nodes."""
+    found: dict[str, list[Job]] = {name: [] for name in names}
+    for job in snapshot.jobs.values():
+        if job.state not in ("PENDING", "COMPLETING"):
+            for name in job.nodes:
+                if name in found:
+                    found[name].append(job)
+    return found
+
+
+def _must_wait(
+    snapshot: ClusterSnapshot, config: Config, diagnosis: NodeDiagnosis, occupants: Collection[Job]
+) -> bool:
+    """Tell whether DOWN would end a job that no supervisor keeps alive, sooner than Slurm would."""
+    node = snapshot.nodes[diagnosis.node]
+    if node.is_down:
+        return False
+    is_unlisted = node.base in ("ALLOCATED", "MIXED") and not occupants
+    others = any(job.id not in snapshot.supervised for job in occupants)
+    return (is_unlisted or others) and diagnosis.silence < unsupervised_after(snapshot, config)
+
+
+def unsupervised_after(snapshot: ClusterSnapshot, config: Config) -> float:
+    """Return the silence after which a node goes DOWN although jobs end by that."""
+    return config.detect.dead_after_unsupervised or snapshot.site.slurmd_timeout
+
+
+def _is_a_move(
+    snapshot: ClusterSnapshot, diagnosis: NodeDiagnosis, occupants: Collection[Job]
+) -> bool:
+    """Tell whether supervised jobs, and no others, are to be moved off a dead node."""
+    is_down = snapshot.nodes[diagnosis.node].is_down
+    return bool(occupants) and not is_down and all(j.id in snapshot.supervised for j in occupants)
+
+
+def _is_counted(snapshot: ClusterSnapshot, name: str) -> bool:
+    """Tell whether the breaker knows the node's fault: it saw the node die."""
+    fault = snapshot.memory.faults.get(name)
+    return name in snapshot.incidents or (fault is not None and not fault.is_over)
+
+
+def _of_long_down(
+    snapshot: ClusterSnapshot, config: Config, group: list[NodeDiagnosis]
+) -> tuple[list[NodeDiagnosis], list[RaiseAlarm]]:
+    """Let a few nodes be marked that Slurm had DOWN before we saw them, or none of many.
+
+    They are kept apart: a rack that was off for weeks must not keep a node that dies now from being
+    marked.
+    """
+    limit = config.breaker.nodes_at_once
+    before = sum(
+        known.kind == "dead" and snapshot.now - known.times.opened < config.breaker.window
+        for known in snapshot.incidents.values()
+    )
+    if snapshot.memory.breaker.is_tripped or len(group) + before > limit:
+        names = sorted(d.node for d in group)
+        shown = ",".join(names[:SHOWN_NODES])
+        text = (
+            f"{len(names)} nodes that Slurm has DOWN are dead ({shown}"
+            f"{', …' if len(names) > SHOWN_NODES else ''}); that is more than {limit} at once, or "
+            "the breaker is tripped: none of them is marked"
+        )
+        return [], [RaiseAlarm("long-down", text)]
+    return group, []
+
+
+def _about_waiting(
+    snapshot: ClusterSnapshot, config: Config, waiting: list[NodeDiagnosis]
+) -> RaiseAlarm:
+    names = sorted(d.node for d in waiting)
+    shown = ",".join(names[:SHOWN_NODES])
+    limit = unsupervised_after(snapshot, config)
+    end = f"they are marked after {limit:.0f} s of silence" if limit < inf else "Slurm never would"
+    text = (
+        f"{len(names)} dead nodes have jobs without auto-resume ({shown}"
+        f"{', …' if len(names) > SHOWN_NODES else ''}), which end when the node is DOWN: {end}"
+    )
+    return RaiseAlarm("dead-with-jobs", text)
 
 
 def _may_be_marked(snapshot: ClusterSnapshot, diagnosis: NodeDiagnosis) -> bool:
@@ -148,5 +234,10 @@ def requests(
         if config.recovery.mode == "none":
             text = f"{diagnosis.reason}; recovery.mode is none: nothing is done"
             yield RaiseAlarm(f"none-{node.name}-{node.reason_at}", text, node.name)
+            continue
+        if last is not None and last.mark_reason_at == node.reason_at != "":
+            # Not a person's: it is the reason that we set, by its time.
+            text = f"{last.reason}; still marked"
+            yield OpenRequested(node.name, diagnosis.action, text, last.kind, last.mark_reason_at)
             continue
         yield OpenRequested(node.name, diagnosis.action, diagnosis.reason)

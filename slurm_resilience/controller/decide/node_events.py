@@ -6,21 +6,26 @@ This module finds the event; which state follows is the table's (`node_lifecycle
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import Literal
 
 from slurm_resilience.config import Config
 from slurm_resilience.controller.actions import (
     Action,
+    MarkNode,
     RaiseAlarm,
     ReturnNode,
     StartReplacement,
     Transition,
 )
+from slurm_resilience.controller.decide import replacing
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.diagnose import (
     NodeDiagnosis,
     is_kept_by_a_person,
     is_kept_instead,
     is_out_of_service,
+    life_of,
+    open_findings,
 )
 from slurm_resilience.controller.journal import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
@@ -30,6 +35,8 @@ RESUME_AGAIN_SECONDS = 10.0
 """Until a node resume that Slurm does not show is given again."""
 MAX_SILENCE_SECONDS = 5.0
 """A node that comes back has beaten within this time."""
+OVERDUE_SECONDS = 60.0
+"""Past its time limit, until a program that still runs is an alarm: its runner was killed."""
 MAX_OUTPUT = 200
 """Characters of the program's last line in a reason."""
 
@@ -40,7 +47,7 @@ def leave_rest(snapshot: ClusterSnapshot) -> Iterator[Transition]:
         node = snapshot.nodes.get(incident.node)
         if node is None:
             continue
-        is_kept = is_kept_by_a_person(node)
+        is_kept = is_kept_by_a_person(node, snapshot.site.slurm_users)
         is_requested = bool(node.requested_action) and is_out_of_service(node)
         if incident.state is NodeState.QUARANTINED:
             if is_kept:
@@ -68,15 +75,13 @@ def progress_of_all(
         moved: nodes that are marked in this round: they go on in the next.
     """
     incidents = sorted(snapshot.incidents.values(), key=lambda incident: incident.id)
-    running = sum(incident.state.is_running_program for incident in incidents)
+    ceilings = replacing.Ceilings(snapshot, config, incidents)
     for incident in incidents:
         if incident.node in moved:
             continue
         for action in progress(snapshot, config, incident, diagnoses.get(incident.node)):
-            if isinstance(action, StartReplacement):
-                if running >= config.replace.max_running:
-                    continue
-                running += 1
+            if isinstance(action, StartReplacement) and not ceilings.take(incident):
+                continue
             yield action
 
 
@@ -88,20 +93,21 @@ def progress(
     if node is None:
         yield _move(incident, NodeEvent.REMOVED, "Slurm does not know this node any more")
         return
-    if node.reason_unclear and incident.state.is_marked and not incident.state.is_running_program:
+    if node.reason_unclear and incident.state.is_marked:
         # Whatever the reason says, it may be a person's.
         text = f"a reason that cannot be read for certain holds the node: {node.reason}"
         yield _move(incident, NodeEvent.TAKEN_OVER, text)
         return
-    if incident.state.is_coming_back and is_kept_instead(node, incident.action):
+    is_kept = is_kept_instead(node, incident.action, snapshot.site.slurm_users)
+    if incident.state.is_in_repair and is_kept:
         text = f"{node.state}: kept out for {node.reason!r}"
         yield _move(incident, NodeEvent.TAKEN_OVER, text)
         return
     match incident.state:
         case NodeState.SUSPECT:
-            yield from _from_suspect(incident, node, diagnosis)
+            yield from _from_suspect(snapshot, incident, node, diagnosis)
         case NodeState.SET_ASIDE | NodeState.EMPTY:
-            answer = _answer_of_a_person(incident, node)
+            answer = _answer_of_a_person(snapshot, incident, node)
             if answer is not None:
                 yield answer
             else:
@@ -121,27 +127,44 @@ def _move(incident: Incident, event: NodeEvent, reason: str, next_try: float = 0
 
 
 def _from_suspect(
-    incident: Incident, node: Node, diagnosis: NodeDiagnosis | None
+    snapshot: ClusterSnapshot, incident: Incident, node: Node, diagnosis: NodeDiagnosis | None
 ) -> Iterator[Action]:
     """sresctld was stopped, or Slurm refused, between the incident's opening and the mark."""
     if node.requested_action:
         yield _move(incident, NodeEvent.MARKED, "Slurm shows the reason")
-    elif is_kept_by_a_person(node):
+    elif is_kept_by_a_person(node, snapshot.site.slurm_users):
         yield _move(incident, NodeEvent.TAKEN_OVER, f"not marked; kept by a person: {node.reason}")
+    elif not _has_been_heard(snapshot, incident.node):
+        return  # we have just started: what the incident began with is neither there nor gone
     elif diagnosis is None or diagnosis.kind not in ("dead", "sick", "suspect"):
         text = diagnosis.reason if diagnosis else "gone"
         yield _move(incident, NodeEvent.RECOVERED, f"not marked; now: {text}")
 
 
-def _answer_of_a_person(incident: Incident, node: Node) -> Transition | None:
+def _has_been_heard(snapshot: ClusterSnapshot, name: str) -> bool:
+    """Tell whether the node has told its findings, or is not waited for any more."""
+    agent = snapshot.agents.get(name)
+    return agent is None or agent.was_stopped or (agent.is_heard and agent.reported)
+
+
+def _answer_of_a_person(
+    snapshot: ClusterSnapshot, incident: Incident, node: Node
+) -> Transition | None:
     """Return a person's answer to the request, where its reason has gone or was changed."""
-    if is_kept_by_a_person(node):
+    if is_kept_by_a_person(node, snapshot.site.slurm_users):
         return _move(incident, NodeEvent.TAKEN_OVER, f"{node.state}: kept out for {node.reason!r}")
+    is_slurms = bool(node.reason.strip()) and not node.requested_action
+    if is_slurms and is_out_of_service(node):
+        return None  # Slurm wrote a reason of its own over ours
     if not node.requested_action or not is_out_of_service(node):
         return _move(incident, NodeEvent.RELEASED, f"{node.state}: the reason was taken back")
     if node.requested_action != incident.action:
         text = f"{node.requested_action} was asked for instead"
         return _move(incident, NodeEvent.ASKED_ANEW, text)
+    if incident.mark_reason_at not in ("", node.reason_at):
+        # The words are those that we had set, and the hand is another one's.
+        by = node.reason_by or "an unknown user"
+        return _move(incident, NodeEvent.ASKED_ANEW, f"{node.reason} was asked for by {by}")
     return None
 
 
@@ -157,14 +180,19 @@ def _towards_repair(
             key = f"drain-{incident.id}"
             yield RaiseAlarm(key, text, node.name, incident=incident.id, remember=True)
         return
+    if not node.requested_action:
+        text = f"Slurm wrote {node.reason!r} over the request"
+        state: Literal["fail", "down"] = "down" if node.is_down else "fail"
+        kind: Literal["dead", "sick"] = "dead" if node.is_down else "sick"
+        yield MarkNode(node.name, kind, state, incident.action, text)
+        return
     if incident.state is NodeState.SET_ASIDE:
         yield _move(incident, NodeEvent.EMPTIED, "no job is left on the node")
     if not snapshot.site.can_replace:
         text = "no replacement program is configured (replace.program): waiting for a person"
         yield RaiseAlarm(f"program-{incident.id}", text, node.name, incident=incident.id)
         return
-    if snapshot.now >= incident.next_try:
-        yield StartReplacement(node.name, incident.id)
+    yield from replacing.start_or_return(snapshot, config, incident, node)
 
 
 def _from_repairing(
@@ -175,7 +203,14 @@ def _from_repairing(
         yield _move(incident, NodeEvent.RELEASED, "an administrator resumed the node")
         return
     run = snapshot.runs.get(incident.id)
-    if run is None or run.state == "running":
+    if run is None:
+        return
+    if run.state == "running":
+        runs_for, limit = snapshot.now - incident.times.run_started, config.replace.timeout
+        if runs_for > limit + OVERDUE_SECONDS:
+            text = f"the program runs for {runs_for:.0f} s, past its limit of {limit:.0f} s; end it"
+            key = f"overdue-{incident.id}-{incident.attempts}"
+            yield RaiseAlarm(key, text, node.name, incident=incident.id)
         return
     if run.state == "ended" and run.rc == 0:
         yield _move(incident, NodeEvent.REPLACED, "the program ended well")
@@ -188,6 +223,8 @@ def _from_repairing(
 def _failed(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, cause: str
 ) -> Transition:
+    if incident.is_flap:
+        return _move(incident, NodeEvent.GONE_AGAIN, cause)
     if incident.attempts >= config.replace.attempts:
         text = f"{cause}; given up after {incident.attempts} attempts, a person must look"
         return _move(incident, NodeEvent.GAVE_UP, text)
@@ -202,6 +239,10 @@ def _from_validating(
     timeout = config.replace.return_timeout
     if node.is_available:
         yield _move(incident, NodeEvent.CLOSED, "back in service")
+        return
+    fault = _fault_on_return(snapshot, config, incident, node)
+    if fault:
+        yield _failed(snapshot, config, incident, fault)
     elif _is_back(snapshot, incident, node):
         yield ReturnNode(node.name, incident.id)
     elif snapshot.now - incident.times.run_ended > timeout:
@@ -209,16 +250,43 @@ def _from_validating(
         yield _failed(snapshot, config, incident, cause)
 
 
+def _fault_on_return(
+    snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
+) -> str:
+    """Return why a node that answers again must not go back into service; empty: nothing is known
+    against it."""
+    if _is_another(snapshot, incident):
+        found = open_findings(snapshot, node.name)
+        if found:
+            return f"the node came back sick: {found[0].check}: {found[0].text}"
+    life = life_of(snapshot, config.detect, node)
+    if incident.is_flap and life.kind == "dead":
+        return f"the node was lost again: {life.reason}"
+    return ""
+
+
+def _is_another(snapshot: ClusterSnapshot, incident: Incident) -> bool:
+    """Tell whether the sresd that speaks is of another boot or machine than the one that was to be
+    replaced. A node that came back by itself may be the same."""
+    agent = snapshot.agents.get(incident.node)
+    if agent is None or not agent.is_heard:
+        return False
+    known = incident.before
+    is_the_old_one = known.is_known and (agent.boot_id, agent.instance) == (
+        known.boot_id,
+        known.instance,
+    )
+    return incident.is_flap or not is_the_old_one
+
+
 def _is_back(snapshot: ClusterSnapshot, incident: Incident, node: Node) -> bool:
-    """Tell whether its sresd speaks from another boot or machine, and slurmd answers."""
+    """Tell whether its sresd speaks from another boot or machine and has said that nothing is wrong
+    there, and slurmd answers."""
     agent, before = snapshot.agents.get(node.name), incident.before
     if agent is not None and agent.is_heard:
         speaks = agent.is_connected and agent.silence < MAX_SILENCE_SECONDS
-        is_the_old_one = before.is_known and (agent.boot_id, agent.instance) == (
-            before.boot_id,
-            before.instance,
-        )
-        if not speaks or is_the_old_one:
+        has_told = agent.reported and agent.steady >= replacing.STEADY_SECONDS
+        if not (speaks and has_told and _is_another(snapshot, incident)):
             return False
     elif before.is_known:
         return False
@@ -238,6 +306,7 @@ def _from_returning(
     if node.is_available:
         seconds = snapshot.now - incident.times.opened
         verb = "rebooted" if incident.action == REBOOT else "replaced"
+        verb = "came back by itself" if incident.is_flap else verb
         text = f"{verb} and back in service after {seconds:.1f} s"
         yield _move(incident, NodeEvent.CLOSED, text)
     elif node.requested_action and incident.reason_at not in ("", node.reason_at):

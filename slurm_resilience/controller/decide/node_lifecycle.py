@@ -28,11 +28,11 @@ class NodeState(enum.StrEnum):
     REPAIRING = "repairing"
     """The replacement program runs."""
     VALIDATING = "validating"
-    """The program ended well; the node must come back and answer."""
+    """The program ended well, or the node lives again by itself: it must answer and be sound."""
     RETURNING = "returning"
     """The node was given back to Slurm (node resume), which must show it in service."""
     QUARANTINED = "quarantined"
-    """The replacement failed too often: a person must look."""
+    """The replacement failed, or the node came and went, too often: a person must look."""
     HELD = "held"
     """A person keeps the node: sresctld leaves it alone."""
 
@@ -63,12 +63,12 @@ class NodeState(enum.StrEnum):
 
     @property
     def is_in_repair(self) -> bool:
-        """The program runs, or has run: silence of the node is normal."""
+        """The program runs, or has run, or none was needed: silence is judged by the incident."""
         return self in (NodeState.REPAIRING, NodeState.VALIDATING, NodeState.RETURNING)
 
     @property
     def is_coming_back(self) -> bool:
-        """The program has ended well, and the node must show that it lives."""
+        """No program runs any more, and the node must show that it lives and is sound."""
         return self in (NodeState.VALIDATING, NodeState.RETURNING)
 
 
@@ -104,8 +104,12 @@ class NodeEvent(enum.StrEnum):
     """The program ended well."""
     REPLACEMENT_FAILED = "replacement-failed"
     """The program failed or the node did not come back; another try follows."""
+    CAME_BACK = "came-back"
+    """The node lives again and nothing is found on it: it is not replaced. A flap."""
+    GONE_AGAIN = "gone-again"
+    """The node that had come back by itself was lost again before it was in service."""
     GAVE_UP = "gave-up"
-    """It failed as often as the configuration allows."""
+    """The replacement failed, or the node came and went, as often as the configuration allows."""
     RESUMED = "resumed"
     """sresctld gave the node back to Slurm (node resume)."""
     CLOSED = "closed"
@@ -174,6 +178,8 @@ TABLE: Mapping[tuple[NodeState, NodeEvent], Step] = {
     (_S.EMPTY, _E.MARKED): Step(_S.SET_ASIDE),
     (_S.EMPTY, _E.OCCUPIED): Step(_S.SET_ASIDE),
     (_S.EMPTY, _E.REPLACING): Step(_S.REPAIRING),
+    (_S.EMPTY, _E.CAME_BACK): Step(_S.VALIDATING, (SideAct.FORGET_PROBES,)),
+    (_S.EMPTY, _E.GAVE_UP): Step(_S.QUARANTINED),
     (_S.EMPTY, _E.RELEASED): Step(_S.HEALTHY, _CLEAR),
     (_S.EMPTY, _E.TAKEN_OVER): Step(_S.HELD, _CLEAR),
     (_S.EMPTY, _E.ASKED_ANEW): Step(_S.HELD, _CLEAR),
@@ -183,11 +189,13 @@ TABLE: Mapping[tuple[NodeState, NodeEvent], Step] = {
     (_S.REPAIRING, _E.REPLACEMENT_FAILED): Step(_S.EMPTY),
     (_S.REPAIRING, _E.GAVE_UP): Step(_S.QUARANTINED),
     (_S.REPAIRING, _E.RELEASED): Step(_S.HEALTHY, (SideAct.STOP_PROGRAM, *_CLEAR)),
-    (_S.REPAIRING, _E.REMOVED): Step(_S.HELD),
+    (_S.REPAIRING, _E.TAKEN_OVER): Step(_S.HELD, (SideAct.STOP_PROGRAM, *_CLEAR)),
+    (_S.REPAIRING, _E.REMOVED): Step(_S.HELD, (SideAct.STOP_PROGRAM,)),
     #
     (_S.VALIDATING, _E.RESUMED): Step(_S.RETURNING),
     (_S.VALIDATING, _E.CLOSED): Step(_S.HEALTHY, _CLEAR),
     (_S.VALIDATING, _E.REPLACEMENT_FAILED): Step(_S.EMPTY),
+    (_S.VALIDATING, _E.GONE_AGAIN): Step(_S.EMPTY),
     (_S.VALIDATING, _E.GAVE_UP): Step(_S.QUARANTINED),
     (_S.VALIDATING, _E.TAKEN_OVER): Step(_S.HELD, _CLEAR),
     (_S.VALIDATING, _E.REMOVED): Step(_S.HELD),
@@ -195,6 +203,7 @@ TABLE: Mapping[tuple[NodeState, NodeEvent], Step] = {
     (_S.RETURNING, _E.RESUMED): Step(_S.RETURNING),
     (_S.RETURNING, _E.CLOSED): Step(_S.HEALTHY, _CLEAR),
     (_S.RETURNING, _E.REPLACEMENT_FAILED): Step(_S.EMPTY),
+    (_S.RETURNING, _E.GONE_AGAIN): Step(_S.EMPTY),
     (_S.RETURNING, _E.GAVE_UP): Step(_S.QUARANTINED),
     (_S.RETURNING, _E.ASKED_ANEW): Step(_S.HELD, _CLEAR),
     (_S.RETURNING, _E.TAKEN_OVER): Step(_S.HELD, _CLEAR),

@@ -1,0 +1,161 @@
+"""Decide, for faults that come together: whether they look like one fault of ours or the network's.
+Pure.
+
+The breaker counts faults in sliding windows, which the journal keeps. While it is tripped, no node
+is marked or replaced but as `marking` and `replacing` say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from slurm_resilience.config import BreakerSettings, Config
+from slurm_resilience.controller.actions import Note, NoteBreaker, NoteFault, RaiseAlarm
+from slurm_resilience.controller.decide.node_lifecycle import NodeState
+from slurm_resilience.controller.diagnose import NodeDiagnosis
+from slurm_resilience.controller.journal import HOUR_SECONDS, BreakerState, Fault
+from slurm_resilience.controller.observe import ClusterSnapshot
+
+SHOWN_NODES = 20
+"""An alarm names so many."""
+
+
+class BreakerReview(NamedTuple):
+    """The faults and the breaker's state from now on, with what the journal must learn."""
+
+    faults: Mapping[str, Fault]
+    state: BreakerState
+    notes: tuple[Note, ...] = ()
+
+
+def review(
+    snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis], config: Config
+) -> BreakerReview:
+    """Count this cycle's faults in, and trip or close the breaker.
+
+    Args:
+        snapshot: the observation, with the faults and the breaker's state from before.
+        diagnoses: of the snapshot.
+        config: limits (`[breaker]`).
+    """
+    present = _present(snapshot, diagnoses)
+    faults, notes = dict(snapshot.memory.faults), list[Note]()
+    for name, cause in present.items():
+        known = faults.get(name)
+        if known is None or known.is_over:
+            faults[name] = Fault(name, cause, snapshot.nodes[name].partitions, snapshot.now)
+            notes.append(NoteFault(faults[name]))
+    for name, fault in snapshot.memory.faults.items():
+        if name in present:
+            continue
+        if not fault.is_over:
+            faults[name] = msgspec.structs.replace(fault, is_over=True)
+            notes.append(NoteFault(faults[name]))
+        elif snapshot.now - fault.began >= HOUR_SECONDS:
+            del faults[name]
+            notes.append(NoteFault(fault, is_forgotten=True))
+    counted = [fault for fault in faults.values() if fault.began > snapshot.memory.breaker.reset_at]
+    lasting = sum(faults[name].began > snapshot.memory.breaker.reset_at for name in present)
+    excess = _excess(counted, snapshot.now, config.breaker)
+    state = _next_state(snapshot.memory.breaker, excess, lasting, snapshot.now, config.breaker)
+    if state != snapshot.memory.breaker:
+        notes.append(NoteBreaker(state))
+    return BreakerReview(faults, state, tuple(notes))
+
+
+def _present(snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis]) -> dict[str, str]:
+    """Return the nodes that are faulty now by sresctld's own judgement, each with its cause.
+
+    A node that Slurm has had DOWN before we saw its fault is no news. One that a person asked for,
+    or that is being replaced, is no fault.
+    """
+    present = {}
+    for name, diagnosis in diagnoses.items():
+        incident, node = snapshot.incidents.get(name), snapshot.nodes[name]
+        known = snapshot.memory.faults.get(name)
+        is_known = known is not None and not known.is_over
+        if incident is None:
+            is_faulty = diagnosis.kind in ("dead", "sick") and (is_known or not node.is_down)
+            is_faulty = is_faulty and (node.has_work or name not in snapshot.at_rest)
+        else:
+            is_ours = incident.kind in ("dead", "sick")
+            waits = incident.state is NodeState.SUSPECT or incident.state.waits_for_repair
+            is_faulty = is_ours and waits and (is_known or incident.state is NodeState.SUSPECT)
+        if is_faulty:
+            present[name] = diagnosis.cause or (known.cause if known is not None else "")
+    return present
+
+
+def _excess(faults: Collection[Fault], now: float, limits: BreakerSettings) -> str:
+    """Return which limit the faults exceed, in words; empty: none."""
+    for seconds, of_cluster, of_partition in (
+        (limits.window, limits.nodes_at_once, limits.partition_at_once),
+        (HOUR_SECONDS, limits.nodes_per_hour, limits.partition_per_hour),
+    ):
+        recent = [fault for fault in faults if now - fault.began < seconds]
+        within = f"within {seconds:.0f} s"
+        if len(recent) > of_cluster:
+            return f"{len(recent)} nodes failed {within}, more than {of_cluster}"
+        for name, number in _tally(recent, lambda fault: fault.partitions).items():
+            if number > of_partition:
+                return (
+                    f"{number} nodes of partition {name} failed {within}, more than {of_partition}"
+                )
+    recent = [fault for fault in faults if now - fault.began < HOUR_SECONDS]
+    by_cause = _tally(recent, lambda fault: (fault.cause,) if fault.cause else ())
+    for name, number in by_cause.items():
+        if number > limits.check_per_hour:
+            return (
+                f"{number} nodes have the same finding ({name}) within an hour, more than "
+                f"{limits.check_per_hour}"
+            )
+    return ""
+
+
+def _tally(faults: Collection[Fault], groups: Callable[[Fault], tuple[str, ...]]) -> dict[str, int]:
+    """Count faults by what they have in common."""
+    counts: dict[str, int] = {}
+    for fault in faults:
+        for group in groups(fault):
+            counts[group] = counts.get(group, 0) + 1
+    return counts
+
+
+def _next_state(
+    state: BreakerState, excess: str, lasting: int, now: float, limits: BreakerSettings
+) -> BreakerState:
+    if excess:
+        if state.is_tripped:
+            return msgspec.structs.replace(state, storm_at=now)
+        return msgspec.structs.replace(state, tripped_at=now, storm_at=now, text=excess)
+    if not state.is_tripped:
+        return state
+    if lasting > limits.nodes_at_once:
+        # Old by now, and still so many: it is the same storm.
+        return msgspec.structs.replace(state, storm_at=now)
+    if now - state.storm_at >= limits.quiet:
+        return msgspec.structs.replace(state, tripped_at=0.0, storm_at=0.0, text="")
+    return state
+
+
+def reset(state: BreakerState, now: float) -> BreakerState:
+    """Return the state after a person has reset the breaker: what failed so far is answered."""
+    return msgspec.structs.replace(state, tripped_at=0.0, storm_at=0.0, text="", reset_at=now)
+
+
+def alarm(state: BreakerState, faults: Mapping[str, Fault]) -> RaiseAlarm | None:
+    """Return the one alarm of a storm, whose text follows the storm."""
+    if not state.is_tripped:
+        return None
+    names = sorted(fault.node for fault in faults.values() if not fault.is_over)
+    shown = ",".join(names[:SHOWN_NODES])
+    more = f" and {len(names) - SHOWN_NODES} more" if len(names) > SHOWN_NODES else ""
+    text = (
+        f"the breaker tripped: {state.text}; that looks like our fault or the network's. Faulty "
+        f"now: {shown or 'none'}{more}. No node is replaced, and none is marked but to move "
+        "supervised jobs off dead nodes; see `sres breaker`"
+    )
+    return RaiseAlarm(f"breaker-{state.tripped_at:.3f}", text)

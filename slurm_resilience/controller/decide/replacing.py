@@ -1,0 +1,139 @@
+"""Decide, for a node that is empty: whether its replacement may begin, or it lives again. Pure.
+
+A replacement cannot be undone. So it rests on what is seen in this very moment, never on what the
+incident began with; `act` looks once more before it starts the program.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from slurm_resilience.config import Config
+from slurm_resilience.controller.actions import (
+    Action,
+    ProbeNode,
+    RaiseAlarm,
+    StartReplacement,
+    Transition,
+)
+from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
+from slurm_resilience.controller.diagnose import is_speaking, life_of, open_findings
+from slurm_resilience.controller.journal import Incident
+from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.model import Node
+
+FRESH_SECONDS = 2.0
+"""An answer to a probe says what is true now for this long."""
+STEADY_SECONDS = 3.0
+"""A node that lives again has beaten for this long, and could report what is wrong."""
+WAITING_ALARM_SECONDS = 600.0
+"""A replacement that waits for something other than its turn for this long raises an alarm."""
+
+
+class Readiness(NamedTuple):
+    """The judgement on the start of a replacement, with its reason."""
+
+    kind: Literal["start", "wait", "lives"]
+    text: str
+    probe: bool = False
+
+
+def readiness(
+    snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
+) -> Readiness:
+    """Judge whether the fault of an incident still stands."""
+    if incident.kind == "requested":
+        return Readiness("start", "a person asked for it")
+    agent = snapshot.agents.get(node.name)
+    if agent is not None and is_speaking(snapshot, config.detect, node.name):
+        if not agent.reported or agent.steady < STEADY_SECONDS:
+            return Readiness("wait", "its sresd beats again; its findings are waited for")
+        found = open_findings(snapshot, node.name)
+        if found:
+            return Readiness("start", f"{found[0].check}: {found[0].text}")
+        return Readiness("lives", "its sresd beats, and nothing is found on it")
+    newest = next(iter(reversed(snapshot.probes.get(node.name, ()))), None)
+    if newest is None or snapshot.moment - newest.ended > FRESH_SECONDS:
+        return Readiness("wait", "it is being probed", probe=True)
+    if newest.answer == "answered" and agent is None and node.is_responding:
+        return Readiness("lives", "slurmd answers, and no sresd runs there")
+    life = life_of(snapshot, config.detect, node)
+    if life.kind != "dead":
+        return Readiness("wait", life.reason, probe=True)
+    if life.silence < config.replace.silent_for:
+        text = f"{life.reason}; it is given {config.replace.silent_for:.0f} s to come back"
+        return Readiness("wait", text, probe=True)
+    return Readiness("start", life.reason)
+
+
+def start_or_return(
+    snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
+) -> Iterator[Action]:
+    """Find what comes next for a node without jobs: its replacement, or its return."""
+    ready = readiness(snapshot, config, incident, node)
+    if ready.probe:
+        yield ProbeNode(node.name, is_urgent=True)
+    if ready.kind == "lives":
+        if incident.state is NodeState.EMPTY:
+            yield from _back(snapshot, config, incident, ready.text)
+    elif ready.kind == "start":
+        if snapshot.now >= incident.next_try:
+            yield StartReplacement(node.name, incident.id)
+    elif snapshot.now - max(incident.times.marked, incident.next_try) > WAITING_ALARM_SECONDS:
+        text = f"its replacement waits, and a person may have to look: {ready.text}"
+        yield RaiseAlarm(f"waits-{incident.id}", text, node.name, incident=incident.id)
+
+
+def _back(
+    snapshot: ClusterSnapshot, config: Config, incident: Incident, text: str
+) -> Iterator[Action]:
+    flaps, limit = snapshot.memory.flaps.get(incident.node, 0), config.recovery.max_flaps
+    if flaps >= limit and not snapshot.memory.breaker.is_tripped:
+        minutes = config.recovery.flap_window / 60
+        text = (
+            f"{text}; but it came and went {flaps + 1} times within {minutes:.0f} min: it is kept "
+            "out of service, a person must look"
+        )
+        yield RaiseAlarm(f"flaps-{incident.id}", text, incident.node, incident=incident.id)
+        yield Transition(incident.node, incident.id, NodeEvent.GAVE_UP, text)
+        return
+    yield Transition(incident.node, incident.id, NodeEvent.CAME_BACK, text)
+
+
+class Ceilings:
+    """The numbers of replacements that may run and begin, those of this cycle included."""
+
+    def __init__(
+        self,
+        snapshot: ClusterSnapshot,
+        config: Config,
+        incidents: Iterable[Incident],
+    ) -> None:
+        self._snapshot = snapshot
+        self._limits = config.replace
+        running = [known.node for known in incidents if known.state.is_running_program]
+        self._running = len(running)
+        self._by_partition = Counter(p for name in running for p in self._partitions(name))
+        self._within_hour = len(snapshot.memory.starts)
+
+    def take(self, incident: Incident) -> bool:
+        """Tell whether one more may begin, and count it."""
+        is_asked = incident.kind == "requested"
+        if not is_asked and self._snapshot.memory.breaker.is_tripped:
+            return False
+        if not is_asked and self._within_hour >= self._limits.max_per_hour:
+            return False
+        partitions = self._partitions(incident.node)
+        full = any(self._by_partition[p] >= self._limits.max_running_partition for p in partitions)
+        if full or self._running >= self._limits.max_running:
+            return False
+        self._running += 1
+        self._within_hour += 1
+        self._by_partition.update(partitions)
+        return True
+
+    def _partitions(self, name: str) -> Collection[str]:
+        node = self._snapshot.nodes.get(name)
+        return node.partitions if node is not None else ()

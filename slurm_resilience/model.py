@@ -120,6 +120,11 @@ class Job(msgspec.Struct, frozen=True):
     work_dir: str = ""
 
     @property
+    def may_be_requeued(self) -> bool:
+        """Slurm requeues batch jobs only, and none with Requeue=0."""
+        return self.is_batch and self.requeue
+
+    @property
     def is_zombie(self) -> bool:
         """RUNNING without its batch script: the batch host was taken out of the allocation."""
         return (

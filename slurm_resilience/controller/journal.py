@@ -97,11 +97,16 @@ class Supervised(msgspec.Struct, frozen=True):
     uid: int
     attempt: int
     nodes: tuple[str, ...]
+    """Those of the announced nodes that Slurm was seen to have given to the job."""
     since: float
     size: int = 0
-    """The number of these nodes that the job really held when this was said."""
+    """The number of nodes that the job may have again after a loss: no more than it once held."""
     restarts: int = 0
     """The number of requeues of the job when this was said, or when it was last followed."""
+    unseen: tuple[str, ...] = ()
+    """Announced nodes that Slurm has not shown as the job's. They count for nothing."""
+    lost: tuple[str, ...] = ()
+    """Nodes that left the job because they were faulty."""
 
 
 class KnownAgent(msgspec.Struct, frozen=True):

@@ -196,11 +196,10 @@ class CliClient:
                     process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
 
     def prefer_exchange(self, job: Job, nodes: int) -> None:
-        words = ["squeue", "-h", "-t", "PENDING", f"--name=sres-{job.id}", f"--user={job.uid}"]
-        for line in self._run(*words, "-o", "%A %D").splitlines():
-            helper, size = line.split()
-            if int(size) <= nodes:
-                self._run("scontrol", "update", f"jobid={helper}", f"priority={TOP_PRIORITY}")
+        words = ["squeue", "-a", "-h", f"--name=sres-{job.id}", f"--user={job.uid}"]
+        shown = self._run(*words, "-o", parse.EXCHANGE_FORMAT)
+        for helper in parse.exchanges(shown, job.id, nodes):
+            self._run("scontrol", "update", f"jobid={helper}", f"priority={TOP_PRIORITY}")
 
     def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:
         """Two updates. On 22.05 without slurmdbd the second one takes effect at once and then

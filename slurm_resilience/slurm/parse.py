@@ -216,6 +216,36 @@ def job_format(mark: str) -> str:
     return "".join(f"{mark}%{letter}" for letter in _JOB_FIELDS)
 
 
+EXCHANGE_FORMAT = "%A %D %T %E"
+"""squeue -o for `exchanges`: id, nodes, state, dependency. No text that a user writes."""
+
+
+def exchanges(text: str, job_id: int, nodes: int) -> tuple[int, ...]:
+    """Return the pending requests that are to be put before the queue for a job that lost nodes.
+
+    A user can give any job the name of such a request. One that could not be merged into the job
+    is none, and nodes that earlier ones hold already count as given.
+
+    Args:
+        text: what squeue printed in `EXCHANGE_FORMAT` for jobs of that name and user.
+        job_id: the job that lost nodes.
+        nodes: how many.
+    """
+    pending: list[tuple[int, int]] = []
+    for line in text.splitlines():
+        helper, size, state, *dependency = line.split()
+        if state != "PENDING":
+            nodes -= int(size)
+        elif re.match(rf"expand:{job_id}(?!\d)", " ".join(dependency)):
+            pending.append((int(helper), int(size)))
+    raised = []
+    for helper_id, size_wanted in sorted(pending):
+        if size_wanted <= nodes:
+            nodes -= size_wanted
+            raised.append(helper_id)
+    return tuple(raised)
+
+
 def has_exclusive_column(help_format: str) -> bool:
     """Tell from `squeue --helpFormat` whether `JOB_COLUMNS_EXCLUSIVE` may be asked for."""
     return "Exclusive" in help_format.split()

@@ -22,7 +22,7 @@ def world(job: Job, size: int = 4, permits: bool = True) -> ClusterSnapshot:
         moment=1.0,
         nodes={name: Node(name, "ALLOCATED") for name in NODES},
         jobs={job.id: job},
-        supervised={7: Supervised(7, 1000, 1, NODES, 1.0, size)},
+        supervised={7: Supervised(7, 1000, 1, NODES, 1.0, size, lost=NODES[3:])},
         site=SiteFacts(uptime=100.0, permits_expansion=permits),
     )
 
@@ -39,7 +39,7 @@ def test_nobody_else() -> None:
     for job in (whole, gone, over, gres):
         assert list(priorities(world(job))) == []
     assert list(priorities(world(JOB, permits=False))) == []
-    # What a user's program said of nodes that the job did not hold counts for nothing.
+    # It once held no more than it holds now.
     assert list(priorities(world(JOB, size=3))) == []
 
 

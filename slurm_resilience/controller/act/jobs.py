@@ -29,6 +29,8 @@ log = logging.getLogger("sresctld")
 
 PRIORITY_AGAIN_SECONDS = 1.0
 """Between two looks for a job's request for nodes in exchange."""
+REQUEUE_AGAIN_SECONDS = 5.0
+"""Until Slurm is told again to requeue a job that it has not requeued."""
 START_AGAIN_SECONDS = 5.0
 """Until a job that was told to start, and is PENDING still, is told again."""
 STARTS_AT_ONCE = 3
@@ -75,6 +77,7 @@ class JobActs:
         self._notifier = notifier
         self._clock = clock
         self._raised_at: dict[int, float] = {}
+        self._requeued_at: dict[int, float] = {}
         self._started_at: dict[int, list[float]] = {}
 
     def notify(self, snapshot: ClusterSnapshot, action: NotifySupervisor) -> None:
@@ -117,6 +120,10 @@ class JobActs:
         job = self._client.job(action.job)
         if job.state != "RUNNING" or job.restarts != snapshot.jobs[action.job].restarts:
             return
+        now = self._clock.monotonic()
+        if now - self._requeued_at.get(job.id, -REQUEUE_AGAIN_SECONDS) < REQUEUE_AGAIN_SECONDS:
+            return
+        self._requeued_at[job.id] = now
         self._reporter.event("requeue", action.reason, job=action.job)
         self._client.requeue(action.job)
 
@@ -143,4 +150,5 @@ class JobActs:
     def end_pending_requeue(self, snapshot: ClusterSnapshot, action: EndPendingRequeue) -> None:
         self._journal.drop_pending_requeue(action.job)
         self._started_at.pop(action.job, None)
+        self._requeued_at.pop(action.job, None)
         self._reporter.event("requeued", action.reason, job=action.job)

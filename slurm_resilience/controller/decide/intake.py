@@ -21,6 +21,7 @@ from slurm_resilience.controller.actions import (
 from slurm_resilience.controller.heard import InboxMessage
 from slurm_resilience.controller.journal import KnownAgent, PendingRequeue, Supervised
 from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.model import Job
 from slurm_resilience.wire.messages import (
     AttemptEnded,
     AttemptStarted,
@@ -30,6 +31,9 @@ from slurm_resilience.wire.messages import (
 
 MAX_TEXT = 500
 """Characters kept of a text that a user wrote."""
+LEAST_UNSEEN = 16
+"""Announced nodes that may be kept for a job until Slurm shows them as the job's; a job that holds
+more may announce as many again."""
 
 
 def take_in(snapshot: ClusterSnapshot) -> tuple[ClusterSnapshot, tuple[Note, ...]]:
@@ -74,6 +78,7 @@ def _review_supervised(snapshot: ClusterSnapshot) -> Iterator[Note]:
             continue
         is_followed = job.id in snapshot.pending_requeues
         was_requeued = job.restarts > entry.restarts
+        seen = _compared_with_slurm(snapshot, entry, job)
         if job.state == "RUNNING" and job.id in snapshot.heard.abandoned:
             if not was_requeued and not is_followed:
                 # Else it has only just begun again, and its next supervisor is not there yet.
@@ -82,7 +87,69 @@ def _review_supervised(snapshot: ClusterSnapshot) -> Iterator[Note]:
             yield DropSupervised(job.id)
         elif was_requeued and is_followed:
             # This requeue is followed; it needs to be only once.
-            yield NoteSupervised(msgspec.structs.replace(entry, restarts=job.restarts))
+            yield NoteSupervised(msgspec.structs.replace(seen, restarts=job.restarts, lost=()))
+        elif seen != entry:
+            yield NoteSupervised(seen)
+
+
+def _compared_with_slurm(snapshot: ClusterSnapshot, entry: Supervised, job: Job) -> Supervised:
+    """Return what is known of a supervised job, with what Slurm shows of its nodes now."""
+    held = set(job.nodes)
+    seen = tuple(name for name in entry.unseen if name in held)
+    nodes = (*entry.nodes, *seen)
+    lost = tuple(
+        name
+        for name in nodes
+        if name not in held and (name in entry.lost or _is_faulty(snapshot, name, entry.since))
+    )
+    return msgspec.structs.replace(
+        entry,
+        nodes=nodes,
+        unseen=tuple(name for name in entry.unseen if name not in held),
+        lost=lost,
+        size=max(entry.size, min(entry.size + len(seen), len(held))),
+    )
+
+
+def _is_faulty(snapshot: ClusterSnapshot, name: str, since: float) -> bool:
+    """Tell whether a node is, or was meanwhile, in a trouble that no user can bring about."""
+    node = snapshot.nodes.get(name)
+    is_in_order = node is not None and node.is_available and name not in snapshot.incidents
+    return not is_in_order or snapshot.settled.get(name, 0.0) > since
+
+
+def _announced(
+    snapshot: ClusterSnapshot, heard: InboxMessage, message: AttemptStarted
+) -> Supervised:
+    """Return a supervised job as its supervisor announces it: any user's program can.
+
+    Nodes that Slurm does not show as the job's count for nothing. They are kept aside, because
+    Slurm's picture may be older than a node that was taken in just now.
+    """
+    job, known = snapshot.jobs.get(heard.job), snapshot.supervised.get(heard.job)
+    held = set(job.nodes) if job else set()
+    announced = dict.fromkeys(name for name in message.nodes if name in snapshot.nodes)
+    lost: tuple[str, ...] = ()
+    most = len(held)
+    if known is not None and job is not None and known.restarts == job.restarts:
+        known = _compared_with_slurm(snapshot, known, job)
+        lost = tuple(name for name in known.lost if name in announced)
+        most = max(most, known.size)
+    nodes = tuple(name for name in announced if name in held or name in lost)
+    others = [name for name in announced if name not in nodes]
+    if job is not None:
+        others = others[: max(most, LEAST_UNSEEN)]
+    return Supervised(
+        heard.job,
+        job.uid if job else heard.connection.uid,
+        message.attempt,
+        nodes,
+        snapshot.now,
+        size=min(len(nodes), most),
+        restarts=job.restarts if job else 0,
+        unseen=tuple(others),
+        lost=lost,
+    )
 
 
 def notes_of(snapshot: ClusterSnapshot, heard: InboxMessage) -> Iterator[Note]:
@@ -90,25 +157,17 @@ def notes_of(snapshot: ClusterSnapshot, heard: InboxMessage) -> Iterator[Note]:
     message, job = heard.message, snapshot.jobs.get(heard.job)
     match message:
         case AttemptStarted():
-            # What a user says of other people's nodes counts for nothing.
-            nodes = tuple(name for name in message.nodes if name in snapshot.nodes)
-            yield NoteSupervised(
-                Supervised(
-                    heard.job,
-                    job.uid if job else heard.connection.uid,
-                    message.attempt,
-                    nodes,
-                    snapshot.now,
-                    size=sum(name in job.nodes for name in nodes) if job else 0,
-                    restarts=job.restarts if job else 0,
-                )
-            )
-            text = f"attempt {message.attempt} on {len(message.nodes)} nodes"
+            entry = _announced(snapshot, heard, message)
+            yield NoteSupervised(entry)
+            count = len(entry.nodes) + len(entry.unseen)
+            text = f"attempt {message.attempt} on {count} nodes"
             yield NoteJob(heard.job, "attempt-started", text)
         case AttemptEnded():
             outcome = one_line(message.outcome)
             text = f"attempt {message.attempt} ended ({message.exit_code}): {outcome}"
             yield NoteJob(heard.job, "attempt-ended", text)
+        case RequeueRequest() if job is not None and not job.may_be_requeued:
+            yield NoteJob(job.id, "requeue-refused", "a job with Requeue=0 cannot be requeued")
         case RequeueRequest() if job is not None:
             reason = one_line(message.reason)
             yield KeepPendingRequeue(

@@ -102,15 +102,16 @@ def _follow(snapshot: ClusterSnapshot, pending_requeue: PendingRequeue) -> Itera
 def priorities(snapshot: ClusterSnapshot) -> Iterator[RaisePriority]:
     """Raise the priority of supervised jobs that have fewer nodes than their step had.
 
-    Their remaining nodes are idle while they wait. None gets back more than it had, so none jumps
-    the queue.
+    Their remaining nodes are idle while they wait. Only nodes that they lost to a fault count, and
+    none gets back more than it had: a user cannot bring that about to jump the queue.
     """
     for entry in snapshot.supervised.values():
         job = snapshot.jobs.get(entry.job)
-        if job is None or job.state != "RUNNING" or job.gres:
+        if job is None or job.state != "RUNNING" or job.gres or job.restarts != entry.restarts:
             continue
-        if snapshot.site.permits_expansion and 0 < len(job.nodes) < entry.size:
-            yield RaisePriority(job.id, entry.size - len(job.nodes))
+        missing = min(len(entry.lost), entry.size - len(job.nodes))
+        if snapshot.site.permits_expansion and job.nodes and missing > 0:
+            yield RaisePriority(job.id, missing)
 
 
 def notifications(

@@ -1,0 +1,161 @@
+"""Supervisors announce, Slurm shows: what any user's program says counts as far as Slurm agrees."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from worlds import NOW, incident, job, node, world
+
+from slurm_resilience.controller.actions import KeepPendingRequeue, NoteJob, RaisePriority
+from slurm_resilience.controller.decide.intake import LEAST_UNSEEN, take_in
+from slurm_resilience.controller.decide.jobs import priorities
+from slurm_resilience.controller.heard import Heard, InboxMessage
+from slurm_resilience.controller.journal import Supervised
+from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
+from slurm_resilience.model import Job
+from slurm_resilience.slurm import parse
+from slurm_resilience.wire.messages import AttemptStarted, RequeueRequest
+
+FOUR = ("n1", "n2", "n3", "n4")
+STEP = AttemptStarted(1, FOUR)
+
+
+def cluster(
+    the_job: Job, *messages: Any, known: Supervised | None = None, **more: Any
+) -> ClusterSnapshot:
+    """Six nodes in use; the messages come from the job's supervisor."""
+    nodes = [node(f"n{i}", "ALLOCATED") for i in range(1, 7)]
+    changed = {one.name: one for one in more.pop("changed", ())}
+    peer: Any = SimpleNamespace(uid=the_job.uid)
+    snapshot = world(*(changed.get(one.name, one) for one in nodes), jobs=(the_job,), **more)
+    return msgspec.structs.replace(
+        snapshot,
+        supervised={} if known is None else {the_job.id: known},
+        site=SiteFacts(uptime=100.0, permits_expansion=True),
+        heard=Heard(tuple(InboxMessage(peer, the_job.id, message) for message in messages)),
+    )
+
+
+def entry(snapshot: ClusterSnapshot) -> Supervised:
+    return take_in(snapshot)[0].supervised[7]
+
+
+def lifted(snapshot: ClusterSnapshot) -> list[RaisePriority]:
+    return list(priorities(take_in(snapshot)[0]))
+
+
+def begun(nodes: tuple[str, ...] = FOUR) -> Supervised:
+    """What is known of a job that was announced while it held these nodes."""
+    return entry(cluster(job(nodes=nodes), AttemptStarted(1, nodes)))
+
+
+DEAD = node("n4", "DOWN", reason="Action:Replace")
+
+
+def test_one_node_named_a_hundred_times_is_one_node() -> None:
+    known = entry(cluster(job(nodes=("n1",)), AttemptStarted(1, ("n1",) * 100)))
+    assert (known.nodes, known.size, known.unseen) == (("n1",), 1, ())
+    assert lifted(cluster(job(nodes=("n1",)), AttemptStarted(1, ("n1",) * 100))) == []
+
+
+def test_nodes_that_are_not_the_jobs_count_for_nothing() -> None:
+    known = entry(cluster(job(nodes=("n1",)), STEP))
+    assert (known.nodes, known.size, known.unseen) == (("n1",), 1, ("n2", "n3", "n4"))
+    again = cluster(job(nodes=("n1",)), known=known, changed=(DEAD,))
+    assert entry(again).lost == () and lifted(again) == []
+
+
+def test_a_node_that_slurm_shows_later_counts_from_then_on() -> None:
+    """The message may be newer than Slurm's picture."""
+    known = entry(cluster(job(nodes=FOUR[:3]), STEP))
+    assert (known.nodes, known.size) == (FOUR[:3], 3)
+    known = entry(cluster(job(nodes=FOUR), known=known))
+    assert (known.nodes, known.size, known.unseen) == (FOUR, 4, ())
+
+
+def test_as_many_nodes_as_were_lost_to_a_fault_come_before_the_queue() -> None:
+    less = job(nodes=FOUR[:3])
+    assert lifted(cluster(less, known=begun(), changed=(DEAD,))) == [RaisePriority(7, 1)]
+    set_aside = cluster(less, known=begun(), incidents=(incident("n4"),))
+    assert lifted(set_aside) == [RaisePriority(7, 1)]
+    # The node was repaired between two looks.
+    repaired = msgspec.structs.replace(cluster(less, known=begun()), settled={"n4": NOW + 5})
+    assert lifted(repaired) == [RaisePriority(7, 1)]
+
+
+def test_nodes_that_a_user_gave_back_are_not_given_back_before_the_queue() -> None:
+    assert lifted(cluster(job(nodes=FOUR[:1]), known=begun())) == []
+    # Not more than the fault took either.
+    both = cluster(job(nodes=FOUR[:1]), known=begun(), changed=(DEAD,))
+    assert lifted(both) == [RaisePriority(7, 1)]
+
+
+def test_a_loss_is_made_good_once() -> None:
+    """The supervisor's program may go on naming the lost node."""
+    known = entry(cluster(job(nodes=FOUR[:3]), known=begun(), changed=(DEAD,)))
+    assert known.lost == ("n4",)
+    whole = job(nodes=("n1", "n2", "n3", "n5"))
+    said = AttemptStarted(1, (*FOUR, "n5"))
+    assert lifted(cluster(whole, said, known=known, changed=(DEAD,))) == []
+    known = entry(cluster(whole, said, known=known, changed=(DEAD,)))
+    assert lifted(cluster(whole, known=known, changed=(DEAD,))) == []
+    # And a second node, given back by the user, is not added to the first one.
+    assert lifted(cluster(job(nodes=("n1", "n2", "n5")), known=known, changed=(DEAD,))) == [
+        RaisePriority(7, 1)
+    ]
+
+
+def test_a_second_loss_is_still_known_after_the_first_was_filled() -> None:
+    dead = (node("n3", "DOWN", reason="Action:Replace"), DEAD)
+    known = entry(cluster(job(nodes=FOUR[:2]), known=begun(), changed=dead))
+    assert known.lost == ("n3", "n4")
+    half = job(nodes=("n1", "n2", "n5"))
+    said = AttemptStarted(1, ("n1", "n2", "n5", "n4"))
+    assert lifted(cluster(half, said, known=known, changed=dead)) == [RaisePriority(7, 1)]
+
+
+def test_another_run_of_the_job_begins_anew() -> None:
+    known = entry(cluster(job(nodes=FOUR[:3]), known=begun(), changed=(DEAD,)))
+    run_again = job(nodes=FOUR[:3], restarts=1)
+    assert lifted(cluster(run_again, known=known, changed=(DEAD,))) == []
+    assert lifted(cluster(run_again, STEP, known=known, changed=(DEAD,))) == []
+
+
+def test_a_list_of_the_whole_cluster_is_not_kept() -> None:
+    names = tuple(f"m{i}" for i in range(1000))
+    snapshot = cluster(job(nodes=("n1",)), AttemptStarted(1, names))
+    nodes = dict(snapshot.nodes) | {name: node(name, "ALLOCATED") for name in names}
+    snapshot = msgspec.structs.replace(snapshot, nodes=nodes)
+    assert len(entry(snapshot).unseen) == LEAST_UNSEEN
+
+
+@pytest.mark.parametrize("the_job", [job(requeue=False), job(is_batch=False, requeue=False)])
+def test_a_job_that_slurm_will_not_requeue_is_not_followed(the_job: Job) -> None:
+    _, notes = take_in(cluster(the_job, RequeueRequest("please")))
+    assert not [note for note in notes if isinstance(note, KeepPendingRequeue)]
+    assert [note.kind for note in notes if isinstance(note, NoteJob)] == ["requeue-refused"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "raised"),
+    [
+        ("21 1 PENDING expand:7(unfulfilled)", (21,)),
+        ("21 1 PENDING expand:7", (21,)),
+        ("21 1 PENDING (null)", ()),
+        ("21 1 PENDING ", ()),
+        ("21 1 PENDING expand:77(unfulfilled)", ()),
+        ("21 1 PENDING afterany:3,expand:7", ()),
+        ("21 3 PENDING expand:7(unfulfilled)", ()),
+        ("22 1 PENDING expand:7\n21 1 PENDING expand:7\n23 2 PENDING expand:7", (21, 22)),
+        ("20 1 RUNNING expand:7\n21 1 PENDING expand:7\n22 1 PENDING expand:7", (21,)),
+        ("20 2 RUNNING (null)\n21 1 PENDING expand:7", ()),
+        ("", ()),
+    ],
+)
+def test_only_requests_that_will_be_merged_and_no_more_than_were_lost(
+    shown: str, raised: tuple[int, ...]
+) -> None:
+    assert parse.exchanges(shown, 7, 2) == raised

@@ -57,3 +57,13 @@ work_dir
 
 # Says to a reader of a plan that a route passes on what its source has just received itself.
 relay
+
+# asyncio calls these of a connection, by position.
+_.connection_made
+_.get_buffer
+sizehint
+_.buffer_updated
+_.pause_writing
+_.resume_writing
+_.connection_lost
+exc

@@ -31,6 +31,9 @@ class Node(msgspec.Struct, frozen=True):
     """The reason's end could not be told for certain: `reason` may be more or less than it, and
     nothing is done to the node."""
     address: str = ""
+    """NodeAddr: a name or a number."""
+    hostname: str = ""
+    """NodeHostName."""
     port: int = 6818
     gres: str = ""
     """Configured GRES, e.g. ``gpu:2``; empty when there is none."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from slurm_resilience.model import Node
     from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
     from slurm_resilience.wire.client import Connection
-    from slurm_resilience.wire.messages import Message
+    from slurm_resilience.wire.messages import Message, Status
 
 OPEN_TIMEOUT_SECONDS = 3.0
 """Seconds for a connection to sresctld, at each of its possible addresses."""
@@ -112,9 +112,8 @@ class ClusterView:
         Raises:
             WireError: it does not answer, or has not finished a cycle yet.
         """
-        from slurm_resilience.wire.messages import StatusRequest
-
-        data = self.ask(StatusRequest("status"))
+        with self.connect() as connection:
+            data = whole_status(connection)
         if not data:
             raise WireError(
                 "sresctld answers, but has not finished a cycle yet; ask again in a few seconds, "
@@ -139,6 +138,19 @@ class ClusterView:
         return events[::-1]
 
 
+def whole_status(connection: Connection) -> dict[str, Any]:
+    """Ask for all pages of the status, over an open connection."""
+    from slurm_resilience.wire.messages import StatusRequest
+
+    page = _ask(connection, StatusRequest("status"))
+    data = page.data
+    while page.next:
+        page = _ask(connection, StatusRequest("status", after=page.next))
+        for name, entries in page.data.items():
+            data[name].update(entries)
+    return data
+
+
 def ask(connection: Connection, message: Message) -> dict[str, Any]:
     """Ask over an open connection.
 
@@ -146,12 +158,16 @@ def ask(connection: Connection, message: Message) -> dict[str, Any]:
         WireError: the answer is not a status.
         SresError: the request was refused.
     """
+    return _ask(connection, message).data
+
+
+def _ask(connection: Connection, message: Message) -> Status:
     from slurm_resilience.wire.messages import Status
 
     answer = connection.ask(message)
     if not isinstance(answer, Status):
         raise WireError(f"sresctld answered a {type(answer).__name__}; is it of the same version?")
-    return answer.data
+    return answer
 
 
 pass_cluster = click.make_pass_decorator(ClusterView, ensure=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from slurm_resilience.cli.controller import ClusterView, ask, pass_cluster
+from slurm_resilience.cli.controller import ClusterView, ask, pass_cluster, whole_status
 from slurm_resilience.cli.shared_options import config_option, hostlist_argument
 from slurm_resilience.cli.tables import BAD, alert, clock_time, plain, style_of
 from slurm_resilience.clock import SYSTEM_CLOCK
@@ -89,7 +89,7 @@ def _begin(connection: Connection, names: list[str]) -> tuple[list[_Watched], st
     History first, then the status: what ends in between is in neither's blind spot.
     """
     histories = {name: _history(connection, name) for name in names}
-    status = ask(connection, StatusRequest("status"))
+    status = whole_status(connection)
     nodes = status.get("nodes", {})
     watched = []
     for name, events in histories.items():

@@ -47,7 +47,7 @@ def _request(cluster: ClusterView, reason: str) -> bool:
     deadline = SYSTEM_CLOCK.monotonic() + _TAKEN_UP_SECONDS
     with cluster.connect() as connection:
         ask(connection, PauseRequest(reason))
-        while ask(connection, StatusRequest("status")).get("paused", "") != reason:
+        while ask(connection, StatusRequest("summary")).get("paused", "") != reason:
             if SYSTEM_CLOCK.monotonic() > deadline:
                 return False
             connection.receive(0.05)  # says nothing unasked: a pause that notices a lost connection

@@ -5,7 +5,8 @@ munge has proven the user before any of this is asked.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from slurm_resilience.errors import NotPermitted, UsageError
 from slurm_resilience.model import Job
@@ -24,8 +25,22 @@ MAX_JOB_DIGITS = 10
 NEIGHBOURS = 8
 """Other nodes that a node is told of: those it probes when it hears nothing from sresctld."""
 
-Addresses = Mapping[str, tuple[str, int]]
-"""Each node's address and slurmd port."""
+MAX_SAME_NAMES = 10_000
+"""Nodes that one question may name."""
+
+
+class NodePlace(NamedTuple):
+    """The place of a node, as Slurm has it."""
+
+    address: str
+    """NodeAddr: a name or a number."""
+    port: int
+    """slurmd's."""
+    hostname: str = ""
+    """NodeHostName, where it is known."""
+
+
+Addresses = Mapping[str, NodePlace]
 
 
 def job_of(subject: str) -> int:
@@ -35,7 +50,7 @@ def job_of(subject: str) -> int:
         UsageError: it is none.
     """
     if not (subject.isascii() and subject.isdigit() and len(subject) <= MAX_JOB_DIGITS):
-        raise UsageError(f"'{subject}' is not a job id")
+        raise UsageError(f"'{subject[:100]}' is not a job id")
     return int(subject)
 
 
@@ -61,21 +76,27 @@ def check_node(name: str, uid: int, trusted_uids: Collection[int], addresses: Ad
         raise NotPermitted(f"node {name} is not in Slurm's configuration")
 
 
-def check_address(name: str, address: str, configured: str, resolved: Collection[str]) -> None:
-    """Let a node speak from its own address alone. Loopback counts as one machine.
+def check_address(name: str, address: str, place: NodePlace, resolved: Collection[str]) -> None:
+    """Let a node speak from one of its own addresses alone. Loopback counts as one machine.
 
     Args:
         name: the node.
-        address: where the connection comes from.
-        configured: the node's address in Slurm's configuration, a name or a number.
-        resolved: what that name stands for.
+        address: the connection's other end.
+        place: Slurm's address and host name of the node.
+        resolved: what these stand for, in all families.
 
     Raises:
         NotPermitted: the connection comes from elsewhere.
     """
-    is_loopback = address.startswith("127.") and any(ip.startswith("127.") for ip in resolved)
-    if address != configured and address not in resolved and not is_loopback:
-        raise NotPermitted(f"{address} is not the address of node {name} ({configured})")
+    is_same_machine = is_loopback(address) and any(is_loopback(own) for own in resolved)
+    if address != place.address and address not in resolved and not is_same_machine:
+        names = " or ".join(dict.fromkeys(n for n in (place.address, place.hostname) if n))
+        raise NotPermitted(f"{address} is not the address of node {name} ({names})")
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether an address is this machine's own, of either family."""
+    return address.startswith("127.") or address == "::1"
 
 
 def neighbours_of(name: str, addresses: Addresses) -> tuple[str, ...]:
@@ -85,7 +106,12 @@ def neighbours_of(name: str, addresses: Addresses) -> tuple[str, ...]:
     """
     others = [place for node, place in addresses.items() if node != name]
     stride = max(1, len(others) // NEIGHBOURS)
-    return tuple(f"{host}:{port}" for host, port in others[::stride][:NEIGHBOURS])
+    return tuple(_host_and_port(place) for place in others[::stride][:NEIGHBOURS])
+
+
+def _host_and_port(place: NodePlace) -> str:
+    host = f"[{place.address}]" if ":" in place.address else place.address
+    return f"{host}:{place.port}"
 
 
 def check_message(role: Role, message: Message) -> None:
@@ -98,6 +124,29 @@ def check_message(role: Role, message: Message) -> None:
     of_jobs = isinstance(message, AttemptStarted | AttemptEnded | RequeueRequest | EvidenceRequest)
     if not of_everyone and not (of_jobs and role == "job"):
         raise NotPermitted(f"a {role} may not send a {type(message).__name__}")
+
+
+def asked_nodes(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the nodes that a question names, each once.
+
+    Raises:
+        UsageError: they are more than any cluster's.
+    """
+    asked = tuple(dict.fromkeys(names))
+    if len(asked) > MAX_SAME_NAMES:
+        raise UsageError(f"{len(asked)} nodes in one question are too many")
+    return asked
+
+
+def check_requeue(job: Job) -> None:
+    """Let jobs be requeued that Slurm can requeue.
+
+    Raises:
+        NotPermitted: it is no batch job, or has Requeue=0.
+    """
+    if not job.may_be_requeued:
+        kind = "has Requeue=0" if job.is_batch else "is no batch job"
+        raise NotPermitted(f"job {job.id} {kind}: Slurm does not requeue it")
 
 
 def check_pause(uid: int, trusted_uids: Collection[int]) -> None:

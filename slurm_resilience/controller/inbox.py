@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from slurm_resilience.controller import authorize
+from slurm_resilience.controller.authorize import NodePlace
 from slurm_resilience.controller.heard import InboxMessage
+from slurm_resilience.controller.job_lookups import JobLookups
+from slurm_resilience.controller.pages import StatusPages, public_event
 from slurm_resilience.controller.registry import Registry
-from slurm_resilience.errors import NotFound, NotPermitted, SresError, UsageError
+from slurm_resilience.errors import NotPermitted, SresError, UsageError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.wire.messages import (
     AttemptEnded,
@@ -32,7 +35,7 @@ from slurm_resilience.wire.messages import (
     Status,
     StatusRequest,
 )
-from slurm_resilience.wire.server import Client
+from slurm_resilience.wire.server import Client, NotKnownYet
 
 MAX_WAITING = 100
 """Messages of one connection that may wait for a cycle; a flood ends the connection."""
@@ -50,26 +53,26 @@ class Inbox:
         registry: Registry,
         *,
         trusted_uids: frozenset[int],
-        find_job: Callable[[int], Job],
+        lookups: JobLookups,
         history: Callable[[str, int], list[dict[str, Any]]],
     ) -> None:
         """
         Args:
             registry: where the connections are kept.
             trusted_uids: users who may speak for nodes and pause: root and SlurmUser.
-            find_job: reads one job from Slurm (called in the wire's worker threads).
+            lookups: asks Slurm about jobs (called in a thread of the wire's).
             history: events of the journal, newest first.
         """
         self._registry = registry
         self._trusted_uids = trusted_uids
-        self._find_job = find_job
+        self._lookups = lookups
         self._history = history
         self._lock = threading.Lock()
         self._waiting: deque[InboxMessage] = deque(maxlen=MAX_QUEUED)
         self._addresses: authorize.Addresses = {}
         self._jobs: Mapping[int, Job] = {}
         self._verdicts: Mapping[str, NodeVerdict] = {}
-        self._status: dict[str, Any] = {}
+        self._status = StatusPages({})
 
     # -- the wire's handler -------------------------------------------------------------------
 
@@ -83,26 +86,30 @@ class Inbox:
             with self._lock:
                 addresses = self._addresses
             authorize.check_node(hello.subject, uid, self._trusted_uids, addresses)
-            configured = addresses[hello.subject][0]
-            resolved = {address} if address == configured else _resolve(configured)
-            authorize.check_address(hello.subject, address, configured, resolved)
+            place = addresses[hello.subject]
+            resolved = {address} if address == place.address else _resolve(place)
+            authorize.check_address(hello.subject, address, place, resolved)
             return authorize.neighbours_of(hello.subject, addresses)
         if hello.role == "job":
             authorize.check_job(self._job(authorize.job_of(hello.subject)), uid, self._trusted_uids)
         return ()
 
-    def _job(self, job_id: int) -> Job:
-        """Find a job.
+    def look_up(self, hello: Hello, uid: int) -> None:
+        """Ask Slurm about the job of a hello.
 
-        Slurm is asked only for one that is younger than the last cycle: a slow slurmctld must not
-        keep nodes waiting for their welcome.
+        Raises:
+            SresError: it cannot be asked, or not now.
         """
+        self._lookups.ask(authorize.job_of(hello.subject), uid)
+
+    def _job(self, job_id: int) -> Job:
+        """Find a job. Slurm is asked only for one that is younger than the last cycle."""
         with self._lock:
             known = self._jobs.get(job_id)
-        try:
-            return known or self._find_job(job_id)
-        except NotFound:
-            raise NotPermitted(f"job {job_id} does not exist or has ended") from None
+        known = known or self._lookups.known(job_id)
+        if known is None:
+            raise NotKnownYet(f"job {job_id}")
+        return known
 
     def opened(self, client: Client) -> None:
         self._registry.opened(client)
@@ -117,12 +124,14 @@ class Inbox:
             return
         authorize.check_message(client.role, message)
         if isinstance(message, StatusRequest):
-            client.send(self._answer(message))
+            client.send(self._answer(message, client.uid))
         elif isinstance(message, PauseRequest):
             self._pause(client, message)
         elif isinstance(message, EvidenceRequest):
             client.send(self._evidence(message))
         elif isinstance(message, AttemptStarted | AttemptEnded | RequeueRequest):
+            if isinstance(message, RequeueRequest) and not self._may_requeue(client):
+                return
             self._put(InboxMessage(client, int(client.subject), message))
 
     def _put(self, heard: InboxMessage) -> None:
@@ -133,16 +142,35 @@ class Inbox:
             self._waiting.append(heard)
         self._registry.wake.set()
 
-    def _answer(self, request: StatusRequest) -> Message:
+    def _answer(self, request: StatusRequest, uid: int) -> Message:
         if request.what == "history":
             limit = max(0, min(request.limit, MAX_HISTORY))
-            return Status({"events": self._history(request.node, limit)})
+            events = self._history(request.node, limit)
+            if uid not in self._trusted_uids:
+                events = [public_event(event) for event in events]
+            return Status({"events": events})
         with self._lock:
-            return Status(self._status)
+            pages = self._status
+        if request.what == "summary":
+            return Status(pages.summary)
+        data, following = pages.page(request.after)
+        return Status(data, following)
+
+    def _may_requeue(self, client: Client) -> bool:
+        with self._lock:
+            job = self._jobs.get(int(client.subject))
+        try:
+            if job is not None:
+                authorize.check_requeue(job)
+        except NotPermitted as refusal:
+            client.send(Refused(str(refusal), refusal.exit_code))
+            return False
+        return True
 
     def _evidence(self, request: EvidenceRequest) -> Evidence:
+        names = authorize.asked_nodes(request.nodes)
         with self._lock:
-            unknown = [NodeVerdict(n, "unknown", "nothing is known") for n in request.nodes]
+            unknown = [NodeVerdict(name, "unknown", "nothing is known") for name in names]
             known = [self._verdicts.get(v.node, v) for v in unknown]
         return Evidence(tuple(known), asked=True)
 
@@ -160,7 +188,9 @@ class Inbox:
     def know(self, nodes: Iterable[Node], jobs: Mapping[int, Job]) -> None:
         """Learn each node's address and each job's owner, for `authorize`."""
         with self._lock:
-            self._addresses = {node.name: (node.address, node.port) for node in nodes}
+            self._addresses = {
+                node.name: NodePlace(node.address, node.port, node.hostname) for node in nodes
+            }
             self._jobs = jobs
 
     def take(self) -> tuple[InboxMessage, ...]:
@@ -182,18 +212,28 @@ class Inbox:
     def publish_blind(self, reason: str, since: float) -> None:
         """Tell that Slurm cannot be read: what was known stands, and nothing is done."""
         with self._lock:
-            self._status = self._status | {"blind": reason, "blind_since": since}
+            self._status = self._status.with_news({"blind": reason, "blind_since": since})
 
     def publish(self, verdicts: Mapping[str, NodeVerdict], status: dict[str, Any]) -> None:
         """Keep what the last cycle found, for those who ask."""
+        pages = StatusPages(status)
         with self._lock:
             self._verdicts = verdicts
-            self._status = status
+            self._status = pages
 
 
-def _resolve(name: str) -> set[str]:
-    """Return the IPv4 addresses of a name."""
-    try:
-        return {str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)}
-    except OSError as error:
-        raise SresError(f"the node address {name} cannot be resolved: {error}") from None
+def _resolve(place: NodePlace) -> set[str]:
+    """Return the addresses of a node's names, of both families.
+
+    Raises:
+        SresError: none of its names can be resolved.
+    """
+    found, failure = set(), ""
+    for name in dict.fromkeys(name for name in (place.address, place.hostname) if name):
+        try:
+            found |= {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(name, None)}
+        except OSError as error:
+            failure = failure or f"the node address {name} cannot be resolved: {error}"
+    if not found and failure:
+        raise SresError(failure)
+    return found

@@ -21,6 +21,7 @@ from slurm_resilience.config import OPTION_HELP, Config, load
 from slurm_resilience.controller.act.actor import Actor
 from slurm_resilience.controller.cycle import Cycle
 from slurm_resilience.controller.inbox import Inbox
+from slurm_resilience.controller.job_lookups import JobLookups
 from slurm_resilience.controller.journal import Journal, open_database
 from slurm_resilience.controller.observe import Sources, last_run
 from slurm_resilience.controller.probe import Dialer, Prober
@@ -85,7 +86,7 @@ class Controller:
         self.inbox = Inbox(
             self.registry,
             trusted_uids=frozenset({0, info.slurm_user_uid}),
-            find_job=lambda job_id: find_job(client, job_id),
+            lookups=JobLookups(lambda job_id: find_job(client, job_id), clock),
             history=HistoryReader(state_dir / "journal.db").read,
         )
         self._prober = Prober(clock, config.detect.probe_timeout, borders.dialer)
@@ -207,6 +208,7 @@ def serve(config: Config, *, once: bool, dry_run: bool) -> None:
         controller.inbox,
         config.controller.port,
         munge_socket=config.wire.munge_socket or info.munge_socket,
+        trusted_uids=frozenset({0, info.slurm_user_uid}),
     )
     # The nodes' addresses are needed before the first sresd says hello.
     controller.inbox.know(client.nodes(), {})

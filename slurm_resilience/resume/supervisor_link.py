@@ -19,6 +19,7 @@ from slurm_resilience.wire.messages import (
     EvidenceRequest,
     Message,
     NodeVerdict,
+    Refused,
     Status,
     StatusRequest,
 )
@@ -53,6 +54,8 @@ class SupervisorLink:
         self.connected = threading.Event()
         self.news = threading.Event()
         """Set when a node of ours turned bad."""
+        self.refusal = ""
+        """The reason for which sresctld did not do what it was last asked for."""
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
 
     def start(self) -> None:
@@ -160,6 +163,8 @@ class SupervisorLink:
             message = connection.receive(POLL_SECONDS)
             if isinstance(message, Evidence):
                 self._note(message)
+            elif isinstance(message, Refused):
+                self.refusal = message.reason
 
     def _note(self, evidence: Evidence) -> None:
         with self._lock:

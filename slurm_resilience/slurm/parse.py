@@ -102,6 +102,7 @@ def _node(record: str) -> Node:
         reason_at=reason.at,
         reason_unclear=reason.unclear,
         address=_clean(fields.get("NodeAddr", "")),
+        hostname=_clean(fields.get("NodeHostName", "")),
         port=int(_clean(fields.get("Port", "")) or 6818),
         gres=_clean(fields.get("Gres", "")),
         gres_used=_clean(fields.get("GresUsed", "")),

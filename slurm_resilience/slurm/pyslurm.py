@@ -172,6 +172,7 @@ def _node(node: Any) -> Node:
         reason_by=_user(node) if reason else "",
         reason_at=_moment(node.reason_time) if reason else "",
         address=node.address or "",
+        hostname=node.hostname or "",
         port=node.slurmd_port or 6818,
         gres=_gres(node, "configured_gres"),
         gres_used=_gres(node, "allocated_gres"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import random
 import secrets
 import select
 import socket
@@ -23,10 +25,15 @@ from slurm_resilience.wire.messages import (
     Refused,
     Role,
     Welcome,
+    other_protocol,
 )
+from slurm_resilience.wire.seal import FROM_CLIENT, FROM_SERVER, KEY_BYTES, FrameSeal, is_proof
 
 UNACKED_MILLISECONDS = 3000
 """Milliseconds after which bytes that the other machine has not acknowledged end the connection."""
+ROOTS_PORTS = range(600, 1024)
+"""Source ports that no user can have: sresctld keeps places for these connections."""
+ROOTS_PORT_TRIES = 16
 
 _ERRORS: dict[int, type[SresError]] = {6: NotPermitted, 7: AuthError}
 
@@ -34,10 +41,12 @@ _ERRORS: dict[int, type[SresError]] = {6: NotPermitted, 7: AuthError}
 class Connection:
     """One proven connection. Not thread safe: one thread sends and receives."""
 
-    def __init__(self, sock: socket.socket, welcome: Welcome) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = bytearray()
-        self.welcome = welcome
+        self._out: FrameSeal | None = None
+        self._in: FrameSeal | None = None
+        self.welcome = Welcome(b"")
 
     @classmethod
     def open(
@@ -68,32 +77,30 @@ class Connection:
             NotPermitted: sresctld refused the role or the subject.
         """
         try:
-            sock = socket.create_connection((host, port), timeout=timeout)
+            sock = _connected(host, port, timeout)
         except OSError as error:
             raise WireError(f"sresctld does not answer at {host}:{port}: {error}") from None
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # A pulled cable says nothing: without this, sends succeed into the buffer for minutes.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKED_MILLISECONDS)
-            self = cls(sock, Welcome(b""))
+            self = cls(sock)
             deadline = SYSTEM_CLOCK.monotonic() + timeout
             challenge = self._expect(Challenge, deadline)
-            nonce = secrets.token_bytes(32)
-            proof = msgspec.msgpack.encode(Proof(challenge.nonce, role, subject))
-            credential = munge.encode(proof, munge_socket)
-            self.send(Hello(credential, role, subject, nonce, PROTOCOL))
+            if challenge.protocol != PROTOCOL:
+                raise WireError(f"{host}:{port}: {other_protocol(challenge.protocol)}")
+            if challenge.uid not in trusted_uids | {os.geteuid()}:
+                raise AuthError(f"{host}:{port} is not sresctld: it runs as uid {challenge.uid}")
+            key = secrets.token_bytes(KEY_BYTES)
+            # For that user alone: what cannot read the key can neither answer nor speak for us.
+            proof = msgspec.msgpack.encode(Proof(challenge.nonce, role, subject, key))
+            credential = munge.encode(proof, munge_socket, only_uid=challenge.uid)
+            self.send(Hello(credential, role, subject))
             self.welcome = self._expect(Welcome, deadline)
-            identity = munge.decode(self.welcome.credential, munge_socket)
-            answered = msgspec.msgpack.decode(identity.payload, type=Proof)
-            own_uid = os.geteuid()
-            if answered.nonce != nonce or identity.uid not in trusted_uids | {own_uid}:
-                raise AuthError(
-                    f"{host}:{port} is not sresctld: it proved to be uid {identity.uid}"
-                )
+            if not is_proof(self.welcome, key):
+                raise AuthError(f"{host}:{port} is not sresctld: it could not read our credential")
+            self._out, self._in = FrameSeal(key, FROM_CLIENT), FrameSeal(key, FROM_SERVER)
             return self
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            sock.close()
-            raise AuthError(f"{host}:{port} sent a proof that is not ours") from None
         except BaseException:
             sock.close()
             raise
@@ -108,8 +115,10 @@ class Connection:
         Raises:
             WireError: the connection is gone, or the other side does not take it in time.
         """
+        body = FRAMES.encode(message)
+        frame = FRAMES.frame(self._out.close(body) if self._out else body)
         try:
-            self._sock.sendall(FRAMES.pack(message))
+            self._sock.sendall(frame)
         except OSError as error:
             raise WireError(f"the connection to sresctld is lost: {error}") from None
 
@@ -168,7 +177,7 @@ class Connection:
             return None
         body = bytes(self._buffer[4 : 4 + length])
         del self._buffer[: 4 + length]
-        return FRAMES.unpack(body)
+        return FRAMES.unpack(self._in.open(body) if self._in else body)
 
     def _expect(self, kind: type[Any], deadline: float) -> Any:
         message = self.receive(max(0.0, deadline - SYSTEM_CLOCK.monotonic()))
@@ -178,3 +187,44 @@ class Connection:
             answer = type(message).__name__ if message is not None else "nothing"
             raise WireError(f"sresctld sent {answer} where a {kind.__name__} was expected")
         return message
+
+
+def _connected(host: str, port: int, timeout: float) -> socket.socket:
+    """Connect; as root from a port that no user can have, where one is to be had."""
+    if os.geteuid() != 0:
+        return socket.create_connection((host, port), timeout=timeout)
+    failure = OSError(f"{host} has no address")
+    for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            return _connected_as_root(family, kind, address, timeout)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def _connected_as_root(family: int, kind: int, address: Any, timeout: float) -> socket.socket:
+    ports = [*filter(_is_free_of_services, random.sample(ROOTS_PORTS, ROOTS_PORT_TRIES)), 0]
+    for own in ports:
+        sock = socket.socket(family, kind)
+        try:
+            sock.settimeout(timeout)
+            # Else each port could be used once a minute.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(("", own))
+            sock.connect(address)
+            return sock
+        except OSError as error:
+            sock.close()
+            is_taken = error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
+            if own == 0 or not is_taken:
+                raise
+    raise AssertionError("the last port is any")
+
+
+def _is_free_of_services(port: int) -> bool:
+    """Tell whether no daemon of this machine may want to listen there."""
+    try:
+        socket.getservbyport(port, "tcp")
+    except OSError:
+        return True
+    return False

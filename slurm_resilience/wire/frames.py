@@ -38,9 +38,22 @@ class FrameCodec(Generic[M]):
         Raises:
             WireError: it is too large.
         """
+        return self.frame(self.encode(message))
+
+    def encode(self, message: M) -> bytes:
+        """Return a frame's body.
+
+        Raises:
+            WireError: it is too large.
+        """
         body = self._encoder.encode(message)
         if len(body) > self._max_bytes:
             raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large to send")
+        return body
+
+    @staticmethod
+    def frame(body: bytes) -> bytes:
+        """Return a body behind its head."""
         return _HEAD.pack(len(body)) + body
 
     def unpack_length(self, head: bytes | bytearray, limit: int | None = None) -> int:

@@ -6,6 +6,7 @@ messages are refused. A report carries no node name: the connection's identity i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -14,46 +15,67 @@ from slurm_resilience.model import CheckResult, Finding
 from slurm_resilience.wire.frames import FrameCodec
 
 MAX_FRAME_BYTES = 8 << 20
-"""Bytes. A status of 10,000 nodes is about 3 MB; anything above is not one of ours."""
-MAX_UNPROVEN_FRAME_BYTES = 64 << 10
+"""Bytes of the largest message of all: a page of `Status` in which every node has many findings."""
+MAX_UNPROVEN_FRAME_BYTES = 16 << 10
 """Bytes accepted from a client for which munge has not vouched yet."""
 
-PROTOCOL = 1
+PROTOCOL = 2
+"""Raised with every change that another version would not understand: it is refused, by name."""
 
 Role = Literal["node", "job", "query"]
+
+MAX_FRAME_BYTES_OF: Mapping[Role, int] = {
+    "node": 4 << 20,  # a full report: 500 findings with their evidence
+    "job": 512 << 10,  # the names of 10,000 nodes
+    "query": 16 << 10,
+}
+"""Bytes that sresctld accepts in one frame of each role."""
+
+
+def other_protocol(other: int) -> str:
+    """Return what to tell when the other side speaks another protocol."""
+    return (
+        f"protocol {other} is spoken there, {PROTOCOL} here: install the same version of "
+        "slurm-resilience on both"
+    )
 
 
 class Challenge(msgspec.Struct, frozen=True, tag=True):
     """sresctld opens the handshake with this."""
 
     nonce: bytes
+    uid: int = -1
+    """sresctld's user: the caller's credential will be readable to this user alone."""
     protocol: int = PROTOCOL
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """The content of either side's munge credential. The nonce ties it to this connection."""
+    """The content of the caller's munge credential."""
 
     nonce: bytes
-    role: str = ""
-    subject: str = ""
+    """sresctld's: it ties the credential to this connection."""
+    role: str
+    subject: str
+    key: bytes
+    """New for this connection, and known to sresctld alone besides."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The caller answers the challenge with its proven identity, and a challenge of its own."""
+    """The caller answers the challenge with its proven identity."""
 
     credential: bytes
-    """munge over a `Proof` with sresctld's nonce, and the same role and subject as here."""
+    """munge over a `Proof`, for sresctld's user, with the same role and subject as here."""
     role: Role
     subject: str
     """The node's name, the job id, or empty."""
-    nonce: bytes
     protocol: int = PROTOCOL
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """sresctld's own proof over the caller's nonce."""
+    """sresctld proves that it could read the credential. All later frames are sealed."""
 
-    credential: bytes
+    proof: bytes
+    """The seal of ``peers``, made with the key of the `Proof`."""
     peers: tuple[str, ...] = ()
     """`address:port` of other nodes' slurmds: a node that reaches none of them is cut off."""
 
@@ -150,13 +172,20 @@ class PauseRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):
-    what: Literal["status", "nodes", "history"]
+    """Ask for what sresctld knows: all of it in pages, the part without nodes and jobs, or events
+    of the journal."""
+
+    what: Literal["status", "summary", "history"]
     node: str = ""
     limit: int = 100
+    after: str = ""
+    """The last page's `Status.next`; empty: the first page."""
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
     data: dict[str, Any]
+    next: str = ""
+    """Ask again with this for the next page; empty: this was the last one."""
 
 
 Message = (

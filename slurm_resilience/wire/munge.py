@@ -13,6 +13,7 @@ from typing import NamedTuple
 from slurm_resilience.errors import AuthError, MissingTool
 
 _OPT_SOCKET = 8  # MUNGE_OPT_SOCKET of munge.h
+_OPT_UID_RESTRICTION = 9  # MUNGE_OPT_UID_RESTRICTION
 
 
 class Identity(NamedTuple):
@@ -31,7 +32,6 @@ def _library() -> tuple[ctypes.CDLL, ctypes.CDLL]:
         raise MissingTool("libmunge.so.2 is not installed; install libmunge2 (munge)") from None
     munge.munge_ctx_create.restype = ctypes.c_void_p
     munge.munge_ctx_destroy.argtypes = [ctypes.c_void_p]
-    munge.munge_ctx_set.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p]
     munge.munge_strerror.restype = ctypes.c_char_p
     munge.munge_ctx_strerror.argtypes = [ctypes.c_void_p]
     munge.munge_ctx_strerror.restype = ctypes.c_char_p
@@ -59,12 +59,16 @@ class _Context:
 
     def __init__(self, socket: str) -> None:
         self.munge, self.libc = _library()
-        self.ctx = self.munge.munge_ctx_create()
+        self.ctx = ctypes.c_void_p(self.munge.munge_ctx_create())
         if not self.ctx:
             raise AuthError("munge: no context (out of memory)")
         if socket:
-            code = self.munge.munge_ctx_set(self.ctx, _OPT_SOCKET, socket.encode())
-            self.check(code, socket)
+            self.set(_OPT_SOCKET, ctypes.c_char_p(socket.encode()), socket)
+
+    def set(self, option: int, value: ctypes.c_char_p | ctypes.c_uint32, socket: str) -> None:
+        """Set an option of the context."""
+        # The function takes any type behind the option: ctypes cannot be told which.
+        self.check(self.munge.munge_ctx_set(self.ctx, ctypes.c_int(option), value), socket)
 
     def check(self, code: int, socket: str) -> None:
         """Raise when libmunge's return code is not success."""
@@ -83,18 +87,21 @@ class _Context:
         self.munge.munge_ctx_destroy(self.ctx)
 
 
-def encode(payload: bytes, socket: str = "") -> bytes:
+def encode(payload: bytes, socket: str = "", only_uid: int | None = None) -> bytes:
     """Make a credential of this process's user over ``payload``.
 
     Args:
-        payload: any bytes; munge encrypts them, but any holder of the key may read them.
+        payload: any bytes; munge encrypts them.
         socket: munged's socket; empty: munge's default.
+        only_uid: munged decodes it for this user alone; None: for every user.
 
     Raises:
         AuthError: no munged answers, or it has no key.
         MissingTool: libmunge is not installed.
     """
     with _Context(socket) as context:
+        if only_uid is not None:
+            context.set(_OPT_UID_RESTRICTION, ctypes.c_uint32(only_uid), socket)
         out = ctypes.c_void_p()
         code = context.munge.munge_encode(ctypes.byref(out), context.ctx, payload, len(payload))
         context.check(code, socket)

@@ -2,6 +2,9 @@
 
 It proves who speaks and hands messages on; what they mean is the controller's. Callbacks run in the
 server's thread and must be quick (they put things on the board and wake the cycle).
+
+Users are bounded in everything (`limits`). Connections from ports that no user can have are taken
+for those of nodes and of root until munge says so: they have places and threads of their own.
 """
 
 from __future__ import annotations
@@ -9,97 +12,80 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import resource
 import secrets
 import socket
 import threading
-from collections import Counter
-from typing import Any, Protocol
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import msgspec
 
 from slurm_resilience.errors import SresError, WireError
-from slurm_resilience.wire import munge
+from slurm_resilience.wire import limits, munge, seal
+from slurm_resilience.wire.limits import Rate, Sender, UserLimits
 from slurm_resilience.wire.messages import (
     FRAMES,
-    MAX_FRAME_BYTES,
-    MAX_UNPROVEN_FRAME_BYTES,
     PROTOCOL,
     Challenge,
     Hello,
     Message,
     Proof,
-    Refused,
-    Role,
-    Welcome,
+    other_protocol,
 )
+from slurm_resilience.wire.served_connection import (
+    NODES_CHUNK_BYTES,
+    Client,
+    Hold,
+    ServedConnection,
+)
+
+__all__ = ["Client", "Handler", "NotKnownYet", "Server"]
 
 log = logging.getLogger("sresctld.wire")
 
 HANDSHAKE_SECONDS = 5.0
-READ_AHEAD_BYTES = 64 << 10
-"""Bytes read of a connection before they are asked for."""
-PAUSE_FACTOR, MIN_PAUSE_SECONDS = 10.0, 0.002
-"""After a user's message, the next one of any of his connections is taken only after a pause: so
-many times as long as handling it took, and at least so long. No user keeps the nodes' beats
-waiting."""
-MAX_SHARE_OF_USER = 0.125
-"""The part of this process's file descriptors that one user's connections may take."""
-MAX_UNPROVEN_SHARE = 0.125
-"""The part of that for one machine's connections that have proven nothing yet."""
+FRAME_SECONDS = 10.0
+"""A message that a user's program has begun must be there after this long, or twice that."""
+UNREAD_SECONDS = 30.0
+"""An answer must have been read after this long."""
+MAX_UNPROVEN_OF_ADDRESS, MAX_UNPROVEN = 256, 1024
+"""Connections that have proven nothing yet, of one machine and of all: with one more, the oldest is
+closed. Those from root's ports are not counted."""
+NEW_A_SECOND, NEW_AT_ONCE = 100.0, 300.0
+"""Connections that one machine's users may open; one more is closed at once."""
+USERS_SOCKET_BUFFER_BYTES = 64 << 10
+"""Memory of the kernel's for each direction of a user's connection."""
+ACCEPTED_AT_ONCE = 64
+PRIVILEGED_PORTS = 1024
+"""Below it a port belongs to root."""
 LOG_AGAIN_SECONDS = 10.0
 """Between two lines of the log with the same cause: unknown clients must not fill the disk."""
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 """A supervisor has nothing to say for days: only this shows that its machine died (after 25 s)."""
-MAX_BACKLOG_BYTES = 16 << 20
-"""Bytes queued for one client that does not read; past it the connection is cut."""
 
 
-class Client:
-    """A proven connection: who it is, and a way to send to it from any thread."""
-
-    def __init__(
-        self,
-        role: Role,
-        subject: str,
-        uid: int,
-        address: str,
-        writer: asyncio.StreamWriter,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.role = role
-        self.subject = subject
-        self.uid = uid
-        self.address = address
-        self._writer = writer
-        self._loop = loop
-
-    def send(self, message: Message) -> None:
-        """Queue a message; who is gone or does not read is cut off, never waited for."""
-        frame = FRAMES.pack(message)
-        with contextlib.suppress(RuntimeError):  # the loop has ended already
-            self._loop.call_soon_threadsafe(self._write, frame)
-
-    def close(self) -> None:
-        """End the connection."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._writer.close)
-
-    def _write(self, frame: bytes) -> None:
-        transport = self._writer.transport
-        if transport.is_closing():
-            return
-        if transport.get_write_buffer_size() > MAX_BACKLOG_BYTES:
-            transport.abort()
-            return
-        self._writer.write(frame)
+class NotKnownYet(SresError):
+    """The subject of a hello must be looked up first, which may take a while."""
 
 
 class Handler(Protocol):
     """The controller's side of the connections."""
 
     def authorize(self, hello: Hello, uid: int, address: str) -> tuple[str, ...]:
-        """Peers for the welcome; raises an SresError (its text is sent) when not allowed."""
+        """Peers for the welcome; raises an SresError (its text is sent) when not allowed.
+
+        Quick, but for nodes, whose names may have to be resolved.
+
+        Raises:
+            NotKnownYet: call `look_up` first.
+        """
+        ...
+
+    def look_up(self, hello: Hello, uid: int) -> None:
+        """Find out what `authorize` does not know."""
         ...
 
     def opened(self, client: Client) -> None: ...
@@ -112,22 +98,36 @@ class Handler(Protocol):
 class Server:
     """Listens until `stop`. One thread, all connections."""
 
-    def __init__(self, handler: Handler, port: int, host: str = "", munge_socket: str = "") -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        port: int,
+        host: str = "",
+        munge_socket: str = "",
+        trusted_uids: frozenset[int] = frozenset({0}),
+    ) -> None:
+        """
+        Args:
+            handler: hears of connections and messages.
+            port: to listen on; 0: any.
+            host: address to listen on; empty: all of this machine's.
+            munge_socket: munged's socket; empty: munge's default.
+            trusted_uids: users who are not bounded: root and SlurmUser.
+        """
         self._handler = handler
         self._munge_socket = munge_socket
+        self._trusted_uids = trusted_uids
         self._loop = asyncio.new_event_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._max_of_user = int((files if files > 0 else 65536) * MAX_SHARE_OF_USER)
-        self._max_unproven = max(64, int(self._max_of_user * MAX_UNPROVEN_SHARE))
-        self._unproven: Counter[str] = Counter()
-        self._connections: Counter[int] = Counter()
-        self._next_turn: dict[int, float] = {}
-        self._logged: dict[str, tuple[float, int]] = {}
+        self._limits = UserLimits(files if files > 0 else 65536)
+        self._gate = _Gate()
+        self._clients: dict[ServedConnection, Client] = {}
+        self._unread: dict[ServedConnection, float] = {}
+        self._log = _QuietLog()
+        self._pools = _Pools()
+        self._scratch = bytearray(NODES_CHUNK_BYTES)
         try:
-            self._listener = socket.create_server(
-                (host, port), backlog=1024, family=socket.AF_INET, reuse_port=False
-            )
+            self._listener = _listen(host, port)
         except OSError as error:
             self._loop.close()
             raise WireError(
@@ -143,121 +143,307 @@ class Server:
 
     def stop(self) -> None:
         """End every connection and the thread."""
-
-        def end() -> None:
-            for task in self._tasks:
-                task.cancel()
-            self._loop.stop()
-
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(end)
+                self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=5)
         self._listener.close()
 
+    @property
+    def connections(self) -> int:
+        """The connections that there are, proven or not."""
+        return len(self._clients) + len(self._gate.sessions)
+
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.set_exception_handler(self._trouble)
         # As a task: `stop` may come before the first turn of the loop.
-        accepting = self._loop.create_task(
-            asyncio.start_server(self._accept, sock=self._listener, limit=READ_AHEAD_BYTES)
-        )
+        self._loop.call_soon(self._begin)
         try:
             self._loop.run_forever()
         finally:
-            accepting.cancel()
+            self._loop.remove_reader(self._listener)
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+            for session in (*self._clients, *self._gate.sessions):
+                session.abort()
             self._loop.run_until_complete(asyncio.sleep(0))
+            self._pools.shutdown()
             self._loop.close()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        client: Client | None = None
-        try:
-            sock = writer.get_extra_info("socket")
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            client = await self._prove(reader, writer)
-            if client.role == "job":
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for option, value in KEEPALIVE:
-                    sock.setsockopt(socket.IPPROTO_TCP, option, value)
-            self._handler.opened(client)
-            while True:
-                message = await _read(reader, MAX_FRAME_BYTES)
-                began = self._loop.time()
-                self._handler.received(client, message)
-                if client.role != "node" and client.uid != 0:
-                    await self._take_turns(client.uid, self._loop.time() - began)
-                if writer.transport.is_closing():
-                    break
-        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError, OSError):
-            pass  # the client is gone; the cycle judges what that means
-        except SresError as error:
-            # An unknown client chose parts of this text, and how often it is logged.
-            address = writer.get_extra_info("peername") or ("?",)
-            name = str(address[0])
-            if client is not None:
-                name = f"{client.role} {client.subject} (uid {client.uid})"
-            self._log(name, f"{name}: {error}")
-            with contextlib.suppress(ConnectionError, OSError):
-                writer.write(FRAMES.pack(Refused(str(error), error.exit_code)))
-        except asyncio.CancelledError:
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.close()
-            if client is not None:
-                self._leave(client)
+    def _begin(self) -> None:
+        self._loop.add_reader(self._listener, self._accept)
+        self._loop.call_later(FRAME_SECONDS, self._sweep, {})
 
-    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Client:
-        """Do the handshake, within its time and with a place for this user.
+    # -- new connections ----------------------------------------------------------------------
 
-        Raises:
-            WireError: too many connections.
-        """
-        address = str((writer.get_extra_info("peername") or ("?",))[0])
-        if self._unproven[address] >= self._max_unproven:
-            raise WireError("too many connections at once that have proven nothing yet")
-        self._unproven[address] += 1
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                sock, peer = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # No file descriptor is left, say: not a thousand lines a second.
+                self._log.line(str(error), f"a connection cannot be accepted: {error}")
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(0.1, self._loop.add_reader, self._listener, self._accept)
+                return
+            address, is_roots = _plain(str(peer[0])), peer[1] < PRIVILEGED_PORTS
+            if not is_roots and not self._gate.rate.take(address, self._loop.time()):
+                sock.close()
+                continue
+            sock.setblocking(False)
+            session = ServedConnection(self, self._scratch, address, is_roots)
+            task = self._loop.create_task(self._prove(session, sock))
+            for oldest in self._gate.enter(session, task):
+                oldest.cancel()
+
+    async def _prove(self, session: ServedConnection, sock: socket.socket) -> None:
+        """Do the handshake, within its time."""
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
-                client = await self._handshake(reader, writer)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if not session.is_roots:
+                    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+                        sock.setsockopt(socket.SOL_SOCKET, option, USERS_SOCKET_BUFFER_BYTES)
+                await self._loop.connect_accepted_socket(lambda: session, sock)
+                client = await self._handshake(session)
+            if client.role == "job":
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for keep, value in KEEPALIVE:
+                    sock.setsockopt(socket.IPPROTO_TCP, keep, value)
+        except (TimeoutError, asyncio.CancelledError, OSError):
+            session.abort()
+            sock.close()
+        except Exception as error:
+            self.failed(session, error)
         finally:
-            self._unproven[address] -= 1
-            if not self._unproven[address]:
-                del self._unproven[address]
-        if client.role != "node" and client.uid != 0:
-            if self._connections[client.uid] >= self._max_of_user:
-                raise WireError(f"uid {client.uid} has {self._max_of_user} connections, no more")
-            self._connections[client.uid] += 1
+            self._gate.leave(session)
+
+    async def _handshake(self, session: ServedConnection) -> Client:
+        nonce = secrets.token_bytes(32)
+        first = self._gate.first_frame(session)
+        session.write(FRAMES.encode(Challenge(nonce, os.geteuid())))
+        hello = FRAMES.unpack(await first)
+        if not isinstance(hello, Hello):
+            raise WireError(f"a {type(hello).__name__} before the hello")
+        if hello.protocol != PROTOCOL:
+            raise WireError(other_protocol(hello.protocol))
+        pool = self._pools.roots if session.is_roots else self._pools.users
+        call = self._loop.run_in_executor
+        identity = await call(pool, munge.decode, hello.credential, self._munge_socket)
+        try:
+            proof = msgspec.msgpack.decode(identity.payload, type=Proof)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise WireError("a credential that was not made for this") from None
+        if (proof.nonce, proof.role, proof.subject) != (nonce, hello.role, hello.subject):
+            raise WireError("a credential that was made for another connection")
+        if len(proof.key) != seal.KEY_BYTES:
+            raise WireError("a credential without a key")
+        sender = Sender(hello.role, hello.subject, identity.uid)
+        peers = await self._authorize(hello, identity.uid, session)
+        if session.is_closing:
+            raise ConnectionError
+        is_counted = hello.role != "node" and identity.uid not in self._trusted_uids
+        if is_counted:
+            self._limits.enter(sender)
+        session.write(FRAMES.encode(seal.welcome(proof.key, peers)))
+        session.proven(sender, proof.key, is_counted)
+        client = self._clients[session] = Client(sender, session.address, session, self._loop)
+        self._handler.opened(client)
+        session.resume(Hold.HANDSHAKE)
         return client
 
-    def _leave(self, client: Client) -> None:
-        self._handler.closed(client)
-        if client.role != "node" and client.uid != 0:
-            self._connections[client.uid] -= 1
-            if not self._connections[client.uid]:
-                del self._connections[client.uid]
-                self._next_turn.pop(client.uid, None)
+    async def _authorize(
+        self, hello: Hello, uid: int, session: ServedConnection
+    ) -> tuple[str, ...]:
+        """Ask the handler. What may take long has a thread of its own kind."""
+        if hello.role == "node":
+            pool = self._pools.roots if session.is_roots else self._pools.users
+            return await self._loop.run_in_executor(
+                pool, self._handler.authorize, hello, uid, session.address
+            )
+        try:
+            return self._handler.authorize(hello, uid, session.address)
+        except NotKnownYet:
+            await self._loop.run_in_executor(
+                self._pools.look_ups, self._handler.look_up, hello, uid
+            )
+            return self._handler.authorize(hello, uid, session.address)
 
-    async def _take_turns(self, uid: int, took: float) -> None:
-        now = self._loop.time()
-        turn = max(now, self._next_turn.get(uid, now)) + max(MIN_PAUSE_SECONDS, PAUSE_FACTOR * took)
-        self._next_turn[uid] = turn
-        await asyncio.sleep(turn - now)
+    # -- what a session tells -----------------------------------------------------------------
 
-    def _trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """asyncio tells a failed accept() a thousand times a second, with its traceback."""
-        error = context.get("exception")
-        if isinstance(error, OSError):
-            self._log(str(error), f"{context.get('message')}: {error}")
+    def received(self, session: ServedConnection, body: bytes) -> None:
+        """Hand a message on; a user's next one is taken after a pause."""
+        client = self._clients.get(session)
+        if client is None:
+            session.pause(Hold.HANDSHAKE)
+            self._gate.hand_first_frame(session, body)
+            return
+        began = self._loop.time()
+        self._handler.received(client, FRAMES.unpack(body))
+        if session.is_counted:
+            now = self._loop.time()
+            session.pause(Hold.TURN)
+            seconds = self._limits.pause(client.uid, now - began, now)
+            self._loop.call_later(seconds, session.resume, Hold.TURN)
+
+    def begins(self, session: ServedConnection, size: int) -> None:
+        if session.is_counted and session.sender is not None:
+            self._limits.begin(session.sender.uid, size)
+
+    def ended(self, session: ServedConnection, size: int) -> None:
+        if session.is_counted and session.sender is not None:
+            self._limits.end(session.sender.uid, size)
+
+    def unread(self, session: ServedConnection, waits: bool) -> None:
+        if not waits:
+            self._unread.pop(session, None)
+            return
+        self._unread.setdefault(session, self._loop.time())
+        if session.is_counted and session.sender is not None:
+            uid = session.sender.uid
+            total = sum(
+                other.unread_bytes
+                for other in self._unread
+                if other.sender is not None and other.sender.uid == uid
+            )
+            if total > limits.MAX_UNREAD_OF_USER_BYTES:
+                self._log.line(f"uid {uid}", f"uid {uid}: {total} bytes of answers are not read")
+                session.abort()
+
+    def failed(self, session: ServedConnection, error: Exception) -> None:
+        """Tell the other side why, and end its connection."""
+        client = self._clients.get(session)
+        # An unknown client chose parts of this text, and how often it is logged.
+        name = session.address
+        if client is not None:
+            name = f"{client.role} {client.subject} (uid {client.uid})"
+        if isinstance(error, SresError):
+            self._log.line(name, f"{name}: {error}")
+            session.refuse(error)
         else:
-            loop.default_exception_handler(context)
+            log.error("%s: a fault of ours", name, exc_info=error)
+            session.abort()
 
-    def _log(self, key: str, text: str) -> None:
-        """One line, without anything that could play tricks on a terminal, and not too often."""
+    def lost(self, session: ServedConnection) -> None:
+        self._unread.pop(session, None)
+        self._gate.give_up(session)
+        client = self._clients.pop(session, None)
+        if client is None:
+            return
+        if session.is_counted and session.sender is not None:
+            self._limits.leave(session.sender)
+        self._handler.closed(client)
+
+    def sweep(self, before: dict[ServedConnection, int]) -> dict[ServedConnection, int]:
+        """Cut users' programs that do not end what they began, and all that do not read.
+
+        Args:
+            before: what the last look returned.
+
+        Returns:
+            The connections whose message is half there, and how many they have sent before it.
+        """
+        unfinished = {
+            session: session.frames
+            for session in self._clients
+            if session.is_counted and session.is_unfinished
+        }
+        for session, frames in unfinished.items():
+            if before.get(session) == frames:
+                session.refuse(WireError("a message was begun and not ended in time"))
         now = self._loop.time()
+        for session, since in list(self._unread.items()):
+            if now - since > UNREAD_SECONDS:
+                session.abort()
+        return unfinished
+
+    def _sweep(self, before: dict[ServedConnection, int]) -> None:
+        self._loop.call_later(FRAME_SECONDS, self._sweep, self.sweep(before))
+
+
+class _Gate:
+    """The connections that have proven nothing yet."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[ServedConnection, asyncio.Future[bytes] | None] = {}
+        self.rate = Rate(NEW_A_SECOND, NEW_AT_ONCE)
+        self._tasks: dict[ServedConnection, asyncio.Task[None]] = {}
+        """Those from users' ports, oldest first."""
+        self._of_address: defaultdict[str, dict[ServedConnection, None]] = defaultdict(dict)
+
+    def enter(
+        self, session: ServedConnection, task: asyncio.Task[None]
+    ) -> list[asyncio.Task[None]]:
+        """Count a new connection; return the handshakes that must make room for it."""
+        self.sessions[session] = None
+        if session.is_roots:
+            return []
+        self._tasks[session] = task
+        same = self._of_address[session.address]
+        same[session] = None
+        oldest = []
+        if len(same) > MAX_UNPROVEN_OF_ADDRESS:
+            oldest.append(next(iter(same)))
+        elif len(self._tasks) > MAX_UNPROVEN:
+            oldest.append(next(iter(self._tasks)))
+        tasks = [self._tasks[old] for old in oldest]
+        for old in oldest:
+            self.leave(old)
+        return tasks
+
+    def leave(self, session: ServedConnection) -> None:
+        """Forget a connection: it is proven, or at its end."""
+        self.sessions.pop(session, None)
+        self._tasks.pop(session, None)
+        same = self._of_address.get(session.address)
+        if same is not None:
+            same.pop(session, None)
+            if not same:
+                del self._of_address[session.address]
+
+    def first_frame(self, session: ServedConnection) -> asyncio.Future[bytes]:
+        """Return the future body of the first frame."""
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.sessions[session] = future
+        return future
+
+    def hand_first_frame(self, session: ServedConnection, body: bytes) -> None:
+        future = self.sessions.get(session)
+        if future is not None and not future.done():
+            future.set_result(body)
+
+    def give_up(self, session: ServedConnection) -> None:
+        """End the handshake of a connection that is gone."""
+        future = self.sessions.get(session)
+        if future is not None and not future.done():
+            future.set_exception(ConnectionError())
+
+
+class _Pools:
+    """Threads for what may take long: one kind never waits for another."""
+
+    def __init__(self) -> None:
+        self.roots = ThreadPoolExecutor(8, "handshake")
+        self.users = ThreadPoolExecutor(2, "handshake-users")
+        self.look_ups = ThreadPoolExecutor(1, "look-up")
+
+    def shutdown(self) -> None:
+        for pool in (self.roots, self.users, self.look_ups):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _QuietLog:
+    """Lines whose text, and how often they come, unknown clients choose."""
+
+    def __init__(self) -> None:
+        self._logged: dict[str, tuple[float, int]] = {}
+
+    def line(self, key: str, text: str) -> None:
+        """Write one line, without anything that could play tricks on a terminal, and not too
+        often."""
+        now = asyncio.get_running_loop().time()
         if len(self._logged) > 1000:
             self._logged.clear()
         at, silent = self._logged.get(key, (-LOG_AGAIN_SECONDS, 0))
@@ -265,38 +451,25 @@ class Server:
             self._logged[key] = (at, silent + 1)
             return
         self._logged[key] = (now, 0)
-        line = "".join(char if char.isprintable() else "?" for char in text)[:500]
-        log.warning("%s%s", line, f" ({silent} more were not written)" if silent else "")
-
-    async def _handshake(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Client:
-        nonce = secrets.token_bytes(32)
-        writer.write(FRAMES.pack(Challenge(nonce)))
-        hello = await _read(reader, MAX_UNPROVEN_FRAME_BYTES)
-        if not isinstance(hello, Hello):
-            raise WireError(f"a {type(hello).__name__} before the hello")
-        if hello.protocol != PROTOCOL:
-            raise WireError(
-                f"protocol {hello.protocol} is spoken there, {PROTOCOL} here: "
-                "install the same version on both"
-            )
-        call = asyncio.get_running_loop().run_in_executor
-        identity = await call(None, munge.decode, hello.credential, self._munge_socket)
-        try:
-            proof = msgspec.msgpack.decode(identity.payload, type=Proof)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise WireError("a credential that was not made for this") from None
-        if proof != Proof(nonce, hello.role, hello.subject):
-            raise WireError("a credential that was made for another connection")
-        address = str(writer.get_extra_info("peername")[0])
-        peers = await call(None, self._handler.authorize, hello, identity.uid, address)
-        answer = msgspec.msgpack.encode(Proof(hello.nonce))
-        credential = await call(None, munge.encode, answer, self._munge_socket)
-        writer.write(FRAMES.pack(Welcome(credential, peers)))
-        return Client(hello.role, hello.subject, identity.uid, address, writer, self._loop)
+        shown = "".join(char if char.isprintable() else "?" for char in text)[:500]
+        log.warning("%s%s", shown, f" ({silent} more were not written)" if silent else "")
 
 
-async def _read(reader: asyncio.StreamReader, limit: int) -> Message:
-    length = FRAMES.unpack_length(await reader.readexactly(4), limit)
-    return FRAMES.unpack(await reader.readexactly(length))
+def _listen(host: str, port: int) -> socket.socket:
+    """Listen; without a host on all addresses, of both families where the kernel has them."""
+    if host:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), backlog=1024, family=family)
+    elif socket.has_dualstack_ipv6():
+        listener = socket.create_server(
+            ("", port), backlog=1024, family=socket.AF_INET6, dualstack_ipv6=True
+        )
+    else:
+        listener = socket.create_server(("", port), backlog=1024)
+    listener.setblocking(False)
+    return listener
+
+
+def _plain(address: str) -> str:
+    """Return an address as it is written elsewhere: IPv4 without IPv6 around it, no interface."""
+    return address.removeprefix("::ffff:").partition("%")[0]

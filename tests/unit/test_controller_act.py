@@ -18,6 +18,7 @@ from slurm_resilience.controller.decide.decision import decide
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.diagnose import diagnose
 from slurm_resilience.controller.inbox import Inbox
+from slurm_resilience.controller.job_lookups import JobLookups
 from slurm_resilience.controller.journal import (
     IncidentFacts,
     Journal,
@@ -115,7 +116,7 @@ class Controller:
         self.inbox = Inbox(
             self.registry,
             trusted_uids=frozenset({0}),
-            find_job=self.slurm.job,
+            lookups=JobLookups(self.slurm.job, self.clock),  # type: ignore[arg-type]
             history=lambda *_: [],
         )
         self.roll = SupervisorRoll()

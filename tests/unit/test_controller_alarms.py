@@ -65,7 +65,7 @@ def sresctld(tmp_path: Path) -> Iterator[tuple[Controller, FakeSlurm, FakeClock]
 
 
 def published(controller: Controller) -> dict[str, Any]:
-    data: dict[str, Any] = controller.inbox._status
+    data: dict[str, Any] = controller.inbox._status.summary
     return data
 
 

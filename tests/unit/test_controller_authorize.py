@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_resilience.controller import authorize
+from slurm_resilience.controller.authorize import NodePlace
 from slurm_resilience.errors import NotPermitted, UsageError
 from slurm_resilience.model import Job
 from slurm_resilience.wire.messages import (
@@ -22,7 +23,7 @@ from slurm_resilience.wire.messages import (
 
 ALICE, BOB, SLURM = 1000, 1001, 64030
 TRUSTED = frozenset({0, SLURM})
-ADDRESSES = {f"n{i}": (f"192.0.2.{i}", 6818) for i in range(1, 101)}
+ADDRESSES = {f"n{i}": NodePlace(f"192.0.2.{i}", 6818) for i in range(1, 101)}
 
 
 @pytest.mark.parametrize("uid", [ALICE, 0, SLURM])
@@ -56,16 +57,22 @@ def test_a_node_is_spoken_for_by_root_and_known_to_slurm(name: str, uid: int) ->
         ("192.0.2.2", "n1", {"192.0.2.1"}, False),
         ("127.0.0.1", "n1", {"127.0.1.1"}, True),
         ("127.0.0.1", "n1", {"192.0.2.1"}, False),
+        ("2001:db8::1", "n1", {"192.0.2.1", "2001:db8::1"}, True),
+        ("2001:db8::1", "2001:db8::1", set(), True),
+        ("2001:db8::2", "n1", {"192.0.2.1", "2001:db8::1"}, False),
+        ("::1", "n1", {"127.0.0.1"}, True),
+        ("::1", "n1", {"2001:db8::1"}, False),
     ],
 )
 def test_a_node_speaks_from_its_own_address(
     address: str, configured: str, resolved: set[str], permitted: bool
 ) -> None:
+    place = NodePlace(configured, 6818, "n1.cluster")
     if permitted:
-        authorize.check_address("n1", address, configured, resolved)
+        authorize.check_address("n1", address, place, resolved)
         return
-    with pytest.raises(NotPermitted, match="is not the address of node n1"):
-        authorize.check_address("n1", address, configured, resolved)
+    with pytest.raises(NotPermitted, match=rf"node n1 \({configured} or n1.cluster\)"):
+        authorize.check_address("n1", address, place, resolved)
 
 
 def test_a_nodes_neighbours_are_spread_over_the_cluster() -> None:
@@ -73,7 +80,9 @@ def test_a_nodes_neighbours_are_spread_over_the_cluster() -> None:
     assert len(neighbours) == authorize.NEIGHBOURS
     assert "192.0.2.1:6818" not in neighbours
     assert neighbours[0] == "192.0.2.2:6818" and neighbours[-1] > "192.0.2.8"
-    assert authorize.neighbours_of("n1", {"n1": ("192.0.2.1", 6818)}) == ()
+    assert authorize.neighbours_of("n1", {"n1": NodePlace("192.0.2.1", 6818)}) == ()
+    ipv6 = {"n1": NodePlace("n1", 1), "n2": NodePlace("2001:db8::2", 6818)}
+    assert authorize.neighbours_of("n1", ipv6) == ("[2001:db8::2]:6818",)
 
 
 OF_JOBS = (

@@ -48,7 +48,7 @@ def lifted(snapshot: ClusterSnapshot) -> list[RaisePriority]:
 
 
 def begun(nodes: tuple[str, ...] = FOUR) -> Supervised:
-    """What is known of a job that was announced while it held these nodes."""
+    """The knowledge of a job that was announced while it held these nodes."""
     return entry(cluster(job(nodes=nodes), AttemptStarted(1, nodes)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -19,6 +20,7 @@ import msgspec
 import pytest
 
 from slurm_resilience.controller.inbox import Inbox
+from slurm_resilience.controller.job_lookups import JobLookups
 from slurm_resilience.controller.registry import Registry
 from slurm_resilience.errors import (
     AuthError,
@@ -28,7 +30,7 @@ from slurm_resilience.errors import (
     WireError,
 )
 from slurm_resilience.model import Job, Node
-from slurm_resilience.wire import munge, server
+from slurm_resilience.wire import limits, munge, seal, served_connection, server
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import (
     FRAMES,
@@ -52,6 +54,8 @@ from slurm_resilience.wire.messages import (
 from slurm_resilience.wire.server import Client, Server
 
 ALICE, BOB = 20001, 20002
+KEY = b"k" * seal.KEY_BYTES
+EVENT = {"kind": "replacing", "text": "/opt/replace --token s3cret", "data": {}}
 MUNGED = shutil.which("munged", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 pytestmark = [
     pytest.mark.skipif(MUNGED is None, reason="needs munged (package munge)"),
@@ -107,6 +111,13 @@ def munged() -> Iterator[Callable[[str], str]]:
     shutil.rmtree(base)
 
 
+NODES = (
+    Node("n1", "IDLE", address="127.0.0.1"),
+    Node("n2", "IDLE", address="127.0.0.1", port=6819),
+    Node("far", "IDLE", address="192.0.2.1"),
+)
+
+
 class Clock:
     def now(self) -> float:
         return time.time()
@@ -123,24 +134,28 @@ class Sresctld:
 
     def __init__(self, munge_socket: str) -> None:
         self.munge_socket = munge_socket
+        self._swept: dict[Any, int] = {}
         self.jobs = {7: Job(7, ALICE, "RUNNING"), 8: Job(8, 0, "RUNNING")}
+        self.asked: list[int] = []
+        self.find = self._job
         self.registry = Registry(Clock())
         self.inbox = Inbox(
             self.registry,
             trusted_uids=frozenset({0}),
-            find_job=self._job,
-            history=lambda node, limit: [{"node": node, "limit": limit}],
+            lookups=JobLookups(self._look_up, Clock()),
+            history=lambda node, limit: [{"node": node, "limit": limit} | EVENT],
         )
-        self.inbox.know(
-            (
-                Node("n1", "IDLE", address="127.0.0.1"),
-                Node("n2", "IDLE", address="127.0.0.1", port=6819),
-                Node("far", "IDLE", address="192.0.2.1"),
-            ),
-            {},
-        )
+        self.inbox.know(NODES, {})
         self.server = Server(self.inbox, 0, "127.0.0.1", munge_socket)
         self.server.start()
+
+    def sweep(self) -> None:
+        """Look for half messages, as it does from time to time; in the server's thread."""
+        self._swept = self.server.sweep(self._swept)
+
+    def _look_up(self, job_id: int) -> Job:
+        self.asked.append(job_id)
+        return self.find(job_id)
 
     def _job(self, job_id: int) -> Job:
         if job_id not in self.jobs:
@@ -186,10 +201,8 @@ def sresctld(munged: Callable[[str], str]) -> Iterator[Sresctld]:
 
 
 def hello(nonce: bytes, sresctld: Sresctld, role: str = "query", subject: str = "") -> Hello:
-    credential = munge.encode(
-        msgspec.msgpack.encode(Proof(nonce, role, subject)), sresctld.munge_socket
-    )
-    return Hello(credential, role, subject, b"n" * 32)  # type: ignore[arg-type]
+    proof = msgspec.msgpack.encode(Proof(nonce, role, subject, KEY))
+    return Hello(munge.encode(proof, sresctld.munge_socket), role, subject)  # type: ignore[arg-type]
 
 
 def as_user(uid: int, sresctld: Sresctld, role: str, subject: str) -> str:
@@ -221,7 +234,7 @@ def as_user(uid: int, sresctld: Sresctld, role: str, subject: str) -> str:
 def test_both_sides_prove_themselves(sresctld: Sresctld) -> None:
     with sresctld.connect() as connection:
         answer = connection.ask(StatusRequest("history", "n1", 5))
-        assert answer == Status({"events": [{"node": "n1", "limit": 5}]})
+        assert answer == Status({"events": [{"node": "n1", "limit": 5} | EVENT]})
 
 
 def test_a_node_is_told_of_its_peers(sresctld: Sresctld) -> None:
@@ -304,7 +317,7 @@ def test_a_credential_with_another_payload(sresctld: Sresctld) -> None:
     for payload in (b"", b"hello", b"\x90", os.urandom(100)):
         sock, _ = sresctld.raw()
         credential = munge.encode(payload, sresctld.munge_socket)
-        sock.sendall(FRAMES.pack(Hello(credential, "node", "n1", b"")))
+        sock.sendall(FRAMES.pack(Hello(credential, "node", "n1")))
         assert isinstance(read(sock), Refused)
 
 
@@ -315,17 +328,18 @@ def test_another_protocol_is_named(sresctld: Sresctld) -> None:
     assert "protocol 99 is spoken there" in read(sock).reason
 
 
-def impostor(reply: Callable[[Challenge, Hello], bytes]) -> tuple[int, threading.Thread]:
+def impostor(reply: Callable[[Hello], Welcome], uid: int = 0) -> tuple[int, threading.Thread]:
+    """A program that poses as sresctld and answers the hello with what it can make."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
 
     def serve() -> None:
         with listener, listener.accept()[0] as sock:
             sock.settimeout(10)
-            challenge = Challenge(b"c" * 32)
-            sock.sendall(FRAMES.pack(challenge))
-            sock.sendall(reply(challenge, read(sock)))
-            exactly(sock, 1)
+            sock.sendall(FRAMES.pack(Challenge(b"c" * 32, uid)))
+            if hello := read(sock):
+                sock.sendall(FRAMES.pack(reply(hello)))
+                exactly(sock, 1)
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
@@ -334,23 +348,113 @@ def impostor(reply: Callable[[Challenge, Hello], bytes]) -> tuple[int, threading
 
 def test_an_impostor_of_sresctld_is_found_out(munged: Callable[[str], str]) -> None:
     ours = munged("ours")
-
-    def echo(_: Challenge, said: Hello) -> bytes:
-        return FRAMES.pack(Welcome(said.credential))
-
-    def old_nonce(_: Challenge, __: Hello) -> bytes:
-        proof = msgspec.msgpack.encode(Proof(b"0" * 32))
-        return FRAMES.pack(Welcome(munge.encode(proof, ours)))
-
-    def foreign(_: Challenge, said: Hello) -> bytes:
-        proof = msgspec.msgpack.encode(Proof(said.nonce))
-        return FRAMES.pack(Welcome(munge.encode(proof, munged("foreign"))))
-
-    for reply in (echo, old_nonce, foreign):
+    for reply in (
+        lambda hello: Welcome(hello.credential),
+        lambda hello: Welcome(b""),
+        lambda hello: seal.welcome(KEY, ("n9:1",)),
+    ):
         port, thread = impostor(reply)
-        with pytest.raises(AuthError):
+        with pytest.raises(AuthError, match="could not read our credential"):
             Connection.open("127.0.0.1", port, "query", munge_socket=ours)
         thread.join(timeout=10)
+
+
+def test_an_impostor_under_its_own_name_is_told_nothing(munged: Callable[[str], str]) -> None:
+    said: list[Hello] = []
+
+    def listen(hello: Hello) -> Welcome:
+        said.append(hello)
+        return Welcome(b"")
+
+    port, thread = impostor(listen, BOB)
+    with pytest.raises(AuthError, match=f"is not sresctld: it runs as uid {BOB}"):
+        Connection.open("127.0.0.1", port, "query", munge_socket=munged("ours"))
+    thread.join(timeout=10)
+    assert said == []
+
+
+def test_a_credential_is_for_sresctlds_user_alone(munged: Callable[[str], str]) -> None:
+    """Else a program between the two would have the key, and could speak for either."""
+    code = "import sys; from slurm_resilience.wire import munge; munge.decode(*eval(sys.argv[1]))"
+    made = munge.encode(b"key", munged("ours"), only_uid=0)
+    user = ["setpriv", f"--reuid={BOB}", f"--regid={BOB}", "--clear-groups"]
+    argv = [*user, sys.executable, "-c", code, repr((made, munged("ours")))]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert "AuthError" in done.stderr and "Unauthorized" in done.stderr
+
+
+def relay(sresctld: Sresctld, change: Callable[[bytes], bytes]) -> int:
+    """A program between a client and sresctld that hands on what each says, but changes the
+    client's frames after the hello."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def down(client: socket.socket, up: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := up.recv(65536):
+                client.sendall(data)
+            client.shutdown(socket.SHUT_RDWR)
+
+    def serve() -> None:
+        with listener, listener.accept()[0] as client:
+            up = socket.create_connection(("127.0.0.1", sresctld.server.port), timeout=10)
+            threading.Thread(target=down, args=(client, up), daemon=True).start()
+            with up, contextlib.suppress(OSError):
+                frames = 0
+                while head := exactly(client, 4):
+                    body = exactly(client, FRAMES.unpack_length(head))
+                    body = change(body) if frames else body
+                    frames += 1
+                    up.sendall(FRAMES.frame(body))
+
+    threading.Thread(target=serve, daemon=True).start()
+    return int(listener.getsockname()[1])
+
+
+def test_a_relay_cannot_speak_for_a_client(sresctld: Sresctld) -> None:
+    """It may pass root's handshake on; a frame of its own ends the connection."""
+    forged = FRAMES.encode(PauseRequest("by the relay"))
+    for change in (
+        lambda body: forged,
+        lambda body: forged + body[-seal.TAG_BYTES :],
+        lambda body: body[:-1] + bytes([body[-1] ^ 1]),
+    ):
+        port = relay(sresctld, change)
+        with (
+            Connection.open(
+                "127.0.0.1", port, "query", munge_socket=sresctld.munge_socket
+            ) as connection,
+            pytest.raises(WireError, match=r"was changed on its way|is lost"),
+        ):
+            connection.ask(StatusRequest("status"))
+    assert sresctld.inbox.take() == ()
+
+
+def test_a_frame_is_good_once_and_in_its_place() -> None:
+    sender, receiver = (seal.FrameSeal(KEY, seal.FROM_CLIENT) for _ in range(2))
+    first, second = sender.close(b"one"), sender.close(b"two")
+    assert receiver.open(first) == b"one"
+    for wrong in (first, b"", b"two", second[:-1]):
+        other = seal.FrameSeal(KEY, seal.FROM_CLIENT)
+        other.open(first)
+        with pytest.raises(WireError):
+            other.open(wrong)
+    with pytest.raises(WireError):
+        seal.FrameSeal(KEY, seal.FROM_SERVER).open(first)
+    assert receiver.open(second) == b"two"
+
+
+def test_another_protocol_is_named_to_the_client_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def serve() -> None:
+            with listener.accept()[0] as sock:
+                sock.sendall(FRAMES.pack(Challenge(b"c" * 32, 0, 1)))
+                exactly(sock, 1)
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(WireError, match="protocol 1 is spoken there"):
+            Connection.open("127.0.0.1", port, "query")
 
 
 def test_no_munged_is_one_clear_line(sresctld: Sresctld, tmp_path: Path) -> None:
@@ -399,12 +503,20 @@ def test_garbage_before_the_hello_ends_the_connection(sresctld: Sresctld, data: 
 
 
 def test_garbage_after_the_hello_ends_the_connection(sresctld: Sresctld) -> None:
-    for data in (struct.pack(">I", MAX_FRAME_BYTES + 1), struct.pack(">I", 5) + b"hello"):
+    """Announced too large, not sealed, sealed nonsense."""
+    nonsense = seal.FrameSeal(KEY, seal.FROM_CLIENT).close(b"hello")
+    for data in (
+        struct.pack(">I", MAX_FRAME_BYTES + 1),
+        struct.pack(">I", 5) + b"hello",
+        FRAMES.frame(nonsense),
+    ):
         sock, challenge = sresctld.raw()
         sock.sendall(FRAMES.pack(hello(challenge.nonce, sresctld)))
         assert isinstance(read(sock), Welcome)
         sock.sendall(data)
-        assert isinstance(read(sock), Refused)
+        sealed = exactly(sock, FRAMES.unpack_length(exactly(sock, 4)))
+        answer = FRAMES.unpack(seal.FrameSeal(KEY, seal.FROM_SERVER).open(sealed))
+        assert isinstance(answer, Refused)
         assert read(sock) is None
 
 
@@ -427,13 +539,13 @@ def test_a_peer_that_never_finishes_the_handshake(
         sock, _ = sresctld.raw()
         sock.sendall(part)
         assert read(sock) is None
-    until(lambda: not sresctld.server._tasks, "nothing is left of them")
+    until(lambda: not sresctld.server.connections, "nothing is left of them")
 
 
 def test_a_peer_that_does_not_read_is_cut_off(
     sresctld: Sresctld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MAX_BACKLOG_BYTES", 1 << 20)
+    monkeypatch.setattr(served_connection, "MAX_BACKLOG_BYTES", 1 << 20)
     lazy = sresctld.connect("job", "7")
     (peer,) = until(lambda: sresctld.registry.supervisors(7), "it is known")
     large = Status({"x": "y" * (1 << 20)})
@@ -453,15 +565,191 @@ def test_two_hundred_connections(sresctld: Sresctld) -> None:
     assert all(isinstance(c.receive(10), Status) for c in connections)
     for connection in connections:
         connection.close()
-    until(lambda: not sresctld.server._tasks, "all are gone")
+    until(lambda: not sresctld.server.connections, "all are gone")
 
 
 def test_one_user_cannot_take_every_connection(sresctld: Sresctld) -> None:
-    sresctld.server._max_of_user = 0
+    sresctld.server._limits.most_of_user = 0
     refused = as_user(ALICE, sresctld, "query", "")
     assert "uid 20001 has 0 connections, no more" in refused
     with sresctld.connect() as roots:
         assert isinstance(roots.ask(StatusRequest("status")), Status)
+
+
+def run_as(uid: int, sresctld: Sresctld, body: str) -> subprocess.Popen[str]:
+    """A user's program; ``PORT`` and ``SOCKET`` are sresctld's."""
+    code = (
+        "import socket, struct, sys, time\n"
+        "from slurm_resilience.errors import SresError\n"
+        "from slurm_resilience.wire.client import Connection\n"
+        "from slurm_resilience.wire.messages import *\n"
+        "PORT, SOCKET = int(sys.argv[1]), sys.argv[2]\n"
+        "def connect(role='query', subject=''):\n"
+        "    return Connection.open('127.0.0.1', PORT, role, subject, munge_socket=SOCKET)\n"
+    )
+    user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+    argv = [sys.executable, "-c", code + body, str(sresctld.server.port), sresctld.munge_socket]
+    return subprocess.Popen(
+        [*user, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def said_by(program: subprocess.Popen[str]) -> str:
+    """The text that it printed, after it was told to end."""
+    return program.communicate(timeout=30)[0]
+
+
+def test_half_messages_of_one_user_are_few(
+    sresctld: Sresctld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty supervisors that begin the largest message and do not end it: seven may."""
+    monkeypatch.setattr(limits, "MAX_CONNECTIONS_OF_JOB", 100)
+    program = run_as(
+        ALICE,
+        sresctld,
+        "begun = []\n"
+        "for _ in range(40):\n"
+        "    c = connect('job', '7'); begun.append(c)\n"
+        "    c._sock.sendall(struct.pack('>I', 512 << 10) + b'x' * 5000)\n"
+        "print('begun', flush=True); input()\n",
+    )
+    assert program.stdout is not None and program.stdout.readline() == "begun\n"
+    until(lambda: len(sresctld.registry.supervisors(7)) <= 7, "the others are refused")
+    assert sresctld.server._limits._unfinished[ALICE] <= limits.MAX_UNFINISHED_OF_USER_BYTES
+    said_by(program)
+    until(lambda: not sresctld.server._limits._unfinished, "nothing is counted for ever")
+
+
+@pytest.mark.parametrize(
+    ("role", "subject", "size"), [("query", "", 16 << 10), ("job", "7", 512 << 10)]
+)
+def test_a_users_messages_are_small(sresctld: Sresctld, role: str, subject: str, size: int) -> None:
+    sock = sresctld.connect(role, subject)
+    sock._sock.sendall(struct.pack(">I", size + 1))
+    answer = sock.receive(10)
+    assert isinstance(answer, Refused) and f"(limit {size})" in answer.reason
+
+
+def test_a_message_that_is_not_ended_is_not_waited_for(
+    sresctld: Sresctld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sresctld.server.connections
+    program = run_as(
+        ALICE,
+        sresctld,
+        "c = connect(); c._sock.sendall(b'\\0\\0'); print('begun', flush=True)\n"
+        "print(c.receive(30).reason, flush=True)\n",
+    )
+    assert program.stdout is not None and program.stdout.readline() == "begun\n"
+    # Two looks with the same half message.
+    for _ in range(2):
+        seen = threading.Event()
+        sresctld.server._loop.call_soon_threadsafe(lambda seen=seen: (sresctld.sweep(), seen.set()))
+        assert seen.wait(10)
+    assert "begun and not ended in time" in said_by(program)
+    until(lambda: sresctld.server.connections == before, "it is gone")
+
+
+def test_answers_that_a_user_does_not_read_are_few(
+    sresctld: Sresctld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He asks on many connections, and reads none of the answers."""
+    monkeypatch.setattr(limits, "MAX_UNREAD_OF_USER_BYTES", 1 << 20)
+    nodes = {f"n{i}": {"findings": "x" * 1000} for i in range(1000)}
+    sresctld.inbox.publish({}, {"nodes": nodes})
+    program = run_as(
+        ALICE,
+        sresctld,
+        "asked = [connect() for _ in range(40)]\n"
+        "for c in asked:\n"
+        "    try:\n"
+        "        for _ in range(4): c.send(StatusRequest('status'))\n"
+        "    except SresError: pass\n"
+        "print('asked', flush=True); input()\n",
+    )
+    assert program.stdout is not None and program.stdout.readline() == "asked\n"
+    until(lambda: 0 < sresctld.server.connections < 20, "most of them are cut off")
+    with sresctld.connect() as roots:
+        assert isinstance(roots.ask(StatusRequest("status")), Status)
+    said_by(program)
+
+
+def test_new_connections_of_a_machines_users_make_room_for_each_other(
+    sresctld: Sresctld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle ones that prove nothing keep no user out, and root has other places."""
+    monkeypatch.setattr(server, "MAX_UNPROVEN_OF_ADDRESS", 10)
+    idle = [socket.create_connection(("127.0.0.1", sresctld.server.port)) for _ in range(50)]
+    until(lambda: sresctld.server.connections <= 10, "the oldest make room")
+    assert "welcome" in as_user(ALICE, sresctld, "query", "")
+    with sresctld.connect() as roots:
+        assert isinstance(roots.ask(StatusRequest("status")), Status)
+    for sock in idle:
+        sock.close()
+
+
+def test_a_machines_users_open_so_many_connections_a_second(
+    sresctld: Sresctld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sresctld.server._gate, "rate", limits.Rate(0.001, 3))
+    socks = [socket.create_connection(("127.0.0.1", sresctld.server.port)) for _ in range(5)]
+    assert [read(sock) is not None for sock in socks] == [True, True, True, False, False]
+    with sresctld.connect() as roots:
+        assert isinstance(roots.ask(StatusRequest("status")), Status)
+
+
+def test_jobs_that_nobody_knows_are_looked_up_seldom(sresctld: Sresctld) -> None:
+    said = said_by(
+        run_as(
+            ALICE,
+            sresctld,
+            "for number in range(1000, 1030):\n"
+            "    try: connect('job', str(number))\n"
+            "    except SresError as error: print(error)\n",
+        )
+    ).splitlines()
+    assert len(said) == 30
+    asked = [line for line in said if "does not exist" in line]
+    assert len(sresctld.asked) == len(asked) < 10
+    assert "try again in a few seconds" in said[-1]
+
+
+def test_a_job_that_is_not_there_is_looked_up_once(sresctld: Sresctld) -> None:
+    for _ in range(5):
+        with pytest.raises(NotPermitted, match="does not exist"):
+            sresctld.connect("job", "99")
+    assert sresctld.asked == [99]
+
+
+def test_a_slow_slurm_keeps_no_known_job_waiting(sresctld: Sresctld) -> None:
+    waits, go_on = threading.Event(), threading.Event()
+
+    def slow(job_id: int) -> Job:
+        waits.set()
+        go_on.wait(20)
+        raise NotFound("it is not there")
+
+    sresctld.inbox.know(NODES, {7: sresctld.jobs[7]})
+    sresctld.find = slow
+
+    def ask() -> None:
+        with contextlib.suppress(SresError):
+            sresctld.connect("job", "98")
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    assert waits.wait(10)
+    for role, subject in (("job", "7"), ("query", ""), ("node", "n1")):
+        sresctld.connect(role, subject).close()
+    go_on.set()
+    asking.join(20)
+
+
+def test_a_program_of_a_user_reads_no_command_line(sresctld: Sresctld) -> None:
+    ask = "print(connect().ask(StatusRequest('history', 'n1', 5)).data)\n"
+    assert "s3cret" in said_by(run_as(0, sresctld, ask))
+    said = said_by(run_as(ALICE, sresctld, ask))
+    assert "root and SlurmUser can read it" in said and "s3cret" not in said
 
 
 def test_a_flood_does_not_keep_a_node_waiting(sresctld: Sresctld) -> None:
@@ -475,7 +763,7 @@ def test_a_flood_does_not_keep_a_node_waiting(sresctld: Sresctld) -> None:
     user = ["setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups"]
     where = [str(sresctld.server.port), sresctld.munge_socket]
     flood = subprocess.Popen([*user, sys.executable, "-c", code, *where])
-    until(lambda: sresctld.server._next_turn, "the flood has begun")
+    until(lambda: sresctld.server._limits._next_turn, "the flood has begun")
     with sresctld.connect("node", "n1") as node:
         node.send(NodeHello("boot"))
         # The welcome comes a moment before the registry knows the node.

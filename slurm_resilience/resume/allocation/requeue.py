@@ -33,12 +33,14 @@ def requeue(
     """
     clock = allocation.clock
     if link.connected.is_set():
+        link.refusal = ""
         link.send(RequeueRequest(reason))
         deadline = clock.monotonic() + patience
-        while clock.monotonic() < deadline:
+        while clock.monotonic() < deadline and not link.refusal:
             wake.clear()
             clock.wait(wake, LOOK_SECONDS)
             if allocation.refresh() != "RUNNING" or allocation.user_stop.is_set():
                 return
-    report.say("sresctld does not requeue the job: asking Slurm, which waits two minutes")
+    why = f" ({link.refusal})" if link.refusal else ""
+    report.say(f"sresctld does not requeue the job{why}: asking Slurm, which waits two minutes")
     allocation.client.requeue(allocation.id)

@@ -1,0 +1,84 @@
+"""The status in pages, and what of the journal is any user's to read. Pure."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+PAGE_BYTES = 256 << 10
+"""A page ends with the entry that makes it as large as this."""
+_LISTS = ("nodes", "jobs")
+"""The parts of the status that grow with the cluster."""
+PRIVATE_TEXT = "(root and SlurmUser can read it)"
+_PRIVATE_DATA = frozenset({"output"})
+_PRIVATE_KINDS = frozenset({"replacing"})
+"""Events whose text is the replacement program's command line."""
+_LAST_LINE = re.compile(
+    r"(?<=^the program )(exited -?\d+|disappeared): .*(?=; (again in|given up) )"
+)
+"""The line that the program printed last, in the text of an event."""
+
+
+class StatusPages:
+    """A status, handed out in pages of bounded size."""
+
+    def __init__(self, status: Mapping[str, Any]) -> None:
+        self.summary = {name: part for name, part in status.items() if name not in _LISTS}
+        self._lists: dict[str, dict[str, Any]] = {
+            name: status[name] for name in _LISTS if name in status
+        }
+
+    @functools.cached_property
+    def _order(self) -> list[tuple[int, str]]:
+        """The entries of all lists, as pages have them; made when the first one is asked for."""
+        parts = self._lists.values()
+        return [(rank, key) for rank, part in enumerate(parts) for key in sorted(part)]
+
+    def with_news(self, news: Mapping[str, Any]) -> StatusPages:
+        """Return the same with other values in its summary."""
+        return StatusPages({**self.summary, **self._lists, **news})
+
+    def page(self, after: str = "") -> tuple[dict[str, Any], str]:
+        """Return a page, and what to ask the next one with.
+
+        Args:
+            after: what came with the page before; empty: the first page, which has the summary.
+        """
+        data: dict[str, Any] = {} if after else dict(self.summary)
+        data |= {name: {} for name in self._lists}
+        names, size = list(self._lists), 0
+        for index in range(self._index_after(after), len(self._order)):
+            rank, key = self._order[index]
+            entry = msgspec.Raw(msgspec.msgpack.encode(self._lists[names[rank]][key]))
+            data[names[rank]][key] = entry
+            size += len(entry) + len(key)
+            if size >= PAGE_BYTES and index + 1 < len(self._order):
+                return data, f"{rank}/{key}"
+        return data, ""
+
+    def _index_after(self, after: str) -> int:
+        """Return where the next page begins. The status may be newer than the page before."""
+        rank, _, key = after.partition("/")
+        if not after:
+            return 0
+        return bisect.bisect_right(self._order, (int(rank), key)) if rank.isdecimal() else 0
+
+
+def public_event(event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event of the journal as any user may read it.
+
+    A replacement program's command line and output may hold what is not theirs.
+    """
+    hidden = {
+        name: PRIVATE_TEXT if name in _PRIVATE_DATA else value
+        for name, value in event["data"].items()
+    }
+    text = _LAST_LINE.sub(r"\1", event["text"])
+    if event["kind"] in _PRIVATE_KINDS:
+        text = PRIVATE_TEXT
+    return event | {"text": text, "data": hidden}

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from worlds import NOW, incident, job, node, world
+from worlds import incident, job, node, world
 
 from slurm_resilience.controller.actions import KeepPendingRequeue, NoteJob, RaisePriority
 from slurm_resilience.controller.decide.intake import LEAST_UNSEEN, take_in
@@ -81,9 +81,6 @@ def test_as_many_nodes_as_were_lost_to_a_fault_come_before_the_queue() -> None:
     assert lifted(cluster(less, known=begun(), changed=(DEAD,))) == [RaisePriority(7, 1)]
     set_aside = cluster(less, known=begun(), incidents=(incident("n4"),))
     assert lifted(set_aside) == [RaisePriority(7, 1)]
-    # The node was repaired between two looks.
-    repaired = msgspec.structs.replace(cluster(less, known=begun()), settled={"n4": NOW + 5})
-    assert lifted(repaired) == [RaisePriority(7, 1)]
 
 
 def test_nodes_that_a_user_gave_back_are_not_given_back_before_the_queue() -> None:

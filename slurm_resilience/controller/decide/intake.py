@@ -100,7 +100,7 @@ def _compared_with_slurm(snapshot: ClusterSnapshot, entry: Supervised, job: Job)
     lost = tuple(
         name
         for name in nodes
-        if name not in held and (name in entry.lost or _is_faulty(snapshot, name, entry.since))
+        if name not in held and (name in entry.lost or _is_faulty(snapshot, name))
     )
     return msgspec.structs.replace(
         entry,
@@ -111,11 +111,10 @@ def _compared_with_slurm(snapshot: ClusterSnapshot, entry: Supervised, job: Job)
     )
 
 
-def _is_faulty(snapshot: ClusterSnapshot, name: str, since: float) -> bool:
-    """Tell whether a node is, or was meanwhile, in a trouble that no user can bring about."""
+def _is_faulty(snapshot: ClusterSnapshot, name: str) -> bool:
+    """Tell whether a node is in a trouble that no user can bring about."""
     node = snapshot.nodes.get(name)
-    is_in_order = node is not None and node.is_available and name not in snapshot.incidents
-    return not is_in_order or snapshot.settled.get(name, 0.0) > since
+    return node is None or not node.is_available or name in snapshot.incidents
 
 
 def _announced(

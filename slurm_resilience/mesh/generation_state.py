@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from slurm_resilience.mesh.ballot import PossibleWorlds
 from slurm_resilience.mesh.model import GenerationEnd, View
 
 
@@ -82,12 +83,12 @@ STAGES: dict[tuple[Stage, Move], Stage] = {
 
 
 class GenerationState:
-    """The newest generation, the newest that worked, and how the newest ended."""
+    """The newest generation, those that may go on, and how the newest ended."""
 
     def __init__(self) -> None:
         self.stage = Stage.NONE
         self.view: View | None = None
-        self.worked: View | None = None
+        self.worlds = PossibleWorlds()
         self.highest = 0
         """Number of the newest generation that was heard of, with this process or without."""
         self.end: GenerationEnd | None = None
@@ -97,6 +98,11 @@ class GenerationState:
         """Ends that were heard of before the beginning: they came on another connection."""
         self.ended_at = 0.0
         self.adopted_at = 0.0
+
+    @property
+    def worked(self) -> View | None:
+        """Return the newest that worked, with this process or without; None: there was none."""
+        return self.worlds.worked
 
     @property
     def number(self) -> int:
@@ -124,6 +130,7 @@ class GenerationState:
         self._older_end = self.end
         self.view, self.end, self.adopted_at = view, None, now
         self.highest = max(self.highest, view.generation)
+        self.worlds.add(view)
         early = self._early_ends.pop(view.generation, None)
         self._early_ends = {n: end for n, end in self._early_ends.items() if n > view.generation}
         return early

@@ -10,10 +10,12 @@ The owner calls `step` for every event, then `tick`; and `tick` again at `wake_a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
 from slurm_resilience.mesh import world_plan
+from slurm_resilience.mesh.ballot import Ballot, Promise, answer
 from slurm_resilience.mesh.contacts import Contact, Contacts
 from slurm_resilience.mesh.events import (
     Adopt,
@@ -57,10 +59,13 @@ from slurm_resilience.mesh.messages import (
     Roster,
     StatusUpdate,
     Superseded,
+    Vote,
+    VoteRequest,
     WorldKnown,
 )
 from slurm_resilience.mesh.model import (
     SILENCE_BEATS,
+    CloseCause,
     GenerationEnd,
     Member,
     Peer,
@@ -72,8 +77,6 @@ from slurm_resilience.mesh.model import (
 )
 from slurm_resilience.mesh.world_plan import WorldRules
 
-STALE_BEATS = 2
-"""Beats without a word after which a spare is not counted on this side of a cut."""
 STRIKES = 2
 """Generations that failed because of one peer, before the others go on without it."""
 LAST_COPY = 3
@@ -82,6 +85,11 @@ training falls back to its last checkpoint, or ends."""
 ROUNDING_SECONDS = 0.001
 LOOK_SECONDS = 0.05
 """Between two looks at peers that are still in the block of an ended generation."""
+
+
+Fate = Literal["silent", "told", "dead"]
+"""Fate of a peer that is given up. silent: it may live behind a cut, and come back; told: it was
+told to leave, and is dead when it says so; dead: its launcher or an observer sees to its end."""
 
 
 class Waiting:
@@ -125,11 +133,11 @@ class Losses:
     def __init__(self) -> None:
         self.peers: dict[str, bool] = {}
         """Id → known to be dead; False: it fell silent, and may live behind a cut."""
-        self.unseen: set[str] = set()
-        """Those that had fallen silent before their death was told."""
         self.nodes: dict[str, NodeLost] = {}
         self.evicted: dict[str, str] = {}
-        """Id → reason: peers that were told to leave, and count as dead."""
+        """Id → reason: peers that were told to leave, and must not go on."""
+        self.told: dict[int, Peer] = {}
+        """Connections to those of them whose death is awaited."""
         self._strikes: dict[str, list[float]] = {}
         """When generations failed because other members could not reach a peer."""
 
@@ -150,13 +158,13 @@ class Losses:
     def find(self, peer_id: str) -> None:
         """Note that a peer is there again."""
         self.peers.pop(peer_id, None)
-        self.unseen.discard(peer_id)
+
+    def dead(self) -> list[str]:
+        """Return those that are known to be dead."""
+        return [peer_id for peer_id, dead in self.peers.items() if dead]
 
     def lose(self, peer_id: str, dead: bool) -> None:
         """Note that a peer is gone; dead once is dead for good."""
-        silent = self.peers.get(peer_id) is False
-        if silent and dead:
-            self.unseen.add(peer_id)
         self.peers[peer_id] = self.peers.get(peer_id, False) or dead
 
 
@@ -182,6 +190,9 @@ class Membership:
         self.standing = Standing()
         self.waiting = Waiting()
         self.timers = Timers(now, timing.beat_seconds)
+        self._promise = Promise()
+        self._ballot: Ballot | None = None
+        """The world that this process, as the lead, has asked for."""
         self._said = 0
         self._since = now
         """Since when the main thread is outside of its block."""
@@ -320,9 +331,9 @@ class Membership:
             self._effects.append(Close(event.connection))
             return
         if peer.id in self.losses.evicted:
-            # It may not have heard: it counts as dead, and must not go on.
-            evict = Evict(self.losses.evicted[peer.id])
-            self._effects += [Send((event.connection,), evict), Close(event.connection)]
+            # It may not have heard. The connection stays: its end is the peer's.
+            self._effects.append(Send((event.connection,), Evict(self.losses.evicted[peer.id])))
+            self.losses.told[event.connection] = peer
             return
         contact = self.contacts.get(peer.id)
         if contact is not None:
@@ -379,11 +390,19 @@ class Membership:
         for other in self.contacts.seated():
             if other.peer.id != peer.id and other.peer.seat == peer.seat:
                 older = min((other.peer, peer), key=lambda p: (p.incarnation, p.id))
-                self._give_up(older.id, f"a newer process took seat {peer.seat}", True, now)
-        worked = self.generation.worked
-        for member in worked.members if worked else ():
-            if member.peer.seat == peer.seat and member.peer.incarnation < peer.incarnation:
-                self.losses.lose(member.peer.id, dead=True)
+                self._give_up(older.id, f"a newer process took seat {peer.seat}", "dead", now)
+        self._lose_replaced([peer])
+
+    def _lose_replaced(self, newer: Sequence[Peer]) -> None:
+        """Note the death of members on whose seat there is a newer process."""
+        newest = {peer.seat: peer.incarnation for peer in newer}
+        for member in self._known_members():
+            if member.incarnation < newest.get(member.seat, 0):
+                self.losses.lose(member.id, dead=True)
+
+    def _known_members(self) -> list[Peer]:
+        """Return the members of all worlds that may go on."""
+        return [member.peer for view in self.generation.worlds.all() for member in view.members]
 
     def _part(self, event: ConnectionClosed, now: float) -> None:
         owner = self.contacts.owner(event.connection)
@@ -392,6 +411,9 @@ class Membership:
         cause = "reset" if on_purpose and event.cause == "closed" else event.cause
         contact = self.contacts.close(event.connection)
         if contact is None:
+            told = self.losses.told.pop(event.connection, None)
+            if told is not None:
+                self._note_end_of(told, event.cause)
             if owner is not None and counted:
                 self._repeat(owner)
             return
@@ -402,6 +424,14 @@ class Membership:
         if cause == "reset" and not self.standing.evicted:
             # Dead, or it took this process for lost: its machine can tell.
             self._effects.append(Dial(contact.peer))
+
+    def _note_end_of(self, told: Peer, cause: CloseCause) -> None:
+        """Judge by the end of a connection if a peer that was told to leave is dead."""
+        if cause == "closed":
+            self.losses.lose(told.id, dead=True)
+        elif cause == "reset" and not self.standing.evicted:
+            self._effects.append(Dial(told))
+        self._news()
 
     def _repeat(self, contact: Contact) -> None:
         """Say again what may have been said on a connection that was dead already."""
@@ -415,12 +445,10 @@ class Membership:
     def _note_absent(self, peer_id: str, now: float) -> None:
         if peer_id in self.contacts:
             return
-        worked = self.generation.worked
-        for view in (self.generation.view, worked):
-            for member in view.members if view else ():
-                if member.peer.id == peer_id:
-                    self._lose(member.peer, "no process listens at its address", True, now)
-                    return
+        for member in self._known_members():
+            if member.id == peer_id:
+                self._lose(member, "no process listens at its address", True, now)
+                return
 
     def _lose(self, peer: Peer, reason: str, dead: bool, now: float) -> None:
         self.losses.lose(peer.id, dead)
@@ -429,17 +457,22 @@ class Membership:
             self._end(GenerationEnd(self.generation.number, text, peer.id, "lost"), now)
         self._news()
 
-    def _give_up(self, peer_id: str, reason: str, dead: bool, now: float) -> None:
+    def _give_up(self, peer_id: str, reason: str, fate: Fate, now: float) -> None:
         """Go on without a peer that is still connected."""
         contact = self.contacts.get(peer_id)
         if contact is None:
             return
         self._send(peer_id, Evict(reason))
-        self._effects += map(Close, self.contacts.drop(peer_id))
+        connections = self.contacts.drop(peer_id)
         # No cable can be cut between two processes of one machine.
-        dead = dead or contact.peer.node == self.me.node
-        if dead:
+        dead = fate == "dead" or contact.peer.node == self.me.node
+        if dead or fate == "told":
             self.losses.evicted[peer_id] = reason
+        if fate == "told":
+            # It may not hear of it, and live on behind a cut: dead it is when it says so.
+            self.losses.told.update(dict.fromkeys(connections, contact.peer))
+        else:
+            self._effects += map(Close, connections)
         self._lose(contact.peer, reason, dead, now)
         self._effects.append(GaveUp(contact.peer, reason))
 
@@ -466,6 +499,9 @@ class Membership:
         if event.subject != event.speaker:
             self._mark_heard(event.subject, now)
         contact = self.contacts.get(event.subject)
+        if event.connection in self.losses.told:
+            self._hear_evicted(event, now)
+            return
         match event.message:
             case Heartbeat() as beat:
                 if contact is not None:
@@ -474,15 +510,6 @@ class Membership:
                 self._note_status(contact, number, status)
             case Roster(peers=peers):
                 self._dial_unknown(peers)
-            case WorldKnown(view=view):
-                self._learn_world(view)
-            case NewGeneration(view=view):
-                self._consider(view, event.speaker, now)
-            case GenerationEnded(end=end):
-                if end.kind == "stop":
-                    self.standing.stopped = end
-                    self._news()
-                self._end(end, now)
             case NodeLost() as finding:
                 self._lose_node(finding, now)
             case Evict(reason=reason):
@@ -492,11 +519,37 @@ class Membership:
             case Leaving(reason=reason):
                 if contact is not None:
                     self._let_go(contact, reason, now)
+            case _:
+                self._hear_of_worlds(event, now)
 
-    def _learn_world(self, view: View) -> None:
-        worked = self.generation.worked
-        if worked is None or view.generation > worked.generation:
-            self.generation.worked = view
+    def _hear_of_worlds(self, event: MessageReceived, now: float) -> None:
+        match event.message:
+            case WorldKnown(view=view):
+                self.generation.worlds.learn(view)
+            case VoteRequest() as request:
+                self._vote(request, event.speaker, now)
+            case Vote() as vote:
+                self._count(vote, event.speaker, now)
+            case NewGeneration(view=view):
+                self._consider(view, event.speaker, now)
+            case GenerationEnded(end=end):
+                if end.kind == "stop":
+                    self.standing.stopped = end
+                    self._news()
+                self._end(end, now)
+            case _:
+                pass
+
+    def _hear_evicted(self, event: MessageReceived, now: float) -> None:
+        """Hear a peer that was told to leave: it leaves, or has told the same."""
+        match event.message:
+            case Leaving():
+                self.losses.lose(event.speaker, dead=True)
+                self._news()
+            case Evict(reason=reason):
+                self._leave_the_others(reason, now)
+            case _:
+                pass
 
     def _dial_unknown(self, peers: Sequence[Peer]) -> None:
         for peer in peers:
@@ -530,12 +583,12 @@ class Membership:
             return
         for contact in self.contacts.seated():
             if contact.peer.node == finding.node:
-                self._give_up(contact.peer.id, finding.reason, True, now)
-        worked = self.generation.worked
-        for member in worked.members if worked else ():
+                fate: Fate = "dead" if finding.dead else "told"
+                self._give_up(contact.peer.id, finding.reason, fate, now)
+        for member in self._known_members():
             # A sick node that cannot be reached from here may work with others.
-            if member.peer.node == finding.node and finding.dead:
-                self.losses.lose(member.peer.id, dead=True)
+            if member.node == finding.node and finding.dead:
+                self.losses.lose(member.id, dead=True)
         self._news()
 
     # -- the main thread ----------------------------------------------------------------------
@@ -557,10 +610,10 @@ class Membership:
         self._broadcast(StatusUpdate(self._said, self.status))
 
     def _note_worked(self, view: View) -> None:
-        self.generation.worked = view
-        here = {member.peer.id for member in view.members}
+        worlds = self.generation.worlds
+        worlds.learn(view)
+        here = worlds.members()
         self.losses.peers = {p: dead for p, dead in self.losses.peers.items() if p in here}
-        self.losses.unseen &= here
         for contact in self.contacts.seated():
             self._tell_world(contact)
 
@@ -600,14 +653,18 @@ class Membership:
 
     def _judge_silence(self, contact: Contact, now: float) -> None:
         peer, silence = contact.peer, self.silence_seconds
-        if now - contact.heard <= silence or not self.generation.holds(peer.id):
+        if now - contact.heard <= silence or self.standing.evicted:
+            return  # those that it must leave do not talk to it any more
+        if self._ballot is not None and peer.id in self._ballot.missing:
+            self._give_up(peer.id, f"silent for {now - contact.heard:.1f} s", "silent", now)
+        if not self.generation.holds(peer.id):
             return
         text = f"rank on seat {peer.seat} ({peer.node}) silent for {silence:g} s"
         self._end(GenerationEnd(self.generation.number, text, peer.id, "hang"), now)
         if contact.status.phase != "running":
             # Stopped between two worlds: no block of its own is waited for, and each new world
             # would be formed with it.
-            self._give_up(peer.id, f"silent for {now - contact.heard:.1f} s", False, now)
+            self._give_up(peer.id, f"silent for {now - contact.heard:.1f} s", "silent", now)
 
     def _judge_reach(self, now: float) -> None:
         missing = self.unreached()
@@ -638,24 +695,28 @@ class Membership:
 
     def _consider(self, view: View, lead: str, now: float) -> None:
         """Adopt a generation, unless a living one is known of which its lead cannot know."""
+        elsewhere = self._is_elsewhere(view)
+        if elsewhere or (self.generation.goes_on and view.generation > self.generation.highest):
+            # Two leads that do not know of each other would take turns without end.
+            self._send(lead, Roster(tuple(c.peer for c in self.contacts.seated())))
+        old = view.generation < max(self.generation.highest, self._promise.number)
+        if not elsewhere and not old:
+            self._adopt(view, now)
+        elif view.rank_of(self.me.id) >= 0:
+            text = "a newer generation was formed" if old else "another world goes on"
+            self._send(lead, GenerationEnded(GenerationEnd(view.generation, text)))
+
+    def _is_elsewhere(self, view: View) -> bool:
+        """Return if a living world is known of which the lead of a new one cannot know: it would
+        have made a higher number."""
         newest = self.generation.number
-        # A lead that knew of it would have made a higher number.
-        elsewhere = any(
+        return any(
             contact.status.phase == "running"
             and contact.status.generation > newest
             and counter_of(contact.status.generation) >= counter_of(view.generation)
             and view.rank_of(contact.peer.id) < 0
             for contact in self.contacts.seated()
         )
-        if elsewhere or (self.generation.goes_on and view.generation > self.generation.highest):
-            # Two leads that do not know of each other would take turns without end.
-            self._send(lead, Roster(tuple(c.peer for c in self.contacts.seated())))
-        old = view.generation < self.generation.highest
-        if not elsewhere and not old:
-            self._adopt(view, now)
-        elif view.rank_of(self.me.id) >= 0:
-            text = "a newer generation was formed" if old else "another world goes on"
-            self._send(lead, GenerationEnded(GenerationEnd(view.generation, text)))
 
     def _adopt(self, view: View, now: float) -> None:
         if view.generation <= self.generation.highest or self.standing.evicted:
@@ -667,6 +728,7 @@ class Membership:
             number = self.generation.number
             self._end(GenerationEnd(number, "a newer generation was formed"), now)
         early_end = self.generation.adopt(view, now)
+        self._promise.release()
         self.waiting.over()
         for peer in self.unreached():
             # Two that came at the same time may still be shaking hands.
@@ -681,6 +743,8 @@ class Membership:
         self.timers.look_again = None
         if self._may_assemble(now):
             self._assemble(now)
+        else:
+            self._ballot = None
         end = self.generation.block_end
         if end and self.status.phase == "running" and now >= self.timers.next_cut:
             self.timers.next_cut = now + self.timing.cut_again_seconds
@@ -726,10 +790,10 @@ class Membership:
             needed = SILENCE_BEATS * self.beat_seconds
             needed = needed if peer.id == hung else patience[peer.node]
             if silent > times * needed and out > 0:
-                self._give_up(peer.id, f"silent for {silent:.1f} s", False, now)
+                self._give_up(peer.id, f"silent for {silent:.1f} s", "silent", now)
             elif self.generation.ended_at and late > limit:
                 text = f"it did not leave its block within {limit:g} s"
-                self._give_up(peer.id, text, True, now)
+                self._give_up(peer.id, text, "told", now)
             else:
                 self.timers.look(now + LOOK_SECONDS)
 
@@ -740,46 +804,163 @@ class Membership:
             self._finish()
             return
         present = self.present()
-        if self.me.seat > min(member.peer.seat for member in present):
+        if self._lead_of(present).peer.id != self.me.id:
+            self._ballot = None
             return
         unreachable = self.losses.take_unreachable()
         if unreachable is not None:
-            self._give_up(unreachable, "other ranks cannot reach it", False, now)
+            self._give_up(unreachable, "other ranks cannot reach it", "silent", now)
             self.timers.look(now)
             return
-        worked = self.generation.worked
+        # Newer worlds that may go on are left to the vote: a member may say that they are void.
+        worked = [self.generation.worked] if self.generation.worked else []
         waited = now - self._since
         proposal = world_plan.propose(
-            present,
-            self.losses.peers,
-            worked,
-            self.rules,
-            waited,
-            bool(worked),
-            self.losses.unseen,
-            self._stale(now),
+            present, self.losses.peers, worked, self.rules, waited, bool(worked)
         )
         if proposal.members is None:
+            self._ballot = None
             if proposal.again is not None:
                 # Not at the very moment: a rounded sum may lie before it, again and again.
                 self.timers.look(now + proposal.again + ROUNDING_SECONDS)
             self._wait_on(proposal.reason, now)
         elif any(member.peer.id == self.me.id for member in proposal.members):
-            self._form(proposal.members, proposal.reason, present, now)
+            self._ask(proposal.members, proposal.reason, present, now)
 
-    def _stale(self, now: float) -> frozenset[str]:
-        """Return the peers of which the last beats are missing."""
-        limit = STALE_BEATS * self.beat_seconds
-        return frozenset(c.peer.id for c in self.contacts.seated() if now - c.heard > limit)
+    def _lead_of(self, present: list[Member]) -> Member:
+        """Return the lowest seat; of those that have a state, if there are any: they know of the
+        worlds that worked, and a newcomer does not."""
+        return min(present, key=lambda m: (m.status.step < 0, m.peer.seat, m.peer.id))
 
-    def _form(
+    # -- votes --------------------------------------------------------------------------------
+
+    def _ask(
         self, members: tuple[Member, ...], reason: str, present: list[Member], now: float
     ) -> None:
-        highest = max(self.generation.highest, *(m.status.generation for m in present))
-        counter = counter_of(highest) + 1
-        number = generation_number(counter, self.me.seat, self.me.incarnation)
+        """Have all that are present vote for a world, and form it when enough of them have."""
+        if self._holds_its_vote("", now):
+            # It may be asked into another world at any moment.
+            self._ballot = None
+            self.timers.look(self._promise.until)
+            return
+        ballot = self._ballot
+        if ballot is None or ballot.view.members != members:
+            ballot = self._begin_ballot(members, reason, present, now)
+        elif ballot.add({member.peer.id for member in present}):
+            self._send_request(ballot)
+        split = ""
+        if ballot.is_full:
+            worlds = self.generation.worlds
+            ballot.drop_void(worlds)
+            split = world_plan.other_side(worlds.all(), ballot.voted, self.losses.peers)
+            if not split:
+                self._form(ballot.view, now)
+                return
+        if now >= ballot.again_at:
+            if ballot.refused:
+                ballot = self._begin_ballot(members, reason, present, now)
+            else:
+                ballot.ask_again(now, all_of_them=bool(split))
+                self._send_request(ballot)
+        self._wait_on(split or f"waits for the votes of {len(members)} ranks", now)
+        self.timers.look(ballot.again_at)
+
+    def _begin_ballot(
+        self, members: tuple[Member, ...], reason: str, present: list[Member], now: float
+    ) -> Ballot:
+        highest = max(
+            self._promise.number,
+            self.generation.highest,
+            *(member.status.generation for member in present),
+        )
+        wait, before = self.beat_seconds, self._ballot
+        if before is not None and before.refused:
+            # Those that were asked may know of a higher number.
+            highest = max(highest, before.promised)
+            wait = before.longer_wait if before.view.members == members else wait
+        number = generation_number(counter_of(highest) + 1, self.me.seat, self.me.incarnation)
         view = View(number, members, self.rules.replica_size, self.rules.seats, reason)
-        found = (self.contacts.get(member.peer.id) for member in members)
+        self._ballot = ballot = Ballot(view, self.me.id, now, wait)
+        self._promise.give(number, "", 0.0)
+        ballot.add({member.peer.id for member in present})
+        self._send_request(ballot)
+        return ballot
+
+    def _send_request(self, ballot: Ballot) -> None:
+        missing = ballot.missing
+        to = tuple(c.connection for c in self.contacts.seated() if c.peer.id in missing)
+        if to:
+            worlds = self.generation.worlds
+            request = VoteRequest(ballot.view, worlds.numbers(), worlds.worked_number)
+            self._effects.append(Send(to, request))
+
+    def _vote(self, request: VoteRequest, lead: str, now: float) -> None:
+        """Answer a lead."""
+        if self.standing.evicted or self.standing.finished or self.me.seat < 0:
+            return
+        view, worlds = request.view, self.generation.worlds
+        worlds.note_worked(request.worked)
+        worlds.drop_void(lead, view.generation, request.known, request.worked)
+        granted = self._may_vote(view, lead, now)
+        if granted:
+            self._ballot = None
+            self._promise.give(view.generation, lead, now + self.beat_seconds)
+            if view.rank_of(self.me.id) < 0:
+                worlds.add(view)
+        else:
+            # Two leads that do not know of each other would take turns without end.
+            self._send(lead, Roster(tuple(c.peer for c in self.contacts.seated())))
+        promised = max(self._promise.number, self.generation.highest)
+        self._send(lead, answer(request, granted, promised, worlds, self.losses.dead()))
+
+    def _may_vote(self, view: View, lead: str, now: float) -> bool:
+        if view.generation <= self.generation.highest or self._is_elsewhere(view):
+            return False
+        promise = self._promise
+        if promise.number >= view.generation:
+            # Asked again: the answer may have been lost.
+            return promise.number == view.generation and promise.lead == lead
+        if self.status.phase == "running" or self._is_being_formed():
+            return False
+        if self._holds_its_vote(lead, now):
+            return False
+        # One that asks for votes itself gives its own to no lead that should vote for it.
+        return self._ballot is None or self._lead_of(self.present()).peer.id == lead
+
+    def _holds_its_vote(self, lead: str, now: float) -> bool:
+        """Return if another lead than this one may form a world with this process's vote."""
+        held_for = self._promise.held_for(now)
+        return held_for not in ("", lead) and held_for in self.contacts
+
+    def _is_being_formed(self) -> bool:
+        """Return if there is a world that this process is about to enter."""
+        return self.generation.goes_on and self.status.generation < self.generation.number
+
+    def _count(self, vote: Vote, voter: str, now: float) -> None:
+        """Take a vote in, and what the voter knows."""
+        worlds = self.generation.worlds
+        worlds.note_worked(vote.worked)
+        for view in vote.views:
+            if view.generation <= vote.worked:
+                worlds.learn(view)
+            elif view.rank_of(self.me.id) < 0:
+                # One that this process is in, and did not adopt, it will not adopt any more.
+                worlds.add(view)
+        if vote.views:
+            self._lose_replaced([member.peer for member in self.present()])
+        for peer_id in vote.dead:
+            if peer_id not in self.contacts and peer_id != self.me.id:
+                self.losses.lose(peer_id, dead=True)
+        ballot = self._ballot
+        if ballot is None or vote.generation != ballot.view.generation:
+            return
+        ballot.count(voter, vote)
+        if not vote.granted and vote.promised >= ballot.view.generation:
+            ballot.again_at = now  # only its number was too low
+
+    def _form(self, view: View, now: float) -> None:
+        self._ballot = None
+        found = (self.contacts.get(member.peer.id) for member in view.members)
         connections = tuple(contact.connection for contact in found if contact is not None)
         if connections:
             self._effects.append(Send(connections, NewGeneration(view)))

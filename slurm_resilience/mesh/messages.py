@@ -13,7 +13,7 @@ import msgspec
 from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View
 from slurm_resilience.wire.frames import FrameCodec
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAX_FRAME_BYTES = 64 << 20
 """Bytes. The largest message is a value of the store, or the view of a large world."""
 MAX_UNPROVEN_BYTES = 16 << 10
@@ -64,6 +64,33 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
     """Seconds since the main thread's last mark."""
     seconds: float = 0.0
     """Its own computing time in the last step, without waiting for others."""
+
+
+class VoteRequest(msgspec.Struct, frozen=True, tag="ask"):
+    """Vote for this world: it is formed when its members have, and enough of each older one."""
+
+    view: View
+    known: tuple[int, ...] = ()
+    """Worlds that may go on already, as the sender knows them."""
+    worked: int = 0
+    """The newest of them that has worked."""
+
+
+class Vote(msgspec.Struct, frozen=True, tag="vote"):
+    """The answer."""
+
+    generation: int
+    granted: bool
+    promised: int
+    """The newest number that the sender has voted for."""
+    worked: int = 0
+    """The newest world that has worked, as the sender knows."""
+    possible: tuple[int, ...] = ()
+    """Worlds that may go on already."""
+    views: tuple[View, ...] = ()
+    """Those of them that the lead does not know."""
+    dead: tuple[str, ...] = ()
+    """Ids of their members of which the sender knows that they are dead."""
 
 
 class NewGeneration(msgspec.Struct, frozen=True, tag="form"):
@@ -144,6 +171,8 @@ Message = (
     | Roster
     | StatusUpdate
     | Heartbeat
+    | VoteRequest
+    | Vote
     | NewGeneration
     | WorldKnown
     | GenerationEnded

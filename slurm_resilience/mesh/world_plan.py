@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import msgspec
@@ -40,12 +40,10 @@ class Proposal(NamedTuple):
 def propose(
     present: Sequence[Member],
     lost: Mapping[str, bool],
-    last: View | None,
+    possible: Sequence[View],
     rules: WorldRules,
     waited: float,
     started: bool,
-    unseen: Set[str] = frozenset(),
-    stale: Set[str] = frozenset(),
 ) -> Proposal:
     """Return the members of a generation that should be formed now, if there are any.
 
@@ -53,20 +51,14 @@ def propose(
         present: all live peers, outside of their blocks.
         lost: peers of the last generation that are gone: id → True when it is known to be dead (its
             connection was closed, or an observer said so), False when it just fell silent.
-        last: the last generation that worked; None: there was none.
+        possible: the last generation that worked, and newer ones that may go on already.
         rules: what the program asked for.
         waited: seconds since the first of the present was ready.
         started: a generation has worked before.
-        unseen: of the lost, those that had fallen silent when their death was told. The others may
-            have gone on without them in the meantime, with fewer than a half of all.
-        stale: of the present, those that were not heard lately, although not for long enough to
-            count as silent: a cut may have put them on the other side.
     """
     seated = one_a_seat(present)
     chosen = arrange(seated, rules.replica_size)
-    # The world cannot step without the chosen ones; spares are not asked, and must be heard.
-    doubtful = stale - {member.peer.id for member in chosen}
-    split = _other_half(present, lost, last, unseen, doubtful)
+    split = other_side(possible, {member.peer.id for member in present}, lost)
     if split:
         return Proposal(None, split)
     full = len(chosen) >= rules.seats
@@ -159,34 +151,30 @@ def last_holders(present: Sequence[Member], replica_size: int) -> frozenset[str]
     return frozenset(names[0] for names in holders.values() if len(names) == 1)
 
 
-def _other_half(
-    present: Sequence[Member],
-    lost: Mapping[str, bool],
-    last: View | None,
-    unseen: Set[str],
-    doubtful: Set[str],
-) -> str:
-    """Return why this side must not go on: the rest may live behind a cut. Empty: it may."""
-    if last is None:
-        return ""
-    here = {member.peer.id for member in present}
-    missing = (member for member in last.members if member.peer.id not in here)
-    # Only a death that is known counts: a member that was never connected may live too.
-    silent = [member for member in missing if not lost.get(member.peer.id)]
-    if not silent:
-        return ""
-    elsewhere = unseen | doubtful
-    kept = [m for m in last.members if m.peer.id in here - doubtful]
-    others = [m for m in last.members if m in silent or m.peer.id in elsewhere]
-    if len(kept) > len(others):
-        return ""
-    lowest = min((*kept, *others), key=lambda member: member.peer.seat, default=None)
-    if len(kept) == len(others) and lowest in kept:
-        return ""
-    return (
-        f"{len(silent)} of {last.size} ranks fell silent and may live on the other side of a cut; "
-        f"these {len(kept)} wait to be told"
-    )
+def other_side(possible: Iterable[View], here: Set[str], lost: Mapping[str, bool]) -> str:
+    """Return why this side must not go on: the rest may live behind a cut. Empty: it may.
+
+    Of each world that may go on already, all members are here or known to be dead; or more than
+    half are here; or just half, and the lowest seat among them. So two sides that may both go on
+    have a member in common.
+
+    Args:
+        possible: the worlds.
+        here: ids of the peers on this side.
+        lost: as in `propose`.
+    """
+    for world in possible:
+        kept = [member for member in world.members if member.peer.id in here]
+        # Only a death that is known counts: a member that was never connected may live too.
+        missing = [member for member in world.members if member.peer.id not in here]
+        silent = sum(1 for member in missing if not lost.get(member.peer.id))
+        lowest = min(world.members, key=lambda member: member.peer.seat, default=None)
+        if silent and (len(kept), lowest in kept) <= (len(missing), False):
+            return (
+                f"{silent} of {world.size} ranks fell silent and may live on the other side of a "
+                f"cut; these {len(kept)} wait to be told"
+            )
+    return ""
 
 
 def _missing(present: Sequence[Member], seats: int) -> str:

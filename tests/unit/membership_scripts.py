@@ -4,7 +4,9 @@ A script is a TOML file: a title, the rules, and steps, each with a time, an eve
 that it must have, those of the time before it included. Seats stand for peers (`2`, or `2.1` for
 the second process on seat 2), and `3/0` is the third generation, made by seat 0. Connected peers
 beat, but for those that a step calls `silent`; with `held_up`, the process itself does not run
-until then. News, beats and repeated cuts are not listed.
+until then. Connected peers vote for each world that they are asked for, at once; a script with
+`votes = "told"` tells all votes itself. News, beats, repeated cuts and votes that are not told are
+not listed.
 """
 
 from __future__ import annotations
@@ -56,6 +58,8 @@ from slurm_resilience.mesh.messages import (
     Roster,
     StatusUpdate,
     Superseded,
+    Vote,
+    VoteRequest,
     WorldKnown,
 )
 from slurm_resilience.mesh.model import (
@@ -111,6 +115,7 @@ class Script:
         self._connections: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._said: dict[str, int] = {}
+        self._votes_are_told = self.data.get("votes") == "told"
 
     def play(self) -> list[tuple[float, str, list[str]]]:
         """Play all steps; the time, the event, and the effects that it had."""
@@ -118,10 +123,11 @@ class Script:
 
     def _step(self, step: dict[str, Any]) -> list[str]:
         now, text = step["at"], step["event"]
-        effects = [] if step.get("held_up") else self._wait(now, step.get("silent", "").split())
+        silent = step.get("silent", "").split()
+        effects = [] if step.get("held_up") else self._wait(now, silent)
         if text != "time passes":
             effects += self.membership.step(self._event(text), now)
-        effects += self._tick(now)
+        effects += self._tick(now, silent)
         lines = [line for effect in effects if (line := self._effect(effect))]
         return [line for place, line in enumerate(lines) if line not in lines[:place]]
 
@@ -134,14 +140,30 @@ class Script:
                 if name not in silent:
                     beat = MessageReceived(contact.connection, name, name, Heartbeat())
                     effects += self.membership.step(beat, wake_at)
-            effects += self._tick(wake_at)
+            effects += self._tick(wake_at, silent)
         return effects
 
-    def _tick(self, now: float) -> list[Effect]:
+    def _tick(self, now: float, silent: list[str]) -> list[Effect]:
         effects = self.membership.tick(now)
         if any(isinstance(effect, BeatDue) for effect in effects):
             effects += self.membership.step(LocalBeat(), now)
-        return effects
+        return effects if self._votes_are_told else self._voted(effects, now, silent)
+
+    def _voted(self, effects: list[Effect], now: float, silent: list[str]) -> list[Effect]:
+        """Have the others vote for what they are asked; all other effects."""
+        others: list[Effect] = []
+        for effect in effects:
+            if not isinstance(effect, Send) or not isinstance(effect.message, VoteRequest):
+                others.append(effect)
+                continue
+            number = effect.message.view.generation
+            for connection in effect.connections:
+                name = self._names[connection]
+                if name not in silent:
+                    event = MessageReceived(connection, name, name, Vote(number, True, number))
+                    others += self.membership.step(event, now)
+            others += self._tick(now, silent)
+        return others
 
     # -- words to events ----------------------------------------------------------------------
 
@@ -192,6 +214,9 @@ class Script:
         words: list[tuple[str, Callable[[re.Match[str]], Message]]] = [
             (r"beats", lambda _: Heartbeat()),
             (r"says (.+)", lambda m: StatusUpdate(number, self._status(m[1]))),
+            (r"asks for (\S+) of (.+)", lambda m: VoteRequest(self._new_view(m[1], m[2]))),
+            (r"votes for (\S+)(?:, as (.+))?", lambda m: self._vote(m[1], True, m[2])),
+            (r"votes against (\S+)(?:, as (.+))?", lambda m: self._vote(m[1], False, m[2])),
             (r"forms (\S+) of (.+)", lambda m: NewGeneration(self._new_view(m[1], m[2]))),
             (r"ends (\S+) \((\w+)\)", lambda m: GenerationEnded(self._end(m[1], m[2], name))),
             (r"ends (\S+) for (\S+)", lambda m: GenerationEnded(self._end(m[1], "lost", m[2]))),
@@ -205,6 +230,19 @@ class Script:
             if found := re.fullmatch(pattern, text):
                 return make(found)
         raise ValueError(text)
+
+    def _vote(self, number: str, granted: bool, why: str | None) -> Vote:
+        """An answer, and the reason: `it voted for 2/1`, `2/1 of 1 2 may go on`, or `2/1 of 1 2
+        has worked`."""
+        asked = generation(number)
+        found = re.fullmatch(r"it voted for (\S+)|(\S+) of (.+) (may go on|has worked)", why or "")
+        if not found:
+            return Vote(asked, granted, asked if granted else 0)
+        if found[1]:
+            return Vote(asked, granted, generation(found[1]))
+        view = self._new_view(found[2], found[3])
+        worked = view.generation if found[4] == "has worked" else 0
+        return Vote(asked, granted, asked, worked, (view.generation,), (view,))
 
     def _status(self, text: str) -> PeerStatus:
         found = re.fullmatch(r"(ready|running|done) in (\S+)(?: holding (\d+))?", text)
@@ -266,6 +304,10 @@ class Script:
                 return f"{status.phase} in {shown(status.generation)}"
             case WorldKnown(view=view):
                 return f"a world has worked: {_view(view)}"
+            case VoteRequest(view=view):
+                return f"vote for {_view(view)}"
+            case Vote(generation=number, granted=granted):
+                return f"a vote {'for' if granted else 'against'} {shown(number)}"
             case NewGeneration(view=view):
                 return f"new generation {_view(view)}"
             case GenerationEnded(end=end):

@@ -124,6 +124,7 @@ PROMISED = [
     "mesh/model",
     "mesh/messages",
     "mesh/world_plan",
+    "mesh/ballot",
     "mesh/events",
     "mesh/contacts",
     "mesh/generation_state",

@@ -13,7 +13,14 @@ from slurm_resilience.mesh.model import (
     counter_of,
     generation_number,
 )
-from slurm_resilience.mesh.world_plan import WorldRules, arrange, last_holders, one_a_seat, propose
+from slurm_resilience.mesh.world_plan import (
+    WorldRules,
+    arrange,
+    last_holders,
+    one_a_seat,
+    other_side,
+    propose,
+)
 
 
 def member(
@@ -98,24 +105,24 @@ def view(*members: Member) -> View:
 
 
 def test_waits_for_all_at_the_start() -> None:
-    proposal = propose([member(0), member(1)], {}, None, RULES, 1.0, started=False)
+    proposal = propose([member(0), member(1)], {}, [], RULES, 1.0, started=False)
     assert proposal.members is None
     assert proposal.again is not None
-    later = propose([member(0), member(1)], {}, None, RULES, 601.0, started=False)
+    later = propose([member(0), member(1)], {}, [], RULES, 601.0, started=False)
     assert later.members is not None
 
 
 def test_goes_on_at_once_after_a_loss() -> None:
     all4 = [member(seat, 3) for seat in range(4)]
     left = all4[:2] + all4[3:]
-    proposal = propose(left, {all4[2].peer.id: True}, view(*all4), RULES, 0.0, started=True)
+    proposal = propose(left, {all4[2].peer.id: True}, [view(*all4)], RULES, 0.0, started=True)
     assert proposal.members == tuple(left)
 
 
 def test_too_few_wait() -> None:
     all4 = [member(seat, 3) for seat in range(4)]
     lost = {m.peer.id: True for m in all4[1:]}
-    proposal = propose(all4[:1], lost, view(*all4), RULES, 99.0, started=True)
+    proposal = propose(all4[:1], lost, [view(*all4)], RULES, 99.0, started=True)
     assert proposal.members is None
     assert "min_world" in proposal.reason
 
@@ -131,7 +138,7 @@ def test_two_halves_of_a_cut_never_both_go_on(side: set[int]) -> None:
         present = [m for m in everyone if m.peer.seat in here]
         if not present:
             return False
-        return propose(present, there, whole, rules, 0.0, started=True).members is not None
+        return propose(present, there, [whole], rules, 0.0, started=True).members is not None
 
     other = set(range(8)) - side
     assert not (goes_on(side) and goes_on(other))
@@ -152,19 +159,35 @@ def test_a_newcomer_does_not_sit_on_the_last_place_of_a_part() -> None:
     assert arrange([*seated, holder], 3)[1] == holder
 
 
-def test_a_spare_that_was_not_heard_lately_is_counted_for_the_other_side() -> None:
-    everyone = tuple(member(seat) for seat in (0, 1, 2, 4, 5))
-    last = View(generation_number(1, 0, 0), everyone, 2, 6)
-    rules = WorldRules(6, 2, replica_size=2)
+PARTS = st.lists(st.sampled_from(["here", "there", "dead"]), min_size=1, max_size=6)
 
-    def side(here: tuple[int, ...], stale: frozenset[str]) -> tuple[str, ...] | None:
-        present = [m for m in everyone if m.peer.seat in here]
-        lost = {m.peer.id: False for m in everyone if m not in present}
-        found = propose(present, lost, last, rules, 0.0, True, stale=stale)
-        return found.members and tuple(m.peer.id for m in found.members)
 
-    # The network was cut into 0, 1 and 2, 4, 5, and 0 has not noticed the silence of 5 yet.
-    assert side((0, 1, 5), frozenset({"5.0"})) is None
-    assert side((2, 4, 5), frozenset()) == ("2.0", "4.0")
-    # Those that the world cannot do without are asked, however long they said nothing.
-    assert side((0, 1, 5), frozenset({"1.0"})) == ("0.0", "1.0")
+@given(PARTS, st.lists(st.booleans(), min_size=6, max_size=6))
+def test_two_sides_that_may_go_on_have_a_voter_in_common(
+    parts: list[str], told: list[bool]
+) -> None:
+    """A death that only one side knows of does not have both go on."""
+    members = tuple(member(seat) for seat in range(len(parts)))
+    world = View(generation_number(1, 0), members, seats=len(parts))
+
+    def goes_on(side: str, knows: bool) -> bool:
+        here = {m.peer.id for m, part in zip(members, parts, strict=True) if part == side}
+        lost = {
+            m.peer.id: part == "dead" and (told[seat] is knows)
+            for seat, (m, part) in enumerate(zip(members, parts, strict=True))
+            if part != side
+        }
+        return bool(here) and not other_side([world], here, lost)
+
+    assert not (goes_on("here", True) and goes_on("there", False))
+
+
+def test_each_world_that_may_go_on_counts() -> None:
+    everyone = [member(seat) for seat in range(4)]
+    older = View(generation_number(1, 0), tuple(everyone), seats=4)
+    newer = View(generation_number(2, 2), (everyone[2], everyone[3]), seats=4)
+    here = {m.peer.id for m in everyone[:3]}
+    assert not other_side([older], here, {})
+    assert "1 of 2 ranks fell silent" in other_side([older, newer], here - {"2.0"}, {"2.0": True})
+    assert not other_side([newer], here, {})
+    assert not other_side([older, newer], {"0.0", "1.0"}, {"2.0": True, "3.0": True})

@@ -36,6 +36,29 @@ class SystemClock:
         return event.wait(seconds)
 
 
+class SteadyClock:
+    """A clock whose time of day does not jump: it goes on from its start (or from `adopt`) at the
+    pace of the monotonic one, whatever is done to the machine's date meanwhile."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset = 0.0
+        self.adopt()
+
+    def now(self) -> float:
+        return self._offset + self._clock.monotonic()
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        return self._clock.wait(event, seconds)
+
+    def adopt(self) -> None:
+        """Take over the machine's date. Only while nothing is timed by it."""
+        self._offset = self._clock.now() - self._clock.monotonic()
+
+
 SYSTEM_CLOCK: Clock = SystemClock()
 """The machine's clock, for borders that talk to real sockets, files and programs.
 

@@ -36,6 +36,9 @@ class ControllerSettings(_Section, frozen=True):
     state_dir: str = "/var/lib/sresctld"
     interval: float = 2.0
     """Seconds between two reads of Slurm when nothing else wakes the cycle."""
+    keep: float = 15552000.0
+    """Seconds that events, incidents that have ended, and runs of the replacement program are
+    kept."""
 
 
 class WireSettings(_Section, frozen=True):
@@ -128,9 +131,9 @@ class ReplaceSettings(_Section, frozen=True):
     """Seconds before a failed replacement is tried again; doubled each time."""
     return_timeout: float = 900.0
     """Seconds between the end of the program and the node's registration."""
-    silent_for: float = 60.0
+    silent_for: float = 300.0
     """Seconds of silence before a node that sresctld found dead is replaced. One that lives again
-    by then goes back into service."""
+    by then, after a reboot by hand for example, goes back into service."""
     max_running: int = 8
     """Replacements that run at the same time."""
     max_running_partition: int = 4
@@ -239,7 +242,7 @@ def _plain(message: str) -> str:
 
 
 _POSITIVE = {
-    "controller": ("interval",),
+    "controller": ("interval", "keep"),
     "agent": ("beat", "check_interval"),
     "detect": ("silent_after", "dead_after", "probe_timeout", "refused_after"),
     "breaker": (

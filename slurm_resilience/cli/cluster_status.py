@@ -99,7 +99,10 @@ def _controller(
     kept = ("version", "uptime", "mode", "paused", "can_replace", "permits_expansion", "sentence")
     told: dict[str, Any] = {k: data[k] for k in kept}
     age = max(0.0, now - data["at"])
-    return {"answers": True, "cycle_age": age, "blind": data.get("blind", "")} | told
+    breaker = data.get("breaker", {})
+    tripped = str(breaker.get("text", "")) if breaker.get("tripped_at") else ""
+    now_told = {"cycle_age": age, "blind": data.get("blind", ""), "breaker": tripped}
+    return {"answers": True} | now_told | told
 
 
 def _lines(picture: dict[str, Any], now: float, interval: float) -> Iterator[str]:
@@ -201,6 +204,9 @@ def _about(controller: dict[str, Any], interval: float) -> Iterator[str]:
     if controller["blind"]:
         text = f"{controller['blind']}: nothing is judged, nothing is done"
         yield field("blind", text, alert=True)
+    if controller["breaker"]:
+        text = f"tripped: {controller['breaker']}; no node is replaced: sres breaker"
+        yield field("breaker", text, alert=True)
     if controller["paused"]:
         text = f"{controller['paused']}: nothing is done until `sres unpause`"
         yield field("paused", text, alert=True)

@@ -19,6 +19,7 @@ from slurm_resilience.cli.shared_options import config_option
 from slurm_resilience.errors import SresError, UsageError
 
 _COMMANDS = {
+    "breaker": ("breaker_commands:breaker", "Show the breaker, or reset it."),
     "check": ("check_commands:check", "Check the configuration, or the whole installation."),
     "job": ("job_commands:job", "Show jobs that run under srun --auto-resume=1."),
     "lab": ("lab:lab", "Run a real Slurm cluster on this machine, whose power can be cut."),

@@ -192,6 +192,13 @@ class DropAgent(msgspec.Struct, frozen=True, tag=True):
     """Slurm does not know the node any more; false: its sresd was stopped on purpose."""
 
 
+class NoteMissing(msgspec.Struct, frozen=True, tag=True):
+    """Remember since when (epoch) Slurm has not listed a node; 0: it is listed again."""
+
+    node: str
+    since: float
+
+
 class NoteFault(msgspec.Struct, frozen=True, tag=True):
     """Remember a fault, or its end, for the breaker."""
 
@@ -216,6 +223,7 @@ Note = (
     | NotePause
     | NoteAgent
     | DropAgent
+    | NoteMissing
     | NoteFault
     | NoteBreaker
 )

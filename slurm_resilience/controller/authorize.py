@@ -13,6 +13,7 @@ from slurm_resilience.model import Job
 from slurm_resilience.wire.messages import (
     AttemptEnded,
     AttemptStarted,
+    BreakerReset,
     EvidenceRequest,
     Message,
     PauseRequest,
@@ -120,7 +121,7 @@ def check_message(role: Role, message: Message) -> None:
     Raises:
         NotPermitted: the message belongs to another role.
     """
-    of_everyone = isinstance(message, StatusRequest | PauseRequest)
+    of_everyone = isinstance(message, StatusRequest | PauseRequest | BreakerReset)
     of_jobs = isinstance(message, AttemptStarted | AttemptEnded | RequeueRequest | EvidenceRequest)
     if not of_everyone and not (of_jobs and role == "job"):
         raise NotPermitted(f"a {role} may not send a {type(message).__name__}")
@@ -150,10 +151,10 @@ def check_requeue(job: Job) -> None:
 
 
 def check_pause(uid: int, trusted_uids: Collection[int]) -> None:
-    """Let root and SlurmUser pause sresctld.
+    """Let root and SlurmUser pause sresctld, and reset its breaker.
 
     Raises:
         NotPermitted: another user asks.
     """
     if uid not in trusted_uids:
-        raise NotPermitted("only root and SlurmUser may pause sresctld")
+        raise NotPermitted("only root and SlurmUser may pause sresctld or reset its breaker")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
+
+import msgspec
 
 from slurm_resilience.config import Config
 from slurm_resilience.controller.act.actor import Actor
@@ -11,6 +14,7 @@ from slurm_resilience.controller.alarms import FollowedAlarm, follow
 from slurm_resilience.controller.decide.decision import Decision, decide
 from slurm_resilience.controller.decide.intake import pause_of
 from slurm_resilience.controller.diagnose import SLURM_USERS, NodeDiagnosis, diagnose
+from slurm_resilience.controller.heard import InboxMessage
 from slurm_resilience.controller.observe import Blind, SiteFacts, Sources, observe
 from slurm_resilience.controller.slurm_settings import SlurmSettings
 from slurm_resilience.controller.status import for_supervisors, status
@@ -37,6 +41,11 @@ class Cycle:
         self._started = sources.clock.monotonic()
         self._alarms: dict[str, FollowedAlarm] = {}
         self._blind_since = 0.0
+        self._unwritten: tuple[InboxMessage, ...] = ()
+        """Taken out of the inbox, and not in the journal yet: its disk was full."""
+        self.stop = threading.Event()
+        """Set to end between two acts."""
+        actor.is_halted = self.is_halted
 
     def run_once(self) -> str:
         """Do one round; returns its sentence."""
@@ -51,10 +60,16 @@ class Cycle:
     def _round(self) -> str:
         snapshot = observe(self._sources, self._site())
         if isinstance(snapshot, Blind):
-            return self._blind(snapshot.reason, hear_pauses=True)
+            self._take_pauses()
+            return self._blind(snapshot.reason)
+        messages = self._unwritten = (*self._unwritten, *snapshot.heard.messages)
+        heard = msgspec.structs.replace(snapshot.heard, messages=messages)
+        snapshot = msgspec.structs.replace(snapshot, heard=heard)
         diagnoses = diagnose(snapshot, self._config)
         decision = decide(snapshot, diagnoses, self._config)
-        self._actor.act(decision.snapshot, decision.actions, decision.notes)
+        self._actor.take_note(decision.snapshot, decision.notes)
+        self._unwritten = ()
+        self._actor.act(decision.snapshot, decision.actions)
         self._record(decision, diagnoses)
         return decision.sentence
 
@@ -105,16 +120,37 @@ class Cycle:
         )
         self._blind_since = 0.0
 
-    def _blind(self, reason: str, hear_pauses: bool = False) -> str:
-        """Do nothing, but say why; an administrator's pause counts all the same."""
-        if hear_pauses:
-            self._actor.write(
-                [
-                    pause_of(heard, heard.message)
-                    for heard in self._sources.inbox.take_pauses()
-                    if isinstance(heard.message, PauseRequest)
-                ]
-            )
+    def is_halted(self) -> bool:
+        """Tell whether sresctld ends, or an administrator has paused it since the round began."""
+        if self.stop.is_set():
+            return True
+        self._take_pauses()
+        return bool(self._sources.journal.paused)
+
+    def _take_pauses(self) -> None:
+        """Write an administrator's pauses down: they count at once, and also while blind."""
+        self._unwritten = (*self._unwritten, *self._sources.inbox.take_pauses())
+        pauses = [
+            pause_of(heard, heard.message)
+            for heard in self._unwritten
+            if isinstance(heard.message, PauseRequest)
+        ]
+        self._actor.write(pauses)
+        self._unwritten = tuple(
+            heard for heard in self._unwritten if not isinstance(heard.message, PauseRequest)
+        )
+
+    def is_quiet(self) -> bool:
+        """Tell whether nothing is under way that is timed by the date."""
+        journal = self._sources.journal
+        try:
+            is_tripped = journal.breaker().is_tripped
+            return not (is_tripped or journal.pending_requeues() or journal.incidents())
+        except sqlite3.Error:
+            return False
+
+    def _blind(self, reason: str) -> str:
+        """Do nothing, but say why."""
         self._blind_since = self._blind_since or self._sources.clock.now()
         self._sources.inbox.publish_blind(reason, self._blind_since)
         return f"blind, nothing is done: {reason}"

@@ -165,9 +165,10 @@ def _kept_by_a_person(case: NodeCase) -> NodeDiagnosis | None:
 
 
 def _maintenance(case: NodeCase) -> NodeDiagnosis | None:
-    if "MAINTENANCE" in case.node.flags and not case.node.has_work:
-        return case.is_("held", f"{case.node.state}: in a maintenance reservation")
-    return None
+    if "MAINTENANCE" not in case.node.flags or case.has_died_with_jobs:
+        return None
+    probe = case.life.probe and case.is_occupied
+    return case.is_("held", f"{case.node.state}: in a maintenance reservation", probe=probe)
 
 
 def _silent(case: NodeCase) -> NodeDiagnosis | None:
@@ -298,16 +299,28 @@ def life_of(snapshot: ClusterSnapshot, detect: DetectSettings, node: Node) -> No
             return NodeDiagnosis(node.name, "healthy", "sresd beats")
         heard_at, silence = agent.heard_at, agent.silence
         sign = f"no beat for {silence:.1f} s"
+    elif agent is not None:
+        # On purpose, and often before a reboot by hand: Slurm alone judges the node now.
+        return NodeDiagnosis(node.name, "unknown", "sresd was stopped")
     elif node.is_responding:
-        text = "sresd was stopped" if agent else "no sresd has reported for it"
-        return NodeDiagnosis(node.name, "unknown", text)
+        return NodeDiagnosis(node.name, "unknown", "no sresd has reported for it")
     else:
         # No sresd beats for it, and Slurm itself gets no answer.
         silence = NEVER_HEARD_SECONDS
         heard_at, sign = snapshot.moment - silence, "Slurm gets no answer"
     probes = [p for p in snapshot.probes.get(node.name, ()) if p.started > heard_at]
     judged = _judge_probes(snapshot.moment, detect, node, probes, silence, sign)
+    if agent is None:
+        # All that is known of its silence are the probes.
+        silence = _unanswered_for(snapshot.moment, probes)
     return msgspec.structs.replace(judged, silence=silence)
+
+
+def _unanswered_for(moment: float, probes: Sequence[ProbeResult]) -> float:
+    """Return for how many seconds no probe was answered."""
+    answered = [index for index, p in enumerate(probes) if p.answer == "answered"]
+    later = probes[answered[-1] + 1 :] if answered else probes
+    return moment - later[0].started if later else 0.0
 
 
 def _judge_probes(

@@ -10,6 +10,7 @@ from slurm_resilience.controller.journal import KnownAgent
 from slurm_resilience.wire.messages import (
     AttemptEnded,
     AttemptStarted,
+    BreakerReset,
     PauseRequest,
     RequeueRequest,
 )
@@ -21,7 +22,7 @@ class InboxMessage(msgspec.Struct, frozen=True):
 
     connection: Client
     job: int
-    message: AttemptStarted | AttemptEnded | RequeueRequest | PauseRequest
+    message: AttemptStarted | AttemptEnded | RequeueRequest | PauseRequest | BreakerReset
 
 
 class Heard(msgspec.Struct, frozen=True):

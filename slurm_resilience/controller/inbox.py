@@ -24,6 +24,7 @@ from slurm_resilience.model import Job, Node
 from slurm_resilience.wire.messages import (
     AttemptEnded,
     AttemptStarted,
+    BreakerReset,
     Evidence,
     EvidenceRequest,
     Hello,
@@ -125,8 +126,8 @@ class Inbox:
         authorize.check_message(client.role, message)
         if isinstance(message, StatusRequest):
             client.send(self._answer(message, client.uid))
-        elif isinstance(message, PauseRequest):
-            self._pause(client, message)
+        elif isinstance(message, PauseRequest | BreakerReset):
+            self._order(client, message)
         elif isinstance(message, EvidenceRequest):
             client.send(self._evidence(message))
         elif isinstance(message, AttemptStarted | AttemptEnded | RequeueRequest):
@@ -174,14 +175,14 @@ class Inbox:
             known = [self._verdicts.get(v.node, v) for v in unknown]
         return Evidence(tuple(known), asked=True)
 
-    def _pause(self, client: Client, message: PauseRequest) -> None:
+    def _order(self, client: Client, message: PauseRequest | BreakerReset) -> None:
         try:
             authorize.check_pause(client.uid, self._trusted_uids)
         except NotPermitted as refusal:
             client.send(Refused(str(refusal), refusal.exit_code))
             return
         self._put(InboxMessage(client, 0, message))
-        client.send(Status({"paused": message.reason}))
+        client.send(Status({"paused": message.reason} if isinstance(message, PauseRequest) else {}))
 
     # -- the cycle ----------------------------------------------------------------------------
 

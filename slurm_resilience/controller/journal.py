@@ -177,6 +177,8 @@ class JournalMemory(msgspec.Struct, frozen=True):
     """Replacement programs started within the last hour: when (epoch), and the node."""
     faults: Mapping[str, Fault] = {}
     """The last fault of each node, for the breaker."""
+    missing: Mapping[str, float] = {}
+    """Nodes that Slurm does not list, since when (epoch)."""
     breaker: BreakerState = CLOSED_BREAKER
 
 
@@ -199,6 +201,7 @@ CREATE INDEX IF NOT EXISTS events_kind ON events (kind, at);
 CREATE TABLE IF NOT EXISTS acknowledged (
   node TEXT NOT NULL, boot TEXT NOT NULL, name TEXT NOT NULL, subject TEXT NOT NULL,
   code TEXT NOT NULL, PRIMARY KEY (node, boot, name, subject, code));
+CREATE TABLE IF NOT EXISTS missing (node TEXT PRIMARY KEY, since REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS faults (node TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
@@ -281,8 +284,21 @@ class Journal:
         )
 
     def prune(self, before: float) -> None:
-        """Drop events older than ``before`` (epoch)."""
+        """Drop events older than ``before`` (epoch), and incidents that ended before it. One that
+        left its node to a person stays as long as it is the node's last."""
+        states = [state.value for state in NodeState if state.is_under_way]
+        marks = ",".join("?" for _ in states)
         self._db.execute("DELETE FROM events WHERE at < ?", (before,))
+        self._db.execute(
+            f"DELETE FROM incidents WHERE state NOT IN ({marks})"
+            " AND json_extract(body, '$.times.closed') < ?"
+            " AND (state = ? OR id NOT IN (SELECT max(id) FROM incidents GROUP BY node))",
+            (*states, before, NodeState.HEALTHY),
+        )
+
+    def has_incident(self, incident_id: int) -> bool:
+        row = self._db.execute("SELECT 1 FROM incidents WHERE id = ?", (incident_id,)).fetchone()
+        return row is not None
 
     def events(self, node: str = "", limit: int = 100, after: int = 0) -> list[dict[str, Any]]:
         """Return events, newest first, of one node or of all."""
@@ -449,6 +465,7 @@ class Journal:
             self.flaps(now - flap_window),
             self.starts(now - HOUR_SECONDS),
             self.faults(),
+            self.missing(),
             self.breaker(),
         )
 
@@ -497,6 +514,17 @@ class Journal:
 
     def drop_fault(self, node: str) -> None:
         self._db.execute("DELETE FROM faults WHERE node = ?", (node,))
+
+    def put_missing(self, node: str, since: float) -> None:
+        """Write since when (epoch) a node has not been listed; 0: it is."""
+        if since:
+            self._db.execute("INSERT OR REPLACE INTO missing VALUES (?, ?)", (node, since))
+        else:
+            self._db.execute("DELETE FROM missing WHERE node = ?", (node,))
+
+    def missing(self) -> dict[str, float]:
+        rows = self._db.execute("SELECT node, since FROM missing").fetchall()
+        return {str(node): float(since) for node, since in rows}
 
     def put_breaker(self, state: BreakerState) -> None:
         self._set("breaker", msgspec.json.encode(state).decode())

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
+import os
 import re
 import resource
 import signal
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from slurm_resilience import __version__, daemon_log
-from slurm_resilience.clock import Clock, SystemClock
+from slurm_resilience.clock import Clock, SteadyClock, SystemClock
 from slurm_resilience.config import OPTION_HELP, Config, load
 from slurm_resilience.controller.act.actor import Actor
 from slurm_resilience.controller.cycle import Cycle
@@ -29,6 +32,7 @@ from slurm_resilience.controller.registry import Registry, SupervisorRoll
 from slurm_resilience.controller.slurm_settings import SlurmSettings
 from slurm_resilience.errors import NotFound, SresError
 from slurm_resilience.model import Job
+from slurm_resilience.replace import program
 from slurm_resilience.replace.program import THIS_HOST, RunHost
 from slurm_resilience.slurm.choose import choose
 from slurm_resilience.slurm.cli import CliClient
@@ -39,8 +43,8 @@ log = logging.getLogger("sresctld")
 
 _NUMBER = re.compile(r"\d+\.\d+ s|\d+ s|\d+ probes")
 
-KEEP_EVENTS_SECONDS = 180 * 86400.0
-"""Older events are dropped at a start. Incidents are kept."""
+PRUNE_SECONDS = 86400.0
+"""Between two looks for what has become too old."""
 MAX_FILES = 65536
 """File descriptors, where the hard limit allows them."""
 TICK_SECONDS = 0.25
@@ -75,11 +79,13 @@ class Controller:
         borders: Borders = REAL,
     ) -> None:
         self._config = config
-        self._clock = clock
+        # What waits for a time must not end, or begin anew, because the date was set.
+        clock = self._clock = SteadyClock(clock)
+        self._host = borders.host
         state_dir = Path(config.controller.state_dir)
         self.journal = Journal(state_dir / "journal.db", borders.connect)
         self.journal.number_after(last_run(state_dir))
-        self.journal.prune(clock.now() - KEEP_EVENTS_SECONDS)
+        self._prune()
         self.registry = Registry(clock)
         for agent in self.journal.agents().values():
             self.registry.expect(agent.node, agent.boot_id, agent.instance)
@@ -122,6 +128,7 @@ class Controller:
     def run(self, stop: threading.Event) -> None:
         """Repeat the cycle until ``stop``: at once when a message came, else every interval."""
         wake, last_gist = self.registry.wake, ""
+        self._cycle.stop = stop
         while not stop.is_set():
             wake.clear()
             began = self._clock.monotonic()
@@ -131,7 +138,20 @@ class Controller:
             if gist != last_gist:
                 log.info("%s", sentence)
                 last_gist = gist
+            if self._cycle.is_quiet():
+                self._clock.adopt()
+            if began - self._pruned >= PRUNE_SECONDS:
+                self._prune()
             self._pause_between(stop, began)
+
+    def _prune(self) -> None:
+        """Drop what is older than the configuration says, from the journal and from the disk."""
+        self._pruned = self._clock.monotonic()
+        before = self._clock.now() - self._config.controller.keep
+        with contextlib.suppress(sqlite3.Error):  # a full disk; the next cycle says so
+            self.journal.prune(before)
+            state_dir = Path(self._config.controller.state_dir)
+            program.prune(state_dir / "runs", before, self.journal.has_incident, self._host)
 
     def close(self) -> None:
         self._prober.close()
@@ -183,8 +203,41 @@ def find_job(client: SlurmClient, job_id: int) -> Job:
     return job
 
 
+@contextlib.contextmanager
+def only_one(state_dir: Path) -> Iterator[None]:
+    """Hold the state directory: of two that act, each would start what the other starts.
+
+    Raises:
+        SresError: another sresctld holds it, or it cannot be used.
+    """
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
+        lock = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise SresError(f"the state directory {state_dir} cannot be used: {error}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise SresError(
+            f"another sresctld works in {state_dir}: stop it first (also for --once), or set "
+            "another controller.state_dir"
+        ) from None
+    finally:
+        os.close(lock)
+
+
 def serve(config: Config, *, once: bool, dry_run: bool) -> None:
-    """Run the daemon until SIGTERM or SIGINT."""
+    """Run the daemon until SIGTERM or SIGINT.
+
+    Raises:
+        SresError: another sresctld works in the same state directory.
+    """
+    with only_one(Path(config.controller.state_dir)):
+        _serve(config, once=once, dry_run=dry_run)
+
+
+def _serve(config: Config, *, once: bool, dry_run: bool) -> None:
     _allow_many_connections()
     clock = SystemClock()
     commands = CliClient(config.slurm_bin)

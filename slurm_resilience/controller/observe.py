@@ -44,7 +44,7 @@ class SiteFacts(msgspec.Struct, frozen=True):
     slurm_users: frozenset[str] = frozenset({"root", "slurm"})
     """Users as whom Slurm's daemons write reasons."""
     returns_by_itself: bool = False
-    """Slurm puts a DOWN node into service when its slurmd registers (ReturnToService=2)."""
+    """Slurm puts a DOWN node into service when its slurmd registers (ReturnToService)."""
     flap_window: float = 3600.0
 
 

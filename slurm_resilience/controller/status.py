@@ -97,6 +97,7 @@ def status(
         "permits_expansion": snapshot.site.permits_expansion,
         "sentence": decision.sentence,
         "marks_now": sum(isinstance(action, MarkNode) for action in decision.actions),
+        "breaker": breaker_view(decision.snapshot),
         "alarms": sorted((msgspec.to_builtins(a) for a in alarms.values()), key=_first_raised),
         "nodes": nodes,
         "jobs": {
@@ -104,6 +105,14 @@ def status(
             for job, s in snapshot.supervised.items()
         },
     }
+
+
+def breaker_view(snapshot: ClusterSnapshot) -> dict[str, Any]:
+    """Return the breaker's state, and the faults that it counts, as plain data."""
+    faults = snapshot.memory.faults.values()
+    counted = [fault for fault in faults if fault.began > snapshot.memory.breaker.reset_at]
+    view: dict[str, Any] = msgspec.to_builtins(snapshot.memory.breaker)
+    return view | {"faults": [msgspec.to_builtins(fault) for fault in counted]}
 
 
 def incident_view(incident: Incident) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -201,6 +202,25 @@ def status(directory: Path, now: float, host: RunHost = THIS_HOST) -> Run:
 def is_unfinished(directory: Path, host: RunHost = THIS_HOST) -> bool:
     """Tell whether a run has been started and has not ended."""
     return host.is_held(directory) and not _text(directory / RESULT)
+
+
+def prune(
+    runs: Path, before: float, is_kept: Callable[[int], bool], host: RunHost = THIS_HOST
+) -> None:
+    """Remove the directories of old runs whose incident is gone.
+
+    Args:
+        runs: the directory of the runs.
+        before: those that were last changed before this moment (epoch).
+        is_kept: tells whether the journal has an incident.
+        host: where they ran.
+    """
+    for directory in runs.glob("*-*"):
+        number = directory.name.partition("-")[0]
+        with contextlib.suppress(OSError):
+            is_old = number.isdecimal() and directory.stat().st_mtime < before
+            if is_old and not is_kept(int(number)) and not host.is_held(directory):
+                shutil.rmtree(directory)
 
 
 def stop(directory: Path, host: RunHost = THIS_HOST) -> None:

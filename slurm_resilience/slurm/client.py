@@ -62,9 +62,9 @@ class ClusterInfo(msgspec.Struct, frozen=True):
 
     @property
     def returns_by_itself(self) -> bool:
-        """A DOWN node goes into service when its slurmd registers, for whatever reason it is
-        DOWN."""
-        return self.raw.get("ReturnToService", "0").strip() == "2"
+        """A DOWN node may go into service when its slurmd registers: at 2 for whatever reason it is
+        DOWN, at 1 where Slurm itself found that it does not respond."""
+        return self.raw.get("ReturnToService", "0").strip() != "0"
 
 
 class SlurmClient(Protocol):

@@ -171,6 +171,10 @@ class PauseRequest(msgspec.Struct, frozen=True, tag=True):
     reason: str = ""
 
 
+class BreakerReset(msgspec.Struct, frozen=True, tag=True):
+    """An administrator has looked at the faults that tripped the breaker: they count no more."""
+
+
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):
     """Ask for what sresctld knows: all of it in pages, the part without nodes and jobs, or events
     of the journal."""
@@ -203,6 +207,7 @@ Message = (
     | EvidenceRequest
     | Evidence
     | PauseRequest
+    | BreakerReset
     | StatusRequest
     | Status
 )

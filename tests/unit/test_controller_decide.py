@@ -376,7 +376,32 @@ def test_open_and_drained_by_a_person_is_left_to_the_person() -> None:
 
 
 def test_a_node_that_slurm_forgot_ends_its_incident() -> None:
-    assert advance(world(incidents=(incident("gone"),))).event is NodeEvent.REMOVED
+    gone = {"incidents": (incident("gone"),)}
+    assert decision(world(**gone)).actions == ()
+    assert decision(world(**gone)).notes == (act.NoteMissing("gone", NOW),)
+    for ago, moves in ((59.0, 0), (60.0, 1)):
+        seen = world(**gone, missing={"gone": NOW - ago})
+        assert len(actions(seen, act.Transition)) == moves
+    assert advance(seen).event is NodeEvent.REMOVED
+
+
+def test_a_node_that_one_listing_lacked_goes_on_as_before() -> None:
+    known, spoken = incident("n1", NodeState.REPAIRING, run_started=NOW), (agent(),)
+    lacking = world(incidents=(known,), agents=spoken, runs={1: Run("running")})
+    said = decision(lacking)
+    assert (said.actions, said.notes) == ((), (act.NoteMissing("n1", NOW),))
+    back = world(
+        MARKED, incidents=(known,), agents=spoken, runs={1: Run("running")}, missing={"n1": NOW - 9}
+    )
+    said = decision(back)
+    assert (said.actions, said.notes) == ((), (act.NoteMissing("n1", 0.0),))
+
+
+def test_an_agent_is_forgotten_only_when_its_node_stays_away() -> None:
+    for ago, dropped in ((5.0, 0), (61.0, 1)):
+        seen = world(agents=(agent("gone"),), missing={"gone": NOW - ago})
+        notes = [n for n in decision(seen).notes if isinstance(n, act.DropAgent)]
+        assert len(notes) == dropped
 
 
 def test_an_empty_node_that_a_job_came_to_and_that_died_moves_once() -> None:
@@ -397,7 +422,7 @@ def test_an_empty_node_that_a_job_came_to_and_that_died_moves_once() -> None:
 
 @pytest.mark.parametrize("state", [s for s in NodeState if s.is_coming_back])
 def test_a_node_that_slurm_forgot_is_not_probed(state: NodeState) -> None:
-    seen = world(incidents=(incident("gone", state=state),))
+    seen = world(incidents=(incident("gone", state=state),), missing={"gone": NOW - 61})
     assert actions(seen, act.ProbeNode) == []
     assert advance(seen).event is NodeEvent.REMOVED
 
@@ -406,7 +431,7 @@ def test_marked_without_work_is_replaced() -> None:
     for known in (incident(kind="requested"), incident(kind="sick")):
         seen = world(MARKED, agents=(SICK,), incidents=(known,))
         assert actions(seen, act.StartReplacement) == [act.StartReplacement("n1", 1)]
-    seen = world(MARKED, incidents=(incident(),), **dead(silence=61.0))
+    seen = world(MARKED, incidents=(incident(),), **dead(silence=301.0))
     assert actions(seen, act.StartReplacement) == [act.StartReplacement("n1", 1)]
 
 
@@ -434,12 +459,15 @@ def test_a_node_that_lives_again_is_validated_and_not_replaced(kind: str) -> Non
         {"agents": (agent(reported=False),)},
         {"agents": (agent(steady=1.0),)},
         dead(silence=3.0),
-        dead(silence=59.0),
-        {"agents": (agent(silence=61.0),), "probes": {"n1": probes("silent", "silent", ago=3.0)}},
-        {"agents": (agent(silence=61.0),), "probes": {"n1": probes("silent")}},
-        {"agents": (agent(silence=61.0),), "probes": {"n1": probes("silent", "answered")}},
-        {"agents": (agent(silence=61.0, said_goodbye=True),)},
-        {"agents": (agent(silence=61.0, spoke=False),), "uptime": 5.0},
+        dead(silence=299.0),
+        {"agents": (agent(silence=301.0),), "probes": {"n1": probes("silent", "silent", ago=3.0)}},
+        {"agents": (agent(silence=301.0),), "probes": {"n1": probes("silent")}},
+        {"agents": (agent(silence=301.0),), "probes": {"n1": probes("silent", "answered")}},
+        {
+            "agents": (agent(silence=301.0, said_goodbye=True),),
+            "probes": {"n1": probes("silent", "silent")},
+        },
+        {"agents": (agent(silence=301.0, spoke=False),), "uptime": 5.0},
     ],
     ids=[
         "not told yet",
@@ -460,6 +488,32 @@ def test_what_is_not_known_for_certain_starts_no_replacement(
     seen = world(MARKED, incidents=(msgspec.structs.replace(EMPTY, kind=kind),), **more)
     assert actions(seen, act.StartReplacement) == []
     assert actions(seen, act.Transition) == []
+
+
+def test_a_maintenance_reservation_keeps_a_node_from_its_replacement() -> None:
+    reserved = node(state="IDLE+FAIL+MAINTENANCE", reason=REPLACE)
+    seen = world(reserved, agents=(SICK,), incidents=(EMPTY,))
+    assert actions(seen, act.StartReplacement) == []
+    busy = node(state="ALLOCATED+MAINTENANCE")
+    assert actions(world(busy, agents=(SICK,), jobs=(job(),)), act.MarkNode) == []
+
+
+def test_a_node_that_replacements_do_not_help_is_left_to_a_person() -> None:
+    """Counted over its incidents."""
+    known = incident(state=NodeState.EMPTY, kind="sick")
+    for before, starts in ((2, 1), (3, 0)):
+        history = tuple((NOW - 600.0, "n1") for _ in range(before))
+        seen = world(MARKED, agents=(SICK,), incidents=(known,), starts=history)
+        assert len(actions(seen, act.StartReplacement)) == starts
+    assert advance(seen).event is NodeEvent.GAVE_UP
+
+
+def test_a_silence_that_only_probes_know_of_begins_with_them() -> None:
+    silent = node(state="ALLOCATED+NOT_RESPONDING")
+    tried = {"n1": probes("silent", "silent", "silent")}
+    seen = world(silent, probes=tried, jobs=(job(),))
+    assert actions(seen, act.MarkNode) == []
+    assert diagnose(seen, CONFIG)["n1"].silence == pytest.approx(2.5)
 
 
 def test_a_person_who_asks_gets_a_living_node_replaced() -> None:
@@ -639,6 +693,65 @@ def test_a_person_who_resumes_the_node_stops_the_run() -> None:
     assert SideAct.STOP_PROGRAM in step(NodeState.REPAIRING, move.event).acts
 
 
+@pytest.mark.parametrize("state", [s for s in NodeState if s.is_in_repair])
+@pytest.mark.parametrize("reason", ["RMA 4711, keep out", "Low voltage on PSU 2"])
+def test_a_persons_drain_in_mid_replacement_stands(state: NodeState, reason: str) -> None:
+    drained = node(state="DOWN+DRAIN", reason=reason)
+    known = incident(state=state, attempts=1, run_ended=NOW - 10, run_started=NOW - 20)
+    seen = world(
+        drained,
+        agents=(agent(boot_id="boot-2"),),
+        incidents=(known,),
+        probes={"n1": probes("answered")},
+        runs={1: Run("running")},
+    )
+    assert actions(seen, act.ReturnNode) == []
+    move = advance(seen)
+    assert move.event is NodeEvent.TAKEN_OVER
+    stops = SideAct.STOP_PROGRAM in step(state, move.event).acts
+    assert stops is state.is_running_program
+
+
+@pytest.mark.parametrize("state", [s for s in NodeState if s.waits_for_repair])
+def test_the_same_words_of_another_hand_are_a_persons_request(state: NodeState) -> None:
+    ours = incident(state=state, mark_reason_at=MARKED.reason_at)
+    assert not [
+        move
+        for move in actions(world(MARKED, agents=(SICK,), incidents=(ours,)), act.Transition)
+        if move.event.is_a_persons
+    ]
+    theirs = msgspec.structs.replace(MARKED, reason_at="2026-01-02T00:00:00")
+    move = advance(world(theirs, agents=(SICK,), incidents=(ours,)))
+    assert move.event is NodeEvent.ASKED_ANEW
+
+
+def test_our_own_mark_is_no_persons_request() -> None:
+    """Its incident ended while the node was not listed."""
+    left = incident(state=NodeState.HELD, kind="dead", mark_reason_at=MARKED.reason_at)
+    (opened,) = actions(world(MARKED, agents=(agent(),), at_rest=(left,)), act.OpenRequested)
+    assert (opened.kind, opened.mark_reason_at) == ("dead", MARKED.reason_at)
+    theirs = msgspec.structs.replace(MARKED, reason_at="2026-01-02T00:00:00")
+    (opened,) = actions(world(theirs, agents=(agent(),), at_rest=(left,)), act.OpenRequested)
+    assert opened.kind == "requested"
+
+
+def test_what_slurm_writes_over_our_mark_is_no_persons_answer() -> None:
+    rebooted = node(state="DOWN", reason="Node unexpectedly rebooted")
+    seen = world(rebooted, agents=(SICK,), incidents=(EMPTY,))
+    assert actions(seen, act.Transition) == []
+    (mark,) = actions(seen, act.MarkNode)
+    assert (mark.state, mark.action) == ("down", REPLACE)
+
+
+def test_a_restart_changes_no_mind_before_the_node_was_heard() -> None:
+    """Killed right after the journal's "marking": the finding comes again with the first report."""
+    known = incident(state=NodeState.SUSPECT, kind="sick")
+    for waiting in (agent(spoke=False, connected=False), agent(reported=False)):
+        seen = world(node(), agents=(waiting,), incidents=(known,), uptime=3.0)
+        assert actions(seen, act.Transition) == []
+    assert len(actions(world(node(), agents=(SICK,), incidents=(known,)), act.MarkNode)) == 1
+
+
 def returning(speaks: Any, answered: bool = True, ended: float = 10.0) -> ClusterSnapshot:
     known = incident(
         state=NodeState.VALIDATING,
@@ -672,6 +785,25 @@ def test_back_is_a_new_boot_that_speaks_and_a_slurmd_that_answers() -> None:
 )
 def test_not_back_yet(speaks: Any, answered: bool) -> None:
     assert actions(returning(speaks, answered), act.ReturnNode) == []
+
+
+def test_a_node_that_comes_back_sick_is_not_resumed() -> None:
+    back = agent(boot_id="boot-2", findings=(finding(code="79"),))
+    assert actions(returning(back), act.ReturnNode) == []
+    move = advance(returning(back))
+    assert move.event is NodeEvent.REPLACEMENT_FAILED and "came back sick" in move.reason
+    for more in ({"reported": False}, {"steady": 1.0}):
+        early = agent(boot_id="boot-2", **more)
+        assert actions(returning(early), act.ReturnNode) == []
+
+
+def test_a_node_in_service_before_its_sresd_speaks_is_waited_for() -> None:
+    """slurmd was quicker: the silence is that of the old boot."""
+    known = incident(state=NodeState.VALIDATING, run_ended=NOW - 3, boot_before="boot-1")
+    seen = world(node(), incidents=(known,), **dead(silence=100.0))
+    assert actions(seen, act.Transition) == [] and actions(seen, act.MarkNode) == []
+    seen = world(node(), incidents=(known,), agents=(agent(boot_id="boot-2"),))
+    assert advance(seen).event is NodeEvent.CLOSED
 
 
 @pytest.mark.parametrize("state", [s for s in NodeState if s.is_coming_back])

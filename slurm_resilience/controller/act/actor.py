@@ -33,6 +33,10 @@ REPEAT_SECONDS = 60.0
 """Until the same failure is reported again."""
 
 
+def _never() -> bool:
+    return False
+
+
 class Actor:
     """Executes decisions. ``dry_run``: says what it would do, and does nothing."""
 
@@ -54,6 +58,8 @@ class Actor:
         self._reporter = Reporter(journal, clock)
         self._alarms: set[str] = set()
         self._failed_at: dict[str, float] = {}
+        self.is_halted: Callable[[], bool] = _never
+        """Asked between two acts: whether a person or SIGTERM stops the rest of them."""
         self._notes = NoteWriter(journal, registry, clock)
         notifier = Notifier(registry)
         jobs = JobActs(client, journal, self._reporter, notifier, clock)
@@ -83,31 +89,37 @@ class Actor:
         decided: Sequence[actions.Action],
         notes: Sequence[actions.Note] = (),
     ) -> None:
-        """Write the notes, then do all actions; one that fails is journaled and does not stop the
-        others.
+        """Do all actions; one that fails is journaled and does not stop the others.
 
         Args:
             snapshot: what was decided from.
             decided: the actions.
-            notes: what the journal must learn first, in a dry run as well.
+            notes: what the journal must learn first.
         """
-        self._notes.keep_only(snapshot.jobs)
-        self.write(notes)
+        self.take_note(snapshot, notes)
         for action in decided:
             if self._dry_run and not isinstance(action, actions.ProbeNode):
                 log.info("dry run, not done: %s", action)
                 continue
+            if not isinstance(action, actions.ProbeNode) and self.is_halted():
+                log.info("stopped between two acts: the next cycle decides anew")
+                return
             try:
                 self._handlers[type(action)](snapshot, action)
-            except SresError as error:
+            except (SresError, OSError) as error:
                 self._note_failure(action, error)
+
+    def take_note(self, snapshot: ClusterSnapshot, notes: Sequence[actions.Note]) -> None:
+        """Write down what the journal must learn before anything is done, in a dry run as well."""
+        self._notes.keep_only(snapshot.jobs)
+        self.write(notes)
 
     def write(self, notes: Sequence[actions.Note]) -> None:
         """Write down what was heard."""
         for note in notes:
             self._notes.write(note)
 
-    def _note_failure(self, action: actions.Action, error: SresError) -> None:
+    def _note_failure(self, action: actions.Action, error: Exception) -> None:
         """Report a failure, but not four times a second while it goes on."""
         name, node = type(action).__name__, getattr(action, "node", "")
         key, now = f"{name} {node} {error}", self._clock.monotonic()

@@ -15,6 +15,7 @@ from slurm_resilience.controller.actions import (
     NoteBreaker,
     NoteFault,
     NoteJob,
+    NoteMissing,
     NotePause,
     NoteSupervised,
 )
@@ -51,6 +52,8 @@ class NoteWriter:
             case NoteAgent():
                 self._journal.put_agent(note.agent)
                 self._journal.forget_boots(note.agent.node, note.agent.boot_id)
+            case NoteMissing():
+                self._journal.put_missing(note.node, note.since)
             case NoteFault() if note.is_forgotten:
                 self._journal.drop_fault(note.fault.node)
             case NoteFault():

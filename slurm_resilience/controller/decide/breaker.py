@@ -49,7 +49,7 @@ def review(
             faults[name] = Fault(name, cause, snapshot.nodes[name].partitions, snapshot.now)
             notes.append(NoteFault(faults[name]))
     for name, fault in snapshot.memory.faults.items():
-        if name in present:
+        if name in present or (name not in snapshot.nodes and not fault.is_over):
             continue
         if not fault.is_over:
             faults[name] = msgspec.structs.replace(fault, is_over=True)

@@ -14,10 +14,13 @@ from slurm_resilience.controller.actions import (
     KeepPendingRequeue,
     Note,
     NoteAgent,
+    NoteBreaker,
     NoteJob,
+    NoteMissing,
     NotePause,
     NoteSupervised,
 )
+from slurm_resilience.controller.decide import breaker
 from slurm_resilience.controller.heard import InboxMessage
 from slurm_resilience.controller.journal import KnownAgent, PendingRequeue, Supervised
 from slurm_resilience.controller.observe import ClusterSnapshot
@@ -25,10 +28,13 @@ from slurm_resilience.model import Job
 from slurm_resilience.wire.messages import (
     AttemptEnded,
     AttemptStarted,
+    BreakerReset,
     PauseRequest,
     RequeueRequest,
 )
 
+REMOVED_AFTER_SECONDS = 60.0
+"""Out of Slurm's listings for this long, a node counts as removed."""
 MAX_TEXT = 500
 """Characters kept of a text that a user wrote."""
 LEAST_UNSEEN = 16
@@ -43,13 +49,15 @@ def take_in(snapshot: ClusterSnapshot) -> tuple[ClusterSnapshot, tuple[Note, ...
         The snapshot with what holds from now on, and the notes that make it last.
     """
     notes: list[Note] = [
+        *_review_missing(snapshot),
         *_review_supervised(snapshot),
         *(note for heard in snapshot.heard.messages for note in notes_of(snapshot, heard)),
         *_review_agents(snapshot),
     ]
     supervised = dict(snapshot.supervised)
     pending_requeues = dict(snapshot.pending_requeues)
-    paused = snapshot.paused
+    paused, memory = snapshot.paused, snapshot.memory
+    missing = dict(memory.missing)
     for note in notes:
         match note:
             case NoteSupervised():
@@ -60,10 +68,20 @@ def take_in(snapshot: ClusterSnapshot) -> tuple[ClusterSnapshot, tuple[Note, ...
                 pending_requeues[note.pending_requeue.job] = note.pending_requeue
             case NotePause():
                 paused = note.reason
+            case NoteBreaker():
+                memory = msgspec.structs.replace(memory, breaker=note.state)
+            case NoteMissing(node, since) if since:
+                missing[node] = since
+            case NoteMissing():
+                missing.pop(note.node, None)
             case _:
                 pass
     understood = msgspec.structs.replace(
-        snapshot, supervised=supervised, pending_requeues=pending_requeues, paused=paused
+        snapshot,
+        supervised=supervised,
+        pending_requeues=pending_requeues,
+        paused=paused,
+        memory=msgspec.structs.replace(memory, missing=missing),
     )
     return understood, tuple(notes)
 
@@ -175,11 +193,31 @@ def notes_of(snapshot: ClusterSnapshot, heard: InboxMessage) -> Iterator[Note]:
             yield NoteJob(job.id, "requeue-asked", reason)
         case PauseRequest():
             yield pause_of(heard, message)
+        case BreakerReset():
+            state = breaker.reset(snapshot.memory.breaker, snapshot.now)
+            yield NoteBreaker(state, heard.connection.uid)
 
 
 def pause_of(heard: InboxMessage, message: PauseRequest) -> NotePause:
     """Return an administrator's pause, or its end. It counts also while Slurm cannot be read."""
     return NotePause(one_line(message.reason), heard.connection.uid)
+
+
+def _review_missing(snapshot: ClusterSnapshot) -> Iterator[NoteMissing]:
+    """Remember since when a node that we know is not listed: one listing may lack it by chance."""
+    known = {*snapshot.incidents, *snapshot.at_rest, *snapshot.agents, *snapshot.heard.known_agents}
+    for name in sorted(known - snapshot.nodes.keys()):
+        if name not in snapshot.memory.missing:
+            yield NoteMissing(name, snapshot.now)
+    for name in snapshot.memory.missing:
+        if name in snapshot.nodes or name not in known:
+            yield NoteMissing(name, 0.0)
+
+
+def is_removed(snapshot: ClusterSnapshot, name: str) -> bool:
+    """Tell whether Slurm does not know the node any more."""
+    since = snapshot.memory.missing.get(name, snapshot.now)
+    return name not in snapshot.nodes and snapshot.now - since >= REMOVED_AFTER_SECONDS
 
 
 def _review_agents(snapshot: ClusterSnapshot) -> Iterator[Note]:
@@ -188,7 +226,8 @@ def _review_agents(snapshot: ClusterSnapshot) -> Iterator[Note]:
         known = known_agents.get(name)
         speaking = KnownAgent(name, agent.boot_id, agent.instance)
         if name not in snapshot.nodes:
-            yield DropAgent(name, is_removed=True)
+            if is_removed(snapshot, name):
+                yield DropAgent(name, is_removed=True)
         elif agent.was_stopped and known is not None:
             # Stopped on purpose: after a restart of ours its silence is still expected.
             yield DropAgent(name, is_removed=False)

@@ -76,10 +76,10 @@ def marks(
 
 
 def _jobs_on(snapshot: ClusterSnapshot, names: Collection[str]) -> dict[str, list[Job]]:
-    """Return the jobs that a node's DOWN would end, of each of these nodes."""
+    """Return the jobs that hold each of these nodes, those that are ending included."""
     found: dict[str, list[Job]] = {name: [] for name in names}
     for job in snapshot.jobs.values():
-        if job.state not in ("PENDING", "COMPLETING"):
+        if job.state != "PENDING":
             for name in job.nodes:
                 if name in found:
                     found[name].append(job)
@@ -94,8 +94,13 @@ def _must_wait(
     if node.is_down:
         return False
     is_unlisted = node.base in ("ALLOCATED", "MIXED") and not occupants
-    others = any(job.id not in snapshot.supervised for job in occupants)
+    others = any(_would_end(snapshot, job) for job in occupants)
     return (is_unlisted or others) and diagnosis.silence < unsupervised_after(snapshot, config)
+
+
+def _would_end(snapshot: ClusterSnapshot, job: Job) -> bool:
+    """Tell whether the job runs, and no supervisor keeps it alive."""
+    return job.state != "COMPLETING" and job.id not in snapshot.supervised
 
 
 def unsupervised_after(snapshot: ClusterSnapshot, config: Config) -> float:
@@ -106,9 +111,13 @@ def unsupervised_after(snapshot: ClusterSnapshot, config: Config) -> float:
 def _is_a_move(
     snapshot: ClusterSnapshot, diagnosis: NodeDiagnosis, occupants: Collection[Job]
 ) -> bool:
-    """Tell whether supervised jobs, and no others, are to be moved off a dead node."""
-    is_down = snapshot.nodes[diagnosis.node].is_down
-    return bool(occupants) and not is_down and all(j.id in snapshot.supervised for j in occupants)
+    """Tell whether supervised jobs, and no others, are to be moved off a dead node.
+
+    A job that was requeued already does not begin again before all its dead nodes are DOWN.
+    """
+    is_needed = any(job.id in snapshot.supervised for job in occupants)
+    is_harmless = not any(_would_end(snapshot, job) for job in occupants)
+    return is_needed and is_harmless and not snapshot.nodes[diagnosis.node].is_down
 
 
 def _is_counted(snapshot: ClusterSnapshot, name: str) -> bool:

@@ -18,6 +18,7 @@ from slurm_resilience.controller.actions import (
     Transition,
 )
 from slurm_resilience.controller.decide import replacing
+from slurm_resilience.controller.decide.intake import is_removed
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.diagnose import (
     NodeDiagnosis,
@@ -91,7 +92,8 @@ def progress(
     """Find what has happened to the node of an open incident, and what is to be done next."""
     node = snapshot.nodes.get(incident.node)
     if node is None:
-        yield _move(incident, NodeEvent.REMOVED, "Slurm does not know this node any more")
+        if is_removed(snapshot, incident.node):
+            yield _move(incident, NodeEvent.REMOVED, "Slurm does not know this node any more")
         return
     if node.reason_unclear and incident.state.is_marked:
         # Whatever the reason says, it may be a person's.
@@ -237,7 +239,9 @@ def _from_validating(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
 ) -> Iterator[Action]:
     timeout = config.replace.return_timeout
-    if node.is_available:
+    # Its sresd may need a moment more: till then its silence is that of the old boot.
+    is_silent = life_of(snapshot, config.detect, node).kind in ("suspect", "dead")
+    if node.is_available and not is_silent:
         yield _move(incident, NodeEvent.CLOSED, "back in service")
         return
     fault = _fault_on_return(snapshot, config, incident, node)

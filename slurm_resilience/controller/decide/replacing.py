@@ -46,6 +46,8 @@ def readiness(
     """Judge whether the fault of an incident still stands."""
     if incident.kind == "requested":
         return Readiness("start", "a person asked for it")
+    if "MAINTENANCE" in node.flags:
+        return Readiness("wait", "it is in a maintenance reservation")
     agent = snapshot.agents.get(node.name)
     if agent is not None and is_speaking(snapshot, config.detect, node.name):
         if not agent.reported or agent.steady < STEADY_SECONDS:
@@ -80,10 +82,27 @@ def start_or_return(
             yield from _back(snapshot, config, incident, ready.text)
     elif ready.kind == "start":
         if snapshot.now >= incident.next_try:
-            yield StartReplacement(node.name, incident.id)
+            yield from _start_or_give_up(snapshot, config, incident, ready.text)
     elif snapshot.now - max(incident.times.marked, incident.next_try) > WAITING_ALARM_SECONDS:
         text = f"its replacement waits, and a person may have to look: {ready.text}"
         yield RaiseAlarm(f"waits-{incident.id}", text, node.name, incident=incident.id)
+
+
+def _start_or_give_up(
+    snapshot: ClusterSnapshot, config: Config, incident: Incident, text: str
+) -> Iterator[Action]:
+    """Start it, unless that did not help often enough already, in earlier incidents too."""
+    before = sum(name == incident.node for _, name in snapshot.memory.starts)
+    if (
+        incident.kind != "requested"
+        and incident.state is NodeState.EMPTY
+        and before >= config.replace.attempts
+    ):
+        text = f"{text}; replaced {before} times within an hour already, a person must look"
+        yield RaiseAlarm(f"again-{incident.id}", text, incident.node, incident=incident.id)
+        yield Transition(incident.node, incident.id, NodeEvent.GAVE_UP, text)
+        return
+    yield StartReplacement(incident.node, incident.id)
 
 
 def _back(

@@ -1,0 +1,72 @@
+"""`sres breaker`: show whether too many nodes failed together, and let sresctld act again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from slurm_resilience.cli.controller import ClusterView, ask, pass_cluster
+from slurm_resilience.cli.shared_options import config_option, format_option
+from slurm_resilience.cli.tables import clock_time, duration, field, print_json, table
+from slurm_resilience.clock import SYSTEM_CLOCK
+from slurm_resilience.wire.messages import BreakerReset
+
+_SHOWN_FAULTS = 50
+
+
+@click.group(invoke_without_command=True)
+@format_option
+@config_option
+@pass_cluster
+@click.pass_context
+def breaker(context: click.Context, cluster: ClusterView, form: str) -> None:
+    """Show the breaker, which trips when too many nodes fail together.
+
+    While it is tripped, sresctld marks and replaces no node; it still moves supervised jobs off
+    dead nodes, and does what a person asks for.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    state = cluster.status().get("breaker", {})
+    if form == "json":
+        print_json(state)
+        return
+    now, settings = SYSTEM_CLOCK.now(), cluster.config.breaker
+    if state.get("tripped_at"):
+        since = duration(now - state["tripped_at"])
+        click.echo(field("breaker", f"tripped {since} ago: {state['text']}", alert=True))
+        text = (
+            f"after {duration(settings.quiet)} without new faults and with at most "
+            f"{settings.nodes_at_once} nodes faulty, or by: sres breaker reset"
+        )
+        click.echo(field("closes", text))
+    else:
+        click.echo(field("breaker", "closed"))
+    faults = sorted(state.get("faults", ()), key=_began, reverse=True)
+    if faults:
+        rows = [
+            (fault["node"], clock_time(fault["began"], now), _now(fault), fault["cause"] or "dead")
+            for fault in faults[:_SHOWN_FAULTS]
+        ]
+        click.echo(table(("NODE", "FAILED", "NOW", "FAULT"), rows, indent=2))
+
+
+@breaker.command()
+@config_option
+@pass_cluster
+def reset(cluster: ClusterView) -> None:
+    """Close the breaker: what failed so far counts no more. Only root and SlurmUser may."""
+    before = cluster.status().get("breaker", {})
+    with cluster.connect() as connection:
+        ask(connection, BreakerReset())
+    was = f"was tripped: {before['text']}" if before.get("tripped_at") else "was closed"
+    click.echo(f"the breaker is reset ({was}); faulty nodes are marked and replaced again")
+
+
+def _began(fault: dict[str, Any]) -> float:
+    return float(fault["began"])
+
+
+def _now(fault: dict[str, Any]) -> str:
+    return "over" if fault["is_over"] else "faulty"

@@ -250,7 +250,8 @@ def test_a_tripped_breaker_still_moves_supervised_jobs_off_dead_nodes() -> None:
         agents=tuple(agent(name, silence=6.0) for name in names),
         probes={name: probes("silent", "silent") for name in names},
     )
-    assert [mark.node for mark in actions(seen, act.MarkNode)] == names[:4]
+    # n5 has a job of its own; n6 would be offered to those that move.
+    assert [mark.node for mark in actions(seen, act.MarkNode)] == ["n6", *names[:4]]
     waiting = tuple(incident(name, NodeState.EMPTY, id=i) for i, name in enumerate(names, 1))
     marked = msgspec.structs.replace(
         seen,
@@ -514,6 +515,37 @@ def test_a_silence_that_only_probes_know_of_begins_with_them() -> None:
     seen = world(silent, probes=tried, jobs=(job(),))
     assert actions(seen, act.MarkNode) == []
     assert diagnose(seen, CONFIG)["n1"].silence == pytest.approx(2.5)
+
+
+def test_a_node_is_looked_at_urgently_only_when_nothing_else_is_missing() -> None:
+    names = [f"n{i}" for i in range(6)]
+    later = msgspec.structs.replace(EMPTY, next_try=NOW + 5)
+    tried = {"n1": probes("silent", "silent", ago=2.5)}
+    gone = (agent(silence=301.0),)
+
+    def urgent(seen: ClusterSnapshot) -> list[bool]:
+        return [probe.is_urgent for probe in actions(seen, act.ProbeNode)]
+
+    assert urgent(world(MARKED, agents=gone, incidents=(EMPTY,), probes=tried)) == [True]
+    assert urgent(world(MARKED, agents=gone, incidents=(later,), probes=tried)) == [False]
+    early = (agent(silence=30.0),)
+    assert urgent(world(MARKED, agents=early, incidents=(EMPTY,), probes=tried)) == [False]
+    fresh = {"n1": probes("silent", "silent", ago=0.5)}
+    assert urgent(world(MARKED, agents=early, incidents=(EMPTY,), probes=fresh)) == []
+    many = world(
+        *[node(name, "DOWN", REPLACE) for name in names],
+        agents=tuple(agent(name, silence=301.0) for name in names),
+        incidents=tuple(incident(n, NodeState.EMPTY, id=i) for i, n in enumerate(names, 1)),
+    )
+    looks = actions(many, act.ProbeNode, config(replace={"max_running": 2}))
+    assert [probe.is_urgent for probe in looks] == [True, True, False, False, False, False]
+
+
+def test_a_persons_resume_holds_in_the_same_cycle() -> None:
+    held = incident(state=NodeState.HELD, kind="sick")
+    seen = world(node(), agents=(SICK,), at_rest=(held,))
+    assert advance(seen).event is NodeEvent.RELEASED
+    assert actions(seen, act.MarkNode) == []
 
 
 def test_a_person_who_asks_gets_a_living_node_replaced() -> None:
@@ -1020,7 +1052,9 @@ def test_what_may_never_be_decided(seen: ClusterSnapshot) -> None:
     moves = {mark.node for mark in marks if only_supervised_on(seen, mark.node)}
     written_over = {n for n in seen.incidents if not seen.nodes[n].requested_action}
     found_new = [m for m in marks if m.node not in moves | written_over]
-    assert len(found_new) <= 2 * CONFIG.breaker.nodes_at_once
+    # Dead nodes without jobs are withheld from supervised jobs that look for nodes.
+    may_be_more = bool(moves) or marking._is_recovering(seen)
+    assert may_be_more or len(found_new) <= 2 * CONFIG.breaker.nodes_at_once
     for mark in marks:
         marked = seen.nodes[mark.node]
         assert verdicts[mark.node].kind in ("dead", "sick") or mark.node in written_over

@@ -69,18 +69,20 @@ def decide(
         for incident in snapshot.incidents.values()
         if incident.state.is_coming_back and incident.node in snapshot.nodes
     ]
-    review = breaker.review(snapshot, diagnoses, config)
+    answers = list(leave_rest(snapshot))
+    released = {answer.node for answer in answers if answer.event is NodeEvent.RELEASED}
+    # What a person has just put back into service is judged anew from the next cycle on.
+    judged = {name: found for name, found in diagnoses.items() if name not in released}
+    review = breaker.review(snapshot, judged, config)
     notes = (*notes, *review.notes)
     memory = msgspec.structs.replace(snapshot.memory, faults=review.faults, breaker=review.state)
     snapshot = msgspec.structs.replace(snapshot, memory=memory)
     if snapshot.paused:
         sentence = f"paused ({snapshot.paused}): nothing is done"
         return Decision(snapshot, notes, tuple(probes), sentence)
-    answers = list(leave_rest(snapshot))
-    released = {answer.node for answer in answers if answer.event is NodeEvent.RELEASED}
     at_rest = {name: last for name, last in snapshot.at_rest.items() if name not in released}
     snapshot = msgspec.structs.replace(snapshot, at_rest=at_rest)
-    marking = marks(snapshot, diagnoses, config)
+    marking = marks(snapshot, judged, config)
     actions: list[Action] = [*probes, *answers, *marking.marks, *marking.alarms]
     storm = breaker.alarm(review.state, review.faults)
     actions += [storm] if storm is not None and config.recovery.mode != "none" else []

@@ -15,6 +15,9 @@ from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import Job, Node
 
+FEW_NODES = 8
+"""So many can be marked before supervised jobs are moved, without delaying the move."""
+
 
 class Marking(NamedTuple):
     """The marks of one cycle, and what is withheld."""
@@ -59,7 +62,12 @@ def marks(
         else:
             others.append(diagnosis)
     if snapshot.memory.breaker.is_tripped:
-        others = []
+        empty = [d for d in others if d.kind == "dead" and not jobs_on[d.node]]
+        is_needed = bool(moves) or _is_recovering(snapshot)
+        # Else Slurm would offer them to the jobs that move. It ends no job, and a node that lives
+        # again is given back. Few of them go first, so that none is offered meanwhile.
+        others = empty if is_needed else []
+        moves, others = (others, moves) if len(others) <= FEW_NODES else (moves, others)
     if long_down:
         allowed, withheld = _of_long_down(snapshot, config, long_down)
         others += allowed
@@ -118,6 +126,19 @@ def _is_a_move(
     is_needed = any(job.id in snapshot.supervised for job in occupants)
     is_harmless = not any(_would_end(snapshot, job) for job in occupants)
     return is_needed and is_harmless and not snapshot.nodes[diagnosis.node].is_down
+
+
+def _is_recovering(snapshot: ClusterSnapshot) -> bool:
+    """Tell whether a supervised job looks for nodes in exchange, or waits for its next run."""
+    for entry in snapshot.supervised.values():
+        job = snapshot.jobs.get(entry.job)
+        if job is None:
+            continue
+        if job.id in snapshot.pending_requeues or job.state in ("PENDING", "COMPLETING"):
+            return True
+        if len(job.nodes) < entry.size:
+            return True
+    return False
 
 
 def _is_counted(snapshot: ClusterSnapshot, name: str) -> bool:

@@ -12,6 +12,7 @@ from slurm_resilience.config import Config
 from slurm_resilience.controller.actions import (
     Action,
     MarkNode,
+    ProbeNode,
     RaiseAlarm,
     ReturnNode,
     StartReplacement,
@@ -82,6 +83,10 @@ def progress_of_all(
             continue
         for action in progress(snapshot, config, incident, diagnoses.get(incident.node)):
             if isinstance(action, StartReplacement) and not ceilings.take(incident):
+                continue
+            if isinstance(action, ProbeNode) and action.is_urgent and not ceilings.take(incident):
+                # Its turn has not come: no more looks than for any other silent node.
+                yield ProbeNode(action.node)
                 continue
             yield action
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from math import inf
 from typing import Literal, NamedTuple
 
 from slurm_resilience.config import Config
@@ -57,17 +58,27 @@ def readiness(
             return Readiness("start", f"{found[0].check}: {found[0].text}")
         return Readiness("lives", "its sresd beats, and nothing is found on it")
     newest = next(iter(reversed(snapshot.probes.get(node.name, ()))), None)
-    if newest is None or snapshot.moment - newest.ended > FRESH_SECONDS:
+    age = snapshot.moment - newest.ended if newest is not None else inf
+    if newest is None or age > FRESH_SECONDS:
         return Readiness("wait", "it is being probed", probe=True)
+    # Not with every cycle: each answer wakes the next one.
+    is_aging = age > FRESH_SECONDS / 2
     if newest.answer == "answered" and agent is None and node.is_responding:
         return Readiness("lives", "slurmd answers, and no sresd runs there")
     life = life_of(snapshot, config.detect, node)
     if life.kind != "dead":
-        return Readiness("wait", life.reason, probe=True)
+        return Readiness("wait", life.reason, is_aging)
     if life.silence < config.replace.silent_for:
         text = f"{life.reason}; it is given {config.replace.silent_for:.0f} s to come back"
-        return Readiness("wait", text, probe=True)
+        return Readiness("wait", text, is_aging)
     return Readiness("start", life.reason)
+
+
+def _is_due(snapshot: ClusterSnapshot, config: Config, incident: Incident) -> bool:
+    """Tell whether only a fresh look is missing for the start of a replacement."""
+    agent = snapshot.agents.get(incident.node)
+    silence = agent.silence if agent is not None else inf
+    return snapshot.now >= incident.next_try and silence >= config.replace.silent_for
 
 
 def start_or_return(
@@ -76,7 +87,7 @@ def start_or_return(
     """Find what comes next for a node without jobs: its replacement, or its return."""
     ready = readiness(snapshot, config, incident, node)
     if ready.probe:
-        yield ProbeNode(node.name, is_urgent=True)
+        yield ProbeNode(node.name, is_urgent=_is_due(snapshot, config, incident))
     if ready.kind == "lives":
         if incident.state is NodeState.EMPTY:
             yield from _back(snapshot, config, incident, ready.text)

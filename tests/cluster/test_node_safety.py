@@ -1,0 +1,195 @@
+"""Safe to leave alone, on real Slurm: blips, storms, people in the middle, and sick newcomers."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import Job, all_idle, events, kinds
+
+from slurm_resilience.controller.journal import BreakerState, Journal
+from slurm_resilience.lab import Lab, LabSpec
+from slurm_resilience.lab.programs import own_bin
+from slurm_resilience.model import REPLACE
+
+WaitFor = Callable[..., Any]
+XID = "NVRM: Xid (PCI:0000:04:00): 79, GPU has fallen off the bus."
+
+
+def breaker(lab: Lab) -> BreakerState:
+    journal = Journal(lab.directory / "ctl" / "sresctld" / "journal.db")
+    try:
+        return journal.breaker()
+    finally:
+        journal.close()
+
+
+def sres(lab: Lab, *words: str) -> Any:
+    done = lab.run([str(own_bin() / "sres"), *words, "--format", "json"])
+    return json.loads(done.stdout) if done.stdout else {}
+
+
+def health(lab: Lab, node: str) -> str:
+    (shown,) = sres(lab, "node", "list", node)
+    return str(shown["health"])
+
+
+def mark(lab: Lab, node: str, state: str, reason: str) -> None:
+    words = ["scontrol", "update", f"nodename={node}", f"state={state}", f"reason={reason}"]
+    lab.run(words, check=True)
+
+
+def reason(lab: Lab, node: str) -> str:
+    shown = lab.run(["scontrol", "show", "node", node, "-o"], check=True).stdout
+    return shown.partition(" Reason=")[2]
+
+
+class SlowReplacer:
+    """A replacement program that stops between its work and its end until the test lets it go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.program = folder / "replace"
+        self.done, self.go = folder / "done", folder / "go"
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        return {"replace": {"program": [str(self.program)], **more}}
+
+    def works_for(self, lab: Lab, *, replaces: bool) -> None:
+        work = f'{shlex.quote(str(lab.directory / "bin" / "replace-node"))} "$@" &&' * replaces
+        self.program.write_text(
+            f"#!/bin/sh\n{work} touch {self.done}\nwhile [ ! -e {self.go} ]; do sleep 0.1; done\n"
+        )
+        self.program.chmod(0o755)
+
+
+def test_a_cable_out_for_seconds_under_a_job_without_auto_resume(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    """Its DOWN would end the job. Slurm itself would wait for five minutes; so does sresctld."""
+    lab = fresh_lab(LabSpec(nodes=3, network=True))
+    job = Job(lab, tmp_path, srun="srun", nodes=2)
+    wait_for(lambda: job.running_on(1, 2), 30, job)
+    wait_for(lambda: health(lab, "n2") == "healthy", 30, "n2 beats")
+    lab.cut("n2")
+    wait_for(lambda: [e for e in events(lab) if e["kind"] == "alarm"], 30, "it is found dead")
+    assert health(lab, "n2") == "dead"
+    lab.mend("n2")
+    wait_for(lambda: health(lab, "n2") == "healthy", 60, "it beats again")
+    job.let_end()
+    wait_for(lambda: "srun ended with 0" in job.ended(), 60, job)
+    wait_for(lambda: all_idle(lab), 30, "every node is idle")
+    assert not [e for e in events(lab) if e["kind"] in ("detected", "marking", "replacing")]
+
+
+def test_three_of_six_dead(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    """The breaker holds through its window; the supervised job moves on; then all is as before."""
+    lab = fresh_lab(LabSpec(nodes=6, network=True))
+    job = Job(lab, tmp_path, nodes=2)
+    first = wait_for(lambda: job.running_on(1, 2), 30, job)
+    wait_for(lambda: "attempt-started" in kinds(lab, ""), 10, "sresctld knows of the supervisor")
+    lost, idle = first[1]["host"], [n for n in lab.nodes if n not in {t["host"] for t in first}]
+    lab.power_off(",".join((lost, *idle[:2])))
+    second = wait_for(lambda: job.running_on(2, 2), 60, job)
+    assert not {task["host"] for task in second} & {lost, *idle[:2]}
+    tripped = wait_for(lambda: breaker(lab).tripped_at, 30, "the breaker trips")
+    wait_for(lambda: breaker(lab).storm_at - tripped > 20, 60, "the window is over")
+    # The idle ones too, so that Slurm does not offer them to the job that moves.
+    assert {e["node"] for e in events(lab) if e["kind"] == "marked"} <= {lost, *idle[:2]}
+    assert not [e for e in events(lab) if e["kind"] == "replacing"]
+    assert len([e for e in events(lab) if e["kind"] == "alarm" and "breaker" in e["text"]]) == 1
+    assert "tripped" in lab.run([str(own_bin() / "sres"), "breaker"]).stdout
+    lab.power_on(",".join((lost, *idle[:2])))
+    wait_for(lambda: not breaker(lab).is_tripped, 90, "the storm is over")
+    job.let_end()
+    wait_for(lambda: "srun ended with 0" in job.ended(), 60, job)
+    wait_for(lambda: all_idle(lab), 90, "every node is idle again")
+    assert not [e for e in events(lab) if e["kind"] == "replacing"]
+
+
+def test_a_persons_drain_in_mid_replacement_stands(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    slow = SlowReplacer(tmp_path)
+    slow.program.touch(0o755)
+    lab = fresh_lab(LabSpec(nodes=2, network=True, sres_options=slow.options()))
+    slow.works_for(lab, replaces=False)
+    mark(lab, "n2", "fail", REPLACE)
+    wait_for(slow.done.exists, 60, "the program runs")
+    mark(lab, "n2", "drain", "RMA 4711, keep out")
+    wait_for(lambda: "taken-over" in kinds(lab, "n2"), 30, "the person is heard")
+    run = lab.directory / "ctl" / "sresctld" / "runs" / "1-1" / "rc"
+    wait_for(lambda: run.read_text().strip(), 30, "the program was told to end")
+    # Also over a restart of sresctld.
+    lab.kill_daemon("sresctld")
+    lab.start_daemon("sresctld")
+    wait_for(lambda: health(lab, "n2") == "held", 30, "sresctld leaves it alone")
+    assert reason(lab, "n2").startswith("RMA 4711, keep out")
+    assert "DRAIN" in lab.node_states()["n2"]
+    assert not {"resuming", "resumed", "replaced"} & set(kinds(lab, "n2"))
+
+
+def test_a_node_that_comes_back_sick_never_gets_a_job(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    slow = SlowReplacer(tmp_path)
+    slow.program.touch(0o755)
+    lab = fresh_lab(LabSpec(nodes=2, network=True, sres_options=slow.options(attempts=1)))
+    slow.works_for(lab, replaces=True)
+    mark(lab, "n2", "fail", REPLACE)
+    wait_for(slow.done.exists, 90, "the new machine has joined")
+    lab.kmsg("n2", XID)
+
+    def finds_it() -> bool:
+        (shown,) = sres(lab, "node", "show", "n2")
+        return any(found["code"] == "79" for found in shown["findings"])
+
+    wait_for(finds_it, 30, "its sresd reports the Xid")
+    slow.go.touch()
+    wait_for(lambda: "gave-up" in kinds(lab, "n2"), 60, "it is left to a person")
+    assert [e for e in events(lab) if e["kind"] == "gave-up" and "came back sick" in e["text"]]
+    assert not {"resuming", "resumed", "closed"} & set(kinds(lab, "n2"))
+    refused = lab.run(["srun", "-N2", "--immediate=2", "true"])
+    assert refused.returncode != 0
+
+
+def test_slurmd_registers_before_the_program_has_ended(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    """ReturnToService=2 would put the node into service, and end the program, untold."""
+    slow = SlowReplacer(tmp_path)
+    slow.program.touch(0o755)
+    options = {"ReturnToService": "2"}
+    spec = LabSpec(nodes=2, network=True, options=options, sres_options=slow.options())
+    lab = fresh_lab(spec)
+    slow.works_for(lab, replaces=True)
+    wait_for(lambda: health(lab, "n2") == "healthy", 30, "n2 beats")
+    lab.power_off("n2")
+    wait_for(slow.done.exists, 90, "the new machine has joined")
+    wait_for(lambda: health(lab, "n2") != "dead", 30, "its sresd speaks")
+    wait_for(lambda: "NOT_RESPONDING" not in lab.node_states()["n2"], 60, "its slurmd registers")
+    assert reason(lab, "n2").startswith(REPLACE)
+    assert lab.node_states()["n2"] != "IDLE"
+    slow.go.touch()
+    wait_for(lambda: "closed" in kinds(lab, "n2"), 60, "it is validated and resumed")
+    assert "released" not in kinds(lab, "n2")
+    assert kinds(lab, "n2").count("replacing") == 1
+    wait_for(lambda: all_idle(lab), 30, "every node is idle again")
+
+
+@pytest.mark.parametrize("what", ["daemon", "once"])
+def test_a_second_sresctld_on_the_same_directory_is_refused(
+    shared_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, what: str
+) -> None:
+    lab = shared_lab(LabSpec(nodes=1))
+    wait_for(lambda: sres(lab, "status").get("controller", {}).get("answers"), 30, "the first runs")
+    more = ["--once"] if what == "once" else []
+    config = lab.directory / "etc" / "sres.toml"
+    done = lab.run([str(own_bin() / "sresctld"), "--config", str(config), *more])
+    assert done.returncode == 1
+    assert "another sresctld works in" in done.stderr and len(done.stderr.splitlines()) == 1

@@ -12,6 +12,7 @@ from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.report import EventLog
 from slurm_resilience.resume.srun.command import AttemptCommand
 from slurm_resilience.resume.srun.srun_options import SrunCommand
+from slurm_resilience.resume.srun.standard_input import StandardInput
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.supervisor_link import SupervisorLink
@@ -36,6 +37,7 @@ class SupervisorContext:
     wake: threading.Event
     """Set when there is news of any kind."""
     events: EventLog
+    standard_input: StandardInput
     host: str
     """This machine's name as Slurm shows it at a step (`SrunHost:Pid`)."""
 

@@ -60,7 +60,7 @@ def start_first_step(context: SupervisorContext, attempt: Attempt, *, lives: boo
         srun_environment(context.environment, attempt.job_nodes, context.allocation.changed),
     )
     signals = context.user_signals
-    with signals.starting:
+    with signals.starting, context.standard_input.attempt() as stdin:
         step = SrunStep(
             argv,
             environment,
@@ -68,6 +68,7 @@ def start_first_step(context: SupervisorContext, attempt: Attempt, *, lives: boo
             relay_stderr=not command.has("pty"),
             on_news=context.wake.set if lives else lambda: None,
             clock=context.clock,
+            stdin=stdin,
         )
         signals.steps = [step]
         if context.allocation.user_stop.is_set():

@@ -12,7 +12,7 @@ from slurm_resilience.resume.allocation import swap
 from slurm_resilience.resume.allocation.requeue import requeue
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import Cause, Ending
-from slurm_resilience.resume.decide.plan import Plan, plan
+from slurm_resilience.resume.decide.plan import Plan, PlanFacts, plan
 from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.wire.messages import AttemptEnded, NodeVerdict
 
@@ -49,7 +49,7 @@ class Recovery:
         context = self._context
         context.allocation.refresh()
         cause = Cause("node", "", tuple(sorted(bad)))
-        facts = context.allocation.facts(self._step_size, "")
+        facts = self._facts("")
         chosen = plan(cause, facts, history, context.limits)
         if chosen.kind != "stop":
             return True
@@ -80,7 +80,7 @@ class Recovery:
         step_ended = context.clock.now()
         swap_failed, unanswered = "", 0
         while True:
-            facts = context.allocation.facts(self._step_size, swap_failed)
+            facts = self._facts(swap_failed)
             chosen = plan(cause, facts, history, context.limits)
             told = f"{chosen.kind}: {chosen.reason}"
             context.link.send(AttemptEnded(attempt, history[-1].code, told))
@@ -118,6 +118,10 @@ class Recovery:
                 relaunched=0.0,
             )
             return NextAttempt(new_nodes, block)
+
+    def _facts(self, swap_failed: str) -> PlanFacts:
+        facts = self._context.allocation.facts(self._step_size, swap_failed)
+        return msgspec.structs.replace(facts, input_lost=self._context.standard_input.lost)
 
     def _is_over(self, error: SlurmError | NotFound) -> bool:
         """Return whether the user or Slurm has ended the job, so that no other way is tried."""

@@ -35,6 +35,7 @@ from slurm_resilience.resume.srun import signals
 from slurm_resilience.resume.srun.command import AttemptCommand, leading_number, step_nodes
 from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.srun_options import SrunCommand
+from slurm_resilience.resume.srun.standard_input import StandardInput, reads_input
 from slurm_resilience.resume.srun.step import SrunStep, end_step
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.supervisor_link import SupervisorLink
@@ -105,6 +106,10 @@ class Supervisor:
             wake=wake,
             events=report.EventLog(environment.get("SRES_EVENTS", ""), clock),
             host=socket.gethostname(),
+            standard_input=StandardInput(
+                config.resume.stdin_limit_bytes,
+                is_read=reads_input(command, environment.get("SLURM_STDINMODE", "")),
+            ),
         )
         restarts = leading_number(environment.get("SLURM_RESTART_COUNT"))
         self._fence = Fence(client, job, restarts)

@@ -119,6 +119,15 @@ def test_nothing_is_resumed_after(kind: Any) -> None:
     assert plan(Cause(kind, "why"), FACTS, (ENDED,), LIMITS) == Plan("stop", "why")
 
 
+def test_without_its_input_only_the_whole_job_can_run_again() -> None:
+    lost = {"input_lost": "its standard input is too long"}
+    assert node_plan(**lost).kind == node_plan(**lost, step_size=2).kind == "requeue"
+    assert node_plan(**lost, requeue=False).kind == "stop"
+    assert node_plan(**lost, is_batch=False).kind == "stop"
+    assert plan(PROGRAM, facts(**lost), (ending(code=137),), LIMITS).kind == "stop"
+    assert node_plan(**lost, **LIVING).kind == "join"
+
+
 # -- plan: the step lives on ------------------------------------------------------------------
 
 LIVING = {"living_nodes": ("n1", "n3"), "job_nodes": ("n1", "n3")}

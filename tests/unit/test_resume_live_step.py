@@ -31,6 +31,7 @@ from slurm_resilience.resume.srun.command import AttemptCommand
 from slurm_resilience.resume.srun.env_option import decode
 from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
+from slurm_resilience.resume.srun.standard_input import StandardInput
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.supervisor_link import SupervisorLink
@@ -94,6 +95,7 @@ class Site:
             wake=self.wake,
             events=EventLog(str(folder / "events")),
             host="localhost",
+            standard_input=StandardInput(0, is_read=False),
         )
         self.first = SrunStep(
             [str(folder / "srun"), "first"], os.environ, self.wake.set, on_news=self.wake.set

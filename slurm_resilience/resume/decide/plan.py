@@ -32,6 +32,9 @@ class PlanFacts(msgspec.Struct, frozen=True):
     """The reason for which a swap failed in this incident; empty: none was tried."""
     living_nodes: tuple[str, ...] = ()
     """Nodes on which a living step runs; empty: the step has ended, or has to end."""
+    input_lost: str = ""
+    """The reason for which another attempt would not get the same standard input; empty: it
+    would."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -72,9 +75,18 @@ def plan(
         return Plan("stop", cause.reason)
     if len(history) >= limits.max_attempts:
         return Plan("stop", f"{len(history)} attempts were made (resume.max_attempts)")
+    if facts.input_lost and not facts.living_nodes:
+        return _without_input(cause, facts)
     if cause.kind == "program":
         return _after_program(history, limits)
     return _after_node(cause, facts)
+
+
+def _without_input(cause: Cause, facts: PlanFacts) -> Plan:
+    # A requeue runs the whole script again, and so also what wrote the input.
+    if cause.kind == "node" and facts.is_batch and facts.requeue:
+        return Plan("requeue", f"{facts.input_lost}; the job is requeued")
+    return Plan("stop", f"{facts.input_lost}, and is not there for another attempt")
 
 
 def _after_program(history: tuple[Ending, ...], limits: ResumeSettings) -> Plan:

@@ -49,6 +49,7 @@ class SrunStep:
         relay_stderr: bool = True,
         on_news: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
+        stdin: int | None = None,
     ) -> None:
         """
         Args:
@@ -60,6 +61,7 @@ class SrunStep:
                 same place it is read too, through the same pipe: else their order would change.
             on_news: called (in a thread) when srun has said something of a node or a task.
             clock: the time; None: the machine's.
+            stdin: open file for its standard input; None: the supervisor's own.
 
         Raises:
             MissingTool: srun cannot be started.
@@ -89,6 +91,7 @@ class SrunStep:
             self._process = subprocess.Popen(
                 list(argv),
                 env=dict(environment),
+                stdin=stdin,
                 stdout=sink if _same_file(1, 2) else None,
                 stderr=sink,
                 preexec_fn=in_child,

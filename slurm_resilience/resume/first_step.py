@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
+from pathlib import Path
 
+from slurm_resilience.errors import SresError
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.live_step.living_program import living_command
 from slurm_resilience.resume.srun.command import PLACEMENT
 from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.slurm.client import StepInfo
 from slurm_resilience.slurm.hostlists import fold
 
 
@@ -53,7 +57,9 @@ def start_first_step(context: SupervisorContext, attempt: Attempt, *, lives: boo
     Raises:
         MissingTool: srun cannot be started.
     """
-    command = _command(context.command, attempt, lives)
+    command = context.command
+    overlaps = attempt.number > 1 and (lives or _dead_step_is_in_the_way(context, attempt))
+    command = _command(command, attempt, lives, overlaps)
     argv, environment = context.launch.line(
         command,
         task_variables(attempt),
@@ -76,7 +82,36 @@ def start_first_step(context: SupervisorContext, attempt: Attempt, *, lives: boo
     return step
 
 
-def _command(command: SrunCommand, attempt: Attempt, lives: bool) -> SrunCommand:
+def _dead_step_is_in_the_way(context: SupervisorContext, attempt: Attempt) -> bool:
+    host = context.host.split(".", maxsplit=1)[0]
+
+    def is_dead(info: StepInfo) -> bool:
+        here = info.srun_host.split(".", maxsplit=1)[0] == host
+        return here and not Path(f"/proc/{info.srun_pid}").exists()
+
+    try:
+        steps = context.client.steps(attempt.job)
+    except SresError:
+        return not (context.command.has("exclusive") or context.command.has("exact"))
+    there = [info for info in steps if set(info.nodes) & set(attempt.step_nodes)]
+    return waits_for_the_dead(there, [info for info in steps if is_dead(info)])
+
+
+def waits_for_the_dead(steps: Sequence[StepInfo], dead: Sequence[StepInfo]) -> bool:
+    """Return whether a new step would wait for dead ones alone, so that it may overlap them. Pure.
+
+    Slurm keeps a step in its books for a minute after its tasks are gone where it waits for a lost
+    node. A step that lives, or that waits for its turn, is waited for as with plain srun.
+
+    Args:
+        steps: on the nodes of the new step.
+        dead: those whose srun is gone.
+    """
+    own = [info for info in steps if info.step not in ("batch", "extern", "interactive")]
+    return bool(own) and all(info in dead for info in own)
+
+
+def _command(command: SrunCommand, attempt: Attempt, lives: bool, overlaps: bool) -> SrunCommand:
     if lives:
         command = living_command(command)
     if attempt.number == 1:
@@ -85,7 +120,7 @@ def _command(command: SrunCommand, attempt: Attempt, lives: bool) -> SrunCommand
     nodes = attempt.step_nodes
     command = command.without(*PLACEMENT)
     command = command.adding(f"--nodes={len(nodes)}", f"--nodelist={fold(nodes)}")
-    if lives and not command.has("exclusive"):
-        # Slurm may take a living step that lost a node for one that still runs.
-        command = command.adding("--overlap")
+    # Slurm may take a step that lost a node for one that still runs.
+    if overlaps and not (lives and command.has("exclusive")):
+        command = command.without("exclusive").adding("--overlap")
     return command

@@ -32,20 +32,26 @@ from slurm_resilience.resume.live_step.live_steps import StepEnd
 from slurm_resilience.resume.live_step.seats import SeatMap
 from slurm_resilience.resume.recovery import NextAttempt, Recovery
 from slurm_resilience.resume.srun import signals
+from slurm_resilience.resume.srun.close_sockets import connections
 from slurm_resilience.resume.srun.command import AttemptCommand, leading_number, step_nodes
 from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.resume.srun.standard_input import StandardInput, reads_input
-from slurm_resilience.resume.srun.step import SrunStep, end_step
+from slurm_resilience.resume.srun.step import SrunStep, end_step, find_step
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.client import SlurmClient
+from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.wire.messages import AttemptStarted, NodeVerdict
 
 FENCE_SECONDS = 10.0
 """Between two looks whether the fence stands: without it no checkpoint is written."""
 ANNOUNCEMENT_SECONDS = 0.25
 """Between two looks whether a training has announced itself."""
+START_LOOK_SECONDS = 0.1
+"""Between two looks whether the tasks of a further attempt run; ever longer, up to a second."""
+START_SECONDS = 5.0
+"""A step that Slurm shows for this long runs, though srun's connections do not show it."""
 SEATS_SECONDS = 1.0
 """Between two looks at a training's seats, until all are seen: then its step is a living one."""
 
@@ -117,6 +123,10 @@ class Supervisor:
         self._recovery = Recovery(self._context, step_size)
         self._attempt: Attempt | None = None
         self._history: list[Ending] = []
+        self._starting: report.RecoveryBlock | None = None
+        """To be reported once tasks of the attempt run."""
+        self._shown_since = 0.0
+        """When Slurm was first seen to show its step, on the monotonic clock; 0: never."""
 
     def run(self) -> int:
         """Return srun's exit code (as a shell shows it), when the program has ended for good."""
@@ -134,7 +144,7 @@ class Supervisor:
                     return self._code_without_step()
                 step = self._start(number)
                 if following is not None:
-                    self._report_recovered(following.block)
+                    self._starting = following.block
                 ending, noticed = self._watch(step)
                 self._history.append(ending)
                 following = self._next(classify(ending), noticed, number)
@@ -163,6 +173,8 @@ class Supervisor:
         self._attempt = attempt = fence.raise_for(planned)
         nodes = list(attempt.step_nodes)
         if number > 1:
+            self._shown_since = 0.0
+            report.say(f"starting attempt {number} on {fold(nodes)}")
             context.events.write("relaunched", attempt=number, nodes=nodes)
         context.wake.clear()
         # Before its tasks run: this host may die in the moment in which they begin.
@@ -180,6 +192,9 @@ class Supervisor:
         progress_before = self._fence.progress()
         with contextlib.ExitStack() as stack:
             end = self._until_end(step, stack)
+        if self._starting is not None and end.code == 0 and not end.stopped_by_us:
+            self._say_recovered(self._starting)  # it was over before a look at it
+        self._starting = None
         self._context.events.write("step_ended", code=end.code)
         ending = gather_evidence(self._context, self._fence, end, self._step_nodes, progress_before)
         return ending, end.noticed or self._context.clock.now()
@@ -191,9 +206,11 @@ class Supervisor:
         looked = context.clock.monotonic()
         while step.running:
             pause = SEATS_SECONDS if watched else ANNOUNCEMENT_SECONDS
-            news = context.clock.wait(
-                context.wake, pause if self._training.lives else FENCE_SECONDS
-            )
+            pause = pause if self._training.lives else FENCE_SECONDS
+            if self._starting is not None:
+                self._report_recovered(step)
+                pause = max(START_LOOK_SECONDS, min(SEATS_SECONDS, step.ran_for / 10))
+            news = context.clock.wait(context.wake, pause)
             if context.clock.monotonic() - looked >= FENCE_SECONDS:
                 looked = context.clock.monotonic()
                 self._fence.mend()
@@ -231,6 +248,7 @@ class Supervisor:
             context.host,
             grace=context.limits.grace,
             at_once=dead is not None,
+            dead=[name for name, verdict in bad.items() if verdict.verdict == "dead"],
         )
         return StepEnd(step.code, step, stopped_by_us=True, noticed=noticed)
 
@@ -284,7 +302,22 @@ class Supervisor:
             cause, history, self._step_nodes, attempt=number, noticed=noticed
         )
 
-    def _report_recovered(self, block: report.RecoveryBlock) -> None:
+    def _report_recovered(self, step: SrunStep) -> None:
+        """Report the recovery once tasks of the step run; not while it waits for its turn."""
+        context = self._context
+        info = find_step(step, context.client, self._allocation.id, context.host)
+        if self._starting is None or info is None or not info.step.isdecimal():
+            return
+        now = context.clock.monotonic()
+        self._shown_since = self._shown_since or now
+        # Each node connects to srun before it starts its tasks.
+        connected = connections(step.pid) >= len(info.nodes)
+        if connected or now - self._shown_since >= START_SECONDS:
+            self._say_recovered(self._starting)
+            self._starting = None
+
+    def _say_recovered(self, block: report.RecoveryBlock) -> None:
+        self._context.events.write("running", attempt=block.attempt)
         report.block(
             msgspec.structs.replace(
                 block,

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.errors import MissingTool, SresError
@@ -17,8 +17,7 @@ from slurm_resilience.resume.srun.stderr_reader import (
     StderrReader,
     code_of,
 )
-from slurm_resilience.slurm import client as client_side
-from slurm_resilience.slurm.client import SlurmClient
+from slurm_resilience.slurm.client import SlurmClient, StepInfo
 
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -217,12 +216,22 @@ def _same_file(one: int, other: int) -> bool:
 
 
 def end_step(
-    step: SrunStep, client: SlurmClient, job: int, host: str, *, grace: float, at_once: bool
+    step: SrunStep,
+    client: SlurmClient,
+    job: int,
+    host: str,
+    *,
+    grace: float,
+    at_once: bool,
+    dead: Collection[str] = (),
 ) -> None:
     """End a step that has lost, or must leave, one of its nodes.
 
     Living nodes' tasks are ended through Slurm. srun itself may wait for the dead node for minutes,
-    so it is killed once no living task is left.
+    and so may Slurm's books, so srun is killed once no living task is left. That no two attempts
+    write at once holds by three things: each living node has reported the end of its tasks (else
+    the books, or `CANCEL_SECONDS`, are waited for); on a dead node no task lives, or its own sresd
+    ends them; and the next attempt's token makes this one stale before it starts.
 
     Args:
         step: the srun.
@@ -231,6 +240,7 @@ def end_step(
         host: this machine's name as Slurm shows it at the step (`SrunHost:Pid`).
         grace: seconds between SIGTERM and SIGKILL.
         at_once: the node is dead, its peers hang in a collective: SIGKILL without a grace.
+        dead: nodes that are dead.
     """
     info = find_step(step, client, job, host)
     name = info.step if info else ""
@@ -238,11 +248,12 @@ def end_step(
         _ignoring_errors(lambda: client.cancel_step(job, name, "TERM"))
         if step.wait(grace):
             return
-    if name:
+    if info:
         _ignoring_errors(lambda: client.cancel_step(job, name))
         deadline = step.clock.monotonic() + CANCEL_SECONDS
         while step.clock.monotonic() < deadline and not step.wait(CANCEL_LOOK_SECONDS):
-            if not _is_running(client, job, name):
+            ended = tuple(step.ended_tasks)  # a copy: it grows in another thread
+            if no_living_task(ended, info, dead) or not _is_running(client, job, name):
                 # Its tasks are gone: a moment for their last words, which srun still prints.
                 step.wait(LAST_WORDS_SECONDS)
                 break
@@ -250,9 +261,26 @@ def end_step(
     step.wait(KILL_SECONDS)
 
 
-def find_step(
-    step: SrunStep, client: SlurmClient, job: int, host: str
-) -> client_side.StepInfo | None:
+def no_living_task(ended: Sequence[EndedTasks], info: StepInfo, dead: Collection[str]) -> bool:
+    """Return whether the living nodes of a step have reported the end of all of its tasks. Pure.
+
+    Args:
+        ended: the tasks of which srun reported that they ended.
+        info: the step as Slurm shows it.
+        dead: nodes from which no report comes.
+    """
+    nodes = {*info.nodes, *dead}  # Slurm may have taken dead ones off the step
+    living = nodes - set(dead)
+    reports = [report for report in ended if living & set(report.nodes)]
+    if not living or not info.tasks or living - {node for r in reports for node in r.nodes}:
+        return False
+    tasks = {task for report in reports for task in report.tasks}
+    # Tasks are dealt out evenly, give or take one; more than that are not missing for the dead.
+    on_dead = -(-info.tasks // len(nodes)) * (len(nodes) - len(living))
+    return info.tasks - len(tasks) <= on_dead
+
+
+def find_step(step: SrunStep, client: SlurmClient, job: int, host: str) -> StepInfo | None:
     """Return what Slurm knows of the step; None: it does not know it, or does not answer."""
     try:
         steps = client.steps(job)

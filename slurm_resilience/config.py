@@ -151,7 +151,12 @@ class ResumeSettings(_Section, frozen=True):
     max_relaunches: int = 3
     """Relaunches in a row without a fault of any node and without progress."""
     progress_after: float = 300.0
-    """An attempt that ran this long counts as progress when the program reports none."""
+    """An attempt that ran this long counts as progress when the program reports none, unless the
+    next ones fail after the same time."""
+    max_same_failure: int = 20
+    """Failures with the same code of a program that never reports progress."""
+    max_per_hour: int = 10
+    """Attempts within an hour that made no progress, whatever their cause."""
     max_attempts: int = 1000
     swap_wait: float = 3600.0
     """Seconds to wait for an idle node before the job is requeued instead."""

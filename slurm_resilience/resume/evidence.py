@@ -51,7 +51,16 @@ def gather_evidence(
         interrupted=interrupted,
         cancelled=not reported and (step.cancelled or (step.aborted and not faulty)),
         stopped_by_us=end.stopped_by_us,
+        ended_at=context.clock.now(),
+        nodes=nodes,
+        first_failed=_first_failed(end),
     )
+
+
+def _first_failed(end: StepEnd) -> str:
+    for ended in end.step.ended_tasks:
+        return ended.nodes[0] if len(ended.nodes) == 1 else ""
+    return ""
 
 
 def _faulty(context: SupervisorContext) -> dict[str, str]:

@@ -41,7 +41,7 @@ def describe_attempt(
         restarts=restarts,
         step_nodes=step_nodes,
         job_nodes=allocation.in_slurms_order(allocation.nodes),
-        master_address=context.client.node(step_nodes[0]).address or step_nodes[0],
+        master_address=allocation.address(step_nodes[0]),
         directory=directory,
     )
 

@@ -145,14 +145,21 @@ class Recovery:
             where = chosen.nodes or nodes
             return where, f"the step runs again on {fold(where)} ({chosen.reason})"
         allocation = self._context.allocation
-        swap.shrink(allocation, chosen.leave)
+        # Slurm would give a node that only this step suspects back at once.
+        suspected = cause.kind == "program"
+        if not suspected:
+            swap.shrink(allocation, chosen.leave)
         patience = self._context.limits.swap_wait
         added = swap.grow(allocation, chosen.take, patience, allocation.user_stop)
         if added is None:
             return None
         allocation.refresh()
-        where = (*[name for name in nodes if name not in cause.nodes], *added)
-        return where, f"{fold(cause.nodes)} exchanged for {fold(added)}; now on {fold(where)}"
+        if suspected:
+            swap.shrink(allocation, chosen.leave)
+            allocation.refresh()
+        left = {*cause.nodes, *chosen.leave}
+        where = (*[name for name in nodes if name not in left], *added)
+        return where, f"{fold(left)} exchanged for {fold(added)}; now on {fold(where)}"
 
     def _requeue(self, reason: str, chosen: Plan) -> None:
         context = self._context

@@ -15,11 +15,13 @@ from fake_slurm import FakeSlurm
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.config import Config
 from slurm_resilience.errors import SlurmError, SlurmUnreachable
-from slurm_resilience.model import Job
+from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import recovery
+from slurm_resilience.resume.allocation import allocation as allocation_module
 from slurm_resilience.resume.allocation import swap
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.decide.classify import Cause, Ending
+from slurm_resilience.resume.first_step import describe_attempt
 from slurm_resilience.resume.live_step import node_search
 from slurm_resilience.resume.live_step.live_events import FaultyNode, SearchKind, StartSearch
 from slurm_resilience.resume.srun import signals
@@ -195,3 +197,48 @@ class Running:
     def running(self) -> bool:
         self._looks -= 1
         return self._looks > 0
+
+
+class SilentAtTimes(FakeSlurm):
+    """`scontrol show node` fails for as often as it is told."""
+
+    failures = 0
+
+    def nodes(self) -> tuple[Node, ...]:
+        if self.failures:
+            self.failures -= 1
+            raise SlurmError("scontrol show node: no reason given")
+        return super().nodes()
+
+    def node(self, name: str) -> Node:
+        self.nodes()
+        return super().node(name)
+
+
+@pytest.mark.parametrize("failures", [1, 3, 1000])
+def test_a_table_of_nodes_that_cannot_be_read_abandons_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(allocation_module, "REFRESH_SECONDS", 0.0)
+    slurm = SilentAtTimes(4)
+    slurm.submit(2)
+    supervisor = supervisor_of(slurm)
+    context = supervisor._context
+    first = describe_attempt(context, 1, 0, ("n2", "n1"), "")
+    slurm.failures = failures
+    supervisor._history.append(Ending(137, 60.0, False, "RUNNING"))
+    following = supervisor._next(Cause("program", "it ended"), 0.0, 1)
+    assert following is not None and following.nodes == ("n1", "n2")
+    again = describe_attempt(context, 2, 0, following.nodes, "")
+    assert (again.step_nodes, again.master_address) == (first.step_nodes, first.master_address)
+
+
+def test_an_attempt_needs_a_table_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(allocation_module, "REFRESH_SECONDS", 0.0)
+    slurm = SilentAtTimes(4)
+    slurm.submit(2)
+    slurm.failures = allocation_module.TABLE_TRIES
+    with pytest.raises(SlurmError, match="no reason given"):
+        describe_attempt(supervisor_of(slurm)._context, 1, 0, ("n1", "n2"), "")

@@ -18,7 +18,7 @@ from slurm_resilience.resume.live_step.live_steps import StepEnd
 
 
 def cause(slurm: FakeSlurm, allocation: Allocation, signal: str) -> Cause:
-    step: Any = SimpleNamespace(ran_for=9.0, cancelled=False, aborted=False)
+    step: Any = SimpleNamespace(ran_for=9.0, cancelled=False, aborted=False, ended_tasks=[])
     context: Any = SimpleNamespace(
         allocation=allocation,
         link=SimpleNamespace(faulty=dict),

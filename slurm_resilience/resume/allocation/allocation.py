@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from slurm_resilience.clock import Clock, SystemClock
-from slurm_resilience.errors import NotFound, SlurmUnreachable, SresError
+from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report
 from slurm_resilience.resume.decide.plan import PlanFacts
 from slurm_resilience.slurm.client import SlurmClient
 
+TABLE_TRIES = 5
+"""Reads of Slurm's table of nodes, a second apart, before an older one has to do."""
 REFRESH_SECONDS = 1.0
 """Until slurmctld is asked again when it does not answer."""
 
@@ -46,6 +48,8 @@ class Allocation:
         self._restarts = job.restarts
         self._patience = patience
         self._permits_expansion = permits_expansion
+        self._table: dict[str, Node] = {}
+        """Slurm's nodes as they were read last, in Slurm's order."""
 
     @property
     def id(self) -> int:
@@ -106,6 +110,32 @@ class Allocation:
         except SresError:
             return {}
 
+    def _read_table(self) -> dict[str, Node]:
+        """Return Slurm's nodes; those that were read before where Slurm does not answer.
+
+        Raises:
+            SlurmError: Slurm did not answer, and never has.
+        """
+        for left in reversed(range(TABLE_TRIES)):
+            try:
+                self._table = {node.name: node for node in self.client.nodes()}
+                break
+            except SlurmError:
+                if not left and not self._table:
+                    raise
+                if not left or self.clock.wait(self.user_stop, REFRESH_SECONDS):
+                    break
+        return self._table
+
+    def address(self, name: str) -> str:
+        """Return a node's address as it is now, else as it was; its name where none is known."""
+        try:
+            address = self.client.node(name).address
+        except (SlurmError, NotFound):
+            node = self._table.get(name)
+            address = node.address if node is not None else ""
+        return address or name
+
     def facts(
         self, step_size: int, swap_failed: str, living_nodes: tuple[str, ...] = ()
     ) -> PlanFacts:
@@ -116,7 +146,7 @@ class Allocation:
             swap_failed: why an exchange of nodes was tried in this incident and did not work.
             living_nodes: nodes on which a living step runs.
         """
-        nodes = {node.name: node for node in self.client.nodes()}
+        nodes = self._read_table()
         has_gres = bool(self.job.gres) or any(
             nodes[name].gres for name in {*self.job.nodes, *self._first_nodes} if name in nodes
         )
@@ -148,9 +178,11 @@ class Allocation:
                 bad[name] = "it is no longer in the job"
         return bad
 
-    def in_slurms_order(self, names: Iterable[str]) -> tuple[str, ...]:
+    def in_slurms_order(self, names: Collection[str]) -> tuple[str, ...]:
         """Sort nodes as ranks are: by Slurm's table of nodes, whatever the order of a hostlist."""
-        order = {node.name: index for index, node in enumerate(self.client.nodes())}
+        if not self._table.keys() >= set(names):
+            self._read_table()
+        order = {name: index for index, name in enumerate(self._table)}
         return tuple(sorted(names, key=lambda name: order.get(name, len(order))))
 
 

@@ -30,6 +30,12 @@ class Ending(msgspec.Struct, frozen=True):
     cancelled: bool = False
     """Slurm said that the step was cancelled, and not by us."""
     stopped_by_us: bool = False
+    ended_at: float = 0.0
+    """Seconds since the epoch; 0: not known."""
+    nodes: tuple[str, ...] = ()
+    """The nodes of the step."""
+    first_failed: str = ""
+    """The node of the first task that ended badly; empty: not known."""
 
 
 class Cause(msgspec.Struct, frozen=True):

@@ -7,11 +7,8 @@ from typing import Literal
 import msgspec
 
 from slurm_resilience.config import ResumeSettings
-from slurm_resilience.resume.decide.classify import Cause, Ending, describe, killed
-
-SHORT_LIFE_SECONDS = 10.0
-"""A program that fails faster than this with an exit code of its own, on its first attempt, has a
-fault of its own (a typo, a missing file); another attempt would show the same."""
+from slurm_resilience.resume.decide.budgets import fault_of_program, node_that_fails, spent
+from slurm_resilience.resume.decide.classify import Cause, Ending
 
 
 class PlanFacts(msgspec.Struct, frozen=True):
@@ -73,12 +70,13 @@ def plan(
     """
     if cause.kind in ("done", "user", "job_over"):
         return Plan("stop", cause.reason)
-    if len(history) >= limits.max_attempts:
-        return Plan("stop", f"{len(history)} attempts were made (resume.max_attempts)")
+    budget = spent(history, limits)
+    if budget:
+        return Plan("stop", budget)
     if facts.input_lost and not facts.living_nodes:
         return _without_input(cause, facts)
     if cause.kind == "program":
-        return _after_program(history, limits)
+        return _after_program(cause, facts, history, limits)
     return _after_node(cause, facts)
 
 
@@ -89,46 +87,19 @@ def _without_input(cause: Cause, facts: PlanFacts) -> Plan:
     return Plan("stop", f"{facts.input_lost}, and is not there for another attempt")
 
 
-def _after_program(history: tuple[Ending, ...], limits: ResumeSettings) -> Plan:
-    last = history[-1]
-    moved = last.progressed or last.ran_for >= limits.progress_after
-    # The program's own fault: it failed at once, by itself, and never got anywhere.
-    if (
-        not moved
-        and len(history) == 1
-        and not killed(last.code)
-        and last.ran_for < SHORT_LIFE_SECONDS
-    ):
-        return Plan(
-            "stop",
-            f"no node is at fault, and {describe(last.code)} after {last.ran_for:.1f} s without "
-            "progress is the program's own",
-        )
-    stuck = _stuck(history, limits)
-    same = [ending for ending in stuck if ending.code == last.code]
-    if not killed(last.code) and len(same) >= 2:
-        return Plan(
-            "stop",
-            f"no node is at fault, and the program ended with {describe(last.code)} "
-            f"{len(same)} times without progress",
-        )
-    if len(stuck) > limits.max_relaunches:
-        return Plan(
-            "stop",
-            f"no node is at fault, and {len(stuck)} attempts in a row made no progress "
-            "(resume.max_relaunches)",
-        )
-    return Plan("relaunch", "no node is at fault: again on the same nodes")
-
-
-def _stuck(history: tuple[Ending, ...], limits: ResumeSettings) -> list[Ending]:
-    """Return the last endings in a row that no node explains and that made no progress."""
-    row: list[Ending] = []
-    for ending in reversed(history):
-        if ending.faulty or ending.progressed or ending.ran_for >= limits.progress_after:
-            break
-        row.append(ending)
-    return row
+def _after_program(
+    cause: Cause, facts: PlanFacts, history: tuple[Ending, ...], limits: ResumeSettings
+) -> Plan:
+    reason = fault_of_program(history, limits)
+    if not reason:
+        return Plan("relaunch", "no node is at fault: again on the same nodes")
+    suspect = node_that_fails(history)
+    if suspect in facts.job_nodes:
+        chosen = _after_node(Cause("node", cause.reason, (suspect,)), facts)
+        if chosen.kind in ("relaunch", "swap"):
+            why = f"{suspect} was the first to fail in each attempt and is left, to be sure"
+            return msgspec.structs.replace(chosen, reason=f"{why}; {chosen.reason}")
+    return Plan("stop", f"no node is at fault, and {reason}")
 
 
 def after_task(deaths: int, limits: ResumeSettings) -> Plan:

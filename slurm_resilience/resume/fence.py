@@ -21,6 +21,9 @@ from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.slurm.client import SlurmClient
 
 FOLDER = ".sres"
+"""In it each user has a folder of his own, named by his uid."""
+_MAKE_TRIES = 3
+"""Another supervisor may just remove the folders that it leaves empty."""
 WITHOUT_FENCE = "only its own sresd ends the tasks on a node that is cut off"
 
 
@@ -38,8 +41,12 @@ class Fence:
         self._job = job.id
         self.restarts = restarts
         self._base = _working_directory()
-        self.directory = open_directory(self._base, job.id, os.getpid())
+        self.directory, self._problem = "", ""
         """Every node of the job sees it; empty: there is none."""
+        try:
+            self.directory = open_directory(self._base, job.id, os.getpid())
+        except OSError as error:
+            self._problem = str(error)
         self._token = ""
 
     def begin(self) -> None:
@@ -47,7 +54,7 @@ class Fence:
         if self.directory:
             revoke_older(self._base, self._job, self.directory)
         else:
-            report.say(f"no directory for a fence can be made: {WITHOUT_FENCE}")
+            report.say(f"no directory for a fence can be made ({self._problem}): {WITHOUT_FENCE}")
 
     def raise_for(self, started: Attempt) -> Attempt:
         """Raise the fence of an attempt.
@@ -91,29 +98,79 @@ class Fence:
 
 
 def open_directory(base: Path, job: int, supervisor: int) -> str:
-    """Make the directory; empty when it cannot be made.
+    """Make the directory, and return its path.
 
     Args:
         base: the directory srun was started in (a shared file system on any cluster that trains).
         job: job id.
         supervisor: our pid: two supervised sruns of one job have a directory each.
+
+    Raises:
+        OSError: it cannot be made.
     """
-    directory = base / FOLDER / f"job-{job}-{supervisor}"
+    user, name = str(os.geteuid()), f"job-{job}-{supervisor}"
     try:
-        _make(directory)
-    except OSError:
-        return ""
-    return str(directory)
+        _make(base / FOLDER / user / name)
+        return str(base / FOLDER / user / name)
+    except OSError as error:
+        # Another user made it for himself alone, or holds our name in it.
+        if not (base / FOLDER).is_symlink() and not (base / FOLDER).exists():
+            raise
+        try:
+            _make(base / f"{FOLDER}-{user}" / user / name)
+        except OSError:
+            raise error from None
+        return str(base / f"{FOLDER}-{user}" / user / name)
 
 
 def _make(directory: Path) -> None:
-    parent = directory.parent
-    parent.mkdir(mode=0o700, exist_ok=True)
+    """Make a directory of the fence, and the two above it, where they are missing.
+
+    Raises:
+        OSError: that cannot be done, or another user could put his own in their place.
+    """
+    for left in reversed(range(_MAKE_TRIES)):
+        try:
+            _make_shared(directory.parent.parent)
+            _make_own(directory.parent)
+            _make_own(directory)
+            return
+        except FileNotFoundError:
+            if not left:
+                raise
+
+
+def _make_shared(path: Path) -> None:
+    """Make the folder in which each user has his own; all who may write beside it may write in it.
+
+    Sticky, so that none can remove or rename another's.
+    """
+    try:
+        path.mkdir(mode=0o700)
+        beside = path.parent.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+        number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            mode = stat.S_IMODE(os.fstat(number).st_mode) & ~0o777  # setgid comes from the parent
+            os.fchmod(number, mode | stat.S_IRWXU | beside | stat.S_ISVTX)
+        finally:
+            os.close(number)
+    except FileExistsError:
+        pass
+    info = path.lstat()
+    by_others = info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not stat.S_ISDIR(info.st_mode):
+        raise NotADirectoryError(f"{path} is no directory of its own")
+    if by_others and not info.st_mode & stat.S_ISVTX:
+        raise PermissionError(f"{path} may be changed by others: chmod +t {path}")
+
+
+def _make_own(path: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
     # Nothing is written into another user's folder, or through a link to elsewhere.
-    info = parent.lstat()
+    info = path.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
-        raise PermissionError(f"{parent} is not ours")
-    directory.mkdir(mode=0o700, exist_ok=True)
+        raise PermissionError(f"{path} is not ours")
 
 
 def revoke_older(base: Path, job: int, own: str) -> None:
@@ -123,7 +180,7 @@ def revoke_older(base: Path, job: int, own: str) -> None:
     """
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     with contextlib.suppress(OSError):
-        for directory in (base / FOLDER).glob(f"job-{job}-*"):
+        for directory in base.glob(f"{FOLDER}*/{os.geteuid()}/job-{job}-*"):
             token = _read(directory / attempt.FENCE).split(".")
             earlier = len(token) == 3 and token[1] != restarts
             if str(directory) != own and earlier:
@@ -192,8 +249,9 @@ def remove(directory: str) -> None:
     """Forbid all tasks of the step to write, and remove what is ours."""
     if directory:
         shutil.rmtree(directory, ignore_errors=True)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # another's directory is in it
             Path(directory).parent.rmdir()
+            Path(directory).parent.parent.rmdir()
 
 
 def _read(path: Path) -> str:

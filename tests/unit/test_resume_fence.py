@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -63,7 +67,7 @@ def test_a_fence_that_cannot_be_raised_is_told_and_leaves_no_old_one(tmp_path: P
     assert not (Path(directory) / attempt.FENCE).exists()
     shutil.rmtree(tmp_path / fence.FOLDER)
     (tmp_path / fence.FOLDER).symlink_to(tmp_path)
-    assert "not ours" in fence.raise_fence(directory, "12.0.2")
+    assert "no directory of its own" in fence.raise_fence(directory, "12.0.2")
 
 
 def test_progress_is_the_last_word_whoever_said_it(
@@ -82,25 +86,83 @@ def test_nonsense_is_no_progress(tmp_path: Path, text: str) -> None:
     assert attempt.read_progress(str(tmp_path)) == -1
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
+@pytest.mark.parametrize("planted", [".sres", f".sres/{os.geteuid()}"])
+def test_a_link_is_not_followed(tmp_path: Path, planted: str) -> None:
+    elsewhere, base = tmp_path / "elsewhere", tmp_path / "base"
     elsewhere.mkdir()
-    (tmp_path / fence.FOLDER).symlink_to(elsewhere)
-    assert fence.open_directory(tmp_path, 12, 99) == ""
+    (base / planted).parent.mkdir(parents=True)
+    (base / planted).symlink_to(elsewhere)
+    directory = fence.open_directory(base, 12, 99)
+    assert Path(directory).is_relative_to(base / f".sres-{os.geteuid()}")
     assert list(elsewhere.iterdir()) == []
+    fence.remove(directory)
+    assert not (base / f".sres-{os.geteuid()}").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a folder of another user")
-def test_somebody_elses_folder_is_not_used(tmp_path: Path) -> None:
-    parent = tmp_path / fence.FOLDER
-    parent.mkdir()
-    os.chown(parent, 65534, 65534)
-    assert fence.open_directory(tmp_path, 12, 99) == ""
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as several users")
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o700, 0o777])
+def test_the_folder_of_another_user_is_not_used(tmp_path: Path, mode: int) -> None:
+    (tmp_path / fence.FOLDER).mkdir()
+    other = tmp_path / fence.FOLDER / "0"
+    other.mkdir()
+    os.chown(other, 65534, 65534)
+    other.chmod(mode)
+    directory = fence.open_directory(tmp_path, 12, 99)
+    assert Path(directory).is_relative_to(tmp_path / ".sres-0")
+    assert list(other.iterdir()) == []
+
+
+def test_a_folder_that_others_may_change_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / fence.FOLDER).mkdir()
+    (tmp_path / fence.FOLDER).chmod(0o777)
+    directory = fence.open_directory(tmp_path, 12, 99)
+    assert Path(directory).is_relative_to(tmp_path / f".sres-{os.geteuid()}")
+
+
+@pytest.mark.parametrize(
+    ("beside", "expected"), [(0o700, 0o1700), (0o755, 0o1755), (0o2775, 0o3775), (0o1777, 0o1777)]
+)
+def test_who_may_write_beside_the_folder_may_write_in_it(
+    tmp_path: Path, beside: int, expected: int
+) -> None:
+    base = tmp_path / "project"
+    base.mkdir()
+    base.chmod(beside)
+    directory = Path(fence.open_directory(base, 12, 99))
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (base / ".sres", directory.parent)]
+    assert modes == [expected, 0o700 | expected & 0o2000]
+
+
+_AS_USER = """
+import os, sys
+os.setgid(100); os.setuid(int(sys.argv[2])); os.umask(0o027)
+from pathlib import Path
+from slurm_resilience.resume import fence
+directory = fence.open_directory(Path(sys.argv[1]), 12, 99)
+print(directory, fence.raise_fence(directory, "12.0.1"))
+"""
+
+
+@needs_root
+def test_several_users_of_a_project_have_a_fence_each() -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own is closed to others
+        base = Path(name)
+        os.chown(base, 1001, 100)
+        base.chmod(0o2770)
+        for user in ("1001", "1002"):
+            words = [sys.executable, "-c", _AS_USER, name, user]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            assert done.stdout.strip() == f"{base}/.sres/{user}/job-12-99", done.stderr
+            assert (base / ".sres" / user).stat().st_uid == int(user)
 
 
 def test_a_directory_that_cannot_be_written_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert fence.open_directory(tmp_path / "file", 12, 99) == ""
+    with pytest.raises(OSError, match="file"):
+        fence.open_directory(tmp_path / "file", 12, 99)
 
 
 def test_an_earlier_life_is_revoked_and_a_sibling_is_not(

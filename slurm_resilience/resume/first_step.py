@@ -46,20 +46,26 @@ def describe_attempt(
     )
 
 
-def start_first_step(context: SupervisorContext, attempt: Attempt, *, lives: bool) -> SrunStep:
+def start_first_step(
+    context: SupervisorContext, attempt: Attempt, *, lives: bool, again: bool
+) -> SrunStep:
     """Start the srun of an attempt.
 
     Args:
         context: of the supervised srun.
         attempt: it has its fence.
         lives: the step is to outlive a node.
+        again: this supervisor has started one before.
 
     Raises:
         MissingTool: srun cannot be started.
     """
     command = context.command
-    overlaps = attempt.number > 1 and (lives or _dead_step_is_in_the_way(context, attempt))
-    command = _command(command, attempt, lives, overlaps)
+    if lives:
+        command = living_command(command)
+    if again:
+        overlaps = lives or _dead_step_is_in_the_way(context, attempt)
+        command = _command_again(command, attempt, lives, overlaps)
     argv, environment = context.launch.line(
         command,
         task_variables(attempt),
@@ -111,11 +117,9 @@ def waits_for_the_dead(steps: Sequence[StepInfo], dead: Sequence[StepInfo]) -> b
     return bool(own) and all(info in dead for info in own)
 
 
-def _command(command: SrunCommand, attempt: Attempt, lives: bool, overlaps: bool) -> SrunCommand:
-    if lives:
-        command = living_command(command)
-    if attempt.number == 1:
-        return command
+def _command_again(
+    command: SrunCommand, attempt: Attempt, lives: bool, overlaps: bool
+) -> SrunCommand:
     # The user's own choice of nodes named some that are gone.
     nodes = attempt.step_nodes
     command = command.without(*PLACEMENT)

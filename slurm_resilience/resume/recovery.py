@@ -37,6 +37,8 @@ class Recovery:
         """
         self._context = context
         self._step_size = step_size
+        self.requeued = False
+        """The job was given back to Slurm, to run again."""
 
     def can_leave(self, bad: Mapping[str, NodeVerdict], history: tuple[Ending, ...]) -> bool:
         """Return whether there is anywhere to go from nodes that must be left.
@@ -164,5 +166,6 @@ class Recovery:
     def _requeue(self, reason: str, chosen: Plan) -> None:
         context = self._context
         report.say(reason)
+        self.requeued = True
         context.events.write("requeue", reason=chosen.reason)
         requeue(context.allocation, context.link, context.wake, reason, context.limits.requeue_wait)

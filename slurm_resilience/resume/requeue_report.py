@@ -12,6 +12,7 @@ from typing import Any
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import Job
 from slurm_resilience.resume import report
+from slurm_resilience.resume.history import AttemptHistory
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.hostlists import fold
 
@@ -36,22 +37,33 @@ def cause_of(events: Iterable[dict[str, Any]], job: int) -> dict[str, Any] | Non
     return cause
 
 
-def tell(link: SupervisorLink, job: Job, from_step: int, now: float) -> None:
+def tell(link: SupervisorLink, job: Job, history: AttemptHistory, now: float) -> None:
     """Write the block, or one line where the cause is not known.
 
     Args:
         link: to sresctld, whose journal is asked.
         job: the job as it runs now.
-        from_step: the last step that the program reported; -1: none.
+        history: of this srun, from before the requeue.
         now: seconds since the epoch.
     """
     number = job.restarts + 1
+    told = _told(link, job, history)
+    if told is None:
+        report.say(f"the job was requeued: this is its start number {number}")
+        return
+    at, text = told
+    report.requeued(number, text, fold(job.nodes), max(0.0, now - at), history.last_step)
+
+
+def _told(link: SupervisorLink, job: Job, history: AttemptHistory) -> tuple[float, str] | None:
     try:
         cause = cause_of(link.history(), job.id)
     except SresError:
         cause = None
-    if cause is None:
-        report.say(f"the job was requeued: this is its start number {number}")
-        return
-    seconds = max(0.0, now - cause["at"])
-    report.requeued(number, cause["text"], fold(job.nodes), seconds, from_step)
+    if cause is not None:
+        return cause["at"], cause["text"]
+    # Without sresctld: what this srun itself wrote down.
+    past = history.cause_of_requeue
+    if past is not None and past.ending is not None:
+        return past.ending.ended_at, past.cause
+    return None

@@ -26,6 +26,7 @@ from slurm_resilience.resume.decide.classify import Cause, Ending, classify
 from slurm_resilience.resume.evidence import gather_evidence
 from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.first_step import describe_attempt, start_first_step
+from slurm_resilience.resume.history import AttemptHistory
 from slurm_resilience.resume.live_step import training
 from slurm_resilience.resume.live_step.live_step import LiveStep
 from slurm_resilience.resume.live_step.live_steps import StepEnd
@@ -122,7 +123,10 @@ class Supervisor:
         self._training = training.TrainingWatch(self._context, self._fence)
         self._recovery = Recovery(self._context, step_size)
         self._attempt: Attempt | None = None
-        self._history: list[Ending] = []
+        folder = Path(self._fence.directory).parent if self._fence.directory else None
+        self._history = AttemptHistory(folder, job.id, restarts, command.argv)
+        self._keeps_history = False
+        """The job is requeued, and its next start goes on from here."""
         self._starting: report.RecoveryBlock | None = None
         """To be reported once tasks of the attempt run."""
         self._shown_since = 0.0
@@ -132,23 +136,27 @@ class Supervisor:
         """Return srun's exit code (as a shell shows it), when the program has ended for good."""
         signals.receive(self._context.user_signals.on_signal)
         self._fence.begin()
+        self._history.begin(self._context.clock)
         if self._fence.restarts:
             # Slurm may have emptied the log that named the fault.
             job, now = self._allocation.job, self._context.clock.now()
-            requeue_report.tell(self._context.link, job, self._fence.progress(), now)
-        number, step = 1, None
+            requeue_report.tell(self._context.link, job, self._history, now)
+        number = self._history.next_number
+        step: SrunStep | None = None
         following: NextAttempt | None = None
         try:
             while True:
                 if self._user_stop.is_set():
                     return self._code_without_step()
-                step = self._start(number)
+                step = self._start(number, again=step is not None)
                 if following is not None:
                     self._starting = following.block
                 ending, noticed = self._watch(step)
-                self._history.append(ending)
-                following = self._next(classify(ending), noticed, number)
+                cause = classify(ending)
+                self._history.end(ending, cause.reason, self._fence.progress())
+                following = self._next(cause, noticed, number)
                 if following is None:
+                    self._keeps_history = self._may_come_back(cause)
                     return self._last_code(step)
                 self._step_nodes = following.nodes
                 number += 1
@@ -159,12 +167,11 @@ class Supervisor:
             # A step that still runs dies with this process: it has no code of its own.
             return error.exit_code if step.running else self._last_code(step)
         finally:
-            self._context.link.close()
-            self._fence.remove()
+            self._clean_up()
 
     # -- one attempt --------------------------------------------------------------------------
 
-    def _start(self, number: int) -> SrunStep:
+    def _start(self, number: int, *, again: bool) -> SrunStep:
         context, fence = self._context, self._fence
         planned = describe_attempt(
             context, number, fence.restarts, self._step_nodes, fence.directory
@@ -172,14 +179,15 @@ class Supervisor:
         training.forget(fence.directory)
         self._attempt = attempt = fence.raise_for(planned)
         nodes = list(attempt.step_nodes)
-        if number > 1:
+        if again:
             self._shown_since = 0.0
             report.say(f"starting attempt {number} on {fold(nodes)}")
             context.events.write("relaunched", attempt=number, nodes=nodes)
         context.wake.clear()
         # Before its tasks run: this host may die in the moment in which they begin.
         context.link.attempt(AttemptStarted(number, attempt.step_nodes))
-        step = start_first_step(context, attempt, lives=self._training.lives)
+        self._history.start(number, attempt.step_nodes, context.clock.now())
+        step = start_first_step(context, attempt, lives=self._training.lives, again=again)
         context.events.write("started", attempt=number, nodes=nodes)
         return step
 
@@ -189,7 +197,7 @@ class Supervisor:
         Returns:
             How it ended, and when that was noticed (seconds since the epoch).
         """
-        progress_before = self._fence.progress()
+        progress_before = max(self._fence.progress(), self._history.last_step)
         with contextlib.ExitStack() as stack:
             end = self._until_end(step, stack)
         if self._starting is not None and end.code == 0 and not end.stopped_by_us:
@@ -253,7 +261,7 @@ class Supervisor:
         return StepEnd(step.code, step, stopped_by_us=True, noticed=noticed)
 
     def _can_leave(self, bad: Mapping[str, NodeVerdict]) -> bool:
-        return self._recovery.can_leave(bad, tuple(self._history))
+        return self._recovery.can_leave(bad, self._history.endings)
 
     # -- a step that lives on -----------------------------------------------------------------
 
@@ -297,9 +305,8 @@ class Supervisor:
 
     def _next(self, cause: Cause, noticed: float, number: int) -> NextAttempt | None:
         """Prepare what follows attempt ``number``; None: the end."""
-        history = tuple(self._history)
         return self._recovery.prepare(
-            cause, history, self._step_nodes, attempt=number, noticed=noticed
+            cause, self._history.endings, self._step_nodes, attempt=number, noticed=noticed
         )
 
     def _report_recovered(self, step: SrunStep) -> None:
@@ -329,9 +336,9 @@ class Supervisor:
     # -- the end ------------------------------------------------------------------------------
 
     def _last_code(self, step: SrunStep) -> int:
-        if not self._history:
+        last = self._history.last_ending
+        if last is None:
             return step.code
-        last = self._history[-1]
         # srun itself died of a signal: a shell should see the same of us.
         if step.killed_by and last.code == step.code and not last.stopped_by_us:
             self._end_by(step.killed_by)
@@ -339,13 +346,24 @@ class Supervisor:
 
     def _code_without_step(self) -> int:
         """Return the code when the user ended this while no step was running."""
-        if self._history:
-            return self._history[-1].code
+        last = self._history.last_ending
+        if last is not None:
+            return last.code
         number = self._context.user_signals.ending()
         self._end_by(number)
         return 128 + number
 
-    def _end_by(self, number: int) -> None:
+    def _may_come_back(self, cause: Cause) -> bool:
+        job = self._allocation.job
+        by_slurm = cause.kind == "job_over" and job.is_batch and job.requeue
+        return self._recovery.requeued or by_slurm
+
+    def _clean_up(self) -> None:
         self._context.link.close()
+        if not self._keeps_history:
+            self._history.remove()
         self._fence.remove()
+
+    def _end_by(self, number: int) -> None:
+        self._clean_up()
         signals.end_by(number)

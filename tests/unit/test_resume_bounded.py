@@ -77,7 +77,8 @@ def test_the_supervisor_requeues_the_job(
     requeued: list[str] = []
     monkeypatch.setattr(recovery, "requeue", lambda *words: requeued.append(words[3]))
     supervisor = supervisor_of(slurm)
-    supervisor._history.append(Ending(1, 60.0, True, "RUNNING", {"n2": "marked"}))
+    supervisor._history.start(1, ("n1", "n2"), 0.0)
+    supervisor._history.end(Ending(1, 60.0, True, "RUNNING", {"n2": "marked"}), "marked", -1)
     assert supervisor._next(CAUSE, 0.0, 1) is None
     assert shrinks(slurm) == swap.TRIES
     assert len(requeued) == 1 and "gave no answer" in requeued[0]
@@ -155,7 +156,9 @@ def test_a_supervisor_that_gives_up_a_running_step_has_not_ended_well(
     def watch(step: object) -> None:
         raise SlurmUnreachable("Unable to contact slurm controller")
 
-    monkeypatch.setattr(supervisor, "_start", lambda _: SimpleNamespace(running=True, code=0))
+    monkeypatch.setattr(
+        supervisor, "_start", lambda _, again: SimpleNamespace(running=True, code=0)
+    )
     monkeypatch.setattr(supervisor, "_watch", watch)
     assert supervisor.run() == SlurmUnreachable.exit_code
 
@@ -227,7 +230,8 @@ def test_a_table_of_nodes_that_cannot_be_read_abandons_no_training(
     context = supervisor._context
     first = describe_attempt(context, 1, 0, ("n2", "n1"), "")
     slurm.failures = failures
-    supervisor._history.append(Ending(137, 60.0, False, "RUNNING"))
+    supervisor._history.start(1, ("n1", "n2"), 0.0)
+    supervisor._history.end(Ending(137, 60.0, False, "RUNNING"), "it ended", -1)
     following = supervisor._next(Cause("program", "it ended"), 0.0, 1)
     assert following is not None and following.nodes == ("n1", "n2")
     again = describe_attempt(context, 2, 0, following.nodes, "")

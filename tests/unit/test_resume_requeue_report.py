@@ -9,6 +9,8 @@ import pytest
 from slurm_resilience.errors import WireError
 from slurm_resilience.model import Job
 from slurm_resilience.resume import requeue_report
+from slurm_resilience.resume.decide.classify import Ending
+from slurm_resilience.resume.history import AttemptHistory, PastAttempt
 
 JOB = Job(7, uid=0, state="RUNNING", nodes=("n1", "n2"), restarts=1)
 
@@ -57,10 +59,16 @@ class Link:
 
 
 def written(
-    capfd: pytest.CaptureFixture[str], events: list[dict[str, Any]] | None, step: int
+    capfd: pytest.CaptureFixture[str],
+    events: list[dict[str, Any]] | None,
+    step: int,
+    cause: str = "",
 ) -> str:
     link: Any = Link(events)
-    requeue_report.tell(link, JOB, step, now=100.0)
+    history = AttemptHistory(None, 7, 1, ())
+    ending = Ending(1, 60.0, False, "RUNNING", ended_at=98.0)
+    history.attempts.append(PastAttempt(1, 0, ("n1",), 0.0, ending, cause, step))
+    requeue_report.tell(link, JOB, history, now=100.0)
     return capfd.readouterr().err
 
 
@@ -80,3 +88,12 @@ def test_without_a_cause_one_line_is_left(
     text = written(capfd, events, -1)
     assert text.count("\n") == 1
     assert text.endswith("the job was requeued: this is its start number 2\n")
+
+
+def test_without_sresctld_the_attempts_of_this_srun_tell(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    text = written(capfd, None, 7, "n3: Slurm shows DOWN")
+    assert "sres: what failed   n3: Slurm shows DOWN\n" in text
+    assert "sres: how long      2.0 s" in text
+    assert "goes on from step 7 (the last one reported)" in text

@@ -1,0 +1,171 @@
+"""Keep the attempts of one supervised srun in a file that outlives requeues of its job.
+
+It lies beside the fence's directories, is written anew after each attempt, and is removed when the
+program has ended for good. Where it cannot be written, the history lasts as long as the supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from slurm_resilience.clock import Clock
+from slurm_resilience.resume import report
+from slurm_resilience.resume.decide.classify import Ending
+
+SUFFIX = ".history"
+KEEP_SECONDS = 30 * 86400.0
+"""The file of a job that never came back is removed after this time."""
+LOST = "its supervisor was lost"
+
+
+class PastAttempt(msgspec.Struct, frozen=True):
+    """One attempt, and how it ended."""
+
+    number: int
+    restarts: int
+    """Requeues of the job before it."""
+    nodes: tuple[str, ...]
+    started: float
+    """Seconds since the epoch."""
+    ending: Ending | None = None
+    """None: it runs, or its supervisor was lost with it."""
+    cause: str = ""
+    """The reason of the end, in words."""
+    step: int = -1
+    """The last step that the program had reported when it ended; -1: none."""
+
+
+class AttemptHistory:
+    """The attempts of one supervised srun, those before a requeue of the job included."""
+
+    def __init__(self, folder: Path | None, job: int, restarts: int, words: Sequence[str]) -> None:
+        """
+        Args:
+            folder: for the file; None: nothing is written.
+            job: job id.
+            restarts: how often Slurm has requeued it.
+            words: srun's arguments, which tell the sruns of a job apart.
+        """
+        self._folder = folder
+        self._restarts = restarts
+        key = hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        self._prefix = f"job-{job}-{key}-"
+        self.attempts: list[PastAttempt] = []
+
+    @property
+    def endings(self) -> tuple[Ending, ...]:
+        """Return all endings so far, oldest first."""
+        return tuple(past.ending for past in self.attempts if past.ending is not None)
+
+    @property
+    def last_ending(self) -> Ending | None:
+        """Return the last ending since the job was started; None: there is none."""
+        mine = [past for past in self.attempts if past.restarts == self._restarts]
+        return next((past.ending for past in reversed(mine) if past.ending is not None), None)
+
+    @property
+    def next_number(self) -> int:
+        """Return the number of the next attempt, from 1."""
+        return self.attempts[-1].number + 1 if self.attempts else 1
+
+    @property
+    def last_step(self) -> int:
+        """Return the last step that was reported before the running attempt; -1: none."""
+        return max((past.step for past in self.attempts), default=-1)
+
+    @property
+    def cause_of_requeue(self) -> PastAttempt | None:
+        """Return the attempt whose end led to the requeue; None: it is not known."""
+        last = self.attempts[-1] if self.attempts else None
+        return last if last is not None and last.cause not in ("", LOST) else None
+
+    def begin(self, clock: Clock) -> None:
+        """Take over the file that this srun had before a requeue of its job."""
+        if self._folder is None:
+            return
+        for path, attempts in self._older(clock.now()):
+            try:
+                path.rename(self._path)
+            except OSError:
+                continue  # another srun of the same words was faster
+            self.attempts = [_closed(past, clock.now()) for past in attempts]
+            return
+
+    def start(self, number: int, nodes: tuple[str, ...], now: float) -> None:
+        """Note that an attempt begins."""
+        self.attempts.append(PastAttempt(number, self._restarts, nodes, now))
+        self._write()
+
+    def end(self, ending: Ending, cause: str, step: int) -> None:
+        """Note how the last attempt ended."""
+        self.attempts[-1] = msgspec.structs.replace(
+            self.attempts[-1], ending=ending, cause=cause, step=step
+        )
+        self._write()
+
+    def remove(self) -> None:
+        """Remove the file: the program has ended for good."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+
+    @property
+    def _path(self) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{self._prefix}{os.getpid()}{SUFFIX}"
+
+    def _older(self, now: float) -> Iterator[tuple[Path, list[PastAttempt]]]:
+        assert self._folder is not None
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            with contextlib.suppress(OSError):
+                if now - path.lstat().st_mtime > KEEP_SECONDS:
+                    path.unlink()
+                    continue
+            if not path.name.startswith(self._prefix):
+                continue
+            attempts = read(path)
+            if attempts and attempts[-1].restarts < self._restarts:
+                yield path, attempts
+
+    def _write(self) -> None:
+        if self._folder is None:
+            return
+        new = self._path.with_suffix(".new")
+        try:
+            new.write_bytes(msgspec.json.encode(self.attempts))
+            new.replace(self._path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+            report.say(f"the attempts are not kept for a requeue: {error}")
+            self._folder = None
+
+
+def read(path: Path) -> list[PastAttempt]:
+    """Return the attempts of a file; none where it cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[PastAttempt])
+    except (OSError, msgspec.DecodeError):
+        return []
+
+
+def _closed(past: PastAttempt, now: float) -> PastAttempt:
+    """Return an attempt of an earlier start of the job: it has ended, known or not."""
+    if past.ending is not None:
+        return past
+    lost = Ending(
+        code=1,
+        ran_for=max(0.0, now - past.started),
+        progressed=False,
+        job_state="",
+        faulty={"": LOST},
+        ended_at=now,
+        nodes=past.nodes,
+    )
+    return msgspec.structs.replace(past, ending=lost, cause=LOST)

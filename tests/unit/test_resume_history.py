@@ -1,0 +1,106 @@
+"""The attempts of one srun outlive the requeues of its job."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_resilience.clock import SystemClock
+from slurm_resilience.config import ResumeSettings
+from slurm_resilience.resume.decide.classify import Cause, Ending
+from slurm_resilience.resume.decide.plan import PlanFacts, plan
+from slurm_resilience.resume.history import AttemptHistory, read
+
+WORDS = ("-N2", "python", "train.py")
+LOST_NODE = Ending(137, 60.0, False, "RUNNING", {"n2": "dead"}, ended_at=100.0, nodes=("n1", "n2"))
+CLOCK = SystemClock()
+
+
+def history(folder: Path | None, restarts: int, words: tuple[str, ...] = WORDS) -> AttemptHistory:
+    new = AttemptHistory(folder, 12, restarts, words)
+    new.begin(CLOCK)
+    return new
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.history"))
+
+
+def test_it_goes_on_after_a_requeue(tmp_path: Path) -> None:
+    first = history(tmp_path, 0)
+    assert first.next_number == 1
+    first.start(1, ("n1", "n2"), 40.0)
+    first.end(LOST_NODE, "n2: dead", 300)
+    second = history(tmp_path, 1)
+    assert (second.endings, second.next_number, second.last_step) == ((LOST_NODE,), 2, 300)
+    assert second.cause_of_requeue is not None and second.cause_of_requeue.cause == "n2: dead"
+    assert second.last_ending is None, "the code of an earlier start is not this one's"
+    second.start(2, ("n1", "n3"), 200.0)
+    assert [past.number for past in read(files(tmp_path)[0])] == [1, 2]
+    second.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_attempt_whose_supervisor_died_counts_and_tells_no_cause(tmp_path: Path) -> None:
+    history(tmp_path, 0).start(1, ("n1", "n2"), CLOCK.now() - 60)
+    second = history(tmp_path, 1)
+    assert second.next_number == 2 and second.cause_of_requeue is None
+    (lost,) = second.endings
+    assert lost.faulty and not lost.progressed
+
+
+def test_budgets_hold_over_requeues(tmp_path: Path) -> None:
+    limits = ResumeSettings(max_attempts=3)
+    facts = PlanFacts(("n1", "n2"), 2, True, False, True, True)
+    kinds = []
+    for restarts in range(3):
+        one = history(tmp_path, restarts)
+        one.start(one.next_number, ("n1", "n2"), 40.0)
+        one.end(LOST_NODE, "n2: dead", -1)
+        cause = Cause("node", "n2: dead", ("n2",))
+        kinds.append(plan(cause, facts, one.endings, limits).kind)
+    assert kinds == ["requeue", "requeue", "stop"]
+
+
+def test_another_srun_of_the_job_has_its_own(tmp_path: Path) -> None:
+    history(tmp_path, 0).start(1, ("n1",), 40.0)
+    assert history(tmp_path, 1, ("-N2", "python", "test.py")).next_number == 1
+    assert history(tmp_path, 0).next_number == 1, "the same words, beside it in the same start"
+    assert history(tmp_path, 1).next_number == 2
+
+
+def test_the_file_of_a_job_that_never_came_back_is_removed(tmp_path: Path) -> None:
+    old = tmp_path / "job-9-0123456789ab-77.history"
+    old.write_text("[]")
+    os.utime(old, (0, 0))
+    history(tmp_path, 0)
+    assert not old.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff"])
+def test_a_file_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+    one = history(tmp_path, 0)
+    one.start(1, ("n1",), 40.0)
+    files(tmp_path)[0].write_bytes(text.encode("latin-1"))
+    assert history(tmp_path, 1).next_number == 1
+
+
+def test_a_disk_that_is_full_is_told_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = history(tmp_path / "missing", 0)
+    one.start(1, ("n1",), 40.0)
+    one.end(LOST_NODE, "n2: dead", 5)
+    assert capfd.readouterr().err.count("not kept for a requeue") == 1
+    assert (one.endings, one.last_step) == ((LOST_NODE,), 5)
+    one.remove()
+
+
+def test_without_a_folder_it_lives_as_long_as_its_supervisor() -> None:
+    one = history(None, 0)
+    one.start(1, ("n1",), 40.0)
+    one.end(LOST_NODE, "n2: dead", 5)
+    one.remove()
+    assert one.last_ending == LOST_NODE

@@ -162,6 +162,8 @@ class ResumeSettings(_Section, frozen=True):
     """Seconds to wait for an idle node before the job is requeued instead."""
     requeue_wait: float = 60.0
     """Seconds sresctld is given to requeue the job before the supervisor does it itself."""
+    time_margin: float = 60.0
+    """Seconds before the job's time limit in which no step is started again."""
     stdin_limit_bytes: int = 64 * 1024 * 1024
     """Bytes of standard input that are kept for later attempts, where it is a pipe."""
 

@@ -128,6 +128,16 @@ class Job(msgspec.Struct, frozen=True):
         return self.is_batch and self.requeue
 
     @property
+    def seconds_left(self) -> float | None:
+        """Return the time until its limit, as squeue showed it (`1-02:03:04`); None: no limit."""
+        days, dash, clock = self.time_left.rpartition("-")
+        parts = clock.split(":")
+        if not all(part.isdecimal() for part in (*parts, *([days] if dash else []))):
+            return None
+        hours, minutes, seconds = (0, 0, *map(int, parts))[-3:]
+        return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+    @property
     def is_zombie(self) -> bool:
         """RUNNING without its batch script: the batch host was taken out of the allocation."""
         return (

@@ -1,5 +1,6 @@
 /* In slurmstepd: set the supervisor's variables in the environment of each task. */
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -76,11 +77,28 @@ static const char *own_value(spank_t sp, const char *value, char *text, size_t s
 	return text;
 }
 
+/*
+ * Say so, once on each node, where the directory of the fence is not seen: a program that asks whether it may
+ * write gets the answer no there, and keeps no checkpoint.
+ */
+static void look_for_fence(spank_t sp, const char *directory)
+{
+	char path[PATH_MAX];
+	int local;
+
+	if (spank_get_item(sp, S_TASK_ID, &local) != ESPANK_SUCCESS || local != 0)
+		return;
+	if (snprintf(path, sizeof(path), "%s/token", directory) < (int)sizeof(path) && access(path, F_OK) == 0)
+		return;
+	slurm_error("sres: this node does not see %s: programs that ask attempt.is_current() write nothing here; "
+		    "start srun in a directory that all nodes share", directory);
+}
+
 int sres_stepd_task_init(spank_t sp)
 {
 	uint32_t step;
 	char *cursor = variables, *name, *value, text[16];
-	const char *own;
+	const char *own, *fence = NULL;
 	int more;
 
 	if (variables == NULL)
@@ -95,9 +113,13 @@ int sres_stepd_task_init(spank_t sp)
 		own = own_value(sp, value, text, sizeof(text));
 		if (own == NULL || spank_setenv(sp, name, own, 1) != ESPANK_SUCCESS)
 			goto fail;
+		if (strcmp(name, "SRES_DIR") == 0)
+			fence = own;
 	}
 	if (more < 0)
 		goto fail;
+	if (fence != NULL)
+		look_for_fence(sp, fence);
 	return ESPANK_SUCCESS;
 
 fail:

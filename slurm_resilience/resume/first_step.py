@@ -11,6 +11,7 @@ from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.live_step.living_program import living_command
 from slurm_resilience.resume.srun.command import PLACEMENT
 from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
+from slurm_resilience.resume.srun.output_files import appending, mark
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.slurm.client import StepInfo
@@ -66,6 +67,10 @@ def start_first_step(
     if again:
         overlaps = lives or _dead_step_is_in_the_way(context, attempt)
         command = _command_again(command, attempt, lives, overlaps)
+    if attempt.number > 1:
+        where = f"attempt {attempt.number} starts on {fold(attempt.step_nodes)}"
+        mark(command, context.environment, where)
+        command = appending(command, context.environment)
     argv, environment = context.launch.line(
         command,
         task_variables(attempt),

@@ -53,3 +53,54 @@ def test_input_past_the_limit_is_not_given_again(site: Site) -> None:
     assert end.stderr.count("cannot be started again any more") == 1
     assert "not resumed: it ended with exit code 137" in end.stderr
     assert (site.directory / "got").stat().st_size == 2 * LIMIT_BYTES
+
+
+@pytest.mark.parametrize("mode", [[], ["--open-mode=truncate"]], ids=["default", "truncate"])
+def test_output_of_the_first_attempt_is_kept(site: Site, mode: list[str]) -> None:
+    program = f"echo this is attempt $SRES_ATTEMPT; {FAILS_ONCE}"
+    end = site.run("srun", FLAG, "-n1", "-o", "out.txt", *mode, "sh", "-c", program)
+    assert end.code == 0, end
+    lines = (site.directory / "out.txt").read_text().splitlines()
+    if mode:
+        assert lines == ["this is attempt 2"]
+    else:
+        assert lines[0] == "this is attempt 1" and lines[-1] == "this is attempt 2"
+        assert [line for line in lines if line.startswith("sres: attempt 2 starts on n1")]
+
+
+def test_each_task_s_own_output_is_kept_too(site: Site) -> None:
+    program = f"echo attempt $SRES_ATTEMPT; {FAILS_ONCE}"
+    assert site.run("srun", FLAG, "-n1", "-o", "out.%t", "sh", "-c", program).code == 0
+    assert (site.directory / "out.0").read_text() == "attempt 1\nattempt 2\n"
+
+
+def test_a_program_that_ends_shortly_before_the_time_limit_is_not_started_again(
+    site: Site,
+) -> None:
+    """The job has a minute: as after --signal, when the program has written its checkpoint."""
+    job = allocate(site.lab, "-w", "n3", "--exclusive", "--time=1")
+    end = site.run("srun", FLAG, "-n1", "sh", "-c", "echo run; kill -9 $$", SLURM_JOB_ID=job)
+    assert (end.code, end.stdout) == (137, "run\n"), end
+    assert "time limit is" in end.stderr
+    site.lab.run(["scancel", job])
+
+
+def test_a_directory_that_one_node_does_not_see_is_told_at_the_start(site: Site) -> None:
+    folder = str(site.directory)
+    site.lab.run(["mount", "-t", "tmpfs", "none", folder], node="n2", check=True)
+    try:
+        end = site.run("srun", FLAG, "-N2", "-n4", "true")
+    finally:
+        site.lab.run(["umount", folder], node="n2", check=True)
+    assert end.code == 0
+    told = [line for line in end.stderr.splitlines() if "does not see" in line]
+    assert len(told) == 1 and "n2" in told[0] and f"{folder}/.sres" in told[0], end
+
+
+def test_in_a_directory_that_cannot_be_written_the_step_runs_without_a_fence(site: Site) -> None:
+    script = "mount -t tmpfs -o ro none . && cd $PWD && exec $SRUN sh -c 'echo [$SRES_DIR]'"
+    words = ["unshare", "-m", "bash", "-c", script]
+    end = site.run(*words, SRUN=f"srun {FLAG} -n1 --chdir=/")
+    assert (end.code, end.stdout) == (0, "[]\n"), end
+    assert end.stderr.count("no directory for a fence can be made") == 1
+    assert "Read-only file system" in end.stderr

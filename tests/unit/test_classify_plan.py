@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.config import ResumeSettings
+from slurm_resilience.model import Job
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify, describe
 from slurm_resilience.resume.decide.plan import Plan, PlanFacts, after_task, plan
 
@@ -126,6 +127,31 @@ def test_without_its_input_only_the_whole_job_can_run_again() -> None:
     assert node_plan(**lost, is_batch=False).kind == "stop"
     assert plan(PROGRAM, facts(**lost), (ending(code=137),), LIMITS).kind == "stop"
     assert node_plan(**lost, **LIVING).kind == "join"
+
+
+def test_nothing_is_started_again_shortly_before_the_time_limit() -> None:
+    """A program that ends by itself after --signal=USR1@50 has no fault."""
+    near = {"seconds_left": LIMITS.time_margin - 1}
+    assert plan(PROGRAM, facts(**near), (ending(code=137),), LIMITS).kind == "stop"
+    assert node_plan(**near).kind == node_plan(**near, step_size=2).kind == "stop"
+    assert node_plan(**near, has_gres=True).kind == "requeue"
+    assert node_plan(seconds_left=LIMITS.time_margin + 1).kind == "swap"
+
+
+@pytest.mark.parametrize(
+    ("shown", "seconds"),
+    [
+        ("34", 34),
+        ("2:34", 154),
+        ("1:02:03", 3723),
+        ("2-00:00:10", 172810),
+        ("UNLIMITED", None),
+        ("INVALID", None),
+        ("", None),
+    ],
+)
+def test_the_time_that_squeue_shows(shown: str, seconds: float | None) -> None:
+    assert Job(1, 0, "RUNNING", time_left=shown).seconds_left == seconds
 
 
 # -- plan: the step lives on ------------------------------------------------------------------

@@ -160,6 +160,7 @@ class Allocation:
             batch_host=self.job.batch_host,
             swap_failed=swap_failed,
             living_nodes=living_nodes,
+            seconds_left=self.job.seconds_left,
         )
 
     def bad(self, names: Iterable[str]) -> dict[str, str]:

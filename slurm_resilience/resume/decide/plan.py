@@ -29,6 +29,8 @@ class PlanFacts(msgspec.Struct, frozen=True):
     """The reason for which a swap failed in this incident; empty: none was tried."""
     living_nodes: tuple[str, ...] = ()
     """Nodes on which a living step runs; empty: the step has ended, or has to end."""
+    seconds_left: float | None = None
+    """Until the job's time limit; None: it has none, or it is not known."""
     input_lost: str = ""
     """The reason for which another attempt would not get the same standard input; empty: it
     would."""
@@ -70,6 +72,16 @@ def plan(
     """
     if cause.kind in ("done", "user", "job_over"):
         return Plan("stop", cause.reason)
+    chosen = _plan(cause, facts, history, limits)
+    left = facts.seconds_left
+    if chosen.kind in ("relaunch", "swap") and left is not None and left < limits.time_margin:
+        return Plan("stop", f"the job's time limit is {left:.0f} s away (resume.time_margin)")
+    return chosen
+
+
+def _plan(
+    cause: Cause, facts: PlanFacts, history: tuple[Ending, ...], limits: ResumeSettings
+) -> Plan:
     budget = spent(history, limits)
     if budget:
         return Plan("stop", budget)

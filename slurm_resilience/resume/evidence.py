@@ -7,6 +7,8 @@ from slurm_resilience.resume.decide.classify import Ending
 from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.live_step.live_steps import StepEnd
 
+_ENDED_BY = ("Killed", "Terminated")
+"""srun's words for tasks that it ended because of another one."""
 LOOK_SECONDS = 0.5
 """Between two looks at the nodes of a step that has just failed."""
 
@@ -58,9 +60,11 @@ def gather_evidence(
 
 
 def _first_failed(end: StepEnd) -> str:
-    for ended in end.step.ended_tasks:
-        return ended.nodes[0] if len(ended.nodes) == 1 else ""
-    return ""
+    """Return the only node with tasks that failed by themselves; srun killed the others."""
+    nodes = {
+        node for ended in end.step.ended_tasks if ended.how not in _ENDED_BY for node in ended.nodes
+    }
+    return nodes.pop() if len(nodes) == 1 else ""
 
 
 def _faulty(context: SupervisorContext) -> dict[str, str]:

@@ -70,6 +70,11 @@ class AttemptHistory:
         return next((past.ending for past in reversed(mine) if past.ending is not None), None)
 
     @property
+    def had_faults(self) -> bool:
+        """Return whether an attempt before the last one has ended, or a node was at fault."""
+        return len(self.attempts) > 1 or any(ending.faulty for ending in self.endings)
+
+    @property
     def next_number(self) -> int:
         """Return the number of the next attempt, from 1."""
         return self.attempts[-1].number + 1 if self.attempts else 1

@@ -16,6 +16,9 @@ from slurm_resilience.resume.decide.plan import Plan, PlanFacts, plan
 from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.wire.messages import AttemptEnded, NodeVerdict
 
+SUSPECT_SECONDS = 10.0
+"""For a node in place of one that is only suspected; without one the program is given up."""
+
 
 class NextAttempt(msgspec.Struct, frozen=True):
     """All is ready for another attempt."""
@@ -151,7 +154,7 @@ class Recovery:
         suspected = cause.kind == "program"
         if not suspected:
             swap.shrink(allocation, chosen.leave)
-        patience = self._context.limits.swap_wait
+        patience = SUSPECT_SECONDS if suspected else self._context.limits.swap_wait
         added = swap.grow(allocation, chosen.take, patience, allocation.user_stop)
         if added is None:
             return None

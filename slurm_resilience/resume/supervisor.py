@@ -356,7 +356,8 @@ class Supervisor:
     def _may_come_back(self, cause: Cause) -> bool:
         job = self._allocation.job
         by_slurm = cause.kind == "job_over" and job.is_batch and job.requeue
-        return self._recovery.requeued or by_slurm
+        # Slurm words a requeue as it does a cancellation. Without a fault nothing is lost.
+        return self._recovery.requeued or (by_slurm and self._history.had_faults)
 
     def _clean_up(self) -> None:
         self._context.link.close()

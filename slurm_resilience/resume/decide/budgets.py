@@ -84,7 +84,7 @@ def fault_of_program(history: tuple[Ending, ...], limits: ResumeSettings) -> str
 
 
 def node_that_fails(history: tuple[Ending, ...]) -> str:
-    """Return the node on which all attempts without progress failed first; empty: there is none.
+    """Return the only node that failed in all attempts without progress; empty: there is none.
 
     Called where the program would be given up: a fault that no check sees may be that node's. When
     the program fails in the same way on another node, it is the program's.

@@ -35,7 +35,7 @@ class Ending(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...] = ()
     """The nodes of the step."""
     first_failed: str = ""
-    """The node of the first task that ended badly; empty: not known."""
+    """The only node with tasks that failed by themselves; empty: several, or not known."""
 
 
 class Cause(msgspec.Struct, frozen=True):

@@ -109,7 +109,7 @@ def _after_program(
     if suspect in facts.job_nodes:
         chosen = _after_node(Cause("node", cause.reason, (suspect,)), facts)
         if chosen.kind in ("relaunch", "swap"):
-            why = f"{suspect} was the first to fail in each attempt and is left, to be sure"
+            why = f"{suspect} was the only one to fail in each attempt, and is left"
             return msgspec.structs.replace(chosen, reason=f"{why}; {chosen.reason}")
     return Plan("stop", f"no node is at fault, and {reason}")
 

@@ -176,8 +176,12 @@ def test_the_survivors_go_on_and_the_lost_one_rejoins(start: Start, kind: str, s
     assert "peers" in seen.kinds
     before = start(*words, "--sleep", "0")
     assert before.wait(120) == [0, 0], before.tail()
-    for step, loss in Outcome(before).losses.items():
-        assert abs(loss - seen.losses[step]) < 1e-4
+    # A rank that was given up after it committed may not have told its share of the loss.
+    told = [step for step, seats in seen.samples.items() if set(seats) == set(seen.shares[step])]
+    assert len(told) > steps * 0.8
+    losses = Outcome(before).losses
+    for step in told:
+        assert abs(losses[step] - seen.losses[step]) < 1e-4
 
 
 ALL_RANKS = "kill:step=9"

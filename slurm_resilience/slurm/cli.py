@@ -195,11 +195,16 @@ class CliClient:
                 if late or (stop is not None and stop.is_set()):
                     process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
 
-    def prefer_exchange(self, job: Job, nodes: int) -> None:
+    def prefer_exchange(self, job: Job, nodes: int) -> dict[int, int]:
         words = ["squeue", "-a", "-h", f"--name=sres-{job.id}", f"--user={job.uid}"]
         shown = self._run(*words, "-o", parse.EXCHANGE_FORMAT)
-        for helper in parse.exchanges(shown, job.id, nodes):
+        if not shown.strip():
+            return {}
+        limit = self._run("squeue", "-a", "-h", "-j", str(int(job.id)), "-o", "%l")
+        found = parse.exchanges(shown, limit, nodes)
+        for helper in found.raised:
             self._run("scontrol", "update", f"jobid={helper}", f"priority={TOP_PRIORITY}")
+        return found.holding
 
     def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:
         """Two updates. On 22.05 without slurmdbd the second one takes effect at once and then

@@ -123,9 +123,13 @@ class SlurmClient(Protocol):
         """
         ...
 
-    def prefer_exchange(self, job: Job, nodes: int) -> None:
-        """Put the pending requests of `allocate_for` this job, of at most ``nodes`` nodes, before
-        everything else in the queue. Needs an operator's rights."""
+    def prefer_exchange(self, job: Job, nodes: int) -> dict[int, int]:
+        """Put the pending requests of `allocate_for` this job, of at most ``nodes`` nodes together,
+        before everything else in the queue. Needs an operator's rights.
+
+        Returns:
+            The requests that hold nodes by now, and how many.
+        """
         ...
 
     def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:

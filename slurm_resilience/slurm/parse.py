@@ -8,6 +8,7 @@ them, with ``|`` and line ends, and nothing that a user writes may become a fact
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -217,34 +218,56 @@ def job_format(mark: str) -> str:
     return "".join(f"{mark}%{letter}" for letter in _JOB_FIELDS)
 
 
-EXCHANGE_FORMAT = "%A %D %T %E"
-"""squeue -o for `exchanges`: id, nodes, state, dependency. No text that a user writes."""
+EXCHANGE_FORMAT = "%A %D %T %l"
+"""squeue -o for `exchanges`: id, nodes, state, time limit. No text that a user writes."""
+_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)")
 
 
-def exchanges(text: str, job_id: int, nodes: int) -> tuple[int, ...]:
-    """Return the pending requests that are to be put before the queue for a job that lost nodes.
+class Exchanges(NamedTuple):
+    """Requests for nodes that are to be merged into a job."""
 
-    A user can give any job the name of such a request. One that could not be merged into the job
-    is none, and nodes that earlier ones hold already count as given.
+    raised: tuple[int, ...]
+    """Those to be put before the queue."""
+    holding: dict[int, int]
+    """Those that have nodes already, and how many."""
+
+
+def exchanges(text: str, limit: str, nodes: int) -> Exchanges:
+    """Tell which pending requests are to be put before the queue for a job that lost nodes.
+
+    A user can give any job the name of such a request, and Slurm does not show what it is for. But
+    Slurm gives a real one no longer time limit than the job's, so that is all that a false one can
+    get, and nodes that earlier ones hold count as given.
 
     Args:
         text: what squeue printed in `EXCHANGE_FORMAT` for jobs of that name and user.
-        job_id: the job that lost nodes.
+        limit: the time limit of the job that lost nodes, as squeue prints it.
         nodes: how many.
     """
     pending: list[tuple[int, int]] = []
+    holding: dict[int, int] = {}
     for line in text.splitlines():
-        helper, size, state, *dependency = line.split()
+        helper, size, state, its_limit = line.split()
         if state != "PENDING":
-            nodes -= int(size)
-        elif re.match(rf"expand:{job_id}(?!\d)", " ".join(dependency)):
+            holding[int(helper)] = int(size)
+        elif limit_seconds(its_limit) <= limit_seconds(limit):
             pending.append((int(helper), int(size)))
+    left = nodes - sum(holding.values())
     raised = []
-    for helper_id, size_wanted in sorted(pending):
-        if size_wanted <= nodes:
-            nodes -= size_wanted
+    for helper_id, wanted in sorted(pending):
+        if wanted <= left:
+            left -= wanted
             raised.append(helper_id)
-    return tuple(raised)
+    return Exchanges(tuple(raised), holding)
+
+
+def limit_seconds(text: str) -> float:
+    """Return a time limit in seconds; without end where it is not given as a time."""
+    found = _LIMIT.fullmatch(text.strip())
+    if found is None:
+        return math.inf
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def has_exclusive_column(help_format: str) -> bool:

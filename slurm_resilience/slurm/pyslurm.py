@@ -107,8 +107,8 @@ class PyslurmClient:
     def allocate_for(self, job: Job, nodes: int, wait: float, stop: Event | None = None) -> int:
         return self._cli.allocate_for(job, nodes, wait, stop)
 
-    def prefer_exchange(self, job: Job, nodes: int) -> None:
-        self._cli.prefer_exchange(job, nodes)
+    def prefer_exchange(self, job: Job, nodes: int) -> dict[int, int]:
+        return self._cli.prefer_exchange(job, nodes)
 
     def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:
         return self._cli.merge(helper, job_id, timeout)

@@ -67,6 +67,8 @@ class FakeSlurm:
         """By method: raised instead of doing anything."""
         self.before: dict[str, Callable[[], None]] = {}
         """By method: called once before the next call, to change the world behind its back."""
+        self.exchanges: dict[int, int] = {}
+        """Requests for nodes in exchange that hold nodes now."""
         self.calls: list[tuple[object, ...]] = []
         """Every call that asks for a change, with its arguments."""
 
@@ -246,8 +248,9 @@ class FakeSlurm:
             raise SlurmError("salloc: error: Unable to allocate resources: Connection timed out")
         return self.submit(nodes, uid=job.uid, batch=False, step=False)
 
-    def prefer_exchange(self, job: Job, nodes: int) -> None:
+    def prefer_exchange(self, job: Job, nodes: int) -> dict[int, int]:
         self._enter("prefer_exchange", job.id, nodes)
+        return self.exchanges
 
     def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:
         self._enter("merge", helper, job_id)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from worlds import incident, job, node, world
+from fake_slurm import FakeSlurm
+from worlds import FakeClock, incident, job, node, world
 
+from slurm_resilience.controller.act.jobs import EXCHANGE_TRIES, JobActs
 from slurm_resilience.controller.actions import KeepPendingRequeue, NoteJob, RaisePriority
 from slurm_resilience.controller.decide.intake import LEAST_UNSEEN, take_in
 from slurm_resilience.controller.decide.jobs import priorities
@@ -139,20 +142,49 @@ def test_a_job_that_slurm_will_not_requeue_is_not_followed(the_job: Job) -> None
 @pytest.mark.parametrize(
     ("shown", "raised"),
     [
-        ("21 1 PENDING expand:7(unfulfilled)", (21,)),
-        ("21 1 PENDING expand:7", (21,)),
-        ("21 1 PENDING (null)", ()),
-        ("21 1 PENDING ", ()),
-        ("21 1 PENDING expand:77(unfulfilled)", ()),
-        ("21 1 PENDING afterany:3,expand:7", ()),
-        ("21 3 PENDING expand:7(unfulfilled)", ()),
-        ("22 1 PENDING expand:7\n21 1 PENDING expand:7\n23 2 PENDING expand:7", (21, 22)),
-        ("20 1 RUNNING expand:7\n21 1 PENDING expand:7\n22 1 PENDING expand:7", (21,)),
-        ("20 2 RUNNING (null)\n21 1 PENDING expand:7", ()),
+        ("21 1 PENDING 29:00", (21,)),
+        ("21 1 PENDING 30:00", (21,)),
+        ("21 1 PENDING 30:01", ()),
+        ("21 1 PENDING 1-00:00:00", ()),
+        ("21 1 PENDING UNLIMITED", ()),
+        ("21 3 PENDING 29:00", ()),
+        ("22 1 PENDING 29:00\n21 1 PENDING 29:00\n23 2 PENDING 29:00", (21, 22)),
+        ("20 1 RUNNING 1:00\n21 1 PENDING 29:00\n22 1 PENDING 29:00", (21,)),
+        ("20 2 RUNNING UNLIMITED\n21 1 PENDING 29:00", ()),
         ("", ()),
     ],
 )
-def test_only_requests_that_will_be_merged_and_no_more_than_were_lost(
+def test_no_more_nodes_than_were_lost_and_for_no_longer(
     shown: str, raised: tuple[int, ...]
 ) -> None:
-    assert parse.exchanges(shown, 7, 2) == raised
+    assert parse.exchanges(shown, "30:00\n", 2).raised == raised
+
+
+def test_without_a_limit_any_limit_is_short_enough() -> None:
+    shown = "20 1 RUNNING UNLIMITED\n21 1 PENDING UNLIMITED\n22 1 PENDING 1-00:00:00"
+    assert parse.exchanges(shown, "UNLIMITED", 3) == ((21, 22), {20: 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1:02", 62), ("1:00:01", 3601), ("2-01:00:00", 176400), ("UNLIMITED", math.inf)],
+)
+def test_a_time_limit_is_read(text: str, seconds: float) -> None:
+    assert parse.limit_seconds(text) == seconds
+
+
+def test_a_request_that_is_not_merged_is_no_ticket_past_the_queue() -> None:
+    """A user runs one job of that name after the other, while his job waits for its node."""
+    slurm, clock = FakeSlurm(4), FakeClock()
+    any_: Any = None
+    acts = JobActs(slurm, any_, any_, any_, clock)  # type: ignore[arg-type]
+    short = cluster(job(nodes=FOUR[:3]), known=begun(), changed=(DEAD,))
+    for number in range(20):
+        slurm.exchanges = {100 + number: 1}
+        clock.pass_time(60.0)
+        acts.raise_priority(short, RaisePriority(7, 1))
+    assert len(slurm.calls) == EXCHANGE_TRIES
+    other = cluster(job(nodes=("n1", "n2", "n5")), known=begun(), changed=(DEAD,))
+    clock.pass_time(60.0)
+    acts.raise_priority(other, RaisePriority(7, 1))
+    assert len(slurm.calls) == EXCHANGE_TRIES + 1, "after a merge it is another loss"

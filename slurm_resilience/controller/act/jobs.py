@@ -29,6 +29,8 @@ log = logging.getLogger("sresctld")
 
 PRIORITY_AGAIN_SECONDS = 1.0
 """Between two looks for a job's request for nodes in exchange."""
+EXCHANGE_TRIES = 2
+"""So often nodes that a job lost are put before the queue for it: Slurm may fail to merge them."""
 REQUEUE_AGAIN_SECONDS = 5.0
 """Until Slurm is told again to requeue a job that it has not requeued."""
 START_AGAIN_SECONDS = 5.0
@@ -78,6 +80,8 @@ class JobActs:
         self._clock = clock
         self._raised_at: dict[int, float] = {}
         self._requeued_at: dict[int, float] = {}
+        self._exchanged: dict[int, tuple[tuple[str, ...], dict[int, int]]] = {}
+        """By job: its nodes, and the requests that got nodes while it had these."""
         self._started_at: dict[int, list[float]] = {}
 
     def notify(self, snapshot: ClusterSnapshot, action: NotifySupervisor) -> None:
@@ -128,10 +132,22 @@ class JobActs:
         self._client.requeue(action.job)
 
     def raise_priority(self, snapshot: ClusterSnapshot, action: RaisePriority) -> None:
-        now = self._clock.monotonic()
-        if now - self._raised_at.get(action.job, -PRIORITY_AGAIN_SECONDS) >= PRIORITY_AGAIN_SECONDS:
-            self._raised_at[action.job] = now
-            self._client.prefer_exchange(snapshot.jobs[action.job], action.nodes)
+        """Put requests for nodes in exchange before the queue, as far as none was used otherwise.
+
+        A request that got its nodes is merged at once, and then the job has other nodes. One that
+        is not was perhaps no request but a job of the user's under its name.
+        """
+        now, job = self._clock.monotonic(), snapshot.jobs[action.job]
+        if now - self._raised_at.get(job.id, -PRIORITY_AGAIN_SECONDS) < PRIORITY_AGAIN_SECONDS:
+            return
+        self._raised_at[job.id] = now
+        nodes, used = self._exchanged.get(job.id, (job.nodes, {}))
+        if nodes != job.nodes:
+            used = {}
+        given = sum(used.values())
+        if given < action.nodes * EXCHANGE_TRIES:
+            used = used | self._client.prefer_exchange(job, action.nodes)
+            self._exchanged[job.id] = (job.nodes, used)
 
     def start(self, snapshot: ClusterSnapshot, action: StartPendingJob) -> None:
         tries = self._started_at.setdefault(action.job, [])

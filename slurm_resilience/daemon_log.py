@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import deque
 
+KEPT_LINES, KEPT_LINE_CHARACTERS = 1000, 1000
 LEVELS = ("debug", "info", "warning", "error")
 LINE = "%(asctime)s.%(msecs)03d %(levelname).1s %(name)s: %(message)s"
 TIME = "%Y-%m-%dT%H:%M:%S"
@@ -22,13 +24,40 @@ class _Coloured(logging.Formatter):
         return f"{colour}{line}{_PLAIN}" if colour else line
 
 
-def set_up(level: str) -> None:
+class RecentLines(logging.Handler):
+    """The last lines of this process's log, in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(LINE, TIME))
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(self.format(record)[:KEPT_LINE_CHARACTERS])
+
+    def tail(self, lines: int, max_bytes: int) -> tuple[str, ...]:
+        """Return the last lines, oldest first: at most so many, and so many bytes of them."""
+        taken: list[str] = []
+        for line in reversed(self._lines.copy()):
+            max_bytes -= len(line.encode(errors="replace"))
+            if len(taken) >= lines or max_bytes < 0:
+                break
+            taken.append(line)
+        return tuple(reversed(taken))
+
+
+def set_up(level: str) -> RecentLines:
     """Write the log to standard error; in colour on a terminal, unless NO_COLOR is set.
 
     Args:
         level: one of `LEVELS`.
+
+    Returns:
+        The last lines that are written.
     """
     coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter((_Coloured if coloured else logging.Formatter)(LINE, TIME))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    recent = RecentLines()
+    logging.basicConfig(level=level.upper(), handlers=[handler, recent])
+    return recent

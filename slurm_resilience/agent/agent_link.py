@@ -5,17 +5,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import queue
 import random
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from slurm_resilience.agent.outbox import Outbox
+from slurm_resilience.agent.responder import Answerer, Responder
 from slurm_resilience.clock import Clock
 from slurm_resilience.errors import SresError, WireError
 from slurm_resilience.wire.client import Connection
-from slurm_resilience.wire.messages import Beat, Goodbye, NodeHello, Refused
+from slurm_resilience.wire.messages import (
+    Beat,
+    Goodbye,
+    NodeAnswer,
+    NodeHello,
+    NodeRequest,
+    Refused,
+)
 
 log = logging.getLogger("sresd.link")
 
@@ -76,8 +85,12 @@ class AgentLink:
         beat: float,
         clock: Clock,
         stop: threading.Event,
+        answerers: Mapping[str, Answerer],
     ) -> None:
         self._dial = dial
+        self._responder = Responder(answerers, self._answer)
+        self._answers: queue.SimpleQueue[tuple[int, NodeAnswer]] = queue.SimpleQueue()
+        """With the session that asked; at most one of each kind of question."""
         self._hello = hello
         self._outbox = outbox
         self._wakeup = wakeup
@@ -126,17 +139,30 @@ class AgentLink:
                 report = self._outbox.take()
                 if report is not None:
                     connection.send(report)
+                self._send_answers(connection)
             if fds[0] in ready:
                 self._listen(connection)
         with contextlib.suppress(WireError):
             connection.send(Goodbye("sresd stops"))
 
     def _listen(self, connection: Connection) -> None:
-        """Read what sresctld sends, so that it never fills the buffer; pass a refusal on.
-
-        sresctld asks nothing of a node.
-        """
+        """Read what sresctld sends, so that it never fills the buffer; pass a refusal on."""
         while (message := connection.receive(0.0)) is not None:
             if isinstance(message, Refused):
                 raise WireError(f"sresctld refused: {message.reason}")
-            log.debug("sresctld sent %s", type(message).__name__)
+            if isinstance(message, NodeRequest):
+                self._responder.take(self.state.sessions, message)
+            else:
+                log.debug("sresctld sent %s", type(message).__name__)
+
+    def _answer(self, session: int, answer: NodeAnswer) -> None:
+        """Put up an answer, in any thread."""
+        self._answers.put((session, answer))
+        self._wakeup.ring()
+
+    def _send_answers(self, connection: Connection) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                session, answer = self._answers.get_nowait()
+                if session == self.state.sessions:  # else the asker is gone
+                    connection.send(answer)

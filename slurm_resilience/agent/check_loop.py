@@ -10,6 +10,7 @@ from slurm_resilience.agent.facts import SlurmFacts, gpus
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
+from slurm_resilience.errors import NotFound
 from slurm_resilience.health import check_registry
 from slurm_resilience.health.check import CheckContext, Expected
 from slurm_resilience.health.check_runner import CheckRunner
@@ -35,9 +36,8 @@ class CheckLoop:
         self._clock = clock
         self._stop = stop
         self._failing = False
-        self._runner = CheckRunner(
-            check_registry.checks(settings.checks.disabled), CheckContext(), clock
-        )
+        self._checks = check_registry.checks(settings.checks.disabled)
+        self._runner = CheckRunner(self._checks, CheckContext(), clock)
 
     def run(self) -> None:
         """Run the thread."""
@@ -48,6 +48,20 @@ class CheckLoop:
             self._failing = False
             self._runner.run(self._put_up, check_context)
             self._clock.wait(self._stop, self._settings.agent.check_interval)
+
+    def run_now(self, name: str) -> CheckResult:
+        """Run one check at once, beside the loop or between two of its checks.
+
+        Raises:
+            NotFound: this sresd has no such check.
+        """
+        for check in self._checks:
+            if check.name == name:
+                result = self._runner.run_one(check)
+                self._put_up(result)
+                return result
+        known = ", ".join(check.name for check in self._checks)
+        raise NotFound(f"this node has no check '{name[:50]}'; it has {known}")
 
     def _put_up(self, result: CheckResult) -> None:
         self._failing |= result.verdict == "fail"

@@ -20,16 +20,20 @@ from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.isolation import Isolation
 from slurm_resilience.agent.kernel_log_reader import KernelLogReader
 from slurm_resilience.agent.outbox import Outbox
+from slurm_resilience.agent.responder import Answerer
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
+from slurm_resilience.daemon_log import RecentLines
 from slurm_resilience.errors import AuthError, WireError
 from slurm_resilience.wire.client import Connection
-from slurm_resilience.wire.messages import NodeHello
+from slurm_resilience.wire.messages import LogTail, NodeHello, RunCheck, SendLog
 
 log = logging.getLogger("sresd")
 
 LISTEN_INTERVAL_SECONDS = 1.0
 """Seconds after which a signal that another thread received is acted upon at the latest."""
+MAX_TAIL_BYTES = 256 << 10
+"""Bytes of the log in one answer."""
 GOODBYE_SECONDS = 1.0
 """Seconds that a stopping sresd waits for its goodbye to leave."""
 
@@ -38,7 +42,13 @@ class Daemon:
     """Everything of one sresd process but its command line."""
 
     def __init__(
-        self, settings: Config, node: str, facts: SlurmFacts, clock: Clock, stop: threading.Event
+        self,
+        settings: Config,
+        node: str,
+        facts: SlurmFacts,
+        clock: Clock,
+        stop: threading.Event,
+        recent: RecentLines,
     ) -> None:
         self._settings = settings
         self._node = node
@@ -51,7 +61,15 @@ class Daemon:
         self.outbox = Outbox(self._wakeup.ring)
         hello = NodeHello(identity.boot_id(), identity.instance(), __version__)
         beat = settings.agent.beat
-        self.link = AgentLink(self.dial, hello, self.outbox, self._wakeup, beat, clock, stop)
+        self._checks = CheckLoop(settings, facts, self.outbox, clock, stop)
+        self._recent = recent
+        answerers = {
+            SendLog.kind: Answerer(SendLog, self._log_tail),
+            RunCheck.kind: Answerer(RunCheck, lambda asked: self._checks.run_now(asked.check)),
+        }
+        self.link = AgentLink(
+            self.dial, hello, self.outbox, self._wakeup, beat, clock, stop, answerers
+        )
 
     def run(self, kernel_log: Path) -> int:
         """Run until `stop` is set; return the exit code."""
@@ -62,8 +80,7 @@ class Daemon:
         log.info("sresd %s watches node %s", __version__, self._node)
         link = self._start("link", self.link.run)
         self._start("kernel_log", reader.run)
-        checks = CheckLoop(self._settings, self._facts, self.outbox, self._clock, self._stop)
-        self._start("checks", checks.run)
+        self._start("checks", self._checks.run)
         isolation = Isolation(
             self._settings,
             self._node,
@@ -106,6 +123,10 @@ class Daemon:
                 raise
             self._facts.ask_cluster()
             return self._open(host)
+
+    def _log_tail(self, asked: SendLog) -> LogTail:
+        lines = self._recent.tail(asked.lines, min(asked.max_bytes, MAX_TAIL_BYTES))
+        return LogTail(lines, self.outbox.kernel_findings())
 
     def _open(self, host: str) -> Connection:
         wire, cluster = self._settings.wire, self._facts.cluster

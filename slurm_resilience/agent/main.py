@@ -40,7 +40,7 @@ from slurm_resilience.slurm.cli import CliClient
 @click.version_option(__version__, message="sresd %(version)s")
 def sresd(path: str | None, node: str, once: bool, form: str, log_level: str) -> None:
     """Watch this node's health and tell sresctld."""
-    daemon_log.set_up(log_level)
+    recent = daemon_log.set_up(log_level)
     settings = config.load(path)
     name = identity.node_name(node)
     facts = SlurmFacts(CliClient(settings.slurm_bin, timeout=5.0), name)
@@ -49,7 +49,7 @@ def sresd(path: str | None, node: str, once: bool, form: str, log_level: str) ->
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    daemon = Daemon(settings, name, facts, SystemClock(), stop)
+    daemon = Daemon(settings, name, facts, SystemClock(), stop, recent)
     code = daemon.run(Path(settings.agent.kernel_log))
     # Not sys.exit: threads that hang in the kernel or hold a lock must not hold up the end.
     logging.shutdown()

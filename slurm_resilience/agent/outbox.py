@@ -66,6 +66,11 @@ class Outbox:
             self._notes.append(finding)
         self._wake()
 
+    def kernel_findings(self) -> tuple[Finding, ...]:
+        """Return the kernel log's findings that hold now."""
+        with self._lock:
+            return tuple(self._findings.values())
+
     def take(self) -> Report | None:
         """Return the news since the last call; None when there is none."""
         with self._lock:

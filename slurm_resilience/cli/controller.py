@@ -12,6 +12,8 @@ import click
 from slurm_resilience.errors import NotFound, SlurmError, SresError, WireError
 
 if TYPE_CHECKING:
+    from msgspec import Raw, Struct
+
     from slurm_resilience.config import Config
     from slurm_resilience.model import Node
     from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
@@ -129,6 +131,27 @@ class ClusterView:
             raise
         except SresError as error:
             return None, error
+
+    def ask_node(self, node: str, kind: str, question: Struct, seconds: float) -> Raw:
+        """Have sresctld ask a node's sresd; return the packed answer.
+
+        Raises:
+            SresError: there is none, and why.
+        """
+        import msgspec
+
+        from slurm_resilience.wire.messages import NodeAnswer, NodeQuestion
+
+        body = msgspec.Raw(msgspec.msgpack.encode(question))
+        with self.connect() as connection:
+            answer = connection.ask(
+                NodeQuestion(node, kind, body, seconds), seconds + OPEN_TIMEOUT_SECONDS
+            )
+        if not isinstance(answer, NodeAnswer):
+            raise WireError(f"sresctld answered a {type(answer).__name__}")
+        if answer.refused:
+            raise SresError(answer.refused)
+        return answer.body
 
     def history(self, node: str = "", limit: int = 1000) -> list[dict[str, Any]]:
         """Return events of the journal, oldest first."""

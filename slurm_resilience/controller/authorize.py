@@ -16,6 +16,7 @@ from slurm_resilience.wire.messages import (
     BreakerReset,
     EvidenceRequest,
     Message,
+    NodeQuestion,
     PauseRequest,
     RequeueRequest,
     Role,
@@ -121,7 +122,7 @@ def check_message(role: Role, message: Message) -> None:
     Raises:
         NotPermitted: the message belongs to another role.
     """
-    of_everyone = isinstance(message, StatusRequest | PauseRequest | BreakerReset)
+    of_everyone = isinstance(message, StatusRequest | PauseRequest | BreakerReset | NodeQuestion)
     of_jobs = isinstance(message, AttemptStarted | AttemptEnded | RequeueRequest | EvidenceRequest)
     if not of_everyone and not (of_jobs and role == "job"):
         raise NotPermitted(f"a {role} may not send a {type(message).__name__}")
@@ -150,11 +151,16 @@ def check_requeue(job: Job) -> None:
         raise NotPermitted(f"job {job.id} {kind}: Slurm does not requeue it")
 
 
-def check_pause(uid: int, trusted_uids: Collection[int]) -> None:
-    """Let root and SlurmUser pause sresctld, and reset its breaker.
+def check_administrator(uid: int, trusted_uids: Collection[int], what: str) -> None:
+    """Let root and SlurmUser do what is theirs.
+
+    Args:
+        uid: the asking user.
+        trusted_uids: root and SlurmUser.
+        what: the thing that is asked for: "pause sresctld".
 
     Raises:
         NotPermitted: another user asks.
     """
     if uid not in trusted_uids:
-        raise NotPermitted("only root and SlurmUser may pause sresctld or reset its breaker")
+        raise NotPermitted(f"only root and SlurmUser may {what}")

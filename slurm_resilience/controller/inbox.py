@@ -17,6 +17,7 @@ from slurm_resilience.controller import authorize
 from slurm_resilience.controller.authorize import NodePlace
 from slurm_resilience.controller.heard import InboxMessage
 from slurm_resilience.controller.job_lookups import JobLookups
+from slurm_resilience.controller.node_requests import NodeRequests
 from slurm_resilience.controller.pages import StatusPages, public_event
 from slurm_resilience.controller.registry import Registry
 from slurm_resilience.errors import NotPermitted, SresError, UsageError
@@ -29,6 +30,8 @@ from slurm_resilience.wire.messages import (
     EvidenceRequest,
     Hello,
     Message,
+    NodeAnswer,
+    NodeQuestion,
     NodeVerdict,
     PauseRequest,
     Refused,
@@ -68,6 +71,7 @@ class Inbox:
         self._trusted_uids = trusted_uids
         self._lookups = lookups
         self._history = history
+        self.node_requests = NodeRequests(registry)
         self._lock = threading.Lock()
         self._waiting: deque[InboxMessage] = deque(maxlen=MAX_QUEUED)
         self._addresses: authorize.Addresses = {}
@@ -117,17 +121,23 @@ class Inbox:
 
     def closed(self, client: Client) -> None:
         self._registry.closed(client)
+        if client.role == "node":
+            self.node_requests.closed(client)
 
     def received(self, client: Client, message: Message) -> None:
         """Answer a message, or keep it for the cycle."""
         if client.role == "node":
             self._registry.take(client, message)
+            if isinstance(message, NodeAnswer):
+                self.node_requests.answered(client, message)
             return
         authorize.check_message(client.role, message)
         if isinstance(message, StatusRequest):
             client.send(self._answer(message, client.uid))
         elif isinstance(message, PauseRequest | BreakerReset):
             self._order(client, message)
+        elif isinstance(message, NodeQuestion):
+            self._ask_node(client, message)
         elif isinstance(message, EvidenceRequest):
             client.send(self._evidence(message))
         elif isinstance(message, AttemptStarted | AttemptEnded | RequeueRequest):
@@ -175,9 +185,20 @@ class Inbox:
             known = [self._verdicts.get(v.node, v) for v in unknown]
         return Evidence(tuple(known), asked=True)
 
+    def _ask_node(self, client: Client, question: NodeQuestion) -> None:
+        """Have a node's sresd answer an administrator."""
+        try:
+            authorize.check_administrator(client.uid, self._trusted_uids, "ask nodes")
+            self.node_requests.ask(
+                question.node, question.kind, question.body, question.seconds, client.send
+            )
+        except SresError as refusal:
+            client.send(Refused(str(refusal), refusal.exit_code))
+
     def _order(self, client: Client, message: PauseRequest | BreakerReset) -> None:
         try:
-            authorize.check_pause(client.uid, self._trusted_uids)
+            what = "pause sresctld or reset its breaker"
+            authorize.check_administrator(client.uid, self._trusted_uids, what)
         except NotPermitted as refusal:
             client.send(Refused(str(refusal), refusal.exit_code))
             return

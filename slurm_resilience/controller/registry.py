@@ -20,6 +20,7 @@ from slurm_resilience.wire.messages import (
     Beat,
     Goodbye,
     Message,
+    NodeAnswer,
     NodeHello,
     Report,
 )
@@ -175,7 +176,7 @@ class Registry:
             agent.heard_at = now
             if agent.presence is not AgentPresence.STOPPED:
                 agent.presence = AgentPresence.CONNECTED
-            if isinstance(message, Beat):
+            if isinstance(message, Beat | NodeAnswer):
                 return
             if isinstance(message, NodeHello):
                 if (message.boot_id, message.instance) != (agent.boot_id, agent.instance):
@@ -228,6 +229,12 @@ class Registry:
                 now - agent.heard_at > longer_than and agent.presence is not AgentPresence.STOPPED
                 for agent in self._agents.values()
             )
+
+    def agent_connection(self, node: str) -> Client | None:
+        """Return the connection of a node's sresd; None: it has none."""
+        with self._lock:
+            agent = self._agents.get(node)
+            return agent.connection if agent is not None else None
 
     def supervisors(self, job: int) -> list[Client]:
         """Return a job's supervisors that are connected now."""

@@ -7,7 +7,7 @@ messages are refused. A report carries no node name: the connection's identity i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -19,7 +19,7 @@ MAX_FRAME_BYTES = 8 << 20
 MAX_UNPROVEN_FRAME_BYTES = 16 << 10
 """Bytes accepted from a client for which munge has not vouched yet."""
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised with every change that another version would not understand: it is refused, by name."""
 
 Role = Literal["node", "job", "query"]
@@ -120,6 +120,59 @@ class Goodbye(msgspec.Struct, frozen=True, tag=True):
     reason: str = ""
 
 
+class NodeRequest(msgspec.Struct, frozen=True, tag=True):
+    """sresctld asks a node's sresd. The question is packed by itself: sresd refuses a kind that it
+    does not know, and lives on."""
+
+    id: int
+    kind: str
+    seconds: float
+    """Until an answer is of no use any more."""
+    body: msgspec.Raw
+    """One of the questions below."""
+
+
+class NodeAnswer(msgspec.Struct, frozen=True, tag=True):
+    """sresd answers a `NodeRequest`."""
+
+    id: int
+    body: msgspec.Raw = msgspec.Raw(b"\xc0")
+    refused: str = ""
+    """The reason why there is no answer."""
+
+
+class SendLog(msgspec.Struct, frozen=True):
+    """A question: the last lines of sresd's own log, and the kernel log's findings."""
+
+    kind: ClassVar[str] = "send-log"
+    lines: int = 100
+    max_bytes: int = 64 << 10
+
+
+class LogTail(msgspec.Struct, frozen=True):
+    """The answer to `SendLog`."""
+
+    lines: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    """Those that hold now."""
+
+
+class RunCheck(msgspec.Struct, frozen=True):
+    """A question: the result of one check, run now."""
+
+    kind: ClassVar[str] = "run-check"
+    check: str
+
+
+class NodeQuestion(msgspec.Struct, frozen=True, tag=True):
+    """root or SlurmUser has sresctld ask a node; the answer is a `NodeAnswer`."""
+
+    node: str
+    kind: str
+    body: msgspec.Raw
+    seconds: float = 10.0
+
+
 class AttemptStarted(msgspec.Struct, frozen=True, tag=True):
     """A supervisor keeps this job's step alive, and the step now runs on these nodes."""
 
@@ -201,6 +254,9 @@ Message = (
     | Beat
     | Report
     | Goodbye
+    | NodeRequest
+    | NodeAnswer
+    | NodeQuestion
     | AttemptStarted
     | AttemptEnded
     | RequeueRequest

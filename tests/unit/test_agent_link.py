@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import shutil
@@ -19,11 +20,24 @@ from slurm_resilience.agent import agent_link
 from slurm_resilience.agent.daemon import Daemon
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.clock import SystemClock
+from slurm_resilience.daemon_log import RecentLines
 from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.health import check_registry
 from slurm_resilience.health.check import Check, CheckContext, Judgement
-from slurm_resilience.model import Severity
-from slurm_resilience.wire.messages import Beat, Goodbye, Hello, Message, NodeHello, Report
+from slurm_resilience.model import CheckResult, Severity
+from slurm_resilience.wire.messages import (
+    Beat,
+    Goodbye,
+    Hello,
+    LogTail,
+    Message,
+    NodeAnswer,
+    NodeHello,
+    NodeRequest,
+    Report,
+    RunCheck,
+    SendLog,
+)
 from slurm_resilience.wire.server import Client, Server
 
 LINE = "NVRM: Xid (PCI:0000:91:00): 79, pid='<unknown>', GPU has fallen off the bus."
@@ -122,7 +136,8 @@ class Running:
         )
         self.stop = threading.Event()
         facts = SlurmFacts(NoSlurm(), "n1")  # type: ignore[arg-type]
-        self.daemon = Daemon(settings, "n1", facts, SystemClock(), self.stop)
+        self.recent = RecentLines()
+        self.daemon = Daemon(settings, "n1", facts, SystemClock(), self.stop, self.recent)
         self.code: list[int] = []
         self.thread = threading.Thread(
             target=lambda: self.code.append(self.daemon.run(self.fifo)), daemon=True
@@ -243,3 +258,79 @@ def test_backoff_is_short_capped_and_spread() -> None:
         <= agent_link.MAX_BACKOFF_SECONDS
     )
     assert agent_link.backoff(3, 0.1) != agent_link.backoff(3, 0.9)
+
+
+def asked(recorder: Recorder, kind: str, question: msgspec.Struct, number: int = 1) -> NodeAnswer:
+    """sresd's answer to a question of sresctld's."""
+    body = msgspec.Raw(msgspec.msgpack.encode(question))
+    recorder.peers[-1].send(NodeRequest(number, kind, 10.0, body))
+    answer = recorder.wait_for(lambda m: isinstance(m, NodeAnswer) and m.id == number)
+    assert isinstance(answer, NodeAnswer)
+    return answer
+
+
+def test_sresd_sends_its_log_and_what_the_kernel_said(sresd: Running, recorder: Recorder) -> None:
+    logging.getLogger().addHandler(sresd.recent)
+    try:
+        sresd.write(LINE)
+        recorder.wait_for(lambda m: isinstance(m, Report) and bool(m.findings))
+        answer = asked(recorder, SendLog.kind, SendLog(1000))
+    finally:
+        logging.getLogger().removeHandler(sresd.recent)
+    tail = msgspec.msgpack.decode(answer.body, type=LogTail)
+    assert [finding.code for finding in tail.findings] == ["79"]
+    assert any("fallen off the bus" in line for line in tail.lines)
+
+
+def test_sresd_runs_a_check_and_answers_the_log_meanwhile(
+    munged: str, server: Server, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def probe(context: CheckContext) -> str:
+        began.set()
+        assert go_on.wait(20)
+        return "seen"
+
+    def judge(seen: str, context: CheckContext) -> Judgement:
+        return Judgement(seen, ())
+
+    slow = Check("slow", probe, judge, 30.0)
+    monkeypatch.setattr(check_registry, "checks", lambda disabled: (slow,))
+    one = Running(server.port, munged, tmp_path)
+    try:
+        recorder.wait_for(lambda m: isinstance(m, Beat))
+        assert began.wait(10), "the round of checks has begun"
+        body = msgspec.Raw(msgspec.msgpack.encode(RunCheck("slow")))
+        recorder.peers[-1].send(NodeRequest(7, RunCheck.kind, 10.0, body))
+        assert asked(recorder, SendLog.kind, SendLog()).refused == ""
+        assert "still runs" in asked(recorder, RunCheck.kind, RunCheck("slow"), 8).refused
+        go_on.set()
+        answer = recorder.wait_for(lambda m: isinstance(m, NodeAnswer) and m.id == 7)
+        assert isinstance(answer, NodeAnswer)
+        result = msgspec.msgpack.decode(answer.body, type=CheckResult)
+        assert (result.check, result.verdict, result.text) == ("slow", "pass", "seen")
+        assert (
+            "no check 'x'; it has slow" in asked(recorder, RunCheck.kind, RunCheck("x"), 9).refused
+        )
+    finally:
+        go_on.set()
+        one.end()
+
+
+def test_sresd_refuses_a_question_of_a_newer_sresctld(sresd: Running, recorder: Recorder) -> None:
+    recorder.wait_for(lambda m: isinstance(m, Beat))
+    assert "does not know 'defragment'" in asked(recorder, "defragment", SendLog()).refused
+    recorder.wait_for(lambda m: isinstance(m, Beat))
+
+
+def test_the_end_of_a_log_is_bounded_in_lines_and_bytes() -> None:
+    recent = RecentLines()
+    for number in range(2000):
+        recent.emit(logging.LogRecord("x", logging.INFO, "", 0, f"line {number}", None, None))
+    assert len(recent.tail(5000, 1 << 20)) == 1000
+    assert [line.rpartition(" ")[2] for line in recent.tail(2, 1 << 20)] == ["1998", "1999"]
+    assert sum(map(len, recent.tail(1000, 500))) <= 500
+    assert recent.tail(0, 500) == () == recent.tail(5, 0)
+    recent.emit(logging.LogRecord("x", logging.INFO, "", 0, "y" * 10_000, None, None))
+    assert len(recent.tail(1, 1 << 20)[0]) == 1000

@@ -111,6 +111,6 @@ def test_only_nodes_report(role: Role) -> None:
 
 def test_root_and_slurm_user_pause() -> None:
     for uid in TRUSTED:
-        authorize.check_pause(uid, TRUSTED)
-    with pytest.raises(NotPermitted, match="only root and SlurmUser"):
-        authorize.check_pause(ALICE, TRUSTED)
+        authorize.check_administrator(uid, TRUSTED, "pause sresctld")
+    with pytest.raises(NotPermitted, match="only root and SlurmUser may pause sresctld"):
+        authorize.check_administrator(ALICE, TRUSTED, "pause sresctld")

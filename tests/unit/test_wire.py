@@ -42,11 +42,16 @@ from slurm_resilience.wire.messages import (
     Evidence,
     EvidenceRequest,
     Hello,
+    LogTail,
+    NodeAnswer,
     NodeHello,
+    NodeQuestion,
+    NodeRequest,
     PauseRequest,
     Proof,
     Refused,
     RequeueRequest,
+    SendLog,
     Status,
     StatusRequest,
     Welcome,
@@ -816,6 +821,58 @@ def test_root_may_pause(sresctld: Sresctld) -> None:
         assert connection.ask(PauseRequest("by hand")) == Status({"paused": "by hand"})
     (heard,) = sresctld.inbox.take()
     assert (heard.message, heard.connection.uid) == (PauseRequest("by hand"), 0)
+
+
+QUESTION = NodeQuestion("n1", SendLog.kind, msgspec.Raw(msgspec.msgpack.encode(SendLog(5))), 5.0)
+
+
+def test_root_asks_a_node_and_its_sresd_answers(sresctld: Sresctld) -> None:
+    with sresctld.connect("node", "n1") as sresd, sresctld.connect() as roots:
+        sresd.send(NodeHello("boot"))
+        until(lambda: "n1" in sresctld.registry.agents(), "it is known")
+        roots.send(QUESTION)
+        asked = sresd.receive(10)
+        assert isinstance(asked, NodeRequest) and asked.kind == SendLog.kind
+        assert msgspec.msgpack.decode(asked.body, type=SendLog).lines == 5
+        tail = msgspec.msgpack.encode(LogTail(("all is well",), ()))
+        sresd.send(NodeAnswer(asked.id, msgspec.Raw(tail)))
+        answer = roots.receive(10)
+        assert isinstance(answer, NodeAnswer)
+        assert msgspec.msgpack.decode(answer.body, type=LogTail).lines == ("all is well",)
+
+
+def test_a_node_that_does_not_answer_is_not_waited_for(sresctld: Sresctld) -> None:
+    with sresctld.connect("node", "n1") as sresd, sresctld.connect() as roots:
+        until(lambda: "n1" in sresctld.registry.agents(), "it is known")
+        answer = roots.ask(msgspec.structs.replace(QUESTION, seconds=0.1))
+        assert isinstance(answer, NodeAnswer) and "did not answer within 0.1 s" in answer.refused
+        asked = sresd.receive(10)
+        assert isinstance(asked, NodeRequest)
+        roots.send(QUESTION)
+        sresd.close()
+        answer = roots.receive(10)
+        assert isinstance(answer, NodeAnswer) and "was lost before it answered" in answer.refused
+        with pytest.raises(WireError, match="the sresd of n2 is not connected"):
+            roots.ask(msgspec.structs.replace(QUESTION, node="n2"))
+
+
+def test_users_and_nodes_ask_no_node(sresctld: Sresctld) -> None:
+    with sresctld.connect("node", "n1") as sresd:
+        until(lambda: "n1" in sresctld.registry.agents(), "it is known")
+        said = said_by(
+            run_as(
+                ALICE,
+                sresctld,
+                "import msgspec\n"
+                "question = NodeQuestion('n1', 'send-log', msgspec.Raw(b'\\xc0'))\n"
+                "try: connect().ask(question)\n"
+                "except SresError as error: print(type(error).__name__, error)\n",
+            )
+        )
+        assert said == "NotPermitted only root and SlurmUser may ask nodes\n"
+        sresd.send(QUESTION)
+        sresd.send(NodeAnswer(12345))
+        assert sresd.receive(0.2) is None
 
 
 def test_a_server_that_stops_lets_go_of_everybody(munged: Callable[[str], str]) -> None:

@@ -1,0 +1,104 @@
+"""Ask a node's sresd, and hand its answer on.
+
+One question of each kind is under way at a node, each with a time limit. What is asked is between
+the asker and sresd: this module carries it, and bounds its size.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from slurm_resilience.controller.registry import Registry
+from slurm_resilience.errors import UsageError, WireError
+from slurm_resilience.wire.messages import NodeAnswer, NodeRequest
+from slurm_resilience.wire.server import Client
+
+MAX_SECONDS = 600.0
+MAX_ANSWER_BYTES = 1 << 20
+MAX_UNDER_WAY = 1000
+
+Done = Callable[[NodeAnswer], None]
+"""Called once, in the wire's thread: with the answer, or with the reason why there is none."""
+
+
+class _Question(NamedTuple):
+    node: str
+    kind: str
+    connection: Client
+    done: Done
+
+
+class NodeRequests:
+    """The questions that are under way. Each method may be called from any thread."""
+
+    def __init__(self, registry: Registry) -> None:
+        """
+        Args:
+            registry: knows the nodes' connections.
+        """
+        self._registry = registry
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._under_way: dict[int, _Question] = {}
+
+    def ask(self, node: str, kind: str, body: msgspec.Raw, seconds: float, done: Done) -> None:
+        """Ask a node's sresd.
+
+        Args:
+            node: the node.
+            kind: of the question; sresd refuses one that it does not know.
+            body: the question.
+            seconds: time limit.
+            done: called with the answer.
+
+        Raises:
+            UsageError: no time limit, or one of hours.
+            WireError: the node's sresd is not connected, or has such a question already.
+        """
+        if not 0 < seconds <= MAX_SECONDS:
+            raise UsageError(f"an answer is waited for at most {MAX_SECONDS:.0f} s")
+        connection = self._registry.agent_connection(node)
+        if connection is None:
+            raise WireError(f"the sresd of {node} is not connected; see `sres node show {node}`")
+        with self._lock:
+            if any((q.node, q.kind) == (node, kind) for q in self._under_way.values()):
+                raise WireError(f"{node} is being asked for {kind} already; try again")
+            if len(self._under_way) >= MAX_UNDER_WAY:
+                raise WireError(f"{len(self._under_way)} nodes are being asked; try again")
+            number = next(self._numbers)
+            self._under_way[number] = _Question(node, kind, connection, done)
+        connection.call_later(seconds, lambda: self._expire(number, seconds))
+        connection.send(NodeRequest(number, kind, seconds, body))
+
+    def answered(self, connection: Client, answer: NodeAnswer) -> None:
+        """Take an answer. One that comes too late, or was not asked for, is dropped."""
+        with self._lock:
+            question = self._under_way.get(answer.id)
+            if question is None or question.connection is not connection:
+                return
+            del self._under_way[answer.id]
+        if len(answer.body) > MAX_ANSWER_BYTES:
+            text = f"{question.node} answered {len(answer.body)} bytes, more than are taken"
+            answer = NodeAnswer(answer.id, refused=text)
+        question.done(answer)
+
+    def closed(self, connection: Client) -> None:
+        """End the questions to a node whose connection is gone."""
+        with self._lock:
+            lost = [n for n, q in self._under_way.items() if q.connection is connection]
+            questions = [(number, self._under_way.pop(number)) for number in lost]
+        for number, question in questions:
+            text = f"the connection to {question.node} was lost before it answered"
+            question.done(NodeAnswer(number, refused=text))
+
+    def _expire(self, number: int, seconds: float) -> None:
+        with self._lock:
+            question = self._under_way.pop(number, None)
+        if question is not None:
+            text = f"{question.node} did not answer within {seconds:g} s"
+            question.done(NodeAnswer(number, refused=text))

@@ -443,3 +443,20 @@ def test_without_munge_the_reason_is_said(sres: Sres, tmp_path: Path) -> None:
     assert "4 IDLE" in done.stdout
     assert "munged" in one_line(sres("pause", "x", "--config", str(config)), 7)
     assert sres.world() == before
+
+
+def test_a_nodes_log_and_checks_are_asked_for_through_sresctld(sres: Sres) -> None:
+    said = sres.ok("node", "logs", "n1")
+    assert "connected to sresctld" in said and "kernel log: nothing found" in said
+    tail = sres.json("node", "logs", "n1", "--lines", "1")
+    assert len(tail["lines"]) == 1
+    result = sres.json("node", "check", "n2", "inodes")
+    assert (result["check"], result["verdict"]) == ("inodes", "pass")
+    assert "no check 'none'; it has" in one_line(sres("node", "check", "n2", "none"), 1)
+    assert "names 2 nodes" in one_line(sres("node", "logs", "n[1-2]"), 2)
+    for words in (("logs", "n1"), ("check", "n1", "inodes")):
+        refused = one_line(sres.alice("node", *words), 6)
+        assert "only root and SlurmUser may ask nodes" in refused
+    sres.lab.kill_daemon("sresd", node="n3")
+    assert "the sresd of n3 is not connected" in one_line(sres("node", "logs", "n3"), 8)
+    sres.lab.start_daemon("sresd", node="n3")

@@ -9,12 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 from fake_slurm import FakeSlurm
-from worlds import FakeClock, incident, job, node, world
+from worlds import NOW, FakeClock, agent, decision, incident, job, node, probes, world
 
 from slurm_resilience.controller.act.jobs import EXCHANGE_TRIES, JobActs
-from slurm_resilience.controller.actions import KeepPendingRequeue, NoteJob, RaisePriority
+from slurm_resilience.controller.actions import (
+    KeepPendingRequeue,
+    NoteJob,
+    RaisePriority,
+    ReturnNode,
+)
 from slurm_resilience.controller.decide.intake import LEAST_UNSEEN, take_in
 from slurm_resilience.controller.decide.jobs import priorities
+from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.heard import Heard, InboxMessage
 from slurm_resilience.controller.journal import Supervised
 from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
@@ -188,3 +194,19 @@ def test_a_request_that_is_not_merged_is_no_ticket_past_the_queue() -> None:
     clock.pass_time(60.0)
     acts.raise_priority(other, RaisePriority(7, 1))
     assert len(slurm.calls) == EXCHANGE_TRIES + 1, "after a merge it is another loss"
+
+
+def test_the_job_that_lost_a_node_is_first_in_the_queue_before_the_node_returns() -> None:
+    """Between two looks Slurm would start another job on it."""
+    back = incident("n4", NodeState.VALIDATING, run_ended=NOW - 10, boot_before="boot-0")
+    less = cluster(
+        job(nodes=FOUR[:3]),
+        known=begun(),
+        changed=(DEAD,),
+        incidents=(back,),
+        agents=(agent("n4"),),
+        probes={"n4": probes("answered")},
+        others=0,
+    )
+    kinds = [type(action) for action in decision(less).actions]
+    assert kinds.index(RaisePriority) < kinds.index(ReturnNode)

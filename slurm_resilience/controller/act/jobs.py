@@ -27,7 +27,7 @@ from slurm_resilience.wire.server import Client
 
 log = logging.getLogger("sresctld")
 
-PRIORITY_AGAIN_SECONDS = 1.0
+PRIORITY_AGAIN_SECONDS = 0.2
 """Between two looks for a job's request for nodes in exchange."""
 EXCHANGE_TRIES = 2
 """So often nodes that a job lost are put before the queue for it: Slurm may fail to merge them."""

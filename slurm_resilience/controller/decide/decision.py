@@ -87,11 +87,12 @@ def decide(
     storm = breaker.alarm(review.state, review.faults)
     actions += [storm] if storm is not None and config.recovery.mode != "none" else []
     actions += requests(snapshot, diagnoses, config)
+    # Before a node returns: the job that lost it must be first in the queue by then.
+    actions += priorities(snapshot)
     moved = frozenset(mark.node for mark in marking.marks if mark.action)
     actions += progress_of_all(snapshot, config, diagnoses, moved)
     actions += notifications(snapshot, diagnoses, marking.left)
     actions += requeues(snapshot)
-    actions += priorities(snapshot)
     actions += near_misses(snapshot)
     actions += leaked_gres(snapshot)
     sentence = _sentence(snapshot, diagnoses, actions)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from slurm_resilience.clock import Clock
 from slurm_resilience.controller import authorize
 from slurm_resilience.controller.authorize import NodePlace
 from slurm_resilience.controller.heard import InboxMessage
@@ -22,6 +23,7 @@ from slurm_resilience.controller.pages import StatusPages, public_event
 from slurm_resilience.controller.registry import Registry
 from slurm_resilience.errors import NotPermitted, SresError, UsageError
 from slurm_resilience.model import Job, Node
+from slurm_resilience.wire.limits import Rate
 from slurm_resilience.wire.messages import (
     AttemptEnded,
     AttemptStarted,
@@ -43,8 +45,13 @@ from slurm_resilience.wire.server import Client, NotKnownYet
 
 MAX_WAITING = 100
 """Messages of one connection that may wait for a cycle; a flood ends the connection."""
-MAX_QUEUED = 10_000
-"""Messages of all connections; past it the oldest is dropped."""
+MAX_WAITING_OF_USER, MAX_QUEUED = 1000, 10_000
+"""Messages of one user, and of all, that may wait; past it a connection is ended. Administrators'
+always find a place."""
+WAKES_A_SECOND_OF_USER, WAKES_AT_ONCE_OF_USER = 1.0, 5.0
+WAKES_A_SECOND, WAKES_AT_ONCE = 4.0, 20.0
+"""Rounds that users' messages begin at once, of one user and of all. The others wait for the next
+round: each one reads Slurm."""
 MAX_HISTORY = 1000
 """Events in one answer."""
 
@@ -59,6 +66,7 @@ class Inbox:
         trusted_uids: frozenset[int],
         lookups: JobLookups,
         history: Callable[[str, int], list[dict[str, Any]]],
+        clock: Clock,
     ) -> None:
         """
         Args:
@@ -66,14 +74,18 @@ class Inbox:
             trusted_uids: users who may speak for nodes and pause: root and SlurmUser.
             lookups: asks Slurm about jobs (called in a thread of the wire's).
             history: events of the journal, newest first.
+            clock: its monotonic time counts.
         """
         self._registry = registry
         self._trusted_uids = trusted_uids
         self._lookups = lookups
         self._history = history
         self.node_requests = NodeRequests(registry)
+        self._clock = clock
+        self._wakes_of_user = Rate(WAKES_A_SECOND_OF_USER, WAKES_AT_ONCE_OF_USER)
+        self._wakes = Rate(WAKES_A_SECOND, WAKES_AT_ONCE)
         self._lock = threading.Lock()
-        self._waiting: deque[InboxMessage] = deque(maxlen=MAX_QUEUED)
+        self._waiting: deque[InboxMessage] = deque()
         self._addresses: authorize.Addresses = {}
         self._jobs: Mapping[int, Job] = {}
         self._verdicts: Mapping[str, NodeVerdict] = {}
@@ -146,12 +158,23 @@ class Inbox:
             self._put(InboxMessage(client, int(client.subject), message))
 
     def _put(self, heard: InboxMessage) -> None:
+        uid, now = heard.connection.uid, self._clock.monotonic()
+        is_trusted = uid in self._trusted_uids
         with self._lock:
-            waiting = sum(other.connection is heard.connection for other in self._waiting)
-            if waiting >= MAX_WAITING:
-                raise UsageError(f"{waiting} messages within one cycle are too many")
+            of_connection = sum(other.connection is heard.connection for other in self._waiting)
+            of_user = sum(other.connection.uid == uid for other in self._waiting)
+            if of_connection >= MAX_WAITING or (not is_trusted and of_user >= MAX_WAITING_OF_USER):
+                raise UsageError(
+                    f"{max(of_connection, of_user)} messages within one cycle are too many"
+                )
+            if not is_trusted and len(self._waiting) >= MAX_QUEUED:
+                raise UsageError("users have sent too many messages within one cycle")
             self._waiting.append(heard)
-        self._registry.wake.set()
+            begins = is_trusted or (
+                self._wakes_of_user.take(uid, now) and self._wakes.take("", now)
+            )
+        if begins:
+            self._registry.wake.set()
 
     def _answer(self, request: StatusRequest, uid: int) -> Message:
         if request.what == "history":

@@ -94,6 +94,7 @@ class Controller:
             trusted_uids=frozenset({0, info.slurm_user_uid}),
             lookups=JobLookups(lambda job_id: find_job(client, job_id), clock),
             history=HistoryReader(state_dir / "journal.db").read,
+            clock=clock,
         )
         self._prober = Prober(clock, config.detect.probe_timeout, borders.dialer)
         self._prober.done = self.registry.wake

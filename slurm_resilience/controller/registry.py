@@ -198,8 +198,15 @@ class Registry:
             agent.boot_id, agent.instance = boot_id, instance
 
     def forget(self, node: str) -> None:
+        """Forget a node that Slurm does not list, and end its connection.
+
+        Its sresd comes back, and is let in again if the node was only missing for once: with its
+        boot and with all that its checks found.
+        """
         with self._lock:
-            self._agents.pop(node, None)
+            agent = self._agents.pop(node, None)
+        if agent is not None and agent.connection is not None:
+            agent.connection.close()
 
     def agents(self) -> dict[str, AgentView]:
         """Return every agent as it is now."""

@@ -191,6 +191,8 @@ class Server:
             address, is_roots = _plain(str(peer[0])), peer[1] < PRIVILEGED_PORTS
             if not is_roots and not self._gate.rate.take(address, self._loop.time()):
                 sock.close()
+                text = f"users open more than {NEW_A_SECOND:.0f} connections a second"
+                self._log.line(f"{address} rate", f"{address}: {text}; the rest is closed")
                 continue
             sock.setblocking(False)
             session = ServedConnection(self, self._scratch, address, is_roots)

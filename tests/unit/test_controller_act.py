@@ -118,6 +118,7 @@ class Controller:
             trusted_uids=frozenset({0}),
             lookups=JobLookups(self.slurm.job, self.clock),  # type: ignore[arg-type]
             history=lambda *_: [],
+            clock=self.clock,  # type: ignore[arg-type]
         )
         self.roll = SupervisorRoll()
         self.actor = Actor(

@@ -12,7 +12,13 @@ from worlds import FakeClock, config
 from slurm_resilience.controller.act.actor import Actor
 from slurm_resilience.controller.main import Controller
 from slurm_resilience.controller.registry import RETURN_SECONDS, SupervisorRoll
-from slurm_resilience.wire.messages import AttemptEnded, AttemptStarted, Message, RequeueRequest
+from slurm_resilience.wire.messages import (
+    AttemptEnded,
+    AttemptStarted,
+    Message,
+    NodeHello,
+    RequeueRequest,
+)
 
 NODES = ("n1", "n2", "n3")
 
@@ -27,6 +33,19 @@ class Peer:
 
     def send(self, message: Message) -> None:
         pass
+
+
+class Agent:
+    """A node's connection."""
+
+    role, uid, address = "node", 0, "192.0.2.1"
+
+    def __init__(self, node: str) -> None:
+        self.subject = node
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 class Site:
@@ -314,3 +333,25 @@ def test_nothing_is_written_before_the_acts(site: Site, monkeypatch: pytest.Monk
     assert database.total_changes > before
     assert site.supervised
     assert site.controller.journal.pending_requeues()[site.job].wanted
+
+
+def test_a_node_that_is_missing_once_is_watched_again(site: Site) -> None:
+    """Its sresd returns on a new connection, with its boot and its findings."""
+    agent: Any = Agent("n1")
+    site.controller.inbox.opened(agent)
+    site.controller.inbox.received(agent, NodeHello("boot-1", "machine"))
+    site.cycle()
+    assert site.controller.registry.agents()["n1"].boot_id == "boot-1"
+    listed = site.slurm.nodes()
+    site.slurm._nodes.pop("n1")
+    site.cycle()
+    assert "n1" not in site.controller.registry.agents() and agent.is_closed
+    site.controller.inbox.closed(agent)
+    site.slurm.put(listed[0])
+    site.cycle()
+    again: Any = Agent("n1")
+    site.controller.inbox.opened(again)
+    site.controller.inbox.received(again, NodeHello("boot-1", "machine"))
+    site.cycle()
+    assert site.controller.registry.agents()["n1"].is_connected
+    assert "n1" in site.controller.journal.agents()

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from slurm_resilience.controller import inbox
 from slurm_resilience.controller.inbox import Inbox
 from slurm_resilience.controller.job_lookups import JobLookups
 from slurm_resilience.controller.registry import Registry
@@ -149,6 +150,7 @@ class Sresctld:
             trusted_uids=frozenset({0}),
             lookups=JobLookups(self._look_up, Clock()),
             history=lambda node, limit: [{"node": node, "limit": limit} | EVENT],
+            clock=Clock(),
         )
         self.inbox.know(NODES, {})
         self.server = Server(self.inbox, 0, "127.0.0.1", munge_socket)
@@ -472,6 +474,32 @@ def test_nobody_listens() -> None:
         port = listener.getsockname()[1]
     with pytest.raises(WireError, match="does not answer"):
         Connection.open("127.0.0.1", port, "query")
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the kernel has no IPv6")
+def test_nodes_of_both_families_are_let_in(sresctld: Sresctld) -> None:
+    """sresctld listens on all addresses; a node is known by name or by number."""
+    nodes = (
+        Node("n6", "IDLE", address="::1"),
+        Node("both", "IDLE", address="localhost"),
+        Node("host", "IDLE", address="192.0.2.7", hostname="localhost"),
+        Node("other", "IDLE", address="2001:db8::1"),
+    )
+    sresctld.inbox.know(nodes, {})
+    every = Server(sresctld.inbox, 0, munge_socket=sresctld.munge_socket)
+    every.start()
+    try:
+        for host in ("::1", "127.0.0.1"):
+            for name in ("n6", "both", "host"):
+                Connection.open(
+                    host, every.port, "node", name, munge_socket=sresctld.munge_socket
+                ).close()
+            with pytest.raises(NotPermitted, match="is not the address of node other"):
+                Connection.open(
+                    host, every.port, "node", "other", munge_socket=sresctld.munge_socket
+                )
+    finally:
+        every.stop()
 
 
 def test_a_port_that_is_taken(sresctld: Sresctld) -> None:
@@ -814,6 +842,44 @@ def test_a_supervisor_is_answered_and_heard(sresctld: Sresctld) -> None:
         connection.send(AttemptStarted(1, ("n1",)))
         (heard,) = until(sresctld.inbox.take, "the attempt is known")
         assert (heard.job, heard.message) == (7, AttemptStarted(1, ("n1",)))
+
+
+def test_a_user_who_talks_all_the_time_begins_few_rounds(sresctld: Sresctld) -> None:
+    """Each round reads Slurm. What is said in between waits for the next one."""
+    rounds = 0
+    program = run_as(
+        ALICE,
+        sresctld,
+        "c = connect('job', '7')\n"
+        "for number in range(60): c.send(AttemptEnded(number, 1, 'again'))\n"
+        "print(c.ask(EvidenceRequest(())).asked, flush=True)\n",
+    )
+    while program.poll() is None:
+        if sresctld.registry.wake.wait(0.01):
+            sresctld.registry.wake.clear()
+            rounds += 1
+    assert said_by(program) == "True\n"
+    assert 1 <= rounds <= 10
+    assert len(sresctld.inbox.take()) == 60
+
+
+def test_what_users_say_leaves_room_for_an_administrator(
+    sresctld: Sresctld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "MAX_WAITING_OF_USER", 30)
+    monkeypatch.setattr(inbox, "MAX_QUEUED", 40)
+    talk = (
+        "try:\n"
+        "    c = connect('job', '7')\n"
+        "    for number in range(50): c.send(AttemptEnded(number, 1, 'again'))\n"
+        "    print(c.receive(10).reason)\n"
+        "except SresError as error: print(error)\n"
+    )
+    assert "messages within one cycle are too many" in said_by(run_as(ALICE, sresctld, talk))
+    with sresctld.connect() as roots:
+        assert roots.ask(PauseRequest("by hand")) == Status({"paused": "by hand"})
+    heard = sresctld.inbox.take()
+    assert len(heard) == 31 and heard[-1].message == PauseRequest("by hand")
 
 
 def test_root_may_pause(sresctld: Sresctld) -> None:

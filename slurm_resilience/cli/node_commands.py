@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from slurm_resilience.cli.change import cancel, reboot, replace
-from slurm_resilience.cli.node_ask import check, logs
-from slurm_resilience.cli.node_read import history, list_nodes, show_nodes
+from slurm_resilience.cli.node_read import check, history, list_nodes, logs, show_nodes
 from slurm_resilience.cli.node_watch import watch
 
 

@@ -198,10 +198,10 @@ class Registry:
             agent.boot_id, agent.instance = boot_id, instance
 
     def forget(self, node: str) -> None:
-        """Forget a node that Slurm does not list, and end its connection.
+        """Forget a node that Slurm does not know any more, and end its connection.
 
-        Its sresd comes back, and is let in again if the node was only missing for once: with its
-        boot and with all that its checks found.
+        Its sresd comes back, and is let in when Slurm knows the node again: with its boot and with
+        all that its checks found.
         """
         with self._lock:
             agent = self._agents.pop(node, None)

@@ -10,6 +10,7 @@ from fake_slurm import FakeSlurm
 from worlds import FakeClock, config
 
 from slurm_resilience.controller.act.actor import Actor
+from slurm_resilience.controller.decide.intake import REMOVED_AFTER_SECONDS
 from slurm_resilience.controller.main import Controller
 from slurm_resilience.controller.registry import RETURN_SECONDS, SupervisorRoll
 from slurm_resilience.wire.messages import (
@@ -335,7 +336,7 @@ def test_nothing_is_written_before_the_acts(site: Site, monkeypatch: pytest.Monk
     assert site.controller.journal.pending_requeues()[site.job].wanted
 
 
-def test_a_node_that_is_missing_once_is_watched_again(site: Site) -> None:
+def test_a_node_that_slurm_knows_again_is_watched_again(site: Site) -> None:
     """Its sresd returns on a new connection, with its boot and its findings."""
     agent: Any = Agent("n1")
     site.controller.inbox.opened(agent)
@@ -345,6 +346,7 @@ def test_a_node_that_is_missing_once_is_watched_again(site: Site) -> None:
     listed = site.slurm.nodes()
     site.slurm._nodes.pop("n1")
     site.cycle()
+    site.cycle(REMOVED_AFTER_SECONDS + 1)
     assert "n1" not in site.controller.registry.agents() and agent.is_closed
     site.controller.inbox.closed(agent)
     site.slurm.put(listed[0])

@@ -21,6 +21,7 @@ from slurm_resilience.errors import SresError, UsageError
 _COMMANDS = {
     "breaker": ("breaker_commands:breaker", "Show the breaker, or reset it."),
     "check": ("check_commands:check", "Check the configuration, or the whole installation."),
+    "explain": ("job_commands:explain_log", "Name the cause of a failure, from a job's log alone."),
     "job": ("job_commands:job", "Show jobs that run under srun --auto-resume=1."),
     "lab": ("lab:lab", "Run a real Slurm cluster on this machine, whose power can be cut."),
     "node": ("node_commands:node", "List, replace, reboot and watch nodes."),

@@ -237,7 +237,7 @@ MAY_IMPORT = {
 DOORS = {
     # A room that imports another may use these modules of it alone.
     ("cli", "controller"): {"decide.node_lifecycle", "diagnose", "journal"},
-    ("cli", "resume"): {"main"},
+    ("cli", "resume"): {"main", "decide.signatures"},
     ("mesh", "wire"): {"frames"},
     ("demo", "controller"): {"journal"},
     ("simulate", "controller"): {"decide", "diagnose", "observe", "actions"},

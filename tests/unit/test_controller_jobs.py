@@ -3,14 +3,20 @@ supervisor hears of nodes that are down."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 
-from slurm_resilience.controller.actions import NotifySupervisor, RaisePriority
+from slurm_resilience.controller.actions import NoteSupervised, NotifySupervisor, RaisePriority
+from slurm_resilience.controller.decide.intake import notes_of
 from slurm_resilience.controller.decide.jobs import notifications, priorities
 from slurm_resilience.controller.diagnose import NodeDiagnosis
+from slurm_resilience.controller.heard import InboxMessage
 from slurm_resilience.controller.journal import Supervised
 from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
 from slurm_resilience.model import Job, Node
+from slurm_resilience.wire.messages import AttemptStarted
 
 NODES = ("n1", "n2", "n3", "n4")
 JOB = Job(7, 1000, "RUNNING", nodes=NODES[:3], num_nodes=3)
@@ -49,3 +55,27 @@ def test_a_supervisor_hears_of_a_node_that_a_person_keeps_down() -> None:
     seen.nodes["n4"] = Node("n4", "DOWN", frozenset({"DRAIN"}), reason="new disk")
     told = list(notifications(seen, {"n4": NodeDiagnosis("n4", "held", "kept out by bob")}))
     assert told == [NotifySupervisor(7, "n4", "dead", "", "it is down; kept out by bob", 0)]
+
+
+def heard_of(seen: ClusterSnapshot, *nodes: str) -> Supervised:
+    """The entry of the job once one of its supervisors has named its nodes."""
+    connection: Any = SimpleNamespace(uid=1000)
+    heard = InboxMessage(connection, 7, AttemptStarted(1, nodes))
+    (entry,) = [note.entry for note in notes_of(seen, heard) if isinstance(note, NoteSupervised)]
+    return entry
+
+
+def test_a_job_may_have_several_supervisors() -> None:
+    """None of them makes sresctld forget the nodes of another one."""
+    whole = msgspec.structs.replace(JOB, nodes=NODES)
+    first = msgspec.structs.replace(world(whole), supervised={})
+    assert heard_of(first, "n1", "n2").nodes == ("n1", "n2")
+    seen = world(whole)
+    seen = msgspec.structs.replace(seen, supervised={7: heard_of(first, "n1", "n2")})
+    both = heard_of(seen, "n3", "n4")
+    assert (set(both.nodes), both.size) == (set(NODES), 4)
+    # What the job gave up, or had before a requeue, is no supervisor's any more.
+    smaller = msgspec.structs.replace(seen, jobs={7: JOB}, supervised={7: both})
+    assert set(heard_of(smaller, "n3").nodes) == set(JOB.nodes)
+    again = {7: msgspec.structs.replace(whole, restarts=1)}
+    assert heard_of(msgspec.structs.replace(seen, jobs=again), "n3").nodes == ("n3",)

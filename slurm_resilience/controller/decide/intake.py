@@ -150,6 +150,9 @@ def _announced(
     most = len(held)
     if known is not None and job is not None and known.restarts == job.restarts:
         known = _compared_with_slurm(snapshot, known, job)
+        # A job may have several supervisors, each with a step of its own. Each of them passes over
+        # what it is told of the others' nodes.
+        announced |= dict.fromkeys(name for name in known.nodes if name in held)
         lost = tuple(name for name in known.lost if name in announced)
         most = max(most, known.size)
     nodes = tuple(name for name in announced if name in held or name in lost)
@@ -176,7 +179,7 @@ def notes_of(snapshot: ClusterSnapshot, heard: InboxMessage) -> Iterator[Note]:
         case AttemptStarted():
             entry = _announced(snapshot, heard, message)
             yield NoteSupervised(entry)
-            count = len(entry.nodes) + len(entry.unseen)
+            count = len({*message.nodes} & {*entry.nodes, *entry.unseen})
             text = f"attempt {message.attempt} on {count} nodes"
             yield NoteJob(heard.job, "attempt-started", text)
         case AttemptEnded():

@@ -121,6 +121,8 @@ class Job(msgspec.Struct, frozen=True):
     reservation: str = ""
     time_left: str = ""
     work_dir: str = ""
+    excluded_nodes: tuple[str, ...] = ()
+    """Nodes that an exchange may not bring, besides those that the job itself excludes."""
 
     @property
     def may_be_requeued(self) -> bool:

@@ -62,6 +62,8 @@ _KINDS: tuple[tuple[type[SlurmError | NotFound | NotPermitted], re.Pattern[str]]
 )
 
 
+MOST_NAMES = 10_000
+"""Jobs whose names are remembered."""
 TOP_PRIORITY = 4294967200
 """Above every job of priority/basic, which counts down from 4294901759 (seen on 22.05)."""
 
@@ -78,6 +80,7 @@ class CliClient:
         self._bin = slurm_bin
         self._timeout = timeout
         self._columns = ""
+        self._names: dict[int, str] = {}
 
     def nodes(self) -> tuple[Node, ...]:
         return parse.nodes(self._run("scontrol", "show", "node", "-a", "-d", "-o"))
@@ -96,16 +99,40 @@ class CliClient:
             found = self._squeue("-j", str(job_id))
         except NotFound:
             found = ()
-        if not found:
-            raise NotFound(f"job {job_id} does not exist or has ended")
-        return found[0]
+        # Asked for an array's own number, Slurm shows every element of it.
+        for job in found:
+            if job.id == job_id:
+                return job
+        raise NotFound(f"job {job_id} does not exist or has ended")
 
     def steps(self, job_id: int) -> tuple[StepInfo, ...]:
         try:
-            text = self._run("scontrol", "show", "step", str(int(job_id)), "-o")
+            name = self._own_name(job_id)
+            text = self._run("scontrol", "show", "step", name, "-o")
         except NotFound:
             return ()
-        return parse.steps(text, int(job_id))
+        return parse.steps(text, int(job_id), name)
+
+    def _own_name(self, job_id: int) -> str:
+        """Return the name by which Slurm knows this job and no other.
+
+        One element of an array has the array's own number, which Slurm takes for all of them.
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        known = self._names.get(job_id)
+        if known is not None:
+            return known
+        shown = self._run("squeue", "-a", "-r", "-h", "-j", str(int(job_id)), "-o", "%A %F %K")
+        name = parse.own_name(shown, int(job_id))
+        if not name:
+            raise NotFound(f"job {job_id} does not exist or has ended")
+        if len(self._names) >= MOST_NAMES:
+            self._names.clear()
+        # A job keeps its name for its life.
+        self._names[job_id] = name
+        return name
 
     def info(self) -> ClusterInfo:
         return parse.config(self._run("scontrol", "show", "config"))
@@ -134,21 +161,21 @@ class CliClient:
 
     def shrink(self, job_id: int, keep: Sequence[str]) -> None:
         # Where Slurm will not do it (22.05 without slurmdbd, the second time) it blocks for 5 s.
-        words = (f"jobid={int(job_id)}", f"nodelist={fold(keep)}")
+        words = (f"jobid={self._own_name(job_id)}", f"nodelist={fold(keep)}")
         self._run("scontrol", "update", *words, timeout=2.0)
 
     def requeue(self, job_id: int) -> None:
-        self._run("scontrol", "requeue", str(int(job_id)))
+        self._run("scontrol", "requeue", self._own_name(job_id))
 
     def start_now(self, job_id: int) -> None:
-        self._run("scontrol", "update", f"jobid={int(job_id)}", "starttime=now")
+        self._run("scontrol", "update", f"jobid={self._own_name(job_id)}", "starttime=now")
 
     def cancel_step(self, job_id: int, step: str, signal: str = "") -> None:
         words = [f"--signal={signal}"] if signal else []
-        self._run("scancel", *words, f"{int(job_id)}.{step}")
+        self._run("scancel", *words, f"{self._own_name(job_id)}.{step}")
 
     def cancel_job(self, job_id: int) -> None:
-        self._run("scancel", str(int(job_id)))
+        self._run("scancel", self._own_name(job_id))
 
     def allocate_for(self, job: Job, nodes: int, wait: float, stop: Event | None = None) -> int:
         words = ["--no-shell", f"--nodes={nodes}", "--exclusive", f"--dependency=expand:{job.id}"]
@@ -157,6 +184,10 @@ class CliClient:
         words += [f"--account={job.account}"] if job.account else []
         words += [f"--qos={job.qos}"] if job.qos else []
         words += [f"--reservation={job.reservation}"] if job.reservation else []
+        placement = self._placement(job.id)
+        excluded = dict.fromkeys((*placement.excluded, *job.excluded_nodes))
+        words += [f"--exclude={fold(excluded)}"] if excluded else []
+        words += [f"--constraint={placement.features}"] if placement.features else []
         code, text = self._salloc(words, wait + 20, stop)
         granted = re.search(r"Granted job allocation (\d+)", text)
         if stop is not None and stop.is_set():
@@ -171,6 +202,12 @@ class CliClient:
         with contextlib.suppress(SlurmError, NotPermitted, NotFound):
             self._run("scontrol", "update", f"jobid={helper}", "timelimit=1", timeout=2.0)
         return helper
+
+    def _placement(self, job_id: int) -> parse.Placement:
+        """Return what the job itself says of the nodes that it may get."""
+        mark = f"<{secrets.token_hex(8)}>"
+        words = ("-a", "-r", "-h", "-j", str(job_id), "-o", parse.placement_format(mark))
+        return parse.placement(self._run("squeue", *words), mark, job_id)
 
     def _salloc(self, words: Sequence[str], timeout: float, stop: Event | None) -> tuple[int, str]:
         """salloc's exit code and what it said. It withdraws its request when ``stop`` is set, and
@@ -212,7 +249,7 @@ class CliClient:
         the side and ended once the nodes are in."""
         new = set(self.job(helper).nodes)
         self._run("scontrol", "update", f"jobid={int(helper)}", "numnodes=0")
-        argv = [self._path("scontrol"), "update", f"jobid={int(job_id)}", "numnodes=ALL"]
+        argv = [self._path("scontrol"), "update", f"jobid={self._own_name(job_id)}", "numnodes=ALL"]
         update = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,

@@ -45,6 +45,14 @@ class ClusterInfo(msgspec.Struct, frozen=True):
     raw: dict[str, str]
 
     @property
+    def srun_ports(self) -> range:
+        """The ports that srun may listen on, where the site says so; empty: any."""
+        first, _, last = self.raw.get("SrunPortRange", "").partition("-")
+        if not (first.isdecimal() and last.isdecimal()) or int(first) == 0:
+            return range(0)
+        return range(int(first), int(last) + 1)
+
+    @property
     def permits_expansion(self) -> bool:
         return "permit_job_expansion" in self.scheduler_parameters.split(",")
 

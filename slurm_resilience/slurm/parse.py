@@ -336,24 +336,81 @@ def _job(words: list[str], extra: dict[int, _Columns]) -> Job | None:
     )
 
 
-_STEP = re.compile(r"StepId=(?P<job>\d+)(?:\+\d+)?\.(?P<step>\S+) ")
+class Placement(NamedTuple):
+    """The nodes that a job may get, by its own words."""
+
+    excluded: tuple[str, ...] = ()
+    """sbatch --exclude."""
+    features: str = ""
+    """sbatch --constraint."""
+
+
+def placement_format(mark: str) -> str:
+    """squeue -o for `placement`.
+
+    Args:
+        mark: a word that no user can foresee; it stands before each field.
+    """
+    return "".join(f"{mark}%{letter}" for letter in "Axf")
+
+
+def placement(text: str, mark: str, job_id: int) -> Placement:
+    """Read what a job says of its nodes.
+
+    Raises:
+        SlurmError: the text does not have the asked form.
+    """
+    head, *words = text.split(mark)
+    if head.strip() or len(words) % 3:
+        raise SlurmError(f"squeue -o printed something unexpected: {text[:80]!r}")
+    for at in range(0, len(words), 3):
+        if words[at].strip() == str(job_id):
+            excluded = _clean(words[at + 1])
+            return Placement(expand(excluded) if excluded else (), _clean(words[at + 2]))
+    return Placement()
+
+
+def own_name(text: str, job_id: int) -> str:
+    """Read the name of a job from ``squeue -r -o '%A %F %K'``: ``12``, or ``12_3`` in an array.
+
+    Empty: the text has no such job.
+
+    Raises:
+        SlurmError: the text does not have the asked form.
+    """
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) != 3 or not (words[0].isdecimal() and words[1].isdecimal()):
+            raise SlurmError(f"squeue -o printed an unexpected line: {line[:80]!r}")
+        if int(words[0]) == job_id:
+            return f"{words[1]}_{words[2]}" if words[2].isdecimal() else words[0]
+    return ""
+
+
+_STEP = re.compile(r"StepId=(?P<job>\d+(?:_\d+)?)(?:\+\d+)?\.(?P<step>\S+) ")
 _STEP_NODES = re.compile(r" NodeList=(?P<nodes>\S+) Nodes=(?:\d+ CPUs=\d+ Tasks=(?P<tasks>\d+) )?")
 _STEP_SRUN = re.compile(r" SrunHost:Pid=(?P<host>[^ :]+):(?P<pid>\d+)")
 
 
-def steps(text: str, job_id: int) -> tuple[StepInfo, ...]:
+def steps(text: str, job_id: int, name: str = "") -> tuple[StepInfo, ...]:
     """Read the steps of `scontrol show step JOB -o`. Text that is no step of the job is passed
     over.
 
     The step's name is the user's text, line ends included; it stands between the nodes and srun's
     pid, so the first match of one and the last of the other are Slurm's.
+
+    Args:
+        text: as it was printed.
+        job_id: of the job.
+        name: the text calls the job so (``12_3`` in an array); empty: by its number.
     """
-    records = re.split(rf"(?m)^(?=StepId={job_id}[.+])", text)
+    name = name or str(job_id)
+    records = re.split(rf"(?m)^(?=StepId={name}[.+])", text)
 
     def each() -> Iterator[StepInfo]:
         for record in records:
             head = _STEP.match(record)
-            if not head or int(head["job"]) != job_id:
+            if not head or head["job"] != name:
                 continue
             where = _STEP_NODES.search(record)
             srun = list(_STEP_SRUN.finditer(record))

@@ -253,3 +253,45 @@ def test_expansion_is_a_word_of_its_own() -> None:
 def test_what_is_no_configuration_is_refused() -> None:
     with pytest.raises(SlurmError):
         parse.config("slurm_load_ctl_conf error: Unable to contact slurm controller\n")
+
+
+# -- elements of an array ---------------------------------------------------------------------
+
+ARRAY = "2 1 1\n1 1 2\n3 3 N/A\n"
+"""As 22.05 prints an array of two and a plain job: one element has the array's own number."""
+
+
+@pytest.mark.parametrize(("job", "name"), [(2, "1_1"), (1, "1_2"), (3, "3"), (4, "")])
+def test_the_name_that_is_one_jobs_alone(job: int, name: str) -> None:
+    assert parse.own_name(ARRAY, job) == name
+
+
+@pytest.mark.parametrize("text", ["1 1", "x 1 1", "1 1 1 1", "slurm_load_jobs error: x"])
+def test_a_name_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(SlurmError):
+        parse.own_name(text, 1)
+
+
+def test_the_steps_of_one_element() -> None:
+    text = "".join(
+        f"StepId={job} UserId=0 State=RUNNING NodeList={nodes} Nodes=2 CPUs=8 Tasks=2 Name=sleep "
+        f"SrunHost:Pid={nodes[:2]}:36\n"
+        for job, nodes in (("1_1.0", "n1"), ("1_2.0", "n3"), ("1_21.0", "n4"), ("1.0", "n5"))
+    )
+    (step,) = parse.steps(text, 1, "1_2")
+    assert (step.job, step.step, step.nodes) == (1, "0", ("n3",))
+    (step,) = parse.steps(text, 1)
+    assert step.nodes == ("n5",)
+
+
+# -- nodes that a job may get -----------------------------------------------------------------
+
+
+def test_what_a_job_says_of_its_nodes() -> None:
+    text = "<m>1<m>n[5-6]<m>a100&ib\n<m>2<m><m>(null)\n<m>3<m>(null)<m>fast\n"
+    assert parse.placement(text, "<m>", 1) == (("n5", "n6"), "a100&ib")
+    assert parse.placement(text, "<m>", 2) == ((), "")
+    assert parse.placement(text, "<m>", 3) == ((), "fast")
+    assert parse.placement(text, "<m>", 4) == ((), "")
+    with pytest.raises(SlurmError):
+        parse.placement("<m>1<m>n1\n", "<m>", 1)

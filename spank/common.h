@@ -14,6 +14,8 @@
 
 /* The supervisor's variables travel in this option of srun; only a supervised srun knows it. */
 #define SRES_ENV_OPTION "sres-env"
+/* Where slurmstepd reports to. A secret: it comes by srun's environment, never by its command line. */
+#define SRES_REPORT_OPTION "sres-report"
 
 /* What plugstack.conf says after the plugin's path. */
 struct sres_config {

@@ -7,6 +7,7 @@
 /* srun.c */
 int sres_srun_init(spank_t sp, int ac, char *av[]);
 int sres_srun_post_opt(void);
+int sres_srun_step_made(spank_t sp);
 
 /* allocator.c: sbatch, salloc, scrontab */
 int sres_allocator_init(spank_t sp);
@@ -17,5 +18,6 @@ int sres_slurmd_init(int ac, char *av[]);
 /* stepd.c: slurmstepd */
 int sres_stepd_init(spank_t sp);
 int sres_stepd_task_init(spank_t sp);
+int sres_stepd_task_exit(spank_t sp);
 
 #endif

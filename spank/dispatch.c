@@ -32,10 +32,26 @@ int slurm_spank_init_post_opt(spank_t sp, int ac, char *av[])
 	}
 }
 
+/* Slurm calls it in srun only, between the making of the step and its launch. */
+int slurm_spank_local_user_init(spank_t sp, int ac, char *av[])
+{
+	(void)ac;
+	(void)av;
+	return sres_srun_step_made(sp);
+}
+
 /* Slurm calls it in slurmstepd only. */
 int slurm_spank_task_init(spank_t sp, int ac, char *av[])
 {
 	(void)ac;
 	(void)av;
 	return sres_stepd_task_init(sp);
+}
+
+/* The same. */
+int slurm_spank_task_exit(spank_t sp, int ac, char *av[])
+{
+	(void)ac;
+	(void)av;
+	return sres_stepd_task_exit(sp);
 }

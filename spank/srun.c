@@ -10,6 +10,8 @@
 #include "common.h"
 #include "contexts.h"
 #include "env_option.h"
+#include "step_layout.h"
+#include "task_report.h"
 
 /*
  * Slurm passes options on in the environment. `sbatch --auto-resume` leaves the first name, which would
@@ -17,6 +19,8 @@
  */
 #define OPTION_FROM_JOB "SLURM_SPANK__SLURM_SPANK_OPTION_sres_auto_resume"
 #define OPTION_FOR_TASKS "_SLURM_SPANK_OPTION_sres_auto_resume"
+/* How the supervisor gives --sres-report to its srun: other users can read a command line. */
+#define REPORT_FROM_SUPERVISOR "SLURM_SPANK__SLURM_SPANK_OPTION_sres_sres_report"
 
 static struct sres_config config;
 static bool flagged;    /* --auto-resume=1 is on this srun's own command line */
@@ -48,6 +52,16 @@ static int on_env_option(int val, const char *value, int remote)
 	return ESPANK_SUCCESS;
 }
 
+static int on_report_option(int val, const char *value, int remote)
+{
+	(void)val;
+	(void)remote;
+	/* Without it the step runs all the same, and its tasks' ends are not told. */
+	if (value == NULL || !task_report_valid(value))
+		slurm_verbose("sres: --" SRES_REPORT_OPTION ": malformed value");
+	return ESPANK_SUCCESS;
+}
+
 int sres_srun_init(spank_t sp, int ac, char *av[])
 {
 	struct spank_option auto_resume = {
@@ -64,11 +78,20 @@ int sres_srun_init(spank_t sp, int ac, char *av[])
 		.has_arg = 1,
 		.cb = on_env_option,
 	};
+	struct spank_option report = {
+		.name = SRES_REPORT_OPTION,
+		.arginfo = "TARGET",
+		.usage = "used by the supervisor of --auto-resume",
+		.has_arg = 1,
+		.cb = on_report_option,
+	};
 
 	config = sres_config_parse(ac, av);
 	supervised = sres_take_guard();
 	/* With this gone, Slurm calls on_auto_resume for the command line only. */
 	unsetenv(OPTION_FROM_JOB);
+	/* Of another step, where this srun is started by a task. */
+	unsetenv(RANK_0_NODE);
 
 	/* A failure only makes the option unknown to this srun; an srun without it must go on. */
 	if (spank_option_register(sp, &auto_resume) != ESPANK_SUCCESS)
@@ -76,6 +99,8 @@ int sres_srun_init(spank_t sp, int ac, char *av[])
 	/* SPANK cannot hide an option from `srun --help`, so only the sruns that get it know it. */
 	if (supervised && spank_option_register(sp, &env) != ESPANK_SUCCESS)
 		slurm_verbose("sres: could not register --" SRES_ENV_OPTION);
+	if (supervised && spank_option_register(sp, &report) != ESPANK_SUCCESS)
+		slurm_verbose("sres: could not register --" SRES_REPORT_OPTION);
 	return ESPANK_SUCCESS;
 }
 
@@ -166,6 +191,8 @@ fail:
 
 int sres_srun_post_opt(void)
 {
+	/* Slurm has read it by now. A task that saw it could report in the name of others. */
+	unsetenv(REPORT_FROM_SUPERVISOR);
 	if (!flagged || supervised)
 		return ESPANK_SUCCESS;
 	if (sres_config_complain(&config))
@@ -175,4 +202,11 @@ int sres_srun_post_opt(void)
 		    "or give supervisor=PATH in plugstack.conf (or leave out --auto-resume)",
 		    config.supervisor, strerror(errno));
 	sres_refuse();
+}
+
+int sres_srun_step_made(spank_t sp)
+{
+	if (supervised)
+		step_layout_export(sp);
+	return ESPANK_SUCCESS;
 }

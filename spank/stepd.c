@@ -1,6 +1,7 @@
-/* In slurmstepd: set the supervisor's variables in the environment of each task. */
+/* In slurmstepd: set the supervisor's variables in each task, and tell it how each task ended. */
 #include <inttypes.h>
 #include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,11 +10,19 @@
 #include "common.h"
 #include "contexts.h"
 #include "env_option.h"
+#include "step_layout.h"
+#include "step_view.h"
+#include "task_report.h"
 
-/* Slurm numbers the batch script, the external step and the interactive step from the top. */
-#define FIRST_SPECIAL_STEP 0xfffffff0u
-/* As which srun sends the option --sres-env: Slurm's prefix, this plugin's name and the option's. */
-#define OPTION_IN_TASKS "_SLURM_SPANK_OPTION_sres_sres_env"
+/* As which srun sends an option: Slurm's prefix, this plugin's name and the option's. */
+#define ENV_IN_TASKS "_SLURM_SPANK_OPTION_sres_sres_env"
+#define REPORT_IN_TASKS "_SLURM_SPANK_OPTION_sres_sres_report"
+
+/* MASTER_PORT, below the kernel's ephemeral ports; resume/srun/environment.py has the same numbers. */
+#define PORT_BASE 20000u
+#define PORT_SPAN 10000u
+#define PORTS_PER_STEP 7u
+#define PORT_MARK "@PORT."
 
 /* The value of --sres-env; NULL when this step has none. */
 static char *variables;
@@ -35,6 +44,14 @@ static int on_env_option(int val, const char *value, int remote)
 	return variables ? ESPANK_SUCCESS : ESPANK_ERROR;
 }
 
+static int on_report_option(int val, const char *value, int remote)
+{
+	(void)val;
+	(void)remote;
+	task_report_to(value ? value : "");
+	return ESPANK_SUCCESS;
+}
+
 int sres_stepd_init(spank_t sp)
 {
 	/* srun sends every option that was given; slurmstepd complains of those it does not know. */
@@ -44,35 +61,69 @@ int sres_stepd_init(spank_t sp)
 	struct spank_option env = {
 		.name = SRES_ENV_OPTION, .arginfo = "VARIABLES", .usage = "-", .has_arg = 1, .cb = on_env_option,
 	};
+	struct spank_option report = {
+		.name = SRES_REPORT_OPTION, .arginfo = "TARGET", .usage = "-", .has_arg = 1,
+		.cb = on_report_option,
+	};
 
 	if (spank_option_register(sp, &auto_resume) != ESPANK_SUCCESS ||
-	    spank_option_register(sp, &env) != ESPANK_SUCCESS)
-		slurm_error("sres: could not register --sres-env");
+	    spank_option_register(sp, &env) != ESPANK_SUCCESS ||
+	    spank_option_register(sp, &report) != ESPANK_SUCCESS)
+		slurm_error("sres: could not register the supervisor's options");
 	return ESPANK_SUCCESS;
 }
 
-/*
- * The value for this task: a number in place of @NODEID, @PROCID and @LOCALID, which differ from task to
- * task; every other value as it is. NULL when Slurm does not tell the number.
- */
-static const char *own_value(spank_t sp, const char *value, char *text, size_t size)
+/* The numbers that differ from task to task or from step to step; false when the mark is none of them. */
+static bool own_number(spank_t sp, const struct step_view *view, const char *mark, uint32_t *number)
 {
-	uint32_t number;
 	int local;
 
-	if (strcmp(value, "@NODEID") == 0) {
-		if (spank_get_item(sp, S_JOB_NODEID, &number) != ESPANK_SUCCESS)
-			return NULL;
-	} else if (strcmp(value, "@PROCID") == 0) {
-		if (spank_get_item(sp, S_TASK_GLOBAL_ID, &number) != ESPANK_SUCCESS)
-			return NULL;
-	} else if (strcmp(value, "@LOCALID") == 0) {
+	if (strcmp(mark, "@NODEID") == 0)
+		return step_node_rank(sp, number);
+	if (strcmp(mark, "@NNODES") == 0)
+		return spank_get_item(sp, S_JOB_NNODES, number) == ESPANK_SUCCESS;
+	if (strcmp(mark, "@PROCID") == 0)
+		return spank_get_item(sp, S_TASK_GLOBAL_ID, number) == ESPANK_SUCCESS;
+	if (strcmp(mark, "@LOCALID") == 0) {
 		if (spank_get_item(sp, S_TASK_ID, &local) != ESPANK_SUCCESS)
-			return NULL;
-		number = (uint32_t)local;
-	} else {
-		return value;
+			return false;
+		*number = (uint32_t)local;
+		return true;
 	}
+	if (strncmp(mark, PORT_MARK, sizeof(PORT_MARK) - 1) != 0)
+		return false;
+	/* The number behind it is the job's; the steps of a job lie apart. */
+	*number = (uint32_t)strtoul(mark + sizeof(PORT_MARK) - 1, NULL, 10) % PORT_SPAN;
+	*number = PORT_BASE + (*number + view->step % PORT_SPAN * PORTS_PER_STEP) % PORT_SPAN;
+	return true;
+}
+
+static bool is_number_mark(const char *value)
+{
+	return strcmp(value, "@NODEID") == 0 || strcmp(value, "@NNODES") == 0 ||
+	       strcmp(value, "@PROCID") == 0 || strcmp(value, "@LOCALID") == 0 ||
+	       strncmp(value, PORT_MARK, sizeof(PORT_MARK) - 1) == 0;
+}
+
+/*
+ * The value for this task: what the step itself says in place of a mark, and every other value as it is.
+ * NULL when Slurm does not tell it.
+ */
+static const char *own_value(spank_t sp, const struct step_view *view, const char *value, char *text,
+			     size_t size)
+{
+	uint32_t number;
+
+	if (strcmp(value, "@NODELIST") == 0)
+		return view->node_list;
+	if (strcmp(value, "@MASTER_NODE") == 0)
+		return view->first;
+	if (strcmp(value, "@MASTER_ADDR") == 0)
+		return view->address;
+	if (!is_number_mark(value))
+		return value;
+	if (!own_number(sp, view, value, &number))
+		return NULL;
 	snprintf(text, size, "%" PRIu32, number);
 	return text;
 }
@@ -99,18 +150,25 @@ int sres_stepd_task_init(spank_t sp)
 	uint32_t step;
 	char *cursor = variables, *name, *value, text[16];
 	const char *own, *fence = NULL;
+	struct step_view view = { .node_list = NULL };
 	int more;
 
 	if (variables == NULL)
 		return ESPANK_SUCCESS;
 	if (spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS)
 		goto fail;
-	if (step >= FIRST_SPECIAL_STEP)
+	if (step_is_special(step))
 		return ESPANK_SUCCESS;
-	/* Newer releases (seen on 26.05) show the tasks how the option travelled. */
-	spank_unsetenv(sp, OPTION_IN_TASKS);
+	/* Newer releases (seen on 26.05) show the tasks how the options travelled. */
+	spank_unsetenv(sp, ENV_IN_TASKS);
+	spank_unsetenv(sp, REPORT_IN_TASKS);
+	if (!step_view_read(sp, variables, &view))
+		goto fail;
 	while ((more = env_option_next(&cursor, &name, &value)) > 0) {
-		own = own_value(sp, value, text, sizeof(text));
+		/* @NODE=ADDRESS is no variable. */
+		if (name[0] == '@')
+			continue;
+		own = own_value(sp, &view, value, text, sizeof(text));
 		if (own == NULL || spank_setenv(sp, name, own, 1) != ESPANK_SUCCESS)
 			goto fail;
 		if (strcmp(name, "SRES_DIR") == 0)
@@ -120,6 +178,10 @@ int sres_stepd_task_init(spank_t sp)
 		goto fail;
 	if (fence != NULL)
 		look_for_fence(sp, fence);
+	step_view_free(&view);
+	task_report_began(sp);
+	/* Last: what is above looks at it. */
+	spank_unsetenv(sp, RANK_0_NODE);
 	return ESPANK_SUCCESS;
 
 fail:
@@ -130,4 +192,10 @@ fail:
 	 */
 	slurm_error("sres: the supervisor's environment could not be set; the task is not started");
 	_exit(1);
+}
+
+int sres_stepd_task_exit(spank_t sp)
+{
+	task_report_ended(sp);
+	return ESPANK_SUCCESS;
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import ResumeSettings
@@ -14,6 +14,7 @@ from slurm_resilience.resume.srun.command import AttemptCommand
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.resume.srun.standard_input import StandardInput
 from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.resume.srun.task_reports import TaskReports
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.client import SlurmClient
@@ -40,6 +41,8 @@ class SupervisorContext:
     standard_input: StandardInput
     host: str
     """This machine's name as Slurm shows it at a step (`SrunHost:Pid`)."""
+    reports: TaskReports = field(default_factory=TaskReports)
+    """The words of slurmstepd on the tasks."""
 
     def user_ended(self, step: SrunStep, stopped_by_us: bool) -> str:
         """Return the name of the user's signal that ended this step; empty: none did.

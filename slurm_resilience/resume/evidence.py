@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import Ending
+from slurm_resilience.resume.decide.task_ends import TaskEnd, first_failure, representative
 from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.live_step.live_steps import StepEnd
+from slurm_resilience.resume.srun.step import SrunStep
 
 _ENDED_BY = ("Killed", "Terminated")
 """srun's words for tasks that it ended because of another one."""
@@ -30,6 +32,8 @@ def gather_evidence(
         progress_before: the last step that was reported before this attempt.
     """
     step = end.step
+    ends = step.reports.ends()
+    cancelled = not end.stopped_by_us and _is_cancelled(step, ends)
     faulty = end.faulty | _faulty(context)
     state = context.allocation.job.state
     # A program that ended well, or was ended, does not wait for Slurm's answers.
@@ -38,7 +42,7 @@ def gather_evidence(
     if end.code != 0 and not interrupted:
         state = context.allocation.refresh()
         # A node may be at fault, and neither Slurm nor sresctld has said so yet.
-        if state == "RUNNING" and not faulty and not step.cancelled and not reported:
+        if state == "RUNNING" and not faulty and not cancelled and not reported:
             faulty = _wait_for_diagnosis(context, nodes)
             state = context.allocation.refresh()
     elif end.code != 0 and not interrupted.startswith("SIGINT"):
@@ -51,20 +55,38 @@ def gather_evidence(
         job_state=state,
         faulty=faulty,
         interrupted=interrupted,
-        cancelled=not reported and (step.cancelled or (step.aborted and not faulty)),
+        cancelled=cancelled and not reported and (step.cancelled or not faulty),
         stopped_by_us=end.stopped_by_us,
+        ends=representative(ends),
+        timed_out=step.timed_out,
+        log=step.log.explain() if end.code != 0 else None,
         ended_at=context.clock.now(),
         nodes=nodes,
-        first_failed=_first_failed(end),
+        first_failed=_first_failed(end, ends),
     )
 
 
-def _first_failed(end: StepEnd) -> str:
+def _first_failed(end: StepEnd, ends: tuple[TaskEnd, ...]) -> str:
     """Return the only node with tasks that failed by themselves; srun killed the others."""
-    nodes = {
-        node for ended in end.step.ended_tasks if ended.how not in _ENDED_BY for node in ended.nodes
-    }
+    nodes = {told.node for told in ends if told.failed_by_itself}
+    if not ends:
+        # Without the plugin: in srun's words.
+        tasks = [ended for ended in end.step.ended_tasks if ended.how not in _ENDED_BY]
+        nodes = {node for ended in tasks for node in ended.nodes}
     return nodes.pop() if len(nodes) == 1 else ""
+
+
+def _is_cancelled(step: SrunStep, ends: tuple[TaskEnd, ...]) -> bool:
+    """Return whether a person cancelled the step.
+
+    Slurm says so among what the tasks print, so it counts only for this very step, and not where a
+    task got a signal that nothing but its own fault sends.
+    """
+    first = first_failure(ends)
+    if first is not None and first.by_signal and first.failed_by_itself:
+        return False
+    by_itself = first is not None and first.failed_by_itself
+    return step.cancelled or (step.aborted and not by_itself)
 
 
 def _faulty(context: SupervisorContext) -> dict[str, str]:

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 from slurm_resilience.errors import SresError
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.live_step.living_program import living_command
 from slurm_resilience.resume.srun.command import PLACEMENT
-from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
+from slurm_resilience.resume.srun.environment import Attempt, srun_environment, step_variables
 from slurm_resilience.resume.srun.output_files import appending, mark
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.resume.srun.task_reports import StepReports
 from slurm_resilience.slurm.client import StepInfo
 from slurm_resilience.slurm.hostlists import fold
 
 
-def describe_attempt(
+class PlannedAttempt(msgspec.Struct, frozen=True):
+    """An attempt before its step is started."""
+
+    attempt: Attempt
+    addresses: dict[str, str]
+    """Addresses of the job's nodes, as Slurm has them."""
+
+
+def plan_attempt(
     context: SupervisorContext,
     number: int,
     restarts: int,
     nodes: tuple[str, ...],
     directory: str,
-) -> Attempt:
+) -> PlannedAttempt:
     """Return the attempt that is to be started.
 
     Args:
@@ -33,10 +44,13 @@ def describe_attempt(
         restarts: requeues of the job so far.
         nodes: of the step, in any order.
         directory: of the fence.
+
+    Raises:
+        SlurmError: slurmctld did not answer, and never has.
     """
     allocation = context.allocation
     step_nodes = allocation.in_slurms_order(nodes)
-    return Attempt(
+    attempt = Attempt(
         job=allocation.id,
         number=number,
         restarts=restarts,
@@ -45,16 +59,24 @@ def describe_attempt(
         master_address=allocation.address(step_nodes[0]),
         directory=directory,
     )
+    addresses = allocation.read_addresses((*nodes, *allocation.nodes))
+    return PlannedAttempt(attempt, addresses | {step_nodes[0]: attempt.master_address})
 
 
 def start_first_step(
-    context: SupervisorContext, attempt: Attempt, *, lives: bool, again: bool
+    context: SupervisorContext,
+    attempt: Attempt,
+    addresses: Mapping[str, str],
+    *,
+    lives: bool,
+    again: bool,
 ) -> SrunStep:
     """Start the srun of an attempt.
 
     Args:
         context: of the supervised srun.
         attempt: it has its fence.
+        addresses: of the job's nodes.
         lives: the step is to outlive a node.
         again: this supervisor has started one before.
 
@@ -71,10 +93,12 @@ def start_first_step(
         where = f"attempt {attempt.number} starts on {fold(attempt.step_nodes)}"
         mark(command, context.environment, where)
         command = appending(command, context.environment)
+    reports = _expect_reports(context, attempt, addresses)
     argv, environment = context.launch.line(
         command,
-        task_variables(attempt),
+        step_variables(attempt, addresses),
         srun_environment(context.environment, attempt.job_nodes, context.allocation.changed),
+        reports.target,
     )
     signals = context.user_signals
     with signals.starting, context.standard_input.attempt() as stdin:
@@ -86,11 +110,25 @@ def start_first_step(
             on_news=context.wake.set if lives else lambda: None,
             clock=context.clock,
             stdin=stdin,
+            name=f"{attempt.job}.",
+            reports=reports,
         )
         signals.steps = [step]
         if context.allocation.user_stop.is_set():
             step.send_signal(signal.SIGTERM)  # it came while this step was being prepared
     return step
+
+
+def _expect_reports(
+    context: SupervisorContext, attempt: Attempt, addresses: Mapping[str, str]
+) -> StepReports:
+    if not context.launch.has_plugin:
+        return StepReports("")
+    here = context.host.split(".", maxsplit=1)[0]
+    # The address by which others reach this machine is not always the one by which it does itself.
+    others = [name for name in attempt.step_nodes if name != here]
+    node = (*others, *attempt.step_nodes)[0]
+    return context.reports.expect(addresses.get(node, node), context.wake.set)
 
 
 def _dead_step_is_in_the_way(context: SupervisorContext, attempt: Attempt) -> bool:

@@ -92,6 +92,7 @@ def supervise(srun: str, args: Sequence[str], environment: Mapping[str, str]) ->
         has_plugin=table.listed("auto-resume"),
         permits_expansion=info.permits_expansion,
         environment=environment,
+        ports=info.srun_ports,
     )
     signals.block()
     link.start()

@@ -39,7 +39,7 @@ class Recovery:
             step_size: nodes that the step needs.
         """
         self._context = context
-        self._step_size = step_size
+        self.step_size = step_size
         self.requeued = False
         """The job was given back to Slurm, to run again."""
 
@@ -125,7 +125,7 @@ class Recovery:
             return NextAttempt(new_nodes, block)
 
     def _facts(self, swap_failed: str) -> PlanFacts:
-        facts = self._context.allocation.facts(self._step_size, swap_failed)
+        facts = self._context.allocation.facts(self.step_size, swap_failed)
         return msgspec.structs.replace(facts, input_lost=self._context.standard_input.lost)
 
     def _is_over(self, error: SlurmError | NotFound) -> bool:
@@ -146,10 +146,11 @@ class Recovery:
         Returns:
             The nodes, and what was done, in words. None: the user ended it.
         """
+        allocation = self._context.allocation
         if chosen.kind == "relaunch":
             where = chosen.nodes or nodes
+            self._give_back(chosen.leave)
             return where, f"the step runs again on {fold(where)} ({chosen.reason})"
-        allocation = self._context.allocation
         # Slurm would give a node that only this step suspects back at once.
         suspected = cause.kind == "program"
         if not suspected:
@@ -165,6 +166,23 @@ class Recovery:
         left = {*cause.nodes, *chosen.leave}
         where = (*[name for name in nodes if name not in left], *added)
         return where, f"{fold(left)} exchanged for {fold(added)}; now on {fold(where)}"
+
+    def _give_back(self, leave: tuple[str, ...]) -> None:
+        """Give nodes back that are left: their replacement waits for the jobs on them.
+
+        The relaunch does not depend on it: where Slurm refuses, the job keeps them.
+        """
+        allocation = self._context.allocation
+        # The batch host cannot be given back, and no other step of the job loses its tasks by us.
+        free = [name for name in leave if name != allocation.job.batch_host]
+        if not free:
+            return
+        try:
+            used = allocation.used_by_others(free)
+            swap.shrink(allocation, [name for name in free if name not in used])
+        except (SlurmError, NotFound) as error:
+            report.say(f"{fold(free)} cannot be given back: {error}")
+        allocation.refresh()
 
     def _requeue(self, reason: str, chosen: Plan) -> None:
         context = self._context

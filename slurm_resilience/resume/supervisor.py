@@ -9,7 +9,7 @@ import contextlib
 import socket
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,10 +22,11 @@ from slurm_resilience.model import Job
 from slurm_resilience.resume import report, requeue_report
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.crash_watch import CrashWatch
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
 from slurm_resilience.resume.evidence import gather_evidence
 from slurm_resilience.resume.fence import Fence
-from slurm_resilience.resume.first_step import describe_attempt, start_first_step
+from slurm_resilience.resume.first_step import plan_attempt, start_first_step
 from slurm_resilience.resume.history import AttemptHistory
 from slurm_resilience.resume.live_step import training
 from slurm_resilience.resume.live_step.live_step import LiveStep
@@ -39,10 +40,12 @@ from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.resume.srun.standard_input import StandardInput, reads_input
 from slurm_resilience.resume.srun.step import SrunStep, end_step, find_step
+from slurm_resilience.resume.srun.task_reports import TaskReports
 from slurm_resilience.resume.srun.user_signals import UserSignals
+from slurm_resilience.resume.step_layout import StepLayout
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.client import SlurmClient
-from slurm_resilience.slurm.hostlists import fold
+from slurm_resilience.slurm.hostlists import expand, fold
 from slurm_resilience.wire.messages import AttemptStarted, NodeVerdict
 
 FENCE_SECONDS = 10.0
@@ -72,6 +75,7 @@ class Supervisor:
         has_plugin: bool,
         permits_expansion: bool,
         environment: Mapping[str, str],
+        ports: Sequence[int] = (),
         clock: Clock | None = None,
     ) -> None:
         """
@@ -85,6 +89,7 @@ class Supervisor:
             has_plugin: srun carries our SPANK plugin (it sets the tasks' variables).
             permits_expansion: Slurm may grow jobs without GRES.
             environment: the supervisor's own.
+            ports: those that the site allows for srun; empty: any.
             clock: the time; None: the machine's.
         """
         clock = clock or SystemClock()
@@ -100,6 +105,8 @@ class Supervisor:
             permits_expansion=permits_expansion,
             clock=clock,
         )
+        excluded = command.value("exclude")
+        self._allocation.excluded = expand(excluded) if excluded and "/" not in excluded else ()
         self._context = SupervisorContext(
             clock=clock,
             limits=config.resume,
@@ -117,6 +124,7 @@ class Supervisor:
                 config.resume.stdin_limit_bytes,
                 is_read=reads_input(command, environment.get("SLURM_STDINMODE", "")),
             ),
+            reports=TaskReports(ports),
         )
         restarts = leading_number(environment.get("SLURM_RESTART_COUNT"))
         self._fence = Fence(client, job, restarts)
@@ -131,6 +139,7 @@ class Supervisor:
         """To be reported once tasks of the attempt run."""
         self._shown_since = 0.0
         """When Slurm was first seen to show its step, on the monotonic clock; 0: never."""
+        self._layout: StepLayout | None = None
 
     def run(self) -> int:
         """Return srun's exit code (as a shell shows it), when the program has ended for good."""
@@ -173,11 +182,10 @@ class Supervisor:
 
     def _start(self, number: int, *, again: bool) -> SrunStep:
         context, fence = self._context, self._fence
-        planned = describe_attempt(
-            context, number, fence.restarts, self._step_nodes, fence.directory
-        )
+        planned = plan_attempt(context, number, fence.restarts, self._step_nodes, fence.directory)
         training.forget(fence.directory)
-        self._attempt = attempt = fence.raise_for(planned)
+        self._attempt = attempt = fence.raise_for(planned.attempt)
+        self._allocation.own_nodes = attempt.step_nodes
         nodes = list(attempt.step_nodes)
         if again:
             self._shown_since = 0.0
@@ -187,7 +195,9 @@ class Supervisor:
         # Before its tasks run: this host may die in the moment in which they begin.
         context.link.attempt(AttemptStarted(number, attempt.step_nodes))
         self._history.start(number, attempt.step_nodes, context.clock.now())
-        step = start_first_step(context, attempt, lives=self._training.lives, again=again)
+        lives = self._training.lives
+        step = start_first_step(context, attempt, planned.addresses, lives=lives, again=again)
+        self._layout = StepLayout(context, attempt, step, planned.addresses)
         context.events.write("started", attempt=number, nodes=nodes)
         return step
 
@@ -212,13 +222,19 @@ class Supervisor:
         kept_nodes: frozenset[str] = frozenset()
         watched: tuple[Path, Observer] | None = None
         looked = context.clock.monotonic()
+        crashes = CrashWatch(context, step, lives=self._training.lives)
         while step.running:
             pause = SEATS_SECONDS if watched else ANNOUNCEMENT_SECONDS
             pause = pause if self._training.lives else FENCE_SECONDS
             if self._starting is not None:
                 self._report_recovered(step)
                 pause = max(START_LOOK_SECONDS, min(SEATS_SECONDS, step.ran_for / 10))
+            pause = crashes.pause(self._layout_pause(pause))
             news = context.clock.wait(context.wake, pause)
+            self._settle_layout()
+            if crashes.look():
+                self._end(step, at_once=True)
+                break
             if context.clock.monotonic() - looked >= FENCE_SECONDS:
                 looked = context.clock.monotonic()
                 self._fence.mend()
@@ -239,6 +255,9 @@ class Supervisor:
                 end = self._live(step, *watched)
                 if end is not None:
                     return end
+        if crashes.crash is not None:
+            code, noticed = crashes.crash.code, crashes.noticed
+            return StepEnd(code, step, stopped_by_us=True, noticed=noticed)
         return StepEnd(step.code, step)
 
     def _stop(self, step: SrunStep, bad: Mapping[str, NodeVerdict]) -> StepEnd:
@@ -249,16 +268,38 @@ class Supervisor:
         first = dead or next(iter(bad.values()))
         report.say(f"leaving node {first.node} ({first.reason}): ending the step")
         context.events.write("noticed", nodes=sorted(bad))
+        gone = [name for name, verdict in bad.items() if verdict.verdict == "dead"]
+        self._end(step, at_once=dead is not None, dead=gone)
+        return StepEnd(step.code, step, stopped_by_us=True, noticed=noticed)
+
+    def _end(self, step: SrunStep, *, at_once: bool, dead: Sequence[str] = ()) -> None:
+        context = self._context
         end_step(
             step,
             context.client,
             self._allocation.id,
             context.host,
             grace=context.limits.grace,
-            at_once=dead is not None,
-            dead=[name for name, verdict in bad.items() if verdict.verdict == "dead"],
+            at_once=at_once,
+            dead=dead,
         )
-        return StepEnd(step.code, step, stopped_by_us=True, noticed=noticed)
+
+    def _layout_pause(self, longest: float) -> float:
+        return self._layout.pause(longest) if self._layout is not None else longest
+
+    def _settle_layout(self) -> None:
+        """Take over what Slurm shows of the step, in place of what was planned."""
+        attempt = self._layout.look() if self._layout is not None else None
+        if attempt is None:
+            return
+        moved = self._step_nodes != attempt.step_nodes
+        self._attempt, self._step_nodes = attempt, attempt.step_nodes
+        self._recovery.step_size = len(attempt.step_nodes)
+        self._allocation.own_steps.add(str(attempt.step))
+        self._allocation.own_nodes = attempt.step_nodes
+        self._context.events.write("laid_out", step=attempt.step, nodes=list(attempt.step_nodes))
+        if moved:
+            self._context.link.moved(AttemptStarted(attempt.number, attempt.step_nodes))
 
     def _can_leave(self, bad: Mapping[str, NodeVerdict]) -> bool:
         return self._recovery.can_leave(bad, self._history.endings)
@@ -298,7 +339,7 @@ class Supervisor:
             traceback.print_exc()
             report.say(f"the supervisor failed ({error!r}); the step goes on without its help")
             end = live_step.let_go()
-        self._step_nodes = live_step.nodes
+        self._step_nodes = self._allocation.own_nodes = live_step.nodes
         return end
 
     # -- what comes next ----------------------------------------------------------------------

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,21 @@ from hypothesis import strategies as st
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.lab import Lab, LabSpec
-from slurm_resilience.resume.srun.env_option import LOCALID, NODEID, PROCID, decode, encode
+from slurm_resilience.resume.srun.env_option import (
+    LOCALID,
+    MASTER_ADDR,
+    MASTER_NODE,
+    NNODES,
+    NODEID,
+    NODELIST,
+    PORT,
+    PROCID,
+    decode,
+    encode,
+)
 from slurm_resilience.resume.srun.srun_options import BUILTIN, Takes, parse_help, read_table, split
+from slurm_resilience.resume.srun.task_reports import StepReports, TaskReports
+from slurm_resilience.slurm.hostlists import expand, fold
 
 SPANK = Path(__file__).resolve().parents[2] / "spank"
 # No shell: it would clear the signal mask that is looked at here.
@@ -39,6 +53,8 @@ _, flag, srun, dashes, *words = sys.argv
 assert (flag, dashes) == ("--srun", "--")
 if not os.environ.get("RECORD_ONLY"):
     os.environ["SRES_SUPERVISED"] = "1"
+    if "REPORT_TO" in os.environ:
+        os.environ["SLURM_SPANK__SLURM_SPANK_OPTION_sres_sres_report"] = os.environ.pop("REPORT_TO")
     os.execv(srun, [srun, "--sres-env=" + os.environ["CARRIER"], *words])
 """
 
@@ -301,6 +317,94 @@ def test_each_task_has_its_own_ids(site: Site) -> None:
     ]
 
 
+STEP = {
+    "LIST": NODELIST,
+    "FIRST": MASTER_NODE,
+    "ADDRESS": MASTER_ADDR,
+    "COUNT": NNODES,
+    "RENDEZVOUS": f"{PORT}9999",
+}
+
+
+@pytest.mark.parametrize("export", ["ALL", "NONE"])
+def test_each_task_is_told_of_its_own_step(site: Site, export: str) -> None:
+    values = STEP | {"@n2": "192.0.2.2", "@n1": "2001:db8::1"}
+    program = "echo $SLURM_STEP_ID $LIST $FIRST $ADDRESS $COUNT $RENDEZVOUS"
+
+    def told(*words: str) -> list[str]:
+        step = (*words, f"--export={export}", "/bin/sh", "-c", program)
+        (line,) = set(lines(site.flagged(*step, carrier=values)))
+        number, *rest, port = line.split()
+        assert int(port) == 20000 + (9999 + 7 * int(number)) % 10000
+        return rest
+
+    assert told("-N2", "-n2") == ["n[1-2]", "n1", "2001:db8::1", "2"]
+    assert told("-N1", "-n2", "-w", "n2") == ["n2", "n2", "192.0.2.2", "1"]
+
+
+def test_a_node_without_an_address_is_reached_by_its_name(site: Site) -> None:
+    result = site.flagged("-n1", "-w", "n1", "sh", "-c", "echo $ADDRESS", carrier=STEP)
+    assert lines(result) == ["n1"]
+
+
+def test_an_address_is_no_variable(site: Site) -> None:
+    shown = lines(site.flagged("-n1", "env", carrier=STEP | {"@n1": "192.0.2.1"}))
+    assert not [line for line in shown if line.startswith("@")]
+
+
+# --- what the supervisor is told ------------------------------------------------------------------
+
+
+def reports_of(site: Site, program: str, *words: str, expected: int) -> StepReports:
+    """Start a step, and return the words of slurmstepd on its tasks."""
+    news = threading.Semaphore(0)
+    reports = TaskReports().expect("127.0.0.1", news.release)
+    step = ("-n2", "-N2", *words, "/bin/sh", "-c", f"ulimit -c 0; {program}")
+    site.flagged(*step, carrier=STEP, REPORT_TO=reports.target)
+    # Two nodes begin, and then each task ends.
+    for _ in range(2 + expected):
+        assert news.acquire(timeout=10), (reports.nodes(), reports.ends())
+    return reports
+
+
+@pytest.mark.parametrize("export", ["ALL", "NONE"])
+@pytest.mark.parametrize(
+    ("program", "code", "by_signal"),
+    [("exit 0", 0, False), ("exit 5", 5, False), ("kill -SEGV $$", 139, True)],
+)
+def test_the_end_of_each_task_is_told(
+    site: Site, program: str, code: int, by_signal: bool, export: str
+) -> None:
+    reports = reports_of(site, program, f"--export={export}", expected=2)
+    assert reports.nodes() == ("n1", "n2")
+    ends = sorted((end.task, end.node, end.code, end.by_signal) for end in reports.ends())
+    assert ends == [(0, "n1", code, by_signal), (1, "n2", code, by_signal)]
+
+
+def test_kill_on_bad_exit_hides_no_end(site: Site) -> None:
+    program = '[ "$SLURM_PROCID" = 0 ] || exit 5; sleep 60'
+    first = reports_of(site, program, "-K", expected=2).ends()[0]
+    assert (first.task, first.node, first.code) == (1, "n2", 5)
+
+
+@pytest.mark.parametrize(
+    "target",
+    # Malformed ones, and two to which there is no way.
+    f"|x|0a,1|0a,0,::1|0a,70000,::1|0a,9x,::1|0a,9,n1|xy,9,::1|{'a' * 65},9,::1|,9,::1|"
+    "0a,9,192.0.2.1|0a,9,2001:db8::1".split("|"),
+)
+def test_a_supervisor_that_cannot_be_reached_harms_nothing(site: Site, target: str) -> None:
+    result = site.flagged("-N2", "-n2", "echo", "fine", carrier=STEP, REPORT_TO=target)
+    assert lines(result) == ["fine"] * 2
+    assert result.stderr == ""
+
+
+def test_no_task_sees_the_supervisors_secret(site: Site) -> None:
+    target = "00112233,9,127.0.0.1"
+    result = site.flagged("-n1", "env", carrier=STEP, REPORT_TO=target)
+    assert not [line for line in lines(result) if "00112233" in line]
+
+
 def test_the_batch_script_is_left_alone(
     site: Site, tmp_path: Path, wait_for: Callable[..., bool]
 ) -> None:
@@ -536,3 +640,86 @@ def test_c_refuses_what_python_refuses(carrier_c: ctypes.CDLL, carrier: str) -> 
         expected = None
     assert decode_in_c(carrier_c, carrier) == expected
     assert carrier_c.env_option_valid(carrier.encode()) == (expected is not None)
+
+
+# --- small parts in C -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small_parts(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    library = tmp_path_factory.mktemp("parts") / "parts.so"
+    # What they need of Slurm is there only inside its own programs, and is not called here.
+    sources = [SPANK / name for name in ("step_view.c", "env_option.c", "memory_events.c")]
+    flags = ["-D_GNU_SOURCE", "-shared", "-fPIC", "-Wl,-z,lazy"]
+    subprocess.run(["cc", *flags, "-o", library, *sources], check=True)
+    loaded = ctypes.CDLL(str(library), mode=os.RTLD_LAZY)
+    loaded.first_host.restype = ctypes.c_bool
+    loaded.first_host.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
+    loaded.memory_kills.restype = ctypes.c_long
+    return loaded
+
+
+def first_host(library: ctypes.CDLL, node_list: str, size: int = 256) -> str | None:
+    buffer = ctypes.create_string_buffer(size)
+    found = library.first_host(os.fsencode(node_list), buffer, size)
+    return os.fsdecode(buffer.value) if found else None
+
+
+hosts = st.lists(
+    st.from_regex(r"[a-z]{1,3}(-[a-z]+)?[0-9]{0,4}", fullmatch=True), min_size=1, max_size=8
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(names=hosts)
+def test_c_finds_the_first_node_of_a_list(small_parts: ctypes.CDLL, names: list[str]) -> None:
+    folded = fold(names)
+    assert first_host(small_parts, folded) == expand(folded)[0]
+
+
+@pytest.mark.parametrize(
+    ("node_list", "first"),
+    [
+        ("n3,n1", "n3"),
+        ("n[1-2]x[3-4],z", "n1x3"),
+        ("gpu-[04-05]-ib", "gpu-04-ib"),
+        *((malformed, None) for malformed in ("", ",n1", "n[1", "n[1-2", "n1]", "n[[1]]")),
+    ],
+)
+def test_c_reads_any_list(small_parts: ctypes.CDLL, node_list: str, first: str | None) -> None:
+    assert first_host(small_parts, node_list) == first
+
+
+@settings(max_examples=1000, deadline=None)
+@given(text=st.text("n1[]-,", max_size=12), size=st.integers(1, 6))
+def test_c_stays_inside_its_buffer(small_parts: ctypes.CDLL, text: str, size: int) -> None:
+    found = first_host(small_parts, text, size)
+    assert found is None or 0 < len(found) < size
+
+
+GROUPS = {
+    "0::/system.slice/slurmstepd.scope/job_7/step_0/slurm": "system.slice/slurmstepd.scope/job_7/"
+    "step_0/memory.events",
+    "9:memory:/slurm/uid_0/job_7/step_0": "memory/slurm/uid_0/job_7/step_0/memory.oom_control",
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(
+    ("text", "kills"),
+    [("low 0\noom 3\noom_kill 2\noom_group_kill 0\n", 2), ("oom 3\n", 0), ("", 0)],
+)
+def test_the_kernels_kills_for_want_of_memory(
+    small_parts: ctypes.CDLL, tmp_path: Path, group: str, text: str, kills: int
+) -> None:
+    membership = tmp_path / "cgroup"
+    membership.write_text(f"12:pids:/\n{group}\n1:name=systemd:/\n")
+    events = tmp_path / "fs" / GROUPS[group]
+    events.parent.mkdir(parents=True)
+    events.write_text(text)
+    paths = (os.fsencode(membership), os.fsencode(tmp_path / "fs"))
+    assert small_parts.memory_kills(*paths) == kills
+    events.unlink()
+    assert small_parts.memory_kills(*paths) == 0
+    membership.write_text("0::/user.slice\n" + "x" * 10_000)
+    assert small_parts.memory_kills(*paths) == 0

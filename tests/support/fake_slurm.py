@@ -112,6 +112,13 @@ class FakeSlurm:
         entry.steps.append(StepInfo(job_id, name, entry.job.nodes, srun_host, srun_pid))
         return name
 
+    def add_step(self, job_id: int, nodes: tuple[str, ...]) -> str:
+        """A step over some nodes of the job; its name."""
+        entry = self._jobs[job_id]
+        name = str(len(entry.steps))
+        entry.steps.append(StepInfo(job_id, name, nodes))
+        return name
+
     def power_off(self, name: str) -> None:
         """The node dies. Slurm does not notice."""
         self._silent.add(name)

@@ -13,6 +13,8 @@ from slurm_resilience.config import ResumeSettings
 from slurm_resilience.model import Job
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify, describe
 from slurm_resilience.resume.decide.plan import Plan, PlanFacts, after_task, plan
+from slurm_resilience.resume.decide.signatures import Category, Explanation, explain
+from slurm_resilience.resume.decide.task_ends import TaskEnd
 
 LIMITS = ResumeSettings()
 LONG = LIMITS.progress_after + 1
@@ -286,3 +288,105 @@ def test_what_may_never_be_planned(history: list[Ending], seen: PlanFacts) -> No
         assert not set(chosen.nodes) & set(cause.nodes)
     if cause.kind in ("done", "user", "job_over"):
         assert chosen.kind == "stop"
+
+
+# -- the kind of cause ------------------------------------------------------------------------
+
+
+def task_end(code: int, *, by_signal: bool = False, out_of_memory: bool = False) -> TaskEnd:
+    return TaskEnd(0, 1, 3, code, by_signal, out_of_memory, 0.0, "n2")
+
+
+def log_of(*lines: str) -> Explanation:
+    (failure,) = explain(lines)
+    return failure
+
+
+OOM_LINE = "[rank3]: torch.OutOfMemoryError: CUDA out of memory."
+CASCADE_LINE = "[rank0]: NCCL error in: x, ncclRemoteError"
+
+
+@pytest.mark.parametrize(
+    ("changes", "category"),
+    [
+        ({"code": 0}, Category.NONE),
+        ({"interrupted": "SIGTERM"}, Category.USER),
+        ({"cancelled": True}, Category.USER),
+        ({"cancelled": True, "timed_out": True}, Category.TIME_LIMIT),
+        ({"job_state": "TIMEOUT"}, Category.TIME_LIMIT),
+        ({"job_state": "COMPLETING", "timed_out": True}, Category.TIME_LIMIT),
+        ({"job_state": "CANCELLED"}, Category.USER),
+        ({"job_state": ""}, Category.UNKNOWN),
+        ({"faulty": {"n2": "dead"}, "log": log_of(OOM_LINE)}, Category.HARDWARE),
+        ({}, Category.UNKNOWN),
+        ({"log": log_of(OOM_LINE)}, Category.OUT_OF_MEMORY),
+        ({"log": log_of(CASCADE_LINE)}, Category.TRANSIENT),
+        ({"ends": (task_end(137, by_signal=True),)}, Category.UNKNOWN),
+        ({"ends": (task_end(139, by_signal=True),)}, Category.BUG),
+        ({"ends": (task_end(135, by_signal=True),)}, Category.HARDWARE),
+        ({"ends": (task_end(139, by_signal=True),), "log": log_of(CASCADE_LINE)}, Category.BUG),
+        (
+            {"ends": (task_end(137, by_signal=True, out_of_memory=True),)},
+            Category.OUT_OF_MEMORY,
+        ),
+        (
+            {"ends": (task_end(134, by_signal=True),), "log": log_of(CASCADE_LINE)},
+            Category.TRANSIENT,
+        ),
+        (
+            {"ends": (task_end(1),), "log": log_of(CASCADE_LINE, OOM_LINE)},
+            Category.OUT_OF_MEMORY,
+        ),
+    ],
+)
+def test_the_kind_of_cause(changes: dict[str, Any], category: Category) -> None:
+    assert classify(ending(**changes)).category is category
+
+
+def test_the_reason_names_task_node_kind_and_rank() -> None:
+    cause = classify(ending(code=143, ends=(task_end(1),), log=log_of(OOM_LINE)))
+    assert cause.reason == (
+        "task 3 on n2 ended with exit code 1 after 60 s (out-of-memory: a GPU has too little "
+        "memory for the model, the batch or the sequence, rank 3)"
+    )
+
+
+def test_the_log_decides_nothing() -> None:
+    """A program may print anything: of what it prints, only the words for people depend on it."""
+    quiet = ending(code=1, ends=(task_end(1),), ran_for=1.0)
+    for line in (OOM_LINE, "*** STEP 1.0 ON n1 CANCELLED AT 1 DUE TO TIME LIMIT ***"):
+        loud = msgspec.structs.replace(quiet, log=log_of(line))
+        assert classify(loud).kind == classify(quiet).kind
+        chosen = plan(classify(loud), FACTS, (loud,), LIMITS)
+        assert chosen == plan(classify(quiet), FACTS, (quiet,), LIMITS)
+
+
+# -- the end of the task that failed first ----------------------------------------------------
+
+
+def test_the_programs_own_code_counts_and_not_the_one_that_srun_prints() -> None:
+    """srun ended the others by SIGTERM, whose code is the higher one."""
+    others = task_end(143, by_signal=True)
+    last = ending(code=143, ran_for=3.0, ends=(task_end(5), others))
+    chosen = plan(classify(last), FACTS, (last,), LIMITS)
+    assert (chosen.kind, "exit code 5 after 3.0 s" in chosen.reason) == ("stop", True)
+
+
+# -- other steps of the job -------------------------------------------------------------------
+
+
+def test_nodes_of_other_steps_are_no_spares() -> None:
+    own = {"job_nodes": ("n1", "n2", "n3", "n4"), "step_size": 2, "own_nodes": ("n3", "n4")}
+    four = Cause("node", "n4: dead", ("n4",))
+    history = (ending(faulty={"n4": "dead"}),)
+    chosen = plan(four, facts(**own, busy_nodes=("n1", "n2")), history, LIMITS)
+    assert (chosen.kind, chosen.leave, chosen.take) == ("swap", ("n4",), 1)
+    chosen = plan(four, facts(**own, busy_nodes=("n1",)), history, LIMITS)
+    assert (chosen.kind, chosen.nodes) == ("relaunch", ("n3", "n2"))
+
+
+def test_what_is_left_of_a_step_is_not_moved() -> None:
+    own = {"job_nodes": ("n1", "n2", "n3", "n4"), "step_size": 2, "own_nodes": ("n3", "n4")}
+    four = Cause("node", "n4: dead", ("n4",))
+    chosen = plan(four, facts(**own), (ending(faulty={"n4": "dead"}),), LIMITS)
+    assert chosen.nodes == ("n3", "n1")

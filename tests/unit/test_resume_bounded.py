@@ -21,11 +21,12 @@ from slurm_resilience.resume.allocation import allocation as allocation_module
 from slurm_resilience.resume.allocation import swap
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.decide.classify import Cause, Ending
-from slurm_resilience.resume.first_step import describe_attempt
+from slurm_resilience.resume.first_step import plan_attempt
 from slurm_resilience.resume.live_step import node_search
 from slurm_resilience.resume.live_step.live_events import FaultyNode, SearchKind, StartSearch
 from slurm_resilience.resume.srun import signals
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
+from slurm_resilience.resume.srun.task_reports import StepReports
 from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.wire.messages import AttemptStarted, Evidence, NodeVerdict
@@ -192,6 +193,7 @@ class Running:
     """A step that ends after so many looks."""
 
     code = 0
+    reports = StepReports("")
 
     def __init__(self, looks: int) -> None:
         self._looks = looks
@@ -228,13 +230,13 @@ def test_a_table_of_nodes_that_cannot_be_read_abandons_no_training(
     slurm.submit(2)
     supervisor = supervisor_of(slurm)
     context = supervisor._context
-    first = describe_attempt(context, 1, 0, ("n2", "n1"), "")
+    first = plan_attempt(context, 1, 0, ("n2", "n1"), "").attempt
     slurm.failures = failures
     supervisor._history.start(1, ("n1", "n2"), 0.0)
     supervisor._history.end(Ending(137, 60.0, False, "RUNNING"), "it ended", -1)
     following = supervisor._next(Cause("program", "it ended"), 0.0, 1)
     assert following is not None and following.nodes == ("n1", "n2")
-    again = describe_attempt(context, 2, 0, following.nodes, "")
+    again = plan_attempt(context, 2, 0, following.nodes, "").attempt
     assert (again.step_nodes, again.master_address) == (first.step_nodes, first.master_address)
 
 
@@ -245,4 +247,4 @@ def test_an_attempt_needs_a_table_once(tmp_path: Path, monkeypatch: pytest.Monke
     slurm.submit(2)
     slurm.failures = allocation_module.TABLE_TRIES
     with pytest.raises(SlurmError, match="no reason given"):
-        describe_attempt(supervisor_of(slurm)._context, 1, 0, ("n1", "n2"), "")
+        plan_attempt(supervisor_of(slurm)._context, 1, 0, ("n1", "n2"), "")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import subprocess
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_resilience.resume.srun.env_option import encode
 from slurm_resilience.resume.srun.environment import (
     PORT_BASE,
     PORT_SPAN,
     Attempt,
     srun_environment,
+    step_variables,
     task_variables,
     wrapped,
 )
@@ -42,6 +45,30 @@ def test_the_first_attempt_keeps_slurms_own_lists() -> None:
     assert "SLURM_JOB_NODELIST" not in variables
 
 
+def test_what_describes_the_step_is_left_to_the_step() -> None:
+    """The plan gives the tasks nothing but the addresses of nodes: Slurm may choose others."""
+    variables = step_variables(ATTEMPT, {"n1": "192.0.2.1", "n3": "n3", "n4": "192.0.2.4"})
+    assert {name: value for name, value in variables.items() if value.startswith("@")} == {
+        "NODE_LIST": "@NODELIST",
+        "MASTER_NODE": "@MASTER_NODE",
+        "MASTER_ADDR": "@MASTER_ADDR",
+        "MASTER_PORT": "@PORT.1212",
+        "NNODES": "@NNODES",
+        "NODE_RANK": "@NODEID",
+        "SLURM_NODE": "@NODEID",
+    }
+    addresses = {name: value for name, value in variables.items() if name.startswith("@")}
+    assert addresses == {"@n1": "192.0.2.1", "@n4": "192.0.2.4"}
+
+
+def test_the_addresses_of_a_large_job_fit_into_one_option() -> None:
+    nodes = tuple(f"compute-node-{number:05}" for number in range(10_000))
+    large = msgspec.structs.replace(ATTEMPT, step_nodes=nodes[5000:], job_nodes=nodes)
+    variables = step_variables(large, dict.fromkeys(nodes, "2001:db8::1234:5678"))
+    assert f"@{nodes[5000]}" in variables
+    assert len(encode(variables)) < 128 * 1024 - 4096
+
+
 def test_a_later_attempt_says_which_nodes_the_job_has_now() -> None:
     variables = task_variables(msgspec.structs.replace(ATTEMPT, number=2, directory=""))
     assert variables["SLURM_JOB_NODELIST"] == "n[1,3-4]"
@@ -49,15 +76,15 @@ def test_a_later_attempt_says_which_nodes_the_job_has_now() -> None:
     assert "SRES_DIR" not in variables
 
 
-@given(st.integers(1, 2**31), st.integers(0, 1000), st.integers(1, 1000))
-def test_ports_are_below_the_kernels_and_change_with_each_attempt(
+@given(st.integers(1, 2**31), st.integers(0, 1000), st.integers(0, 9998))
+def test_ports_are_below_the_kernels_and_differ_between_the_steps_of_a_job(
     job: int, restarts: int, number: int
 ) -> None:
-    this = msgspec.structs.replace(ATTEMPT, job=job, restarts=restarts, number=number)
-    following = msgspec.structs.replace(this, number=number + 1)
-    assert PORT_BASE <= this.port < PORT_BASE + PORT_SPAN <= 32768
-    assert this.port != following.port
-    assert this.token != following.token
+    this = msgspec.structs.replace(ATTEMPT, job=job, restarts=restarts, step=number)
+    for later in (number + 1, 9999):
+        following = msgspec.structs.replace(this, step=later)
+        assert PORT_BASE <= this.port < PORT_BASE + PORT_SPAN <= 32768
+        assert this.port != following.port
 
 
 def test_an_unchanged_job_leaves_sruns_environment_alone() -> None:
@@ -97,3 +124,37 @@ def test_a_wrapped_program_gets_its_words_as_they_are() -> None:
         program, env={"PATH": "/usr/bin:/bin", "SLURM_NODEID": "3"}, capture_output=True, text=True
     )
     assert done.stdout == "x 'y' $z|3|" + "".join(f"{word}|" for word in words)
+
+
+FIRST_NODES = {
+    "n1": "n1",
+    "n[1-3],m7": "n1",
+    "n[01,5]": "n01",
+    "a-b[03]": "a-b03",
+    "a,n[1-2]": "a",
+    "n[1-2]x[3-4],z": "n1x3",
+    "gpu-[4-5]-ib": "gpu-4-ib",
+    "n3,n1": "n3",
+}
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.parametrize("node_list", FIRST_NODES)
+def test_a_wrapped_program_is_told_of_its_own_step(shell: str, node_list: str) -> None:
+    """Without the plugin a shell finds the same values as `spank/step_view.c`."""
+    attempt = msgspec.structs.replace(ATTEMPT, step=3, job_nodes=("n1", "n-1", "a"))
+    variables = step_variables(attempt, {"n1": "192.0.2.1", "n-1": "x", "a": "it's"})
+    first = FIRST_NODES[node_list]
+    address = {"n1": "192.0.2.1", "a": "it's"}.get(first, first)
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "SLURM_STEP_NODELIST": node_list,
+        "SLURM_STEP_NUM_NODES": "4",
+        "SLURM_STEP_ID": "3",
+        "SLURM_NODEID": "1",
+    }
+    names = ["NODE_LIST", "MASTER_NODE", "MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK"]
+    argv = wrapped(("sh", "-c", "".join(f'echo "${name}";' for name in names)), variables)
+    done = subprocess.run([shell, *argv[1:]], env=environment, capture_output=True, text=True)
+    expected = [node_list, first, address, str(attempt.port), "4", "1"]
+    assert done.stdout.splitlines() == expected, done.stderr

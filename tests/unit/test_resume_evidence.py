@@ -13,21 +13,48 @@ from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.decide.classify import Cause, classify
+from slurm_resilience.resume.decide.task_ends import TaskEnd
 from slurm_resilience.resume.evidence import gather_evidence
 from slurm_resilience.resume.live_step.live_steps import StepEnd
+from slurm_resilience.resume.srun.task_reports import StepReports
 
 
 def cause(slurm: FakeSlurm, allocation: Allocation, signal: str) -> Cause:
-    step: Any = SimpleNamespace(ran_for=9.0, cancelled=False, aborted=False, ended_tasks=[])
+    return ending(slurm, allocation, signal, 143)
+
+
+def ending(
+    slurm: FakeSlurm,
+    allocation: Allocation,
+    signal: str,
+    code: int,
+    *,
+    ends: tuple[TaskEnd, ...] = (),
+    cancelled: bool = False,
+    aborted: bool = False,
+) -> Cause:
+    reports = StepReports("")
+    for end in ends:
+        reports.take(end)
+    step: Any = SimpleNamespace(
+        ran_for=9.0,
+        cancelled=cancelled,
+        aborted=aborted,
+        timed_out=False,
+        ended_tasks=[],
+        reports=reports,
+        log=SimpleNamespace(explain=lambda: None),
+    )
     context: Any = SimpleNamespace(
         allocation=allocation,
-        link=SimpleNamespace(faulty=dict),
+        link=SimpleNamespace(faulty=dict, ask=lambda nodes: None),
         user_ended=lambda step, stopped: signal,
         clock=SystemClock(),
+        limits=SimpleNamespace(diagnosis_wait=0.0),
     )
     fence: Any = SimpleNamespace(progress=lambda: -1)
-    ending = gather_evidence(context, fence, StepEnd(143, step), allocation.nodes, -1)
-    return classify(ending)
+    step_end = StepEnd(code, step)
+    return classify(gather_evidence(context, fence, step_end, allocation.nodes, -1))
 
 
 @pytest.fixture
@@ -62,3 +89,34 @@ def test_while_slurm_does_not_answer_the_signal_counts(slurm: FakeSlurm) -> None
     allocation = allocated(slurm)
     slurm.refusals["job"] = SlurmUnreachable("no answer")
     assert cause(slurm, allocation, "SIGTERM").kind == "user"
+
+
+EXIT = TaskEnd(0, 0, 3, 5)
+SEGFAULT = TaskEnd(0, 0, 3, 139, by_signal=True)
+TERMINATED = TaskEnd(0, 0, 3, 143, by_signal=True)
+
+
+@pytest.mark.parametrize(
+    ("end", "seen", "kind"),
+    [
+        # Slurm names the step; a task may well end with a code of its own at its SIGTERM.
+        (TERMINATED, "cancelled", "user"),
+        (EXIT, "cancelled", "user"),
+        (SEGFAULT, "cancelled", "program"),
+        # These words do not name a step: any program may print them.
+        (TERMINATED, "aborted", "user"),
+        (EXIT, "aborted", "program"),
+        (SEGFAULT, "aborted", "program"),
+    ],
+)
+def test_what_is_printed_does_not_beat_how_tasks_ended(
+    slurm: FakeSlurm, end: TaskEnd, seen: str, kind: str
+) -> None:
+    words = {"cancelled": seen == "cancelled", "aborted": seen == "aborted"}
+    assert ending(slurm, allocated(slurm), "", 1, ends=(end,), **words).kind == kind
+
+
+def test_a_task_that_failed_is_named(slurm: FakeSlurm) -> None:
+    ends = (TaskEnd(0, 0, 0, 143, by_signal=True), EXIT)
+    cause = ending(slurm, allocated(slurm), "", 143, ends=ends)
+    assert cause.reason == "task 3 ended with exit code 5 after 9 s"

@@ -48,6 +48,22 @@ def test_who_ended_it(
     assert capfd.readouterr().err.splitlines() == lines
 
 
+@pytest.mark.parametrize(
+    ("name", "cancelled"), [("8.0", True), ("8.", True), ("8.1", False), ("77.", False)]
+)
+def test_another_steps_end_is_not_this_ones(
+    name: str, cancelled: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    step = run(f"{CANCELLED} ***")
+    step.name = name
+    assert step.cancelled is cancelled
+    assert not step.timed_out
+
+
+def test_a_steps_time_limit(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{CANCELLED} DUE TO TIME LIMIT ***").timed_out
+
+
 def test_words_that_come_in_pieces(capfd: pytest.CaptureFixture[str]) -> None:
     step = run(
         program=f"printf 'srun: error: n1: ta' >&2; sleep 0.2; echo 'sk 0: x\n{ABORTED}' >&2"

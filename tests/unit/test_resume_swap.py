@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from slurm_resilience.errors import NotFound, SlurmError
 from slurm_resilience.model import Job
 from slurm_resilience.resume.allocation import swap
 from slurm_resilience.resume.allocation.allocation import Allocation
+from slurm_resilience.resume.decide.classify import Cause
+from slurm_resilience.resume.decide.plan import Plan
+from slurm_resilience.resume.recovery import Recovery
 
 
 class Stop(threading.Event):
@@ -74,3 +78,72 @@ def test_a_node_that_was_lost_and_came_back_counts_as_added() -> None:
     slurm.allocate_for = allocate  # type: ignore[method-assign, assignment]
     added = swap.grow(ours, 2, 3600.0, Stop())
     assert added == ("n2", "n3")
+
+
+def test_an_exchange_brings_no_node_that_srun_excludes() -> None:
+    wanted: list[tuple[str, ...]] = []
+
+    class Asked(FakeSlurm):
+        def allocate_for(
+            self, job: Job, nodes: int, wait: float, stop: threading.Event | None = None
+        ) -> int:
+            wanted.append(job.excluded_nodes)
+            return super().allocate_for(job, nodes, wait, stop)
+
+    slurm = Asked(4)
+    ours = allocation(slurm, slurm.submit(2))
+    ours.excluded = ("n4",)
+    swap.grow(ours, 1, 0.0, Stop())
+    assert wanted == [("n4",)]
+
+
+def test_nodes_of_other_steps_are_seen_and_ones_own_are_not() -> None:
+    slurm = FakeSlurm(4)
+    ours = allocation(slurm, slurm.submit(4, step=False))
+    slurm.add_step(ours.id, ("n1", "n2"))
+    slurm.add_step(ours.id, ("n3", "n4"))
+    assert ours.facts(2, "").busy_nodes == (), "nothing is known of our own step yet"
+    ours.own_steps, ours.own_nodes = {"1"}, ("n3", "n4")
+    assert ours.facts(2, "").busy_nodes == ("n1", "n2")
+    ours.own_nodes = ("n2", "n3")
+    assert ours.facts(2, "").busy_nodes == ("n1",), "what it shared before it may share again"
+    assert ours.facts(2, "", living_nodes=("n1",)).busy_nodes == ()
+
+
+def relaunch_without(slurm: FakeSlurm, ours: Allocation, sick: str) -> None:
+    """Carry out a relaunch that leaves a node."""
+    context: Any = SimpleNamespace(allocation=ours)
+    cause = Cause("node", "marked", (sick,))
+    plan = Plan("relaunch", "enough are left", leave=(sick,), nodes=("n2", "n4"))
+    assert Recovery(context, 2)._obtain(cause, plan, ("n2", "n3")) is not None
+
+
+def test_a_relaunch_gives_the_sick_node_back() -> None:
+    slurm = FakeSlurm(4)
+    ours = allocation(slurm, slurm.submit(4, step=False))
+    relaunch_without(slurm, ours, "n3")
+    assert ours.nodes == slurm.job(ours.id).nodes == ("n1", "n2", "n4")
+
+
+def test_a_node_with_another_step_of_the_job_is_kept() -> None:
+    slurm = FakeSlurm(4)
+    ours = allocation(slurm, slurm.submit(4, step=False))
+    slurm.add_step(ours.id, ("n3",))
+    relaunch_without(slurm, ours, "n3")
+    assert "n3" in slurm.job(ours.id).nodes
+
+
+def test_the_batch_host_is_kept() -> None:
+    slurm = FakeSlurm(4)
+    ours = allocation(slurm, slurm.submit(4, step=False))
+    host = ours.job.batch_host
+    relaunch_without(slurm, ours, host)
+    assert host in slurm.job(ours.id).nodes
+
+
+def test_a_relaunch_does_not_need_slurms_leave(capfd: pytest.CaptureFixture[str]) -> None:
+    slurm = FakeSlurm(4)
+    ours = allocation(slurm, slurm.submit(4, step=False))
+    slurm.refusals["shrink"] = SlurmError("the DB index is being set")
+    relaunch_without(slurm, ours, "n3")
+    assert "n3 cannot be given back" in capfd.readouterr().err

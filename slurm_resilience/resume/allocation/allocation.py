@@ -50,6 +50,12 @@ class Allocation:
         self._permits_expansion = permits_expansion
         self._table: dict[str, Node] = {}
         """Slurm's nodes as they were read last, in Slurm's order."""
+        self.own_steps: set[str] = set()
+        """Slurm's numbers of the supervised srun's steps so far."""
+        self.own_nodes: tuple[str, ...] = ()
+        """Those of its last step."""
+        self.excluded: tuple[str, ...] = ()
+        """Nodes that an exchange may not bring: srun's own --exclude."""
 
     @property
     def id(self) -> int:
@@ -127,6 +133,11 @@ class Allocation:
                     break
         return self._table
 
+    def read_addresses(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the addresses of nodes as they were read last, without asking Slurm again."""
+        nodes = [self._table[name] for name in dict.fromkeys(names) if name in self._table]
+        return {node.name: node.address or node.name for node in nodes}
+
     def address(self, name: str) -> str:
         """Return a node's address as it is now, else as it was; its name where none is known."""
         try:
@@ -161,7 +172,31 @@ class Allocation:
             swap_failed=swap_failed,
             living_nodes=living_nodes,
             seconds_left=self.job.seconds_left,
+            own_nodes=self.own_nodes,
+            busy_nodes=tuple(sorted(self._busy_nodes() - set(living_nodes))),
         )
+
+    def used_by_others(self, names: Iterable[str]) -> set[str]:
+        """Return those of ``names`` on which other steps of the job run.
+
+        Raises:
+            SlurmUnreachable: Slurm does not answer.
+        """
+        steps = self.client.steps(self.job.id)
+        others = [s for s in steps if s.step.isdecimal() and s.step not in self.own_steps]
+        return {name for step in others for name in step.nodes} & set(names)
+
+    def _busy_nodes(self) -> set[str]:
+        """Return the nodes that other steps of the job use.
+
+        Nodes that our own step had are none of them: it shared those before.
+        """
+        if not self.own_nodes:
+            return set()
+        try:
+            return self.used_by_others(set(self.job.nodes) - set(self.own_nodes))
+        except SresError:
+            return set()  # the others' steps would only make this one wait
 
     def bad(self, names: Iterable[str]) -> dict[str, str]:
         """Return those of ``names`` that Slurm shows as no longer usable, with the reason."""

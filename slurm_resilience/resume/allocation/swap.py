@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation.allocation import Allocation
@@ -65,7 +67,8 @@ def grow(
         tried = clock.monotonic() - began
         seconds = max(SALLOC_SECONDS, min(tried, LONGEST_SALLOC_SECONDS, patience - tried))
         try:
-            helper = client.allocate_for(allocation.job, count, seconds, stop)
+            wanted = msgspec.structs.replace(allocation.job, excluded_nodes=allocation.excluded)
+            helper = client.allocate_for(wanted, count, seconds, stop)
             break
         except SlurmError as error:
             # Where Slurm has answered before, it is only away for a while.

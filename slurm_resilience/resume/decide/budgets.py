@@ -52,18 +52,18 @@ def fault_of_program(history: tuple[Ending, ...], limits: ResumeSettings) -> str
         limits: `[resume]` of the configuration.
     """
     last = history[-1]
-    what = describe(last.code)
+    what = describe(last.own_code)
     # Its own fault: it failed at once, by itself, and never got anywhere.
     if (
         len(history) == 1
         and not last.progressed
-        and not killed(last.code)
+        and not killed(last.own_code)
         and last.ran_for < SHORT_LIFE_SECONDS
     ):
         return f"{what} after {last.ran_for:.1f} s without progress is the program's own"
     row = list(_in_a_row(history, limits))
-    alike = [ending for ending in row if ending.code == last.code]
-    if not killed(last.code) and len(alike) >= 2:
+    alike = [ending for ending in row if ending.own_code == last.own_code]
+    if not killed(last.own_code) and len(alike) >= 2:
         return f"the program ended with {what} {len(alike)} times without progress"
     if len(row) > limits.max_relaunches:
         return f"{len(row)} attempts in a row made no progress (resume.max_relaunches)"
@@ -74,7 +74,7 @@ def fault_of_program(history: tuple[Ending, ...], limits: ResumeSettings) -> str
             f"the program ended with {what} {len(same)} times after about {last.ran_for:.0f} s, "
             "without reporting progress: it is a bug (resume.max_relaunches)"
         )
-    alike = [ending for ending in stuck if ending.code == last.code]
+    alike = [ending for ending in stuck if ending.own_code == last.own_code]
     if len(alike) > limits.max_same_failure:
         return (
             f"the program ended with {what} {len(alike)} times and never reported progress "
@@ -100,7 +100,7 @@ def node_that_fails(history: tuple[Ending, ...]) -> str:
 def _same_failure(one: Ending, other: Ending) -> bool:
     apart = abs(one.ran_for - other.ran_for)
     longest = max(one.ran_for, other.ran_for)
-    return one.code == other.code and apart <= max(ALIKE_SECONDS, ALIKE_SHARE * longest)
+    return one.own_code == other.own_code and apart <= max(ALIKE_SECONDS, ALIKE_SHARE * longest)
 
 
 def _without_progress(history: tuple[Ending, ...]) -> Iterator[Ending]:

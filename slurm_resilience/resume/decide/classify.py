@@ -1,7 +1,8 @@
 """Classify why a step ended. Pure.
 
 srun's exit code never decides (137 on Slurm 22.05 and 1 on 26.05 for the same lost node): node
-states, sresctld's verdicts and what the user did come first.
+states, sresctld's verdicts and what the user did come first, then the end of the task that failed
+first, as slurmstepd told it. Where slurmstepd cannot tell (no plugin), srun's code stands for it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import signal
 from typing import Literal
 
 import msgspec
+
+from slurm_resilience.resume.decide.signatures import Category, Explanation, Role
+from slurm_resilience.resume.decide.task_ends import TaskEnd, first_failure
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -30,12 +34,32 @@ class Ending(msgspec.Struct, frozen=True):
     cancelled: bool = False
     """Slurm said that the step was cancelled, and not by us."""
     stopped_by_us: bool = False
+    ends: tuple[TaskEnd, ...] = ()
+    """Those of the tasks, in the order in which they were told; empty: they are not known."""
+    timed_out: bool = False
+    """Slurm said that the step was ended at its time limit."""
+    log: Explanation | None = None
+    """The cause by the job's own log; None: it names none, or is not to be read."""
     ended_at: float = 0.0
     """Seconds since the epoch; 0: not known."""
     nodes: tuple[str, ...] = ()
     """The nodes of the step."""
     first_failed: str = ""
     """The only node with tasks that failed by themselves; empty: several, or not known."""
+
+    @property
+    def first_failure(self) -> TaskEnd | None:
+        """Return the task whose end explains those of the others; None: it is not known."""
+        return first_failure(self.ends)
+
+    @property
+    def own_code(self) -> int:
+        """Return the code of the task that failed first; srun's own where that is not known.
+
+        srun prints the highest one of all tasks, those included that it ended itself.
+        """
+        first = self.first_failure
+        return first.code if first else self.code
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -45,30 +69,100 @@ class Cause(msgspec.Struct, frozen=True):
     reason: str
     nodes: tuple[str, ...] = ()
     """The nodes to leave, for ``node``."""
+    category: Category = Category.UNKNOWN
+    """The kind of cause for people; what follows depends on ``kind``."""
 
 
 def classify(ending: Ending) -> Cause:
     """Return why the step ended."""
     if ending.code == 0 and not ending.stopped_by_us:
-        return Cause("done", "the program ended well")
+        return Cause("done", "the program ended well", category=Category.NONE)
     if ending.job_state not in ("RUNNING", "SUSPENDED"):
-        if not ending.job_state:
-            return Cause("job_over", "Slurm has ended or requeued the job")
-        return Cause("job_over", f"Slurm ends the job: it is {ending.job_state}")
+        return _job_over(ending)
     if ending.interrupted:
-        return Cause("user", f"the user sent {ending.interrupted}")
+        return Cause("user", f"the user sent {ending.interrupted}", category=Category.USER)
     if ending.cancelled and not ending.stopped_by_us:
-        return Cause("user", "the step was cancelled")
+        if ending.timed_out:
+            limit = "the step reached its time limit (srun --time)"
+            return Cause("user", limit, category=Category.TIME_LIMIT)
+        return Cause("user", "the step was cancelled", category=Category.USER)
     if ending.faulty:
         names = tuple(sorted(ending.faulty))
         reasons = "; ".join(f"{name}: {ending.faulty[name]}" for name in names)
-        return Cause("node", reasons, names)
-    return Cause("program", f"it ended with {describe(ending.code)} after {ending.ran_for:.0f} s")
+        return Cause("node", reasons, names, Category.HARDWARE)
+    return _program(ending)
+
+
+def _job_over(ending: Ending) -> Cause:
+    if ending.timed_out or ending.job_state == "TIMEOUT":
+        text = "Slurm ends the job: its time limit is reached"
+        return Cause("job_over", text, category=Category.TIME_LIMIT)
+    if not ending.job_state:
+        return Cause("job_over", "Slurm has ended or requeued the job")
+    text = f"Slurm ends the job: it is {ending.job_state}"
+    by_user = ending.job_state == "CANCELLED"
+    return Cause("job_over", text, category=Category.USER if by_user else Category.UNKNOWN)
+
+
+def _program(ending: Ending) -> Cause:
+    first = ending.first_failure
+    what = describe_end(first) if first else f"it ended with {describe(ending.code)}"
+    what += f" after {ending.ran_for:.0f} s"
+    category = category_of(first, ending.log)
+    if category is not Category.UNKNOWN:
+        what += f" ({category}{_named_by_log(first, ending.log)})"
+    return Cause("program", what, category=category)
+
+
+def _named_by_log(first: TaskEnd | None, log: Explanation | None) -> str:
+    """Return what the log adds to the end of a task; empty: nothing."""
+    if log is None or log.root is None or (first is not None and first.out_of_memory):
+        return ""
+    rank = "" if log.rank is None else f", rank {log.rank}"
+    return f": {log.reason}{rank}"
+
+
+def category_of(first: TaskEnd | None, log: Explanation | None) -> Category:
+    """Return the kind of cause when no node is known to be at fault.
+
+    What slurmstepd counted comes first, then a cause that the log names, then the signal.
+
+    Args:
+        first: the end that explains the others; None: it is not known.
+        log: what the job's log says; None: it says nothing.
+    """
+    if first is not None and first.out_of_memory:
+        return Category.OUT_OF_MEMORY
+    if log is not None and log.root is not None:
+        return log.category
+    if first is not None and first.by_signal:
+        by_signal = _OF_SIGNAL.get(first.code - 128, Category.UNKNOWN)
+        if by_signal is not Category.UNKNOWN:
+            return by_signal
+    if log is not None and any(line.role is Role.CASCADE for line in log.others):
+        return log.category
+    return Category.UNKNOWN
+
+
+_OF_SIGNAL: dict[int, Category] = {
+    signal.SIGBUS: Category.HARDWARE,
+    signal.SIGSEGV: Category.BUG,
+    signal.SIGILL: Category.BUG,
+    signal.SIGFPE: Category.BUG,
+}
+"""SIGABRT follows a failure that the log names; SIGKILL and SIGTERM come from outside."""
 
 
 def killed(code: int) -> bool:
     """Return whether the code stands for a signal. (255 is only a program's ``exit(-1)``.)"""
     return 128 < code <= 128 + signal.SIGRTMAX
+
+
+def describe_end(end: TaskEnd) -> str:
+    """Return the end of a task in words."""
+    where = f" on {end.node}" if end.node else ""
+    how = "out of memory" if end.out_of_memory else f"with {describe(end.code)}"
+    return f"task {end.task}{where} ended {how}"
 
 
 def describe(code: int) -> str:

@@ -34,6 +34,10 @@ class PlanFacts(msgspec.Struct, frozen=True):
     input_lost: str = ""
     """The reason for which another attempt would not get the same standard input; empty: it
     would."""
+    own_nodes: tuple[str, ...] = ()
+    """Nodes of the step so far: what is kept of them is not moved without need."""
+    busy_nodes: tuple[str, ...] = ()
+    """Nodes on which other steps of the job run."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -127,7 +131,9 @@ def after_task(deaths: int, limits: ResumeSettings) -> Plan:
 
 
 def _after_node(cause: Cause, facts: PlanFacts) -> Plan:
-    good = tuple(name for name in facts.job_nodes if name not in cause.nodes)
+    usable = [name for name in facts.job_nodes if name not in (*cause.nodes, *facts.busy_nodes)]
+    # A stable order: what the step has first, then the others as Slurm sorts them.
+    good = tuple(sorted(usable, key=lambda name: name not in facts.own_nodes))
     leave = tuple(name for name in facts.job_nodes if name in cause.nodes)
     needed = max(0, facts.step_size - len(good))
     supplied = supply(facts, good, leave)

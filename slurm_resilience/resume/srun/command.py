@@ -14,6 +14,8 @@ from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.slurm.hostlists import expand, fold
 
 GUARD = "SRES_SUPERVISED"
+REPORT_TO = "SLURM_SPANK__SLURM_SPANK_OPTION_sres_sres_report"
+"""By this srun takes the plugin's option --sres-report from its environment."""
 PLACEMENT = ("nodelist", "exclude", "nodefile", "relative", "nodes")
 """Options that choose nodes: after an exchange they name some that are gone."""
 
@@ -30,8 +32,16 @@ class AttemptCommand:
         self._srun = srun
         self._has_plugin = has_plugin
 
+    @property
+    def has_plugin(self) -> bool:
+        return self._has_plugin
+
     def line(
-        self, command: SrunCommand, variables: Mapping[str, str], environment: Mapping[str, str]
+        self,
+        command: SrunCommand,
+        variables: Mapping[str, str],
+        environment: Mapping[str, str],
+        report_to: str = "",
     ) -> tuple[list[str], dict[str, str]]:
         """Return srun's words, and its environment.
 
@@ -39,13 +49,19 @@ class AttemptCommand:
             command: the user's, with the options of this attempt.
             variables: for each task.
             environment: srun's own so far.
+            report_to: where slurmstepd tells how tasks end; empty: nowhere. A secret, so it is no
+                word of a command line, which every user may read.
         """
         # srun's own defaults, and what it hands on with --export=ALL.
         env = dict(environment) | {
-            name: value for name, value in variables.items() if not value.startswith("@")
+            name: value
+            for name, value in variables.items()
+            if not value.startswith("@") and not name.startswith("@")
         }
         if self._has_plugin:
             env[GUARD] = "1"
+            if report_to:
+                env[REPORT_TO] = report_to
             words = [f"{env_option.OPTION}={env_option.encode(variables)}", *command.argv]
         else:
             words = list(_without_plugin(command, variables).argv)

@@ -19,6 +19,15 @@ OPTION = "--sres-env"
 NODEID = "@NODEID"
 PROCID = "@PROCID"
 LOCALID = "@LOCALID"
+# Values that it replaces by what the step itself says, whichever nodes Slurm chose for it.
+NODELIST = "@NODELIST"
+NNODES = "@NNODES"
+MASTER_NODE = "@MASTER_NODE"
+MASTER_ADDR = "@MASTER_ADDR"
+PORT = "@PORT."
+"""The job's own number follows."""
+ADDRESS = "@"
+"""Before the name of a node: the value is its address, and no variable of a task."""
 
 _PLAIN = frozenset((string.ascii_letters + string.digits + "_.-").encode())
 _WORD = r"(?:[A-Za-z0-9_.-]|%[0-9A-F]{2})"

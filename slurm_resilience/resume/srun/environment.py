@@ -12,12 +12,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from slurm_resilience.resume.srun import env_option
 from slurm_resilience.resume.srun.env_option import NODEID
 from slurm_resilience.slurm.hostlists import fold
 
-PORT_BASE, PORT_SPAN = 20000, 10000
-"""MASTER_PORT lies below the kernel's ephemeral ports (32768–60999), and changes with each attempt:
-the last one's port may be held by a process that is still dying."""
+PORT_BASE, PORT_SPAN, PORTS_PER_STEP = 20000, 10000, 7
+"""MASTER_PORT lies below the kernel's ephemeral ports (32768–60999), and differs between the
+steps of a job: two of them may run side by side, and the port of one that ended may be held by a
+process that is still dying. `spank/stepd.c` has the same numbers."""
+ADDRESSES_BYTES = 64 * 1024
+"""For the addresses of nodes in one option of srun, which may have 128 KiB."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -29,11 +33,14 @@ class Attempt(msgspec.Struct, frozen=True):
     restarts: int
     """Requeues of the job so far."""
     step_nodes: tuple[str, ...]
-    """In Slurm's order: the first one runs rank 0."""
+    """In the order of their node ids: the first one runs rank 0. Those that were planned, until
+    Slurm shows the step."""
     job_nodes: tuple[str, ...]
     master_address: str
     directory: str = ""
     """Shared directory with the fence file and the reported progress; empty: there is none."""
+    step: int = 0
+    """Slurm's number of the attempt's first step; it is known once Slurm shows the step."""
 
     @property
     def token(self) -> str:
@@ -42,11 +49,52 @@ class Attempt(msgspec.Struct, frozen=True):
 
     @property
     def port(self) -> int:
-        return PORT_BASE + (self.job * 101 + self.restarts * 31 + self.number * 7) % PORT_SPAN
+        return PORT_BASE + (self._port_seed + self.step * PORTS_PER_STEP) % PORT_SPAN
+
+    @property
+    def port_mark(self) -> str:
+        """Stands for the port until Slurm has given the step its number."""
+        return f"{env_option.PORT}{self._port_seed}"
+
+    @property
+    def _port_seed(self) -> int:
+        return (self.job * 101 + self.restarts * 31) % PORT_SPAN
+
+
+def step_variables(attempt: Attempt, addresses: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for the tasks of an attempt's first step.
+
+    What describes the step is a mark: in each task it becomes what Slurm says of that step.
+
+    Args:
+        attempt: as it is planned.
+        addresses: of the job's nodes, as Slurm has them.
+    """
+    variables = task_variables(attempt) | {
+        "NODE_LIST": env_option.NODELIST,
+        "MASTER_NODE": env_option.MASTER_NODE,
+        "MASTER_ADDR": env_option.MASTER_ADDR,
+        "MASTER_PORT": attempt.port_mark,
+        "NNODES": env_option.NNODES,
+    }
+    left = ADDRESSES_BYTES
+    # The most likely first nodes come first: a node without its address is reached by its name.
+    for node in dict.fromkeys((*attempt.step_nodes, *attempt.job_nodes)):
+        address = addresses.get(node, node)
+        if address != node:
+            pair = {env_option.ADDRESS + node: address}
+            left -= len(env_option.encode(pair)) + 1
+            if left < 0:
+                break
+            variables |= pair
+    return variables
 
 
 def task_variables(attempt: Attempt) -> dict[str, str]:
-    """Return the variables for every task. A value `@NODEID` is the task's own node id."""
+    """Return the variables for every task, for a step whose nodes Slurm has shown.
+
+    A value `@NODEID` is the task's own node id.
+    """
     variables = {
         "NODE_LIST": fold(attempt.step_nodes),
         "MASTER_NODE": attempt.step_nodes[0],
@@ -118,13 +166,51 @@ def _repeat(per_node: str, count: int) -> str:
     return value if count == 1 else f"{value}(x{count})"
 
 
+_FIRST_NODE = (
+    "_sres_first= _sres_rest=$SLURM_STEP_NODELIST",
+    # n[1-3],m7: up to a bracket or comma; of a bracket its first number; and on behind it.
+    "while _sres_part=${_sres_rest%%[[,]*}; _sres_first=$_sres_first$_sres_part; "
+    '_sres_rest=${_sres_rest#"$_sres_part"}; [ "${_sres_rest#\\[}" != "$_sres_rest" ]; '
+    "do _sres_rest=${_sres_rest#\\[}; _sres_first=$_sres_first${_sres_rest%%[],-]*}; "
+    "_sres_rest=${_sres_rest#*]}; done",
+)
+"""For a shell: the node with node id 0."""
+_IN_A_SHELL = {
+    NODEID: '"$SLURM_NODEID"',
+    env_option.NNODES: '"$SLURM_STEP_NUM_NODES"',
+    env_option.NODELIST: '"$SLURM_STEP_NODELIST"',
+    env_option.MASTER_NODE: '"$_sres_first"',
+    env_option.MASTER_ADDR: '"$_sres_address"',
+}
+
+
 def wrapped(program: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
     """Return the program behind a shell that exports the variables: for sites without the plugin.
 
     The user's words are arguments of that shell, never its text.
     """
-    exports = []
+    lines: list[str] = []
+    if env_option.MASTER_NODE in variables.values():
+        lines += [*_FIRST_NODE, _address_of_first(variables)]
     for name, value in variables.items():
-        text = '"$SLURM_NODEID"' if value == NODEID else shlex.quote(value)
-        exports.append(f"export {name}={text}")
-    return ("sh", "-c", "; ".join([*exports, 'exec "$@"']), "sres-task", *program)
+        if not name.startswith(env_option.ADDRESS):
+            lines.append(f"export {name}={_shell_value(value)}")
+    return ("sh", "-c", "; ".join([*lines, 'exec "$@"']), "sres-task", *program)
+
+
+def _shell_value(value: str) -> str:
+    if value.startswith(env_option.PORT):
+        seed = int(value.removeprefix(env_option.PORT))
+        step = f"SLURM_STEP_ID * {PORTS_PER_STEP}"
+        return f'"$(({PORT_BASE} + ({seed} + {step}) % {PORT_SPAN}))"'
+    return _IN_A_SHELL.get(value) or shlex.quote(value)
+
+
+def _address_of_first(variables: Mapping[str, str]) -> str:
+    addresses = {
+        shlex.quote(name.removeprefix(env_option.ADDRESS)): shlex.quote(value)
+        for name, value in variables.items()
+        if name.startswith(env_option.ADDRESS)
+    }
+    cases = [f"{node}) _sres_address={address};;" for node, address in addresses.items()]
+    return f"case $_sres_first in {' '.join(cases)} *) _sres_address=$_sres_first;; esac"

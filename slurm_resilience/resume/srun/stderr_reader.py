@@ -12,8 +12,8 @@ from slurm_resilience.slurm.hostlists import expand
 
 # What Slurm prints when the user cancels a step; a node failure is named.
 _CANCELLED = re.compile(
-    rb"^[^\n]{0,9}slurmstepd[^ ]*: error: \*\*\* STEP \S+ ON \S+ CANCELLED AT [0-9T:.-]+ "
-    rb"(\*\*\*|DUE TO TIME LIMIT)",
+    rb"^[^\n]{0,9}slurmstepd[^ ]*: error: \*\*\* STEP (?P<step>\S+) ON \S+ CANCELLED AT "
+    rb"[0-9T:.-]+ (?P<why>\*\*\*|DUE TO TIME LIMIT)",
     re.MULTILINE,
 )
 # What srun prints when a signal made it end its step.
@@ -29,6 +29,7 @@ _TASK_ENDED = re.compile(rb"^srun: error: (\S+): tasks? ([\d,-]+): ([^\n]*)$", r
 # with, and Slurm words that the same.
 _SRUN_ENDS = re.compile(rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )")
 _LINE_LIMIT_BYTES = 65536
+_MOST_STEPS = 1000
 
 
 class EndedTasks(NamedTuple):
@@ -43,8 +44,6 @@ class SrunReport(Flag):
     """All that srun or Slurm may report of the step."""
 
     NOTHING = 0
-    CANCELLED = auto()
-    """Slurm: the step was cancelled."""
     FORCED = auto()
     """srun: a signal made it end the step."""
     ABORTED = auto()
@@ -60,6 +59,10 @@ class StderrReader:
 
     def __init__(self) -> None:
         self.report = SrunReport.NOTHING
+        self.cancelled_steps: set[str] = set()
+        """Slurm ended these steps for a person, or at their time limit: ours, and any that a task
+        prints of."""
+        self.timed_out_steps: set[str] = set()
         self.failed_nodes: set[str] = set()
         """Slurm gave these nodes up while the step ran."""
         self.ended_tasks: list[EndedTasks] = []
@@ -72,13 +75,21 @@ class StderrReader:
         if _SRUN_ENDS.search(text):
             self.report |= SrunReport.ENDED_BY_SRUN
         by_srun = SrunReport.ENDED_BY_SRUN in self.report
-        if b"CANCELLED AT" in text and _CANCELLED.search(text) and not by_srun:
-            self.report |= SrunReport.CANCELLED
+        if b"CANCELLED AT" in text and not by_srun:
+            self._read_cancelled(text)
         if _FORCED in text:
             self.report |= SrunReport.FORCED
         if _ABORTED in text:
             self.report |= SrunReport.ABORTED
         return self._read_lines(text[: text.rfind(b"\n") + 1])
+
+    def _read_cancelled(self, text: bytes) -> None:
+        for line in _CANCELLED.finditer(text):
+            if len(self.cancelled_steps) < _MOST_STEPS:
+                name = line["step"].decode("utf-8", "replace")
+                self.cancelled_steps.add(name)
+                if line["why"] != b"***":
+                    self.timed_out_steps.add(name)
 
     def _read_lines(self, lines: bytes) -> bool:
         if _CAUSE.search(lines):

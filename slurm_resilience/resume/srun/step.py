@@ -11,12 +11,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.errors import MissingTool, SresError
+from slurm_resilience.resume.srun.job_log import JobLog
 from slurm_resilience.resume.srun.stderr_reader import (
     EndedTasks,
     SrunReport,
     StderrReader,
     code_of,
 )
+from slurm_resilience.resume.srun.task_reports import StepReports
 from slurm_resilience.slurm.client import SlurmClient, StepInfo
 
 _libc = ctypes.CDLL(None)
@@ -49,6 +51,8 @@ class SrunStep:
         on_news: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
         stdin: int | None = None,
+        name: str = "",
+        reports: StepReports | None = None,
     ) -> None:
         """
         Args:
@@ -61,10 +65,15 @@ class SrunStep:
             on_news: called (in a thread) when srun has said something of a node or a task.
             clock: the time; None: the machine's.
             stdin: open file for its standard input; None: the supervisor's own.
+            name: the step's in Slurm, as far as it is known: ``12.`` before Slurm has numbered it.
+            reports: what slurmstepd tells of its tasks; None: it tells nothing.
 
         Raises:
             MissingTool: srun cannot be started.
         """
+        self.name = name
+        self.reports = reports or StepReports("")
+        self.log = JobLog()
         self.clock = clock or SystemClock()
         self.started = self.clock.monotonic()
         self.ended_at = 0.0
@@ -115,8 +124,18 @@ class SrunStep:
 
     @property
     def cancelled(self) -> bool:
-        """Return whether Slurm reported that the step was cancelled."""
-        return SrunReport.CANCELLED in self._stderr.report
+        """Return whether Slurm reported that this step was cancelled."""
+        return any(map(self._is_own, self._stderr.cancelled_steps))
+
+    @property
+    def timed_out(self) -> bool:
+        """Return whether Slurm reported that this step was cancelled at its time limit."""
+        return any(map(self._is_own, self._stderr.timed_out_steps))
+
+    def _is_own(self, name: str) -> bool:
+        """Return whether a step's name is this one's: what tasks print may name any other."""
+        whole = not self.name or self.name.endswith(".")
+        return name.startswith(self.name) if whole else name == self.name
 
     @property
     def forced(self) -> bool:

@@ -1,0 +1,89 @@
+"""Notice that a task of a step crashed, so that the others need not wait for it in vain."""
+
+from __future__ import annotations
+
+import contextlib
+
+from slurm_resilience.errors import SresError
+from slurm_resilience.resume import report
+from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.decide.classify import describe_end
+from slurm_resilience.resume.decide.task_ends import TaskEnd
+from slurm_resilience.resume.srun.step import SrunStep, find_step
+
+CRASH_SECONDS = 0.5
+"""From a task's crash to the end of the others. A step that is being cancelled says so by then."""
+
+
+class CrashWatch:
+    """Looks at the ends of one step's tasks; asks the others to end after a crash."""
+
+    def __init__(self, context: SupervisorContext, step: SrunStep, *, lives: bool) -> None:
+        """
+        Args:
+            context: of the supervised srun.
+            step: its srun.
+            lives: the step is to go on without a task.
+        """
+        self._context = context
+        self._step = step
+        self._on = not lives and not _others_go_on(context)
+        self._seen: float | None = None
+        self._asked: float | None = None
+        self.crash: TaskEnd | None = None
+        """The one for which the others were asked to end."""
+        self.noticed = 0.0
+        """Seconds since the epoch: when that was."""
+
+    def pause(self, longest: float) -> float:
+        """Return how long the caller may wait for news."""
+        if self._asked is not None:
+            due = self._asked + self._context.limits.grace
+        elif self._seen is not None:
+            due = self._seen + CRASH_SECONDS
+        else:
+            return longest
+        return min(longest, max(0.0, due - self._context.clock.monotonic()))
+
+    def look(self) -> bool:
+        """Ask the other tasks to end if one crashed; True: they had their time, and still run.
+
+        The caller goes on watching: a lost node may have made that task crash.
+        """
+        now = self._context.clock.monotonic()
+        if self._asked is not None:
+            return now - self._asked >= self._context.limits.grace
+        crash = self._step.reports.crash() if self._on else None
+        if crash is None:
+            return False
+        if self._seen is None:
+            self._seen = now
+        if now - self._seen < CRASH_SECONDS:
+            return False
+        self._on, self._seen = False, None
+        # Slurm or a person is ending the step already.
+        ending = self._step.cancelled or self._step.aborted or not self._step.running
+        if ending or self._context.user_ended(self._step, stopped_by_us=False):
+            return False
+        report.say(f"{describe_end(crash)}: ending the other tasks")
+        self.crash, self._asked, self.noticed = crash, now, self._context.clock.now()
+        self._ask()
+        return False
+
+    def _ask(self) -> None:
+        context = self._context
+        info = find_step(self._step, context.client, context.allocation.id, context.host)
+        if info is not None:
+            # What does not end by it is ended after the grace.
+            with contextlib.suppress(SresError):
+                context.client.cancel_step(context.allocation.id, info.step, "TERM")
+
+
+def _others_go_on(context: SupervisorContext) -> bool:
+    """Return whether the user has said for how long the other tasks may go on."""
+    command, environment = context.command, context.environment
+    if command.has("wait") or environment.get("SLURM_WAIT"):
+        return True
+    if command.has("kill-on-bad-exit"):
+        return command.value("kill-on-bad-exit") == "0"
+    return environment.get("SLURM_KILL_BAD_EXIT") == "0"

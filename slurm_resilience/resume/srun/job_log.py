@@ -1,0 +1,66 @@
+"""Read what a step wrote to the files behind our own standard output and error: the job's log."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from slurm_resilience.resume.decide.signatures import Explanation, explain
+
+READ_BYTES = 4 * 1024 * 1024
+"""As much of the end of a longer log: a root lies close to the end."""
+
+
+class JobLog:
+    """The part of the log that one step has written. Only regular files can be read again."""
+
+    def __init__(self, descriptors: tuple[int, ...] = (1, 2)) -> None:
+        """
+        Args:
+            descriptors: those that the step writes to.
+        """
+        self._begins: dict[Path, int] = {}
+        for number in descriptors:
+            path = _file_behind(number)
+            if path is not None:
+                self._begins.setdefault(path, _size(path))
+
+    def explain(self) -> Explanation | None:
+        """Return the cause that the log names; None: it names none, or cannot be read."""
+        for path, begins in self._begins.items():
+            failures = list(explain(_lines(path, begins)))
+            if failures:
+                return failures[-1]
+        return None
+
+
+def _file_behind(descriptor: int) -> Path | None:
+    """Return the path of a regular file; None: it is something else."""
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return Path(f"/proc/self/fd/{descriptor}").readlink()
+    except OSError:
+        pass  # it is closed
+    return None
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _lines(path: Path, begins: int) -> list[str]:
+    """Return the lines from a place on; none where the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            # A file that became shorter was emptied meanwhile.
+            start = begins if begins <= size else 0
+            file.seek(max(start, size - READ_BYTES))
+            data = file.read(READ_BYTES)
+    except OSError:
+        return []
+    return data.decode("utf-8", "replace").split("\n")

@@ -1,0 +1,168 @@
+"""Receive what slurmstepd tells of a step's tasks: on which nodes they began, how each one ended.
+
+It comes as datagrams, so that slurmstepd never waits for us, and a lost one costs detail only. Each
+srun has a token of its own: what does not carry it is not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from slurm_resilience.resume.decide.task_ends import (
+    DATAGRAM_BYTES,
+    NodeBegan,
+    TaskEnd,
+    first_failure,
+    parse,
+)
+
+BUFFER_BYTES = 4 * 1024 * 1024
+"""For the ends of all tasks of a large step within one moment; the kernel may give less."""
+MOST_NODES = 65536
+MOST_TASKS = 1_000_000
+PORT_TRIES = 20
+
+
+class StepReports:
+    """All that slurmstepd has told of one srun's tasks. Any thread may call each method."""
+
+    def __init__(self, target: str, on_news: Callable[[], None] = lambda: None) -> None:
+        """
+        Args:
+            target: what the plugin's option --sres-report is to be; empty: nothing will be told.
+            on_news: called (in a thread) when something was told.
+        """
+        self.target = target
+        self._on_news = on_news
+        self._lock = threading.Lock()
+        self._nodes: dict[int, str] = {}
+        self._ends: dict[int, TaskEnd] = {}
+        self._step: int | None = None
+
+    def take(self, told: NodeBegan | TaskEnd) -> None:
+        """Take in what was told."""
+        with self._lock:
+            self._step = told.step
+            if isinstance(told, NodeBegan):
+                if len(self._nodes) < MOST_NODES:
+                    self._nodes[told.node_id] = told.node
+            elif len(self._ends) < MOST_TASKS:
+                self._ends.setdefault(told.task, told)
+        self._on_news()
+
+    @property
+    def step(self) -> int | None:
+        """Return Slurm's number of the step; None: nothing was told yet."""
+        with self._lock:
+            return self._step
+
+    def nodes(self) -> tuple[str, ...]:
+        """Return the nodes on which tasks began, by node id; none while one between is missing."""
+        with self._lock:
+            known = self._nodes
+            ids = range(len(known))
+            return tuple(known[i] for i in ids) if all(i in known for i in ids) else ()
+
+    def ends(self) -> tuple[TaskEnd, ...]:
+        """Return the tasks' ends, in the order in which they were told."""
+        with self._lock:
+            return tuple(
+                msgspec.structs.replace(end, node=self._nodes.get(end.node_id, ""))
+                for end in self._ends.values()
+            )
+
+    def crash(self) -> TaskEnd | None:
+        """Return the first task that ended by a signal or for want of memory; None: none did."""
+        with self._lock:
+            crashed = any(end.crashed for end in self._ends.values())
+        first = first_failure(self.ends()) if crashed else None
+        return first if first is not None and first.crashed else None
+
+
+class TaskReports:
+    """The supervisor's socket, and the reports of each of its sruns."""
+
+    def __init__(self, ports: Sequence[int] = ()) -> None:
+        """
+        Args:
+            ports: those that the site allows for srun (SrunPortRange); empty: any.
+        """
+        self._ports = ports
+        self._lock = threading.Lock()
+        self._of_token: dict[str, StepReports] = {}
+        self._socket: socket.socket | None = None
+        self._own_address = ""
+
+    def expect(self, node_address: str, on_news: Callable[[], None]) -> StepReports:
+        """Return the reports of an srun that is about to be started.
+
+        Args:
+            node_address: of one of its nodes, best of another machine than this one.
+            on_news: called (in a thread) when something was told.
+        """
+        with self._lock:
+            if self._socket is None:
+                with contextlib.suppress(OSError):
+                    self._open(node_address)
+            if self._socket is None:
+                return StepReports("", on_news)
+            token = secrets.token_hex(16)
+            port = self._socket.getsockname()[1]
+            reports = StepReports(f"{token},{port},{self._own_address}", on_news)
+            self._of_token[token] = reports
+        return reports
+
+    def _open(self, node_address: str) -> None:
+        family, *_, address = socket.getaddrinfo(node_address, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # Nothing is sent: this asks which of our addresses faces the node.
+            probe.connect(address)
+            own_address = probe.getsockname()[0]
+        listening = socket.socket(family, socket.SOCK_DGRAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+            self._bind(listening, own_address)
+        except OSError:
+            listening.close()
+            raise
+        self._own_address = own_address
+        self._socket = listening
+        threading.Thread(
+            target=self._receive, args=(listening,), name="reports", daemon=True
+        ).start()
+
+    def _bind(self, listening: socket.socket, own_address: str) -> None:
+        """Bind to a port that is free, and allowed.
+
+        Raises:
+            OSError: none is.
+        """
+        if not self._ports:
+            listening.bind((own_address, 0))
+            return
+        # No secret: only that two supervisors seldom try the same port first.
+        for port in random.sample(self._ports, min(PORT_TRIES, len(self._ports))):
+            with contextlib.suppress(OSError):
+                listening.bind((own_address, port))
+                return
+        raise OSError("no free port")
+
+    def _receive(self, listening: socket.socket) -> None:
+        while True:
+            # One byte more than may be sent, so that a longer one is seen to be longer.
+            datagram = listening.recv(DATAGRAM_BYTES + 1)
+            read = parse(datagram)
+            if read is None:
+                continue
+            token, told = read
+            with self._lock:
+                reports = self._of_token.get(token)
+            if reports is not None:
+                reports.take(told)

@@ -1,0 +1,100 @@
+"""Learn from Slurm which nodes a step really got, and in which order.
+
+What was planned is a guess: `-r`, `-F`, other steps of the job and the site's topology choose too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.srun.environment import Attempt
+from slurm_resilience.resume.srun.step import SrunStep, find_step
+from slurm_resilience.slurm.client import StepInfo
+
+FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.25, 10.0
+"""Between two questions to Slurm: a step may wait for its nodes for a long time."""
+ORDER_SECONDS = 5.0
+"""For the last node to say its place in the step; Slurm's order of nodes counts after that."""
+
+
+class StepLayout:
+    """The layout of one step: asked for until Slurm shows it."""
+
+    def __init__(
+        self,
+        context: SupervisorContext,
+        planned: Attempt,
+        step: SrunStep,
+        addresses: Mapping[str, str],
+    ) -> None:
+        """
+        Args:
+            context: of the supervised srun.
+            planned: the attempt, as it was planned.
+            step: its srun.
+            addresses: of the job's nodes.
+        """
+        self._context = context
+        self._planned = planned
+        self._step = step
+        self._addresses = addresses
+        self._settled = False
+        self._shown: StepInfo | None = None
+        self._shown_at = 0.0
+        self._interval = FIRST_LOOK_SECONDS
+        self._next_look = context.clock.monotonic()
+        self._was_told = False
+
+    def pause(self, longest: float) -> float:
+        """Return how long the caller may wait for news."""
+        if self._settled:
+            return longest
+        if self._shown is not None:
+            return min(longest, FIRST_LOOK_SECONDS)
+        left = self._next_look - self._context.clock.monotonic()
+        return min(longest, max(0.0, left))
+
+    def look(self) -> Attempt | None:
+        """Return the attempt as Slurm shows it, the first time that it does; else None."""
+        if self._settled:
+            return None
+        now = self._context.clock.monotonic()
+        self._ask(now)
+        if self._shown is None:
+            return None
+        nodes = self._in_order(self._shown.nodes, now)
+        if not nodes:
+            return None
+        self._settled = True
+        self._step.name = f"{self._planned.job}.{self._shown.step}"
+        return msgspec.structs.replace(
+            self._planned,
+            step_nodes=nodes,
+            master_address=self._addresses.get(nodes[0], nodes[0]),
+            step=int(self._shown.step),
+        )
+
+    def _ask(self, now: float) -> None:
+        # The first word from a task comes when Slurm shows the step for certain.
+        told = bool(self._step.reports.nodes())
+        if self._shown is not None or (now < self._next_look and told == self._was_told):
+            return
+        self._was_told = told
+        context = self._context
+        info = find_step(self._step, context.client, context.allocation.id, context.host)
+        self._next_look = now + self._interval
+        self._interval = min(2 * self._interval, LONGEST_LOOK_SECONDS)
+        if info is not None and info.nodes and info.step.isdecimal():
+            self._shown, self._shown_at = info, now
+
+    def _in_order(self, nodes: tuple[str, ...], now: float) -> tuple[str, ...]:
+        """Return the nodes by node id; none while a node may still say its own."""
+        told = self._step.reports.nodes()
+        if set(told) == set(nodes):
+            return told
+        if self._step.reports.target and now - self._shown_at < ORDER_SECONDS:
+            return ()
+        return nodes

@@ -1,0 +1,132 @@
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "memory_events.h"
+#include "step_view.h"
+#include "task_report.h"
+
+#define TOKEN_BYTES 65
+/* Well below what every network carries in one piece. */
+#define DATAGRAM_BYTES 600
+
+struct target {
+	char token[TOKEN_BYTES]; /* empty: nowhere */
+	socklen_t length;
+	union {
+		struct sockaddr any;
+		struct sockaddr_in v4;
+		struct sockaddr_in6 v6;
+	} address;
+};
+
+static struct target target;
+
+static bool parse(const char *text, struct target *to)
+{
+	const char *comma = strchr(text, ','), *second = comma ? strchr(comma + 1, ',') : NULL;
+	size_t token = comma ? (size_t)(comma - text) : 0;
+	unsigned long port;
+	char *end;
+
+	memset(to, 0, sizeof(*to));
+	if (second == NULL || token == 0 || token >= sizeof(to->token))
+		return false;
+	if (strspn(text, "0123456789abcdef") != token)
+		return false;
+	port = strtoul(comma + 1, &end, 10);
+	if (end != second || comma[1] < '0' || comma[1] > '9' || port == 0 || port > 65535)
+		return false;
+	if (inet_pton(AF_INET, second + 1, &to->address.v4.sin_addr) == 1) {
+		to->address.v4.sin_family = AF_INET;
+		to->address.v4.sin_port = htons((uint16_t)port);
+		to->length = sizeof(to->address.v4);
+	} else if (inet_pton(AF_INET6, second + 1, &to->address.v6.sin6_addr) == 1) {
+		to->address.v6.sin6_family = AF_INET6;
+		to->address.v6.sin6_port = htons((uint16_t)port);
+		to->length = sizeof(to->address.v6);
+	} else {
+		return false;
+	}
+	memcpy(to->token, text, token);
+	return true;
+}
+
+bool task_report_valid(const char *text)
+{
+	struct target unused;
+
+	return parse(text, &unused);
+}
+
+void task_report_to(const char *text)
+{
+	if (!parse(text, &target))
+		memset(&target, 0, sizeof(target));
+}
+
+static void send_datagram(const char *text, size_t length)
+{
+	int fd = socket(target.address.any.sa_family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	if (fd < 0)
+		return;
+	/* What cannot be sent now is not sent: slurmstepd has tasks to look after. */
+	(void)sendto(fd, text, length, MSG_DONTWAIT | MSG_NOSIGNAL, &target.address.any, target.length);
+	close(fd);
+}
+
+void task_report_began(spank_t sp)
+{
+	char text[DATAGRAM_BYTES], node[HOST_BYTES];
+	uint32_t step, node_id;
+	int local, length;
+
+	if (target.token[0] == '\0' || spank_get_item(sp, S_TASK_ID, &local) != ESPANK_SUCCESS || local != 0)
+		return;
+	if (spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS ||
+	    !step_node_rank(sp, &node_id) ||
+	    spank_getenv(sp, "SLURMD_NODENAME", node, sizeof(node)) != ESPANK_SUCCESS)
+		return;
+	length = snprintf(text, sizeof(text), "sres1 %s began %" PRIu32 " %" PRIu32 " %s", target.token,
+			  step, node_id, node);
+	if (length > 0 && (size_t)length < sizeof(text))
+		send_datagram(text, (size_t)length);
+}
+
+void task_report_ended(spank_t sp)
+{
+	char text[DATAGRAM_BYTES];
+	uint32_t step, node_id, task;
+	int status, length;
+	bool out_of_memory = false;
+	struct timespec now;
+
+	if (target.token[0] == '\0')
+		return;
+	if (spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS || step_is_special(step) ||
+	    !step_node_rank(sp, &node_id) ||
+	    spank_get_item(sp, S_TASK_GLOBAL_ID, &task) != ESPANK_SUCCESS ||
+	    spank_get_item(sp, S_TASK_EXIT_STATUS, &status) != ESPANK_SUCCESS)
+		return;
+	/* The kernel's SIGKILL looks like any other; the step's memory group counts its own. */
+	if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
+		out_of_memory = memory_kills("/proc/self/cgroup", "/sys/fs/cgroup") > 0;
+	clock_gettime(CLOCK_REALTIME, &now);
+	length = snprintf(text, sizeof(text),
+			  "sres1 %s ended %" PRIu32 " %" PRIu32 " %" PRIu32 " %d %d %lld.%03ld", target.token,
+			  step, node_id, task, status, out_of_memory, (long long)now.tv_sec,
+			  now.tv_nsec / 1000000);
+	if (length > 0 && (size_t)length < sizeof(text))
+		send_datagram(text, (size_t)length);
+}

@@ -1,0 +1,145 @@
+"""A task that crashed: the others are asked to end, unless the user or Slurm said otherwise."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurm_resilience.resume.crash_watch import CRASH_SECONDS, CrashWatch
+from slurm_resilience.resume.decide.task_ends import TaskEnd
+from slurm_resilience.resume.srun.srun_options import BUILTIN, split
+from slurm_resilience.resume.srun.task_reports import StepReports
+from slurm_resilience.slurm.client import StepInfo
+
+GRACE = 10.0
+CRASHED = TaskEnd(0, 1, 1, 139, by_signal=True)
+FAILED = TaskEnd(0, 1, 1, 5)
+
+
+class Clock:
+    """A clock that stands still."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def now(self) -> float:
+        return 1_790_000_000.0 + self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        raise AssertionError("it does not wait")
+
+
+class Watched:
+    """One step, its tasks' ends, and what Slurm is told."""
+
+    def __init__(self, *words: str, lives: bool = False, **environment: str) -> None:
+        self.clock = Clock()
+        self.signals: list[tuple[int, str, str]] = []
+        self.user = ""
+        self.step: Any = SimpleNamespace(
+            reports=StepReports(""), cancelled=False, aborted=False, running=True, pid=7
+        )
+        steps = (StepInfo(12, "3", ("n1", "n2"), "n1", 7),)
+        client = SimpleNamespace(
+            steps=lambda job: steps, cancel_step=lambda *told: self.signals.append(told)
+        )
+        self.context: Any = SimpleNamespace(
+            clock=self.clock,
+            command=split(words, BUILTIN),
+            environment=environment,
+            client=client,
+            allocation=SimpleNamespace(id=12),
+            host="n1",
+            limits=SimpleNamespace(grace=GRACE),
+            user_ended=lambda step, stopped_by_us: self.user,
+        )
+        self.watch = CrashWatch(self.context, self.step, lives=lives)
+
+    def after(self, seconds: float) -> bool:
+        """Look again after some time."""
+        self.clock.time += seconds
+        return self.watch.look()
+
+    def told(self, end: TaskEnd) -> None:
+        self.step.reports.take(end)
+        assert not self.watch.look()
+
+
+def test_the_others_are_asked_once_and_then_have_their_time(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    seen = Watched()
+    assert seen.watch.pause(60.0) == 60.0
+    seen.told(CRASHED)
+    assert seen.signals == []
+    assert seen.watch.pause(60.0) == CRASH_SECONDS
+    assert not seen.after(CRASH_SECONDS)
+    assert seen.signals == [(12, "3", "TERM")]
+    assert seen.watch.crash == CRASHED
+    assert seen.watch.pause(60.0) == GRACE
+    assert not seen.after(GRACE - 1.0)
+    assert seen.after(1.0)
+    assert len(seen.signals) == 1
+    assert capfd.readouterr().err.count("ending the other tasks") == 1
+
+
+def test_a_plain_exit_code_is_left_to_srun() -> None:
+    seen = Watched()
+    seen.told(FAILED)
+    assert not seen.after(3600.0)
+    assert seen.signals == []
+
+
+def test_a_crash_that_follows_from_a_plain_exit_is_left_to_srun() -> None:
+    seen = Watched()
+    seen.told(FAILED)
+    seen.told(TaskEnd(0, 0, 0, 143, by_signal=True))
+    assert not seen.after(3600.0)
+    assert seen.signals == []
+
+
+@pytest.mark.parametrize("words", [("-K0",), ("--kill-on-bad-exit=0",), ("-W30",), ("--wait=0",)])
+def test_the_user_lets_the_others_go_on(words: tuple[str, ...]) -> None:
+    seen = Watched(*words)
+    seen.told(CRASHED)
+    seen.after(3600.0)
+    assert seen.signals == []
+
+
+@pytest.mark.parametrize("name", ["SLURM_WAIT", "SLURM_KILL_BAD_EXIT"])
+def test_the_user_lets_them_go_on_by_the_environment(name: str) -> None:
+    seen = Watched(**{name: "0"})
+    seen.told(CRASHED)
+    seen.after(3600.0)
+    assert seen.signals == []
+
+
+def test_a_living_step_goes_on() -> None:
+    seen = Watched(lives=True)
+    seen.told(CRASHED)
+    seen.after(3600.0)
+    assert seen.signals == []
+
+
+@pytest.mark.parametrize("state", [{"cancelled": True}, {"aborted": True}, {"running": False}])
+def test_a_step_that_is_ending_is_left_alone(state: dict[str, bool]) -> None:
+    """A person's scancel ends tasks by a signal too: it must stay the person's."""
+    seen = Watched()
+    seen.told(TaskEnd(0, 1, 1, 137, by_signal=True))
+    vars(seen.step).update(state)
+    seen.after(CRASH_SECONDS)
+    assert (seen.signals, seen.watch.crash) == ([], None)
+
+
+def test_a_users_signal_is_the_users() -> None:
+    seen = Watched()
+    seen.told(CRASHED)
+    seen.user = "SIGTERM"
+    seen.after(CRASH_SECONDS)
+    assert (seen.signals, seen.watch.crash) == ([], None)

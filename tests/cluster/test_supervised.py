@@ -30,7 +30,9 @@ def test_a_plain_srun_after_a_supervised_one_is_slurms(
 ) -> None:
     """No process goes on without the dead node, so it is not taken out of the job: Slurm requeues
     it, as it does with any other job."""
-    lab = fresh_lab(LabSpec(nodes=5, network=True))
+    # Else the node goes DOWN, which ends the job, no sooner than Slurm would set it.
+    quick = {"detect": {"dead_after_unsupervised": 6.0}}
+    lab = fresh_lab(LabSpec(nodes=5, network=True, sres_options=quick))
     between = "rm -f end; scancel $SLURM_JOB_ID.0"  # the step of a killed supervisor runs on
     job = Job(lab, tmp_path, srun=f"srun --auto-resume=1 ./task.sh; {between}; srun")
     first = wait_for(lambda: job.running_on(1, 4), 30, job)

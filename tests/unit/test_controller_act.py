@@ -225,7 +225,10 @@ def test_from_death_to_service(sresctld: Controller, runs: dict[Path, Run]) -> N
     peer = sresctld.supervise(job_id)
     sresctld.is_dead("n3")
     sresctld.cycle()
-    assert [call[0] for call in sresctld.slurm.calls] == ["shrink", "set_node", "set_comment"]
+    # FAIL before the node leaves the job: no other job may be started on it meanwhile.
+    changes = ["set_node", "shrink", "set_node", "set_comment"]
+    assert [call[0] for call in sresctld.slurm.calls] == changes
+    assert sresctld.slurm.calls[0][2] == "fail"
     assert sresctld.slurm.job(job_id).nodes == ("n1", "n2")
     assert sresctld.slurm.node("n3").requested_action == REPLACE
     assert peer.told == [("n3", "dead")]
@@ -247,8 +250,8 @@ def test_from_death_to_service(sresctld: Controller, runs: dict[Path, Run]) -> N
     assert sresctld.cycle() == "8 nodes: nothing to do"
     assert sresctld.events() == [
         "detected",
-        "taken-out",
         "marking",
+        "taken-out",
         "marked",
         "emptied",
         "replacing",
@@ -280,7 +283,7 @@ def test_the_same_with_a_crash_after_each_step(tmp_path: Path, runs: dict[Path, 
     assert sresctld.incident.state is NodeState.HEALTHY
     assert len(runs) == 1
     changes = [call[0] for call in sresctld.slurm.calls if call[0] != "set_comment"]
-    assert changes == ["shrink", "set_node", "set_node"]
+    assert changes == ["set_node", "shrink", "set_node", "set_node"]
 
 
 def test_a_crash_between_shrink_and_mark(sresctld: Controller, runs: dict[Path, Run]) -> None:

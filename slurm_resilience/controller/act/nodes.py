@@ -76,14 +76,21 @@ class NodeActs:
             self._jobs.follow_dead_node(snapshot.jobs[job_id], node.name)
             text = f"{node.name}: {action.reason}"
             self._reporter.event("requeue", text, node=node.name, job=job_id, incident=number)
-        for change in action.shrink:
-            self._jobs.shrink(change, node.name, number)
         # What was found stands in "detected", where this incident begins with it.
         is_new = incident is not None and action.node not in snapshot.incidents
         cause = "" if is_new else f": {action.reason}"
         reason = action.action or node.reason
         text = f"state={action.state} reason={reason}{cause}"
-        self._reporter.event("marking", text, node=node.name, incident=number)
+        if action.shrink and action.action and not (node.is_fail or node.is_drain):
+            # Else Slurm starts a waiting job on it as soon as it has left this one, and DOWN ends
+            # that job.
+            text = f"state=fail, then {text}"
+            self._reporter.event("marking", text, node=node.name, incident=number)
+            self._client.set_node([node.name], state="fail", reason=reason)
+        else:
+            self._reporter.event("marking", text, node=node.name, incident=number)
+        for change in action.shrink:
+            self._jobs.shrink(change, node.name, number)
         self._client.set_node([node.name], state=action.state, reason=reason)
         text = f"Slurm has taken it; the node was {node.state}"
         if incident is None:

@@ -1,19 +1,30 @@
-"""`sres simulate`: run simulated trainings, or replay one of them."""
+"""`sres simulate`: run simulated trainings and clusters, or replay one of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError
-from slurm_resilience.simulate.campaign import CampaignFigures, run_campaign
+from slurm_resilience.simulate.campaign import CampaignFigures, SeedFailure, run_campaign
+from slurm_resilience.simulate.cluster.cluster_campaign import (
+    ControllerFigures,
+    run_controller_campaign,
+    shorten,
+)
+from slurm_resilience.simulate.cluster.cluster_faults import FaultKind
+from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluster
+from slurm_resilience.simulate.cluster.known_faults import KINDS
 from slurm_resilience.simulate.invariants import InvariantBroken
 from slurm_resilience.simulate.mesh_simulation import simulate as simulate_one
 
 REPORT_SECONDS = 10.0
 """Time between two lines of progress."""
+Figures = TypeVar("Figures")
 
 
 class InvariantsBroken(SresError):
@@ -23,10 +34,10 @@ class InvariantsBroken(SresError):
 @click.command()
 @click.option(
     "--only",
-    type=click.Choice(["mesh"]),
+    type=click.Choice(["mesh", "controller"]),
     default="mesh",
-    expose_value=False,  # there is one so far
-    help="The core to simulate.",
+    show_default=True,
+    help="Simulate trainings, or clusters around the real sresctld.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the first run.")
 @click.option("--runs", default=1000, show_default=True, type=click.IntRange(1), help="Runs.")
@@ -38,30 +49,69 @@ class InvariantsBroken(SresError):
     help="Keep the figures here; a second call goes on where the first one stopped.",
 )
 @click.option("--trace", is_flag=True, help="Replay one seed, and print all that happens.")
-def simulate(seed: int, runs: int, jobs: int, output: Path | None, trace: bool) -> None:
-    """Run trainings on a simulated clock under faults, and check rules after each event.
+@click.option(
+    "--all-faults",
+    is_flag=True,
+    help="Clusters: also the kinds of faults that sresctld is known not to bear yet.",
+)
+def simulate(
+    only: str, seed: int, runs: int, jobs: int, output: Path | None, trace: bool, all_faults: bool
+) -> None:
+    """Run trainings or clusters on a simulated clock under faults, and check rules after each
+    event.
 
     A run is a function of its seed: `sres simulate --seed S --trace` replays it.
     """
+    kinds = tuple(FaultKind) if all_faults else KINDS
+    if only == "controller":
+        if trace:
+            _replay_cluster(seed, kinds)
+            return
+        clusters = run_controller_campaign(
+            seed,
+            runs,
+            jobs=jobs,
+            file=output,
+            clock=SYSTEM_CLOCK.monotonic,
+            progress=_progress(_cluster_line),
+            kinds=kinds,
+        )
+        click.echo(cluster_report(clusters))
+        _judge(clusters.controller_runs, clusters.controller_failures, "--only controller ")
+        return
     if trace:
         _replay(seed)
         return
+    figures = run_campaign(
+        seed,
+        runs,
+        jobs=jobs,
+        file=output,
+        clock=SYSTEM_CLOCK.monotonic,
+        progress=_progress(_line),
+    )
+    click.echo(report(figures))
+    _judge(figures.mesh_runs, figures.failures, "")
+
+
+def _progress(line: Callable[[Figures], str]) -> Callable[[Figures], None]:
+    """Print a line from time to time."""
     told_at = SYSTEM_CLOCK.monotonic()
 
-    def progress(figures: CampaignFigures) -> None:
+    def progress(figures: Figures) -> None:
         nonlocal told_at
         if SYSTEM_CLOCK.monotonic() - told_at >= REPORT_SECONDS:
             told_at = SYSTEM_CLOCK.monotonic()
-            click.echo(_line(figures), err=True)
+            click.echo(line(figures), err=True)
 
-    figures = run_campaign(
-        seed, runs, jobs=jobs, file=output, clock=SYSTEM_CLOCK.monotonic, progress=progress
-    )
-    click.echo(report(figures))
-    if figures.mesh_violations:
+    return progress
+
+
+def _judge(runs: int, failures: list[SeedFailure], words: str) -> None:
+    if failures:
         raise InvariantsBroken(
-            f"{figures.mesh_violations} of {figures.mesh_runs} runs broke a rule; replay one with: "
-            f"sres simulate --seed {figures.failures[0].seed} --trace"
+            f"{len(failures)} of {runs} runs broke a rule; replay one with: "
+            f"sres simulate {words}--seed {failures[0].seed} --trace"
         )
 
 
@@ -75,8 +125,43 @@ def _replay(seed: int) -> None:
     click.echo("\n".join([*trace, last]))
 
 
+def _replay_cluster(seed: int, kinds: tuple[FaultKind, ...]) -> None:
+    """Print what happens in a cluster; of a broken rule the shortest story."""
+    trace: list[str] = []
+    run = simulate_cluster(seed, trace, kinds=kinds)
+    if run.broken:
+        trace.clear()
+        run = simulate_cluster(seed, trace, faults=shorten(seed, kinds))
+    said = [f"a rule was broken: {broken.rule}: {broken.text}" for broken in run.broken]
+    last = f"{run.nodes} nodes, {len(run.faults)} faults, {run.cycles} cycles: no rule was broken"
+    click.echo("\n".join([*trace, *(said or [last])]))
+
+
 def _line(figures: CampaignFigures) -> str:
     return f"{figures.mesh_runs} runs, {figures.mesh_violations} violations"
+
+
+def _cluster_line(figures: ControllerFigures) -> str:
+    return (
+        f"{figures.controller_runs} runs, {figures.controller_faults} faults, "
+        f"{figures.controller_violations} violations"
+    )
+
+
+def cluster_report(figures: ControllerFigures) -> str:
+    """Return the figures of clusters as a table."""
+    rows = [
+        ("runs", figures.controller_runs),
+        ("simulated hours", round(figures.controller_hours)),
+        ("faults", figures.controller_faults),
+        ("violations", figures.controller_violations),
+        ("cycles of sresctld", figures.controller_cycles),
+        ("events", figures.controller_events),
+    ]
+    kinds = sorted(figures.controller_kinds.items())
+    return _table(
+        rows + [(f"fault: {name}", count) for name, count in kinds], figures.controller_failures
+    )
 
 
 def report(figures: CampaignFigures) -> str:
@@ -92,7 +177,11 @@ def report(figures: CampaignFigures) -> str:
     for low, high in ((1, 4), (5, 8), (9, 16), (17, 32), (33, 64)):
         of_size = sum(n for size, n in figures.sizes.items() if low <= int(size) <= high)
         rows.append((f"runs with {low} to {high} seats", of_size))
+    return _table(rows, figures.failures)
+
+
+def _table(rows: list[tuple[str, int]], failures: list[SeedFailure]) -> str:
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {count:>12,}" for name, count in rows]
-    lines += [f"seed {failure.seed}: {failure.text}" for failure in figures.failures[:10]]
+    lines += [f"seed {failure.seed}: {failure.text}" for failure in failures[:10]]
     return "\n".join(lines)

@@ -92,20 +92,26 @@ def load(file: Path | None, seed: int) -> CampaignFigures:
     if file is None or not file.exists():
         return CampaignFigures(seed)
     try:
-        figures = msgspec.json.decode(file.read_bytes(), type=CampaignFigures)
-    except msgspec.DecodeError as error:
+        known = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
+        if "seed" not in known:
+            return CampaignFigures(seed)
+        figures = msgspec.convert(known, CampaignFigures)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise UsageError(f"{file}: no figures of a simulation: {error}") from None
     if figures.seed != seed:
         raise UsageError(f"{file}: began with seed {figures.seed}; say --seed {figures.seed}")
     return figures
 
 
-def save(file: Path | None, figures: CampaignFigures) -> None:
-    """Write the figures, whole or not at all."""
-    if file is not None:
-        draft = file.with_name(f".{file.name}.new")
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
-        draft.replace(file)
+def save_beside(file: Path | None, figures: msgspec.Struct) -> None:
+    """Write the figures, whole or not at all; those of another core stay in the file."""
+    if file is None:
+        return
+    known = msgspec.json.decode(file.read_bytes()) if file.exists() else {}
+    draft = file.with_name(f".{file.name}.new")
+    merged = known | msgspec.to_builtins(figures)
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(merged)) + b"\n")
+    draft.replace(file)
 
 
 def run_campaign(
@@ -137,7 +143,7 @@ def run_campaign(
         now = clock()
         part.seconds, begun = now - begun, now
         figures.add(part)
-        save(file, figures)
+        save_beside(file, figures)
         progress(figures)
     return figures
 

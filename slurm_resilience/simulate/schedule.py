@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,11 @@ class Schedule:
         """Have something called at a time; calls of one time are made in the order of asking."""
         self._order += 1
         heapq.heappush(self._heap, (max(time, self.now), self._order, call, arguments))
+
+    @property
+    def next_at(self) -> float:
+        """The time of the next call; infinite: there is none."""
+        return self._heap[0][0] if self._heap else math.inf
 
     def run(self, until: float, enough: Callable[[], bool] | None = None) -> bool:
         """Make all calls that are due.

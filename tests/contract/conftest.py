@@ -1,7 +1,8 @@
-"""One world for each client: a fake one in memory, and labs with real Slurm of several releases.
+"""One world for each client: two in memory, and labs with real Slurm of several releases.
 
-A test takes ``world`` and runs on the fake, on the commands of each Slurm release, and on pyslurm.
-What is missing is skipped by name. With SRES_TEST_SLURM only that release is asked.
+A test takes ``world`` and runs on the fake, on the simulated Slurm, on the commands of each Slurm
+release, and on pyslurm. What is missing is skipped by name. With SRES_TEST_SLURM only that release
+is asked.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from slurm_resilience.lab import Lab, LabSpec
 from slurm_resilience.lab.bring_up import missing
 from slurm_resilience.lab.releases import VERSIONS, own_version, root_of
 from slurm_resilience.model import Job, Node
+from slurm_resilience.simulate.cluster.sim_slurm import SimSlurm
+from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.slurm.pyslurm import PyslurmClient
@@ -46,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.contract)
-            if "fake" not in item.name:
+            if "fake" not in item.name and "simulated" not in item.name:
                 item.add_marker(pytest.mark.cluster)
 
 
@@ -71,6 +74,10 @@ class World(Protocol):
 
     def power_off(self, node: str) -> None: ...
 
+    def pass_time(self) -> None:
+        """Let a second pass; on a real cluster it passes by itself."""
+        ...
+
     def until(self, look: Callable[[], T], what: str) -> T:
         """Wait until ``look`` returns something true, and return it."""
         ...
@@ -88,11 +95,40 @@ class FakeWorld:
     def power_off(self, node: str) -> None:
         self.client.power_off(node)
 
+    def pass_time(self) -> None:
+        self.client.pass_time()
+
     def until(self, look: Callable[[], T], what: str) -> T:
         for _ in range(5):
             if value := look():
                 return value
-            self.client.pass_time()
+            self.pass_time()
+        pytest.fail(f"does not come true: {what}")
+
+
+class SimulatedWorld:
+    """The Slurm that `sres simulate` puts around sresctld."""
+
+    is_real = False
+
+    def __init__(self) -> None:
+        self._schedule = Schedule()
+        self.client: SimSlurm = SimSlurm(NODES, self._schedule)
+
+    def submit(self, nodes: int, *, words: tuple[str, ...] = (), **job: bool) -> int:
+        return self.client.submit(nodes, uid=0, **job)
+
+    def power_off(self, node: str) -> None:
+        self.client.lose_contact(node)
+
+    def pass_time(self) -> None:
+        self._schedule.run(self._schedule.now + 1.0)
+
+    def until(self, look: Callable[[], T], what: str) -> T:
+        for _ in range(5):
+            if value := look():
+                return value
+            self.pass_time()
         pytest.fail(f"does not come true: {what}")
 
 
@@ -130,6 +166,9 @@ class LabWorld:
     def power_off(self, node: str) -> None:
         self._lab.power_off(node)
         self._off.append(node)
+
+    def pass_time(self) -> None:
+        return
 
     def until(self, look: Callable[[], T], what: str) -> T:
         deadline = time.monotonic() + DEADLINE
@@ -202,15 +241,17 @@ def commands_of(lab: Lab) -> CliClient:
     return CliClient(str(folder))
 
 
-@pytest.fixture(params=["fake", *(f"commands-{release}" for release in RELEASES), "pyslurm"])
+@pytest.fixture(
+    params=["fake", "simulated", *(f"commands-{release}" for release in RELEASES), "pyslurm"]
+)
 def world(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     labs: Callable[[str], Lab],
 ) -> Iterator[World]:
     kind, _, release = request.param.partition("-")
-    if kind == "fake":
-        yield FakeWorld()
+    if kind in ("fake", "simulated"):
+        yield FakeWorld() if kind == "fake" else SimulatedWorld()
         return
     lab = labs(release or own_version())
     monkeypatch.setenv("SLURM_CONF", str(lab.directory / "etc" / "slurm.conf"))

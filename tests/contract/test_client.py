@@ -347,7 +347,6 @@ def test_nothing_that_a_user_names_changes_what_is_read(world: World, text: str)
 
 
 def _running(world: World, job_id: int) -> Job | None:
-    if not world.is_real:
-        world.client.pass_time()  # type: ignore[attr-defined]
+    world.pass_time()
     job = world.client.job(job_id)
     return job if job.state == "RUNNING" else None

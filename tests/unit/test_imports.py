@@ -226,13 +226,13 @@ MAY_IMPORT = {
     "mesh": {"clock", "errors", "wire"},
     "replace": COMMON,
     "resume": COMMON | {"mesh", "slurm", "wire"},
-    "simulate": COMMON | {"controller", "mesh", "resume"},
+    "simulate": COMMON | {"controller", "mesh", "replace", "resume", "slurm", "wire"},
     "site_check": COMMON | {"resume", "slurm", "wire"},
     "slurm": COMMON,
     "training": {"clock", "errors", "launcher", "mesh", "resume"},
     "wire": COMMON,
 }
-"""`simulate` runs the pure cores of other rooms; `DOORS` says which."""
+"""`simulate` runs pure cores of other rooms, and the whole sresctld; `DOORS` says which."""
 
 DOORS = {
     # A room that imports another may use these modules of it alone.
@@ -240,7 +240,10 @@ DOORS = {
     ("cli", "resume"): {"main", "decide.signatures"},
     ("mesh", "wire"): {"frames"},
     ("demo", "controller"): {"journal"},
-    ("simulate", "controller"): {"decide", "diagnose", "observe", "actions"},
+    ("simulate", "controller"): {"decide", "journal", "main", "probe"},
+    ("simulate", "replace"): {"program"},
+    ("simulate", "slurm"): {"client"},
+    ("simulate", "wire"): {"messages", "server"},
     ("simulate", "resume"): {"decide", "live_step"},
     ("site_check", "resume"): {"srun"},
     ("training", "resume"): {"attempt"},

@@ -1,0 +1,1 @@
+"""A simulated cluster around the real sresctld: Slurm, nodes, programs and people."""

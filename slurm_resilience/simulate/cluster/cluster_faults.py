@@ -1,0 +1,450 @@
+"""Faults of a simulated cluster, the acts of its people, and the plan of one run."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Mapping
+from random import Random
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from slurm_resilience.model import REBOOT, REPLACE, Severity
+from slurm_resilience.simulate.cluster.cluster_rules import ClusterRules
+from slurm_resilience.simulate.cluster.sim_clock import SimClock
+from slurm_resilience.simulate.cluster.sim_database import SimDatabase
+from slurm_resilience.simulate.cluster.sim_host import Manner, SimHost
+from slurm_resilience.simulate.cluster.sim_machine import ALL_PATHS, Path, SimMachine
+from slurm_resilience.simulate.cluster.sim_slurm import SimSlurm
+from slurm_resilience.simulate.schedule import Schedule
+
+BURST_SECONDS = 60.0
+"""Faults of one burst happen within this time."""
+PERSONS = ("alice", "bob", "alice@corp.example.com")
+REASONS = ("RMA 4711, keep out", "vendor on site, hands off", "action:replace", "Action: fan")
+LIKE_SLURMS = (
+    "Low voltage on PSU 2, do not touch",
+    "gres/gpu check by ops",
+    "Not responding to the fan test, mine",
+    "Node unexpectedly rebooted twice, I look at it",
+)
+"""Reasons of people that begin like those that Slurm writes itself."""
+
+
+class FaultKind(enum.StrEnum):
+    """The kinds of faults, and of what people do."""
+
+    BLIP = "a node is cut off for less than a silence is judged"
+    LONG_BLIP = "a node is cut off for up to a minute"
+    NO_BEATS = "a node's beats are cut off, its slurmd answers"
+    NO_PROBES = "a node's slurmd cannot be probed, its beats arrive"
+    NO_SLURM = "slurmctld does not reach a slurmd"
+    BEATS_AND_PROBES = "a node is cut off from sresctld, slurmctld reaches it"
+    STORM_OF_BLIPS = "many nodes are cut off within seconds"
+    STORM_OF_DEATHS = "many nodes lose power within seconds"
+    STORM_OF_FAULTS = "many nodes show a fault within seconds"
+    POWER = "a node loses power"
+    FLAPPING = "a node is cut off again and again"
+    SICK_REBOOT = "a node shows a fault that a reboot mends"
+    SICK_REPLACE = "a node shows a fault that comes back in each boot"
+    AGENT_STOPS = "a sresd is stopped for an upgrade"
+    AGENT_DIES = "a sresd dies and is started again"
+    PROGRAM_FAILS = "a node dies, and the program fails"
+    PROGRAM_HANGS = "a node dies, and the program hangs"
+    PROGRAM_LIES = "a node dies, and the program does nothing and exits 0"
+    PROGRAM_HALF_DONE = "a node dies, and the program fails half-way"
+    PROGRAM_LOSES_NODE = "a node dies, and does not come back after the program"
+    PROGRAM_SLOW = "a node dies, and comes back long after the program"
+    PROGRAM_SICK = "a node is sick, and comes back sick"
+    KILL = "kill -9 of sresctld at a write, a call or a start"
+    CLOCK_STEP = "the wall clock of sresctld's machine is stepped"
+    SLURM_AWAY = "slurmctld does not answer"
+    SLURM_SLOW = "slurmctld takes seconds for each call"
+    SLURM_RESTART = "slurmctld is restarted"
+    UNLISTED = "a node is missing from a listing"
+    REASON_UNCLEAR = "reasons cannot be read for certain"
+    DISK_JOURNAL = "the journal's disk is full"
+    DISK_RUNS = "the disk of the program's runs is full"
+    PERSON_DRAINS = "a person drains a node"
+    PERSON_RESUMES = "a person resumes a node that is out of service"
+    PERSON_REWORDS = "a person changes the reason of a node in sresctld's hands"
+    PERSON_WRITES_LIKE_SLURM = "a person's reason begins like one of Slurm's own"
+    PERSON_ASKS = "a person asks for a replacement or a reboot"
+    PERSON_RESERVES = "a person reserves a node for maintenance"
+    PERSON_REBOOTS = "a person reboots a node outside Slurm"
+    PERSON_PAUSES = "a person pauses sresctld for some minutes"
+
+
+class PlannedFault(NamedTuple):
+    """A fault, its time, and the seed of all that is random in it."""
+
+    at: float
+    kind: FaultKind
+    seed: str
+
+
+class FaultyWorld(Protocol):
+    """A simulated cluster, as its faults see it."""
+
+    schedule: Schedule
+    clock: SimClock
+    slurm: SimSlurm
+    machines: dict[str, SimMachine]
+    host: SimHost
+    database: SimDatabase
+    rules: ClusterRules
+    slow_until: float
+
+    def in_hand(self) -> list[str]:
+        """Nodes that sresctld has an open incident of."""
+        ...
+
+    def kill_after(self, boundaries: int) -> None:
+        """Kill sresctld when it comes to one of the next boundaries."""
+        ...
+
+    def say_pause(self, reason: str) -> None:
+        """Pause sresctld, or let it go on."""
+        ...
+
+
+def plan(
+    seed: int, hours: float, a_hour: float, kinds: Collection[FaultKind]
+) -> list[PlannedFault]:
+    """Draw the faults of a run: in bursts, because what hurts comes together."""
+    random = Random(f"{seed}/plan")
+    ordered = [kind for kind in FaultKind if kind in kinds]
+    count = max(1, round(hours * a_hour))
+    faults: list[PlannedFault] = []
+    while len(faults) < count:
+        begin = 40.0 + random.random() * max(1.0, hours * 3600.0 - 100.0)
+        for _ in range(min(random.choice((1, 2, 3)), count - len(faults))):
+            at = begin + random.random() * BURST_SECONDS
+            faults.append(PlannedFault(at, random.choice(ordered), f"{seed}/{len(faults)}"))
+    return sorted(faults)
+
+
+def strike(world: FaultyWorld, fault: PlannedFault) -> None:
+    """Have a fault happen."""
+    FAULTS[fault.kind](world, Random(fault.seed))
+
+
+def _any(world: FaultyWorld, random: Random, share_in_hand: float = 0.3) -> SimMachine:
+    """Pick a node; the given share of times one that sresctld has in hand, if there is one."""
+    names = sorted(world.machines)
+    in_hand = sorted(set(world.in_hand()) & set(names))
+    pick, chance = random.choice(names), random.random()
+    if in_hand and chance < share_in_hand:
+        pick = in_hand[int(random.random() * len(in_hand))]
+    return world.machines[pick]
+
+
+def _several(world: FaultyWorld, random: Random) -> list[SimMachine]:
+    names = sorted(world.machines)
+    count = max(3, int(len(names) * random.uniform(0.3, 1.0)))
+    return [world.machines[name] for name in random.sample(names, min(count, len(names)))]
+
+
+def _cut(paths: frozenset[Path], low: float, high: float) -> Callable[[FaultyWorld, Random], None]:
+    def strike_one(world: FaultyWorld, random: Random) -> None:
+        _cut_one(world, _any(world, random), paths, random.uniform(low, high))
+
+    return strike_one
+
+
+def _cut_one(
+    world: FaultyWorld, machine: SimMachine, paths: frozenset[Path], seconds: float
+) -> None:
+    machine.cut_off(paths, seconds)
+    world.schedule.after(seconds, world.rules.path_mended, machine.name)
+
+
+def _storm_of_blips(world: FaultyWorld, random: Random) -> None:
+    spread = random.choice((0.1, 3.0, 15.0))
+    for machine in _several(world, random):
+        seconds = random.uniform(2.0, 60.0)
+        world.schedule.after(random.random() * spread, _cut_one, world, machine, ALL_PATHS, seconds)
+
+
+def _storm_of_deaths(world: FaultyWorld, random: Random) -> None:
+    spread = random.choice((0.1, 3.0, 15.0))
+    for machine in _several(world, random):
+        world.schedule.after(random.random() * spread, machine.power_off)
+        # The power is back some time later, for those that were not replaced.
+        _power_returns(world, random, machine)
+
+
+def _power_returns(world: FaultyWorld, random: Random, machine: SimMachine) -> None:
+    if random.random() < 0.5:
+        serial, seconds = machine.serial, random.uniform(60.0, 600.0)
+
+        def power_on() -> None:
+            if machine.serial == serial and not machine.lives:
+                machine.boot(10.0)
+
+        world.schedule.after(seconds, power_on)
+
+
+def _storm_of_faults(world: FaultyWorld, random: Random) -> None:
+    for machine in _several(world, random):
+        severity = random.choice((Severity.REBOOT, Severity.REPLACE))
+        world.schedule.after(random.random() * 5.0, machine.break_down, severity)
+
+
+def _power(world: FaultyWorld, random: Random) -> None:
+    machine = _any(world, random)
+    machine.power_off()
+    _power_returns(world, random, machine)
+
+
+def _flapping(world: FaultyWorld, random: Random) -> None:
+    machine, at = _any(world, random), 0.0
+    for _ in range(random.randint(3, 8)):
+        seconds = random.uniform(0.5, 12.0)
+        world.schedule.after(at, _cut_one, world, machine, ALL_PATHS, seconds)
+        at += seconds + random.uniform(1.0, 30.0)
+
+
+def _sick(severity: Severity) -> Callable[[FaultyWorld, Random], None]:
+    def strike_one(world: FaultyWorld, random: Random) -> None:
+        _any(world, random, 0.1).break_down(severity)
+
+    return strike_one
+
+
+def _agent_stops(world: FaultyWorld, random: Random) -> None:
+    machine = _any(world, random)
+    machine.agent.stop()
+    boot_id = machine.boot_id
+
+    def start() -> None:
+        if machine.lives and machine.boot_id == boot_id:
+            machine.agent.start(0.1)
+
+    world.schedule.after(random.uniform(1.0, 60.0), start)
+
+
+def _agent_dies(world: FaultyWorld, random: Random) -> None:
+    machine = _any(world, random)
+    if machine.lives:
+        machine.agent.crash(random.uniform(0.2, 10.0))
+
+
+def _program(*manners: Manner) -> Callable[[FaultyWorld, Random], None]:
+    def strike_one(world: FaultyWorld, random: Random) -> None:
+        world.host.manners = [*manners]
+        world.schedule.after(random.uniform(60.0, 400.0), _behave, world)
+        machine = _any(world, random)
+        if Manner.SICK_AGAIN in manners:
+            machine.break_down(Severity.REPLACE)
+        else:
+            machine.power_off()
+
+    return strike_one
+
+
+def _behave(world: FaultyWorld) -> None:
+    world.host.manners = [Manner.GOOD]
+
+
+def _kill(world: FaultyWorld, random: Random) -> None:
+    world.kill_after(random.randint(1, 30))
+
+
+def _clock_step(world: FaultyWorld, random: Random) -> None:
+    size = random.choice((0.5, 1.0, 2.0, 30.0, 3600.0))
+    world.clock.step += random.choice((1, -1)) * size
+
+
+def _slurm_away(world: FaultyWorld, random: Random) -> None:
+    world.slurm.away = True
+    world.schedule.after(random.uniform(2.0, 120.0), _slurm_answers, world)
+
+
+def _slurm_answers(world: FaultyWorld) -> None:
+    world.slurm.away = False
+
+
+def _slurm_slow(world: FaultyWorld, random: Random) -> None:
+    world.slow_until = world.schedule.now + random.uniform(20.0, 120.0)
+
+
+def _slurm_restart(world: FaultyWorld, random: Random) -> None:
+    """Restart it: nodes show no answer until they have registered again."""
+    slurm = world.slurm
+    slurm.away = True
+
+    def up() -> None:
+        slurm.away = False
+        for name, machine in world.machines.items():
+            node = slurm.entries[name]
+            slurm.put(msgspec.structs.replace(node, flags=node.flags | {"NOT_RESPONDING"}))
+            world.schedule.after(random.uniform(0.5, 8.0), register, machine)
+
+    def register(machine: SimMachine) -> None:
+        if machine.reaches(Path.SLURM):
+            slurm.register(machine.name, rebooted=False)
+
+    world.schedule.after(random.uniform(1.0, 10.0), up)
+
+
+def _unlisted(world: FaultyWorld, random: Random) -> None:
+    machine = _any(world, random)
+    world.slurm.hidden.add(machine.name)
+    world.schedule.after(random.choice((2.5, 10.0)), world.slurm.hidden.discard, machine.name)
+    if random.random() < 0.5:
+        # What dies after it was forgotten must be noticed.
+        world.schedule.after(random.uniform(20.0, 200.0), machine.power_off)
+
+
+def _reason_unclear(world: FaultyWorld, random: Random) -> None:
+    seconds = random.uniform(5.0, 60.0)
+    for name in sorted(world.machines):
+        node = world.slurm.entries[name]
+        if node.reason:
+            world.slurm.put(msgspec.structs.replace(node, reason_unclear=True))
+            world.schedule.after(seconds, _reason_clear, world, name)
+
+
+def _reason_clear(world: FaultyWorld, name: str) -> None:
+    node = world.slurm.entries[name]
+    world.slurm.put(msgspec.structs.replace(node, reason_unclear=False))
+
+
+def _disk_journal(world: FaultyWorld, random: Random) -> None:
+    world.database.full = True
+
+    def free() -> None:
+        world.database.full = False
+
+    world.schedule.after(random.uniform(1.0, 60.0), free)
+
+
+def _disk_runs(world: FaultyWorld, random: Random) -> None:
+    world.host.full = True
+
+    def free() -> None:
+        world.host.full = False
+
+    world.schedule.after(random.uniform(5.0, 90.0), free)
+
+
+def _person_drains(world: FaultyWorld, random: Random) -> None:
+    _drain(world, random, random.choice(REASONS))
+
+
+def _person_writes_like_slurm(world: FaultyWorld, random: Random) -> None:
+    reason = random.choice(LIKE_SLURMS)
+    if random.random() < 0.5:
+        _drain(world, random, reason)
+    else:
+        _reword(world, random, reason)
+
+
+def _drain(world: FaultyWorld, random: Random, reason: str) -> None:
+    name = _any(world, random, 0.7).name
+    state = random.choice(("drain", "drain", "fail", "down"))
+    if state == "down" and world.slurm.jobs_on(name):
+        state = "drain"
+    author = random.choice(PERSONS)
+    world.slurm.set_by(author, [name], state=state, reason=reason)
+    if random.random() < 0.6:
+        world.schedule.after(random.uniform(60.0, 600.0), _put_back, world, name, author, reason)
+
+
+def _put_back(world: FaultyWorld, name: str, author: str, reason: str) -> None:
+    """Have a person resume what the person took."""
+    node = world.slurm.entries[name]
+    if node.reason == reason and (node.is_down or node.is_drain or node.is_fail):
+        world.slurm.set_by(author, [name], state="resume")
+
+
+def _person_resumes(world: FaultyWorld, random: Random) -> None:
+    name = _any(world, random, 0.9).name
+    node = world.slurm.entries[name]
+    if node.is_down or node.is_drain or node.is_fail:
+        world.slurm.set_by(random.choice(PERSONS), [name], state="resume")
+
+
+def _person_rewords(world: FaultyWorld, random: Random) -> None:
+    _reword(world, random, random.choice(REASONS))
+
+
+def _reword(world: FaultyWorld, random: Random, reason: str) -> None:
+    name = _any(world, random, 0.9).name
+    world.slurm.set_by(random.choice(PERSONS), [name], reason=reason)
+
+
+def _person_asks(world: FaultyWorld, random: Random) -> None:
+    name, action = _any(world, random, 0.4).name, random.choice((REPLACE, REBOOT))
+    world.slurm.set_by(random.choice(PERSONS), [name], state="fail", reason=action)
+
+
+def _person_reserves(world: FaultyWorld, random: Random) -> None:
+    name = _any(world, random, 0.4).name
+    node = world.slurm.entries[name]
+    world.slurm.put(msgspec.structs.replace(node, flags=node.flags | {"MAINTENANCE"}))
+    world.rules.people.reserved[name] = world.schedule.now
+    world.schedule.after(random.uniform(60.0, 300.0), _end_reservation, world, name)
+
+
+def _end_reservation(world: FaultyWorld, name: str) -> None:
+    world.rules.people.reserved.pop(name, None)
+    node = world.slurm.entries[name]
+    world.slurm.put(msgspec.structs.replace(node, flags=node.flags - {"MAINTENANCE"}))
+
+
+def _person_reboots(world: FaultyWorld, random: Random) -> None:
+    machine, rebooting = _any(world, random), world.rules.people.rebooting
+    seconds = random.uniform(20.0, 240.0)
+    rebooting.add(machine.name)
+    world.schedule.after(seconds + 5.0, rebooting.discard, machine.name)
+    machine.boot(seconds)
+
+
+def _person_pauses(world: FaultyWorld, random: Random) -> None:
+    world.say_pause("a switch is exchanged")
+    world.schedule.after(random.uniform(10.0, 120.0), world.say_pause, "")
+
+
+FAULTS: Mapping[FaultKind, Callable[[FaultyWorld, Random], None]] = {
+    FaultKind.BLIP: _cut(ALL_PATHS, 0.5, 3.4),
+    FaultKind.LONG_BLIP: _cut(ALL_PATHS, 3.5, 60.0),
+    FaultKind.NO_BEATS: _cut(frozenset({Path.BEATS}), 1.0, 90.0),
+    FaultKind.NO_PROBES: _cut(frozenset({Path.PROBES}), 1.0, 90.0),
+    FaultKind.NO_SLURM: _cut(frozenset({Path.SLURM}), 5.0, 500.0),
+    FaultKind.BEATS_AND_PROBES: _cut(frozenset({Path.BEATS, Path.PROBES}), 2.0, 60.0),
+    FaultKind.STORM_OF_BLIPS: _storm_of_blips,
+    FaultKind.STORM_OF_DEATHS: _storm_of_deaths,
+    FaultKind.STORM_OF_FAULTS: _storm_of_faults,
+    FaultKind.POWER: _power,
+    FaultKind.FLAPPING: _flapping,
+    FaultKind.SICK_REBOOT: _sick(Severity.REBOOT),
+    FaultKind.SICK_REPLACE: _sick(Severity.REPLACE),
+    FaultKind.AGENT_STOPS: _agent_stops,
+    FaultKind.AGENT_DIES: _agent_dies,
+    FaultKind.PROGRAM_FAILS: _program(Manner.FAILS, Manner.FAILS, Manner.GOOD),
+    FaultKind.PROGRAM_HANGS: _program(Manner.HANGS),
+    FaultKind.PROGRAM_LIES: _program(Manner.LIES),
+    FaultKind.PROGRAM_HALF_DONE: _program(Manner.HALF_DONE, Manner.GOOD),
+    FaultKind.PROGRAM_LOSES_NODE: _program(Manner.LOSES_NODE),
+    FaultKind.PROGRAM_SLOW: _program(Manner.SLOW),
+    FaultKind.PROGRAM_SICK: _program(Manner.SICK_AGAIN),
+    FaultKind.KILL: _kill,
+    FaultKind.CLOCK_STEP: _clock_step,
+    FaultKind.SLURM_AWAY: _slurm_away,
+    FaultKind.SLURM_SLOW: _slurm_slow,
+    FaultKind.SLURM_RESTART: _slurm_restart,
+    FaultKind.UNLISTED: _unlisted,
+    FaultKind.REASON_UNCLEAR: _reason_unclear,
+    FaultKind.DISK_JOURNAL: _disk_journal,
+    FaultKind.DISK_RUNS: _disk_runs,
+    FaultKind.PERSON_DRAINS: _person_drains,
+    FaultKind.PERSON_RESUMES: _person_resumes,
+    FaultKind.PERSON_REWORDS: _person_rewords,
+    FaultKind.PERSON_WRITES_LIKE_SLURM: _person_writes_like_slurm,
+    FaultKind.PERSON_ASKS: _person_asks,
+    FaultKind.PERSON_RESERVES: _person_reserves,
+    FaultKind.PERSON_REBOOTS: _person_reboots,
+    FaultKind.PERSON_PAUSES: _person_pauses,
+}

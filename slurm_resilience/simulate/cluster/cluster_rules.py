@@ -1,0 +1,428 @@
+"""Rules that must hold at every moment of a simulated cluster, whatever happens to it."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from slurm_resilience.config import Config
+from slurm_resilience.controller.decide.node_lifecycle import NodeState
+from slurm_resilience.controller.journal import Incident
+from slurm_resilience.model import Job, Node
+from slurm_resilience.simulate.cluster.sim_host import SimHost, SimRun
+from slurm_resilience.simulate.cluster.sim_machine import Power, SimMachine
+from slurm_resilience.simulate.cluster.sim_slurm import SLURM, SRESCTLD, SimSlurm
+from slurm_resilience.simulate.cluster.sim_supervisor import SimSupervisors
+from slurm_resilience.simulate.schedule import Schedule
+
+SEEN_SECONDS = 2.5
+"""A node that has lived, beaten and been healthy for so long is known to."""
+STALE_SECONDS = 1.0
+"""An act may rest on a look that is so old."""
+NOTICED_SECONDS = 60.0
+"""A dead or sick node is noticed within this time, if nothing keeps sresctld from it."""
+WINDOW_SECONDS = 120.0
+ALARMS_SECONDS, MOST_ALARMS = 600.0, 5
+"""Alarms of one node, or of none, within so many seconds."""
+
+
+class ClusterRule(enum.StrEnum):
+    """The rules."""
+
+    UNSUPERVISED_JOB = "no job that is not supervised dies by sresctld sooner than by Slurm"
+    LIVING_NODE = "no node that lives and is healthy is replaced, unless a person asked for it"
+    PERSONS_NODE = "no node of a person is touched"
+    ONCE = "no intent acts twice"
+    MOST_PROGRAMS = "no more programs run than replace.max_running"
+    MOST_MARKS = "no more nodes are marked within the window than the ceiling allows"
+    PROGRAM_ENDED = "no running program is ended without a person's word"
+    SICK_IN_SERVICE = "no node stays in service with a finding that takes it out"
+    RESUMED_SICK = "no node is given back with a finding of its present boot"
+    DEAD_UNNOTICED = "no dead node stays in service"
+    REBOOTING_NODE = "no node is replaced while a person's reboot of it is under way"
+    INTENT_ENDS = "each intent ends within a bound of time"
+    AS_IT_SHOULD_BE = "after the last fault the cluster comes to the state that it should have"
+    ALARMS = "alarms are no flood"
+    DAEMON_LIVES = "the daemon ends by itself for no fault"
+    PAUSE = "nothing is done after a pause was said"
+
+
+class Broken(NamedTuple):
+    """A rule that was broken, when, and by what."""
+
+    rule: ClusterRule
+    at: float
+    text: str
+
+
+class Hold(NamedTuple):
+    """A person's word on a node."""
+
+    since: float
+    reason: str
+    asks: bool
+    """It is a request to sresctld; else the node is not to be touched."""
+
+
+class DaemonView(Protocol):
+    """The state of sresctld, as its world sees it."""
+
+    def able_since(self) -> float:
+        """Since when it runs, sees Slurm and may act; infinite: it does not."""
+        ...
+
+    def open_incidents(self) -> list[Incident]:
+        """Return the journal's."""
+        ...
+
+
+class ClusterRules:
+    """Looks at everything that changes, and writes down each broken rule."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        config: Config,
+        slurm: SimSlurm,
+        machines: dict[str, SimMachine],
+        host: SimHost,
+        supervisors: SimSupervisors,
+        note: Callable[[str], None],
+    ) -> None:
+        self._schedule = schedule
+        self._config = config
+        self._slurm = slurm
+        self._machines = machines
+        self._host = host
+        self._supervisors = supervisors
+        self._note = note
+        self.broken: list[Broken] = []
+        self.people = PeoplesWords()
+        self._marks: deque[tuple[float, str]] = deque()
+        self._intents: set[str] = set()
+        self._alarms: dict[str, deque[float]] = {}
+        self._open_for: dict[int, float] = {}
+        """Seconds for which an incident was open with nothing in its way."""
+        self._bad_since = WellKnown()
+
+    # -- what changes in Slurm ------------------------------------------------------------------
+
+    def node_set(self, before: Node, after: Node, author: str) -> None:
+        now, name = self._schedule.now, after.name
+        if before.state != after.state or before.reason != after.reason:
+            self._note(f"{author} sets {name}: {after.state} {after.reason!r}")
+        if author == SLURM:
+            if not after.reason:
+                self.people.forget(name)
+            return
+        if author != SRESCTLD:
+            self.people.say(name, after, now)
+            return
+        self._acts(name)
+        self._touches(before, after)
+        is_mark = after.reason.startswith("Action:") and not self.people.asks(name)
+        if is_mark and not before.reason.startswith("Action:"):
+            self._count_mark(name)
+        if not after.reason:
+            self._gives_back(name)
+            self.people.forget(name)
+
+    def job_lost(self, job: Job, node: str, author: str) -> None:
+        if author != SRESCTLD or job.state != "RUNNING" or job.is_zombie:
+            return
+        if job.id in self._supervisors.announced:
+            return
+        since = self._slurm.silent.get(node)
+        waited = self._schedule.now - since if since is not None else 0.0
+        own: float = getattr(self._config.detect, "dead_after_unsupervised", 1e9)
+        bound = min(own, self._slurm.settings.slurmd_timeout)
+        if waited < bound * 0.9:
+            self._break(
+                ClusterRule.UNSUPERVISED_JOB,
+                f"job {job.id} lost {node or 'its run'} after {waited:.1f} s of silence; Slurm "
+                f"waits {self._slurm.settings.slurmd_timeout:.0f} s",
+            )
+
+    def job_started(self, job: Job) -> None:
+        self._supervisors.job_started(job)
+
+    # -- what is done with programs -------------------------------------------------------------
+
+    def run_started(self, run: SimRun) -> None:
+        self._note(f"PROGRAM {run.verb} {run.node} starts for {run.intent}: {run.manner.value}")
+        machine, name = self._machines[run.node], run.node
+        self._acts(name)
+        if run.intent in self._intents:
+            self._break(ClusterRule.ONCE, f"{run.intent} is started a second time")
+        self._intents.add(run.intent)
+        running = [other for other in self._host.runs.values() if other.lives]
+        if any(other.node == name and other is not run for other in running):
+            self._break(
+                ClusterRule.ONCE, f"{run.intent} starts while another program works on {name}"
+            )
+        if len(running) > self._config.replace.max_running:
+            self._break(ClusterRule.MOST_PROGRAMS, f"{len(running)} programs run")
+        if self.people.asks(name):
+            return
+        hold = self.people.hold(name)
+        if hold is not None and hold.since < self._looked_at(name):
+            self._break(
+                ClusterRule.PERSONS_NODE, f"{name} is replaced; a person holds it: {hold.reason}"
+            )
+        if self.people.reserved.get(name, 1e18) < self._schedule.now - 3 * STALE_SECONDS:
+            self._break(
+                ClusterRule.PERSONS_NODE, f"{name} is replaced in a maintenance reservation"
+            )
+        healthy = self._healthy_for(machine)
+        if healthy >= SEEN_SECONDS:
+            self._break(
+                ClusterRule.LIVING_NODE, f"{name} has lived and been healthy for {healthy:.1f} s"
+            )
+        if machine.power is Power.BOOTING and name in self.people.rebooting:
+            self._break(ClusterRule.REBOOTING_NODE, f"{name} is in its POST")
+
+    def run_terminated(self, run: SimRun) -> None:
+        self._note(f"PROGRAM {run.intent} is ended by sresctld")
+        if self.people.last_word.get(run.node, -1.0) < run.began:
+            self._break(
+                ClusterRule.PROGRAM_ENDED, f"{run.intent} on {run.node}; no person said a word"
+            )
+
+    # -- what the journal gets ------------------------------------------------------------------
+
+    def event_written(self, row: Any) -> None:
+        _, kind, node, job, incident, text, _ = row
+        if kind in ("alarm", "failed", "pause"):
+            self._note(f"journal: {kind} {node} {text[:140]}")
+        elif incident or kind == "requeue":
+            self._note(f"journal: {kind} {node}{f' job {job}' if job else ''} {text[:100]}")
+        if kind != "alarm":
+            return
+        times = self._alarms.setdefault(node or (f"job {job}" if job else ""), deque())
+        times.append(self._schedule.now)
+        while times[0] < self._schedule.now - ALARMS_SECONDS:
+            times.popleft()
+        if len(times) > MOST_ALARMS:
+            about = f"of {node}" if node else "of the whole cluster"
+            self._break(ClusterRule.ALARMS, f"{len(times)} alarms {about}: {text[:80]}")
+
+    # -- what must come about -------------------------------------------------------------------
+
+    def look(self, standing: DaemonView, seconds: float) -> None:
+        """Check what must come about in time.
+
+        Args:
+            standing: sresctld's.
+            seconds: since the last look.
+        """
+        now = self._schedule.now
+        incidents = standing.open_incidents()
+        able_since = standing.able_since()
+        is_storm = self._bad_since.look(self._machines, self._ceiling(), now)
+        if able_since + NOTICED_SECONDS <= now and not is_storm:
+            held = {incident.node for incident in incidents}
+            for name in self._machines:
+                if name not in held and self.people.hold(name) is None:
+                    self._look_at_node(name)
+        self._look_at_intents(incidents, able_since, seconds)
+
+    def _look_at_node(self, name: str) -> None:
+        now, machine, node = self._schedule.now, self._machines[name], self._slurm.entries[name]
+        if node.is_down or node.is_fail or node.is_drain or name in self.people.reserved:
+            return
+        since = self._bad_since.dead.get(name)
+        is_free = all(job.id in self._supervisors.announced for job in self._slurm.jobs_on(name))
+        if since is not None and now - since > NOTICED_SECONDS and is_free:
+            self._break(ClusterRule.DEAD_UNNOTICED, f"{name} has been dead for {now - since:.0f} s")
+        told = machine.agent.reported_at.values() if machine.agent.speaks else ()
+        answered = self.people.last_word.get(name, -1.0)
+        if machine.fault is not None and any(
+            at > answered and now - at > NOTICED_SECONDS for at in told
+        ):
+            self._break(
+                ClusterRule.SICK_IN_SERVICE, f"{name} has had {machine.fault} for {now:.0f} s"
+            )
+
+    def _look_at_intents(
+        self, incidents: list[Incident], able_since: float, seconds: float
+    ) -> None:
+        bound = self._bound()
+        for incident in incidents:
+            node = self._slurm.entries.get(incident.node)
+            if able_since == float("inf") or node is None or node.has_work:
+                continue
+            passed = self._open_for.get(incident.id, 0.0) + seconds
+            self._open_for[incident.id] = passed
+            if passed > bound:
+                text = f"incident {incident.id} of {incident.node} is {incident.state}"
+                self._break(
+                    ClusterRule.INTENT_ENDS, f"{text} after {passed:.0f} s with nothing in its way"
+                )
+
+    def _bound(self) -> float:
+        replace, nodes = self._config.replace, len(self._machines)
+        turns = 1 + nodes / replace.max_running
+        one = replace.timeout + replace.return_timeout + 2 * replace.backoff * 2.0**replace.attempts
+        return 1.5 * turns * replace.attempts * one
+
+    def at_the_end(self, incidents: list[Incident], last: dict[str, str]) -> None:
+        """Check the cluster's state after it had the time to settle.
+
+        Args:
+            incidents: those that are open still.
+            last: the state of each node that has had an incident.
+        """
+        for incident in incidents:
+            self._break(
+                ClusterRule.AS_IT_SHOULD_BE,
+                f"incident {incident.id} of {incident.node} is {incident.state} at the end",
+            )
+        in_service = []
+        for name, machine in self._machines.items():
+            node = self._slurm.entries[name]
+            if self.people.hold(name) or last.get(name) == NodeState.QUARANTINED:
+                continue
+            if machine.lives and machine.fault is None:
+                # What Slurm or a reservation keeps out is not sresctld's to give back.
+                is_ours = node.reason.startswith("Action:")
+                if not node.is_available and is_ours:
+                    text = f"{name} is well, and {node.state} {node.reason!r}"
+                    self._break(ClusterRule.AS_IT_SHOULD_BE, text)
+            elif node.is_available:
+                in_service.append(f"{name} is dead or sick, and {node.state}")
+        # So many at once are left to a person.
+        if 0 < len(in_service) <= self._ceiling():
+            self._break(ClusterRule.AS_IT_SHOULD_BE, in_service[0])
+
+    def daemon_ended(self, text: str) -> None:
+        """Take in that sresctld ended by an error."""
+        self._break(ClusterRule.DAEMON_LIVES, text)
+
+    # -- judged in one place --------------------------------------------------------------------
+
+    def _acts(self, name: str) -> None:
+        pause = self.people.paused_at
+        if pause is not None and self._schedule.now - pause > self.people.pause_grace:
+            passed = self._schedule.now - pause
+            self._break(ClusterRule.PAUSE, f"{name} is acted on {passed:.1f} s after a pause")
+
+    def _touches(self, before: Node, after: Node) -> None:
+        hold = self.people.hold(after.name)
+        if hold is None:
+            return
+        # The jobs of a node that died must be freed; its reason stays.
+        is_freed = after.is_down and after.reason == before.reason
+        if not is_freed and hold.since < self._looked_at(after.name):
+            self._break(
+                ClusterRule.PERSONS_NODE,
+                f"{after.name} becomes {after.state} {after.reason!r}; a person held it: "
+                f"{hold.reason!r}",
+            )
+
+    def _looked_at(self, name: str) -> float:
+        """When sresctld last looked at a node, or should have."""
+        looked = max(self._slurm.read_at.get(name, 0.0), self._slurm.listed_at)
+        return max(looked, self._schedule.now - 20 * STALE_SECONDS)
+
+    def _gives_back(self, name: str) -> None:
+        machine = self._machines[name]
+        told = machine.agent.reported_at.values()
+        if machine.lives and any(self._schedule.now - at > SEEN_SECONDS for at in told):
+            self._break(ClusterRule.RESUMED_SICK, f"{name} has {machine.fault} in its present boot")
+
+    def _count_mark(self, name: str) -> None:
+        now = self._schedule.now
+        self._marks.append((now, name))
+        while self._marks[0][0] < now - WINDOW_SECONDS:
+            self._marks.popleft()
+        marked = {node for _, node in self._marks}
+        if len(marked) > self._ceiling():
+            self._break(
+                ClusterRule.MOST_MARKS,
+                f"{len(marked)} of {len(self._machines)} nodes within {WINDOW_SECONDS:.0f} s: "
+                f"{' '.join(sorted(marked))}",
+            )
+
+    def _ceiling(self) -> int:
+        detect = self._config.detect
+        share = int(len(self._machines) * detect.max_faulty_percent / 100)
+        return max(detect.max_faulty_nodes, share)
+
+    def _healthy_for(self, machine: SimMachine) -> float:
+        """Seconds for which sresctld could see that a node lives and is healthy."""
+        agent = machine.agent
+        if machine.fault is not None or machine.cut or not agent.speaks:
+            return 0.0
+        since = max(agent.connected_at, self._bad_since.mended.get(machine.name, 0.0))
+        return self._schedule.now - since
+
+    def path_mended(self, name: str) -> None:
+        """Take in that a node is reached again."""
+        self._bad_since.mended[name] = self._schedule.now
+
+    def _break(self, rule: ClusterRule, text: str) -> None:
+        if any(broken.rule is rule for broken in self.broken):
+            return
+        self._note(f"BROKEN: {rule}: {text}")
+        self.broken.append(Broken(rule, self._schedule.now, text))
+
+
+class PeoplesWords:
+    """All that people said of nodes, and when."""
+
+    def __init__(self) -> None:
+        self._holds: dict[str, Hold] = {}
+        self.last_word: dict[str, float] = {}
+        self.reserved: dict[str, float] = {}
+        """Nodes in a maintenance reservation, and since when."""
+        self.rebooting: set[str] = set()
+        """Nodes that a person reboots without a word to Slurm."""
+        self.paused_at: float | None = None
+        self.pause_grace = 0.0
+        """Seconds in which an act may end that was begun before a pause."""
+
+    def say(self, name: str, node: Node, now: float) -> None:
+        """Take in a person's word."""
+        self.last_word[name] = now
+        if node.reason:
+            self._holds[name] = Hold(now, node.reason, bool(node.requested_action))
+        else:
+            self._holds.pop(name, None)
+
+    def forget(self, name: str) -> None:
+        """Take in that a node is in service again."""
+        self._holds.pop(name, None)
+
+    def asks(self, name: str) -> bool:
+        """Tell whether a person's request stands."""
+        hold = self._holds.get(name)
+        return hold is not None and hold.asks
+
+    def hold(self, name: str) -> Hold | None:
+        """Return the word by which a person keeps a node."""
+        hold = self._holds.get(name)
+        return None if hold is None or hold.asks else hold
+
+
+class WellKnown:
+    """Since when machines are dead, and when so many were bad at once that the breaker holds."""
+
+    def __init__(self) -> None:
+        self.dead: dict[str, float] = {}
+        self.mended: dict[str, float] = {}
+        self._storm_until = 0.0
+
+    def look(self, machines: dict[str, SimMachine], ceiling: int, now: float) -> bool:
+        """Take in the machines' states, and tell whether it is a storm or was one lately."""
+        bad = 0
+        for name, machine in machines.items():
+            if machine.lives:
+                self.dead.pop(name, None)
+            else:
+                self.dead.setdefault(name, now)
+            bad += not machine.lives or bool(machine.cut) or machine.fault is not None
+        if bad > ceiling:
+            self._storm_until = now + 2 * WINDOW_SECONDS
+        return now < self._storm_until

@@ -1,0 +1,451 @@
+"""One simulated cluster under faults, with the real sresctld in its middle.
+
+A run is a function of its seed: the plan of faults, the jobs, the nodes and the programs have a
+stream of random numbers each, so that a run without one of its faults is the same in all else.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+import threading
+from collections.abc import Callable, Collection
+from pathlib import Path as Directory
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+
+from slurm_resilience.config import Config, ControllerSettings, ReplaceSettings
+from slurm_resilience.controller.journal import Incident
+from slurm_resilience.controller.main import Borders, Controller
+from slurm_resilience.controller.probe import Answered
+from slurm_resilience.errors import SresError
+from slurm_resilience.simulate.cluster.cluster_faults import (
+    FaultKind,
+    PlannedFault,
+    plan,
+    strike,
+)
+from slurm_resilience.simulate.cluster.cluster_rules import Broken, ClusterRules
+from slurm_resilience.simulate.cluster.sim_clock import SimClock
+from slurm_resilience.simulate.cluster.sim_database import SimDatabase
+from slurm_resilience.simulate.cluster.sim_host import Manner, SimHost
+from slurm_resilience.simulate.cluster.sim_machine import (
+    Path,
+    SimClient,
+    SimMachine,
+    WireEnd,
+)
+from slurm_resilience.simulate.cluster.sim_slurm import Settings, SimSlurm
+from slurm_resilience.simulate.cluster.sim_supervisor import SimSupervisors
+from slurm_resilience.simulate.schedule import Schedule
+from slurm_resilience.wire.messages import PauseRequest
+
+LOOK_SECONDS = 10.0
+"""Between two looks at what must come about."""
+LONGEST_JUMP_SECONDS = 30.0
+"""sresctld's cycles are left out for so long where nothing can happen."""
+FAULTS_AN_HOUR = 6
+SETTLE_SECONDS = 900.0
+"""Time that the cluster has after the last fault."""
+CALL_SECONDS = 0.02
+PROBE_SECONDS = 1.0
+
+
+class Killed(BaseException):
+    """kill -9 of sresctld."""
+
+
+class ClusterRun(NamedTuple):
+    """The outcome of one run."""
+
+    nodes: int
+    hours: float
+    cycles: int
+    events: int
+    faults: tuple[FaultKind, ...]
+    broken: tuple[Broken, ...]
+
+
+class WatchedController(Controller):
+    """The real daemon; the world goes on around each of its cycles."""
+
+    before: Callable[[], None]
+    after: Callable[[str], None]
+
+    def cycle(self) -> str:
+        self.before()
+        sentence = super().cycle()
+        self.after(sentence)
+        return sentence
+
+
+class SimDialer:
+    """Probes of slurmds on the simulated network."""
+
+    def __init__(self, world: SimCluster) -> None:
+        self._world = world
+
+    def dial(self, address: str, port: int, done: Answered) -> None:
+        schedule, clock = self._world.schedule, self._world.clock
+        started = clock.monotonic()
+        machine = self._world.at_address[address]
+        if machine.reaches(Path.PROBES):
+            schedule.after(CALL_SECONDS, done, started, "answered")
+        else:
+            schedule.after(PROBE_SECONDS, done, started, "silent")
+
+    def close(self) -> None:
+        return
+
+
+class SimCluster:
+    """A cluster, its faults, and sresctld."""
+
+    def __init__(self, seed: int, directory: Directory, trace: list[str] | None) -> None:
+        self.schedule = Schedule()
+        self.clock = SimClock(self.schedule)
+        self._trace = trace
+        random = Random(f"{seed}/shape")
+        self._random = random
+        count = random.choice((4, 6, 6, 8, 8, 10, 12, 20))
+        settings = Settings(
+            return_to_service=random.choice((0, 0, 1, 2)),
+            permits_expansion=random.random() < 0.7,
+            slurmd_timeout=random.choice((300.0, 300.0, 120.0)),
+        )
+        self.slurm = SimSlurm(count, self.schedule, settings)
+        self.endpoint = WireEnd()
+        machines = Random(f"{seed}/machines")
+        self.machines = {
+            name: SimMachine(
+                name,
+                self.schedule,
+                self.endpoint,
+                machines,
+                self._contact,
+                self.slurm.register,
+            )
+            for name in self.slurm.entries
+        }
+        self.at_address = {
+            node.address: self.machines[name] for name, node in self.slurm.entries.items()
+        }
+        self.host = SimHost(self.schedule, self.clock, Random(f"{seed}/programs"), self.machines)
+        self.database = SimDatabase.make()
+        self.config = Config(
+            controller=ControllerSettings(state_dir=str(directory)),
+            replace=ReplaceSettings(
+                program=("replace-node",),
+                timeout=60.0,
+                attempts=random.choice((2, 3)),
+                backoff=random.choice((1.0, 5.0, 20.0)),
+                return_timeout=60.0,
+                max_running=random.choice((1, 2, 8)),
+            ),
+        )
+        supervisors = SimSupervisors(
+            self.schedule,
+            self.slurm,
+            self.endpoint,
+            Random(f"{seed}/supervisors"),
+            lambda name: self.machines[name].lives,
+        )
+        self.rules = ClusterRules(
+            self.schedule,
+            self.config,
+            self.slurm,
+            self.machines,
+            self.host,
+            supervisors,
+            self.note,
+        )
+        self.slow_until = 0.0
+        self.workload = Workload(self.schedule, self.slurm, supervisors, Random(f"{seed}/jobs"))
+        self.daemon = SimDaemon(self, supervisors, random.choice((0.25, 1.0, 1.0, 2.0)))
+
+    # -- as faults see it ---------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """Write a line of the trace."""
+        if self._trace is not None:
+            self._trace.append(f"{self.schedule.now:9.2f}  {text}")
+
+    def in_hand(self) -> list[str]:
+        """Return the nodes that sresctld has an open incident of."""
+        return [incident.node for incident in self.daemon.open_incidents()]
+
+    def kill_after(self, boundaries: int) -> None:
+        """Kill sresctld when it comes to one of the next boundaries."""
+        self.daemon.kill_in = boundaries
+
+    def say_pause(self, reason: str) -> None:
+        """Pause sresctld, or let it go on, as `sres pause` does."""
+        self.daemon.pause(reason)
+
+    # -- the run ------------------------------------------------------------------------------
+
+    def run(self, faults: Collection[PlannedFault], hours: float, stop_at_first: bool) -> None:
+        """Live through the faults, and through the time that the cluster needs to settle."""
+        schedule, rules = self.schedule, self.rules
+        self.slurm.watcher = rules
+        self.slurm.take_time = self._take_time
+        self.host.watcher = rules
+        self.host.boundary = self.daemon.boundary
+        self.database.boundary = self.daemon.boundary
+        self.database.written = rules.event_written
+        self.clock.stride = self.daemon.stride
+        for machine in self.machines.values():
+            machine.agent.start(self._random.uniform(0.1, 4.0))
+        self.workload.begin(len(self.machines))
+        for fault in sorted(faults):
+            schedule.at(fault.at, self._strike, fault)
+        last = max((fault.at for fault in faults), default=0.0)
+        end = max(hours * 3600.0, last + 400.0)
+        schedule.at(end, self._calm)
+        schedule.after(LOOK_SECONDS, self._look)
+
+        def is_over() -> bool:
+            return schedule.now >= end + SETTLE_SECONDS or (stop_at_first and bool(rules.broken))
+
+        self.daemon.live_until(is_over)
+        if not (stop_at_first and rules.broken):
+            rules.at_the_end(self.daemon.open_incidents(), self.daemon.last_states())
+
+    def _strike(self, fault: PlannedFault) -> None:
+        self.note(f"FAULT: {fault.kind}")
+        try:
+            strike(self, fault)
+        except SresError as error:
+            self.note(f"  Slurm refuses: {error}")
+
+    def _calm(self) -> None:
+        """Have all that was broken work again."""
+        self.note("faults are over")
+        self.host.manners, self.host.full = [Manner.GOOD], False
+        self.database.full, self.slurm.away, self.slow_until = False, False, 0.0
+        self.slurm.hidden.clear()
+        self.daemon.kill_in = 0
+
+    def _look(self) -> None:
+        self.rules.look(self.daemon, LOOK_SECONDS)
+        self.schedule.after(LOOK_SECONDS, self._look)
+
+    def _contact(self, name: str, reached: bool) -> None:
+        if reached:
+            self.slurm.regain_contact(name)
+        else:
+            self.slurm.lose_contact(name)
+
+    def _take_time(self) -> None:
+        """Let the time of a call to Slurm pass."""
+        slow = self.schedule.now < self.slow_until
+        seconds = 0.5 + self._random.random() * 4.0 if slow else CALL_SECONDS
+        self.daemon.boundary("before a call to Slurm")
+        self.schedule.run(self.schedule.now + seconds)
+        self.beat()
+
+    def beat(self) -> None:
+        """Have all beats arrive that were sent since the last time."""
+        for machine in self.machines.values():
+            machine.agent.beat()
+
+
+class Workload:
+    """Jobs of users: some supervised, some not."""
+
+    def __init__(
+        self, schedule: Schedule, slurm: SimSlurm, supervisors: SimSupervisors, random: Random
+    ) -> None:
+        self._schedule = schedule
+        self._slurm = slurm
+        self._supervisors = supervisors
+        self._random = random
+
+    def begin(self, nodes: int) -> None:
+        """Keep about two thirds of the nodes busy."""
+        for _ in range(max(1, nodes // 3)):
+            self._schedule.after(self._random.uniform(5.0, 30.0), self._submit)
+
+    def _submit(self) -> None:
+        random = self._random
+        supervised, size = random.random() < 0.6, random.choice((1, 1, 2, 2, 3))
+        seconds = random.uniform(60.0, 500.0)
+        shared = size == 1 and random.random() < 0.4
+        number = self._slurm.next_job
+        if supervised:
+            self._supervisors.jobs.add(number)
+        self._slurm.submit(
+            size,
+            requeue=supervised or random.random() < 0.5,
+            no_kill=supervised and random.random() < 0.7,
+            exclusive=not shared,
+            seconds=seconds,
+            step=False,
+        )
+        self._schedule.after(seconds + random.uniform(1.0, 120.0), self._submit)
+
+
+class SimDaemon:
+    """sresctld's life: started, killed at a boundary, started again on the same journal."""
+
+    def __init__(self, world: SimCluster, supervisors: SimSupervisors, pace: float) -> None:
+        self._world = world
+        self._supervisors = supervisors
+        self._pace = pace
+        self._controller: WatchedController | None = None
+        self._stop = threading.Event()
+        self.kill_in = 0
+        """Boundaries until sresctld is killed; 0: it is not."""
+        self.cycles = 0
+        self._able_since = math.inf
+        self._busy = True
+        self._is_over: Callable[[], bool] = lambda: False
+
+    def live_until(self, is_over: Callable[[], bool]) -> None:
+        """Run sresctld, as systemd does, until the run is over."""
+        self._is_over = is_over
+        schedule = self._world.schedule
+        while not is_over():
+            try:
+                self._start()
+                if self._controller is not None:
+                    self._controller.run(self._stop)
+                return
+            except Killed:
+                self._world.note("sresctld is killed")
+            except SresError as error:
+                self._world.note(f"sresctld does not start: {error}")
+            except Exception as error:
+                self._world.rules.daemon_ended(f"{type(error).__name__}: {error}")
+            self._down()
+            schedule.run(schedule.now + self._world.host.restart_seconds())
+
+    def _start(self) -> None:
+        world = self._world
+        controller = WatchedController(
+            world.config,
+            world.slurm,
+            world.slurm.info(),
+            world.clock,
+            False,
+            Borders(SimDialer(world), world.host, world.database.connect),
+        )
+        controller.before, controller.after = self._before, self._after
+        controller.inbox.know(world.slurm.nodes(), {})
+        self._controller = controller
+        endpoint, inbox = world.endpoint, controller.inbox
+        endpoint.opened, endpoint.received = inbox.opened, inbox.received
+        endpoint.closed = inbox.closed
+        endpoint.generation += 1
+        endpoint.serves = True
+        world.note("sresctld starts")
+        for machine in world.machines.values():
+            machine.agent.sresctld_started()
+        self._supervisors.sresctld_started()
+
+    def _down(self) -> None:
+        self._controller, self._able_since, self.kill_in = None, math.inf, 0
+        self._world.endpoint.serves = False
+
+    def _before(self) -> None:
+        self._world.beat()
+
+    def _after(self, sentence: str) -> None:
+        self.cycles += 1
+        now = self._world.schedule.now
+        if sentence.startswith(("blind", "paused")):
+            self._able_since = math.inf
+        elif self._able_since == math.inf:
+            self._able_since = now
+        self._busy = not sentence.endswith("nothing to do") or "," in sentence
+        if self._is_over():
+            self._stop.set()
+
+    def stride(self) -> float:
+        """Return how long sresctld's next wait takes: where nothing can happen, until the next
+        event of the world."""
+        if self._busy:
+            return self._pace
+        schedule = self._world.schedule
+        return min(schedule.next_at - schedule.now + 0.01, LONGEST_JUMP_SECONDS)
+
+    def boundary(self, name: str) -> None:
+        """Be killed here, where that was asked for."""
+        if self.kill_in and self._controller is not None:
+            self.kill_in -= 1
+            if not self.kill_in:
+                self._world.note(f"kill -9 {name}")
+                raise Killed
+
+    def pause(self, reason: str) -> None:
+        """Take an administrator's pause, or its end."""
+        world, controller = self._world, self._controller
+        if controller is None:
+            return
+        connection = SimClient("query", "", 0, world.endpoint.generation, lambda _: None)
+        controller.inbox.received(connection, PauseRequest(reason))
+        people = world.rules.people
+        people.paused_at = world.schedule.now if reason else None
+        # The act that is under way may end: two calls to Slurm.
+        people.pause_grace = 1.0 + (10.0 if world.schedule.now < world.slow_until else 0.0)
+
+    # -- as the rules see it ------------------------------------------------------------------
+
+    def able_since(self) -> float:
+        """Since when it runs, sees Slurm and may act; infinite: it does not."""
+        return self._able_since
+
+    def open_incidents(self) -> list[Incident]:
+        """Return the journal's open incidents, also while sresctld is down."""
+        rows = self._world.database.execute("SELECT body FROM incidents").fetchall()
+        incidents = [msgspec.json.decode(row[0], type=Incident) for row in rows]
+        return [incident for incident in incidents if incident.state.is_under_way]
+
+    def last_states(self) -> dict[str, str]:
+        """Return the state of each node's last incident."""
+        rows = self._world.database.execute("SELECT node, state FROM incidents ORDER BY id")
+        return {str(node): str(state) for node, state in rows.fetchall()}
+
+
+def simulate_cluster(
+    seed: int,
+    trace: list[str] | None = None,
+    *,
+    hours: float = 1.0,
+    kinds: Collection[FaultKind] = tuple(FaultKind),
+    faults: Collection[PlannedFault] | None = None,
+    stop_at_first: bool = True,
+) -> ClusterRun:
+    """Run sresctld through the faults of a seed.
+
+    Args:
+        seed: of all that is random.
+        trace: gets a line for each event.
+        hours: simulated hours in which faults happen.
+        kinds: faults that may happen.
+        faults: these, in place of those that the seed gives.
+        stop_at_first: end at the first broken rule.
+    """
+    if faults is None:
+        faults = plan(seed, hours, FAULTS_AN_HOUR, kinds)
+    logging.getLogger("sresctld").setLevel(logging.CRITICAL + 1)
+    with tempfile.TemporaryDirectory(prefix="sres-sim-", dir=_fast_directory()) as directory:
+        world = SimCluster(seed, Directory(directory), trace)
+        world.run(faults, hours, stop_at_first)
+    happened = [fault.kind for fault in faults if fault.at <= world.schedule.now]
+    return ClusterRun(
+        len(world.machines),
+        world.schedule.now / 3600.0,
+        world.daemon.cycles,
+        world.schedule.count,
+        tuple(happened),
+        tuple(world.rules.broken),
+    )
+
+
+def _fast_directory() -> str | None:
+    """Return a directory in memory, where there is one."""
+    return "/dev/shm" if Directory("/dev/shm").is_dir() else None

@@ -1,0 +1,47 @@
+"""The journal's database in memory: it outlives a killed sresctld, and its disk may be full."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+WRITES = ("INSERT", "UPDATE", "DELETE", "COMMIT")
+
+
+class SimDatabase(sqlite3.Connection):
+    """One connection that every sresctld of a run gets in turn."""
+
+    full = False
+    """The disk is full: nothing is written."""
+    boundary: Callable[[str], None] = staticmethod(lambda _: None)
+    """Called before and after each write: sresctld may be killed there."""
+    written: Callable[[Any], None] = staticmethod(lambda _: None)
+    """Called with the row of each new event."""
+
+    @classmethod
+    def make(cls) -> SimDatabase:
+        """Make an empty one."""
+        return sqlite3.connect(":memory:", isolation_level=None, factory=cls)
+
+    def connect(self, path: Path | str) -> sqlite3.Connection:
+        """Open it once more, as after a kill: what was not committed is gone."""
+        if self.in_transaction:
+            super().execute("ROLLBACK")
+        return self
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        if not sql.startswith(WRITES):
+            return super().execute(sql, parameters)
+        self.boundary(f"before {sql[:40]}")
+        if self.full:
+            raise sqlite3.OperationalError("database or disk is full")
+        cursor = super().execute(sql, parameters)
+        if sql.startswith("INSERT INTO events"):
+            self.written(parameters)
+        self.boundary(f"after {sql[:40]}")
+        return cursor
+
+    def close(self) -> None:
+        return

@@ -1,0 +1,188 @@
+"""Simulated replacement programs on sresctld's machine: they succeed, fail, hang, lie, or half do
+it. Their runs are kept in real directories, by the product's own code."""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+from slurm_resilience.replace import program
+from slurm_resilience.simulate.cluster.sim_clock import SimClock
+from slurm_resilience.simulate.cluster.sim_machine import SimMachine
+from slurm_resilience.simulate.schedule import Schedule
+
+TIMEOUT_RC = 124
+TERMINATED_RC = 143
+KILL_SECONDS = 10.0
+"""Between SIGTERM and SIGKILL for a program that does not heed the first."""
+
+
+class Manner(enum.Enum):
+    """The way in which a program does its work."""
+
+    GOOD = "the node comes back"
+    SLOW = "the node comes back long after the program's end"
+    FAILS = "fails at once, and leaves the node alone"
+    HANGS = "hangs until its time is over"
+    LIES = "exits 0 and does nothing"
+    HALF_DONE = "powers the node off, then fails"
+    LOSES_NODE = "exits 0, and the node never comes back"
+    SICK_AGAIN = "the node comes back with the same fault"
+
+
+class SimRun:
+    """A process of the program, with its runner."""
+
+    def __init__(self, pid: int, directory: Path, verb: str, node: str, began: float) -> None:
+        self.pid = pid
+        self.directory = directory
+        self.verb = verb
+        self.node = node
+        self.began = began
+        self.lives = True
+        self.manner = Manner.GOOD
+
+    @property
+    def intent(self) -> str:
+        """The incident and the attempt."""
+        return self.directory.name
+
+
+class ProgramWatcher(Protocol):
+    """Is told of each start of a program and of each order to end one."""
+
+    def run_started(self, run: SimRun) -> None:
+        """Take in that a program begins."""
+        ...
+
+    def run_terminated(self, run: SimRun) -> None:
+        """Take in that sresctld sent it SIGTERM."""
+        ...
+
+
+class SimHost:
+    """A `RunHost`: processes are entries of a table."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        clock: SimClock,
+        random: Random,
+        machines: dict[str, SimMachine],
+    ) -> None:
+        self._schedule = schedule
+        self._clock = clock
+        self._random = random
+        self._machines = machines
+        self.runs: dict[int, SimRun] = {}
+        self.full = False
+        """The disk of the run directories is full."""
+        self.manners: list[Manner] = [Manner.GOOD]
+        """The program behaves as one of these."""
+        self.seconds = (3.0, 20.0)
+        """Shortest and longest time of a program."""
+        self.watcher: ProgramWatcher | None = None
+        self.boundary: Callable[[str], None] = lambda _: None
+        """Called at each moment at which sresctld may be killed."""
+
+    def restart_seconds(self) -> float:
+        """Draw the time until systemd starts sresctld again."""
+        return self._random.choice((0.5, 2.0, 5.0, 30.0))
+
+    # -- RunHost ------------------------------------------------------------------------------
+
+    def make(self, directory: Path) -> None:
+        self.boundary("before a run's directory")
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        directory.mkdir(parents=True)
+        self._stamp(directory)
+        self.boundary("after a run's directory")
+
+    def spawn(self, argv: Sequence[str]) -> int:
+        directory, limit = Path(argv[3]), float(argv[4])
+        verb, node = argv[-2], argv[-1]
+        run = SimRun(len(self.runs) + 100, directory, verb, node, self._schedule.now)
+        run.manner = self._random.choice(self.manners)
+        self.runs[run.pid] = run
+        if self.watcher is not None:
+            self.watcher.run_started(run)
+        self._schedule.after(0.05, self._note, run)
+        self._work(run, limit)
+        self.boundary("after a program's start")
+        return run.pid
+
+    def started(self, pid: int) -> str:
+        run = self.runs.get(pid)
+        if run is None or not run.lives:
+            return "gone"
+        # The kernel tells it from the wall clock's time of the boot, which moves with a step.
+        return f"{run.began + self._clock.step:.2f}"
+
+    def terminate(self, pid: int) -> None:
+        run = self.runs.get(pid)
+        if run is None or not run.lives:
+            raise ProcessLookupError
+        if self.watcher is not None:
+            self.watcher.run_terminated(run)
+        delay = KILL_SECONDS if run.manner is Manner.HANGS else 0.2
+        self._schedule.after(delay, self._exit, run, TERMINATED_RC)
+
+    def reap(self) -> None:
+        return
+
+    # -- the programs -------------------------------------------------------------------------
+
+    def _note(self, run: SimRun) -> None:
+        if run.lives and not self.full:
+            program.note_runner(run.directory, run.pid, self)
+
+    def _work(self, run: SimRun, limit: float) -> None:
+        seconds = min(self._random.uniform(*self.seconds), limit)
+        machine = self._machines.get(run.node)
+        after = self._schedule.after
+        if run.manner is Manner.HANGS:
+            after(limit, self._exit, run, TIMEOUT_RC)
+        elif run.manner is Manner.FAILS or machine is None:
+            after(min(1.0, limit), self._exit, run, 1)
+        elif run.manner is Manner.LIES:
+            after(seconds, self._exit, run, 0)
+        else:
+            after(seconds * 0.6, self._turn_off, run, machine, seconds * 0.4)
+
+    def _turn_off(self, run: SimRun, machine: SimMachine, seconds: float) -> None:
+        """Take the machine away, and bring another one or the same one, as its manner says."""
+        if not run.lives:
+            return
+        fault = machine.fault
+        if run.manner in (Manner.HALF_DONE, Manner.LOSES_NODE):
+            machine.power_off()
+        else:
+            low, high = (90.0, 150.0) if run.manner is Manner.SLOW else (3.0, 20.0)
+            is_new = run.verb == "replace" and run.manner is not Manner.SICK_AGAIN
+            machine.boot(self._random.uniform(low, high), replaced=is_new)
+            if run.manner is Manner.SICK_AGAIN:
+                machine.fault = fault
+        code = 1 if run.manner is Manner.HALF_DONE else 0
+        self._schedule.after(seconds, self._exit, run, code)
+
+    def _exit(self, run: SimRun, code: int) -> None:
+        if not run.lives:
+            return
+        run.lives = False
+        if self.full:
+            return
+        (run.directory / "output").write_text(f"{run.manner.name.lower()}\n")
+        draft = run.directory / "rc.new"
+        draft.write_text(f"{code}\n")
+        self._stamp(draft)
+        draft.replace(run.directory / "rc")
+
+    def _stamp(self, path: Path) -> None:
+        now = self._clock.now()
+        os.utime(path, (now, now))

@@ -1,0 +1,332 @@
+"""Simulated nodes: power, boots, hardware, sresd and its connection, and the network to them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from random import Random
+
+from slurm_resilience.model import Finding, Severity
+from slurm_resilience.simulate.cluster.sim_clock import EPOCH_SECONDS
+from slurm_resilience.simulate.schedule import Schedule
+from slurm_resilience.wire.messages import Beat, Goodbye, Message, NodeHello, Report, Role
+from slurm_resilience.wire.server import Client
+
+UNACKED_SECONDS = 3.0
+"""A connection whose bytes are not confirmed for this long is given up by sresd."""
+KEEPALIVE_SECONDS = 25.0
+"""Until sresctld's side of a connection notices that the machine behind it is gone."""
+MAX_BACKOFF_SECONDS = 5.0
+
+
+class Power(enum.Enum):
+    """The stage that a machine's boot has reached."""
+
+    OFF = "off"
+    BOOTING = "booting"
+    ON = "on"
+
+
+class Path(enum.Enum):
+    """A direction of the network that can be cut by itself."""
+
+    BEATS = "sresd to sresctld"
+    PROBES = "sresctld to slurmd"
+    SLURM = "slurmctld and slurmd"
+
+
+ALL_PATHS = frozenset(Path)
+
+
+class WireEnd:
+    """sresctld's side of the wire, which may be down."""
+
+    def __init__(self) -> None:
+        self.opened: Callable[[Client], None] = lambda _: None
+        self.received: Callable[[Client, Message], None] = lambda *_: None
+        self.closed: Callable[[Client], None] = lambda _: None
+        self.serves = False
+        self.generation = 0
+        """Counts the starts of sresctld: connections of an earlier one are dead."""
+
+
+class SimClient(Client):
+    """A proven connection, without a socket."""
+
+    def __init__(
+        self, role: Role, subject: str, uid: int, generation: int, hear: Callable[[Message], None]
+    ) -> None:
+        self.role = role
+        self.subject = subject
+        self.uid = uid
+        self.address = ""
+        self.generation = generation
+        self._hear = hear
+
+    def send(self, message: Message) -> None:
+        self._hear(message)
+
+    def close(self) -> None:
+        return
+
+
+class SimMachine:
+    """One node's machine. Its agent beats while it runs and reaches sresctld."""
+
+    def __init__(
+        self,
+        name: str,
+        schedule: Schedule,
+        endpoint: WireEnd,
+        random: Random,
+        contact: Callable[[str, bool], None],
+        registers: Callable[[str, bool], None],
+    ) -> None:
+        """
+        Args:
+            name: the node's.
+            schedule: the simulated time.
+            endpoint: sresctld's.
+            random: for the times of boots and connections.
+            contact: is told whether slurmctld reaches slurmd.
+            registers: is told of slurmd's registration, and whether it is after a boot.
+        """
+        self.name = name
+        self._schedule = schedule
+        self._endpoint = endpoint
+        self._random = random
+        self._contact = contact
+        self._registers = registers
+        self.power = Power.ON
+        self.boots = 1
+        self.serial = 1
+        self.cut: set[Path] = set()
+        self.fault: Severity | None = None
+        """The hardware's fault: it shows in each boot, until the machine is replaced (or, where it
+        asks for a reboot, until one)."""
+        self.agent = Agent(self)
+
+    # -- facts --------------------------------------------------------------------------------
+
+    @property
+    def lives(self) -> bool:
+        return self.power is Power.ON
+
+    def reaches(self, path: Path) -> bool:
+        return self.lives and path not in self.cut
+
+    @property
+    def schedule(self) -> Schedule:
+        return self._schedule
+
+    @property
+    def endpoint(self) -> WireEnd:
+        return self._endpoint
+
+    @property
+    def random(self) -> Random:
+        return self._random
+
+    @property
+    def boot_id(self) -> str:
+        return f"{self.name}-boot{self.serial}.{self.boots}"
+
+    @property
+    def instance(self) -> str:
+        return f"{self.name}-machine{self.serial}"
+
+    # -- power --------------------------------------------------------------------------------
+
+    def power_off(self) -> None:
+        """Lose all power at once: no FIN, no goodbye."""
+        if self.power is Power.OFF:
+            return
+        self.agent.beat()  # all until now has arrived
+        self.power = Power.OFF
+        self.agent.vanish()
+        self._contact(self.name, False)
+
+    def boot(self, seconds: float, *, replaced: bool = False) -> None:
+        """Come up after so long, as the same machine or as another one."""
+        self.power_off()
+        self.power = Power.BOOTING
+        if replaced:
+            self.serial += 1
+            self.boots = 0
+            self.fault = None
+        self.boots += 1
+        self._schedule.after(seconds, self._up, self.boot_id)
+
+    def _up(self, boot_id: str) -> None:
+        if self.power is not Power.BOOTING or boot_id != self.boot_id:
+            return
+        self.power = Power.ON
+        if self.fault is Severity.REBOOT:
+            self.fault = None
+        if Path.SLURM not in self.cut:
+            self._registers(self.name, True)
+        self.agent.start(self._random.uniform(0.2, 3.0))
+        if self.fault is not None:
+            # The driver finds the fault again at its first touch, before or after sresd speaks.
+            self._schedule.after(
+                self._random.choice((0.0, 1.0, 5.0)), self.agent.find, self.fault, boot_id
+            )
+
+    def break_down(self, severity: Severity) -> None:
+        """Have a fault of the hardware that the kernel log shows."""
+        if self.lives:
+            self.fault = severity
+            self.agent.find(severity, self.boot_id)
+
+    # -- network ------------------------------------------------------------------------------
+
+    def cut_off(self, paths: frozenset[Path], seconds: float) -> None:
+        """Cut some directions for a time."""
+        self.agent.beat()
+        self.cut |= paths
+        if Path.SLURM in paths:
+            self._contact(self.name, False)
+        if Path.BEATS in paths:
+            self.agent.lose_path()
+        self._schedule.after(seconds, self._mend, paths)
+
+    def _mend(self, paths: frozenset[Path]) -> None:
+        self.cut -= paths
+        if Path.SLURM in paths and self.lives:
+            self._contact(self.name, True)
+        if Path.BEATS in paths:
+            self.agent.regain_path()
+
+
+class Presence(enum.Enum):
+    """The stage of a node's sresd."""
+
+    RUNS = "runs"
+    GONE = "does not run"
+
+
+class Agent:
+    """A node's sresd: it connects, says hello, reports, and beats when it is asked to."""
+
+    def __init__(self, machine: SimMachine) -> None:
+        self._machine = machine
+        self.presence = Presence.RUNS
+        self.connection: SimClient | None = None
+        self.connected_at = 0.0
+        self._cut_at = 0.0
+        self._dialing = 0
+        self.findings: dict[tuple[str, str, str], Finding] = {}
+        self.reported_at: dict[tuple[str, str, str], float] = {}
+        """When sresctld was told of each finding of this boot."""
+        self._seq = 0
+
+    def start(self, seconds: float) -> None:
+        """Start, and connect after so long."""
+        self.presence = Presence.RUNS
+        self._dial_after(seconds)
+
+    def stop(self) -> None:
+        """Say goodbye and end, as at a package upgrade."""
+        connection = self.connection
+        if connection is not None and self._is_open() and self._machine.reaches(Path.BEATS):
+            self._machine.endpoint.received(connection, Goodbye("sresd stops"))
+            self._machine.endpoint.closed(connection)
+        self.connection, self.presence = None, Presence.GONE
+
+    def crash(self, seconds: float) -> None:
+        """Die without a word, and be started again by systemd."""
+        self._drop()
+        self._dial_after(seconds)
+
+    def vanish(self) -> None:
+        """Lose the machine."""
+        connection, self.connection = self.connection, None
+        self.presence = Presence.GONE
+        self.findings.clear()
+        self.reported_at.clear()
+        if connection is not None:
+            self._machine.schedule.after(KEEPALIVE_SECONDS, self._late_end, connection)
+
+    def lose_path(self) -> None:
+        """Notice nothing yet."""
+        self._cut_at = self._machine.schedule.now
+
+    def regain_path(self) -> None:
+        """Send on, on the old connection or on a new one."""
+        machine = self._machine
+        if not machine.lives or self.presence is Presence.GONE:
+            return
+        if machine.schedule.now - self._cut_at >= UNACKED_SECONDS or not self._is_open():
+            self.connection = None
+            self._dial_after(machine.random.uniform(0.1, 2.5))
+
+    def sresctld_started(self) -> None:
+        """Knock again, as all nodes do after a restart of sresctld."""
+        if self.presence is Presence.RUNS and self._machine.lives:
+            self._dial_after(self._machine.random.uniform(0.1, MAX_BACKOFF_SECONDS))
+
+    def beat(self) -> None:
+        """Send a beat, if the path allows it."""
+        connection = self.connection
+        if connection is not None and self._machine.reaches(Path.BEATS) and self._is_open():
+            self._seq += 1
+            self._machine.endpoint.received(connection, Beat(self._seq))
+
+    def find(self, severity: Severity, boot_id: str) -> None:
+        """Read a line of the kernel log, and report it."""
+        if boot_id != self._machine.boot_id or not self._machine.lives:
+            return
+        finding = Finding(
+            "xid",
+            severity,
+            "Xid 79: GPU has fallen off the bus",
+            EPOCH_SECONDS + self._machine.schedule.now,
+            "0000:3b:00",
+            "79",
+        )
+        self.findings[finding.key] = finding
+        connection = self.connection
+        if connection is not None and self._machine.reaches(Path.BEATS) and self._is_open():
+            self._machine.endpoint.received(connection, Report((), (finding,)))
+            self.reported_at[finding.key] = self._machine.schedule.now
+
+    @property
+    def speaks(self) -> bool:
+        """Tell whether its beats arrive."""
+        return self._is_open() and self._machine.reaches(Path.BEATS)
+
+    def _is_open(self) -> bool:
+        connection, endpoint = self.connection, self._machine.endpoint
+        return (
+            connection is not None
+            and endpoint.serves
+            and connection.generation == endpoint.generation
+        )
+
+    def _drop(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None and self._machine.reaches(Path.BEATS):
+            self._machine.endpoint.closed(connection)
+
+    def _late_end(self, connection: SimClient) -> None:
+        if connection.generation == self._machine.endpoint.generation:
+            self._machine.endpoint.closed(connection)
+
+    def _dial_after(self, seconds: float) -> None:
+        self._dialing += 1
+        self._machine.schedule.after(seconds, self._dial, self._dialing)
+
+    def _dial(self, number: int) -> None:
+        machine, endpoint = self._machine, self._machine.endpoint
+        if number != self._dialing or self.presence is Presence.GONE or not machine.lives:
+            return
+        if not endpoint.serves or not machine.reaches(Path.BEATS):
+            self._dial_after(machine.random.uniform(0.5, MAX_BACKOFF_SECONDS))
+            return
+        connection = SimClient("node", machine.name, 0, endpoint.generation, lambda _: None)
+        self.connection, self.connected_at = connection, machine.schedule.now
+        endpoint.opened(connection)
+        endpoint.received(connection, NodeHello(machine.boot_id, machine.instance))
+        endpoint.received(connection, Report((), tuple(self.findings.values()), full=True))
+        for key in self.findings:
+            self.reported_at.setdefault(key, machine.schedule.now)

@@ -1,0 +1,587 @@
+"""Slurm in memory, on the simulated clock: it notices deaths late, as the real one does.
+
+`tests/contract` holds it to the behaviour of real Slurm for the calls that this project makes. What
+a call costs in time passes on the schedule, so that the world goes on while sresctld waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Event
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable
+from slurm_resilience.model import Job, Node
+from slurm_resilience.simulate.schedule import Schedule
+from slurm_resilience.slurm.client import ClusterInfo, StepInfo
+
+REQUEUE_SECONDS = 120.0
+"""A requeued job waits this long (Slurm's cred_expire)."""
+COMPLETING_SECONDS = 0.4
+"""Time that the tasks of an ending job take on nodes that answer."""
+NOT_RESPONDING_SECONDS = 100.0
+"""Until slurmctld shows that a slurmd does not answer."""
+OUT_OF_SERVICE = frozenset({"DOWN", "DRAIN", "FAIL"})
+NOT_RESPONDING = "Not responding"
+REBOOTED = "Node unexpectedly rebooted"
+SLURM = "slurm"
+"""The author of what Slurm does by itself."""
+SRESCTLD = "root"
+"""The author of what sresctld asks for."""
+
+
+class Settings(NamedTuple):
+    """The part of slurm.conf that matters here."""
+
+    slurmd_timeout: float = 300.0
+    return_to_service: int = 0
+    permits_expansion: bool = True
+    version: str = "22.05.8"
+
+
+STOCK = Settings()
+
+
+class SlurmWatcher(Protocol):
+    """Is told of what changes in Slurm, and by whom."""
+
+    def node_set(self, before: Node, after: Node, author: str) -> None:
+        """Take in that a node's state or reason was set."""
+        ...
+
+    def job_lost(self, job: Job, node: str, author: str) -> None:
+        """Take in that a job was ended or made smaller, for a node or by a request."""
+        ...
+
+    def job_started(self, job: Job) -> None:
+        """Take in that a job runs, for the first time or again."""
+        ...
+
+
+class _Entry:
+    """A job."""
+
+    def __init__(self, job: Job, no_kill: bool, wants: int, seconds: float) -> None:
+        self.job = job
+        self.no_kill = no_kill
+        self.wants = wants
+        self.seconds = seconds
+        """Time that it runs, if nothing ends it."""
+        self.begins = 0.0
+        self.then = ""
+        """The state after COMPLETING: PENDING or nothing (gone)."""
+        self.steps: list[StepInfo] = []
+
+    @property
+    def completing(self) -> bool:
+        return self.job.state == "COMPLETING"
+
+
+class SimSlurm:
+    """A `SlurmClient` for sresctld, and the rest of Slurm for the simulated world."""
+
+    def __init__(self, nodes: int, schedule: Schedule, settings: Settings = STOCK) -> None:
+        """
+        Args:
+            nodes: how many: n1, n2, …
+            schedule: the simulated time.
+            settings: of slurm.conf.
+        """
+        self.settings = settings
+        self._schedule = schedule
+        self.entries = {
+            f"n{i}": Node(f"n{i}", "IDLE", address=f"192.0.2.{i}", cpus=4, memory=1000)
+            for i in range(1, nodes + 1)
+        }
+        self._jobs: dict[int, _Entry] = {}
+        self._next = 1
+        self.silent: dict[str, float] = {}
+        """Nodes whose slurmd does not answer slurmctld, and since when."""
+        self.hidden: set[str] = set()
+        """Nodes that listings leave out."""
+        self.away = False
+        """True: slurmctld does not answer."""
+        self.take_time: Callable[[], None] = lambda: None
+        """Called by each request of sresctld: lets the time pass that it takes."""
+        self.watcher: SlurmWatcher | None = None
+        self.read_at: dict[str, float] = {}
+        """When sresctld last began to read each node by itself."""
+        self.listed_at = 0.0
+        """When sresctld last began to list all nodes."""
+
+    # -- the world ----------------------------------------------------------------------------
+
+    def submit(
+        self,
+        nodes: int = 2,
+        *,
+        uid: int = 1000,
+        batch: bool = True,
+        requeue: bool = True,
+        no_kill: bool = False,
+        exclusive: bool = True,
+        gres: str = "",
+        seconds: float = 1e9,
+        step: bool = True,
+    ) -> int:
+        """Submit a job and start it if there are nodes; its id."""
+        job = Job(
+            self._next,
+            uid,
+            "PENDING",
+            num_nodes=nodes,
+            is_batch=batch,
+            requeue=requeue and batch,
+            exclusive=exclusive,
+            gres=gres,
+            partition="main",
+        )
+        self._next += 1
+        self._jobs[job.id] = _Entry(job, no_kill, nodes, seconds)
+        self._fill()
+        if step and self._jobs[job.id].job.state == "RUNNING":
+            self.start_step(job.id)
+        return job.id
+
+    @property
+    def next_job(self) -> int:
+        """The id of the next job."""
+        return self._next
+
+    def start_step(self, job_id: int, srun_host: str = "", srun_pid: int = 0) -> str:
+        """Start a step over all nodes of the job; its name."""
+        entry = self._jobs[job_id]
+        name = str(len(entry.steps))
+        entry.steps.append(StepInfo(job_id, name, entry.job.nodes, srun_host, srun_pid))
+        return name
+
+    def find_job(self, job_id: int) -> Job | None:
+        """Return a job as it is now."""
+        entry = self._jobs.get(job_id)
+        return entry.job if entry else None
+
+    def jobs_on(self, name: str) -> list[Job]:
+        """Return the jobs that run or complete on a node."""
+        return [entry.job for entry in self._jobs.values() if name in entry.job.nodes]
+
+    def idle(self) -> list[str]:
+        """Return the nodes that take a job now."""
+        return [
+            node.name
+            for node in self.entries.values()
+            if node.base == "IDLE" and node.is_available and "COMPLETING" not in node.flags
+        ]
+
+    def _shareable(self) -> list[str]:
+        """Return the nodes that take a job which shares its nodes, half full ones first."""
+        mixed = [
+            node.name
+            for node in self.entries.values()
+            if node.base == "MIXED"
+            and node.is_available
+            and "COMPLETING" not in node.flags
+            and len(self.jobs_on(node.name)) == 1
+        ]
+        return mixed + self.idle()
+
+    def grow(self, job_id: int, name: str) -> None:
+        """Give a running job an idle node, as a supervisor that merges a helper job does."""
+        entry = self._jobs[job_id]
+        nodes = (*entry.job.nodes, name)
+        entry.job = msgspec.structs.replace(entry.job, nodes=nodes, num_nodes=len(nodes))
+        self._settle(name)
+
+    def shrink_by_owner(self, job_id: int, keep: Sequence[str]) -> None:
+        """Take nodes out of a job, as its supervisor does."""
+        self._resize(self._jobs[job_id], tuple(keep))
+
+    def lose_contact(self, name: str) -> None:
+        """Have a node's slurmd not answer slurmctld from now on."""
+        if name in self.silent:
+            return
+        self.silent[name] = self._schedule.now
+        self._watch_silence(name)
+
+    def regain_contact(self, name: str) -> None:
+        """Have a node's slurmd answer again, without a new registration."""
+        self.silent.pop(name, None)
+        node = self.entries[name]
+        if "NOT_RESPONDING" in node.flags:
+            self.register(name, rebooted=False)
+
+    def register(self, name: str, rebooted: bool) -> None:
+        """Take in a slurmd's registration."""
+        self.silent.pop(name, None)
+        node = self.entries[name]
+        flags = node.flags - {"NOT_RESPONDING"}
+        mode, by_slurm = self.settings.return_to_service, node.reason_by == SLURM
+        if node.is_down:
+            forgives = mode == 2 or (mode == 1 and by_slurm and node.reason == NOT_RESPONDING)
+            if forgives and not flags & {"DRAIN", "FAIL"}:
+                self._write(node, "IDLE", flags, "", SLURM)
+            elif forgives:
+                self._write(node, "IDLE", flags, node.reason, node.reason_by, node.reason_at)
+            else:
+                self._keep(msgspec.structs.replace(node, flags=flags))
+        elif rebooted and mode < 2 and self.jobs_on(name):
+            self._write(node, "DOWN", flags, REBOOTED, SLURM)
+            self._lost(name, SLURM)
+        else:
+            self._keep(msgspec.structs.replace(node, flags=flags))
+            if rebooted:
+                for entry in [e for e in self._jobs.values() if name in e.job.nodes]:
+                    self._told_lost(entry.job, name, SLURM)
+                    self._end(entry, "PENDING" if entry.job.requeue else "")
+        self._settle(name)
+        self._end_completing()
+        self._fill()
+
+    def set_by(
+        self, author: str, names: Sequence[str], *, state: str = "", reason: str = ""
+    ) -> None:
+        """Set nodes as `scontrol update` does.
+
+        Raises:
+            SlurmError: Slurm refuses.
+        """
+        word = state.upper()
+        if word in OUT_OF_SERVICE and not reason:
+            raise SlurmError("You must specify a reason when DOWNING or DRAINING a node")
+        for name in names:
+            if name not in self.entries:
+                raise NotFound("Invalid node name specified")
+            self._set_node(self.entries[name], word, reason, author)
+        self._end_completing()
+        self._fill()
+
+    def put(self, node: Node) -> None:
+        """Set a node to anything at all."""
+        self._keep(node)
+        self._settle(node.name)
+        self._fill()
+
+    # -- SlurmClient --------------------------------------------------------------------------
+
+    def nodes(self) -> tuple[Node, ...]:
+        self.listed_at = self._schedule.now
+        self._enter()
+        if self.hidden:
+            return tuple(n for n in self.entries.values() if n.name not in self.hidden)
+        return tuple(self.entries.values())
+
+    def node(self, name: str) -> Node:
+        self.read_at[name] = self._schedule.now
+        self._enter()
+        if name not in self.entries:
+            raise NotFound(f"Node {name} not found")
+        return self.entries[name]
+
+    def jobs(self) -> tuple[Job, ...]:
+        self._enter()
+        return tuple(entry.job for entry in self._jobs.values())
+
+    def job(self, job_id: int) -> Job:
+        self._enter()
+        return self._entry(job_id).job
+
+    def steps(self, job_id: int) -> tuple[StepInfo, ...]:
+        self._enter()
+        entry = self._jobs.get(job_id)
+        return tuple(entry.steps) if entry else ()
+
+    def info(self) -> ClusterInfo:
+        self._enter()
+        return ClusterInfo(
+            cluster="simulated",
+            version=self.settings.version,
+            controllers=("ctl",),
+            slurmctld_port=6817,
+            slurm_user_uid=0,
+            munge_socket="",
+            scheduler_parameters="permit_job_expansion" if self.settings.permits_expansion else "",
+            accounting="accounting_storage/none",
+            raw={"SlurmdTimeout": f"{self.settings.slurmd_timeout:.0f} sec"},
+        )
+
+    def set_node(self, names: Sequence[str], *, state: str = "", reason: str = "") -> None:
+        self._enter()
+        self.set_by(SRESCTLD, names, state=state, reason=reason)
+
+    def set_comment(self, names: Sequence[str], comment: str) -> None:
+        self._enter()
+        for name in names:
+            if name not in self.entries:
+                raise NotFound("Invalid node name specified")
+            self._keep(msgspec.structs.replace(self.entries[name], comment=comment))
+
+    def shrink(self, job_id: int, keep: Sequence[str]) -> None:
+        self._enter()
+        entry = self._entry(job_id)
+        if entry.job.state != "RUNNING":
+            return  # Slurm takes it for the nodes that the pending job wants
+        if not set(keep) <= set(self.entries):
+            raise NotFound("Invalid node name specified")
+        if not keep or not set(keep) <= set(entry.job.nodes):
+            raise SlurmError("Invalid node list specified")
+        gone = sorted(set(entry.job.nodes) - set(keep))
+        if gone:
+            self._told_lost(entry.job, gone[0], SRESCTLD)
+        self._resize(entry, tuple(name for name in entry.job.nodes if name in set(keep)))
+        self._fill()
+
+    def requeue(self, job_id: int) -> None:
+        self._enter()
+        entry = self._entry(job_id)
+        if not entry.job.is_batch:
+            raise SlurmError("Only batch jobs are accepted or processed")
+        if not entry.job.requeue:
+            raise SlurmError("Requested operation is presently disabled")
+        if entry.job.state == "PENDING":
+            raise SlurmError("Job is pending execution")
+        self._told_lost(entry.job, "", SRESCTLD)
+        self._end(entry, "PENDING")
+
+    def start_now(self, job_id: int) -> None:
+        self._enter()
+        entry = self._entry(job_id)
+        if entry.job.state == "PENDING":  # while COMPLETING it is accepted, and lost
+            entry.begins = self._schedule.now
+            self._schedule.after(0.1, self._fill)
+
+    def cancel_step(self, job_id: int, step: str, signal: str = "") -> None:
+        self._enter()
+        entry = self._entry(job_id)
+        if signal in ("", "KILL", "TERM"):
+            entry.steps = [known for known in entry.steps if known.step != step]
+
+    def cancel_job(self, job_id: int) -> None:
+        self._enter()
+        entry = self._jobs.get(job_id)
+        if entry is None:
+            return  # scancel says nothing of a job that is not there
+        if entry.job.state == "PENDING":
+            del self._jobs[job_id]
+        else:
+            self._end(entry, "")
+
+    def allocate_for(self, job: Job, nodes: int, wait: float, stop: Event | None = None) -> int:
+        self._enter()
+        self._entry(job.id)
+        if len(self.idle()) < nodes:
+            raise SlurmError("salloc: error: Unable to allocate resources: Connection timed out")
+        return self.submit(nodes, uid=job.uid, batch=False, step=False)
+
+    def prefer_exchange(self, job: Job, nodes: int) -> None:
+        self._enter()
+
+    def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:
+        self._enter()
+        giver, taker = self._entry(helper), self._entry(job_id)
+        if taker.job.gres or not self.settings.permits_expansion:
+            giver.job = msgspec.structs.replace(giver.job, state="COMPLETING")
+            raise SlurmError(f"JobId={job_id} has allocated GRES")
+        both = {*giver.job.nodes, *taker.job.nodes}
+        nodes = tuple(name for name in self.entries if name in both)
+        del self._jobs[helper]
+        taker.job = msgspec.structs.replace(taker.job, nodes=nodes, num_nodes=len(nodes))
+        for name in nodes:
+            self._settle(name)
+        return nodes
+
+    # -- how Slurm goes on --------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        self.take_time()
+        if self.away:
+            raise SlurmUnreachable("Unable to contact slurm controller (connect failure)")
+
+    def _entry(self, job_id: int) -> _Entry:
+        if job_id not in self._jobs:
+            raise NotFound(f"Invalid job id specified: {job_id}")
+        return self._jobs[job_id]
+
+    def _keep(self, node: Node) -> None:
+        self.entries[node.name] = node
+
+    def _write(
+        self,
+        node: Node,
+        base: str,
+        flags: frozenset[str],
+        reason: str,
+        author: str,
+        at: str | None = None,
+    ) -> None:
+        after = msgspec.structs.replace(
+            node,
+            base=base,
+            flags=flags,
+            reason=reason,
+            reason_by=author if reason else "",
+            reason_at=(f"{self._schedule.now:.0f}" if at is None else at) if reason else "",
+            reason_unclear=node.reason_unclear and reason == node.reason,
+        )
+        self._keep(after)
+        if self.watcher is not None:
+            self.watcher.node_set(node, after, author)
+
+    def _set_node(self, node: Node, word: str, reason: str, author: str) -> None:
+        base, flags = node.base, set(node.flags)
+        if word in ("RESUME", "IDLE", "UNDRAIN"):
+            if node.base != "DOWN" and not flags & {"DRAIN", "FAIL"}:
+                raise SlurmError("Invalid node state specified")
+            base, reason = "IDLE" if base == "DOWN" else base, ""
+            flags -= {"DRAIN", "FAIL"}
+            if node.name in self.silent:
+                flags.add("NOT_RESPONDING")
+                self.silent[node.name] = self._schedule.now
+                self._watch_silence(node.name)
+        elif word == "DOWN":
+            base = "DOWN"
+        elif word in ("DRAIN", "FAIL"):
+            flags -= {"DRAIN", "FAIL"}
+            flags.add(word)
+        elif word:
+            raise SlurmError(f"Invalid input: {word}")
+        elif base != "DOWN" and not flags & {"DRAIN", "FAIL"}:
+            return  # a reason without a state that needs one is not kept
+        self._write(node, base, frozenset(flags), reason, author)
+        if word == "DOWN":
+            self._lost(node.name, author)
+        self._settle(node.name)
+
+    def _watch_silence(self, name: str) -> None:
+        since = self.silent[name]
+        self._schedule.after(NOT_RESPONDING_SECONDS, self._does_not_respond, name, since)
+        self._schedule.after(self.settings.slurmd_timeout, self._timed_out, name, since)
+
+    def _does_not_respond(self, name: str, since: float) -> None:
+        if self.silent.get(name) == since and not self.away:
+            node = self.entries[name]
+            self._keep(msgspec.structs.replace(node, flags=node.flags | {"NOT_RESPONDING"}))
+
+    def _timed_out(self, name: str, since: float) -> None:
+        """Set a node DOWN that has not answered for SlurmdTimeout."""
+        if self.silent.get(name) != since:
+            return
+        if self.away:
+            self._schedule.after(10.0, self._timed_out, name, since)
+            return
+        node = self.entries[name]
+        if node.is_down:
+            return
+        # Slurm writes its own text only where there is none.
+        reason, author, at = node.reason, node.reason_by, node.reason_at
+        if not reason:
+            reason, author, at = NOT_RESPONDING, SLURM, f"{self._schedule.now:.0f}"
+        self._write(node, "DOWN", node.flags | {"NOT_RESPONDING"}, reason, author, at)
+        self._lost(name, SLURM)
+        self._settle(name)
+        self._end_completing()
+
+    def _lost(self, name: str, author: str) -> None:
+        """Apply a DOWN node to the jobs on it."""
+        for entry in list(self._jobs.values()):
+            if name not in entry.job.nodes or entry.completing:
+                continue
+            self._told_lost(entry.job, name, author)
+            if entry.no_kill and len(entry.job.nodes) > 1:
+                # Also when it is the batch host: then the job runs on without its script.
+                self._resize(entry, tuple(n for n in entry.job.nodes if n != name))
+            else:
+                self._end(entry, "PENDING" if entry.job.requeue else "")
+
+    def _told_lost(self, job: Job, node: str, author: str) -> None:
+        if self.watcher is not None:
+            self.watcher.job_lost(job, node, author)
+
+    def _resize(self, entry: _Entry, nodes: tuple[str, ...]) -> None:
+        gone = set(entry.job.nodes) - set(nodes)
+        entry.steps = [step for step in entry.steps if not gone & set(step.nodes)]
+        entry.job = msgspec.structs.replace(entry.job, nodes=nodes, num_nodes=len(nodes))
+        for name in gone:
+            self._settle(name)
+
+    def _finish(self, job_id: int, restarts: int) -> None:
+        """End a job that has run its time."""
+        entry = self._jobs.get(job_id)
+        if entry is not None and entry.job.state == "RUNNING" and entry.job.restarts == restarts:
+            self._end(entry, "")
+
+    def _end(self, entry: _Entry, then: str) -> None:
+        entry.then, entry.steps = then, []
+        entry.job = msgspec.structs.replace(entry.job, state="COMPLETING")
+        for name in entry.job.nodes:
+            self._settle(name)
+        self._schedule.after(COMPLETING_SECONDS, self._end_completing)
+
+    def _end_completing(self) -> None:
+        for entry in list(self._jobs.values()):
+            if entry.completing and not self._waits_for_a_dead_node(entry):
+                self._complete(entry)
+
+    def _complete(self, entry: _Entry) -> None:
+        nodes = entry.job.nodes
+        if not entry.then:
+            del self._jobs[entry.job.id]
+        else:
+            entry.begins = self._schedule.now + REQUEUE_SECONDS
+            entry.job = msgspec.structs.replace(
+                entry.job,
+                state="PENDING",
+                nodes=(),
+                batch_host="",
+                num_nodes=entry.wants,
+                restarts=entry.job.restarts + 1,
+            )
+            self._schedule.at(entry.begins, self._fill)
+        for name in nodes:
+            self._settle(name)
+        self._fill()
+
+    def _waits_for_a_dead_node(self, entry: _Entry) -> bool:
+        return any(
+            name in self.silent and not self.entries[name].is_down for name in entry.job.nodes
+        )
+
+    def _fill(self) -> None:
+        """Start the jobs that are due and have nodes."""
+        if self.away:
+            return
+        for entry in list(self._jobs.values()):
+            if entry.job.state != "PENDING" or entry.begins > self._schedule.now:
+                continue
+            free = self.idle() if entry.job.exclusive else self._shareable()
+            if len(free) < entry.wants:
+                continue
+            nodes = tuple(free[: entry.wants])
+            entry.job = msgspec.structs.replace(
+                entry.job,
+                state="RUNNING",
+                nodes=nodes,
+                num_nodes=len(nodes),
+                batch_host=nodes[0] if entry.job.is_batch else "",
+            )
+            for name in nodes:
+                self._settle(name)
+            self._schedule.after(entry.seconds, self._finish, entry.job.id, entry.job.restarts)
+            if self.watcher is not None:
+                self.watcher.job_started(entry.job)
+
+    def _settle(self, name: str) -> None:
+        """Make a node's state follow from the jobs on it."""
+        node = self.entries[name]
+        here = [entry for entry in self._jobs.values() if name in entry.job.nodes]
+        flags = set(node.flags) - {"COMPLETING"}
+        if any(entry.completing for entry in here):
+            flags.add("COMPLETING")
+        base = node.base
+        if base in ("IDLE", "ALLOCATED", "MIXED"):
+            busy = [entry for entry in here if not entry.completing]
+            base = "IDLE" if not busy else "ALLOCATED"
+            if busy and not any(entry.job.exclusive for entry in busy):
+                base = "MIXED"
+        if base != node.base or flags != node.flags:
+            self._keep(msgspec.structs.replace(node, base=base, flags=frozenset(flags)))

@@ -1,0 +1,116 @@
+"""Simulated supervisors: they announce their jobs' attempts and leave the nodes that they are told
+to leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from slurm_resilience.model import Job
+from slurm_resilience.simulate.cluster.sim_machine import SimClient, WireEnd
+from slurm_resilience.simulate.cluster.sim_slurm import SimSlurm
+from slurm_resilience.simulate.schedule import Schedule
+from slurm_resilience.wire.messages import AttemptStarted, Evidence, Message, RequeueRequest
+
+LEFT = ("dead", "sick", "requested")
+
+
+class SimSupervisors:
+    """The supervisors of all supervised jobs."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        slurm: SimSlurm,
+        endpoint: WireEnd,
+        random: Random,
+        is_alive: Callable[[str], bool],
+    ) -> None:
+        self._schedule = schedule
+        self._slurm = slurm
+        self._endpoint = endpoint
+        self._random = random
+        self._is_alive = is_alive
+        self.jobs: set[int] = set()
+        """Jobs with a supervisor, as their owners submitted them."""
+        self.announced: set[int] = set()
+        """Those that sresctld has been told of."""
+        self._attempts: dict[int, int] = {}
+        self._connections: dict[int, SimClient] = {}
+
+    def job_started(self, job: Job) -> None:
+        """Start the supervisor of a job that runs."""
+        if job.id in self.jobs:
+            self._attempts[job.id] = 0
+            self._connections.pop(job.id, None)
+            self._schedule.after(self._random.uniform(0.3, 1.5), self._announce, job.id, job.nodes)
+
+    def sresctld_started(self) -> None:
+        """Have all supervisors connect again."""
+        for job_id in self.jobs:
+            job = self._slurm.find_job(job_id)
+            if job is not None and job.state == "RUNNING":
+                self._schedule.after(
+                    self._random.uniform(0.2, 3.0), self._announce, job_id, job.nodes
+                )
+
+    def _announce(self, job_id: int, nodes: tuple[str, ...]) -> None:
+        job = self._slurm.find_job(job_id)
+        if job is None or job.state != "RUNNING" or not self._lives(job):
+            return
+        connection = self._connection(job)
+        if connection is None:
+            return
+        self._attempts[job_id] = self._attempts.get(job_id, 0) + 1
+        self.announced.add(job_id)
+        message = AttemptStarted(self._attempts[job_id], job.nodes)
+        self._endpoint.received(connection, message)
+
+    def _lives(self, job: Job) -> bool:
+        """Tell whether it runs: on the batch host."""
+        return bool(job.batch_host) and self._is_alive(job.batch_host)
+
+    def _connection(self, job: Job) -> SimClient | None:
+        if not self._endpoint.serves:
+            return None
+        known = self._connections.get(job.id)
+        if known is not None and known.generation == self._endpoint.generation:
+            return known
+        number, generation = job.id, self._endpoint.generation
+
+        def hear(message: Message) -> None:
+            if isinstance(message, Evidence):
+                self._schedule.after(self._random.uniform(0.1, 1.0), self._leave, number, message)
+
+        connection = SimClient("job", str(number), job.uid, generation, hear)
+        self._connections[job.id] = connection
+        self._endpoint.opened(connection)
+        return connection
+
+    def _leave(self, job_id: int, evidence: Evidence) -> None:
+        """Leave the nodes that every job must leave."""
+        job = self._slurm.find_job(job_id)
+        if job is None or job.state != "RUNNING" or not self._lives(job):
+            return
+        bad = {v.node for v in evidence.verdicts if v.verdict in LEFT}
+        keep = tuple(name for name in job.nodes if name not in bad)
+        if len(keep) < len(job.nodes):
+            connection = self._connection(job)
+            if job.batch_host in bad or not keep or not self._slurm.settings.permits_expansion:
+                if connection is not None:
+                    self._endpoint.received(connection, RequeueRequest("a node must be left"))
+                return
+            self._slurm.shrink_by_owner(job_id, keep)
+        elif not bad:
+            return
+        self._schedule.after(self._random.uniform(0.5, 3.0), self._refill, job_id)
+
+    def _refill(self, job_id: int) -> None:
+        """Take an idle node in exchange, where there is one, and go on."""
+        job = self._slurm.find_job(job_id)
+        if job is None or job.state != "RUNNING" or not self._lives(job):
+            return
+        idle = [name for name in self._slurm.idle() if name not in job.nodes]
+        if idle and self._slurm.settings.permits_expansion:
+            self._slurm.grow(job_id, idle[0])
+        self._announce(job_id, ())

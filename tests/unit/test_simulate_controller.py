@@ -21,6 +21,7 @@ from slurm_resilience.simulate.cluster.cluster_faults import FaultKind, plan
 from slurm_resilience.simulate.cluster.cluster_rules import ClusterRule
 from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluster
 from slurm_resilience.simulate.cluster.known_faults import KINDS, NOT_BORNE
+from slurm_resilience.simulate.cluster.sim_host import SimHost
 
 RUNS = 200
 HOURS, FAULTS_AN_HOUR = 0.1, 20.0
@@ -62,7 +63,7 @@ def no_op(*_: Any, **__: Any) -> None:
 def start_bare(directory: Path, words: Any, verb: str, node: str, limit: float, host: Any) -> None:
     """Start a run without catching what the machine says."""
     host.make(directory)
-    host.spawn(["", "", "", str(directory), str(limit), "--", *words, verb, node])
+    host.spawn(directory, [str(limit), "--", *words, verb, node])
 
 
 def without_turns(*arguments: Any, **_: Any) -> Any:
@@ -90,10 +91,10 @@ MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any], tuple[FaultKind, ...], 
         (Kind.PERSON_ASKS,),
         ClusterRule.MOST_PROGRAMS,
     ),
-    "each run is taken for lost": (
-        program,
-        "status",
-        lambda *_: program.Run("lost"),
+    "a run holds no lock": (
+        SimHost,
+        "is_held",
+        lambda *_: False,
         (Kind.PERSON_ASKS,),
         ClusterRule.ONCE,
     ),
@@ -101,7 +102,7 @@ MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any], tuple[FaultKind, ...], 
         diagnose,
         "is_a_persons",
         lambda _: False,
-        (Kind.PERSON_ASKS, Kind.PERSON_REWORDS),
+        (Kind.PERSON_DRAINS, Kind.SICK_REBOOT),
         ClusterRule.PERSONS_NODE,
     ),
     "a pause is not written down": (
@@ -153,7 +154,7 @@ def test_figures_go_on_where_they_stopped(tmp_path: Path) -> None:
 
 
 def test_a_violation_prints_its_shortest_story(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "status", lambda *_: program.Run("lost"))
+    monkeypatch.setattr(SimHost, "is_held", lambda *_: False)
     words = ["--only", "controller"]
     found = CliRunner().invoke(command, [*words, "--runs", "20"], standalone_mode=False)
     assert "runs broke a rule" in str(found.exception)

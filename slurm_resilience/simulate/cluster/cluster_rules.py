@@ -12,7 +12,7 @@ from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.journal import Incident
 from slurm_resilience.model import Job, Node
 from slurm_resilience.simulate.cluster.sim_host import SimHost, SimRun
-from slurm_resilience.simulate.cluster.sim_machine import Power, SimMachine
+from slurm_resilience.simulate.cluster.sim_machine import Path, Power, SimMachine
 from slurm_resilience.simulate.cluster.sim_slurm import SLURM, SRESCTLD, SimSlurm
 from slurm_resilience.simulate.cluster.sim_supervisor import SimSupervisors
 from slurm_resilience.simulate.schedule import Schedule
@@ -23,7 +23,6 @@ STALE_SECONDS = 1.0
 """An act may rest on a look that is so old."""
 NOTICED_SECONDS = 60.0
 """A dead or sick node is noticed within this time, if nothing keeps sresctld from it."""
-WINDOW_SECONDS = 120.0
 ALARMS_SECONDS, MOST_ALARMS = 600.0, 5
 """Alarms of one node, or of none, within so many seconds."""
 
@@ -57,7 +56,7 @@ class Broken(NamedTuple):
     text: str
 
 
-class Hold(NamedTuple):
+class PersonsHold(NamedTuple):
     """A person's word on a node."""
 
     since: float
@@ -75,6 +74,14 @@ class DaemonView(Protocol):
 
     def open_incidents(self) -> list[Incident]:
         """Return the journal's."""
+        ...
+
+    def is_tripped(self) -> bool:
+        """Tell whether the breaker holds everything."""
+        ...
+
+    def supervised(self) -> set[int]:
+        """Return the jobs that sresctld takes for supervised."""
         ...
 
 
@@ -100,12 +107,14 @@ class ClusterRules:
         self._note = note
         self.broken: list[Broken] = []
         self.people = PeoplesWords()
-        self._marks: deque[tuple[float, str]] = deque()
+        self._marks: dict[bool, deque[tuple[float, str]]] = {}
         self._intents: set[str] = set()
         self._alarms: dict[str, deque[float]] = {}
         self._open_for: dict[int, float] = {}
         """Seconds for which an incident was open with nothing in its way."""
         self._bad_since = WellKnown()
+        self._calm_since = 0.0
+        """When the breaker was last seen tripped."""
 
     # -- what changes in Slurm ------------------------------------------------------------------
 
@@ -124,7 +133,8 @@ class ClusterRules:
         self._touches(before, after)
         is_mark = after.reason.startswith("Action:") and not self.people.asks(name)
         if is_mark and not before.reason.startswith("Action:"):
-            self._count_mark(name)
+            self._count_mark(before)
+            self._overrules(before)
         if not after.reason:
             self._gives_back(name)
             self.people.forget(name)
@@ -133,10 +143,11 @@ class ClusterRules:
         if author != SRESCTLD or job.state != "RUNNING" or job.is_zombie:
             return
         if job.id in self._supervisors.announced:
+            self._bad_since.emptied[node] = self._schedule.now
             return
         since = self._slurm.silent.get(node)
         waited = self._schedule.now - since if since is not None else 0.0
-        own: float = getattr(self._config.detect, "dead_after_unsupervised", 1e9)
+        own = self._config.detect.dead_after_unsupervised or 1e9
         bound = min(own, self._slurm.settings.slurmd_timeout)
         if waited < bound * 0.9:
             self._break(
@@ -220,38 +231,38 @@ class ClusterRules:
         now = self._schedule.now
         incidents = standing.open_incidents()
         able_since = standing.able_since()
-        is_storm = self._bad_since.look(self._machines, self._ceiling(), now)
-        if able_since + NOTICED_SECONDS <= now and not is_storm:
+        self._bad_since.look(self._machines, now)
+        if standing.is_tripped():
+            self._calm_since = now
+        if max(able_since, self._calm_since) + NOTICED_SECONDS <= now:
             held = {incident.node for incident in incidents}
             for name in self._machines:
                 if name not in held and self.people.hold(name) is None:
-                    self._look_at_node(name)
-        self._look_at_intents(incidents, able_since, seconds)
+                    self._look_at_node(name, standing.supervised())
+        self._look_at_intents(standing, incidents, seconds)
 
-    def _look_at_node(self, name: str) -> None:
+    def _look_at_node(self, name: str, supervised: set[int]) -> None:
         now, machine, node = self._schedule.now, self._machines[name], self._slurm.entries[name]
         if node.is_down or node.is_fail or node.is_drain or name in self.people.reserved:
             return
         since = self._bad_since.dead.get(name)
-        is_free = all(job.id in self._supervisors.announced for job in self._slurm.jobs_on(name))
+        is_free = all(job.id in supervised for job in self._slurm.jobs_on(name))
         if since is not None and now - since > NOTICED_SECONDS and is_free:
             self._break(ClusterRule.DEAD_UNNOTICED, f"{name} has been dead for {now - since:.0f} s")
-        told = machine.agent.reported_at.values() if machine.agent.speaks else ()
-        answered = self.people.last_word.get(name, -1.0)
-        if machine.fault is not None and any(
-            at > answered and now - at > NOTICED_SECONDS for at in told
-        ):
+        told = self._unanswered(name) if machine.agent.speaks else []
+        if machine.fault is not None and any(now - at > NOTICED_SECONDS for at in told):
             self._break(
                 ClusterRule.SICK_IN_SERVICE, f"{name} has had {machine.fault} for {now:.0f} s"
             )
 
     def _look_at_intents(
-        self, incidents: list[Incident], able_since: float, seconds: float
+        self, standing: DaemonView, incidents: list[Incident], seconds: float
     ) -> None:
-        bound = self._bound()
+        bound, able_since = self._bound(), standing.able_since()
         for incident in incidents:
             node = self._slurm.entries.get(incident.node)
-            if able_since == float("inf") or node is None or node.has_work:
+            is_held = standing.is_tripped() or node is None or node.has_work
+            if able_since == float("inf") or is_held:
                 continue
             passed = self._open_for.get(incident.id, 0.0) + seconds
             self._open_for[incident.id] = passed
@@ -274,7 +285,11 @@ class ClusterRules:
             incidents: those that are open still.
             last: the state of each node that has had an incident.
         """
+        now, replace = self._schedule.now, self._config.replace
+        lately = [run for run in self._host.runs.values() if now - run.began < 3600.0]
         for incident in incidents:
+            if incident.state.waits_for_repair and len(lately) >= replace.max_per_hour:
+                continue  # it has to wait for the hour's end
             self._break(
                 ClusterRule.AS_IT_SHOULD_BE,
                 f"incident {incident.id} of {incident.node} is {incident.state} at the end",
@@ -290,7 +305,7 @@ class ClusterRules:
                 if not node.is_available and is_ours:
                     text = f"{name} is well, and {node.state} {node.reason!r}"
                     self._break(ClusterRule.AS_IT_SHOULD_BE, text)
-            elif node.is_available:
+            elif node.is_available and (not machine.lives or self._unanswered(name)):
                 in_service.append(f"{name} is dead or sick, and {node.state}")
         # So many at once are left to a person.
         if 0 < len(in_service) <= self._ceiling():
@@ -327,28 +342,53 @@ class ClusterRules:
         return max(looked, self._schedule.now - 20 * STALE_SECONDS)
 
     def _gives_back(self, name: str) -> None:
-        machine = self._machines[name]
-        told = machine.agent.reported_at.values()
+        machine, told = self._machines[name], self._unanswered(name)
         if machine.lives and any(self._schedule.now - at > SEEN_SECONDS for at in told):
             self._break(ClusterRule.RESUMED_SICK, f"{name} has {machine.fault} in its present boot")
 
-    def _count_mark(self, name: str) -> None:
-        now = self._schedule.now
-        self._marks.append((now, name))
-        while self._marks[0][0] < now - WINDOW_SECONDS:
-            self._marks.popleft()
-        marked = {node for _, node in self._marks}
+    def _unanswered(self, name: str) -> list[float]:
+        """Return when sresctld was told of the findings that no person has answered since."""
+        answered = self.people.last_word.get(name, -1.0)
+        reported = self._machines[name].agent.reported_at.values()
+        return [at for at in reported if at > answered]
+
+    def _overrules(self, before: Node) -> None:
+        """Check that a mark is for news, not for findings that a person has answered."""
+        name, machine = before.name, self._machines[before.name]
+        resumed = self.people.resumed_at.get(name, 1e18)
+        is_known = machine.lives and not machine.cut and machine.agent.reported_at
+        if is_known and resumed < self._looked_at(name) and not self._unanswered(name):
+            self._break(
+                ClusterRule.PERSONS_NODE,
+                f"{name} is marked for a finding that a person answered by a resume",
+            )
+
+    def _count_mark(self, before: Node) -> None:
+        """Count a mark, unless it is part of moving supervised jobs off a dead node."""
+        now, name = self._schedule.now, before.name
+        jobs = self._slurm.jobs_on(name)
+        is_moved = bool(jobs) or now - self._bad_since.emptied.get(name, -1e9) < 3 * STALE_SECONDS
+        is_dead = not self._machines[name].reaches(Path.BEATS)
+        is_supervised = all(job.id in self._supervisors.announced for job in jobs)
+        if is_dead and is_moved and is_supervised:
+            return
+        if now - self.people.reset_at < self._config.breaker.window:
+            return  # by the word of a person, all that had waited goes on
+        # Those that Slurm had DOWN before are counted by themselves.
+        marks = self._marks.setdefault(before.is_down, deque())
+        marks.append((now, name))
+        while marks[0][0] < now - self._config.breaker.window:
+            marks.popleft()
+        marked = {node for _, node in marks}
         if len(marked) > self._ceiling():
             self._break(
                 ClusterRule.MOST_MARKS,
-                f"{len(marked)} of {len(self._machines)} nodes within {WINDOW_SECONDS:.0f} s: "
-                f"{' '.join(sorted(marked))}",
+                f"{len(marked)} of {len(self._machines)} nodes within "
+                f"{self._config.breaker.window:.0f} s: {' '.join(sorted(marked))}",
             )
 
     def _ceiling(self) -> int:
-        detect = self._config.detect
-        share = int(len(self._machines) * detect.max_faulty_percent / 100)
-        return max(detect.max_faulty_nodes, share)
+        return self._config.breaker.nodes_at_once
 
     def _healthy_for(self, machine: SimMachine) -> float:
         """Seconds for which sresctld could see that a node lives and is healthy."""
@@ -373,8 +413,12 @@ class PeoplesWords:
     """All that people said of nodes, and when."""
 
     def __init__(self) -> None:
-        self._holds: dict[str, Hold] = {}
+        self._holds: dict[str, PersonsHold] = {}
         self.last_word: dict[str, float] = {}
+        self.resumed_at: dict[str, float] = {}
+        """When a person put each node back into service, and it was not taken out since."""
+        self.reset_at = -1e9
+        """When a person answered the breaker's alarm."""
         self.reserved: dict[str, float] = {}
         """Nodes in a maintenance reservation, and since when."""
         self.rebooting: set[str] = set()
@@ -386,8 +430,11 @@ class PeoplesWords:
     def say(self, name: str, node: Node, now: float) -> None:
         """Take in a person's word."""
         self.last_word[name] = now
+        self.resumed_at.pop(name, None)
+        if not node.reason:
+            self.resumed_at[name] = now
         if node.reason:
-            self._holds[name] = Hold(now, node.reason, bool(node.requested_action))
+            self._holds[name] = PersonsHold(now, node.reason, bool(node.requested_action))
         else:
             self._holds.pop(name, None)
 
@@ -400,29 +447,24 @@ class PeoplesWords:
         hold = self._holds.get(name)
         return hold is not None and hold.asks
 
-    def hold(self, name: str) -> Hold | None:
+    def hold(self, name: str) -> PersonsHold | None:
         """Return the word by which a person keeps a node."""
         hold = self._holds.get(name)
         return None if hold is None or hold.asks else hold
 
 
 class WellKnown:
-    """Since when machines are dead, and when so many were bad at once that the breaker holds."""
+    """Since when machines are dead, reached again, or left by supervised jobs."""
 
     def __init__(self) -> None:
+        self.emptied: dict[str, float] = {}
         self.dead: dict[str, float] = {}
         self.mended: dict[str, float] = {}
-        self._storm_until = 0.0
 
-    def look(self, machines: dict[str, SimMachine], ceiling: int, now: float) -> bool:
-        """Take in the machines' states, and tell whether it is a storm or was one lately."""
-        bad = 0
+    def look(self, machines: dict[str, SimMachine], now: float) -> None:
+        """Take in the machines' states."""
         for name, machine in machines.items():
             if machine.lives:
                 self.dead.pop(name, None)
             else:
                 self.dead.setdefault(name, now)
-            bad += not machine.lives or bool(machine.cut) or machine.fault is not None
-        if bad > ceiling:
-            self._storm_until = now + 2 * WINDOW_SECONDS
-        return now < self._storm_until

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from slurm_resilience.config import Config, ControllerSettings, ReplaceSettings
+from slurm_resilience.config import BreakerSettings, Config, ControllerSettings, ReplaceSettings
+from slurm_resilience.controller.decide.breaker import reset
 from slurm_resilience.controller.journal import Incident
 from slurm_resilience.controller.main import Borders, Controller
 from slurm_resilience.controller.probe import Answered
@@ -43,14 +44,19 @@ from slurm_resilience.simulate.cluster.sim_supervisor import SimSupervisors
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.wire.messages import PauseRequest
 
-LOOK_SECONDS = 10.0
+LOOK_SECONDS = 15.0
 """Between two looks at what must come about."""
 LONGEST_JUMP_SECONDS = 30.0
 """sresctld's cycles are left out for so long where nothing can happen."""
 FAULTS_AN_HOUR = 6
+CALM_SECONDS = 60.0
+"""After the last fault, until a person answers the breaker's alarm."""
 SETTLE_SECONDS = 900.0
 """Time that the cluster has after the last fault."""
 CALL_SECONDS = 0.02
+BEAT_SECONDS = 0.5
+ACTIVE_SECONDS = 20.0
+"""After the last thing that happened: sresctld's cycles become less frequent."""
 PROBE_SECONDS = 1.0
 
 
@@ -87,11 +93,14 @@ class SimDialer:
 
     def __init__(self, world: SimCluster) -> None:
         self._world = world
+        self._at_address = {
+            node.address: world.machines[name] for name, node in world.slurm.entries.items()
+        }
 
     def dial(self, address: str, port: int, done: Answered) -> None:
         schedule, clock = self._world.schedule, self._world.clock
         started = clock.monotonic()
-        machine = self._world.at_address[address]
+        machine = self._at_address[address]
         if machine.reaches(Path.PROBES):
             schedule.after(CALL_SECONDS, done, started, "answered")
         else:
@@ -130,10 +139,7 @@ class SimCluster:
             )
             for name in self.slurm.entries
         }
-        self.at_address = {
-            node.address: self.machines[name] for name, node in self.slurm.entries.items()
-        }
-        self.host = SimHost(self.schedule, self.clock, Random(f"{seed}/programs"), self.machines)
+        self.host = SimHost(self.schedule, Random(f"{seed}/programs"), self.machines)
         self.database = SimDatabase.make()
         self.config = Config(
             controller=ControllerSettings(state_dir=str(directory)),
@@ -144,6 +150,11 @@ class SimCluster:
                 backoff=random.choice((1.0, 5.0, 20.0)),
                 return_timeout=60.0,
                 max_running=random.choice((1, 2, 8)),
+                silent_for=random.choice((10.0, 20.0, 60.0)),
+            ),
+            breaker=BreakerSettings(
+                nodes_at_once=random.choice((2, 2, 3)),
+                quiet=random.choice((60.0, 300.0)),
             ),
         )
         supervisors = SimSupervisors(
@@ -162,14 +173,17 @@ class SimCluster:
             supervisors,
             self.note,
         )
-        self.slow_until = 0.0
-        self.workload = Workload(self.schedule, self.slurm, supervisors, Random(f"{seed}/jobs"))
+        self.slow_until = self.beaten_at = 0.0
+        workload = Workload(self.schedule, self.slurm, supervisors, Random(f"{seed}/jobs"))
+        workload.begin(count)
+        self._settled_at = 0.0
         self.daemon = SimDaemon(self, supervisors, random.choice((0.25, 1.0, 1.0, 2.0)))
 
     # -- as faults see it ---------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """Write a line of the trace."""
+        """Take in that something happened, with a line of the trace."""
+        self.daemon.active_until = self.schedule.now + ACTIVE_SECONDS
         if self._trace is not None:
             self._trace.append(f"{self.schedule.now:9.2f}  {text}")
 
@@ -196,19 +210,20 @@ class SimCluster:
         self.host.boundary = self.daemon.boundary
         self.database.boundary = self.daemon.boundary
         self.database.written = rules.event_written
-        self.clock.stride = self.daemon.stride
+        self.clock.stride, self.clock.waited = self.daemon.stride, self.beat
         for machine in self.machines.values():
             machine.agent.start(self._random.uniform(0.1, 4.0))
-        self.workload.begin(len(self.machines))
         for fault in sorted(faults):
             schedule.at(fault.at, self._strike, fault)
         last = max((fault.at for fault in faults), default=0.0)
-        end = max(hours * 3600.0, last + 400.0)
+        end = max(hours * 3600.0, last + 250.0)
         schedule.at(end, self._calm)
         schedule.after(LOOK_SECONDS, self._look)
 
         def is_over() -> bool:
-            return schedule.now >= end + SETTLE_SECONDS or (stop_at_first and bool(rules.broken))
+            has_settled = self._settled_at > end + 2 * CALM_SECONDS
+            is_late = schedule.now >= end + SETTLE_SECONDS
+            return is_late or has_settled or (stop_at_first and bool(rules.broken))
 
         self.daemon.live_until(is_over)
         if not (stop_at_first and rules.broken):
@@ -228,9 +243,19 @@ class SimCluster:
         self.database.full, self.slurm.away, self.slow_until = False, False, 0.0
         self.slurm.hidden.clear()
         self.daemon.kill_in = 0
+        self.schedule.after(CALM_SECONDS, self._answer_breaker)
+
+    def _answer_breaker(self) -> None:
+        """Have a person look at a storm's alarm, and reset the breaker."""
+        if self.daemon.is_tripped():
+            self.note("a person resets the breaker")
+            self.rules.people.reset_at = self.schedule.now
+            self.daemon.reset_breaker()
 
     def _look(self) -> None:
         self.rules.look(self.daemon, LOOK_SECONDS)
+        if not self.daemon.open_incidents() and not self.daemon.is_tripped():
+            self._settled_at = self.schedule.now
         self.schedule.after(LOOK_SECONDS, self._look)
 
     def _contact(self, name: str, reached: bool) -> None:
@@ -244,11 +269,17 @@ class SimCluster:
         slow = self.schedule.now < self.slow_until
         seconds = 0.5 + self._random.random() * 4.0 if slow else CALL_SECONDS
         self.daemon.boundary("before a call to Slurm")
-        self.schedule.run(self.schedule.now + seconds)
-        self.beat()
+        until = self.schedule.now + seconds
+        while self.schedule.now < until:
+            self.schedule.run(min(until, self.schedule.now + BEAT_SECONDS))
+            self.beat()
 
     def beat(self) -> None:
         """Have all beats arrive that were sent since the last time."""
+        now = self.schedule.now
+        if now - self.beaten_at < 0.8 * BEAT_SECONDS:
+            return
+        self.beaten_at = now
         for machine in self.machines.values():
             machine.agent.beat()
 
@@ -302,6 +333,8 @@ class SimDaemon:
         self.cycles = 0
         self._able_since = math.inf
         self._busy = True
+        self.active_until = 0.0
+        """Something has happened lately, and more may follow."""
         self._is_over: Callable[[], bool] = lambda: False
 
     def live_until(self, is_over: Callable[[], bool]) -> None:
@@ -367,9 +400,9 @@ class SimDaemon:
     def stride(self) -> float:
         """Return how long sresctld's next wait takes: where nothing can happen, until the next
         event of the world."""
-        if self._busy:
-            return self._pace
         schedule = self._world.schedule
+        if self._busy:
+            return self._pace if schedule.now < self.active_until else 5 * self._pace
         return min(schedule.next_at - schedule.now + 0.01, LONGEST_JUMP_SECONDS)
 
     def boundary(self, name: str) -> None:
@@ -403,6 +436,21 @@ class SimDaemon:
         rows = self._world.database.execute("SELECT body FROM incidents").fetchall()
         incidents = [msgspec.json.decode(row[0], type=Incident) for row in rows]
         return [incident for incident in incidents if incident.state.is_under_way]
+
+    def is_tripped(self) -> bool:
+        """Tell whether the breaker holds everything."""
+        return self._controller is not None and self._controller.journal.breaker().is_tripped
+
+    def supervised(self) -> set[int]:
+        """Return the jobs that sresctld takes for supervised."""
+        rows = self._world.database.execute("SELECT job FROM supervised").fetchall()
+        return {int(row[0]) for row in rows}
+
+    def reset_breaker(self) -> None:
+        """Reset the breaker, as a person does."""
+        if self._controller is not None:
+            journal = self._controller.journal
+            journal.put_breaker(reset(journal.breaker(), self._world.clock.now()))
 
     def last_states(self) -> dict[str, str]:
         """Return the state of each node's last incident."""

@@ -10,6 +10,7 @@ from slurm_resilience.simulate.schedule import Schedule
 EPOCH_SECONDS = 1_800_000_000.0
 BOOTED_SECONDS = 5000.0
 """The monotonic clock at the start of a run."""
+SLICE_SECONDS = 3.0
 
 
 class SimClock:
@@ -21,6 +22,8 @@ class SimClock:
         """Seconds by which the wall clock was stepped."""
         self.stride: Callable[[], float] = lambda: 0.0
         """Asked before a wait: at least so long it takes. Nothing to do: a longer sleep."""
+        self.waited: Callable[[], None] = lambda: None
+        """Called at least every `SLICE_SECONDS` of a wait: beats arrive."""
 
     def now(self) -> float:
         return EPOCH_SECONDS + self._schedule.now + self.step
@@ -29,7 +32,9 @@ class SimClock:
         return BOOTED_SECONDS + self._schedule.now
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        if not event.is_set():
-            until = self._schedule.now + max(seconds, self.stride())
-            self._schedule.run(until, event.is_set)
+        schedule = self._schedule
+        until = schedule.now + max(seconds, self.stride())
+        while schedule.now < until and not event.is_set():
+            schedule.run(min(until, schedule.now + SLICE_SECONDS), event.is_set)
+            self.waited()
         return event.is_set()

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import enum
 import errno
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from slurm_resilience.replace import program
-from slurm_resilience.simulate.cluster.sim_clock import SimClock
+from slurm_resilience.replace.program import LOCK, OUTPUT, RESULT, RUNNER, write_in_place
 from slurm_resilience.simulate.cluster.sim_machine import SimMachine
 from slurm_resilience.simulate.schedule import Schedule
 
@@ -38,8 +36,7 @@ class Manner(enum.Enum):
 class SimRun:
     """A process of the program, with its runner."""
 
-    def __init__(self, pid: int, directory: Path, verb: str, node: str, began: float) -> None:
-        self.pid = pid
+    def __init__(self, directory: Path, verb: str, node: str, began: float) -> None:
         self.directory = directory
         self.verb = verb
         self.node = node
@@ -71,15 +68,13 @@ class SimHost:
     def __init__(
         self,
         schedule: Schedule,
-        clock: SimClock,
         random: Random,
         machines: dict[str, SimMachine],
     ) -> None:
         self._schedule = schedule
-        self._clock = clock
         self._random = random
         self._machines = machines
-        self.runs: dict[int, SimRun] = {}
+        self.runs: dict[Path, SimRun] = {}
         self.full = False
         """The disk of the run directories is full."""
         self.manners: list[Manner] = [Manner.GOOD]
@@ -98,36 +93,36 @@ class SimHost:
 
     def make(self, directory: Path) -> None:
         self.boundary("before a run's directory")
-        if self.full:
+        if self.full and self._random.random() < 0.7:
             raise OSError(errno.ENOSPC, "No space left on device")
         directory.mkdir(parents=True)
-        self._stamp(directory)
+        if self.full:
+            # The room is gone between one file and the next.
+            raise OSError(errno.ENOSPC, "No space left on device")
+        for name in (RESULT, RUNNER):
+            write_in_place(directory / name, "")
+        for name in (LOCK, OUTPUT):
+            (directory / name).touch(mode=0o600)
         self.boundary("after a run's directory")
 
-    def spawn(self, argv: Sequence[str]) -> int:
-        directory, limit = Path(argv[3]), float(argv[4])
-        verb, node = argv[-2], argv[-1]
-        run = SimRun(len(self.runs) + 100, directory, verb, node, self._schedule.now)
+    def spawn(self, directory: Path, argv: Sequence[str]) -> None:
+        limit, verb, node = float(argv[argv.index("--") - 1]), argv[-2], argv[-1]
+        run = SimRun(directory, verb, node, self._schedule.now)
         run.manner = self._random.choice(self.manners)
-        self.runs[run.pid] = run
+        self.runs[directory] = run
         if self.watcher is not None:
             self.watcher.run_started(run)
-        self._schedule.after(0.05, self._note, run)
         self._work(run, limit)
         self.boundary("after a program's start")
-        return run.pid
 
-    def started(self, pid: int) -> str:
-        run = self.runs.get(pid)
-        if run is None or not run.lives:
-            return "gone"
-        # The kernel tells it from the wall clock's time of the boot, which moves with a step.
-        return f"{run.began + self._clock.step:.2f}"
+    def is_held(self, directory: Path) -> bool:
+        run = self.runs.get(directory)
+        return run is not None and run.lives
 
-    def terminate(self, pid: int) -> None:
-        run = self.runs.get(pid)
+    def terminate(self, directory: Path) -> None:
+        run = self.runs.get(directory)
         if run is None or not run.lives:
-            raise ProcessLookupError
+            return
         if self.watcher is not None:
             self.watcher.run_terminated(run)
         delay = KILL_SECONDS if run.manner is Manner.HANGS else 0.2
@@ -137,10 +132,6 @@ class SimHost:
         return
 
     # -- the programs -------------------------------------------------------------------------
-
-    def _note(self, run: SimRun) -> None:
-        if run.lives and not self.full:
-            program.note_runner(run.directory, run.pid, self)
 
     def _work(self, run: SimRun, limit: float) -> None:
         seconds = min(self._random.uniform(*self.seconds), limit)
@@ -175,14 +166,6 @@ class SimHost:
         if not run.lives:
             return
         run.lives = False
-        if self.full:
-            return
-        (run.directory / "output").write_text(f"{run.manner.name.lower()}\n")
-        draft = run.directory / "rc.new"
-        draft.write_text(f"{code}\n")
-        self._stamp(draft)
-        draft.replace(run.directory / "rc")
-
-    def _stamp(self, path: Path) -> None:
-        now = self._clock.now()
-        os.utime(path, (now, now))
+        if not self.full:
+            (run.directory / OUTPUT).write_text(f"{run.manner.name.lower()}\n")
+        write_in_place(run.directory / RESULT, f"{code}\n")

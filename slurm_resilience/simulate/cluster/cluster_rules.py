@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from slurm_resilience.config import Config
@@ -160,6 +160,11 @@ class ClusterRules:
                 f"job {job.id} lost {node or 'its run'} after {waited:.1f} s of silence; Slurm "
                 f"waits {self._slurm.settings.slurmd_timeout:.0f} s",
             )
+
+    def job_left(self, job: Job, nodes: Sequence[str]) -> None:
+        if job.id in self._supervisors.announced:
+            for name in nodes:
+                self._bad_since.emptied[name] = self._schedule.now
 
     def job_started(self, job: Job) -> None:
         self._supervisors.job_started(job)

@@ -55,6 +55,10 @@ class SlurmWatcher(Protocol):
         """Take in that a job was ended or made smaller, for a node or by a request."""
         ...
 
+    def job_left(self, job: Job, nodes: Sequence[str]) -> None:
+        """Take in that a job does not hold these nodes any more."""
+        ...
+
     def job_started(self, job: Job) -> None:
         """Take in that a job runs, for the first time or again."""
         ...
@@ -376,8 +380,9 @@ class SimSlurm:
             raise SlurmError("salloc: error: Unable to allocate resources: Connection timed out")
         return self.submit(nodes, uid=job.uid, batch=False, step=False)
 
-    def prefer_exchange(self, job: Job, nodes: int) -> None:
+    def prefer_exchange(self, job: Job, nodes: int) -> dict[int, int]:
         self._enter()
+        return {}
 
     def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:
         self._enter()
@@ -502,6 +507,8 @@ class SimSlurm:
 
     def _resize(self, entry: _Entry, nodes: tuple[str, ...]) -> None:
         gone = set(entry.job.nodes) - set(nodes)
+        if self.watcher is not None:
+            self.watcher.job_left(entry.job, sorted(gone))
         entry.steps = [step for step in entry.steps if not gone & set(step.nodes)]
         entry.job = msgspec.structs.replace(entry.job, nodes=nodes, num_nodes=len(nodes))
         for name in gone:
@@ -527,6 +534,8 @@ class SimSlurm:
 
     def _complete(self, entry: _Entry) -> None:
         nodes = entry.job.nodes
+        if self.watcher is not None:
+            self.watcher.job_left(entry.job, nodes)
         if not entry.then:
             del self._jobs[entry.job.id]
         else:

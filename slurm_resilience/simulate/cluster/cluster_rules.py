@@ -13,7 +13,12 @@ from slurm_resilience.controller.journal import Incident
 from slurm_resilience.model import Job, Node
 from slurm_resilience.simulate.cluster.sim_host import SimHost, SimRun
 from slurm_resilience.simulate.cluster.sim_machine import Path, Power, SimMachine
-from slurm_resilience.simulate.cluster.sim_slurm import SLURM, SRESCTLD, SimSlurm
+from slurm_resilience.simulate.cluster.sim_slurm import (
+    NOT_RESPONDING_SECONDS,
+    SLURM,
+    SRESCTLD,
+    SimSlurm,
+)
 from slurm_resilience.simulate.cluster.sim_supervisor import SimSupervisors
 from slurm_resilience.simulate.schedule import Schedule
 
@@ -154,7 +159,9 @@ class ClusterRules:
         waited = self._schedule.now - since if since is not None else 0.0
         own = self._config.detect.dead_after_unsupervised or 1e9
         bound = min(own, self._slurm.settings.slurmd_timeout)
-        if waited < bound * 0.9:
+        # What has lost its power is silent for longer to sresctld than to Slurm, if it was cut off.
+        lives = node not in self._machines or self._machines[node].lives
+        if waited < bound * (0.9 if lives else 0.5):
             self._break(
                 ClusterRule.UNSUPERVISED_JOB,
                 f"job {job.id} lost {node or 'its run'} after {waited:.1f} s of silence; Slurm "
@@ -259,7 +266,7 @@ class ClusterRules:
             return
         since = self._bad_since.dead.get(name)
         is_free = all(job.id in supervised for job in self._slurm.jobs_on(name))
-        if since is not None and now - since > NOTICED_SECONDS and is_free:
+        if since is not None and now - since > NOTICED_SECONDS + NOT_RESPONDING_SECONDS and is_free:
             self._break(ClusterRule.DEAD_UNNOTICED, f"{name} has been dead for {now - since:.0f} s")
         told = self._unanswered(name) if machine.agent.speaks else []
         if machine.fault is not None and any(now - at > NOTICED_SECONDS for at in told):

@@ -172,10 +172,13 @@ class CliClient:
 
     def cancel_step(self, job_id: int, step: str, signal: str = "") -> None:
         words = [f"--signal={signal}"] if signal else []
-        self._run("scancel", *words, f"{self._own_name(job_id)}.{step}")
+        # One that is gone already needs no end.
+        with contextlib.suppress(NotFound):
+            self._run("scancel", *words, f"{self._own_name(job_id)}.{step}")
 
     def cancel_job(self, job_id: int) -> None:
-        self._run("scancel", self._own_name(job_id))
+        with contextlib.suppress(NotFound):
+            self._run("scancel", self._own_name(job_id))
 
     def allocate_for(self, job: Job, nodes: int, wait: float, stop: Event | None = None) -> int:
         words = ["--no-shell", f"--nodes={nodes}", "--exclusive", f"--dependency=expand:{job.id}"]

@@ -308,7 +308,7 @@ def test_a_cut_off_node_stops_writing(
     unpause(lab)
     second = wait_for(lambda: job.running_on(2, 4), 60, job)
     assert VICTIM not in {task["host"] for task in second}
-    token = next((job.folder / ".sres").glob("job-*/token")).read_text().strip()
+    token = next((job.folder / ".sres").glob("*/job-*/token")).read_text().strip()
     assert token == second[0]["token"] != job.running_on(1, 4)[0]["token"]
     job.let_end()
     wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)

@@ -47,8 +47,8 @@ def on_nodes(job: Job, *nodes: str) -> Tasks:
         ("-N2 -n4 -x n1,n3", ("n2", "n4")),
         ("-N4 -n4 --ntasks-per-node=1 -m cyclic", ("n1", "n2", "n3", "n4")),
         ("-N2 -n2 --export=NONE -w n[3-4]", ("n3", "n4")),
-        ("-N3 -n4 -m arbitrary -w n3,n1,n1,n2", ("n1", "n2", "n3")),
-        ("-N3 -n4 -m arbitrary -w n3,n1,n1,n2 --export=NONE", ("n1", "n2", "n3")),
+        ("-n4 -m arbitrary -w n3,n1,n1,n2", ("n1", "n2", "n3")),
+        ("-n4 -m arbitrary -w n3,n1,n1,n2 --export=NONE", ("n1", "n2", "n3")),
     ],
 )
 def test_whatever_chooses_the_nodes(

@@ -11,7 +11,16 @@ from beside import FLAG, Site, WaitFor, allocate
 from slurm_resilience.lab import Lab, LabSpec
 
 LIMIT_BYTES = 100_000
-OPTIONS = {"resume": {"diagnosis_wait": 0.2, "max_relaunches": 1, "stdin_limit_bytes": LIMIT_BYTES}}
+OPTIONS = {
+    "resume": {
+        "diagnosis_wait": 0.2,
+        "max_relaunches": 1,
+        "stdin_limit_bytes": LIMIT_BYTES,
+        "time_margin": 90.0,
+    }
+}
+SAY = "echo attempt $SRES_ATTEMPT; until grep -q $SRES_ATTEMPT$ {}; do sleep 0.02; done"
+"""Slurm may lose what a task that is killed has just written."""
 FAILS_ONCE = "[ -e again ] || { touch again; kill -9 $$; }"
 
 
@@ -57,19 +66,19 @@ def test_input_past_the_limit_is_not_given_again(site: Site) -> None:
 
 @pytest.mark.parametrize("mode", [[], ["--open-mode=truncate"]], ids=["default", "truncate"])
 def test_output_of_the_first_attempt_is_kept(site: Site, mode: list[str]) -> None:
-    program = f"echo this is attempt $SRES_ATTEMPT; {FAILS_ONCE}"
+    program = f"{SAY.format('out.txt')}; {FAILS_ONCE}"
     end = site.run("srun", FLAG, "-n1", "-o", "out.txt", *mode, "sh", "-c", program)
     assert end.code == 0, end
     lines = (site.directory / "out.txt").read_text().splitlines()
     if mode:
-        assert lines == ["this is attempt 2"]
+        assert lines == ["attempt 2"]
     else:
-        assert lines[0] == "this is attempt 1" and lines[-1] == "this is attempt 2"
+        assert lines[0] == "attempt 1" and lines[-1] == "attempt 2"
         assert [line for line in lines if line.startswith("sres: attempt 2 starts on n1")]
 
 
 def test_each_task_s_own_output_is_kept_too(site: Site) -> None:
-    program = f"echo attempt $SRES_ATTEMPT; {FAILS_ONCE}"
+    program = f"{SAY.format('out.0')}; {FAILS_ONCE}"
     assert site.run("srun", FLAG, "-n1", "-o", "out.%t", "sh", "-c", program).code == 0
     assert (site.directory / "out.0").read_text() == "attempt 1\nattempt 2\n"
 

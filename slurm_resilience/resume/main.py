@@ -9,7 +9,9 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurm_resilience.config import load
 from slurm_resilience.errors import (
@@ -20,15 +22,19 @@ from slurm_resilience.errors import (
     SresError,
     UsageError,
 )
-from slurm_resilience.model import Job
+from slurm_resilience.model import Job, Node
 from slurm_resilience.resume.srun import signals
 from slurm_resilience.resume.srun.command import GUARD
 from slurm_resilience.resume.srun.srun_options import SrunCommand, read_table, split
-from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import SlurmClient
 
+if TYPE_CHECKING:
+    from slurm_resilience.resume.supervisor import Supervisor
+
+_QUESTIONS = 4
+"""Programs that are asked at the same time."""
 _EXAMPLE = (
     "put it into a batch script (sbatch --nodes=4 --exclusive job.sh, with "
     "`srun --auto-resume=1 program` in job.sh), or write "
@@ -51,7 +57,23 @@ def supervise(srun: str, args: Sequence[str], environment: Mapping[str, str]) ->
     Raises:
         SresError: the call cannot be supervised; nothing was started.
     """
-    table = read_table(srun)
+    # Each question costs a process: they are asked at once, and while our own modules are loaded.
+    with ThreadPoolExecutor(_QUESTIONS) as pool:
+        supervisor, link = _prepare(srun, args, environment, pool)
+    # The threads are gone: those that follow inherit the mask.
+    signals.block()
+    link.start()
+    return supervisor.run()
+
+
+def _prepare(
+    srun: str, args: Sequence[str], environment: Mapping[str, str], pool: ThreadPoolExecutor
+) -> tuple[Supervisor, SupervisorLink]:
+    asked_table = pool.submit(read_table, srun)
+    asked_config = pool.submit(load, environment.get("SRES_CONFIG") or None)
+    from slurm_resilience.resume.supervisor import Supervisor  # takes as long as srun --help
+
+    table = asked_table.result()
     command = split(args, table)
     flag = command.value("auto-resume")
     if flag not in (None, "0", "1"):
@@ -69,10 +91,11 @@ def supervise(srun: str, args: Sequence[str], environment: Mapping[str, str]) ->
             "--auto-resume: srun --async returns at once, and nothing would watch the step; leave "
             "--async out, and write & behind srun to go on beside it"
         )
-    config = load(environment.get("SRES_CONFIG") or None)
+    config = asked_config.result()
     client = CliClient(config.slurm_bin)
+    asked_info, asked_nodes = pool.submit(client.info), pool.submit(_nodes, client)
     job = _job(client, bare, environment)
-    info = client.info()
+    info = asked_info.result()
     link = SupervisorLink(
         config.controller.host or (info.controllers[0] if info.controllers else "localhost"),
         config.controller.port,
@@ -93,10 +116,16 @@ def supervise(srun: str, args: Sequence[str], environment: Mapping[str, str]) ->
         permits_expansion=info.permits_expansion,
         environment=environment,
         ports=info.srun_ports,
+        nodes=asked_nodes.result(),
     )
-    signals.block()
-    link.start()
-    return supervisor.run()
+    return supervisor, link
+
+
+def _nodes(client: SlurmClient) -> tuple[Node, ...]:
+    try:
+        return client.nodes()
+    except SresError:
+        return ()  # asked again when they are needed
 
 
 def _job(client: SlurmClient, command: SrunCommand, environment: Mapping[str, str]) -> Job:

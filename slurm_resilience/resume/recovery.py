@@ -12,7 +12,7 @@ from slurm_resilience.resume.allocation import swap
 from slurm_resilience.resume.allocation.requeue import requeue
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import Cause, Ending
-from slurm_resilience.resume.decide.plan import Plan, PlanFacts, plan
+from slurm_resilience.resume.decide.plan import NO_WAY_ON, Plan, PlanFacts, plan
 from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.wire.messages import AttemptEnded, NodeVerdict
 
@@ -82,6 +82,10 @@ class Recovery:
             noticed: when the trouble was noticed, seconds since the epoch.
         """
         context = self._context
+        if cause.kind in NO_WAY_ON:
+            told = f"stop: {cause.reason}"
+            context.link.send(AttemptEnded(attempt, history[-1].code, told))
+            return None
         step_ended = context.clock.now()
         swap_failed, unanswered = "", 0
         while True:

@@ -18,7 +18,7 @@ from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.config import Config
 from slurm_resilience.errors import IllegalTransition, SresError
 from slurm_resilience.mesh.observer import Observer
-from slurm_resilience.model import Job
+from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report, requeue_report
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.context import SupervisorContext
@@ -77,6 +77,7 @@ class Supervisor:
         environment: Mapping[str, str],
         ports: Sequence[int] = (),
         clock: Clock | None = None,
+        nodes: Sequence[Node] = (),
     ) -> None:
         """
         Args:
@@ -91,6 +92,7 @@ class Supervisor:
             environment: the supervisor's own.
             ports: those that the site allows for srun; empty: any.
             clock: the time; None: the machine's.
+            nodes: Slurm's, where they were just read.
         """
         clock = clock or SystemClock()
         step_size, self._step_nodes = step_nodes(command, job, environment)
@@ -104,6 +106,7 @@ class Supervisor:
             patience=config.resume.swap_wait,
             permits_expansion=permits_expansion,
             clock=clock,
+            nodes=nodes,
         )
         excluded = command.value("exclude")
         self._allocation.excluded = expand(excluded) if excluded and "/" not in excluded else ()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import select
+import socket
 import threading
 from typing import Any
 
@@ -42,7 +44,7 @@ class SupervisorLink:
     def __init__(
         self, host: str, port: int, job: int, munge_socket: str, trusted_uids: frozenset[int]
     ) -> None:
-        self._host, self._port, self._job = host, port, job
+        self._address, self._job = (host, port), job
         self._munge_socket, self._trusted = munge_socket, trusted_uids
         self._outbox: queue.Queue[Message] = queue.Queue()
         self._verdicts: dict[str, NodeVerdict] = {}
@@ -51,6 +53,8 @@ class SupervisorLink:
         self._current: AttemptStarted | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._bell = socket.socketpair()
+        """`close` writes to one end, so that the thread does not go on waiting."""
         self.connected = threading.Event()
         self.news = threading.Event()
         """Set when a node of ours turned bad."""
@@ -65,6 +69,8 @@ class SupervisorLink:
     def close(self) -> None:
         """Send what is queued, then end."""
         self._stop.set()
+        with contextlib.suppress(OSError):
+            self._bell[0].send(b".")
         if self._thread.is_alive():
             # A controller that is not there is not waited for.
             connected = self.connected.is_set()
@@ -108,8 +114,7 @@ class SupervisorLink:
             SresError: sresctld does not answer.
         """
         with Connection.open(
-            self._host,
-            self._port,
+            *self._address,
             "query",
             munge_socket=self._munge_socket,
             trusted_uids=self._trusted,
@@ -128,8 +133,7 @@ class SupervisorLink:
         while not self._stop.is_set():
             try:
                 with Connection.open(
-                    self._host,
-                    self._port,
+                    *self._address,
                     "job",
                     str(self._job),
                     munge_socket=self._munge_socket,
@@ -149,6 +153,7 @@ class SupervisorLink:
     def _talk(self, connection: Connection) -> None:
         announced: AttemptStarted | None = None
         while True:
+            ending = self._stop.is_set()  # before the queue is emptied for the last time
             with self._lock:
                 current = self._current
             if current is not None and current is not announced:
@@ -158,13 +163,19 @@ class SupervisorLink:
             with contextlib.suppress(queue.Empty):
                 while True:
                     connection.send(self._outbox.get_nowait())
-            if self._stop.is_set():
+            if ending:
                 return
-            message = connection.receive(POLL_SECONDS)
-            if isinstance(message, Evidence):
-                self._note(message)
-            elif isinstance(message, Refused):
-                self.refusal = message.reason
+            # Readable too when `close` has something to say.
+            watched: list[Connection | socket.socket] = [connection, self._bell[1]]
+            select.select(watched, [], [], POLL_SECONDS)
+            while (message := connection.receive(0.0)) is not None:
+                self._hear(message)
+
+    def _hear(self, message: Message) -> None:
+        if isinstance(message, Evidence):
+            self._note(message)
+        elif isinstance(message, Refused):
+            self.refusal = message.reason
 
     def _note(self, evidence: Evidence) -> None:
         with self._lock:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
@@ -14,6 +15,8 @@ from slurm_resilience.slurm.client import SlurmClient
 
 TABLE_TRIES = 5
 """Reads of Slurm's table of nodes, a second apart, before an older one has to do."""
+FRESH_SECONDS = 2.0
+"""An address that was read so long ago is not asked for again."""
 REFRESH_SECONDS = 1.0
 """Until slurmctld is asked again when it does not answer."""
 
@@ -30,6 +33,7 @@ class Allocation:
         patience: float,
         permits_expansion: bool,
         clock: Clock | None = None,
+        nodes: Sequence[Node] = (),
     ) -> None:
         """
         Args:
@@ -39,6 +43,7 @@ class Allocation:
             patience: seconds for which slurmctld may be away.
             permits_expansion: Slurm may grow jobs without GRES.
             clock: the time; None: the machine's.
+            nodes: Slurm's, where they were just read.
         """
         self.clock = clock or SystemClock()
         self.client = client
@@ -48,7 +53,8 @@ class Allocation:
         self._restarts = job.restarts
         self._patience = patience
         self._permits_expansion = permits_expansion
-        self._table: dict[str, Node] = {}
+        self._table = {node.name: node for node in nodes}
+        self._table_read = self.clock.monotonic() if nodes else float("-inf")
         """Slurm's nodes as they were read last, in Slurm's order."""
         self.own_steps: set[str] = set()
         """Slurm's numbers of the supervised srun's steps so far."""
@@ -125,6 +131,7 @@ class Allocation:
         for left in reversed(range(TABLE_TRIES)):
             try:
                 self._table = {node.name: node for node in self.client.nodes()}
+                self._table_read = self.clock.monotonic()
                 break
             except SlurmError:
                 if not left and not self._table:
@@ -140,12 +147,11 @@ class Allocation:
 
     def address(self, name: str) -> str:
         """Return a node's address as it is now, else as it was; its name where none is known."""
-        try:
-            address = self.client.node(name).address
-        except (SlurmError, NotFound):
-            node = self._table.get(name)
-            address = node.address if node is not None else ""
-        return address or name
+        node = self._table.get(name)
+        if node is None or self.clock.monotonic() - self._table_read > FRESH_SECONDS:
+            with contextlib.suppress(SlurmError, NotFound):
+                node = self.client.node(name)
+        return (node.address if node is not None else "") or name
 
     def facts(
         self, step_size: int, swap_failed: str, living_nodes: tuple[str, ...] = ()

@@ -10,6 +10,9 @@ from slurm_resilience.config import ResumeSettings
 from slurm_resilience.resume.decide.budgets import fault_of_program, node_that_fails, spent
 from slurm_resilience.resume.decide.classify import Cause, Ending
 
+NO_WAY_ON = ("done", "user", "job_over")
+"""Kinds of causes after which nothing is started again."""
+
 
 class PlanFacts(msgspec.Struct, frozen=True):
     """All that limits the ways on for a job."""
@@ -74,7 +77,7 @@ def plan(
         history: every ending so far, the last one included.
         limits: `[resume]` of the configuration.
     """
-    if cause.kind in ("done", "user", "job_over"):
+    if cause.kind in NO_WAY_ON:
         return Plan("stop", cause.reason)
     chosen = _plan(cause, facts, history, limits)
     left = facts.seconds_left

@@ -28,6 +28,8 @@ _TASK_ENDED = re.compile(rb"^srun: error: (\S+): tasks? ([\d,-]+): ([^\n]*)$", r
 # srun itself ends a step whose task failed (--kill-on-bad-exit), or whose node it has lost touch
 # with, and Slurm words that the same.
 _SRUN_ENDS = re.compile(rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )")
+_BY_SLURM = (b"srun: ", b"CANCELLED AT")
+"""One of these is in everything that is looked for."""
 _LINE_LIMIT_BYTES = 65536
 _MOST_STEPS = 1000
 
@@ -72,6 +74,8 @@ class StderrReader:
         """Take more of the text in; True: it told of a node or a task."""
         text = (self._rest + data)[-_LINE_LIMIT_BYTES:]
         self._rest = text[text.rfind(b"\n") + 1 :]
+        if not any(word in text for word in _BY_SLURM):
+            return False  # a program's output, of which there may be much
         if _SRUN_ENDS.search(text):
             self.report |= SrunReport.ENDED_BY_SRUN
         by_srun = SrunReport.ENDED_BY_SRUN in self.report

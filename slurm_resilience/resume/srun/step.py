@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -25,6 +27,7 @@ _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
 _READ_BYTES = 65536
+_PIPE_BYTES = 1 << 20
 OUTPUT_SECONDS = 1.0
 """Between two looks whether srun's last output has been passed on."""
 CANCEL_SECONDS = 10.0
@@ -95,6 +98,8 @@ class SrunStep:
 
         self._on_news = on_news
         source, sink = os.pipe() if relay_stderr else (-1, None)
+        with contextlib.suppress(OSError):  # beyond the user's share
+            fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         try:
             self._process = subprocess.Popen(
                 list(argv),

@@ -1,0 +1,61 @@
+"""The supervisor's link to sresctld sends all that is queued before it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import Any
+
+from slurm_resilience.resume import supervisor_link
+from slurm_resilience.resume.supervisor_link import SupervisorLink
+from slurm_resilience.wire.messages import (
+    AttemptEnded,
+    AttemptStarted,
+    Evidence,
+    EvidenceRequest,
+    Message,
+    NodeVerdict,
+)
+
+
+class Wire:
+    """A connection on which several messages come at once."""
+
+    def __init__(self, *messages: Message) -> None:
+        self._here, self._there = socket.socketpair()
+        self._messages = list(messages)
+        self._there.send(b".")
+        self.sent: list[Message] = []
+
+    def fileno(self) -> int:
+        return self._here.fileno()
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def receive(self, _: float) -> Message | None:
+        self._here.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            self._here.recv(100)
+        return self._messages.pop(0) if self._messages else None
+
+
+def test_what_is_queued_at_the_end_is_sent_and_nothing_is_left_unread(
+    monkeypatch: Any,
+) -> None:
+    monkeypatch.setattr(supervisor_link, "POLL_SECONDS", 3600.0)
+    link = SupervisorLink("localhost", 1, 7, "", frozenset({0}))
+    started, ended = AttemptStarted(1, ("n1", "n2")), AttemptEnded(1, 0, "done")
+    dead = [Evidence((NodeVerdict(name, "dead", "no beat"),)) for name in ("n1", "n2")]
+    wire: Any = Wire(*dead)
+    link.attempt(started)
+    thread = threading.Thread(target=link._talk, args=(wire,), daemon=True)
+    thread.start()
+    while set(link.faulty()) != {"n1", "n2"}:
+        assert link.news.wait(30)
+    link.send(ended)
+    link.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert wire.sent == [started, EvidenceRequest(started.nodes), ended]

@@ -82,6 +82,10 @@ STRIKES = 2
 LAST_COPY = 3
 """So many times longer a peer is waited for that alone holds a part of the model: without it, the
 training falls back to its last checkpoint, or ends."""
+LAST_JUDGE = 10
+"""After so many abort timeouts in the block of an ended generation a process ends itself. The other
+members judge it sooner, but they may all be gone, and peers that come later know nothing of its
+world and wait for it. Not sooner: what it holds may be the last copy of the model."""
 ROUNDING_SECONDS = 0.001
 LOOK_SECONDS = 0.05
 """Between two looks at peers that are still in the block of an ended generation."""
@@ -749,6 +753,9 @@ class Membership:
         if end and self.status.phase == "running" and now >= self.timers.next_cut:
             self.timers.next_cut = now + self.timing.cut_again_seconds
             self._effects.append(CutBlock(end))
+            limit = LAST_JUDGE * self.timing.abort_seconds
+            if now - self.generation.ended_at > limit:
+                self._leave_the_others(f"it did not leave its block within {limit:g} s", now)
         self.timers.wake_at = self.wake_at
 
     def _may_assemble(self, now: float) -> bool:

@@ -17,6 +17,10 @@ FENCED_SECONDS = 0.5
 """Time until a process is ended that was said to be dead, or whose seat was given to another one:
 they are started by launchers, which see to it."""
 FOREVER_SECONDS = 1e6
+ALONE = "stuck block of the last"
+ALONE_SHARE = 0.05
+"""Share of runs with this fault. It is drawn apart from all others, so that the runs of most seeds
+stay the same as before there was such a fault."""
 SWEEP_SECONDS = 2.0
 RESPAWN_SECONDS = 2.0
 """A dead process is replaced within this time."""
@@ -76,10 +80,16 @@ class Excuses:
 
 
 class FaultPlan:
-    """The faults of one run."""
+    """The faults of one run.
 
-    def __init__(self, training: Training) -> None:
+    Args:
+        training: gets them.
+        seed: of the run.
+    """
+
+    def __init__(self, training: Training, seed: int) -> None:
         self._training = training
+        self._apart = Random(seed)
         random = training.random
         self.until = 1.5 + random.random() * 8.0
         """When faults are over."""
@@ -94,6 +104,8 @@ class FaultPlan:
         random = self._training.random
         for _ in range(random.choice([0, 1, 1, 2, 2, 3, 4])):
             self._training.schedule.at(random.random() * self.until, self._strike)
+        if self._apart.random() < ALONE_SHARE:
+            self._training.schedule.at(self._apart.random() * self.until, self._strike, ALONE)
 
     def end(self) -> None:
         """Have all that was broken work again."""
@@ -117,13 +129,11 @@ class FaultPlan:
             self.done.append("death at a message")
 
     def _sweep(self) -> None:
-        """Have an administrator end processes that hang and that no other one can judge: frozen
-        ones without a connection, and the last of their world that do not leave its block."""
+        """Have an administrator end processes that are stopped for good and that no other one can
+        judge: those without a connection, and the last of their world."""
         living = self._training.living()
         frozen = self._training.excuses.frozen
-        sound = [
-            one for one in living if one.id not in frozen and not one.is_stuck(FOREVER_SECONDS)
-        ]
+        sound = [one for one in living if one.id not in frozen]
         for process in living:
             number = process.membership.generation.number
             connected = any(process.id in other.membership.contacts for other in sound)
@@ -157,12 +167,12 @@ class FaultPlan:
         number = newest.peer.incarnation + 1
         self._training.spawn(newest.peer.seat, number, f"n{newest.peer.seat}.{number}")
 
-    def _strike(self) -> None:
+    def _strike(self, name: str = "") -> None:
         living = self._training.living()
         if self._over or not living:
             return
         random = self._training.random
-        name = random.choice([*FAULTS, *OFTEN])
+        name = name or random.choice([*(kind for kind in FAULTS if kind != ALONE), *OFTEN])
         self.done.append(name)
         process = random.choice(living)
         self._training.note(process, f"FAULT: {name}")
@@ -248,6 +258,19 @@ def _stuck(training: Training, process: SimProcess) -> None:
     process.fail()
 
 
+def _hang_alone(training: Training, process: SimProcess) -> None:
+    """Have its block hang for ever, and all others of its world die: none of them is left to end
+    it, and those that come after them know nothing of its world."""
+    view = process.program.inside
+    if view is None:
+        return
+    process.program.leave_seconds = FOREVER_SECONDS
+    training.excuses.add(process.id, FOREVER_SECONDS)
+    for other in training.living():
+        if other is not process and view.rank_of(other.id) >= 0:
+            training.schedule.after(training.random.random(), training.kill, other)
+
+
 def _find_dead(training: Training, process: SimProcess) -> None:
     fence = FENCED_SECONDS if training.network.whole else 0.0
     training.schedule.after(fence, training.kill, process)
@@ -280,6 +303,7 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     "reset": _reset,
     "error": _error,
     "stuck block": _stuck,
+    ALONE: _hang_alone,
     "node found dead": _find_dead,
     "node found sick": _find_sick,
     "newer process": _replace,

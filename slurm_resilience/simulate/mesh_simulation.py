@@ -85,7 +85,7 @@ class MeshRun:
         """Per world and turn: those that have come to the collective."""
         self._outcome: int | None = None
         self._last_step = self.random.choice([ENDLESS_STEPS, ENDLESS_STEPS, 20])
-        self._plan = FaultPlan(self)
+        self._plan = FaultPlan(self, seed)
         self._full_at = -1.0
         """When a world of all seats last stepped."""
 

@@ -174,10 +174,6 @@ class SimProcess:
         """Return if the process runs, or is stopped."""
         return self.state in (ProcessState.RUNNING, ProcessState.STOPPED)
 
-    def is_stuck(self, seconds: float) -> bool:
-        """Return if its block is not left for so long."""
-        return self.program.inside is not None and self.program.leave_seconds >= seconds
-
     @property
     def powered(self) -> bool:
         """Return if its machine is up."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from click.testing import CliRunner
 
 from slurm_resilience.cli.simulate import simulate as command
 from slurm_resilience.errors import UsageError
-from slurm_resilience.mesh import world_plan
+from slurm_resilience.mesh import membership, world_plan
 from slurm_resilience.mesh.membership import Losses, Membership
 from slurm_resilience.simulate import campaign
 from slurm_resilience.simulate.invariants import InvariantBroken
@@ -71,7 +70,7 @@ def at_once(self: Membership, _: float) -> bool:
 
 
 LOSE = Losses.lose
-MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
+MUTATIONS: dict[str, tuple[Any, str, Any, str]] = {
     "a part that was cut off goes on": (world_plan, "other_side", lambda *_: "", "newer one"),
     "each loss is taken for a death": (
         Losses,
@@ -81,6 +80,7 @@ MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
     ),
     "time that was lost is silence": (Membership, "_catch_up", no_op, "lives and answers"),
     "none is hurried": (Membership, "_hurry", no_op, "no world"),
+    "a process that hangs alone stays": (membership, "LAST_JUDGE", 10_000, "running in ending"),
     "none is waited for": (Membership, "_may_assemble", at_once, "no world"),
 }
 

@@ -14,7 +14,7 @@ import importlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -63,9 +63,26 @@ def known_groups() -> list[Any]:
 
 
 @seen("2.13")
-def set_timeout(seconds: float) -> None:
-    """Set the time limit of the default group's collectives after it was formed."""
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), dist.group.WORLD)
+def set_timeout(seconds: float, group: Any = None) -> None:
+    """Set the time limit of a group's collectives after it was formed; None: the default group."""
+    group = dist.group.WORLD if group is None else group
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
+
+
+@seen("2.13")
+@contextlib.contextmanager
+def forming_limit(seconds: float) -> Iterator[None]:
+    """Let the groups that are made meanwhile without a time limit of their own have this one.
+
+    `init_device_mesh` takes none, and torch's own is 30 minutes.
+    """
+    module: Any = dist.distributed_c10d
+    usual = module.default_pg_timeout
+    module.default_pg_timeout = timedelta(seconds=seconds)
+    try:
+        yield
+    finally:
+        module.default_pg_timeout = usual
 
 
 @seen("2.13")

@@ -118,7 +118,7 @@ class Session:
         if replicate * shard != size:
             raise UsageError(f"a mesh of {replicate} x {shard} does not hold {size} ranks")
         names = ("replicate", "shard")
-        with self._participant.group.more():
+        with self._participant.group.more(for_collectives=True):
             return init_device_mesh(self.device.type, (replicate, shard), mesh_dim_names=names)
 
     def new_group(

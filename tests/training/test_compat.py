@@ -74,6 +74,18 @@ def _() -> None:
     compat.set_timeout(7)
     assert compat.gloo_timeout(dist.group.WORLD) == timedelta(seconds=7)
 
+    more = dist.new_group([0])
+    compat.set_timeout(8, more)
+    assert compat.gloo_timeout(more) == timedelta(seconds=8)
+
+
+@tries("forming_limit")
+def _() -> None:
+    with compat.forming_limit(6):
+        limited = dist.new_group([0])
+    assert compat.gloo_timeout(limited) == timedelta(seconds=6)
+    assert compat.gloo_timeout(dist.new_group([0])) == timedelta(minutes=30)
+
 
 @tries("gloo_timeout")
 def _() -> None:

@@ -205,6 +205,22 @@ def test_lost_state_comes_from_the_disk(
     seen.equals(undisturbed(start, kind, seed))
 
 
+def test_a_rank_that_hangs_when_all_others_are_dead_ends_itself(
+    start: Start, tmp_path: Path
+) -> None:
+    """The new ranks wait for it: it was in the last world, and none of them was."""
+    disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "4")
+    words = ("--steps", str(STEPS), *disk, "--abort-timeout", "1")
+    others = [f"kill:seat={seat},step=9" for seat in range(RANKS) if seat != 1]
+    run = start(*words, inject=";".join(["hang-c:seat=1,step=9", *others]))
+    assert run.wait() == [0, 0], run.tail()
+    assert "it did not leave its block within 10 s" in run.tail(10**7)
+    seen = Outcome(run)
+    assert "disk" in seen.kinds
+    seen.every_sample_once(STEPS, BATCH)
+    seen.equals(undisturbed(start, "ddp", 0))
+
+
 @each_seed
 def test_a_lost_shard_comes_from_its_partners_memory(start: Start, seed: int) -> None:
     words = ("--kind", "fsdp", "--seed", str(seed), "--steps", str(STEPS))

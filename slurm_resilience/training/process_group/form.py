@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -56,6 +57,7 @@ class ProcessGroups:
         self._store: Any = None
         self._gone = False
         self._forming = False
+        self._timeout = self._limit = 0.0
 
     def form(self, store: Any, timeout: float, limit: float) -> None:
         """Make it, and prove that every rank can talk to every other.
@@ -72,6 +74,7 @@ class ProcessGroups:
         # The mesh opens no socket meanwhile: what is new afterwards belongs to the group.
         # torch keeps the store for sub-groups, but not the Python half of it.
         self._store = store
+        self._timeout, self._limit = timeout, limit
         self._sockets.begin()
         self._forming = True
         kind = self.backend
@@ -107,12 +110,24 @@ class ProcessGroups:
         self._sockets.end(self._mesh.own_fds())
 
     @contextlib.contextmanager
-    def more(self) -> Any:
-        """Make sub-groups in here, so that their sockets can be cut as well."""
+    def more(self, *, for_collectives: bool = False) -> Iterator[None]:
+        """Make sub-groups in here, so that their sockets can be cut as well.
+
+        Args:
+            for_collectives: no rank sends another one messages over them, so that making each of
+                them may have the time limit of forming: gloo waits for a member that has just died
+                here as well. Messages would keep that limit.
+        """
         self._sockets.begin()
         self._forming = True
+        known = set(compat.known_groups())
+        limit = compat.forming_limit(self._limit) if for_collectives else contextlib.nullcontext()
         try:
-            yield
+            with limit:
+                yield
+            if for_collectives:
+                for group in set(compat.known_groups()) - known:
+                    compat.set_timeout(self._timeout, group)
         finally:
             self.adopt_sockets()
             self._forming = False

@@ -241,7 +241,7 @@ class Healer:
     def _open(self, group: ProcessGroups) -> None:
         """Make groups of their own for what goes on beside the steps."""
         if self._options.checkpointer is not None:
-            with group.more():
+            with group.more(for_collectives=True):
                 self._disk_group = dist.new_group(backend="gloo")
         if self._options.partner_every:
             with group.more():

@@ -11,8 +11,9 @@ import difflib
 import math
 import os
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -110,15 +111,34 @@ class BreakerSettings(_Section, frozen=True):
     tripped breaker closes by itself."""
 
 
+RecoveryMode = Literal["none", "observe", "automatic"]
+"""``observe`` writes down what it would do; ``none`` only reports. The most careful one first."""
+_MODES: tuple[RecoveryMode, ...] = get_args(RecoveryMode)
+
+
 class RecoverySettings(_Section, frozen=True):
-    mode: Literal["automatic", "none"] = "automatic"
-    """``none`` only reports."""
+    mode: RecoveryMode = "automatic"
+    """The mode of each node for which neither of the next two tables says another one."""
+    partitions: dict[str, RecoveryMode] = {}
+    nodes: dict[str, RecoveryMode] = {}
+    """By hostlist; `decide.recovery_modes` puts each node of it in its place."""
     drain_alarm: float = 86400.0
     """Seconds a node may wait for its jobs before an alarm is raised. No job is ever killed."""
     max_flaps: int = 3
     """A node that was lost and came back by itself more often than this within ``flap_window`` is
     kept out of service until a person has looked."""
     flap_window: float = 3600.0
+
+    def mode_of(self, node: str, partitions: Iterable[str] = ()) -> RecoveryMode:
+        """Return a node's own mode, else the most careful one of its partitions, else the
+        cluster's."""
+        if not (self.nodes or self.partitions):
+            return self.mode  # asked for every node of every cycle
+        own = self.nodes.get(node)
+        if own is not None:
+            return own
+        named = [self.partitions[name] for name in partitions if name in self.partitions]
+        return min(named, key=_MODES.index, default=self.mode)
 
 
 class ReplaceSettings(_Section, frozen=True):
@@ -193,6 +213,7 @@ def parse(text: str, where: str = "configuration") -> Config:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
     _refuse_unknown(data, where)
+    _refuse_other_modes(data.get("recovery", {}), where)
     try:
         config = msgspec.convert(data, Config)
     except msgspec.ValidationError as error:
@@ -244,6 +265,24 @@ def _refuse_unknown(data: dict[str, Any], where: str) -> None:
 def _nearest(name: str, known: Any) -> str:
     match = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean '{match[0]}'?" if match else f"; known: {', '.join(sorted(known))}"
+
+
+def _refuse_other_modes(recovery: dict[str, Any], where: str) -> None:
+    """Name the modes that there are: a wrong one must not be taken for the default."""
+    said = {"recovery.mode": recovery.get("mode", "automatic")}
+    for table in ("partitions", "nodes"):
+        modes = recovery.get(table, {})
+        if not isinstance(modes, dict):
+            key = "a partition" if table == "partitions" else "a hostlist"
+            raise ConfigError(
+                f"{where}: recovery.{table} is a table: write [recovery.{table}], and in it "
+                f'{key} = "observe"'
+            )
+        said |= {f"recovery.{table}.{name}": mode for name, mode in modes.items()}
+    for key, mode in said.items():
+        if mode not in _MODES:
+            known = ", ".join(_MODES)
+            raise ConfigError(f"{where}: {key}: {mode!r} is no mode; write one of: {known}")
 
 
 def _plain(message: str) -> str:

@@ -71,7 +71,7 @@ def _mark(cluster: ClusterView, hostlist: str, action: str, force: bool, yes: bo
     plan = mark(nodes, jobs, action, force=force, yes=yes, supervised=supervised, gave_up=gave_up)
     _carry_out(cluster, plan)
     if plan.changes:
-        click.echo(what_next(action, status, hostlist))
+        click.echo(what_next(action, status, hostlist, nodes))
 
 
 def _carry_out(cluster: ClusterView, plan: mark_plan.MarkPlan) -> None:

@@ -31,8 +31,10 @@ def check_config(cluster: ClusterView, file: str | None) -> None:
     Reads FILE, or the file in use, and prints `ok` or what is wrong in it.
     """
     from slurm_resilience.config import DEFAULT_PATH
+    from slurm_resilience.controller.decide.recovery_modes import with_each_node
 
     cluster.config_path = file or cluster.config_path
+    with_each_node(cluster.config)
     _refuse_missing_program(cluster)
     named = cluster.config_path or os.environ.get("SRES_CONFIG")
     if named or DEFAULT_PATH.exists():

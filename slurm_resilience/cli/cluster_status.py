@@ -49,6 +49,7 @@ def status(cluster: ClusterView, form: str) -> None:
         "states": by_value(views, "state"),
         "health": by_value(views, "health"),
         "sresd": by_value(views, "sresd"),
+        "modes": by_value(views, "mode"),
         "incidents": [view["incident"] for view in views if view["incident"]],
         "gave_up": [view["gave_up"] for view in views if view["gave_up"]],
         "jobs": job_views(data, jobs),
@@ -108,6 +109,9 @@ def _controller(
 def _lines(picture: dict[str, Any], now: float, interval: float) -> Iterator[str]:
     answers = picture["controller"]["answers"]
     yield from _about(picture["controller"], interval)
+    others = {m: names for m, names in picture["modes"].items() if m}
+    if len(others) > 1:
+        yield field("by node", _groups(others))
     yield field("slurm", f"{picture['cluster']}, Slurm {picture['slurm']}")
     for key in ("states", "health", "sresd") if answers else ("states",):
         bad = any(style_of(key.upper(), word) == BAD for word in picture[key])

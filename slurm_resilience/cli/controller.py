@@ -165,10 +165,10 @@ def whole_status(connection: Connection) -> dict[str, Any]:
     """Ask for all pages of the status, over an open connection."""
     from slurm_resilience.wire.messages import StatusRequest
 
-    page = _ask(connection, StatusRequest("status"))
+    page = ask_page(connection, StatusRequest("status"))
     data = page.data
     while page.next:
-        page = _ask(connection, StatusRequest("status", after=page.next))
+        page = ask_page(connection, StatusRequest("status", after=page.next))
         for name, entries in page.data.items():
             data[name].update(entries)
     return data
@@ -181,10 +181,11 @@ def ask(connection: Connection, message: Message) -> dict[str, Any]:
         WireError: the answer is not a status.
         SresError: the request was refused.
     """
-    return _ask(connection, message).data
+    return ask_page(connection, message).data
 
 
-def _ask(connection: Connection, message: Message) -> Status:
+def ask_page(connection: Connection, message: Message) -> Status:
+    """Ask for a page over an open connection; raises what `ask` raises."""
     from slurm_resilience.wire.messages import Status
 
     answer = connection.ask(message)

@@ -26,6 +26,10 @@ _COMMANDS = {
     "lab": ("lab:lab", "Run a real Slurm cluster on this machine, whose power can be cut."),
     "node": ("node_commands:node", "List, replace, reboot and watch nodes."),
     "pause": ("pause:pause", "Stop sresctld from acting until further notice."),
+    "review": (
+        "past.review_command:review",
+        "Compare what observing would have done with the facts.",
+    ),
     "run": ("run:run", "Keep a step alive: sres run -- srun [options] program."),
     "simulate": ("simulate:simulate", "Run simulated trainings under faults."),
     "status": ("cluster_status:status", "Show nodes, what is under way, and alarms."),

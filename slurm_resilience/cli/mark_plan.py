@@ -5,7 +5,7 @@ Everything is judged before anything is done: one node that may not be touched s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -192,8 +192,17 @@ def _after(node: Node, seen: Mapping[str, Any]) -> str:
     return ""
 
 
-def what_next(action: str, status: Mapping[str, Any] | None, hostlist: str) -> str:
-    """Return one line on what sresctld will do with marked nodes."""
+def what_next(
+    action: str, status: Mapping[str, Any] | None, hostlist: str, nodes: Iterable[str] = ()
+) -> str:
+    """Return one line on what sresctld will do with marked nodes.
+
+    Args:
+        action: `Action:Replace` or `Action:Reboot`.
+        status: sresctld's; None: it does not answer.
+        hostlist: the nodes, as they were named.
+        nodes: the same, one by one.
+    """
     done = "rebooted" if action == REBOOT else "replaced"
     if status is None:
         return "sresctld does not answer: nothing follows until it runs"
@@ -201,8 +210,13 @@ def what_next(action: str, status: Mapping[str, Any] | None, hostlist: str) -> s
         return (
             f"sresctld is paused ({plain(status['paused'])}): nothing follows until `sres unpause`"
         )
-    if status.get("mode") == "none":
-        return "recovery.mode is none: nothing follows by itself"
+    seen, mode = status.get("nodes", {}), status.get("mode", "automatic")
+    modes = {name: seen.get(name, {}).get("mode", mode) for name in nodes} or {hostlist: mode}
+    alone = {name: of_node for name, of_node in modes.items() if of_node != "automatic"}
+    if alone:
+        which = f" of {fold(alone)}" if len(alone) < len(modes) else ""
+        words = " and ".join(sorted(set(alone.values())))
+        return f"recovery.mode{which} is {words}: nothing follows by itself"
     if not status.get("can_replace"):
         return f"no replacement program is configured: they wait to be {done} by a person"
     return f"{done} as soon as no job is left on it; follow it: sres node watch {hostlist}"

@@ -105,6 +105,8 @@ def _sheet(view: dict[str, Any], now: float) -> Iterator[str]:
         return field(title, text, indent=2)
 
     yield line("health", f"{view['health']}: {view['why']}" if view["why"] else view["health"])
+    if view["mode"] not in ("", "automatic"):
+        yield line("recovery", f"{view['mode']}: nothing is done to it")
     if view["reason"]:
         age = seconds_since(view["reason_at"], now)
         ago = f", {duration(age)} ago" if age is not None else ""

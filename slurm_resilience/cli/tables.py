@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 _WIDE = 4000
-_FREE_TEXT = frozenset({"REASON", "TEXT", "NODES"})
+_FREE_TEXT = frozenset({"REASON", "TEXT", "NODES", "WOULD", "THEN"})
 """Columns that are broken over lines where the terminal is narrow; the others never are."""
 _LONG_STATE = 16
 

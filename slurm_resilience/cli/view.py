@@ -41,6 +41,7 @@ def node_view(node: Node, jobs: Iterable[Job], status: Mapping[str, Any] | None)
         "comment": node.comment,
         "health": seen.get("verdict", SILENT if status is None else "unknown"),
         "why": seen.get("why", ""),
+        "mode": seen.get("mode", ""),
         "sresd": seen.get("sresd", SILENT if status is None else "never seen"),
         "findings": seen.get("findings", []),
         "unjudged": seen.get("unjudged", []),

@@ -18,7 +18,9 @@ from slurm_resilience.controller.journal import (
     Fault,
     IncidentFacts,
     KnownAgent,
+    ObservedFault,
     PendingRequeue,
+    Remark,
     Supervised,
 )
 
@@ -215,6 +217,13 @@ class NoteBreaker(msgspec.Struct, frozen=True, tag=True):
     """The administrator who reset it; None: it changed by itself."""
 
 
+class NoteObserved(msgspec.Struct, frozen=True, tag=True):
+    """Remember a fault that is only observed, with its news."""
+
+    fault: ObservedFault
+    news: tuple[Remark, ...]
+
+
 Note = (
     NoteSupervised
     | DropSupervised
@@ -226,6 +235,7 @@ Note = (
     | NoteMissing
     | NoteFault
     | NoteBreaker
+    | NoteObserved
 )
 
 

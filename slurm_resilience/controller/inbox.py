@@ -52,8 +52,6 @@ WAKES_A_SECOND_OF_USER, WAKES_AT_ONCE_OF_USER = 1.0, 5.0
 WAKES_A_SECOND, WAKES_AT_ONCE = 4.0, 20.0
 """Rounds that users' messages begin at once, of one user and of all. The others wait for the next
 round: each one reads Slurm."""
-MAX_HISTORY = 1000
-"""Events in one answer."""
 
 
 class Inbox:
@@ -65,7 +63,7 @@ class Inbox:
         *,
         trusted_uids: frozenset[int],
         lookups: JobLookups,
-        history: Callable[[str, int], list[dict[str, Any]]],
+        history: Callable[[StatusRequest], tuple[dict[str, Any], str]],
         clock: Clock,
     ) -> None:
         """
@@ -73,7 +71,7 @@ class Inbox:
             registry: where the connections are kept.
             trusted_uids: users who may speak for nodes and pause: root and SlurmUser.
             lookups: asks Slurm about jobs (called in a thread of the wire's).
-            history: events of the journal, newest first.
+            history: answers a question about the past, and says what to ask the next page with.
             clock: its monotonic time counts.
         """
         self._registry = registry
@@ -177,12 +175,11 @@ class Inbox:
             self._registry.wake.set()
 
     def _answer(self, request: StatusRequest, uid: int) -> Message:
-        if request.what == "history":
-            limit = max(0, min(request.limit, MAX_HISTORY))
-            events = self._history(request.node, limit)
-            if uid not in self._trusted_uids:
-                events = [public_event(event) for event in events]
-            return Status({"events": events})
+        if request.what not in ("status", "summary"):
+            data, following = self._history(request)
+            if uid not in self._trusted_uids and "events" in data:
+                data["events"] = [public_event(event) for event in data["events"]]
+            return Status(data, following)
         with self._lock:
             pages = self._status
         if request.what == "summary":

@@ -166,6 +166,46 @@ CLOSED_BREAKER = BreakerState()
 HOUR_SECONDS = 3600.0
 
 
+class Remark(msgspec.Struct, frozen=True):
+    """One line on a fault that is only observed, and when it came about (epoch)."""
+
+    at: float
+    kind: str
+    text: str
+
+
+class NodeSight(msgspec.Struct, frozen=True):
+    """The parts of a node that people change, as they were seen last."""
+
+    is_available: bool = True
+    reason: str = ""
+    reason_by: str = ""
+    boot_id: str = ""
+    instance: str = ""
+
+
+class ObservedFault(msgspec.Struct, frozen=True):
+    """A fault, or a request, of a node with the mode `observe`: what sresctld would have done, and
+    what was done instead."""
+
+    id: int
+    node: str
+    kind: str
+    """dead, sick, requested."""
+    action: str
+    reason: str
+    began: float
+    sight: NodeSight
+    would: tuple[Remark, ...] = ()
+    then: tuple[Remark, ...] = ()
+    ended: float = 0.0
+    """When the node was in service and sound again; 0: it is not."""
+
+    def would_at(self, kind: str) -> float:
+        """Return when it would have done this (epoch); 0: not yet."""
+        return next((remark.at for remark in self.would if remark.kind == kind), 0.0)
+
+
 class JournalMemory(msgspec.Struct, frozen=True):
     """The memory of the diagnosis, the ceilings and the breaker."""
 
@@ -180,6 +220,10 @@ class JournalMemory(msgspec.Struct, frozen=True):
     missing: Mapping[str, float] = {}
     """Nodes that Slurm does not list, since when (epoch)."""
     breaker: BreakerState = CLOSED_BREAKER
+    observed: Mapping[str, ObservedFault] = {}
+    """The fault of each node with the mode `observe` that is not over."""
+    would_starts: tuple[tuple[float, str], ...] = ()
+    """The same as `starts`, for programs that would have been started."""
 
 
 NO_MEMORY = JournalMemory()
@@ -203,10 +247,16 @@ CREATE TABLE IF NOT EXISTS acknowledged (
   code TEXT NOT NULL, PRIMARY KEY (node, boot, name, subject, code));
 CREATE TABLE IF NOT EXISTS missing (node TEXT PRIMARY KEY, since REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS faults (node TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS observed (
+  id INTEGER PRIMARY KEY, node TEXT NOT NULL, ended REAL NOT NULL, body TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS observed_ended ON observed (ended);
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 SCHEMA_VERSION = 2
 """Written into the file; a file with another number is refused."""
+
+WOULD_REPLACE = "would-replace"
+"""The kind of event that `observe` writes in the place of `replacing`."""
 
 _STAMPS = {
     NodeEvent.MARKED: "marked",
@@ -295,6 +345,7 @@ class Journal:
             " AND (state = ? OR id NOT IN (SELECT max(id) FROM incidents GROUP BY node))",
             (*states, before, NodeState.HEALTHY),
         )
+        self._db.execute("DELETE FROM observed WHERE ended > 0 AND ended < ?", (before,))
 
     def has_incident(self, incident_id: int) -> bool:
         row = self._db.execute("SELECT 1 FROM incidents WHERE id = ?", (incident_id,)).fetchone()
@@ -467,6 +518,8 @@ class Journal:
             self.faults(),
             self.missing(),
             self.breaker(),
+            {fault.node: fault for fault in self.observed(open_only=True)},
+            self.starts(now - HOUR_SECONDS, WOULD_REPLACE),
         )
 
     def acknowledge(self, node: str, findings: Iterable[FindingOfBoot]) -> None:
@@ -496,11 +549,13 @@ class Journal:
         ).fetchall()
         return {str(node): int(number) for node, number in rows}
 
-    def starts(self, since: float) -> tuple[tuple[float, str], ...]:
-        """Return when (epoch) and for which node a replacement program was started since then."""
+    def starts(
+        self, since: float, kind: str = NodeEvent.REPLACING
+    ) -> tuple[tuple[float, str], ...]:
+        """Return when (epoch) and for which node a replacement program was started since then, or
+        would have been."""
         rows = self._db.execute(
-            "SELECT at, node FROM events WHERE kind = ? AND at > ? ORDER BY at",
-            (NodeEvent.REPLACING, since),
+            "SELECT at, node FROM events WHERE kind = ? AND at > ? ORDER BY at", (kind, since)
         ).fetchall()
         return tuple((float(at), str(node)) for at, node in rows)
 
@@ -514,6 +569,40 @@ class Journal:
 
     def drop_fault(self, node: str) -> None:
         self._db.execute("DELETE FROM faults WHERE node = ?", (node,))
+
+    def put_observed(self, fault: ObservedFault, news: Iterable[Remark] = ()) -> None:
+        """Write a fault that is only observed, with its news as events. One without an id is new,
+        and gets the next."""
+        with self._together():
+            if not fault.id:
+                cursor = self._db.execute(
+                    "INSERT INTO observed (node, ended, body) VALUES (?, 0, '{}')", (fault.node,)
+                )
+                fault = msgspec.structs.replace(fault, id=int(cursor.lastrowid or 0))
+            self._db.execute(
+                "UPDATE observed SET ended = ?, body = ? WHERE id = ?",
+                (fault.ended, msgspec.json.encode(fault).decode(), fault.id),
+            )
+            for remark in news:
+                self.event(remark.at, remark.kind, remark.text, node=fault.node)
+
+    def observed(
+        self, *, open_only: bool = False, limit: int = 1000, before: int = 0
+    ) -> list[ObservedFault]:
+        """Return faults that are or were only observed, newest first.
+
+        Args:
+            open_only: all that are not over; else the last ``limit`` of all.
+            limit: of how many.
+            before: only those with a lower id; 0: all.
+        """
+        which = "ended = 0" if open_only else "1"
+        rows = self._db.execute(
+            f"SELECT body FROM observed WHERE {which} AND (? = 0 OR id < ?)"
+            " ORDER BY id DESC LIMIT ?",
+            (before, before, -1 if open_only else limit),
+        ).fetchall()
+        return [msgspec.json.decode(row[0], type=ObservedFault) for row in rows]
 
     def put_missing(self, node: str, since: float) -> None:
         """Write since when (epoch) a node has not been listed; 0: it is."""

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
@@ -23,11 +23,13 @@ from slurm_resilience.clock import Clock, SteadyClock, SystemClock
 from slurm_resilience.config import OPTION_HELP, Config, load
 from slurm_resilience.controller.act.actor import Actor
 from slurm_resilience.controller.cycle import Cycle
+from slurm_resilience.controller.decide.recovery_modes import check_names, with_each_node
 from slurm_resilience.controller.inbox import Inbox
 from slurm_resilience.controller.job_lookups import JobLookups
 from slurm_resilience.controller.journal import Journal, open_database
 from slurm_resilience.controller.observe import Sources, last_run
 from slurm_resilience.controller.probe import Dialer, Prober
+from slurm_resilience.controller.query.history_reader import HistoryReader
 from slurm_resilience.controller.registry import Registry, SupervisorRoll
 from slurm_resilience.controller.slurm_settings import SlurmSettings
 from slurm_resilience.errors import NotFound, SresError
@@ -169,29 +171,6 @@ class Controller:
             self._clock.wait(self.registry.wake, min(TICK_SECONDS, interval))
 
 
-class HistoryReader:
-    """Reads the journal's history for `sres`, in whichever of the wire's threads asks."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        # SQLite wants one connection for each thread.
-        self._of_thread = threading.local()
-
-    def read(self, node: str, limit: int) -> list[dict[str, Any]]:
-        """Events, newest first.
-
-        Raises:
-            SresError: the journal cannot be read.
-        """
-        try:
-            if not hasattr(self._of_thread, "journal"):
-                self._of_thread.journal = Journal(self._path)
-            journal: Journal = self._of_thread.journal
-            return journal.events(node, limit)
-        except sqlite3.Error as error:
-            raise SresError(f"the journal cannot be read: {error}") from None
-
-
 def find_job(client: SlurmClient, job_id: int) -> Job:
     """Read one job from Slurm.
 
@@ -232,8 +211,10 @@ def serve(config: Config, *, once: bool, dry_run: bool) -> None:
     """Run the daemon until SIGTERM or SIGINT.
 
     Raises:
-        SresError: another sresctld works in the same state directory.
+        SresError: another sresctld works in the same state directory, or the configuration names
+            what Slurm does not have.
     """
+    config = with_each_node(config)
     with only_one(Path(config.controller.state_dir)):
         _serve(config, once=once, dry_run=dry_run)
 
@@ -244,6 +225,8 @@ def _serve(config: Config, *, once: bool, dry_run: bool) -> None:
     commands = CliClient(config.slurm_bin)
     info = commands.info()
     client, reading = choose(commands, info)
+    nodes = client.nodes()
+    check_names(config, nodes)
     log.info("Slurm is read through %s", reading)
     controller = Controller(config, client, info, clock, dry_run)
     if once:
@@ -265,7 +248,7 @@ def _serve(config: Config, *, once: bool, dry_run: bool) -> None:
         trusted_uids=frozenset({0, info.slurm_user_uid}),
     )
     # The nodes' addresses are needed before the first sresd says hello.
-    controller.inbox.know(client.nodes(), {})
+    controller.inbox.know(nodes, {})
     server.start()
     log.info(
         "sresctld %s: cluster %s, Slurm %s, port %d, recovery %s%s",

@@ -74,6 +74,7 @@ def status(
         incident = incidents.get(name)
         nodes[name] = {
             "state": node.state,
+            "mode": config.recovery.mode_of(name, node.partitions),
             "verdict": diagnosis.kind,
             "why": diagnosis.reason,
             "reason": node.reason,

@@ -268,6 +268,8 @@ def judge_controller(data: Mapping[str, Any], now: float, interval: float) -> Si
         return note(f"sresctld is paused ({data['paused']}): it changes nothing", "sres unpause")
     if data.get("mode") == "none":
         return note("recovery.mode is none: faults are reported, nothing is changed")
+    if data.get("mode") == "observe":
+        return note("recovery.mode is observe: nothing is changed", "sres review")
     return ok(f"sresctld {data['version']} read Slurm {age:.0f} s ago")
 
 

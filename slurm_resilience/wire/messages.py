@@ -229,10 +229,10 @@ class BreakerReset(msgspec.Struct, frozen=True, tag=True):
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):
-    """Ask for what sresctld knows: all of it in pages, the part without nodes and jobs, or events
-    of the journal."""
+    """Ask for what sresctld knows: all of it in pages, the part without nodes and jobs, or the
+    newest of the journal, in pages too: a node's events, and faults that are only observed."""
 
-    what: Literal["status", "summary", "history"]
+    what: Literal["status", "summary", "history", "review"]
     node: str = ""
     limit: int = 100
     after: str = ""

@@ -171,9 +171,14 @@ def test_a_cancel_warns_of_what_will_mark_the_node_again() -> None:
         (None, "does not answer"),
         ({"paused": "think first"}, "paused (think first)"),
         ({"mode": "none", "can_replace": True}, "recovery.mode is none"),
+        ({"mode": "observe", "can_replace": True}, "recovery.mode is observe"),
+        (
+            {"mode": "automatic", "can_replace": True, "nodes": {"n2": {"mode": "observe"}}},
+            "recovery.mode of n2 is observe: nothing follows by itself",
+        ),
         ({"mode": "automatic", "can_replace": False}, "by a person"),
         ({"mode": "automatic", "can_replace": True}, "sres node watch n[1-2]"),
     ],
 )
 def test_what_follows_is_said_as_it_is(status: dict[str, Any] | None, words: str) -> None:
-    assert words in what_next(REPLACE, status, "n[1-2]")
+    assert words in what_next(REPLACE, status, "n[1-2]", ["n1", "n2"])

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from slurm_resilience import config
+from slurm_resilience.controller.decide.recovery_modes import check_names, with_each_node
 from slurm_resilience.errors import ConfigError
+from slurm_resilience.model import Node
 
 
 def test_without_a_file_the_defaults_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -25,7 +27,10 @@ def test_without_a_file_the_defaults_hold(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("[controller]\nport = 70000", "controller.port must be between 1 and 65535"),
         ("[controller]\ninterval = 0", "controller.interval must be greater than 0"),
         ("[resume]\ngrace = -1", "resume.grace must be 0 or more"),
-        ("[recovery]\nmode = 'auto'", "Invalid enum value 'auto'"),
+        ("[recovery]\nmode = 'auto'", "recovery.mode: 'auto' is no mode; write one of: none, obs"),
+        ("[recovery]\nmode = 3", "recovery.mode: 3 is no mode"),
+        ("[recovery]\nnodes = 'n1'", "recovery.nodes is a table: write [recovery.nodes]"),
+        ("[recovery.partitions]\ngpu = 'off'", "recovery.partitions.gpu: 'off' is no mode"),
         ("controller = 3", "'controller' is a table"),
         ("[detect]\nsilent_after = 0.6", "more than two beats"),
         ("[detect]\ndead_after = 1.0", "dead_after must be more than"),
@@ -45,3 +50,44 @@ def test_each_mistake_is_named(text: str, says: str) -> None:
 def test_a_named_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         config.load(tmp_path / "missing.toml")
+
+
+def test_a_node_has_its_own_mode_or_the_most_careful_of_its_partitions() -> None:
+    text = """
+        [recovery]
+        mode = "observe"
+        [recovery.partitions]
+        canary = "automatic"
+        old = "none"
+        [recovery.nodes]
+        "n[1-2]" = "automatic"
+    """
+    recovery = with_each_node(config.parse(text)).recovery
+    assert recovery.mode_of("n9", ["main"]) == "observe"
+    assert recovery.mode_of("n9", ["main", "canary"]) == "automatic"
+    assert recovery.mode_of("n9", ["canary", "old"]) == "none"
+    assert recovery.mode_of("n2", ["old"]) == "automatic"
+    assert config.Config().recovery.mode_of("n1", ["main"]) == "automatic"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[recovery.nodes]\n'n[1-' = 'none'", "recovery.nodes: 'n[1-' is not a hostlist"),
+        (
+            "[recovery.nodes]\n'n[1-3]' = 'none'\nn2 = 'observe'",
+            "recovery.nodes: n2 has two modes, none and observe",
+        ),
+        (
+            "[recovery.partitions]\nmian = 'none'",
+            "recovery.partitions: Slurm has no partition 'mian'; did you mean 'main'?",
+        ),
+        ("[recovery.nodes]\n'n[1-9]' = 'none'", "recovery.nodes: Slurm has no node 'n3'"),
+    ],
+)
+def test_a_mode_for_what_slurm_does_not_have_is_refused(text: str, says: str) -> None:
+    """Read over, it would have nodes replaced that were to be left alone."""
+    nodes = [Node(name, "IDLE", partitions=("main",)) for name in ("n1", "n2")]
+    with pytest.raises(ConfigError) as caught:
+        check_names(with_each_node(config.parse(text)), nodes)
+    assert says in str(caught.value) and "\n" not in str(caught.value)

@@ -117,7 +117,7 @@ class Controller:
             self.registry,
             trusted_uids=frozenset({0}),
             lookups=JobLookups(self.slurm.job, self.clock),  # type: ignore[arg-type]
-            history=lambda *_: [],
+            history=lambda _: ({}, ""),
             clock=self.clock,  # type: ignore[arg-type]
         )
         self.roll = SupervisorRoll()

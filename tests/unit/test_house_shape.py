@@ -261,7 +261,7 @@ def _asks_the_machine(node: ast.AST) -> TypeGuard[ast.Attribute | ast.ImportFrom
 
 RUN_BY_NAME = re.compile(r"slurm_resilience(?:\.\w+)+")
 """A module that is started with `python -m` stands in a string, in a script or in a unit."""
-BESIDE = re.compile(r"\w+(\.py|:\w+)")
+BESIDE = re.compile(r"(?P<module>\w+(?:\.\w+)*?)(?:\.py|:\w+)")
 
 
 def _module(path: Path) -> str:
@@ -281,9 +281,10 @@ def _reached_from(path: Path, modules: dict[str, Path]) -> set[str]:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names |= set(RUN_BY_NAME.findall(node.value))
-            if BESIDE.fullmatch(node.value):
-                # `bootstrap.py` and `lab:lab`: a module of this folder, started or loaded by name.
-                names.add(f"{folder}.{re.split(r'[.:]', node.value)[0]}")
+            if beside := BESIDE.fullmatch(node.value):
+                # `bootstrap.py`, `lab:lab`, `past.review:review`: a module of this folder or below,
+                # started or loaded by name.
+                names.add(f"{folder}.{beside['module']}")
     for name in list(names):
         if f"{name}.__main__" in modules:
             names.add(f"{name}.__main__")

@@ -236,7 +236,12 @@ MAY_IMPORT = {
 
 DOORS = {
     # A room that imports another may use these modules of it alone.
-    ("cli", "controller"): {"decide.node_lifecycle", "diagnose", "journal"},
+    ("cli", "controller"): {
+        "decide.node_lifecycle",
+        "decide.recovery_modes",
+        "diagnose",
+        "journal",
+    },
     ("cli", "resume"): {"main", "decide.signatures"},
     ("mesh", "wire"): {"frames"},
     ("demo", "controller"): {"journal"},

@@ -149,7 +149,10 @@ class Sresctld:
             self.registry,
             trusted_uids=frozenset({0}),
             lookups=JobLookups(self._look_up, Clock()),
-            history=lambda node, limit: [{"node": node, "limit": limit} | EVENT],
+            history=lambda asked: (
+                {"events": [{"node": asked.node, "limit": asked.limit} | EVENT]},
+                "",
+            ),
             clock=Clock(),
         )
         self.inbox.know(NODES, {})

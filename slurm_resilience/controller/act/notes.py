@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Collection
 
@@ -16,11 +17,14 @@ from slurm_resilience.controller.actions import (
     NoteFault,
     NoteJob,
     NoteMissing,
+    NoteObserved,
     NotePause,
     NoteSupervised,
 )
 from slurm_resilience.controller.journal import Journal
 from slurm_resilience.controller.registry import Registry
+
+log = logging.getLogger("sresctld")
 
 MAX_LINES, LINES_SECONDS = 20, 60.0
 """Lines of one job that are journaled in so many seconds; a user must not fill the disk."""
@@ -60,6 +64,10 @@ class NoteWriter:
                 self._journal.put_fault(note.fault)
             case NoteBreaker():
                 self._breaker(note)
+            case NoteObserved():
+                self._journal.put_observed(note.fault, note.news)
+                for remark in note.news:
+                    log.info("%s: %s: %s", note.fault.node, remark.kind, remark.text)
             case DropAgent():
                 if note.is_removed:
                     self._registry.forget(note.node)

@@ -28,9 +28,10 @@ from slurm_resilience.controller.decide import breaker
 from slurm_resilience.controller.decide.hints import leaked_gres, near_misses
 from slurm_resilience.controller.decide.intake import take_in
 from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
-from slurm_resilience.controller.decide.marking import marks, requests
+from slurm_resilience.controller.decide.marking import marks, requests, would_mark
 from slurm_resilience.controller.decide.node_events import leave_rest, progress_of_all
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
+from slurm_resilience.controller.decide.observe_only import observe_only
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.observe import ClusterSnapshot
 
@@ -85,7 +86,7 @@ def decide(
     marking = marks(snapshot, judged, config)
     actions: list[Action] = [*probes, *answers, *marking.marks, *marking.alarms]
     storm = breaker.alarm(review.state, review.faults)
-    actions += [storm] if storm is not None and config.recovery.mode != "none" else []
+    actions += [storm] if storm is not None and not _is_without_any(config) else []
     actions += requests(snapshot, diagnoses, config)
     # Before a node returns: the job that lost it must be first in the queue by then.
     actions += priorities(snapshot)
@@ -95,8 +96,21 @@ def decide(
     actions += requeues(snapshot)
     actions += near_misses(snapshot)
     actions += leaked_gres(snapshot)
+    would = would_mark(snapshot, judged, config)
+    for observed in observe_only(snapshot, judged, config, would):
+        if isinstance(observed, ProbeNode):
+            actions.append(observed)
+        else:
+            notes = (*notes, observed)
     sentence = _sentence(snapshot, diagnoses, actions)
     return Decision(snapshot, notes, tuple(actions), sentence, marking.left)
+
+
+def _is_without_any(config: Config) -> bool:
+    """Tell whether no node at all is recovered or observed."""
+    recovery = config.recovery
+    modes = (recovery.mode, *recovery.partitions.values(), *recovery.nodes.values())
+    return set(modes) == {"none"}
 
 
 def _sentence(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from math import inf
 from typing import NamedTuple
 
-from slurm_resilience.config import Config
+from slurm_resilience.config import Config, RecoveryMode
 from slurm_resilience.controller.actions import MarkNode, OpenRequested, RaiseAlarm, ShrinkJob
 from slurm_resilience.controller.decide.breaker import SHOWN_NODES
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
@@ -17,6 +17,12 @@ from slurm_resilience.model import Job, Node
 
 FEW_NODES = 8
 """So many can be marked before supervised jobs are moved, without delaying the move."""
+
+
+_SAYS: Mapping[RecoveryMode, str] = {
+    "none": "recovery.mode is none",
+    "observe": "recovery.mode is observe: nothing is done, see `sres review`",
+}
 
 
 class Marking(NamedTuple):
@@ -33,20 +39,43 @@ def marks(
     snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis], config: Config
 ) -> Marking:
     """Return the nodes to mark now, and an alarm for those that are withheld."""
-    faulty = [
-        diagnosis
-        for diagnosis in diagnoses.values()
-        if diagnosis.kind in ("dead", "sick") and _may_be_marked(snapshot, diagnosis)
+    by_mode = _faulty_by_mode(snapshot, diagnoses, config)
+    marking = _chosen(snapshot, config, by_mode["automatic"])
+    alone = [
+        RaiseAlarm(f"{mode}-{d.node}-{d.kind}", f"{d.reason}; {_SAYS[mode]}", d.node)
+        for mode in ("none", "observe")
+        for d in by_mode[mode]
     ]
+    return marking._replace(alarms=(*marking.alarms, *alone))
+
+
+def would_mark(
+    snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis], config: Config
+) -> Marking:
+    """Return the marks that nodes with the mode `observe` would get now."""
+    return _chosen(snapshot, config, _faulty_by_mode(snapshot, diagnoses, config)["observe"])
+
+
+def _faulty_by_mode(
+    snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis], config: Config
+) -> dict[RecoveryMode, list[NodeDiagnosis]]:
+    faulty: dict[RecoveryMode, list[NodeDiagnosis]] = {"none": [], "observe": [], "automatic": []}
+    for diagnosis in diagnoses.values():
+        if diagnosis.kind in ("dead", "sick") and _may_be_marked(snapshot, diagnosis):
+            faulty[mode_of(snapshot, config, diagnosis.node)].append(diagnosis)
+    return faulty
+
+
+def mode_of(snapshot: ClusterSnapshot, config: Config, name: str) -> RecoveryMode:
+    """Return the mode of a node."""
+    node = snapshot.nodes.get(name)
+    return config.recovery.mode_of(name, node.partitions if node is not None else ())
+
+
+def _chosen(snapshot: ClusterSnapshot, config: Config, faulty: list[NodeDiagnosis]) -> Marking:
+    """Choose which of these are marked now."""
     if not faulty:
         return Marking()
-    if config.recovery.mode == "none":
-        return Marking(
-            alarms=tuple(
-                RaiseAlarm(f"none-{d.node}-{d.kind}", f"{d.reason}; recovery.mode is none", d.node)
-                for d in faulty
-            )
-        )
     jobs_on = _jobs_on(snapshot, {d.node for d in faulty})
     alarms: list[RaiseAlarm] = []
     waiting, moves, others, long_down = list[NodeDiagnosis](), [], [], []
@@ -261,9 +290,10 @@ def requests(
             and last.reason_at == node.reason_at
         ):
             continue  # the same request, tried and given up: a person's turn
-        if config.recovery.mode == "none":
-            text = f"{diagnosis.reason}; recovery.mode is none: nothing is done"
-            yield RaiseAlarm(f"none-{node.name}-{node.reason_at}", text, node.name)
+        mode = mode_of(snapshot, config, node.name)
+        if mode != "automatic":
+            text = f"{diagnosis.reason}; recovery.mode is {mode}: nothing is done"
+            yield RaiseAlarm(f"{mode}-{node.name}-{node.reason_at}", text, node.name)
             continue
         if last is not None and last.mark_reason_at == node.reason_at != "":
             # Not a person's: it is the reason that we set, by its time.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Literal
 
-from slurm_resilience.config import Config
+from slurm_resilience.config import Config, RecoveryMode
 from slurm_resilience.controller.actions import (
     Action,
     MarkNode,
@@ -20,6 +20,7 @@ from slurm_resilience.controller.actions import (
 )
 from slurm_resilience.controller.decide import replacing
 from slurm_resilience.controller.decide.intake import is_removed
+from slurm_resilience.controller.decide.marking import mode_of
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.diagnose import (
     NodeDiagnosis,
@@ -81,6 +82,10 @@ def progress_of_all(
     for incident in incidents:
         if incident.node in moved:
             continue
+        mode = mode_of(snapshot, config, incident.node)
+        if mode != "automatic":
+            yield from _stopped(snapshot, config, incident, diagnoses.get(incident.node), mode)
+            continue
         for action in progress(snapshot, config, incident, diagnoses.get(incident.node)):
             if isinstance(action, StartReplacement) and not ceilings.take(incident):
                 continue
@@ -89,6 +94,28 @@ def progress_of_all(
                 yield ProbeNode(action.node)
                 continue
             yield action
+
+
+def _stopped(
+    snapshot: ClusterSnapshot,
+    config: Config,
+    incident: Incident,
+    diagnosis: NodeDiagnosis | None,
+    mode: RecoveryMode,
+) -> Iterator[Action]:
+    """Stop where an incident is that was opened before its node got another mode: only what people
+    do to the node still counts."""
+    for action in progress(snapshot, config, incident, diagnosis):
+        if isinstance(action, Transition) and (
+            action.event.is_a_persons or action.event in (NodeEvent.RECOVERED, NodeEvent.CLOSED)
+        ):
+            yield action
+            return
+    text = (
+        f"incident {incident.id} stays {incident.state}: recovery.mode is {mode} now, so a person "
+        "must bring the node back"
+    )
+    yield RaiseAlarm(f"mode-{incident.id}", text, incident.node, incident=incident.id)
 
 
 def progress(

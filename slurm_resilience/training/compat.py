@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
-import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -115,66 +113,6 @@ def gloo_timeout(group: Any) -> timedelta:
     """
     limit: timedelta = group._get_backend(torch.device("cpu")).options._timeout
     return limit
-
-
-# --- gloo's sockets -------------------------------------------------------------------------------
-
-
-def open_sockets() -> dict[int, int]:
-    """Return file descriptor → inode of every socket of this process."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # names alone: this runs in a fault
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115  # as above
-            if target.startswith("socket:["):
-                found[int(name)] = int(target[8:-1])
-    return found
-
-
-class GroupSockets:
-    """The sockets that gloo opened while a group was made.
-
-    Found by experiment on torch 2.13: `abort` unblocks nothing on gloo; a call that waits on a
-    connection raises within milliseconds when that connection is shut down; shutting down gloo's
-    listener ends the process, so listeners are left alone.
-    """
-
-    def __init__(self) -> None:
-        self._inodes: dict[int, int] = {}
-        self._before: dict[int, int] = {}
-
-    def begin(self) -> None:
-        """Remember what is open."""
-        self._before = open_sockets()
-
-    def end(self, but: set[int]) -> None:
-        """Take what was opened since `begin`, without `but` (file descriptors of others)."""
-        for descriptor, inode in open_sockets().items():
-            if self._before.get(descriptor) != inode and descriptor not in but:
-                self._inodes[descriptor] = inode
-
-    @seen("2.13")
-    def cut(self) -> int:
-        """Shut every connection of the group down, and return how many were open. May be called
-        again."""
-        cut = 0
-        for descriptor, inode in list(self._inodes.items()):
-            # The number may have been given to another file since.
-            with contextlib.suppress(OSError):
-                if os.fstat(descriptor).st_ino != inode:
-                    continue
-                with socket.socket(fileno=os.dup(descriptor)) as own:
-                    if own.family not in (socket.AF_INET, socket.AF_INET6):
-                        continue
-                    if own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        continue
-                    own.getpeername()
-                    own.shutdown(socket.SHUT_RDWR)
-                    cut += 1
-        return cut
-
-    def __len__(self) -> int:
-        return len(self._inodes)
 
 
 # --- wrappers -------------------------------------------------------------------------------------

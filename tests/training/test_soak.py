@@ -1,6 +1,7 @@
 """Many faults in one training, at random moments. None may hang, and nothing may grow.
 
 More of them: SRES_TEST_FAULTS=500, SRES_TEST_SEED=7; with a model in parts: SRES_TEST_KIND=hsdp.
+With ranks that raise right after backward, it is always both kinds.
 """
 
 from __future__ import annotations
@@ -85,3 +86,31 @@ def test_many_faults_at_random_moments(place: list[Run], tmp_path: Path) -> None
     early, late = least(usage[quarter : 2 * quarter]), least(usage[-quarter:])
     at_most = [early[0] + 6, early[1] + 40, early[2] * 1.15 + 30_000]
     assert all(now <= limit for now, limit in zip(late, at_most, strict=True)), (early, late)
+
+
+@pytest.mark.timeout(180 + 8 * FAULTS)
+@pytest.mark.parametrize("seats", ["2", "1,2"])
+@pytest.mark.parametrize("kind", ["ddp", "hsdp"])
+def test_exceptions_right_after_backward_cost_no_process(
+    place: list[Run], tmp_path: Path, kind: str, seats: str
+) -> None:
+    """The others are in the middle of the same exchange of gradients, in every step."""
+    steps = max(FAULTS, 16)
+    run = Run(
+        None,
+        tmp_path,
+        *("--steps", str(steps), "--batch", str(BATCH), "--kind", kind, "--sleep", "0"),
+        *("--fail", seats, "--max-faults", "100000"),
+        # So long that no rank is given up because the machine is busy.
+        *("--silence", "30", "--abort-timeout", "30"),
+        nodes=1,
+        ranks=4,
+    )
+    place.append(run)
+    assert run.wait(120 + 8 * FAULTS) == [0], run.tail()
+    seen = Outcome(run)
+    seen.every_sample_once(steps, BATCH)
+    assert all(len(digests) == 1 for digests in seen.digests.values()), seen.digests
+    # Of two that fail in the same step, one may be cut off before it has its own gradients.
+    assert {event.details[0] for event in seen.events if event.name == "fails"} == set(range(steps))
+    assert sorted(event.seat for event in seen.events if event.name == "main") == [0, 1, 2, 3]

@@ -12,13 +12,25 @@ import gc
 import sys
 import threading
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.training import compat
+from slurm_resilience.training.process_group.group_sockets import GroupSockets
 
 KEEP_SECONDS = 2.0
 """A dead group is kept for so long before its destructor may run."""
+CUT_AGAIN_SECONDS = 0.05
+"""Between two looks at the connections of groups that are kept."""
+
+
+class DeadGroups(NamedTuple):
+    """The remains of one world."""
+
+    until: float
+    groups: list[Any]
+    wrappers: list[Any]
+    sockets: GroupSockets
 
 
 class Graveyard:
@@ -31,15 +43,16 @@ class Graveyard:
 
     def __init__(self, keep: float = KEEP_SECONDS) -> None:
         self._keep = keep
-        self._dead: deque[tuple[float, list[Any], list[Any]]] = deque()
+        self._dead: deque[DeadGroups] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         atexit.register(self.seal)
 
-    def bury(self, groups: list[Any], wrappers: list[Any]) -> None:
+    def bury(self, groups: list[Any], wrappers: list[Any], sockets: GroupSockets) -> None:
         """Keep these for a while, then let go of them."""
+        until = SYSTEM_CLOCK.monotonic() + self._keep
         with self._changed:
-            self._dead.append((SYSTEM_CLOCK.monotonic() + self._keep, groups, wrappers))
+            self._dead.append(DeadGroups(until, groups, wrappers, sockets))
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="sres-groups", daemon=True)
                 self._thread.start()
@@ -52,8 +65,8 @@ class Graveyard:
         """At the end of the process: what is dead now is never let go of. Destructors that run
         while the interpreter is taken down hang now and then."""
         with self._changed:
-            for _, groups, wrappers in self._dead:
-                for thing in (groups, wrappers):
+            for dead in self._dead:
+                for thing in (dead.groups, dead.wrappers):
                     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
     def _run(self) -> None:
@@ -61,18 +74,30 @@ class Graveyard:
             with self._changed:
                 while not self._dead:
                     self._changed.wait()
-                due, groups, wrappers = self._dead[0]
-                if (left := due - SYSTEM_CLOCK.monotonic()) > 0:
-                    self._changed.wait(left)
-                    continue
-                self._dead.popleft()
-            for wrapper in wrappers:
-                compat.let_reducer_go(wrapper)
-            wrapper = None
-            wrappers.clear()
-            groups.clear()
-            del groups, wrappers
-            if "torch.distributed.fsdp" in sys.modules:
-                # Its modules are in reference cycles, and hold the groups that they were built in,
-                # with threads and sockets. Python itself would collect them many faults later.
-                gc.collect()
+                left = self._dead[0].until - SYSTEM_CLOCK.monotonic()
+                if left > 0:
+                    self._changed.wait(min(left, CUT_AGAIN_SECONDS))
+                    kept = [dead.sockets for dead in self._dead]
+                else:
+                    kept = []
+                    dead = self._dead.popleft()
+            if kept:
+                for sockets in kept:
+                    # Others may still write to this process.
+                    sockets.cut()
+                continue
+            _let_go(dead)
+            del dead
+
+
+def _let_go(dead: DeadGroups) -> None:
+    dead.sockets.close()
+    for wrapper in dead.wrappers:
+        compat.let_reducer_go(wrapper)
+    wrapper = None
+    dead.wrappers.clear()
+    dead.groups.clear()
+    if "torch.distributed.fsdp" in sys.modules:
+        # Its modules are in reference cycles, and hold the groups that they were built in,
+        # with threads and sockets. Python itself would collect them many faults later.
+        gc.collect()

@@ -16,6 +16,7 @@ from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import View
 from slurm_resilience.training import compat
 from slurm_resilience.training.process_group.abort import Graveyard
+from slurm_resilience.training.process_group.group_sockets import GroupSockets
 from slurm_resilience.training.process_group.mesh_store import MeshStore
 
 FORM_SECONDS_A_RANK = 0.05
@@ -51,7 +52,7 @@ class ProcessGroups:
         self.rank = rank
         self.backend = backend
         self._mesh = mesh
-        self._sockets = compat.GroupSockets()
+        self._sockets = GroupSockets(both_ways="nccl" in backend)
         self._aborting: threading.Thread | None = None
         self._holders: list[Any] = []
         self._store: Any = None
@@ -160,7 +161,7 @@ class ProcessGroups:
         if dist.is_initialized():
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
-        _graveyard.bury(dead, wrappers)
+        _graveyard.bury(dead, wrappers, self._sockets)
 
 
 def _abort() -> None:

@@ -43,6 +43,7 @@ parser.add_argument("--silence", type=float, default=2.0)
 parser.add_argument("--max-faults", type=int, default=3)
 parser.add_argument("--poke", default="", help="STEP:SEAT of a silent bit flip")
 parser.add_argument("--behind", default="", help="STEP:SEAT,… that are left a step behind")
+parser.add_argument("--fail", default="", help="SEAT,… that raise after backward in every step")
 parser.add_argument("--late", action="store_true", help="replaced only after a step without it")
 parser.add_argument("--usage", action="store_true")
 parser.add_argument("--batch", type=int, default=24)
@@ -171,6 +172,23 @@ def end_the_world(s: Session) -> None:
         raise Behind(f"after step {step}")
 
 
+class AfterBackward(RuntimeError):
+    """Raised while the other ranks may still be in the same step's collectives."""
+
+
+failing = SEAT in {int(seat) for seat in filter(None, words.fail.split(","))}
+failed: set[int] = set()
+"""Steps in which this process has failed."""
+
+
+def fail_after_backward(step: int) -> None:
+    """Raise in this step, once."""
+    if failing and step not in failed:
+        failed.add(step)
+        tell("fails", step)
+        raise AfterBackward(f"at step {step}")
+
+
 keeper = Checkpointer(words.checkpoints, every=words.every) if words.checkpoints else None
 
 
@@ -203,6 +221,7 @@ def train(s: Session) -> tuple[nn.Module, int]:
             raise Asked(f"at step {s.step}")
         loss = nn.functional.mse_loss(wrapped(x), y)
         loss.backward()
+        fail_after_backward(s.step)
         time.sleep(words.sleep)
         if words.behind and s.attempt == 1:
             fall_behind(s)

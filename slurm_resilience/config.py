@@ -154,6 +154,9 @@ class ReplaceSettings(_Section, frozen=True):
     silent_for: float = 300.0
     """Seconds of silence before a node that sresctld found dead is replaced. One that lives again
     by then, after a reboot by hand for example, goes back into service."""
+    evidence_timeout: float = 10.0
+    """Seconds that a replacement waits for what the node's sresd can still tell. 0: it is not
+    asked."""
     max_running: int = 8
     """Replacements that run at the same time."""
     max_running_partition: int = 4

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections import deque
+from collections.abc import Sequence
 
 KEPT_LINES, KEPT_LINE_CHARACTERS = 1000, 1000
 LEVELS = ("debug", "info", "warning", "error")
@@ -37,13 +38,18 @@ class RecentLines(logging.Handler):
 
     def tail(self, lines: int, max_bytes: int) -> tuple[str, ...]:
         """Return the last lines, oldest first: at most so many, and so many bytes of them."""
-        taken: list[str] = []
-        for line in reversed(self._lines.copy()):
-            max_bytes -= len(line.encode(errors="replace"))
-            if len(taken) >= lines or max_bytes < 0:
-                break
-            taken.append(line)
-        return tuple(reversed(taken))
+        return last_lines(self._lines.copy(), lines, max_bytes)
+
+
+def last_lines(known: Sequence[str], lines: int, max_bytes: int) -> tuple[str, ...]:
+    """Return the last of these lines, oldest first: at most so many, and so many bytes of them."""
+    taken: list[str] = []
+    for line in reversed(known):
+        max_bytes -= len(line.encode(errors="replace"))
+        if len(taken) >= lines or max_bytes < 0:
+            break
+        taken.append(line)
+    return tuple(reversed(taken))
 
 
 def set_up(level: str) -> RecentLines:

@@ -19,14 +19,22 @@ from slurm_resilience.agent.check_loop import CheckLoop
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.isolation import Isolation
 from slurm_resilience.agent.kernel_log_reader import KernelLogReader
+from slurm_resilience.agent.machine_journal import machine_journal
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.agent.responder import Answerer
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
-from slurm_resilience.daemon_log import RecentLines
+from slurm_resilience.daemon_log import KEPT_LINES, RecentLines
 from slurm_resilience.errors import AuthError, WireError
 from slurm_resilience.wire.client import Connection
-from slurm_resilience.wire.messages import LogTail, NodeHello, RunCheck, SendLog
+from slurm_resilience.wire.messages import (
+    LogTail,
+    NodeEvidence,
+    NodeHello,
+    RunCheck,
+    SendEvidence,
+    SendLog,
+)
 
 log = logging.getLogger("sresd")
 
@@ -63,8 +71,10 @@ class Daemon:
         beat = settings.agent.beat
         self._checks = CheckLoop(settings, facts, self.outbox, clock, stop)
         self._recent = recent
+        self._kernel_log: KernelLogReader | None = None
         answerers = {
             SendLog.kind: Answerer(SendLog, self._log_tail),
+            SendEvidence.kind: Answerer(SendEvidence, self._evidence),
             RunCheck.kind: Answerer(RunCheck, lambda asked: self._checks.run_now(asked.check)),
         }
         self.link = AgentLink(
@@ -77,6 +87,7 @@ class Daemon:
         reader = KernelLogReader(
             kernel_log, agent.accept_injected, self.outbox, self._clock, self._stop
         )
+        self._kernel_log = reader
         log.info("sresd %s watches node %s", __version__, self._node)
         link = self._start("link", self.link.run)
         self._start("kernel_log", reader.run)
@@ -127,6 +138,16 @@ class Daemon:
     def _log_tail(self, asked: SendLog) -> LogTail:
         lines = self._recent.tail(asked.lines, min(asked.max_bytes, MAX_TAIL_BYTES))
         return LogTail(lines, self.outbox.kernel_findings())
+
+    def _evidence(self, asked: SendEvidence) -> NodeEvidence:
+        most = min(asked.max_bytes, MAX_TAIL_BYTES)
+        return NodeEvidence(
+            self._kernel_log.tail(most) if self._kernel_log else (),
+            machine_journal(most),
+            self._recent.tail(KEPT_LINES, most),
+            self.outbox.kernel_findings(),
+            self.outbox.results(),
+        )
 
     def _open(self, host: str) -> Connection:
         wire, cluster = self._settings.wire, self._facts.cluster

@@ -8,12 +8,14 @@ import os
 import select
 import stat
 import threading
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_resilience.agent.agent_link import Wakeup
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
+from slurm_resilience.daemon_log import last_lines
 from slurm_resilience.health.grouping import FindingGroup, absorb
 from slurm_resilience.health.kernel_log import Classifier
 from slurm_resilience.model import CheckResult, Finding, Severity
@@ -24,6 +26,8 @@ READ_BYTES = 8192
 """/dev/kmsg hands out one record a read, and refuses a smaller buffer with EINVAL."""
 RETRY_SECONDS = 5.0
 """Until a kernel log that cannot be opened is tried again."""
+KEPT_LINES, KEPT_LINE_CHARACTERS = 1000, 1000
+"""Lines that are kept as they were read, for evidence."""
 MAX_PARTIAL_BYTES = 65536
 """Bytes of an unfinished FIFO line that are kept."""
 
@@ -87,6 +91,11 @@ class KernelLogReader:
         self._classifier = Classifier(accept_injected)
         self._incidents: tuple[FindingGroup, ...] = ()
         self._wakeup = Wakeup()
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+
+    def tail(self, max_bytes: int) -> tuple[str, ...]:
+        """Return the last lines as they were read, oldest first; from any thread."""
+        return last_lines(self._lines.copy(), KEPT_LINES, max_bytes)
 
     def wake(self) -> None:
         """Make `run` look at `stop`."""
@@ -121,6 +130,7 @@ class KernelLogReader:
 
     def feed(self, line: str, booted: float | None = None) -> None:
         """Classify one line and put up what it changes."""
+        self._lines.append(line[:KEPT_LINE_CHARACTERS])
         for finding in self._classifier.feed(line, self._clock.now(), booted):
             change = absorb(self._incidents, finding)
             self._incidents = change.incidents

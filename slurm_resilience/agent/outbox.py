@@ -71,6 +71,11 @@ class Outbox:
         with self._lock:
             return tuple(self._findings.values())
 
+    def results(self) -> tuple[CheckResult, ...]:
+        """Return the last result of each check."""
+        with self._lock:
+            return tuple(self._results.values())
+
     def take(self) -> Report | None:
         """Return the news since the last call; None when there is none."""
         with self._lock:

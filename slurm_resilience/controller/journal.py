@@ -71,6 +71,8 @@ class Incident(msgspec.Struct, frozen=True):
     """Slurm's time of the reason that we set: one of another time is a person's."""
     is_flap: bool = False
     """The node came back by itself: it need not be another boot or machine."""
+    evidence: str = ""
+    """The directory of what was saved of the node, or why there is nothing; empty: not yet."""
 
 
 class IncidentFacts(msgspec.Struct, frozen=True):
@@ -467,6 +469,10 @@ class Journal:
     def note_alarm(self, incident_id: int) -> None:
         """Remember that an incident's alarm was raised."""
         self._save(msgspec.structs.replace(self.incident(incident_id), alarmed=True))
+
+    def note_evidence(self, incident_id: int, text: str) -> None:
+        """Remember where an incident's evidence is, or why there is none."""
+        self._save(msgspec.structs.replace(self.incident(incident_id), evidence=text))
 
     def incident(self, incident_id: int) -> Incident:
         """Read an incident.

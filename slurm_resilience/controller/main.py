@@ -22,6 +22,7 @@ from slurm_resilience import __version__, daemon_log
 from slurm_resilience.clock import Clock, SteadyClock, SystemClock
 from slurm_resilience.config import OPTION_HELP, Config, load
 from slurm_resilience.controller.act.actor import Actor
+from slurm_resilience.controller.act.evidence_collector import prune_evidence
 from slurm_resilience.controller.cycle import Cycle
 from slurm_resilience.controller.decide.recovery_modes import check_names, with_each_node
 from slurm_resilience.controller.inbox import Inbox
@@ -110,6 +111,7 @@ class Controller:
             state_dir,
             dry_run,
             borders.host,
+            self.inbox.node_requests.ask,
         )
         sources = Sources(
             client,
@@ -155,6 +157,7 @@ class Controller:
             self.journal.prune(before)
             state_dir = Path(self._config.controller.state_dir)
             program.prune(state_dir / "runs", before, self.journal.has_incident, self._host)
+            prune_evidence(state_dir, before, self.journal.has_incident)
 
     def close(self) -> None:
         self._prober.close()

@@ -102,9 +102,11 @@ def run_directory(state_dir: Path, incident: Incident) -> Path:
 
 
 def last_run(state_dir: Path) -> int:
-    """Return the highest incident that has a run's directory. A new journal must not number from 1
-    again: an old run would be taken for the new incident's, and the program not be started."""
+    """Return the highest incident that has a run's directory, or one of evidence. A new journal
+    must not number from 1 again: an old run would be taken for the new incident's, and the program
+    not be started."""
     numbers = [path.name.partition("-")[0] for path in (state_dir / "runs").glob("*-*")]
+    numbers += [path.name for path in (state_dir / "evidence").glob("*")]
     return max((int(text) for text in numbers if text.isascii() and text.isdigit()), default=0)
 
 

@@ -157,6 +157,27 @@ class LogTail(msgspec.Struct, frozen=True):
     """Those that hold now."""
 
 
+class SendEvidence(msgspec.Struct, frozen=True):
+    """A question: everything that may explain a fault, before the machine is given away."""
+
+    kind: ClassVar[str] = "send-evidence"
+    max_bytes: int = 256 << 10
+    """Limit of each log by itself."""
+
+
+class NodeEvidence(msgspec.Struct, frozen=True):
+    """The answer to `SendEvidence`. Logs are oldest line first."""
+
+    kernel_log: tuple[str, ...]
+    journal: tuple[str, ...]
+    """The machine's own (journalctl); empty where there is none."""
+    sresd_log: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    """The kernel log's that hold now."""
+    results: tuple[CheckResult, ...]
+    """The last result of each check."""
+
+
 class RunCheck(msgspec.Struct, frozen=True):
     """A question: the result of one check, run now."""
 

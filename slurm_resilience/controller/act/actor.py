@@ -14,6 +14,7 @@ from typing import Any
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
 from slurm_resilience.controller import actions
+from slurm_resilience.controller.act.evidence_collector import Ask, EvidenceCollector
 from slurm_resilience.controller.act.jobs import JobActs, Notifier
 from slurm_resilience.controller.act.nodes import NodeActs
 from slurm_resilience.controller.act.notes import NoteWriter
@@ -51,6 +52,7 @@ class Actor:
         state_dir: Path,
         dry_run: bool = False,
         host: RunHost = THIS_HOST,
+        ask: Ask | None = None,
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -63,8 +65,26 @@ class Actor:
         self._notes = NoteWriter(journal, registry, clock)
         notifier = Notifier(registry)
         jobs = JobActs(client, journal, self._reporter, notifier, clock)
+        self._evidence = EvidenceCollector(
+            ask,
+            journal,
+            self._reporter,
+            clock,
+            state_dir,
+            config.replace.evidence_timeout,
+            registry.wake.set,
+        )
         repair = RepairActs(
-            client, journal, self._reporter, registry, prober, clock, config, state_dir, host
+            client,
+            journal,
+            self._reporter,
+            registry,
+            prober,
+            clock,
+            config,
+            state_dir,
+            self._evidence,
+            host,
         )
         nodes = NodeActs(client, journal, self._reporter, prober, notifier, jobs, repair, clock)
         self._handlers: dict[type, Callable[[ClusterSnapshot, Any], None]] = {
@@ -97,6 +117,7 @@ class Actor:
             notes: what the journal must learn first.
         """
         self.take_note(snapshot, notes)
+        self._evidence.settle()
         for action in decided:
             if self._dry_run and not isinstance(action, actions.ProbeNode):
                 log.info("dry run, not done: %s", action)

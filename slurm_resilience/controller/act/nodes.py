@@ -103,6 +103,8 @@ class NodeActs:
         verdict = NodeVerdict(node.name, kind, action.reason, action.action, incident.id)
         self._notifier.tell_all(snapshot, verdict)
         self._comment(node, f"{COMMENT_PREFIX}{action.reason} (incident {incident.id})")
+        # Now, while what happened is at the end of its logs, and nothing waits for the answer.
+        self._repair.evidence.begin(incident)
 
     def _secure(self, snapshot: ClusterSnapshot, action: MarkNode) -> str:
         """Keep jobs off a node that was marked; return Slurm's time of our reason."""
@@ -142,6 +144,7 @@ class NodeActs:
         kind: Literal["dead", "requested"] = "dead" if is_down else "requested"
         verdict = NodeVerdict(action.node, kind, action.reason, action.action, incident.id)
         self._notifier.tell_all(snapshot, verdict)
+        self._repair.evidence.begin(incident)
 
     def apply(self, snapshot: ClusterSnapshot, action: Transition) -> None:
         """Apply what has happened to a node, with what the table says besides."""

@@ -9,6 +9,7 @@ import msgspec
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
+from slurm_resilience.controller.act.evidence_collector import EvidenceCollector
 from slurm_resilience.controller.act.reporting import Reporter
 from slurm_resilience.controller.actions import ActOutcome, ReturnNode, StartReplacement
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
@@ -48,6 +49,7 @@ class RepairActs:
         clock: Clock,
         config: Config,
         state_dir: Path,
+        evidence: EvidenceCollector,
         host: RunHost = THIS_HOST,
     ) -> None:
         self._client = client
@@ -59,6 +61,7 @@ class RepairActs:
         self._config = config
         self._settings = config.replace
         self._state_dir = state_dir
+        self.evidence = evidence
         self._host = host
 
     def start(self, snapshot: ClusterSnapshot, action: StartReplacement) -> None:
@@ -69,6 +72,9 @@ class RepairActs:
         is_same = (node.reason, node.reason_at) == (seen.reason, seen.reason_at)
         if node.has_work or not node.requested_action or not is_same:
             log.info("%s is %s now (%s): its replacement waits", node.name, node.state, node.reason)
+            return
+        if not self.evidence.is_settled(self._journal.incident(incident.id)):
+            log.debug("%s: its replacement waits for its evidence", node.name)
             return
         news = "" if incident.kind == "requested" else self._sign_of_life(snapshot, node)
         if news:

@@ -9,7 +9,16 @@ from random import Random
 from slurm_resilience.model import Finding, Severity
 from slurm_resilience.simulate.cluster.sim_clock import EPOCH_SECONDS
 from slurm_resilience.simulate.schedule import Schedule
-from slurm_resilience.wire.messages import Beat, Goodbye, Message, NodeHello, Report, Role
+from slurm_resilience.wire.messages import (
+    Beat,
+    Goodbye,
+    Message,
+    NodeAnswer,
+    NodeHello,
+    NodeRequest,
+    Report,
+    Role,
+)
 from slurm_resilience.wire.server import Client
 
 UNACKED_SECONDS = 3.0
@@ -68,6 +77,9 @@ class SimClient(Client):
 
     def close(self) -> None:
         return
+
+    def call_later(self, *_: object) -> None:
+        """Forget it: sresctld waits for no answer for longer than its own limit."""
 
 
 class SimMachine:
@@ -316,6 +328,18 @@ class Agent:
         self._dialing += 1
         self._machine.schedule.after(seconds, self._dial, self._dialing)
 
+    def _hear(self, message: Message) -> None:
+        """Answer a question, if this machine can: it has nothing to tell."""
+        connection = self.connection
+        if isinstance(message, NodeRequest) and connection is not None:
+            answer = NodeAnswer(message.id, refused="nothing to tell")
+            self._machine.schedule.after(0.1, self._answer, connection, answer)
+
+    def _answer(self, connection: SimClient, answer: NodeAnswer) -> None:
+        machine, endpoint = self._machine, self._machine.endpoint
+        if connection is self.connection and machine.lives and machine.reaches(Path.BEATS):
+            endpoint.received(connection, answer)
+
     def _dial(self, number: int) -> None:
         machine, endpoint = self._machine, self._machine.endpoint
         if number != self._dialing or self.presence is Presence.GONE or not machine.lives:
@@ -323,7 +347,7 @@ class Agent:
         if not endpoint.serves or not machine.reaches(Path.BEATS):
             self._dial_after(machine.random.uniform(0.5, MAX_BACKOFF_SECONDS))
             return
-        connection = SimClient("node", machine.name, 0, endpoint.generation, lambda _: None)
+        connection = SimClient("node", machine.name, 0, endpoint.generation, self._hear)
         self.connection, self.connected_at = connection, machine.schedule.now
         endpoint.opened(connection)
         endpoint.received(connection, NodeHello(machine.boot_id, machine.instance))

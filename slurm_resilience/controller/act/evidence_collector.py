@@ -1,0 +1,156 @@
+"""Save a node's evidence before it is given away: its logs and findings, once for each incident.
+
+sresd is asked as soon as the node is marked, so that nothing waits for the answer later. A node
+that cannot answer delays its replacement by `replace.evidence_timeout` at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from slurm_resilience.clock import Clock
+from slurm_resilience.controller.act.reporting import Reporter
+from slurm_resilience.controller.journal import Incident, Journal
+from slurm_resilience.errors import SresError
+from slurm_resilience.wire.frames import UNREADABLE
+from slurm_resilience.wire.messages import NodeAnswer, NodeEvidence, SendEvidence
+
+log = logging.getLogger("sresctld")
+
+Ask = Callable[[str, str, msgspec.Raw, float, Callable[[NodeAnswer], None]], None]
+"""`NodeRequests.ask`."""
+
+
+def evidence_directory(state_dir: Path, incident: int) -> Path:
+    """Return the directory of an incident's evidence."""
+    return state_dir / "evidence" / str(incident)
+
+
+def prune_evidence(state_dir: Path, before: float, is_kept: Callable[[int], bool]) -> None:
+    """Remove old evidence of incidents that are gone.
+
+    Args:
+        state_dir: sresctld's own directory.
+        before: what was last changed before this moment (epoch).
+        is_kept: tells whether the journal has an incident.
+    """
+    for directory in (state_dir / "evidence").glob("*"):
+        number = directory.name.partition(".")[0]
+        with contextlib.suppress(OSError):
+            is_old = number.isdecimal() and directory.stat().st_mtime < before
+            if is_old and not is_kept(int(number)):
+                shutil.rmtree(directory)
+
+
+class EvidenceCollector:
+    """Asks, and keeps the answers. Used by the cycle's thread; answers come in the wire's."""
+
+    def __init__(
+        self,
+        ask: Ask | None,
+        journal: Journal,
+        reporter: Reporter,
+        clock: Clock,
+        state_dir: Path,
+        seconds: float,
+        wake: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            ask: asks a node's sresd; None: nothing is collected.
+            journal: knows the incidents.
+            reporter: is told where the evidence is, or why there is none.
+            clock: its monotonic time counts.
+            state_dir: sresctld's own directory.
+            seconds: until a node that has not answered is not waited for any more; 0: never ask.
+            wake: begins the next cycle.
+        """
+        self._ask = ask
+        self._journal = journal
+        self._reporter = reporter
+        self._clock = clock
+        self._state_dir = state_dir
+        self._seconds = seconds
+        self._wake = wake
+        self._asked_at: dict[int, float] = {}
+        """Incidents of which no answer has come yet, since when (monotonic)."""
+        self._answers: queue.SimpleQueue[tuple[Incident, NodeAnswer]] = queue.SimpleQueue()
+
+    def begin(self, incident: Incident) -> None:
+        """Ask the node of an incident, once."""
+        if self._ask is None or not self._seconds or incident.id in self._asked_at:
+            return
+        if incident.evidence or incident.attempts:
+            return
+        self._asked_at[incident.id] = self._clock.monotonic()
+
+        def answered(answer: NodeAnswer) -> None:
+            self._answers.put((incident, answer))
+            self._wake()
+
+        body = msgspec.Raw(msgspec.msgpack.encode(SendEvidence()))
+        try:
+            self._ask(incident.node, SendEvidence.kind, body, self._seconds, answered)
+        except SresError as error:
+            self._answers.put((incident, NodeAnswer(0, refused=str(error))))
+
+    def is_settled(self, incident: Incident) -> bool:
+        """Tell whether nothing more is to be waited for; ask, where that was not done yet."""
+        if self._ask is None or not self._seconds or incident.attempts:
+            return True
+        self.begin(incident)
+        self.settle()
+        asked_at = self._asked_at.get(incident.id)
+        return asked_at is None or self._clock.monotonic() - asked_at >= self._seconds
+
+    def settle(self) -> None:
+        """Keep the answers that have come."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._take(*self._answers.get_nowait())
+
+    def _take(self, incident: Incident, answer: NodeAnswer) -> None:
+        self._asked_at.pop(incident.id, None)
+        text = f"none: {answer.refused}"
+        if not answer.refused:
+            try:
+                text = self._save(incident, msgspec.msgpack.decode(answer.body, type=NodeEvidence))
+            except UNREADABLE as error:
+                text = f"none: sresd's answer cannot be read: {error}"
+            except OSError as error:
+                text = f"none: it cannot be written: {error}"
+        self._journal.note_evidence(incident.id, text)
+        self._reporter.event("evidence", text, node=incident.node, incident=incident.id)
+        log.info("%s: evidence of incident %d: %s", incident.node, incident.id, text)
+
+    def _save(self, incident: Incident, evidence: NodeEvidence) -> str:
+        """Write the files; a directory that has the incident's name is complete."""
+        directory = evidence_directory(self._state_dir, incident.id)
+        unfinished = directory.with_suffix(".new")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True, mode=0o700)
+        facts = {"node": incident.node, "incident": incident.id, "reason": incident.reason}
+        facts |= {"findings": evidence.findings, "checks": evidence.results}
+        _write(unfinished / "kernel.log", evidence.kernel_log)
+        _write(unfinished / "journal.log", evidence.journal)
+        _write(unfinished / "sresd.log", evidence.sresd_log)
+        _write(unfinished / "findings.json", [msgspec.json.encode(facts).decode()])
+        unfinished.replace(directory)
+        count = len(evidence.findings) + sum(len(r.findings) for r in evidence.results)
+        return (
+            f"{directory}: {len(evidence.kernel_log)} lines of the kernel log, "
+            f"{len(evidence.journal)} of the journal, {count} findings"
+        )
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.writelines(f"{line}\n" for line in lines)

@@ -11,6 +11,7 @@ from slurm_resilience.config import ResumeSettings
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.report import EventLog
 from slurm_resilience.resume.srun.command import AttemptCommand
+from slurm_resilience.resume.srun.host_calls import HostCalls
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.resume.srun.standard_input import StandardInput
 from slurm_resilience.resume.srun.step import SrunStep
@@ -43,6 +44,7 @@ class SupervisorContext:
     """This machine's name as Slurm shows it at a step (`SrunHost:Pid`)."""
     reports: TaskReports = field(default_factory=TaskReports)
     """The words of slurmstepd on the tasks."""
+    host_calls: HostCalls = field(default_factory=HostCalls)
 
     def user_ended(self, step: SrunStep, stopped_by_us: bool) -> str:
         """Return the name of the user's signal that ended this step; empty: none did.

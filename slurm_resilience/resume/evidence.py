@@ -80,10 +80,12 @@ def _is_cancelled(step: SrunStep, ends: tuple[TaskEnd, ...]) -> bool:
     """Return whether a person cancelled the step.
 
     Slurm says so among what the tasks print, so it counts only for this very step, and not where a
-    task got a signal that nothing but its own fault sends.
+    task got a signal that nothing but its own fault sends, before any other one ended: a program
+    that is being ended may crash on its way out.
     """
     first = first_failure(ends)
-    if first is not None and first.by_signal and first.failed_by_itself:
+    crashed = first is not None and first.by_signal and first.failed_by_itself
+    if crashed and first is next(end for end in ends if end.failed):
         return False
     by_itself = first is not None and first.failed_by_itself
     return step.cancelled or (step.aborted and not by_itself)

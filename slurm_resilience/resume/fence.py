@@ -18,6 +18,7 @@ from slurm_resilience.errors import SresError
 from slurm_resilience.model import Job
 from slurm_resilience.resume import attempt, report
 from slurm_resilience.resume.srun.environment import Attempt
+from slurm_resilience.resume.srun.host_calls import HostCalls
 from slurm_resilience.slurm.client import SlurmClient
 
 FOLDER = ".sres"
@@ -30,21 +31,22 @@ WITHOUT_FENCE = "only its own sresd ends the tasks on a node that is cut off"
 class Fence:
     """The fence around all attempts of one supervised srun."""
 
-    def __init__(self, client: SlurmClient, job: Job, restarts: int) -> None:
+    def __init__(self, client: SlurmClient, job: Job, restarts: int, host_calls: HostCalls) -> None:
         """
         Args:
             client: tells whether the job was requeued meanwhile, before a fence is mended.
             job: the job that the steps run in.
             restarts: how often Slurm has requeued it.
+            host_calls: to the machine that this runs on.
         """
         self._client = client
         self._job = job.id
         self.restarts = restarts
-        self._base = _working_directory()
+        self._base = host_calls.working_directory()
         self.directory, self._problem = "", ""
         """Every node of the job sees it; empty: there is none."""
         try:
-            self.directory = open_directory(self._base, job.id, os.getpid())
+            self.directory = open_directory(self._base, job.id, host_calls.pid)
         except OSError as error:
             self._problem = str(error)
         self._token = ""
@@ -52,7 +54,7 @@ class Fence:
     def begin(self) -> None:
         """Forbid the attempts before a requeue to write."""
         if self.directory:
-            revoke_older(self._base, self._job, self.directory)
+            revoke_older(self._base, self._job, self.directory, self.restarts)
         else:
             report.say(f"no directory for a fence can be made ({self._problem}): {WITHOUT_FENCE}")
 
@@ -173,16 +175,15 @@ def _make_own(path: Path) -> None:
         raise PermissionError(f"{path} is not ours")
 
 
-def revoke_older(base: Path, job: int, own: str) -> None:
+def revoke_older(base: Path, job: int, own: str, restarts: int) -> None:
     """Make the attempts of this job before a requeue stale.
 
     A directory whose token names the present restart stays: it is another supervised srun's.
     """
-    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     with contextlib.suppress(OSError):
         for directory in base.glob(f"{FOLDER}*/{os.geteuid()}/job-{job}-*"):
             token = _read(directory / attempt.FENCE).split(".")
-            earlier = len(token) == 3 and token[1] != restarts
+            earlier = len(token) == 3 and token[1] != str(restarts)
             if str(directory) != own and earlier:
                 shutil.rmtree(directory, ignore_errors=True)
 
@@ -259,10 +260,3 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""
-
-
-def _working_directory() -> Path:
-    try:
-        return Path.cwd()
-    except OSError:
-        return Path("/dev/null")  # removed meanwhile: nothing can be made in there

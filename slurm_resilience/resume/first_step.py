@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -102,7 +101,7 @@ def start_first_step(
     )
     signals = context.user_signals
     with signals.starting, context.standard_input.attempt() as stdin:
-        step = SrunStep(
+        step = context.host_calls.start_srun(
             argv,
             environment,
             context.wake.set,
@@ -136,7 +135,7 @@ def _dead_step_is_in_the_way(context: SupervisorContext, attempt: Attempt) -> bo
 
     def is_dead(info: StepInfo) -> bool:
         here = info.srun_host.split(".", maxsplit=1)[0] == host
-        return here and not Path(f"/proc/{info.srun_pid}").exists()
+        return here and not context.host_calls.lives(info.srun_pid)
 
     try:
         steps = context.client.steps(attempt.job)

@@ -44,16 +44,25 @@ class PastAttempt(msgspec.Struct, frozen=True):
 class AttemptHistory:
     """The attempts of one supervised srun, those before a requeue of the job included."""
 
-    def __init__(self, folder: Path | None, job: int, restarts: int, words: Sequence[str]) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        job: int,
+        restarts: int,
+        words: Sequence[str],
+        supervisor: int | None = None,
+    ) -> None:
         """
         Args:
             folder: for the file; None: nothing is written.
             job: job id.
             restarts: how often Slurm has requeued it.
             words: srun's arguments, which tell the sruns of a job apart.
+            supervisor: its pid; None: this process's own.
         """
         self._folder = folder
         self._restarts = restarts
+        self._supervisor = os.getpid() if supervisor is None else supervisor
         key = hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:12]
         self._prefix = f"job-{job}-{key}-"
         self.attempts: list[PastAttempt] = []
@@ -123,7 +132,7 @@ class AttemptHistory:
     @property
     def _path(self) -> Path:
         assert self._folder is not None
-        return self._folder / f"{self._prefix}{os.getpid()}{SUFFIX}"
+        return self._folder / f"{self._prefix}{self._supervisor}{SUFFIX}"
 
     def _older(self, now: float) -> Iterator[tuple[Path, list[PastAttempt]]]:
         assert self._folder is not None

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,24 @@ def _time_of_day() -> str:
     return time.strftime("%H:%M:%S", time.localtime(_CLOCK.now()))
 
 
-def _write(text: str) -> None:
-    """Write to standard error; a closed one is no reason to fail, as it is none for srun."""
+def _to_standard_error(text: str) -> None:
+    """Write a line; a closed file is no reason to fail, as it is none for srun."""
     with contextlib.suppress(OSError):
         os.write(2, f"sres: {text}\n".encode(errors="surrogateescape"))
+
+
+_write: Callable[[str], None] = _to_standard_error
+
+
+@contextlib.contextmanager
+def written_to(take_line: Callable[[str], None]) -> Iterator[None]:
+    """Hand the lines of this process to another reader, for the simulator."""
+    global _write
+    before, _write = _write, take_line
+    try:
+        yield
+    finally:
+        _write = before
 
 
 def block(recovery: RecoveryBlock) -> None:

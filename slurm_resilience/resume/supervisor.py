@@ -6,7 +6,6 @@ start srun → it ends, or a node of it turns bad → classify → plan → rela
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
@@ -33,14 +32,12 @@ from slurm_resilience.resume.live_step.live_step import LiveStep
 from slurm_resilience.resume.live_step.live_steps import StepEnd
 from slurm_resilience.resume.live_step.seats import SeatMap
 from slurm_resilience.resume.recovery import NextAttempt, Recovery
-from slurm_resilience.resume.srun import signals
-from slurm_resilience.resume.srun.close_sockets import connections
 from slurm_resilience.resume.srun.command import AttemptCommand, leading_number, step_nodes
 from slurm_resilience.resume.srun.environment import Attempt
+from slurm_resilience.resume.srun.host_calls import HostCalls
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.resume.srun.standard_input import StandardInput, reads_input
-from slurm_resilience.resume.srun.step import SrunStep, end_step, find_step
-from slurm_resilience.resume.srun.task_reports import TaskReports
+from slurm_resilience.resume.srun.step import SrunStep, end_step, end_tasks_left, find_step
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.step_layout import StepLayout
 from slurm_resilience.resume.supervisor_link import SupervisorLink
@@ -78,6 +75,7 @@ class Supervisor:
         ports: Sequence[int] = (),
         clock: Clock | None = None,
         nodes: Sequence[Node] = (),
+        host_calls: HostCalls | None = None,
     ) -> None:
         """
         Args:
@@ -93,8 +91,10 @@ class Supervisor:
             ports: those that the site allows for srun; empty: any.
             clock: the time; None: the machine's.
             nodes: Slurm's, where they were just read.
+            host_calls: to the machine that this runs on; None: the real one.
         """
         clock = clock or SystemClock()
+        self._host_calls = host_calls = host_calls or HostCalls()
         step_size, self._step_nodes = step_nodes(command, job, environment)
         wake = link.news = threading.Event()
         self._user_stop = threading.Event()
@@ -122,20 +122,21 @@ class Supervisor:
             user_signals=UserSignals(wake, self._user_stop, clock),
             wake=wake,
             events=report.EventLog(environment.get("SRES_EVENTS", ""), clock),
-            host=socket.gethostname(),
+            host=host_calls.name,
+            host_calls=host_calls,
             standard_input=StandardInput(
                 config.resume.stdin_limit_bytes,
                 is_read=reads_input(command, environment.get("SLURM_STDINMODE", "")),
             ),
-            reports=TaskReports(ports),
+            reports=host_calls.reports(ports),
         )
         restarts = leading_number(environment.get("SLURM_RESTART_COUNT"))
-        self._fence = Fence(client, job, restarts)
+        self._fence = Fence(client, job, restarts, host_calls)
         self._training = training.TrainingWatch(self._context, self._fence)
         self._recovery = Recovery(self._context, step_size)
         self._attempt: Attempt | None = None
         folder = Path(self._fence.directory).parent if self._fence.directory else None
-        self._history = AttemptHistory(folder, job.id, restarts, command.argv)
+        self._history = AttemptHistory(folder, job.id, restarts, command.argv, host_calls.pid)
         self._keeps_history = False
         """The job is requeued, and its next start goes on from here."""
         self._starting: report.RecoveryBlock | None = None
@@ -146,7 +147,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Return srun's exit code (as a shell shows it), when the program has ended for good."""
-        signals.receive(self._context.user_signals.on_signal)
+        self._host_calls.receive_signals(self._context.user_signals.on_signal)
         self._fence.begin()
         self._history.begin(self._context.clock)
         if self._fence.restarts:
@@ -170,6 +171,7 @@ class Supervisor:
                 if following is None:
                     self._keeps_history = self._may_come_back(cause)
                     return self._last_code(step)
+                self._end_tasks_left(step)
                 self._step_nodes = following.nodes
                 number += 1
         except SresError as error:
@@ -287,6 +289,24 @@ class Supervisor:
             dead=dead,
         )
 
+    def _end_tasks_left(self, step: SrunStep) -> None:
+        """Have no task of the last step run beside the next one.
+
+        Raises:
+            SresError: Slurm did not take the order to end them.
+        """
+        if step.may_leave_tasks:
+            context = self._context
+            end_tasks_left(
+                step,
+                context.client,
+                self._allocation.id,
+                context.host,
+                patience=context.limits.swap_wait,
+                stop=self._user_stop,
+                say=report.say,
+            )
+
     def _layout_pause(self, longest: float) -> float:
         return self._layout.pause(longest) if self._layout is not None else longest
 
@@ -362,7 +382,7 @@ class Supervisor:
         now = context.clock.monotonic()
         self._shown_since = self._shown_since or now
         # Each node connects to srun before it starts its tasks.
-        connected = connections(step.pid) >= len(info.nodes)
+        connected = self._host_calls.connections(step) >= len(info.nodes)
         if connected or now - self._shown_since >= START_SECONDS:
             self._say_recovered(self._starting)
             self._starting = None
@@ -411,4 +431,4 @@ class Supervisor:
 
     def _end_by(self, number: int) -> None:
         self._clean_up()
-        signals.end_by(number)
+        self._host_calls.end_by(number)

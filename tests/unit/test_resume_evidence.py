@@ -120,3 +120,10 @@ def test_a_task_that_failed_is_named(slurm: FakeSlurm) -> None:
     ends = (TaskEnd(0, 0, 0, 143, by_signal=True), EXIT)
     cause = ending(slurm, allocated(slurm), "", 143, ends=ends)
     assert cause.reason == "task 3 ended with exit code 5 after 9 s"
+
+
+def test_a_crash_on_the_way_out_of_a_cancelled_step_is_no_fault(slurm: FakeSlurm) -> None:
+    killed = TaskEnd(0, 0, 0, 137, by_signal=True)
+    job = allocated(slurm)
+    assert ending(slurm, job, "", 139, ends=(killed, SEGFAULT), cancelled=True).kind == "user"
+    assert ending(slurm, job, "", 139, ends=(SEGFAULT, killed), cancelled=True).kind == "program"

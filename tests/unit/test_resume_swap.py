@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_slurm import FakeSlurm
 
-from slurm_resilience.errors import NotFound, SlurmError
+from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable
 from slurm_resilience.model import Job
 from slurm_resilience.resume.allocation import swap
 from slurm_resilience.resume.allocation.allocation import Allocation
@@ -46,6 +46,43 @@ def test_a_refusal_at_once_is_not_tried_again_at_once(capfd: pytest.CaptureFixtu
     assert min(stop.waited) > swap.SALLOC_SECONDS - 1
     said = capfd.readouterr().err
     assert "the others go on" in said and "QOS policy" in said and "3600" not in said
+
+
+def test_the_reason_of_a_failed_exchange_is_told_though_the_helper_is_not_taken_back() -> None:
+    slurm = FakeSlurm(4)
+    job = slurm.submit(2)
+    slurm.refusals["merge"] = SlurmError("the nodes did not move")
+    slurm.refusals["cancel_job"] = SlurmError("no answer")
+    with pytest.raises(SlurmError, match="did not move"):
+        swap.grow(allocation(slurm, job), 1, 3600.0, Stop())
+
+
+class MinutesPass:
+    """A clock by which each wait takes as long as it may."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        self.seconds += seconds
+        return event.is_set()
+
+
+def test_a_wait_for_slurmctld_is_told_again_and_again(capfd: pytest.CaptureFixture[str]) -> None:
+    slurm = FakeSlurm(2)
+    job = slurm.job(slurm.submit(2))
+    stop, clock = threading.Event(), MinutesPass()
+    ours = Allocation(slurm, job, stop, patience=300.0, permits_expansion=True, clock=clock)
+    slurm.unreachable = True
+    with pytest.raises(SlurmUnreachable):
+        ours.refresh()
+    assert 4 <= capfd.readouterr().err.count("waiting for slurmctld") <= 6
 
 
 def test_the_next_life_of_a_requeued_job_is_left_alone() -> None:

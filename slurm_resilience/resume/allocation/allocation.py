@@ -17,6 +17,8 @@ TABLE_TRIES = 5
 """Reads of Slurm's table of nodes, a second apart, before an older one has to do."""
 FRESH_SECONDS = 2.0
 """An address that was read so long ago is not asked for again."""
+SAY_SECONDS = 60.0
+"""Between two lines that slurmctld is still waited for."""
 REFRESH_SECONDS = 1.0
 """Until slurmctld is asked again when it does not answer."""
 
@@ -86,7 +88,7 @@ class Allocation:
             SlurmUnreachable: it was away for longer than the patience, or the user ended this.
         """
         began = self.clock.monotonic()
-        told = False
+        told = float("-inf")
         while True:
             try:
                 job = self.client.job(self.job.id)
@@ -100,10 +102,11 @@ class Allocation:
                 stopped = self.clock.wait(self.user_stop, REFRESH_SECONDS)
                 if stopped or self.clock.monotonic() - began > self._patience:
                     raise
-                if not told:
-                    limit = f"{self._patience:.0f} s at most"
-                    report.say(f"waiting for slurmctld: {error} ({limit})")
-                told = True
+                now = self.clock.monotonic()
+                if now - told > SAY_SECONDS:
+                    told = now
+                    waited = f"since {now - began:.0f} s, {self._patience:.0f} s at most"
+                    report.say(f"waiting for slurmctld: {error} ({waited})")
 
     def state_now(self) -> str:
         """Return the job's state by one look; the last known one where Slurm does not answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
@@ -94,6 +95,8 @@ def grow(
         added = client.job(helper).nodes
         client.merge(helper, allocation.id)
     except SresError:
-        client.cancel_job(helper)
+        # Where Slurm does not take it, the helper ends at its own limit: the first error counts.
+        with contextlib.suppress(SresError):
+            client.cancel_job(helper)
         raise
     return allocation.in_slurms_order(added)

@@ -151,7 +151,8 @@ class LiveSteps:
         context = self._context
         with context.user_signals.starting:
             wake = context.wake.set
-            step = SrunStep(argv, environment, wake, on_news=wake, clock=context.clock)
+            start = context.host_calls.start_srun
+            step = start(argv, environment, wake, on_news=wake, clock=context.clock)
             context.user_signals.steps.append(step)
         self._sruns[number] = LiveSrun(step, number)
 

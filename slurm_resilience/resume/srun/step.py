@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.errors import MissingTool, SresError
@@ -35,8 +36,20 @@ CANCEL_SECONDS = 10.0
 CANCEL_LOOK_SECONDS = 0.05
 LAST_WORDS_SECONDS = 0.1
 """For what an srun still prints when its tasks are gone."""
+RETRY_SECONDS = 1.0
+"""Until Slurm is told again to end tasks that were left behind."""
+SAY_SECONDS = 60.0
+"""Between two lines that they are still there."""
 KILL_SECONDS = 5.0
 """For an srun to end that was killed."""
+
+
+@dataclass
+class RelayedOutput:
+    """The part of srun's output that was passed on."""
+
+    size_bytes: int = 0
+    writing: bool = False
 
 
 class SrunStep:
@@ -84,8 +97,20 @@ class SrunStep:
         self.killed_by_us = False
         """Its srun waited for a node that is gone, and we killed it: this is no signal of the
         user."""
-        self._passed = 0
-        self._writing = False
+        self.tasks_ended_at: float | None = None
+        """When Slurm had shown that its tasks are gone, or had ended them and had the time for it;
+        None: that is not known."""
+        self._relayed = RelayedOutput()
+        self._on_end, self._on_news = on_end, on_news
+        self._process = self._launch(argv, environment, stdin, relay_stderr)
+
+    def _launch(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        stdin: int | None,
+        relay_stderr: bool,
+    ) -> subprocess.Popen[bytes]:
         parent = os.getpid()
 
         def in_child() -> None:
@@ -96,12 +121,11 @@ class SrunStep:
             if os.getppid() != parent:
                 os._exit(1)
 
-        self._on_news = on_news
         source, sink = os.pipe() if relay_stderr else (-1, None)
         with contextlib.suppress(OSError):  # beyond the user's share
             fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         try:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 list(argv),
                 env=dict(environment),
                 stdin=stdin,
@@ -119,9 +143,11 @@ class SrunStep:
         )
         if relay_stderr:
             self._relay.start()
-        self._on_end = on_end
-        self._waiter = threading.Thread(target=self._wait, name="srun", daemon=True)
+        self._waiter = threading.Thread(
+            target=self._wait, args=(process,), name="srun", daemon=True
+        )
         self._waiter.start()
+        return process
 
     @property
     def pid(self) -> int:
@@ -186,6 +212,11 @@ class SrunStep:
         return 0 if self.killed_by_us else max(0, -(self._process.returncode or 0))
 
     @property
+    def may_leave_tasks(self) -> bool:
+        """Return whether srun was killed, and its tasks may live on."""
+        return (self._process.returncode or 0) < 0 and self.tasks_ended_at is None
+
+    @property
     def ran_for(self) -> float:
         return (self.ended_at or self.clock.monotonic()) - self.started
 
@@ -204,13 +235,15 @@ class SrunStep:
         self._waiter.join(timeout=seconds)
         return not self._waiter.is_alive()
 
-    def _wait(self) -> None:
-        self._process.wait()
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
         seen = -1
         # All of srun's output is waited for, however slowly ours is read, but not that of a child
         # which srun left behind with the pipe open.
-        while self._relay.is_alive() and (self._writing or self._passed != seen):
-            seen = self._passed
+        while self._relay.is_alive() and (
+            self._relayed.writing or self._relayed.size_bytes != seen
+        ):
+            seen = self._relayed.size_bytes
             self._relay.join(timeout=OUTPUT_SECONDS)
         self.ended_at = self.clock.monotonic()
         self._on_end()
@@ -218,15 +251,15 @@ class SrunStep:
     def _pass_on(self, source: int) -> None:
         """Copy srun's standard error as it comes, and read along."""
         while data := os.read(source, _READ_BYTES):
-            self._writing = True
+            self._relayed.writing = True
             view = memoryview(data)
             try:
                 while view:
                     view = view[os.write(2, view) :]
             except OSError:
                 pass  # our standard error is closed; srun would not die of it either
-            self._passed += len(data)
-            self._writing = False
+            self._relayed.size_bytes += len(data)
+            self._relayed.writing = False
             if self._stderr.read(data):
                 self._on_news()
         os.close(source)
@@ -269,20 +302,67 @@ def end_step(
     info = find_step(step, client, job, host)
     name = info.step if info else ""
     if name and not at_once:
-        _ignoring_errors(lambda: client.cancel_step(job, name, "TERM"))
+        _is_accepted(lambda: client.cancel_step(job, name, "TERM"))
         if step.wait(grace):
             return
     if info:
-        _ignoring_errors(lambda: client.cancel_step(job, name))
+        ordered = _is_accepted(lambda: client.cancel_step(job, name))
         deadline = step.clock.monotonic() + CANCEL_SECONDS
         while step.clock.monotonic() < deadline and not step.wait(CANCEL_LOOK_SECONDS):
             ended = tuple(step.ended_tasks)  # a copy: it grows in another thread
             if no_living_task(ended, info, dead) or not _is_running(client, job, name):
+                ordered = True
                 # Its tasks are gone: a moment for their last words, which srun still prints.
                 step.wait(LAST_WORDS_SECONDS)
                 break
+        step.tasks_ended_at = step.clock.monotonic() if ordered else None
     step.kill()
     step.wait(KILL_SECONDS)
+
+
+def end_tasks_left(
+    step: SrunStep,
+    client: SlurmClient,
+    job: int,
+    host: str,
+    *,
+    patience: float,
+    stop: threading.Event,
+    say: Callable[[str], None],
+) -> None:
+    """End the tasks that an srun left behind which was killed: Slurm could not be asked then.
+
+    Args:
+        step: the srun.
+        client: asks Slurm.
+        job: job id.
+        host: this machine's name as Slurm shows it at the step (`SrunHost:Pid`).
+        patience: seconds in which Slurm must take the order.
+        stop: set when the user ends this.
+        say: tells the user what is waited for.
+
+    Raises:
+        SresError: Slurm did not take the order. The tasks may live, so nothing may follow.
+    """
+    clock = step.clock
+    began, told = clock.monotonic(), float("-inf")
+    while True:
+        try:
+            info = _shown_step(step, client, job, host)
+            if info is not None:
+                client.cancel_step(job, info.step)
+            break
+        except SresError as error:
+            if clock.monotonic() - began > patience or clock.wait(stop, RETRY_SECONDS):
+                raise
+            if clock.monotonic() - told > SAY_SECONDS:
+                told = clock.monotonic()
+                say(f"the tasks of the step before are still to be ended: {error}")
+    deadline = clock.monotonic() + CANCEL_SECONDS
+    while info is not None and clock.monotonic() < deadline:
+        if not _is_running(client, job, info.step) or clock.wait(stop, CANCEL_LOOK_SECONDS):
+            break
+    step.tasks_ended_at = clock.monotonic()
 
 
 def no_living_task(ended: Sequence[EndedTasks], info: StepInfo, dead: Collection[str]) -> bool:
@@ -307,11 +387,14 @@ def no_living_task(ended: Sequence[EndedTasks], info: StepInfo, dead: Collection
 def find_step(step: SrunStep, client: SlurmClient, job: int, host: str) -> StepInfo | None:
     """Return what Slurm knows of the step; None: it does not know it, or does not answer."""
     try:
-        steps = client.steps(job)
+        return _shown_step(step, client, job, host)
     except SresError:
         return None
+
+
+def _shown_step(step: SrunStep, client: SlurmClient, job: int, host: str) -> StepInfo | None:
     short = host.split(".", maxsplit=1)[0]
-    for info in steps:
+    for info in client.steps(job):
         same_host = info.srun_host.split(".", maxsplit=1)[0] == short
         if info.srun_pid == step.pid and same_host:
             return info
@@ -325,8 +408,10 @@ def _is_running(client: SlurmClient, job: int, name: str) -> bool:
         return True
 
 
-def _ignoring_errors(call: Callable[[], None]) -> None:
+def _is_accepted(call: Callable[[], None]) -> bool:
+    """Return whether Slurm took an order; not: the step is over already, or Slurm is away."""
     try:
         call()
     except SresError:
-        return  # it is over already, or Slurm is away: killing srun ends it all the same
+        return False
+    return True

@@ -1,0 +1,55 @@
+"""All that a supervisor does to its own machine, in one place: the simulator has another one."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from signal import Signals
+
+from slurm_resilience.resume.srun import signals
+from slurm_resilience.resume.srun.close_sockets import connections
+from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.resume.srun.task_reports import TaskReports
+
+
+class HostCalls:
+    """The machine that the supervisor runs on."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        """The supervisor's own."""
+        self.name = socket.gethostname()
+        self.start_srun: Callable[..., SrunStep] = SrunStep
+
+    def reports(self, ports: Sequence[int]) -> TaskReports:
+        """Return the receiver of what slurmstepd tells.
+
+        Args:
+            ports: those that the site allows for srun; empty: any.
+        """
+        return TaskReports(ports)
+
+    def working_directory(self) -> Path:
+        """Return the directory in which srun was started."""
+        try:
+            return Path.cwd()
+        except OSError:
+            return Path("/dev/null")  # removed meanwhile: nothing can be made in there
+
+    def receive_signals(self, on_signal: Callable[[Signals, bool], None]) -> None:
+        """Hand each signal to the supervisor on, from now on."""
+        signals.receive(on_signal)
+
+    def end_by(self, number: int) -> None:
+        """Die of a signal."""
+        signals.end_by(number)
+
+    def lives(self, pid: int) -> bool:
+        """Return whether a process runs here."""
+        return Path(f"/proc/{pid}").exists()
+
+    def connections(self, step: SrunStep) -> int:
+        """Return how many connections an srun has; -1 where the kernel does not tell."""
+        return connections(step.pid)

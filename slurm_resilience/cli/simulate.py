@@ -1,4 +1,4 @@
-"""`sres simulate`: run simulated trainings and clusters, or replay one of them."""
+"""`sres simulate`: run simulated trainings, clusters and supervised sruns, or replay one."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluste
 from slurm_resilience.simulate.cluster.known_faults import KINDS
 from slurm_resilience.simulate.invariants import InvariantBroken
 from slurm_resilience.simulate.mesh_simulation import simulate as simulate_one
+from slurm_resilience.simulate.resume.resume_campaign import ResumeFigures, run_resume_campaign
+from slurm_resilience.simulate.resume.resume_rules import BrokenResumeRule
+from slurm_resilience.simulate.resume.resume_simulation import simulate_resume
 
 REPORT_SECONDS = 10.0
 """Time between two lines of progress."""
@@ -34,10 +37,10 @@ class InvariantsBroken(SresError):
 @click.command()
 @click.option(
     "--only",
-    type=click.Choice(["mesh", "controller"]),
+    type=click.Choice(["mesh", "controller", "resume"]),
     default="mesh",
     show_default=True,
-    help="Simulate trainings, or clusters around the real sresctld.",
+    help="Simulate trainings, clusters around the real sresctld, or supervised sruns.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the first run.")
 @click.option("--runs", default=1000, show_default=True, type=click.IntRange(1), help="Runs.")
@@ -57,8 +60,8 @@ class InvariantsBroken(SresError):
 def simulate(
     only: str, seed: int, runs: int, jobs: int, output: Path | None, trace: bool, all_faults: bool
 ) -> None:
-    """Run trainings or clusters on a simulated clock under faults, and check rules after each
-    event.
+    """Run trainings, clusters or supervised sruns on a simulated clock under faults, and check
+    rules after each event.
 
     A run is a function of its seed: `sres simulate --seed S --trace` replays it.
     """
@@ -79,6 +82,9 @@ def simulate(
         click.echo(cluster_report(clusters))
         _judge(clusters.controller_runs, clusters.controller_failures, "--only controller ")
         return
+    if only == "resume":
+        _simulate_sruns(seed, runs, jobs, output, trace)
+        return
     if trace:
         _replay(seed)
         return
@@ -92,6 +98,22 @@ def simulate(
     )
     click.echo(report(figures))
     _judge(figures.mesh_runs, figures.failures, "")
+
+
+def _simulate_sruns(seed: int, runs: int, jobs: int, output: Path | None, trace: bool) -> None:
+    if trace:
+        _replay_srun(seed)
+        return
+    figures = run_resume_campaign(
+        seed,
+        runs,
+        jobs=jobs,
+        file=output,
+        clock=SYSTEM_CLOCK.monotonic,
+        progress=_progress(_resume_line),
+    )
+    click.echo(resume_report(figures))
+    _judge(figures.resume_runs, figures.resume_failures, "--only resume ")
 
 
 def _progress(line: Callable[[Figures], str]) -> Callable[[Figures], None]:
@@ -135,6 +157,39 @@ def _replay_cluster(seed: int, kinds: tuple[FaultKind, ...]) -> None:
     said = [f"a rule was broken: {broken.rule}: {broken.text}" for broken in run.broken]
     last = f"{run.nodes} nodes, {len(run.faults)} faults, {run.cycles} cycles: no rule was broken"
     click.echo("\n".join([*trace, *(said or [last])]))
+
+
+def _replay_srun(seed: int) -> None:
+    trace: list[str] = []
+    try:
+        run = simulate_resume(seed, trace)
+        last = f"{run.attempts} attempts, {run.job_runs} starts of the job: no rule was broken"
+    except BrokenResumeRule as error:
+        last = f"a rule was broken: {error}"
+    click.echo("\n".join([*trace, last]))
+
+
+def _resume_line(figures: ResumeFigures) -> str:
+    return (
+        f"{figures.resume_runs} runs, {figures.resume_attempts} attempts, "
+        f"{figures.resume_violations} violations"
+    )
+
+
+def resume_report(figures: ResumeFigures) -> str:
+    """Return the figures of supervised sruns as a table."""
+    rows = [
+        ("runs", figures.resume_runs),
+        ("violations", figures.resume_violations),
+        ("attempts", figures.resume_attempts),
+        ("starts of the job", figures.resume_job_runs),
+        ("ended well", figures.resume_ended_well),
+        ("events", figures.resume_events),
+    ]
+    kinds = sorted(figures.resume_kinds.items())
+    return _table(
+        rows + [(f"fault: {name}", count) for name, count in kinds], figures.resume_failures
+    )
 
 
 def _line(figures: CampaignFigures) -> str:

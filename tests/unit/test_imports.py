@@ -232,7 +232,8 @@ MAY_IMPORT = {
     "training": {"clock", "errors", "launcher", "mesh", "resume"},
     "wire": COMMON,
 }
-"""`simulate` runs pure cores of other rooms, and the whole sresctld; `DOORS` says which."""
+"""`simulate` runs pure cores of other rooms, and the whole sresctld and supervisor; `DOORS` says
+which."""
 
 DOORS = {
     # A room that imports another may use these modules of it alone.
@@ -247,9 +248,17 @@ DOORS = {
     ("demo", "controller"): {"journal"},
     ("simulate", "controller"): {"decide", "journal", "main", "probe"},
     ("simulate", "replace"): {"program"},
-    ("simulate", "slurm"): {"client"},
+    ("simulate", "slurm"): {"client", "hostlists"},
     ("simulate", "wire"): {"messages", "server"},
-    ("simulate", "resume"): {"decide", "live_step"},
+    ("simulate", "resume"): {
+        "attempt",
+        "decide",
+        "live_step",
+        "report",
+        "srun",
+        "supervisor",
+        "supervisor_link",
+    },
     ("site_check", "resume"): {"srun"},
     ("training", "resume"): {"attempt"},
 }

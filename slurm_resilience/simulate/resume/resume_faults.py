@@ -1,0 +1,216 @@
+"""Faults around a supervised srun: their kinds, their times, and people's words among them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from signal import SIGINT, SIGKILL, SIGTERM
+from typing import NamedTuple
+
+from slurm_resilience.simulate.resume.resume_world import NodeContact, ResumeWorld
+from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
+from slurm_resilience.simulate.resume.sim_link import DEAD_SECONDS, SimLink
+
+FAULTS_SECONDS = 900.0
+"""Faults happen in the beginning of a run."""
+
+
+class ResumeFault(enum.StrEnum):
+    """The kinds of faults."""
+
+    NODE_DIES = "a node loses its power"
+    NODE_CUT = "a node loses its network"
+    NODE_SICK = "a node is marked sick"
+    NODE_EATS = "tasks crash on a node, and no check sees why"
+    TASK_CRASHES = "a task gets a signal"
+    TASKS_HANG = "tasks on a node hang in the kernel"
+    SLURM_AWAY = "slurmctld is away"
+    SLURM_LOSES = "answers of Slurm are lost"
+    SLURM_REFUSES = "Slurm refuses changes"
+    SLURM_SLOW = "answers of Slurm come late"
+    SRESCTLD_AWAY = "sresctld is away"
+    INTERRUPT = "a person presses Ctrl-C once"
+    INTERRUPT_TWICE = "a person presses Ctrl-C twice"
+    TERMINATE = "a person sends SIGTERM"
+    CANCEL_STEP = "a person cancels the step"
+    CANCEL_JOB = "a person cancels the job"
+    REQUEUE_JOB = "a person requeues the job"
+    SRUN_DIES = "srun is killed, and not its tasks"
+    SUPERVISOR_DIES = "the supervisor is killed, and its job with it"
+
+
+class PlannedResumeFault(NamedTuple):
+    """One fault of a run."""
+
+    at: float
+    kind: ResumeFault
+    node: int
+    seconds: float
+
+
+class ResumeFaults:
+    """Carries the faults of one run out."""
+
+    def __init__(self, world: ResumeWorld, planned: list[PlannedResumeFault]) -> None:
+        self._world = world
+        self._planned = planned
+        self.client: SimJobSlurm
+        self.link: SimLink
+        self.sresctld_is_there = True
+
+    def begin(self) -> None:
+        """Put all of them on the schedule."""
+        for fault in self._planned:
+            self._world.schedule.at(fault.at, self._strike, fault)
+
+    def serve(self, client: SimJobSlurm, link: SimLink) -> None:
+        """Take over what the supervisor of this run of the job uses."""
+        old = getattr(self, "client", None)
+        if old is not None:
+            client.chance_lost, client.chance_refused = old.chance_lost, old.chance_refused
+            client.slowest = old.slowest
+        self.client, self.link = client, link
+
+    def _strike(self, fault: PlannedResumeFault) -> None:
+        world = self._world
+        world.note(f"FAULT: {fault.kind.value}")
+        names = list(world.nodes)
+        name = names[fault.node % len(names)]
+        _STRIKES[fault.kind](self, name, fault.seconds)
+
+    def _lose(self, name: str, contact: NodeContact) -> None:
+        self._world.lose_node(name, contact)
+        self._world.schedule.after(
+            DEAD_SECONDS + self._world.random.random(), lambda: self.link.judge(name)
+        )
+
+    def dies(self, name: str, _: float) -> None:
+        self._lose(name, NodeContact.DEAD)
+
+    def is_cut(self, name: str, _: float) -> None:
+        self._lose(name, NodeContact.CUT)
+
+    def is_sick(self, name: str, _: float) -> None:
+        world = self._world
+        world.show(name, flags=frozenset({"FAIL"}), reason="Action:Replace")
+        self.link.judge(name)
+
+    def eats(self, name: str, _: float) -> None:
+        self._world.nodes[name].eats_attempts = True
+
+    def crashes(self, name: str, seconds: float) -> None:
+        for step in self._world.steps.values():
+            for task in step.living():
+                if task.node == name:
+                    self._world.end_task(step, task, self._world.random.choice((139, 137, 1)))
+                    return
+
+    def hangs(self, name: str, seconds: float) -> None:
+        node = self._world.nodes[name]
+        node.holds_tasks = True
+
+        def goes_on() -> None:
+            node.holds_tasks = False
+
+        self._world.schedule.after(seconds, goes_on)
+
+    def slurm_away(self, _: str, seconds: float) -> None:
+        world = self._world
+        world.books.slurmctld_back = max(world.books.slurmctld_back, world.schedule.now + seconds)
+
+    def slurm_loses(self, _: str, seconds: float) -> None:
+        self.client.chance_lost = 0.15
+        self._world.schedule.after(seconds, lambda: setattr(self.client, "chance_lost", 0.0))
+
+    def slurm_refuses(self, _: str, seconds: float) -> None:
+        self.client.chance_refused = 0.5
+        self._world.schedule.after(seconds, lambda: setattr(self.client, "chance_refused", 0.0))
+
+    def slurm_slow(self, _: str, seconds: float) -> None:
+        self.client.slowest = 5.0
+        self._world.schedule.after(seconds, lambda: setattr(self.client, "slowest", 0.3))
+
+    def sresctld_away(self, _: str, seconds: float) -> None:
+        self.sresctld_is_there = False
+        self.link.connected.clear()
+
+    def interrupt(self, _: str, seconds: float) -> None:
+        self._world.signal(SIGINT, by_person=True)
+
+    def interrupt_twice(self, _: str, seconds: float) -> None:
+        self._world.signal(SIGINT, by_person=True)
+        self._world.schedule.after(0.5, self._second_interrupt)
+
+    def _second_interrupt(self) -> None:
+        self._person_ended()
+        self._world.signal(SIGINT, by_person=True)
+
+    def terminate(self, _: str, seconds: float) -> None:
+        self._person_ended()
+        self._world.signal(SIGTERM, by_person=True)
+
+    def cancel_step(self, _: str, seconds: float) -> None:
+        world = self._world
+        for step in list(world.steps.values()):
+            # Where the step is ending for another reason, Slurm tells nothing of a person.
+            if (
+                step.srun.running
+                and step.killed_at is None
+                and len(step.living()) == len(step.nodes) * world.site.tasks_per_node
+                and all(
+                    world.nodes[name].contact is NodeContact.FINE
+                    and not world.nodes[name].shown.is_fail
+                    for name in step.nodes
+                )
+            ):
+                self._person_ended()
+            world.kill_step(step, "***")
+
+    def cancel_job(self, _: str, seconds: float) -> None:
+        if self._world.job.state == "RUNNING":
+            self._person_ended()
+            self._world.end_job("CANCELLED", requeue=False, word="")
+
+    def requeue_job(self, _: str, seconds: float) -> None:
+        job = self._world.job
+        if job.is_batch and job.requeue:
+            self._world.end_job("REQUEUED", requeue=True, word="DUE TO JOB REQUEUE")
+            # Without a fault the supervisor does not count on after it.
+            self._world.seen.budget.attempts.clear()
+
+    def srun_dies(self, _: str, seconds: float) -> None:
+        for srun in self._world.sruns:
+            srun.send_signal(SIGKILL)
+
+    def supervisor_dies(self, _: str, seconds: float) -> None:
+        world = self._world
+        world.supervisor.gone_at = min(world.supervisor.gone_at, world.schedule.now)
+        world.end_job("FAILED", requeue=False)
+
+    def _person_ended(self) -> None:
+        world = self._world
+        if world.seen.person_ended_at is None and not world.is_gone:
+            world.seen.person_ended_at = world.schedule.now
+
+
+_STRIKES: dict[ResumeFault, Callable[[ResumeFaults, str, float], None]] = {
+    ResumeFault.NODE_DIES: ResumeFaults.dies,
+    ResumeFault.NODE_CUT: ResumeFaults.is_cut,
+    ResumeFault.NODE_SICK: ResumeFaults.is_sick,
+    ResumeFault.NODE_EATS: ResumeFaults.eats,
+    ResumeFault.TASK_CRASHES: ResumeFaults.crashes,
+    ResumeFault.TASKS_HANG: ResumeFaults.hangs,
+    ResumeFault.SLURM_AWAY: ResumeFaults.slurm_away,
+    ResumeFault.SLURM_LOSES: ResumeFaults.slurm_loses,
+    ResumeFault.SLURM_REFUSES: ResumeFaults.slurm_refuses,
+    ResumeFault.SLURM_SLOW: ResumeFaults.slurm_slow,
+    ResumeFault.SRESCTLD_AWAY: ResumeFaults.sresctld_away,
+    ResumeFault.INTERRUPT: ResumeFaults.interrupt,
+    ResumeFault.INTERRUPT_TWICE: ResumeFaults.interrupt_twice,
+    ResumeFault.TERMINATE: ResumeFaults.terminate,
+    ResumeFault.CANCEL_STEP: ResumeFaults.cancel_step,
+    ResumeFault.CANCEL_JOB: ResumeFaults.cancel_job,
+    ResumeFault.REQUEUE_JOB: ResumeFaults.requeue_job,
+    ResumeFault.SRUN_DIES: ResumeFaults.srun_dies,
+    ResumeFault.SUPERVISOR_DIES: ResumeFaults.supervisor_dies,
+}

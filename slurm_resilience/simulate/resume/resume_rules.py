@@ -1,0 +1,71 @@
+"""Rules that must hold at every moment around a supervised srun, whatever happens to it."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from slurm_resilience.config import ResumeSettings
+
+SILENCE_SECONDS = 150.0
+"""A person who looks at the log of a job in which nothing runs sees a line that is not older."""
+HOUR_SECONDS = 3600.0
+
+
+class ResumeRule(enum.StrEnum):
+    """The rules."""
+
+    TWO_WRITERS = "no two attempts run that both may write"
+    FALSE_SUCCESS = "no success is reported that the program did not give"
+    FALSE_FAILURE = "a program that ended well is not reported as failed"
+    SILENCE = "the log is not silent while nothing runs"
+    BUDGETS = "the limits on attempts hold"
+    ONE_RECOVERY = "exactly one recovery is under way"
+    PERSON = "nothing is started again after a person has ended it"
+    HELPERS = "each helper allocation is merged or given back"
+    ENDS = "the supervisor comes to an end"
+
+
+class BrokenResumeRule(Exception):
+    """Something happened that must never happen."""
+
+    def __init__(self, rule: ResumeRule, at: float, text: str) -> None:
+        super().__init__(f"{at:.1f} s: {rule}: {text}")
+        self.rule = rule
+
+
+class StartedAttempt(NamedTuple):
+    """An attempt as the simulation saw it."""
+
+    at: float
+    token: str
+    step_before: int
+    """The last step that the program had reported when it began; -1: none."""
+
+
+class AttemptBudget:
+    """Counts the attempts by itself, from what was started and what was reported."""
+
+    def __init__(self, limits: ResumeSettings) -> None:
+        self._limits = limits
+        self.attempts: list[StartedAttempt] = []
+
+    def start(self, attempt: StartedAttempt) -> str:
+        """Count an attempt; return what is wrong with it, empty: nothing.
+
+        A run that is counted as one without progress has begun an hour ago at most, as the next
+        one begins, and has been followed by one that knew no later step.
+        """
+        self.attempts.append(attempt)
+        if len(self.attempts) > self._limits.max_attempts:
+            return f"attempt {len(self.attempts)} of {self._limits.max_attempts} is started"
+        in_vain = 0
+        for earlier, following in zip(self.attempts, self.attempts[1:], strict=False):
+            recent = attempt.at - earlier.at < HOUR_SECONDS
+            in_vain += recent and following.step_before <= earlier.step_before
+        if in_vain >= self._limits.max_per_hour and attempt.step_before <= self._before_last():
+            return f"{in_vain} attempts within an hour made no progress, and one more is started"
+        return ""
+
+    def _before_last(self) -> int:
+        return self.attempts[-2].step_before if len(self.attempts) > 1 else -1

@@ -1,0 +1,331 @@
+"""One simulated srun under the real supervisor: made from its seed alone."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from random import Random
+from signal import Signals
+from typing import NamedTuple
+
+import msgspec
+
+from slurm_resilience.config import Config, ResumeSettings
+from slurm_resilience.errors import SresError
+from slurm_resilience.model import Job, Node
+from slurm_resilience.resume import report
+from slurm_resilience.resume.srun.host_calls import HostCalls
+from slurm_resilience.resume.srun.srun_options import BUILTIN, split
+from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.resume.srun.task_reports import StepReports, TaskReports
+from slurm_resilience.resume.supervisor import Supervisor
+from slurm_resilience.simulate.resume.resume_faults import (
+    FAULTS_SECONDS,
+    PlannedResumeFault,
+    ResumeFault,
+    ResumeFaults,
+)
+from slurm_resilience.simulate.resume.resume_rules import (
+    ResumeRule,
+)
+from slurm_resilience.simulate.resume.resume_world import (
+    NodeContact,
+    ResumeWorld,
+    SimNode,
+    SiteSettings,
+    SupervisorGone,
+    TrainedProgram,
+)
+from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
+from slurm_resilience.simulate.resume.sim_link import SimLink
+from slurm_resilience.simulate.resume.sim_srun import SimSrun
+
+MOST_FAULTS = 5
+JOB = 7
+
+
+class SimulatedResume(NamedTuple):
+    """The outcome of one run."""
+
+    attempts: int
+    job_runs: int
+    faults: list[str]
+    events: int
+    code: int | None
+    """The supervisor's exit code; None: it was killed."""
+
+
+class SimReports(TaskReports):
+    """Receives without a socket."""
+
+    def expect(self, node_address: str, on_news: Callable[[], None]) -> StepReports:
+        """Return the reports of an srun that is about to be started."""
+        return StepReports("simulated", on_news)
+
+
+class DiedOfSignal(BaseException):
+    """The supervisor ended by a signal of its own will."""
+
+
+class SimHostCalls(HostCalls):
+    """The batch host of the simulation."""
+
+    def __init__(self, world: ResumeWorld) -> None:
+        self._world = world
+        self.pid = world.next_pid()
+        self.name = world.job.batch_host or "login"
+        self.start_srun: Callable[..., SrunStep] = lambda *words, **options: SimSrun(
+            world, *words, **options
+        )
+
+    def reports(self, ports: Sequence[int]) -> TaskReports:
+        return SimReports(ports)
+
+    def working_directory(self) -> Path:
+        return self._world.site.base
+
+    def receive_signals(self, on_signal: Callable[[Signals, bool], None]) -> None:
+        self._world.supervisor.on_signal = on_signal
+
+    def end_by(self, number: int) -> None:
+        raise DiedOfSignal(number)
+
+    def lives(self, pid: int) -> bool:
+        return any(srun.pid == pid and srun.running for srun in self._world.sruns)
+
+    def connections(self, step: SrunStep) -> int:
+        steps = self._world.steps.values()
+        return sum(len({task.node for task in s.tasks}) for s in steps if s.srun is step)
+
+
+def plan_faults(random: Random, kinds: Collection[ResumeFault]) -> list[PlannedResumeFault]:
+    """Return the faults of a run."""
+    chosen = sorted(kinds)
+    return [
+        PlannedResumeFault(
+            random.uniform(0.0, FAULTS_SECONDS) * random.random(),
+            random.choice(chosen),
+            random.randrange(100),
+            random.uniform(5.0, 400.0),
+        )
+        for _ in range(random.randint(0, MOST_FAULTS))
+    ]
+
+
+def _site(random: Random, base: Path) -> SiteSettings:
+    return SiteSettings(
+        base,
+        _program(random),
+        tasks_per_node=random.randint(1, 2),
+        slurmd_timeout=random.choice((30.0, 300.0)),
+        no_kill=random.random() < 0.5,
+        kill_on_bad_exit=random.random() < 0.5,
+    )
+
+
+def _job(random: Random, nodes: list[str], gres: str) -> Job:
+    is_batch = random.random() < 0.8
+    return Job(
+        JOB,
+        1000,
+        "RUNNING",
+        nodes=tuple(nodes),
+        num_nodes=len(nodes),
+        batch_host=nodes[0] if is_batch else "",
+        is_batch=is_batch,
+        requeue=is_batch and random.random() < 0.8,
+        exclusive=True,
+        gres=gres,
+    )
+
+
+def _program(random: Random) -> TrainedProgram:
+    has_bug = random.random() < 0.2
+    return TrainedProgram(
+        work_seconds=random.uniform(30.0, 1500.0),
+        reports=random.random() < 0.6,
+        fails_at=random.uniform(1.0, 400.0) if has_bug else None,
+        fails_with=random.choice((1, 3, 139)),
+        crashes=random.choice((0.0, 0.0, 0.3)),
+        ignores_term=random.random() < 0.2,
+        collective_seconds=random.choice((5.0, 1800.0)),
+    )
+
+
+def _node(name: str, gres: str) -> Node:
+    return Node(name, "IDLE", address=f"10.0.0.{name[1:]}", gres=gres, cpus=4, memory=1000)
+
+
+class ResumeRun:
+    """One run."""
+
+    def __init__(
+        self, seed: int, base: Path, trace: list[str] | None, kinds: Collection[ResumeFault]
+    ) -> None:
+        random = Random(seed)
+        self.faults = plan_faults(random, kinds)
+        self.size = random.randint(1, 4)
+        inside, spare = random.choice((0, 0, 1)), random.choice((0, 1, 1, 3))
+        gres = "gpu:4" if random.random() < 0.25 else ""
+        names = [f"n{number}" for number in range(1, self.size + inside + spare + 1)]
+        self.limits = ResumeSettings(
+            swap_wait=random.choice((60.0, 600.0)),
+            max_per_hour=random.choice((3, 10)),
+            max_attempts=random.choice((4, 1000)),
+        )
+        self.world = world = ResumeWorld(
+            random,
+            trace,
+            _site(random, base),
+            _job(random, names[: self.size + inside], gres),
+            {name: SimNode(_node(name, gres)) for name in names},
+            self.limits,
+        )
+        if random.random() < 0.2:
+            world.books.deadline = random.uniform(200.0, 4000.0)
+            world.schedule.at(world.books.deadline, self._time_limit)
+        self.permits_expansion = random.random() < 0.8
+        self.with_sresctld = random.random() < 0.75
+        self.plan = ResumeFaults(world, self.faults)
+
+    def run(self) -> SimulatedResume:
+        """Run until the program has ended for good."""
+        world = self.world
+        self.plan.sresctld_is_there = self.with_sresctld
+        world.note(f"nodes {','.join(world.nodes)}; {world.site.program}; {world.job}")
+        code: int | None = None
+        with report.written_to(world.line):
+            while True:
+                supervisor, client, link = self._supervisor()
+                self.plan.serve(client, link)
+                if not world.supervisor.incarnation:
+                    self.plan.begin()
+                    world.look()
+                code = self._run_supervisor(supervisor)
+                self._check_code(code)
+                if not self._comes_back():
+                    break
+        self._check_end(code is not None)
+        return SimulatedResume(
+            len(world.seen.budget.attempts),
+            world.supervisor.incarnation + 1,
+            [fault.kind.value for fault in self.faults],
+            world.schedule.count,
+            code,
+        )
+
+    def _supervisor(self) -> tuple[Supervisor, SimJobSlurm, SimLink]:
+        world = self.world
+        host_calls = SimHostCalls(world)
+        client = SimJobSlurm(world, host_calls.name, host_calls.pid)
+        link = SimLink(world, is_there=self.plan.sresctld_is_there)
+        supervisor = Supervisor(
+            Config(resume=self.limits),
+            client,
+            link,
+            "/usr/bin/srun",
+            split([f"-N{self.size}", "--input=none", "train"], BUILTIN),
+            world.shown_job(),
+            has_plugin=True,
+            permits_expansion=self.permits_expansion,
+            environment={"SLURM_RESTART_COUNT": str(world.job.restarts)},
+            clock=world.clock,
+            nodes=[node.shown for node in world.nodes.values()],
+            host_calls=host_calls,
+        )
+        # A process that was killed cleans nothing up.
+        world.supervisor.on_gone = lambda: setattr(supervisor, "_clean_up", lambda: None)
+        return supervisor, client, link
+
+    def _run_supervisor(self, supervisor: Supervisor) -> int | None:
+        try:
+            return supervisor.run()
+        except SupervisorGone:
+            self.world.note("the supervisor was killed")
+            return None
+        except DiedOfSignal as died:
+            self.world.note(f"the supervisor ends by signal {died}")
+            return 128 + int(died.args[0])
+        except SresError as error:
+            self.world.note(f"the supervisor gives up: {error}")
+            return error.exit_code
+        finally:
+            for srun in self.world.sruns:
+                srun.ends(-9)  # they die with the supervisor
+
+    def _check_code(self, code: int | None) -> None:
+        world = self.world
+        world.note(f"the supervisor ends with {code}")
+        if code == 0 and not world.progress.ended_well:
+            world.broken(ResumeRule.FALSE_SUCCESS, "the program has not ended well")
+        ended = world.seen.person_ended_at is not None
+        if code and world.progress.ended_well and not ended and world.job.state == "RUNNING":
+            world.broken(ResumeRule.FALSE_FAILURE, f"exit code {code}")
+
+    def _comes_back(self) -> bool:
+        """Start the job again where it was requeued."""
+        world = self.world
+        if world.books.job_ended or world.progress.ended_well or world.job.state != "COMPLETING":
+            return False
+        world.supervisor.gone_at = float("inf")
+        world.supervisor.on_signal = lambda *_: None
+        world.schedule.run(world.books.starts_again_at)
+        for step in list(world.steps.values()):
+            for task in step.living():
+                task.alive = False
+        world.steps.clear()
+        world.helpers.clear()
+        world.job = msgspec.structs.replace(world.job, nodes=())
+        good = [n for n in world.idle() if world.nodes[n].contact is NodeContact.FINE]
+        count = world.job.num_nodes
+        if len(good) < count or world.seen.person_ended_at is not None:
+            return False
+        world.supervisor.incarnation += 1
+        world.seen.requeue_asked_at = None
+        world.supervisor.gone_at = float("inf")
+        world.books.starts_again_at = float("inf")
+        nodes = tuple(good[:count])
+        world.note(f"the job starts again on {','.join(nodes)}")
+        world.seen.spoke_at = world.schedule.now
+        world.job = msgspec.structs.replace(
+            world.job,
+            state="RUNNING",
+            nodes=nodes,
+            batch_host=nodes[0],
+            restarts=world.job.restarts + 1,
+        )
+        return True
+
+    def _check_end(self, ended_by_itself: bool) -> None:
+        world = self.world
+        left = set(world.helpers) - world.seen.given_back
+        if ended_by_itself and left:
+            world.broken(ResumeRule.HELPERS, f"{len(left)} are left")
+
+    def _time_limit(self) -> None:
+        self.world.end_job("TIMEOUT", requeue=False, word="DUE TO TIME LIMIT")
+
+
+def simulate_resume(
+    seed: int,
+    trace: list[str] | None = None,
+    kinds: Collection[ResumeFault] = tuple(ResumeFault),
+) -> SimulatedResume:
+    """Run one supervised srun.
+
+    Args:
+        seed: decides everything.
+        trace: filled with one line for every thing that happened.
+        kinds: faults that may happen.
+
+    Raises:
+        BrokenResumeRule: something happened that must never happen.
+    """
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    base = Path(tempfile.mkdtemp(prefix="sres-simulate-", dir=memory))
+    try:
+        return ResumeRun(seed, base, trace, kinds).run()
+    finally:
+        shutil.rmtree(base, ignore_errors=True)

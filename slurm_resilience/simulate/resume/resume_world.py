@@ -1,0 +1,689 @@
+"""A simulated job: its nodes, its steps and their tasks, as they are and as Slurm sees them."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from signal import SIGINT, SIGKILL, SIGSEGV, SIGTERM
+from threading import Event
+from typing import Any
+
+import msgspec
+
+from slurm_resilience.config import ResumeSettings
+from slurm_resilience.model import Job, Node
+from slurm_resilience.resume.attempt import FENCE, PROGRESS
+from slurm_resilience.resume.decide.task_ends import NodeBegan, TaskEnd
+from slurm_resilience.simulate.cluster.sim_clock import BOOTED_SECONDS, SimClock
+from slurm_resilience.simulate.resume.resume_rules import (
+    SILENCE_SECONDS,
+    AttemptBudget,
+    BrokenResumeRule,
+    ResumeRule,
+    StartedAttempt,
+)
+from slurm_resilience.simulate.resume.sim_srun import SimSrun, words_of_end
+from slurm_resilience.simulate.schedule import Schedule
+
+CHECKPOINT_SECONDS = 20.0
+SICK_CRASH_SECONDS = 15.0
+"""A node that eats attempts ends a task of each after this time."""
+INTERRUPT_SECONDS = 1.0
+"""Two Ctrl-C within this time end the step."""
+KILL_WAIT_SECONDS = 30.0
+"""Between Slurm's SIGTERM and SIGKILL for a batch script whose job it ends."""
+LAUNCH_SECONDS = 15.0
+"""An srun that cannot reach a node gives its launch up after this time."""
+ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
+KILLED_SECONDS = 0.5
+"""Two ends within this time are not told apart."""
+LOOK_SECONDS = 5.0
+EPOCH_SECONDS = 1_700_000_000.0
+"""The time of day at the start of a run: before the one of the files that it makes."""
+SHORTEST_WAIT_SECONDS = 0.001
+"""Time goes on in every wait, as it does in the world."""
+RUN_SECONDS = 40_000.0
+"""Enough for all attempts that the limits allow."""
+
+
+class SupervisorGone(BaseException):
+    """The supervisor was killed: nothing of it runs any more, not even its clean-up."""
+
+
+class NodeContact(enum.Enum):
+    """The ways in which a node is reached."""
+
+    FINE = "it answers"
+    CUT = "its tasks live, and nothing reaches it"
+    DEAD = "it has no power"
+
+
+@dataclass
+class SimNode:
+    """One node: as it is, and as Slurm shows it."""
+
+    shown: Node
+    contact: NodeContact = NodeContact.FINE
+    eats_attempts: bool = False
+    """A fault that no check sees: tasks crash on it."""
+    holds_tasks: bool = False
+    """Its tasks hang in the kernel, and do not die of SIGKILL for a while."""
+
+
+@dataclass(eq=False)
+class SimTask:
+    """One task of a step."""
+
+    number: int
+    node: str
+    alive: bool = True
+    hangs: bool = False
+    """It got SIGKILL while it hung in the kernel."""
+    code: int = 0
+
+
+@dataclass(eq=False)
+class SimStep:
+    """A step in Slurm's books."""
+
+    name: str
+    nodes: tuple[str, ...]
+    srun: SimSrun
+    tasks: list[SimTask] = field(default_factory=list)
+    lost_nodes: set[str] = field(default_factory=set)
+    """Nodes of whose end Slurm has told srun."""
+    killed_at: float | None = None
+
+    def living(self) -> list[SimTask]:
+        return [task for task in self.tasks if task.alive]
+
+
+@dataclass(frozen=True)
+class TrainedProgram:
+    """The program that is trained."""
+
+    work_seconds: float
+    """All of its work, without what is done twice."""
+    reports: bool
+    """It reports its checkpoints."""
+    fails_at: float | None = None
+    """Its bug: seconds of each run."""
+    fails_with: int = 1
+    crashes: float = 0.0
+    """Chance that a run crashes for no reason that lasts."""
+    ignores_term: bool = False
+    collective_seconds: float = 1800.0
+    """A task that waits for others which are gone ends after this time."""
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """All that does not change in a run."""
+
+    base: Path
+    """The directory in which srun was started; every node sees it."""
+    program: TrainedProgram
+    tasks_per_node: int
+    slurmd_timeout: float
+    no_kill: bool
+    kill_on_bad_exit: bool
+
+
+@dataclass
+class TrainedWork:
+    """The program's work so far."""
+
+    done_seconds: float = 0.0
+    """Work behind the last checkpoint."""
+    told_step: int = -1
+    """The last checkpoint that the program has reported."""
+    ended_well: bool = False
+    """Some attempt of the program has ended well."""
+
+
+@dataclass
+class SupervisorProcess:
+    """The supervisor of the present run of the job."""
+
+    incarnation: int = 0
+    """Runs of the job before this one."""
+    on_signal: Callable[[Any, bool], None] = lambda *_: None
+    gone_at: float = float("inf")
+    """When it is killed."""
+    on_gone: Callable[[], None] = lambda: None
+
+
+@dataclass
+class JobBooks:
+    """Slurm's plans for the job."""
+
+    deadline: float | None = None
+    """The job's time limit."""
+    job_ended: bool = False
+    """Slurm has ended the job for good."""
+    starts_again_at: float = float("inf")
+    slurmctld_back: float = 0.0
+    """When slurmctld answers again."""
+
+
+@dataclass
+class SeenByRules:
+    """All that the rules remember."""
+
+    budget: AttemptBudget
+    person_ended_at: float | None = None
+    """A person has ended the program, beyond doubt."""
+    requeue_asked_at: float | None = None
+    spoke_at: float = 0.0
+    busy_at: float = 0.0
+    """When an srun ran last."""
+    given_back: set[int] = field(default_factory=set)
+    """Helpers that the supervisor has given back, or tried to."""
+
+
+class SupervisorClock(SimClock):
+    """The supervisor's clock: it may be killed while it waits."""
+
+    def __init__(self, world: ResumeWorld) -> None:
+        super().__init__(world.schedule)
+        self._world = world
+
+    def now(self) -> float:
+        return EPOCH_SECONDS + self._world.schedule.now
+
+    def wait(self, event: Event, seconds: float) -> bool:
+        self._world.pass_time(seconds, event.is_set)
+        return event.is_set()
+
+
+class ResumeWorld:
+    """All around one supervised srun."""
+
+    def __init__(
+        self,
+        random: Random,
+        trace: list[str] | None,
+        site: SiteSettings,
+        job: Job,
+        nodes: dict[str, SimNode],
+        limits: ResumeSettings,
+    ) -> None:
+        self.random = random
+        self.schedule = Schedule()
+        self.clock = SupervisorClock(self)
+        self._trace = trace
+        self.site, self.job, self.nodes = site, job, nodes
+        self.progress, self.supervisor, self.books = TrainedWork(), SupervisorProcess(), JobBooks()
+        self.seen = SeenByRules(AttemptBudget(limits))
+        self.steps: dict[str, SimStep] = {}
+        self.helpers: dict[int, tuple[str, ...]] = {}
+        self.sruns: list[SimSrun] = []
+        self._numbers = itertools.count(100)
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """For the trace."""
+        if self._trace is not None:
+            self._trace.append(f"{self.schedule.now:9.2f} {text}")
+
+    def pass_time(self, seconds: float, enough: Callable[[], bool]) -> None:
+        """Let things happen while the supervisor waits.
+
+        Raises:
+            SupervisorGone: it was killed meanwhile.
+        """
+        until = self.schedule.now + max(SHORTEST_WAIT_SECONDS, seconds)
+        if not enough():
+            self.schedule.run(until, lambda: enough() or self.is_gone)
+        if self.is_gone:
+            self.supervisor.on_gone()
+            raise SupervisorGone
+
+    @property
+    def is_gone(self) -> bool:
+        return self.schedule.now >= self.supervisor.gone_at
+
+    def broken(self, rule: ResumeRule, text: str) -> None:
+        """Complain."""
+        raise BrokenResumeRule(rule, self.schedule.now, text)
+
+    def line(self, text: str) -> None:
+        """Take a line that the supervisor has written."""
+        self.note(f"log: {text}")
+        self.seen.spoke_at = self.schedule.now
+
+    def look(self) -> None:
+        """Look from time to time for an srun that runs, and else for a line in the log."""
+        now = self.schedule.now
+        # A node that died unseen is for Slurm and sresctld to notice: srun goes on meanwhile.
+        if any(srun.running for srun in self.sruns):
+            self.seen.busy_at = now
+        if now - max(self.seen.busy_at, self.seen.spoke_at) > SILENCE_SECONDS:
+            self.broken(ResumeRule.SILENCE, "nothing runs, and the log says nothing of it")
+        if now > RUN_SECONDS:
+            self.broken(ResumeRule.ENDS, "it still goes on")
+        self.schedule.after(LOOK_SECONDS, self.look)
+
+    def next_pid(self) -> int:
+        return next(self._numbers)
+
+    # -- sruns --------------------------------------------------------------------------------
+
+    def srun_started(self, srun: SimSrun) -> None:
+        """Check that an attempt may begin now, and begin it."""
+        self.note(f"srun starts on {','.join(srun.wanted)}, attempt {srun.token}")
+        others = [other for other in self.sruns if other.running]
+        if others:
+            self.broken(ResumeRule.ONE_RECOVERY, "two sruns of one supervisor run")
+        if self.seen.requeue_asked_at is not None:
+            self.broken(ResumeRule.ONE_RECOVERY, "an attempt begins after the job was requeued")
+        wrong = self.seen.budget.start(
+            StartedAttempt(self.schedule.now, srun.token, self.progress.told_step)
+        )
+        if wrong:
+            self.broken(ResumeRule.BUDGETS, wrong)
+        self.sruns.append(srun)
+        self.schedule.after(self.random.uniform(0.02, 0.3), self._make_step, srun)
+
+    def _make_step(self, srun: SimSrun) -> None:
+        if not srun.running:
+            return
+        now = self.schedule.now
+        if now < self.books.slurmctld_back:
+            self.schedule.at(self.books.slurmctld_back + 0.1, self._make_step, srun)
+            return
+        error = self._step_error(srun)
+        if error:
+            srun.says(f"srun: error: Unable to create step for job {self.job.id}: {error}")
+            srun.ends(1)
+            return
+        if not srun.overlaps and any(
+            set(step.nodes) & set(srun.wanted) for step in self.steps.values()
+        ):
+            srun.says(f"srun: Job {self.job.id} step creation temporarily disabled, retrying")
+            self.schedule.after(1.0, self._make_step, srun)
+            return
+        step = SimStep(str(next(self._numbers)), srun.wanted, srun)
+        self.steps[step.name] = step
+        for node_id, name in enumerate(step.nodes):
+            self.schedule.after(self.random.uniform(0.01, 0.2), self._begin, step, node_id, name)
+
+    def _step_error(self, srun: SimSrun) -> str:
+        if self.job.state != "RUNNING":
+            return "Job/step already completing or completed"
+        if not set(srun.wanted) <= set(self.job.nodes):
+            return "Requested nodes are not in this job"
+        if any(self.nodes[name].shown.is_down for name in srun.wanted):
+            return "Required node not available (down, drained or reserved)"
+        return ""
+
+    def _begin(self, step: SimStep, node_id: int, name: str) -> None:
+        srun, node = step.srun, self.nodes[name]
+        if not srun.running or step.killed_at is not None or step.name not in self.steps:
+            return
+        if node.contact is not NodeContact.FINE:
+            self.schedule.after(LAUNCH_SECONDS, self._launch_failed, step, name)
+            return
+        ended = self.seen.person_ended_at
+        if ended is not None and ended < srun.started - BOOTED_SECONDS:
+            self.broken(ResumeRule.PERSON, f"it was ended at {ended:.1f} s")
+        self._check_writers(step, name)
+        first = node_id * self.site.tasks_per_node
+        for number in range(first, first + self.site.tasks_per_node):
+            step.tasks.append(SimTask(number, name))
+        if srun.reports.target and self.random.random() > 0.05:
+            srun.reports.take(NodeBegan(int(step.name), node_id, name))
+        if len(step.tasks) == len(step.nodes) * self.site.tasks_per_node:
+            self._run_program(step)
+
+    def _launch_failed(self, step: SimStep, name: str) -> None:
+        if step.srun.running:
+            step.srun.says(
+                f"srun: error: Task launch for StepId={self.job.id}.{step.name} failed on node "
+                f"{name}: Communication connection failure"
+            )
+            self.kill_step(step, "")
+            self.schedule.after(1.0, step.srun.ends, 1)
+
+    def _check_writers(self, new: SimStep, name: str) -> None:
+        """Two attempts may not run at once where the older one can be reached, nor anywhere with
+        a token that still holds."""
+        for step in self.steps.values():
+            for task in step.living() if step.srun.token != new.srun.token else ():
+                node = self.nodes[task.node]
+                if self.may_write(step.srun):
+                    self.broken(ResumeRule.TWO_WRITERS, f"{step.srun.token} may write on {name}")
+                if node.contact is NodeContact.FINE and not task.hangs:
+                    self.broken(
+                        ResumeRule.TWO_WRITERS,
+                        f"task {task.number} of {step.srun.token} runs on {task.node} while "
+                        f"{new.srun.token} begins on {name}",
+                    )
+
+    def may_write(self, srun: SimSrun) -> bool:
+        """Return what `attempt.is_current` tells a task."""
+        directory = srun.variables.get("SRES_DIR", "")
+        if not directory:
+            return True
+        try:
+            return (Path(directory) / FENCE).read_text().strip() == srun.token
+        except OSError:
+            return False
+
+    # -- the program --------------------------------------------------------------------------
+
+    def _run_program(self, step: SimStep) -> None:
+        program, random = self.site.program, self.random
+        left = program.work_seconds - self.progress.done_seconds
+        self.schedule.after(left, self._done, step)
+        if program.fails_at is not None and program.fails_at < left:
+            self.schedule.after(program.fails_at, self._fail, step, program.fails_with)
+        elif random.random() < program.crashes:
+            self.schedule.after(
+                random.uniform(1.0, left), self._fail, step, random.choice((139, 137, 1))
+            )
+        bad = [task for task in step.tasks if self.nodes[task.node].eats_attempts]
+        if bad:
+            self.schedule.after(SICK_CRASH_SECONDS, self.end_task, step, bad[0], 128 + SIGSEGV)
+        self._checkpoint_later(step)
+
+    def _checkpoint_later(self, step: SimStep) -> None:
+        self.schedule.after(CHECKPOINT_SECONDS, self._checkpoint, step, self.progress.done_seconds)
+
+    def _checkpoint(self, step: SimStep, before: float) -> None:
+        whole = len(step.living()) == len(step.nodes) * self.site.tasks_per_node
+        reached = all(self.nodes[name].contact is NodeContact.FINE for name in step.nodes)
+        if not (whole and reached and self.may_write(step.srun)):
+            return
+        self.progress.done_seconds = before + CHECKPOINT_SECONDS
+        directory = step.srun.variables.get("SRES_DIR", "")
+        if self.site.program.reports and directory:
+            self.progress.told_step += 1
+            path = Path(directory) / PROGRESS
+            path.write_text(json.dumps({"step": self.progress.told_step}))
+        self._checkpoint_later(step)
+
+    def _done(self, step: SimStep) -> None:
+        """All tasks end well, if all of them are there to take part."""
+        whole = len(step.living()) == len(step.nodes) * self.site.tasks_per_node
+        if whole and all(self.nodes[name].contact is NodeContact.FINE for name in step.nodes):
+            self.progress.ended_well = True
+            self.note("the program ends well")
+            for task in step.living():
+                self.end_task(step, task, 0)
+
+    def _fail(self, step: SimStep, code: int) -> None:
+        living = step.living()
+        if living:
+            self.end_task(step, self.random.choice(living), code)
+
+    def end_task(self, step: SimStep, task: SimTask, code: int) -> None:
+        """End one task by itself, or by a signal."""
+        if not task.alive:
+            return
+        if (
+            code
+            and step.killed_at is not None
+            and self.schedule.now - step.killed_at < KILLED_SECONDS
+        ):
+            code = 128 + SIGKILL  # which of the two came first cannot be told
+        task.alive, task.code = False, code
+        reachable = self.nodes[task.node].contact is NodeContact.FINE
+        self.note(f"task {task.number} of step {step.name} on {task.node} ends with {code}")
+        if reachable:
+            self.schedule.after(self.random.uniform(0.0, 0.2), self._told_end, step, task)
+        others = step.living()
+        if code and others and step.killed_at is None:
+            # They wait in a collective; some libraries notice at once, others by a time-out.
+            longest = self.site.program.collective_seconds
+            for other in others:
+                delay = self.random.uniform(0.02 * longest, longest)
+                self.schedule.after(delay, self.end_task, step, other, 1)
+
+    def _told_end(self, step: SimStep, task: SimTask) -> None:
+        """Tell srun and the supervisor of a task's end."""
+        srun = step.srun
+        if srun.reports.target and (step.killed_at is not None or self.random.random() > 0.05):
+            node_id = step.nodes.index(task.node)
+            end = TaskEnd(
+                int(step.name),
+                node_id,
+                task.number,
+                task.code,
+                task.code > 128,
+                at=self.clock.now(),
+            )
+            srun.reports.take(end)
+        if task.code:
+            srun.says(f"srun: error: {task.node}: task {task.number}: {words_of_end(task.code)}")
+            if self.site.kill_on_bad_exit and step.killed_at is None:
+                srun.says(f"srun: Terminating StepId={self.job.id}.{step.name}")
+                self.kill_step(step, "")
+        self._settle_step(step)
+
+    def _settle_step(self, step: SimStep) -> None:
+        """End the srun of a step, and take the step off the books, when all tasks are known to
+        have ended."""
+        unknown = {task.node for task in step.living()} | {
+            name
+            for name in step.nodes
+            if self.nodes[name].contact is not NodeContact.FINE and name not in step.lost_nodes
+        }
+        missing = len(step.tasks) < len(step.nodes) * self.site.tasks_per_node
+        if unknown - step.lost_nodes or (missing and step.killed_at is None):
+            return
+        code = max((task.code for task in step.tasks), default=1)
+        if step.lost_nodes or missing:
+            code = max(code, 137)
+        self.schedule.after(self.random.uniform(0.02, 0.2), step.srun.ends, code)
+        self.schedule.after(self.random.uniform(0.05, 1.5), self._take_off_books, step)
+
+    def _take_off_books(self, step: SimStep) -> None:
+        self.steps.pop(step.name, None)
+
+    # -- how steps are ended ------------------------------------------------------------------
+
+    def kill_step(self, step: SimStep, word: str) -> None:
+        """Have Slurm kill a step's tasks.
+
+        Args:
+            step: the step.
+            word: slurmstepd says that it was cancelled, and this; empty: it says nothing.
+        """
+        if step.killed_at is None:
+            step.killed_at = self.schedule.now
+        if word and self.random.random() > 0.2:
+            step.srun.says(
+                f"slurmstepd: error: *** STEP {self.job.id}.{step.name} ON {step.nodes[0]} "
+                f"CANCELLED AT 2026-11-22T10:00:00 {word}"
+            )
+        if word:
+            step.srun.says(
+                "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
+            )
+        for task in step.living():
+            self._kill_task(step, task)
+        self._settle_step(step)
+        # Slurm gives dead nodes up after a while.
+        self.schedule.after(60.0, self._forget_step, step)
+
+    def _kill_task(self, step: SimStep, task: SimTask) -> None:
+        node = self.nodes[task.node]
+        if node.contact is not NodeContact.FINE:
+            return
+        delay = self.random.uniform(0.02, 0.6)
+        if node.holds_tasks:
+            task.hangs = True
+            delay += self.random.uniform(20.0, 60.0)
+        self.schedule.after(delay, self.end_task, step, task, 128 + SIGKILL)
+
+    def _forget_step(self, step: SimStep) -> None:
+        waits = [
+            task for task in step.living() if self.nodes[task.node].contact is NodeContact.FINE
+        ]
+        if waits:
+            self.schedule.after(10.0, self._forget_step, step)
+            return
+        self.steps.pop(step.name, None)
+        step.srun.ends(137)
+
+    def terminate_step(self, step: SimStep) -> None:
+        """Have Slurm send SIGTERM to a step's tasks."""
+        for task in step.living() if not self.site.program.ignores_term else ():
+            if self.nodes[task.node].contact is NodeContact.FINE:
+                delay = self.random.uniform(0.1, 4.0)
+                self.schedule.after(delay, self.end_task, step, task, 128 + SIGTERM)
+
+    def srun_signalled(self, srun: SimSrun, number: int) -> None:
+        """Take a signal of an srun."""
+        if not srun.running:
+            return
+        self.note(f"srun gets signal {number}")
+        if number == SIGKILL:
+            srun.ends(-SIGKILL)
+            step = self._step_of(srun)
+            if step is not None:
+                # A child of srun has Slurm end the step; where that fails, Slurm notices late.
+                away = self.schedule.now < self.books.slurmctld_back or self.random.random() < 0.1
+                delay = self.random.uniform(30.0, 90.0) if away else self.random.uniform(0.05, 0.3)
+                self.schedule.after(delay, self.kill_step, step, "")
+            return
+        if number == SIGINT:
+            twice = self.schedule.now - srun.interrupted_at <= INTERRUPT_SECONDS
+            srun.interrupted_at = self.schedule.now
+            if not twice:
+                srun.says("srun: interrupt (one more within 1 sec to abort)")
+                return
+        step = self._step_of(srun)
+        if step is None:
+            srun.says("srun: forcing job termination")
+            srun.ends(1)
+            return
+        srun.says("srun: forcing job termination")
+        self.kill_step(step, "***")
+
+    def _step_of(self, srun: SimSrun) -> SimStep | None:
+        return next((step for step in self.steps.values() if step.srun is srun), None)
+
+    # -- nodes --------------------------------------------------------------------------------
+
+    def lose_node(self, name: str, contact: NodeContact) -> None:
+        """Take its power or its network from a node."""
+        node = self.nodes[name]
+        if node.contact is not NodeContact.FINE:
+            return
+        self.note(f"{name}: {contact.value}")
+        node.contact = contact
+        if contact is NodeContact.DEAD:
+            for step in self.steps.values():
+                for task in step.living():
+                    if task.node == name:
+                        task.alive, task.code = False, 128 + SIGKILL
+        if name == self.job.batch_host and self.job.state == "RUNNING":
+            self.supervisor.gone_at = self.schedule.now
+        self.schedule.after(self.site.slurmd_timeout, self._silent, name)
+
+    def _silent(self, name: str) -> None:
+        node = self.nodes[name]
+        if self.schedule.now < self.books.slurmctld_back:
+            self.schedule.at(self.books.slurmctld_back + 1.0, self._silent, name)
+            return
+        if node.contact is not NodeContact.FINE and not node.shown.is_down:
+            self.set_down(name, "Not responding")
+
+    def show(self, name: str, **changes: Any) -> None:
+        """Change what Slurm shows of a node."""
+        node = self.nodes[name]
+        node.shown = msgspec.structs.replace(node.shown, **changes)
+
+    def set_down(self, name: str, reason: str) -> None:
+        """Set a node DOWN: Slurm takes it out of its job, or ends the job."""
+        self.note(f"Slurm shows {name} DOWN ({reason})")
+        self.show(name, base="DOWN", reason=reason)
+        self.cut_off_tasks_end(name)
+        job = self.job
+        if name not in job.nodes or job.state != "RUNNING":
+            return
+        if self.site.no_kill and len(job.nodes) > 1 and name != job.batch_host:
+            self.job = msgspec.structs.replace(job, nodes=tuple(n for n in job.nodes if n != name))
+            for step in list(self.steps.values()):
+                if name in step.nodes:
+                    step.srun.says(f"srun: error: Node failure on {name}")
+                    step.lost_nodes.add(name)
+                    self.kill_step(step, "")
+            return
+        self.end_job("NODE_FAIL", requeue=job.requeue)
+
+    def cut_off_tasks_end(self, name: str) -> None:
+        """sresd on a node that is cut off ends the tasks there."""
+        for step in self.steps.values():
+            for task in step.living():
+                if task.node == name and self.nodes[name].contact is NodeContact.CUT:
+                    task.alive, task.code = False, 128 + SIGKILL
+
+    # -- the job ------------------------------------------------------------------------------
+
+    def end_job(self, state: str, *, requeue: bool, word: str = "DUE TO NODE FAILURE") -> None:
+        """Have Slurm end the job, or requeue it."""
+        if self.job.state != "RUNNING":
+            return
+        self.note(f"Slurm ends the job: {state}, requeue {requeue}")
+        again = requeue and self.job.is_batch
+        self.job = msgspec.structs.replace(self.job, state="COMPLETING" if again else state)
+        self.books.job_ended = not again
+        for step in list(self.steps.values()):
+            step.srun.says(
+                f"slurmstepd: error: *** STEP {self.job.id}.{step.name} ON {step.nodes[0]} "
+                f"CANCELLED AT 2026-11-22T10:00:00 {word} ***"
+            )
+            # It waits for no node any more.
+            step.lost_nodes.update(
+                name for name in step.nodes if self.nodes[name].contact is not NodeContact.FINE
+            )
+            self.kill_step(step, "")
+        if self.job.is_batch:
+            self.schedule.after(self.random.uniform(0.0, 1.0), self.signal, SIGTERM, False)
+            self.supervisor.gone_at = min(
+                self.supervisor.gone_at, self.schedule.now + KILL_WAIT_SECONDS
+            )
+        if again:
+            self.books.starts_again_at = self.schedule.now + KILL_WAIT_SECONDS + 5.0
+
+    def signal(self, number: Any, by_person: bool) -> None:
+        """Send the supervisor a signal."""
+        if self.is_gone:
+            return
+        self.note(f"the supervisor gets signal {number}{' of a person' if by_person else ''}")
+        self.supervisor.on_signal(number, False)
+
+    def shown_job(self) -> Job:
+        """Return the job as Slurm shows it."""
+        if self.books.deadline is None:
+            return self.job
+        left = max(0, int(self.books.deadline - self.schedule.now))
+        return msgspec.structs.replace(self.job, time_left=f"{left // 60}:{left % 60:02d}")
+
+    def shrink(self, keep: tuple[str, ...]) -> None:
+        """Take nodes out of the job; Slurm ends their tasks."""
+        gone = set(self.job.nodes) - set(keep)
+        self.note(f"the job leaves {','.join(sorted(gone))}")
+        self.job = msgspec.structs.replace(self.job, nodes=keep)
+        for step in self.steps.values():
+            for task in step.living():
+                if task.node in gone:
+                    self._kill_task(step, task)
+
+    def idle(self) -> list[str]:
+        """Return the nodes that Slurm would give to a job now."""
+        taken = {*self.job.nodes, *(name for names in self.helpers.values() for name in names)}
+        return [
+            name
+            for name, node in self.nodes.items()
+            if name not in taken and not node.shown.is_down and not node.shown.is_fail
+        ]

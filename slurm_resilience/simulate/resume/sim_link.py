@@ -1,0 +1,80 @@
+"""The link to a simulated sresctld, which judges nodes and requeues the job when it is asked to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slurm_resilience.errors import SlurmUnreachable
+from slurm_resilience.resume.supervisor_link import SupervisorLink
+from slurm_resilience.simulate.resume.resume_world import NodeContact, ResumeWorld
+from slurm_resilience.wire.messages import (
+    Evidence,
+    Message,
+    NodeVerdict,
+    Refused,
+    RequeueRequest,
+)
+
+DEAD_SECONDS = 4.0
+"""sresctld takes a node for dead that is silent for so long."""
+
+
+class SimLink(SupervisorLink):
+    """The real link without its thread: what it sends comes to the simulated sresctld."""
+
+    def __init__(self, world: ResumeWorld, *, is_there: bool) -> None:
+        super().__init__("sresctld", 1, world.job.id, "", frozenset())
+        self._world = world
+        if is_there:
+            self.connected.set()
+
+    def close(self) -> None:
+        """End at once."""
+        for end in self._bell:
+            end.close()
+
+    def send(self, message: Message) -> None:
+        """Have sresctld hear a message, if it is there."""
+        world = self._world
+        if isinstance(message, RequeueRequest) and self.connected.is_set():
+            world.seen.requeue_asked_at = world.schedule.now
+            world.schedule.after(world.random.uniform(0.05, 2.0), self._requeue)
+
+    def ask(self, nodes: tuple[str, ...]) -> None:
+        """Have sresctld tell again what it knows."""
+        for name in nodes:
+            node = self._world.nodes[name]
+            if node.contact is not NodeContact.FINE or node.shown.is_fail:
+                delay = self._world.random.uniform(0.05, DEAD_SECONDS)
+                self._world.schedule.after(delay, self.judge, name)
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return nothing: the journal is not what is simulated."""
+        raise SlurmUnreachable("sresctld does not answer")
+
+    def judge(self, name: str) -> None:
+        """sresctld tells what it finds of a node, and acts on a dead one."""
+        world, node = self._world, self._world.nodes[name]
+        if not self.connected.is_set() or world.is_gone:
+            return
+        if node.contact is NodeContact.FINE:
+            if node.shown.is_fail:
+                self._hear(Evidence((NodeVerdict(name, "sick", "Xid 79"),)))
+            return
+        job = world.job
+        leaves = name in job.nodes and name != job.batch_host and len(job.nodes) > 1
+        if leaves and not job.gres and not world.site.no_kill and job.state == "RUNNING":
+            world.shrink(tuple(other for other in job.nodes if other != name))
+            leaves = False
+        self._hear(Evidence((NodeVerdict(name, "dead", "no beat for 4 s"),)))
+        if not (leaves and job.gres and not world.site.no_kill):
+            world.set_down(name, "Action:Replace")
+
+    def _requeue(self) -> None:
+        world = self._world
+        if world.random.random() < 0.2:
+            self._hear(Refused("the breaker is tripped"))
+            world.seen.requeue_asked_at = None
+            return
+        if world.random.random() < 0.8:
+            world.end_job("REQUEUED", requeue=True, word="DUE TO JOB REQUEUE")

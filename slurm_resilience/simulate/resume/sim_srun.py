@@ -1,0 +1,108 @@
+"""An srun of the simulation: the real `SrunStep`, whose process is simulated."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slurm_resilience.resume.srun import env_option
+from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.slurm.hostlists import expand
+
+if TYPE_CHECKING:
+    from slurm_resilience.simulate.resume.resume_world import ResumeWorld
+
+
+class SimSrunProcess:
+    """The part of `subprocess.Popen` that `SrunStep` uses."""
+
+    def __init__(self, pid: int, world: ResumeWorld, srun: SimSrun) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._world, self._srun = world, srun
+
+    def send_signal(self, number: int) -> None:
+        """Take a signal."""
+        self._world.srun_signalled(self._srun, number)
+
+
+class NoLog:
+    """A job's log that names no cause."""
+
+    def explain(self) -> None:
+        return None
+
+
+class SimSrun(SrunStep):
+    """One srun. What it prints is read by the real code."""
+
+    def __init__(self, world: ResumeWorld, *arguments: Any, **options: Any) -> None:
+        self._world = world
+        self.wanted: tuple[str, ...] = ()
+        """The nodes that it asks for."""
+        self.overlaps = False
+        self.variables: dict[str, str] = {}
+        self.interrupted_at = float("-inf")
+        super().__init__(*arguments, **options)
+        self.log: Any = NoLog()
+
+    @property
+    def token(self) -> str:
+        return self.variables["SRES_TOKEN"]
+
+    def _launch(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        stdin: int | None,
+        relay_stderr: bool,
+    ) -> Any:
+        count = 0
+        for word in argv[1:]:
+            name, _, value = word.partition("=")
+            if name == env_option.OPTION:
+                self.variables = env_option.decode(value)
+            elif name == "--nodelist":
+                self.wanted = expand(value)
+            elif name == "--overlap":
+                self.overlaps = True
+            elif word.startswith("-N"):
+                count = int(word[2:])
+        self.wanted = self.wanted or self._world.job.nodes[:count]
+        process = SimSrunProcess(self._world.next_pid(), self._world, self)
+        self._world.srun_started(self)
+        return process
+
+    def says(self, text: str) -> None:
+        """Print a line."""
+        if self.running and self._stderr.read(f"{text}\n".encode()):
+            self._on_news()
+
+    def ends(self, returncode: int) -> None:
+        """End with a code, or by a signal (a negative one)."""
+        if self.running:
+            self._process.returncode = returncode
+            self.ended_at = self.clock.monotonic()
+            self._on_end()
+
+    def wait(self, seconds: float) -> bool:
+        """Let time pass until it has ended."""
+        self._world.pass_time(seconds, lambda: not self.running)
+        return not self.running
+
+
+ENDED_BY = {
+    signal.SIGKILL: "Killed",
+    signal.SIGTERM: "Terminated",
+    signal.SIGSEGV: "Segmentation fault",
+    signal.SIGINT: "Interrupt",
+}
+"""srun's words for the end of a task by a signal."""
+
+
+def words_of_end(code: int) -> str:
+    """Return srun's words for a task's exit code, as a shell shows it."""
+    if code > 128:
+        return ENDED_BY[signal.Signals(code - 128)]
+    return f"Exited with exit code {code}"

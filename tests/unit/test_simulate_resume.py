@@ -1,0 +1,174 @@
+"""Simulated sruns under the real supervisor: no rule is broken, a broken supervisor is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_resilience.cli.simulate import simulate as command
+from slurm_resilience.errors import UsageError
+from slurm_resilience.resume import evidence, report, supervisor
+from slurm_resilience.resume.decide import plan
+from slurm_resilience.resume.recovery import NextAttempt
+from slurm_resilience.resume.srun.user_signals import UserSignals
+from slurm_resilience.resume.supervisor import Supervisor
+from slurm_resilience.simulate.resume import resume_campaign
+from slurm_resilience.simulate.resume.resume_faults import ResumeFault
+from slurm_resilience.simulate.resume.resume_rules import (
+    AttemptBudget,
+    BrokenResumeRule,
+    ResumeRule,
+)
+from slurm_resilience.simulate.resume.resume_simulation import simulate_resume
+from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
+
+RUNS = 200
+MOST_RUNS = 300
+"""In which a broken rule must be found."""
+Kind = ResumeFault
+
+
+def broken(seed: int, kinds: tuple[ResumeFault, ...] = tuple(Kind)) -> ResumeRule | str:
+    """Return the rule that a run breaks; empty: none."""
+    try:
+        simulate_resume(seed, kinds=kinds)
+    except BrokenResumeRule as error:
+        return error.rule
+    return ""
+
+
+def test_no_rule_is_broken() -> None:
+    for seed in range(RUNS):
+        assert (seed, broken(seed)) == (seed, "")
+
+
+def test_a_seed_is_replayed_exactly() -> None:
+    def told(seed: int) -> list[str]:
+        trace: list[str] = []
+        simulate_resume(seed, trace)
+        # The supervisor's own lines have the machine's time of day in them.
+        return [line for line in trace if "log:" not in line]
+
+    for seed in range(10):
+        assert told(seed) == told(seed)
+
+
+_prepare = Supervisor._next
+
+
+def start_after_a_requeue(self: Supervisor, *words: Any) -> NextAttempt | None:
+    following = _prepare(self, *words)
+    if following is None and self._recovery.requeued:
+        block: Any = None
+        return NextAttempt(self._step_nodes, block)
+    return following
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def no_text(*_: Any, **__: Any) -> str:
+    return ""
+
+
+Patch = tuple[Any, str, Callable[..., Any]]
+ENDLESS: tuple[Patch, ...] = (
+    (plan, "spent", no_text),
+    (plan, "fault_of_program", no_text),
+    (AttemptBudget, "start", no_text),
+)
+MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...]]] = {
+    "tasks of a killed srun are left alone": (
+        ResumeRule.TWO_WRITERS,
+        (Kind.SRUN_DIES, Kind.SLURM_AWAY),
+        ((Supervisor, "_end_tasks_left", nothing),),
+    ),
+    "each end is a success": (
+        ResumeRule.FALSE_SUCCESS,
+        (Kind.TASK_CRASHES,),
+        ((Supervisor, "_last_code", lambda *_: 0),),
+    ),
+    "each end is a failure": (
+        ResumeRule.FALSE_FAILURE,
+        (Kind.TASK_CRASHES,),
+        ((Supervisor, "_last_code", lambda *_: 1),),
+    ),
+    "a wait is not told": (
+        ResumeRule.SILENCE,
+        (Kind.SLURM_AWAY, Kind.NODE_DIES),
+        ((report, "say", nothing),),
+    ),
+    "no limit on attempts": (
+        ResumeRule.BUDGETS,
+        (Kind.TASK_CRASHES, Kind.SRUN_DIES),
+        ((plan, "spent", no_text),),
+    ),
+    "an attempt follows a requeue": (
+        ResumeRule.ONE_RECOVERY,
+        (Kind.NODE_DIES, Kind.NODE_SICK),
+        ((Supervisor, "_next", start_after_a_requeue),),
+    ),
+    "a person is not heard": (
+        ResumeRule.PERSON,
+        (Kind.TERMINATE, Kind.INTERRUPT_TWICE),
+        ((UserSignals, "ended", no_text), (evidence, "_is_cancelled", lambda *_: False)),
+    ),
+    "a cancelled step is a crash": (
+        ResumeRule.PERSON,
+        (Kind.CANCEL_STEP,),
+        ((evidence, "_is_cancelled", lambda *_: False),),
+    ),
+    "a helper is not given back": (
+        ResumeRule.HELPERS,
+        (Kind.NODE_DIES, Kind.SLURM_REFUSES, Kind.SLURM_LOSES),
+        ((SimJobSlurm, "cancel_job", nothing),),
+    ),
+    "a program with a bug is started for ever": (
+        ResumeRule.ENDS,
+        (Kind.TASK_CRASHES,),
+        ENDLESS,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_broken_supervisor_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, kinds, patches = MUTATIONS[name]
+    for owner, attribute, mutant in patches:
+        monkeypatch.setattr(owner, attribute, mutant)
+    assert rule in (broken(seed, kinds) for seed in range(MOST_RUNS))
+
+
+def test_every_rule_can_be_broken() -> None:
+    assert {rule for rule, _, _ in MUTATIONS.values()} == set(ResumeRule)
+
+
+def test_figures_go_on_where_they_stopped(tmp_path: Path) -> None:
+    file, ticks = tmp_path / "figures.json", iter(range(100))
+    run = resume_campaign.run_resume_campaign
+    assert run(7, 3, file=file, clock=lambda: next(ticks)).resume_runs == 3
+    both = run(7, 5, file=file, clock=lambda: next(ticks))
+    at_once = run(7, 5, clock=lambda: next(ticks))
+    assert (both.resume_runs, both.resume_violations) == (5, 0)
+    assert both.resume_kinds == at_once.resume_kinds
+    assert both.resume_attempts == at_once.resume_attempts
+    with pytest.raises(UsageError, match="--seed 7"):
+        resume_campaign.load(file, 8)
+    file.write_text("{")
+    with pytest.raises(UsageError, match="no figures"):
+        resume_campaign.load(file, 7)
+
+
+def test_a_violation_is_counted_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor.Supervisor, "_last_code", lambda *_: 0)
+    words = ["--only", "resume"]
+    found = CliRunner().invoke(command, [*words, "--runs", "60"], standalone_mode=False)
+    assert "runs broke a rule" in str(found.exception)
+    seed = str(found.exception).split("--seed ")[1].split()[0]
+    replayed = CliRunner().invoke(command, [*words, "--seed", seed, "--trace"])
+    assert "a rule was broken" in replayed.output

@@ -16,17 +16,18 @@ from slurm_resilience.cli.tables import (
     clock_time,
     duration,
     field,
+    next_in_words,
     print_json,
     style_of,
     table,
 )
-from slurm_resilience.cli.view import by_value, near_misses, node_views
+from slurm_resilience.cli.view import by_value, near_misses, node_views, queue
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.errors import SresError
 
 _STALE_CYCLES = 5
-_SHOWN_ALARMS = 10
+_SHOWN_ALARMS, _SHOWN_NEXT = 10, 20
 
 
 @click.command()
@@ -52,6 +53,7 @@ def status(cluster: ClusterView, form: str) -> None:
         "modes": by_value(views, "mode"),
         "incidents": [view["incident"] for view in views if view["incident"]],
         "gave_up": [view["gave_up"] for view in views if view["gave_up"]],
+        "queue": queue(views),
         "jobs": job_views(data, jobs),
         "near_misses": near_misses(nodes),
         "failed": _failed_attempts(cluster, views) if failed is None else [],
@@ -128,6 +130,9 @@ def _lines(picture: dict[str, Any], now: float, interval: float) -> Iterator[str
         )
     elif answers:
         yield field("under way", "nothing")
+    if picture["queue"]:
+        yield "comes next"
+        yield from (field("", next_in_words(act, now), 2) for act in picture["queue"][:_SHOWN_NEXT])
     for attempt in picture["failed"]:
         waits = duration(attempt["next_try"] - now)
         yield field(

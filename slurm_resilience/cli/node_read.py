@@ -14,6 +14,7 @@ from slurm_resilience.cli.tables import (
     clock_time,
     duration,
     field,
+    next_in_words,
     plain,
     print_json,
     seconds_since,
@@ -135,6 +136,8 @@ def _sheet(view: dict[str, Any], now: float) -> Iterator[str]:
             yield line("", finding["evidence"])
     if view["incident"]:
         yield line("incident", _incident(view["incident"], now))
+    if view["next"]:
+        yield line("next", next_in_words({"node": view["node"]} | view["next"], now))
     if view["gave_up"]:
         yield line("gave up", _incident(view["gave_up"], now))
     if view["events"]:

@@ -145,3 +145,9 @@ def user_name(uid: int) -> str:
 def count(number: int, word: str) -> str:
     """``1 job``, ``2 jobs``."""
     return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def next_in_words(act: dict[str, Any], now: float) -> str:
+    """Return ``n7: replaced in 40s, because …, unless …``."""
+    when = f"after {act['waits_for']}" if act["waits_for"] else f"in {duration(act['at'] - now)}"
+    return f"{act['node']}: {act['what']} {when}, because {act['because']}, unless {act['unless']}"

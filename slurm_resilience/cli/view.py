@@ -47,6 +47,7 @@ def node_view(node: Node, jobs: Iterable[Job], status: Mapping[str, Any] | None)
         "unjudged": seen.get("unjudged", []),
         "incident": seen.get("incident"),
         "gave_up": seen.get("gave_up"),
+        "next": seen.get("next"),
         "boot_id": seen.get("boot_id", ""),
         "instance": seen.get("instance", ""),
     }
@@ -84,3 +85,9 @@ def by_value(views: Iterable[Mapping[str, Any]], key: str) -> dict[str, list[str
     for view in views:
         found[view[key]].append(view["node"])
     return dict(found)
+
+
+def queue(views: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the next act on each node that has one, soonest first."""
+    acts = [{"node": view["node"]} | view["next"] for view in views if view["next"]]
+    return sorted(acts, key=lambda act: (not act["at"], act["at"], act["node"]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +208,16 @@ class ObservedFault(msgspec.Struct, frozen=True):
         return next((remark.at for remark in self.would if remark.kind == kind), 0.0)
 
 
+class EventFilter(msgspec.Struct, frozen=True):
+    """The events to read. What is empty or 0 leaves all of them."""
+
+    nodes: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    job: int = 0
+    incident: int = 0
+    since: float = 0.0
+
+
 class JournalMemory(msgspec.Struct, frozen=True):
     """The memory of the diagnosis, the ceilings and the breaker."""
 
@@ -244,6 +254,8 @@ CREATE TABLE IF NOT EXISTS supervised (job INTEGER PRIMARY KEY, body TEXT NOT NU
 CREATE TABLE IF NOT EXISTS pending_requeues (job INTEGER PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS agents (node TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS events_kind ON events (kind, at);
+CREATE INDEX IF NOT EXISTS events_job ON events (job, id) WHERE job > 0;
+CREATE INDEX IF NOT EXISTS events_incident ON events (incident, id) WHERE incident > 0;
 CREATE TABLE IF NOT EXISTS acknowledged (
   node TEXT NOT NULL, boot TEXT NOT NULL, name TEXT NOT NULL, subject TEXT NOT NULL,
   code TEXT NOT NULL, PRIMARY KEY (node, boot, name, subject, code));
@@ -357,10 +369,38 @@ class Journal:
         """Return events, newest first, of one node or of all."""
         # Not `(? = '' OR node = ?)`: that would read the whole table for a node without events.
         where = "node = ? AND id > ?" if node else "? = '' AND id > ?"
+        return self._events(where, (node, after), limit)
+
+    def find_events(self, which: EventFilter, limit: int, before: int = 0) -> list[dict[str, Any]]:
+        """Return the events that a filter leaves, newest first.
+
+        Args:
+            which: the filter.
+            limit: of how many.
+            before: only those with a lower id; 0: all.
+        """
+        where, values = ["1"], list[Any]()
+        for column, wanted in (("node", which.nodes), ("kind", which.kinds)):
+            if wanted:
+                where.append(f"{column} IN ({','.join('?' for _ in wanted)})")
+                values += wanted
+        for column, number in (("job", which.job), ("incident", which.incident)):
+            if number:
+                where.append(f"{column} = ? AND {column} > 0")  # as the index has it
+                values.append(number)
+        if which.since:
+            where.append("at >= ?")
+            values.append(which.since)
+        if before:
+            where.append("id < ?")
+            values.append(before)
+        return self._events(" AND ".join(where), values, limit)
+
+    def _events(self, where: str, values: Sequence[Any], limit: int) -> list[dict[str, Any]]:
         rows = self._db.execute(
             "SELECT id, at, kind, node, job, incident, text, data FROM events"
             f" WHERE {where} ORDER BY id DESC LIMIT ?",
-            (node, after, limit),
+            (*values, limit),
         ).fetchall()
         names = ("id", "at", "kind", "node", "job", "incident", "text")
         return [
@@ -505,6 +545,31 @@ class Journal:
             return self._incidents_in(state for state in NodeState if state.is_under_way)
         rows = self._db.execute(
             "SELECT body FROM incidents ORDER BY id DESC LIMIT ?", (limit,)
+        ).fetchall()
+        return [msgspec.json.decode(row[0], type=Incident) for row in rows]
+
+    def find_incidents(
+        self, nodes: Sequence[str], *, is_open: bool, limit: int, before: int = 0
+    ) -> list[Incident]:
+        """Return incidents, newest first.
+
+        Args:
+            nodes: only theirs; empty: of all.
+            is_open: only those that are under way.
+            limit: of how many.
+            before: only those with a lower id; 0: all.
+        """
+        where, values = ["(? = 0 OR id < ?)"], list[Any]((before, before))
+        if nodes:
+            where.append(f"node IN ({','.join('?' for _ in nodes)})")
+            values += nodes
+        if is_open:
+            states = [state.value for state in NodeState if state.is_under_way]
+            where.append(f"state IN ({','.join('?' for _ in states)})")
+            values += states
+        rows = self._db.execute(
+            f"SELECT body FROM incidents WHERE {' AND '.join(where)} ORDER BY id DESC LIMIT ?",
+            (*values, limit),
         ).fetchall()
         return [msgspec.json.decode(row[0], type=Incident) for row in rows]
 

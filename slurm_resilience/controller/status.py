@@ -16,6 +16,7 @@ from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.journal import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.controller.query.upcoming import next_acts
 from slurm_resilience.controller.registry import AgentView
 from slurm_resilience.model import Node
 from slurm_resilience.wire.messages import NodeVerdict
@@ -68,6 +69,7 @@ def status(
     for job in snapshot.jobs.values():
         for name in job.nodes:
             jobs_on.setdefault(name, []).append(job.id)
+    following = next_acts(snapshot, diagnoses, config, incidents, decision.left)
     nodes = {}
     for name, node in snapshot.nodes.items():
         agent, diagnosis = snapshot.agents.get(name), diagnoses[name]
@@ -84,6 +86,7 @@ def status(
             "unjudged": list(agent.unjudged) if agent else [],
             "incident": incident_view(incident) if incident else None,
             "gave_up": _gave_up(snapshot, node),
+            "next": following.get(name),
             "boot_id": agent.boot_id if agent else "",
             "instance": agent.instance if agent else "",
             "jobs": jobs_on.get(name, []),

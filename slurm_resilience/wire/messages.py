@@ -251,13 +251,23 @@ class BreakerReset(msgspec.Struct, frozen=True, tag=True):
 
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):
     """Ask for what sresctld knows: all of it in pages, the part without nodes and jobs, or the
-    newest of the journal, in pages too: a node's events, and faults that are only observed."""
+    newest of the journal, in pages too: a node's events, events and incidents by what the next
+    fields say, and faults that are only observed."""
 
-    what: Literal["status", "summary", "history", "review"]
+    what: Literal["status", "summary", "history", "events", "incidents", "review"]
     node: str = ""
+    """A node; for events and incidents a hostlist. Empty: all."""
     limit: int = 100
     after: str = ""
     """The last page's `Status.next`; empty: the first page."""
+    kinds: tuple[str, ...] = ()
+    """Events of these kinds. Empty: of all."""
+    job: int = 0
+    incident: int = 0
+    since: float = 0.0
+    """Events from this moment on (epoch)."""
+    is_open: bool = False
+    """Incidents that are under way."""
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):

@@ -781,8 +781,9 @@ def test_a_slow_slurm_keeps_no_known_job_waiting(sresctld: Sresctld) -> None:
     asking.join(20)
 
 
-def test_a_program_of_a_user_reads_no_command_line(sresctld: Sresctld) -> None:
-    ask = "print(connect().ask(StatusRequest('history', 'n1', 5)).data)\n"
+@pytest.mark.parametrize("what", ["history", "events"])
+def test_a_program_of_a_user_reads_no_command_line(sresctld: Sresctld, what: str) -> None:
+    ask = f"print(connect().ask(StatusRequest('{what}', 'n1', 5)).data)\n"
     assert "s3cret" in said_by(run_as(0, sresctld, ask))
     said = said_by(run_as(ALICE, sresctld, ask))
     assert "root and SlurmUser can read it" in said and "s3cret" not in said

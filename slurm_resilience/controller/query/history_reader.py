@@ -10,14 +10,19 @@ from typing import Any
 
 import msgspec
 
-from slurm_resilience.controller.journal import Journal
+from slurm_resilience.controller.journal import EventFilter, Journal
 from slurm_resilience.controller.pages import PAGE_BYTES
 from slurm_resilience.controller.query.observed_outcome import review_view
+from slurm_resilience.controller.status import incident_view
 from slurm_resilience.errors import SresError, UsageError
+from slurm_resilience.slurm.hostlists import expand
 from slurm_resilience.wire.messages import StatusRequest
 
 MAX_ENTRIES = 1000
 """Entries in one answer."""
+
+MAX_NODES, MAX_KINDS = 10_000, 50
+"""Names in one question."""
 
 Answer = tuple[dict[str, Any], str]
 """The data, and what to ask the next page with; empty: this was the last one."""
@@ -42,13 +47,28 @@ class HistoryReader:
             if not hasattr(self._of_thread, "journal"):
                 self._of_thread.journal = Journal(self._path)
             journal: Journal = self._of_thread.journal
-            if request.what == "review":
-                faults = journal.observed(limit=limit, before=_number(request.after))
-                views = [review_view(fault) for fault in faults]
-                return _page("faults", views, limit)
-            return {"events": journal.events(request.node, limit)}, ""
+            return _read(journal, request, limit)
         except sqlite3.Error as error:
             raise SresError(f"the journal cannot be read: {error}") from None
+
+
+def _read(journal: Journal, request: StatusRequest, limit: int) -> Answer:
+    if request.what == "history":
+        return {"events": journal.events(request.node, limit)}, ""
+    before = _number(request.after)
+    if request.what == "review":
+        faults = journal.observed(limit=limit, before=before)
+        return _page("faults", [review_view(fault) for fault in faults], limit)
+    nodes = expand(request.node) if request.node else ()
+    if len(nodes) > MAX_NODES or len(request.kinds) > MAX_KINDS:
+        raise UsageError(f"at most {MAX_NODES} nodes and {MAX_KINDS} kinds in one question")
+    if request.what == "events":
+        which = EventFilter(nodes, request.kinds, request.job, request.incident, request.since)
+        return _page("events", journal.find_events(which, limit, before), limit)
+    if request.incident:
+        return {"incidents": [incident_view(journal.incident(request.incident))]}, ""
+    found = journal.find_incidents(nodes, is_open=request.is_open, limit=limit, before=before)
+    return _page("incidents", [incident_view(incident) for incident in found], limit)
 
 
 def _number(after: str) -> int:

@@ -1,0 +1,74 @@
+"""`sres events`: list the journal's events, by what is looked for."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+import click
+
+from slurm_resilience.cli.controller import ClusterView, pass_cluster
+from slurm_resilience.cli.node_read import events_table
+from slurm_resilience.cli.past.pages_of import newest
+from slurm_resilience.cli.shared_options import config_option, format_option
+from slurm_resilience.cli.tables import print_json
+from slurm_resilience.clock import SYSTEM_CLOCK
+from slurm_resilience.errors import UsageError
+from slurm_resilience.wire.messages import StatusRequest
+
+_AGO = re.compile(r"(\d{1,9})([smhd])")
+_UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@click.command()
+@click.argument("hostlist", required=False)
+@click.option("--kind", "kinds", multiple=True, metavar="EVENT", help="Of this kind; repeatable.")
+@click.option("--job", type=click.IntRange(1), help="Of this job.")
+@click.option("--incident", type=click.IntRange(1), help="Of this incident.")
+@click.option("--since", metavar="TIME", help="From then on: 30m, 2h, 3d, or 2026-01-31T12:00.")
+@click.option("--limit", type=click.IntRange(1, 100_000), default=100, show_default=True)
+@format_option
+@config_option
+@pass_cluster
+def events(
+    cluster: ClusterView,
+    hostlist: str | None,
+    kinds: tuple[str, ...],
+    job: int | None,
+    incident: int | None,
+    since: str | None,
+    limit: int,
+    form: str,
+) -> None:
+    """List the newest events of the journal, oldest first."""
+    now = SYSTEM_CLOCK.now()
+    request = StatusRequest(
+        "events",
+        hostlist or "",
+        limit,
+        kinds=kinds,
+        job=job or 0,
+        incident=incident or 0,
+        since=moment(since, now) if since else 0.0,
+    )
+    found = newest(cluster, request, "events")
+    if form == "json":
+        print_json(found)
+    else:
+        click.echo(events_table(found, now) if found else "no event")
+
+
+def moment(text: str, now: float) -> float:
+    """Return a moment (epoch), written as a time or as how long ago.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if ago := _AGO.fullmatch(text):
+        return now - float(ago[1]) * _UNIT_SECONDS[ago[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(
+            f"--since {text!r}: write how long ago (30m, 2h, 3d) or a time (2026-01-31T12:00)"
+        ) from None

@@ -1,0 +1,140 @@
+"""The next act on each node with a fault: when, why, and what would prevent it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from slurm_resilience.config import Config
+from slurm_resilience.controller.decide import replacing
+from slurm_resilience.controller.decide.marking import mode_of, unsupervised_after
+from slurm_resilience.controller.decide.node_lifecycle import NodeState
+from slurm_resilience.controller.diagnose import NodeDiagnosis, life_of
+from slurm_resilience.controller.journal import HOUR_SECONDS, Incident
+from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.model import REBOOT, Node
+
+
+class NextAct(msgspec.Struct, frozen=True):
+    """The next act on a node."""
+
+    what: str
+    because: str
+    unless: str
+    at: float = 0.0
+    """When (epoch); 0: it waits for something other than time."""
+    waits_for: str = ""
+
+
+_ANSWERS = "it answers before"
+_PERSON = "a person gives it a Reason of his own, or resumes it"
+_CANCEL = "the request is taken back (sres node cancel)"
+
+
+def next_acts(
+    snapshot: ClusterSnapshot,
+    diagnoses: Mapping[str, NodeDiagnosis],
+    config: Config,
+    incidents: Mapping[str, Incident],
+    left: Collection[str],
+) -> dict[str, dict[str, Any]]:
+    """Return the next act on each node that has one, as plain data.
+
+    Args:
+        snapshot: the observation.
+        diagnoses: of the snapshot.
+        config: limits.
+        incidents: the open incident of each node.
+        left: dead nodes that are not marked for the sake of other jobs.
+    """
+    running = sum(incident.state.is_running_program for incident in incidents.values())
+    acts: dict[str, NextAct] = {}
+    for name, diagnosis in diagnoses.items():
+        if diagnosis.kind not in ("suspect", "dead", "sick") or name in incidents:
+            continue
+        found = _of_fault(snapshot, config, diagnosis, name in left)
+        if found is not None and mode_of(snapshot, config, name) == "automatic":
+            acts[name] = found
+    for name, incident in incidents.items():
+        node = snapshot.nodes.get(name)
+        if node is not None and mode_of(snapshot, config, name) == "automatic":
+            acts[name] = _of_incident(snapshot, config, incident, node, running)
+    if snapshot.paused:
+        text = "`sres unpause`"
+        acts = {
+            name: msgspec.structs.replace(act, at=0.0, waits_for=text) for name, act in acts.items()
+        }
+    return {name: msgspec.to_builtins(act) for name, act in acts.items()}
+
+
+def _of_fault(
+    snapshot: ClusterSnapshot, config: Config, diagnosis: NodeDiagnosis, is_left: bool
+) -> NextAct | None:
+    """Find what comes next for a node without an incident."""
+    if diagnosis.kind == "suspect":
+        due = snapshot.now + max(0.0, config.detect.dead_after - diagnosis.silence)
+        return NextAct("found dead", diagnosis.reason, _ANSWERS, due)
+    if is_left:
+        waits = unsupervised_after(snapshot, config) - diagnosis.silence
+        text = f"{diagnosis.reason}; jobs without auto-resume end by it"
+        return NextAct("set DOWN", text, _ANSWERS, snapshot.now + max(0.0, waits))
+    if snapshot.memory.breaker.is_tripped:
+        unless = _ANSWERS if diagnosis.kind == "dead" else _PERSON
+        return NextAct("marked", diagnosis.reason, unless, waits_for="the breaker (sres breaker)")
+    return None
+
+
+def _of_incident(
+    snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node, running: int
+) -> NextAct:
+    times, limits = incident.times, config.replace
+    because = incident.reason
+    match incident.state:
+        case NodeState.SUSPECT:
+            return NextAct("marked", because, _ANSWERS, waits_for="Slurm")
+        case NodeState.REPAIRING:
+            due = times.run_started + limits.timeout
+            return NextAct("given up by its program", because, "the program ends before", due)
+        case NodeState.VALIDATING:
+            due = times.run_ended + limits.return_timeout
+            return NextAct("tried again", because, "it answers, sound, from another boot", due)
+        case NodeState.RETURNING:
+            return NextAct("in service", because, "Slurm does not take it", waits_for="Slurm")
+        case _:
+            return _of_repair(snapshot, config, incident, node, running)
+
+
+def _of_repair(
+    snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node, running: int
+) -> NextAct:
+    """Find what comes next for a marked node: its replacement, when its turn has come."""
+    what = "rebooted" if incident.action == REBOOT else "replaced"
+    unless = {"dead": _ANSWERS, "requested": _CANCEL}.get(incident.kind, _PERSON)
+    act = NextAct(what, incident.reason, unless)
+
+    def when(text: str) -> NextAct:
+        return msgspec.structs.replace(act, waits_for=text)
+
+    if node.has_work:
+        return when("its jobs to end")
+    if not snapshot.site.can_replace:
+        return when("a person: no replacement program is configured")
+    ready = replacing.readiness(snapshot, config, incident, node)
+    if ready.kind == "lives":
+        return NextAct("given back", ready.text, "a check finds a fault", waits_for="its checks")
+    silence = life_of(snapshot, config.detect, node).silence
+    due = incident.next_try
+    if incident.kind == "dead" and 0 < silence < config.replace.silent_for:
+        due = max(due, snapshot.now + config.replace.silent_for - silence)
+    elif ready.kind == "wait" and not ready.probe:
+        return when(ready.text)
+    if incident.kind != "requested" and snapshot.memory.breaker.is_tripped:
+        return when("the breaker (sres breaker)")
+    if running >= config.replace.max_running:
+        return when(f"one of {running} replacements to end (replace.max_running)")
+    starts = snapshot.memory.starts
+    if incident.kind != "requested" and len(starts) >= config.replace.max_per_hour:
+        due = max(due, starts[0][0] + HOUR_SECONDS)
+    return msgspec.structs.replace(act, at=max(due, snapshot.now))

@@ -128,6 +128,14 @@ class RecoverySettings(_Section, frozen=True):
     """A node that was lost and came back by itself more often than this within ``flap_window`` is
     kept out of service until a person has looked."""
     flap_window: float = 3600.0
+    recurrence_window: float = 604800.0
+    """Seconds for which earlier repairs of a node count."""
+    max_reboots: int = 1
+    """Reboots of one machine within ``recurrence_window`` for faults that sresctld found; the next
+    such fault has it replaced."""
+    max_replacements: int = 3
+    """Replacements of one node within ``recurrence_window`` for faults that sresctld found; the
+    next such fault has it kept out of service until a person has looked."""
 
     def mode_of(self, node: str, partitions: Iterable[str] = ()) -> RecoveryMode:
         """Return a node's own mode, else the most careful one of its partitions, else the
@@ -305,7 +313,7 @@ _POSITIVE = {
         "check_per_hour",
         "quiet",
     ),
-    "recovery": ("flap_window",),
+    "recovery": ("flap_window", "recurrence_window", "max_replacements"),
     "replace": (
         "timeout",
         "attempts",

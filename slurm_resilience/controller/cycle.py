@@ -99,6 +99,7 @@ class Cycle:
             slurm_users=SLURM_USERS | slurm.slurm_users,
             returns_by_itself=slurm.returns_by_itself,
             flap_window=self._config.recovery.flap_window,
+            recurrence_window=self._config.recovery.recurrence_window,
         )
 
     def _record(self, decision: Decision, diagnoses: dict[str, NodeDiagnosis]) -> None:

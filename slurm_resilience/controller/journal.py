@@ -208,6 +208,16 @@ class ObservedFault(msgspec.Struct, frozen=True):
         return next((remark.at for remark in self.would if remark.kind == kind), 0.0)
 
 
+class Repair(msgspec.Struct, frozen=True):
+    """A machine that was given to the replacement program for a fault that sresctld found."""
+
+    node: str
+    incident: int
+    action: str
+    instance: str
+    """The machine, by its serial number or instance id; empty: not known."""
+
+
 class EventFilter(msgspec.Struct, frozen=True):
     """The events to read. What is empty or 0 leaves all of them."""
 
@@ -234,6 +244,8 @@ class JournalMemory(msgspec.Struct, frozen=True):
     breaker: BreakerState = CLOSED_BREAKER
     observed: Mapping[str, ObservedFault] = {}
     """The fault of each node with the mode `observe` that is not over."""
+    repairs: tuple[Repair, ...] = ()
+    """Repairs within `recovery.recurrence_window`, over all incidents."""
     would_starts: tuple[tuple[float, str], ...] = ()
     """The same as `starts`, for programs that would have been started."""
 
@@ -580,7 +592,9 @@ class Journal:
 
     # -- what the breaker, the ceilings and the diagnosis remember ----------------------------
 
-    def memory(self, now: float, flap_window: float) -> JournalMemory:
+    def memory(
+        self, now: float, flap_window: float, recurrence_window: float = 0.0
+    ) -> JournalMemory:
         """Return what still counts at this moment (epoch)."""
         return JournalMemory(
             self.acknowledged(),
@@ -590,6 +604,7 @@ class Journal:
             self.missing(),
             self.breaker(),
             {fault.node: fault for fault in self.observed(open_only=True)},
+            self.repairs(now - recurrence_window),
             self.starts(now - HOUR_SECONDS, WOULD_REPLACE),
         )
 
@@ -629,6 +644,20 @@ class Journal:
             "SELECT at, node FROM events WHERE kind = ? AND at > ? ORDER BY at", (kind, since)
         ).fetchall()
         return tuple((float(at), str(node)) for at, node in rows)
+
+    def repairs(self, since: float) -> tuple[Repair, ...]:
+        """Return the repairs since then (epoch), each incident's once; no person's requests."""
+        rows = self._db.execute(
+            "SELECT body FROM incidents WHERE id IN"
+            " (SELECT incident FROM events WHERE kind = ? AND at > ?) ORDER BY id",
+            (NodeEvent.REPLACING, since),
+        ).fetchall()
+        incidents = [msgspec.json.decode(row[0], type=Incident) for row in rows]
+        return tuple(
+            Repair(known.node, known.id, known.action, known.before.instance)
+            for known in incidents
+            if known.kind != "requested"
+        )
 
     def put_fault(self, fault: Fault) -> None:
         self._put("faults", fault.node, fault)

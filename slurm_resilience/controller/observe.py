@@ -46,6 +46,7 @@ class SiteFacts(msgspec.Struct, frozen=True):
     returns_by_itself: bool = False
     """Slurm puts a DOWN node into service when its slurmd registers (ReturnToService)."""
     flap_window: float = 3600.0
+    recurrence_window: float = 604800.0
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True):
@@ -145,7 +146,7 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
         probes=sources.prober.results(),
         incidents=incidents,
         at_rest={incident.node: incident for incident in journal.at_rest()},
-        memory=journal.memory(now, site.flap_window),
+        memory=journal.memory(now, site.flap_window, site.recurrence_window),
         runs={
             incident.id: program.status(
                 run_directory(sources.state_dir, incident), now, sources.host

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from slurm_resilience.config import Config, RecoveryMode
 from slurm_resilience.controller.actions import MarkNode, OpenRequested, RaiseAlarm, ShrinkJob
 from slurm_resilience.controller.decide.breaker import SHOWN_NODES
+from slurm_resilience.controller.decide.escalation import escalated
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.observe import ClusterSnapshot
@@ -62,7 +63,8 @@ def _faulty_by_mode(
     faulty: dict[RecoveryMode, list[NodeDiagnosis]] = {"none": [], "observe": [], "automatic": []}
     for diagnosis in diagnoses.values():
         if diagnosis.kind in ("dead", "sick") and _may_be_marked(snapshot, diagnosis):
-            faulty[mode_of(snapshot, config, diagnosis.node)].append(diagnosis)
+            by_now = escalated(snapshot, config, diagnosis)
+            faulty[mode_of(snapshot, config, diagnosis.node)].append(by_now)
     return faulty
 
 

@@ -86,7 +86,7 @@ def _new(
         0,
         node.name,
         kind,
-        diagnosis.action,
+        mark.action if mark is not None else diagnosis.action,
         diagnosis.reason,
         snapshot.now,
         _sight(snapshot, node),

@@ -19,6 +19,7 @@ from slurm_resilience.controller.actions import (
     StartReplacement,
     Transition,
 )
+from slurm_resilience.controller.decide.escalation import is_worn_out
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.diagnose import is_speaking, life_of, open_findings
 from slurm_resilience.controller.journal import Incident
@@ -111,6 +112,12 @@ def _start_or_give_up(
     ):
         text = f"{text}; replaced {before} times within an hour already, a person must look"
         yield RaiseAlarm(f"again-{incident.id}", text, incident.node, incident=incident.id)
+        yield Transition(incident.node, incident.id, NodeEvent.GAVE_UP, text)
+        return
+    worn_out = is_worn_out(snapshot, config, incident)
+    if worn_out and incident.state is NodeState.EMPTY:
+        text = f"{text}; {worn_out}"
+        yield RaiseAlarm(f"worn-{incident.id}", text, incident.node, incident=incident.id)
         yield Transition(incident.node, incident.id, NodeEvent.GAVE_UP, text)
         return
     yield StartReplacement(incident.node, incident.id)

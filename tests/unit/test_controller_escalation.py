@@ -1,0 +1,119 @@
+"""Escalation over incidents: a reboot that did not help, a replacement that did not help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import (
+    CONFIG,
+    NOW,
+    actions,
+    agent,
+    config,
+    dead,
+    decision,
+    finding,
+    incident,
+    node,
+    probes,
+    world,
+)
+
+from slurm_resilience.controller import actions as act
+from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
+from slurm_resilience.controller.journal import (
+    IncidentFacts,
+    Journal,
+    MachineIdentity,
+    Repair,
+)
+from slurm_resilience.model import REBOOT, REPLACE, Severity
+
+NEEDS_REBOOT = agent(findings=(finding(Severity.REBOOT),))
+
+
+def mark(**more: Any) -> act.MarkNode:
+    (found,) = actions(world(node("n1"), agents=(NEEDS_REBOOT,), **more), act.MarkNode)
+    assert isinstance(found, act.MarkNode)
+    return found
+
+
+def repair(action: str, number: int = 9, machine: str = "machine-n1", name: str = "n1") -> Repair:
+    return Repair(name, number, action, machine)
+
+
+def test_the_first_fault_reboots_and_the_next_one_replaces() -> None:
+    assert mark().action == REBOOT
+    again = mark(repairs=(repair(REBOOT),))
+    assert again.action == REPLACE
+    assert again.reason.endswith("rebooted once already within 7 days")
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        repair(REBOOT, machine="the one before"),
+        repair(REBOOT, name="n2"),
+        repair(REPLACE),
+    ],
+)
+def test_another_machines_reboot_does_not_count(known: Repair) -> None:
+    assert mark(repairs=(known,)).action == REBOOT
+
+
+def test_a_reboot_of_an_unknown_machine_counts() -> None:
+    assert mark(repairs=(repair(REBOOT, machine=""),)).action == REPLACE
+
+
+def test_more_reboots_may_be_allowed() -> None:
+    two = config(recovery={"max_reboots": 2})
+    seen = world(node("n1"), agents=(NEEDS_REBOOT,), repairs=(repair(REBOOT),))
+    assert [a.action for a in actions(seen, act.MarkNode, two)] == [REBOOT]
+    none = config(recovery={"max_reboots": 0})
+    seen = world(node("n1"), agents=(NEEDS_REBOOT,))
+    assert [a.action for a in actions(seen, act.MarkNode, none)] == [REPLACE]
+
+
+def empty(kind: str = "dead", replaced: int = 3, **more: Any) -> Any:
+    """A silent node that was replaced so often, each machine another one."""
+    repairs = tuple(repair(REPLACE, i, f"machine {i}") for i in range(10, 10 + replaced))
+    known = incident(state=NodeState.EMPTY, kind=kind, id=99, **more)
+    silent = dead(silence=400.0, probes={"n1": probes("silent", "silent", ago=0.2)})
+    return world(node("n1", "DOWN", REPLACE), incidents=(known,), repairs=repairs, **silent)
+
+
+def test_a_node_that_was_replaced_too_often_is_left_to_a_person() -> None:
+    said = decision(empty()).actions
+    (given_up,) = [a for a in said if isinstance(a, act.Transition)]
+    assert given_up.event is NodeEvent.GAVE_UP
+    assert "replaced 3 times within 7 days already, a person must look" in given_up.reason
+    assert not [a for a in said if isinstance(a, act.StartReplacement)]
+    (alarm,) = [a for a in said if isinstance(a, act.RaiseAlarm)]
+    assert alarm.key == "worn-99"
+
+
+@pytest.mark.parametrize(
+    "seen", [empty(replaced=2), empty(kind="requested")], ids=["fewer", "a person asks for it"]
+)
+def test_else_it_is_replaced(seen: Any) -> None:
+    assert len(actions(seen, act.StartReplacement)) == 1
+
+
+def test_the_tries_of_one_incident_are_one_repair(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    machine = MachineIdentity("boot", "serial-1")
+    for event, name in ((NodeEvent.DETECTED, "n1"), (NodeEvent.REQUESTED, "n2")):
+        kind = "requested" if event is NodeEvent.REQUESTED else "sick"
+        known = journal.open_incident(name, event, kind, REBOOT, "xid", NOW, machine)
+        if kind == "sick":
+            journal.apply(known.id, NodeEvent.MARKED, "", NOW)
+        journal.apply(known.id, NodeEvent.EMPTIED, "", NOW)
+        for _ in range(2):
+            facts = IncidentFacts(before=machine)
+            journal.apply(known.id, NodeEvent.REPLACING, "", NOW, facts)
+            journal.apply(known.id, NodeEvent.REPLACEMENT_FAILED, "", NOW)
+    assert journal.repairs(NOW - 1) == (Repair("n1", 1, REBOOT, "serial-1"),)
+    assert journal.memory(NOW, 1.0, CONFIG.recovery.recurrence_window).repairs
+    assert journal.repairs(NOW) == ()

@@ -28,6 +28,7 @@ _COMMANDS = {
     "lab": ("lab:lab", "Run a real Slurm cluster on this machine, whose power can be cut."),
     "node": ("node_commands:node", "List, replace, reboot and watch nodes."),
     "pause": ("pause:pause", "Stop sresctld from acting until further notice."),
+    "replay": ("offline.replay_commands:replay_file", "Judge a saved log or a tool's output."),
     "review": (
         "past.review_command:review",
         "Compare what observing would have done with the facts.",

@@ -12,13 +12,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from slurm_resilience.model import SEVERITIES, Finding, Severity
+from slurm_resilience.health.line_rules.line_judge import ALL_RULES
+from slurm_resilience.model import FAULTY, SEVERITIES, Finding, Severity
 
 WINDOW_SECONDS = 60.0
 """Quiet time that ends an incident. Seen: 48→94 30 ms, 13→109 5 s, 79→switch errors 12 s."""
 
-CANCELS = {"162": "163"}
-"""Xid → the Xid whose trouble it ends (power smoothing is on again)."""
+CANCELS = {("xid", "162"): "163"} | {
+    (rule.check, rule.code): rule.clears for rule in ALL_RULES if rule.clears
+}
+"""Check and code of a line → the code whose trouble it ends: Xid 162 says that power smoothing is
+on again, a file server that it answers."""
 
 _REACH_SWITCHES = frozenset({"74", "79", *map(str, range(144, 151))})
 """GPU errors that make the NVSwitches behind it report errors of their own."""
@@ -32,6 +36,7 @@ class FindingGroup(NamedTuple):
     """Each code once, in the order of appearance."""
     last: float
     lines: int = 1
+    first: float = 0.0
 
 
 class GroupingChange(NamedTuple):
@@ -56,11 +61,9 @@ def absorb(
         window: seconds of quiet after which an incident is over.
     """
     still_open = tuple(one for one in incidents if finding.at - one.last <= window)
-    if cancelled := CANCELS.get(finding.code if finding.check == "xid" else ""):
+    if cancelled := CANCELS.get((finding.check, finding.code)):
         rest = tuple(
-            one
-            for one in still_open
-            if (one.lead.subject, one.lead.code) != (finding.subject, cancelled)
+            one for one in still_open if one.lead.key != (finding.check, finding.subject, cancelled)
         )
         return GroupingChange(rest, None, ((finding.check, finding.subject, cancelled),))
     if (finding.check, finding.code, finding.severity) == ("xid", "154", Severity.NONE):
@@ -76,7 +79,7 @@ def absorb(
             return GroupingChange(others, _told(new), (old.lead.key,) if renamed else ())
     if finding.severity is Severity.NONE:
         return GroupingChange(still_open)
-    new = FindingGroup(finding, (finding.code,), finding.at)
+    new = FindingGroup(finding, (finding.code,), finding.at, first=finding.at)
     return GroupingChange((*still_open, new), finding)
 
 
@@ -99,21 +102,37 @@ def group(findings: Iterable[Finding], window: float = WINDOW_SECONDS) -> tuple[
 def _belongs(finding: Finding, incident: FindingGroup) -> bool:
     if finding.injected != incident.lead.injected:
         return False  # a line that a user wrote must never hide the kernel's own
-    if finding.subject == incident.lead.subject:
+    lead = incident.lead
+    if finding.subject == lead.subject and (finding.subject or finding.check == lead.check):
         return True
+    if finding.check == lead.check and not (finding.subject and lead.subject):
+        return True  # one of the two lines of a trouble does not name the part
     after_gpu = incident.lead.check == "gpu_lost" or bool(_REACH_SWITCHES & {*incident.codes})
     return finding.check == "sxid" and after_gpu
 
 
 def _grow(incident: FindingGroup, finding: Finding) -> FindingGroup:
-    graver = SEVERITIES.index(finding.severity) > SEVERITIES.index(incident.lead.severity)
     codes = incident.codes if finding.code in incident.codes else (*incident.codes, finding.code)
-    return FindingGroup(
-        finding if graver else incident.lead,
-        codes,
-        max(incident.last, finding.at),
-        incident.lines + 1,
+    return incident._replace(
+        lead=finding if _takes_the_lead(finding, incident.lead) else incident.lead,
+        codes=codes,
+        last=max(incident.last, finding.at),
+        lines=incident.lines + 1,
     )
+
+
+def _takes_the_lead(finding: Finding, lead: Finding) -> bool:
+    """Tell whether a new line decides for its incident: the graver one does, but the driver's own
+    word (Xid 154) comes before the table. It knows no replacement, so that stays."""
+    if finding.severity is lead.severity:
+        return False
+    if _is_drivers_word(finding) and lead.severity is not Severity.REPLACE:
+        return True
+    return SEVERITIES.index(finding.severity) > SEVERITIES.index(lead.severity)
+
+
+def _is_drivers_word(finding: Finding) -> bool:
+    return (finding.check, finding.code) == ("xid", "154") and finding.severity in FAULTY
 
 
 def _told(incident: FindingGroup) -> Finding:

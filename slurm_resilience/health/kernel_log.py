@@ -1,4 +1,4 @@
-"""Kernel log lines into findings. No I/O: lines go in, findings come out.
+"""Kernel log lines into findings. Pure: lines go in, findings come out.
 
 Understands what dmesg, journald, syslog and /dev/kmsg make of one message: a prefix never changes
 the classification. A record of /dev/kmsg also tells who wrote it: the facility is 0 for the kernel
@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from slurm_resilience.health import xid
+from slurm_resilience.health.line_rules.line_judge import LineJudge, RuleMatch
 from slurm_resilience.model import Finding, Severity
 
 MAX_EVIDENCE_CHARACTERS = 400
@@ -52,12 +53,14 @@ def record(line: str) -> KernelRecord:
 
 
 class Classifier:
-    """Reads lines in their order; remembers only which GPU the last lines were about."""
+    """Reads lines in their order; remembers which GPU the last lines were about, and how often the
+    lines came whose number matters."""
 
     def __init__(self, accept_injected: bool = False) -> None:
         self._accept_injected = accept_injected
         self._named = ""
         self._lines_left = 0
+        self._rules = LineJudge()
 
     def feed(self, line: str, now: float, booted: float | None = None) -> list[Finding]:
         """Return the findings of one line (or of one /dev/kmsg record, which may hold several
@@ -73,11 +76,35 @@ class Classifier:
         """
         entry = record(line)
         at = now if booted is None or entry.uptime is None else booted + entry.uptime
-        seen = (self._line(text, at) for text in entry.text.split("\n"))
-        marked = (self._mark(found, entry.facility) for found in seen if found)
-        return [finding for finding in marked if finding]
+        return self.judge(entry.text, at, entry.facility)
+
+    def judge(self, message: str, at: float, facility: int = 0, program: str = "") -> list[Finding]:
+        """Return the findings of one message without its framing.
+
+        Args:
+            message: one or more lines.
+            at: when it was written, seconds since the epoch.
+            facility: 0 for the kernel; anything else is a program's.
+            program: the author's name in a saved log; empty for the kernel. Its lines count like
+                the kernel's where a rule names it, else as injected.
+        """
+        findings = []
+        for text in message.split("\n"):
+            if program and (match := self._rules.judge(text, at, program)):
+                findings.append(_by_rule(match, text, at))
+            elif found := self._line(text, at):
+                marked = self._mark(found, facility or (1 if program else 0))
+                findings += [marked] if marked else []
+        return findings
 
     def _line(self, text: str, at: float) -> Finding | None:
+        return self._nvidia(text, at) or self._other(text, at)
+
+    def _other(self, text: str, at: float) -> Finding | None:
+        match = self._rules.judge(text, at)
+        return _by_rule(match, text, at) if match else None
+
+    def _nvidia(self, text: str, at: float) -> Finding | None:
         self._lines_left -= 1
         if "NVRM" not in text and "SXid" not in text:
             return None
@@ -106,6 +133,20 @@ class Classifier:
             "(agent.accept_injected is off)"
         )
         return msgspec.structs.replace(finding, injected=True, severity=Severity.MONITOR, text=text)
+
+
+def _by_rule(match: RuleMatch, text: str, at: float) -> Finding:
+    rule = match.rule
+    name = f"{match.subject}: {rule.meaning}" if match.subject else rule.meaning
+    return Finding(
+        check=rule.check,
+        severity=match.severity,
+        text=f"{name} ({match.times} times)" if match.times > 1 else name,
+        at=at,
+        subject=match.subject,
+        code=rule.code,
+        evidence=text.strip()[:MAX_EVIDENCE_CHARACTERS],
+    )
 
 
 def _xid(match: re.Match[str], at: float) -> Finding:

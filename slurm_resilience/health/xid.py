@@ -13,6 +13,14 @@ from slurm_resilience.model import Severity
 NVLINK5 = frozenset(range(144, 151))
 """NVLink 5 units: their lines say themselves whether the error was fatal."""
 
+RECOVERY_WORDS = (
+    ("reboot", Severity.REBOOT),
+    # "Drain P2P" too: peer traffic has to stop first, then the GPU's recovery is asked again.
+    ("reset", Severity.RESET),
+    ("drain", Severity.RESET),
+)
+"""Words of the recovery that the driver recommends, in this order, and what they ask for."""
+
 _FATAL = re.compile(r"\bFatal\b")
 _RECOVERY = re.compile(r"\bto\s+0x[0-9a-fA-F]+\s*\(([^)]*)\)")
 
@@ -25,6 +33,8 @@ class Xid(NamedTuple):
     action: Severity
     source: str
     """The source of the action: NVIDIA's catalogue, or a decision and its reason."""
+    others: str = ""
+    """The choices of other agents, where they differ."""
 
 
 @functools.cache
@@ -34,7 +44,11 @@ def table() -> dict[int, Xid]:
     rows = csv.DictReader(text.splitlines())
     return {
         int(row["code"]): Xid(
-            int(row["code"]), row["meaning"], Severity(row["action"]), row["source"]
+            int(row["code"]),
+            row["meaning"],
+            Severity(row["action"]),
+            row["source"],
+            row["others"],
         )
         for row in rows
     }
@@ -63,11 +77,6 @@ def _recovery_action(text: str) -> Severity:
     """Xid 154: the recovery the driver recommends, ``changed from 0x0 (None) to 0x2 (...)``."""
     match = _RECOVERY.search(text)
     words = match.group(1).lower() if match else ""
-    if "reboot" in words:
-        return Severity.REBOOT
-    if "reset" in words or "drain" in words:
-        # "Drain P2P" too: peer traffic has to stop first, then the GPU's recovery is asked again.
-        return Severity.RESET
     if words == "none":
         return Severity.NONE
-    return Severity.MONITOR
+    return next((action for word, action in RECOVERY_WORDS if word in words), Severity.MONITOR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,6 +87,45 @@ def test_the_driver_says_when_a_reset_has_helped() -> None:
     healed = absorb(absorb((), seen(48)).incidents, back)
     assert (healed.incidents, healed.recovered) == ((), "0000:3b:00")
     assert len(absorb(absorb((), seen(79)).incidents, back).incidents) == 1
+
+
+def driver_asks(words: str, at: float) -> Finding:
+    text = f"GPU recovery action changed from 0x0 (None) to 0x1 ({words})"
+    row = xid.judge(154, text)
+    return Finding("xid", row.action, "Xid 154", at, subject="0000:3b:00", code="154")
+
+
+def test_the_drivers_word_comes_before_the_table() -> None:
+    milder = absorb(absorb((), seen(79)).incidents, driver_asks("GPU Reset Required", 0.1))
+    assert milder.report is not None
+    assert (milder.report.code, milder.report.severity) == ("154", "reset")
+    assert milder.cleared == (("xid", "0000:3b:00", "79"),)
+    graver = absorb(absorb((), seen(48)).incidents, driver_asks("Node Reboot Required", 0.1))
+    assert graver.report is not None
+    assert graver.report.severity == "reboot"
+
+
+def test_the_driver_knows_no_replacement() -> None:
+    change = absorb(absorb((), seen(64)).incidents, driver_asks("GPU Reset Required", 0.1))
+    assert change.report is None
+    assert change.incidents[0].lead.code == "64"
+
+
+def test_a_file_server_that_answers_takes_its_silence_back() -> None:
+    silent = Finding("nfs", Severity.MONITOR, "x", 0.0, subject="10.0.0.7", code="not_responding")
+    other = msgspec.structs.replace(silent, subject="10.0.0.8")
+    answer = msgspec.structs.replace(silent, severity=Severity.NONE, code="answers", at=500.0)
+    open_now = absorb(absorb((), silent).incidents, other).incidents
+    assert len(open_now) == 2
+    change = absorb(open_now, msgspec.structs.replace(answer, at=1.0))
+    assert change.cleared == (("nfs", "10.0.0.7", "not_responding"),)
+    assert [one.lead.subject for one in change.incidents] == ["10.0.0.8"]
+
+
+def test_lines_of_two_checks_without_a_subject_are_two_incidents() -> None:
+    panic = Finding("panic", Severity.REBOOT, "x", 0.0, code="panic")
+    killed = Finding("oom", Severity.JOB, "x", 0.1, code="killed")
+    assert len(group([panic, killed])) == 2
 
 
 def test_an_injected_line_never_hides_a_real_one() -> None:

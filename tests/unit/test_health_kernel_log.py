@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,32 +13,11 @@ from hypothesis import strategies as st
 from slurm_resilience.health import xid
 from slurm_resilience.health.grouping import group
 from slurm_resilience.health.kernel_log import Classifier, record
+from slurm_resilience.health.line_rules.line_judge import ALL_RULES, MAX_COUNTED, LineJudge
 from slurm_resilience.model import SEVERITIES, Finding, Severity
 
 TESTS = Path(__file__).resolve().parent.parent
 SAMPLES = TESTS.parent.parent / "shared" / "reference" / "samples"
-LATER = {
-    # Kernel messages that are not NVIDIA's: their checks are not built yet.
-    "044_edac_ce_1.txt",
-    "045_edac_ce_262_overflow.txt",
-    "047_amd_ue_umc.txt",
-    "049_soft_lockup.txt",
-    "051_kernel_panic_hung.txt",
-    "053_aer_corrected.txt",
-    "056_nvme_timeout_reset.txt",
-    "060_raid_fail.txt",
-    "061_nfs_hang_recovered.txt",
-    "062_nfs_hang.txt",
-    "064_lustre_ping_107.txt",
-    "067_mlx5_cmd_timeout.txt",
-    "069_mlx5_power.txt",
-    "071_ib_flap_6.txt",
-    "072_ib_flap_0.txt",
-    "075_neuron_nc_uncorrectable_error.txt",
-    "077_neuron_dma_error.txt",
-    "078_nccl_segv.txt",
-    "079_peermem_ctx.txt",
-}
 SWITCHES = "042_sxid_20034_fatal.txt"
 """Its class is that of the switch errors; they follow an Xid 79, which leads the incident."""
 LINES = list(csv.DictReader((TESTS / "data" / "kernel_lines.csv").open(encoding="utf-8")))
@@ -74,9 +54,7 @@ def sample_rows() -> list[dict[str, str]]:
 
 
 @pytest.mark.skipif(not SAMPLES.is_dir(), reason="the recorded samples are not beside this tree")
-@pytest.mark.parametrize(
-    "row", [r for r in sample_rows() if r["file"] not in LATER], ids=lambda row: row["file"]
-)
+@pytest.mark.parametrize("row", sample_rows(), ids=lambda row: row["file"])
 def test_each_recorded_sample(row: dict[str, str]) -> None:
     text = (SAMPLES / row["file"]).read_text(encoding="utf-8").split("# ---\n", 1)[1]
     findings = feed(*text.splitlines())
@@ -91,14 +69,6 @@ def test_each_recorded_sample(row: dict[str, str]) -> None:
         assert gravest(findings) == row["expected_class"]
     gpus = {f.subject for f in findings if f.check != "sxid"}
     assert len(group(findings)) <= max(1, len(gpus)), "one trouble is one incident"
-
-
-@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the recorded samples are not beside this tree")
-def test_what_is_left_for_later_is_silent_now() -> None:
-    files = {row["file"] for row in sample_rows()}
-    assert files >= LATER
-    for name in LATER:
-        assert feed(*(SAMPLES / name).read_text(encoding="utf-8").splitlines()) == []
 
 
 def test_a_line_that_a_program_wrote_is_marked_and_does_nothing() -> None:
@@ -203,3 +173,41 @@ FRAGMENTS = st.sampled_from(
 def test_no_line_whatsoever_crashes(lines: list[str]) -> None:
     for found in feed(*lines):
         assert found.severity in SEVERITIES
+
+
+def test_counting_forgets_what_is_old_and_is_bounded() -> None:
+    classifier = Classifier()
+    line = "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x24:0xffff:1589)"
+
+    def severity(at: float) -> Severity:
+        (found,) = classifier.feed(line, at)
+        return found.severity
+
+    assert [severity(at) for at in (0.0, 700.0, 900.0)] == ["monitor", "monitor", "reboot"]
+    judge = LineJudge()
+    for port in range(2 * MAX_COUNTED):
+        assert judge.judge(f"ib{port}: link down", 0.0) is not None
+    assert len(judge._seen) == MAX_COUNTED
+
+
+RULE_LINES = tomllib.loads((TESTS / "data" / "rule_lines.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("row", RULE_LINES["lines"], ids=lambda row: " ".join(row[:2]))
+def test_each_rule_by_a_line_of_its_own(row: list[str]) -> None:
+    check, code, severity, subject, line, *program = row
+    match = LineJudge().judge(line, 0.0, *program)
+    assert match is not None
+    got = (match.rule.check, match.rule.code, str(match.severity), match.subject)
+    assert got == (check, code, severity, subject)
+
+
+def test_no_rule_is_without_a_line() -> None:
+    assert {(rule.check, rule.code) for rule in ALL_RULES} == {
+        (row[0], row[1]) for row in RULE_LINES["lines"]
+    }
+
+
+def test_a_rule_that_clears_names_a_rule() -> None:
+    keys = {(rule.check, rule.code) for rule in ALL_RULES}
+    assert {(rule.check, rule.clears) for rule in ALL_RULES if rule.clears} <= keys

@@ -215,7 +215,17 @@ MAY_IMPORT = {
     # A room: the rooms it may import, besides its own.
     "agent": COMMON | {"health", "slurm", "wire"},
     "cli": COMMON
-    | {"controller", "lab", "lifecycle", "resume", "simulate", "site_check", "slurm", "wire"},
+    | {
+        "controller",
+        "health",
+        "lab",
+        "lifecycle",
+        "resume",
+        "simulate",
+        "site_check",
+        "slurm",
+        "wire",
+    },
     "config": {"errors"},
     "controller": COMMON | {"replace", "slurm", "wire"},
     "demo": {"clock", "controller", "errors", "lab", "training"},
@@ -243,6 +253,7 @@ DOORS = {
         "diagnose",
         "journal",
     },
+    ("cli", "health"): {"profile_files", "replay"},
     ("cli", "resume"): {"main", "decide.signatures"},
     ("mesh", "wire"): {"frames"},
     ("demo", "controller"): {"journal"},

@@ -1,0 +1,1 @@
+"""Commands that need neither Slurm nor a daemon, only a file."""

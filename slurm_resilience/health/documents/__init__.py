@@ -1,0 +1,1 @@
+"""Judges of saved documents: what a tool printed, given as text."""

@@ -1,0 +1,121 @@
+"""Kernel lines about accelerators, besides Xid and SXid. Pure."""
+
+from __future__ import annotations
+
+from slurm_resilience.health.line_rules.line_rule import (
+    BDF,
+    MINUTE_SECONDS,
+    LineRule,
+    RepeatStep,
+    rule,
+)
+from slurm_resilience.model import Severity
+
+FABRIC_MANAGER = "nv-fabricmanager"
+"""The program whose log names errors of NVSwitches."""
+_SWITCH = rf"(?:.*\bpci bus id (?P<subject>{BDF}))?"
+
+ACCELERATOR_RULES: tuple[LineRule, ...] = (
+    rule(
+        "neuron",
+        "dma_error",
+        "NEURON_HW_ERR=",
+        r"NEURON_HW_ERR=DMA_ERROR\b",
+        Severity.REBOOT,
+        "a Neuron device's data mover failed",
+        "AWS calls it fatal; a reboot first, a replacement when it comes back",
+    ),
+    rule(
+        "neuron",
+        "uncorrectable",
+        "NEURON_HW_ERR=",
+        r"NEURON_HW_ERR=(?:SRAM|NC|HBM)_UNCORRECTABLE_ERROR\b",
+        Severity.REPLACE,
+        "a Neuron device has lost data",
+        "AWS calls it fatal and replaces the machine",
+    ),
+    rule(
+        "neuron",
+        "unknown",
+        "NEURON_HW_ERR=",
+        r"NEURON_HW_ERR=\w+",
+        Severity.MONITOR,
+        "a Neuron device reports an error that no table knows",
+        "a new driver brings new names",
+    ),
+    rule(
+        "gpu_driver",
+        "reset_required",
+        "NV_ERR_RESET_REQUIRED",
+        rf"NVRM:(?:.*?(?P<subject>{BDF}))?.*NV_ERR_RESET_REQUIRED",
+        Severity.RESET,
+        "the driver says that a GPU has to be reset",
+        "the driver's own word",
+    ),
+    rule(
+        "gpu_driver",
+        "init_failed",
+        "RmInitAdapter failed",
+        rf"NVRM:(?:.*?(?P<subject>{BDF}))?.*RmInitAdapter failed",
+        Severity.MONITOR,
+        "a GPU could not be initialised",
+        "passes at times; twice within ten minutes it does not",
+        repeats=(RepeatStep(2, 10 * MINUTE_SECONDS, Severity.REBOOT),),
+    ),
+    rule(
+        "gpu_driver",
+        "reboot_required",
+        "requiring os reboot",
+        r"NVRM:.*global fatal error.*requiring os reboot",
+        Severity.REBOOT,
+        "the driver says that the node has to boot",
+        "the driver's own word",
+    ),
+    rule(
+        "gpu_driver",
+        "version_mismatch",
+        "API mismatch",
+        r"NVRM: API mismatch",
+        Severity.MONITOR,
+        "the NVIDIA driver and its libraries are of different versions",
+        "an update that needs a reboot: configuration, not hardware",
+    ),
+    rule(
+        "peermem",
+        "invalid_context",
+        "nvidia-peermem",
+        r"nvidia-peermem .*detected invalid context",
+        Severity.MONITOR,
+        "GPU memory was taken back while a network adapter used it",
+        "a program that ended badly; the driver skips it",
+    ),
+    rule(
+        "nccl",
+        "segfault",
+        "in libnccl.so",
+        r"segfault at .* in libnccl\.so",
+        Severity.JOB,
+        "a program crashed within NCCL",
+        "the program's fault, or that of a lost peer",
+    ),
+    rule(
+        "fabric_manager",
+        "nonfatal",
+        "detected NVSwitch",
+        r"detected NVSwitch non-fatal error \d+" + _SWITCH,
+        Severity.MONITOR,
+        "an NVSwitch reports an error, not fatal",
+        "the line's own word: non-fatal",
+        programs=frozenset({FABRIC_MANAGER}),
+    ),
+    rule(
+        "fabric_manager",
+        "fatal",
+        "detected NVSwitch",
+        r"detected NVSwitch fatal error \d+" + _SWITCH,
+        Severity.RESET,
+        "an NVSwitch reports a fatal error",
+        "the line's own word: fatal",
+        programs=frozenset({FABRIC_MANAGER}),
+    ),
+)

@@ -1,0 +1,1 @@
+"""The classifier over a saved file: no daemon is needed."""

@@ -73,6 +73,13 @@ class CheckSettings(_Section, frozen=True):
     memory_tolerance_percent: float = 5.0
     """Memory that may be missing from Slurm's RealMemory before it is a fault (NHC's
     check_hw_physmem: 5 %)."""
+    periods: dict[str, float] = {}
+    """Seconds between two runs of a check, by its name."""
+    profile: str = ""
+    """The hardware that a node should have: a node type that is known, or a TOML file."""
+    corrected_memory_errors: int = 10
+    zombies: int = 20
+    open_files_percent: float = 80.0
 
 
 class DetectSettings(_Section, frozen=True):
@@ -303,6 +310,7 @@ def _plain(message: str) -> str:
 _POSITIVE = {
     "controller": ("interval", "keep"),
     "agent": ("beat", "check_interval"),
+    "checks": ("corrected_memory_errors", "zombies"),
     "detect": ("silent_after", "dead_after", "probe_timeout", "refused_after"),
     "breaker": (
         "window",
@@ -341,6 +349,9 @@ def _check_ranges(config: Config, where: str) -> None:
             if value < 0 or (positive and value == 0):
                 bound = "greater than 0" if positive else "0 or more"
                 raise ConfigError(f"{where}: {section.name}.{field.name} must be {bound}")
+    for name, period in config.checks.periods.items():
+        if not (math.isfinite(period) and period > 0):
+            raise ConfigError(f"{where}: checks.periods.{name} must be greater than 0")
     if not 0 < config.controller.port < 65536:
         raise ConfigError(f"{where}: controller.port must be between 1 and 65535")
     if config.detect.silent_after <= 2 * config.agent.beat:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from pathlib import Path
 
@@ -10,17 +11,26 @@ from slurm_resilience.agent.facts import SlurmFacts, gpus
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
-from slurm_resilience.errors import NotFound
+from slurm_resilience.errors import ConfigError, NotFound
 from slurm_resilience.health import check_registry
-from slurm_resilience.health.check import CheckContext, Expected
+from slurm_resilience.health.check import Check, CheckContext, Expected
 from slurm_resilience.health.check_runner import CheckRunner
+from slurm_resilience.health.node_profile import NodeProfile
+from slurm_resilience.health.profile_files import load_profile
 from slurm_resilience.model import CheckResult
 
 log = logging.getLogger("sresd.checks")
 
+ROUND_SECONDS = 1.0
+"""Shortest time between two rounds."""
+
 
 class CheckLoop:
-    """Runs all checks every ``agent.check_interval`` seconds; the outbox takes the results."""
+    """Runs each check at its pace; the outbox takes the results.
+
+    Checks whose time comes within a second of each other run in one round. Each period varies by
+    a tenth, so that the nodes of a cluster do not ask a file server in step.
+    """
 
     def __init__(
         self,
@@ -35,19 +45,31 @@ class CheckLoop:
         self._outbox = outbox
         self._clock = clock
         self._stop = stop
-        self._failing = False
+        self._failing: set[str] = set()
         self._checks = check_registry.checks(settings.checks.disabled)
         self._runner = CheckRunner(self._checks, CheckContext(), clock)
 
     def run(self) -> None:
         """Run the thread."""
+        due = {check.name: self._clock.monotonic() for check in self._checks}
         while not self._stop.is_set():
+            now = self._clock.monotonic()
+            checks = [check for check in self._checks if due[check.name] <= now]
             # What Slurm expects is read again while something fails: an administrator may have
             # taken the missing GPU out of slurm.conf, so that the node can go on without it.
-            check_context = context(self._settings, self._facts, again=self._failing)
-            self._failing = False
-            self._runner.run(self._put_up, check_context)
-            self._clock.wait(self._stop, self._settings.agent.check_interval)
+            check_context = context(self._settings, self._facts, again=bool(self._failing))
+            self._runner.run_some(checks, self._put_up, check_context)
+            now = self._clock.monotonic()
+            for check in checks:
+                due[check.name] = now + self.period(check) * random.uniform(0.9, 1.1)
+            next_due = min(due.values(), default=now + self._settings.agent.check_interval)
+            shortest = min(ROUND_SECONDS, self._settings.agent.check_interval)
+            self._clock.wait(self._stop, max(next_due - now, shortest))
+
+    def period(self, check: Check) -> float:
+        """Return the seconds between two runs of a check."""
+        own = check.period if check.period is not None else self._settings.agent.check_interval
+        return self._settings.checks.periods.get(check.name, own)
 
     def run_now(self, name: str) -> CheckResult:
         """Run one check at once, beside the loop or between two of its checks.
@@ -64,7 +86,10 @@ class CheckLoop:
         raise NotFound(f"this node has no check '{name[:50]}'; it has {known}")
 
     def _put_up(self, result: CheckResult) -> None:
-        self._failing |= result.verdict == "fail"
+        if result.verdict == "fail":
+            self._failing.add(result.check)
+        elif result.verdict == "pass":
+            self._failing.discard(result.check)
         if self._outbox.result(result):
             level = logging.WARNING if result.verdict == "fail" else logging.INFO
             log.log(level, "%s: %s: %s", result.check, result.verdict, result.text)
@@ -75,5 +100,14 @@ def context(settings: Config, facts: SlurmFacts, again: bool = False) -> CheckCo
     node = facts.ask_node(again)
     # Slurm's RealMemory is 1 where it was never set: that expects nothing.
     memory = node.memory if node and node.memory > 1 else None
-    expected = Expected(memory, gpus(node.gres) if node else None)
+    expected = Expected(memory, gpus(node.gres) if node else None, _profile(settings))
     return CheckContext(Path(settings.agent.sysroot), settings.checks, expected)
+
+
+def _profile(settings: Config) -> NodeProfile:
+    """Return the profile of this node's type; one that cannot be read expects nothing."""
+    try:
+        return load_profile(settings.checks.profile) if settings.checks.profile else NodeProfile()
+    except ConfigError as error:
+        log.warning("checks.profile: %s", error)
+        return NodeProfile()

@@ -102,3 +102,18 @@ def _as_data(
         "first_wrong": first[0].name if first else None,
         "exit_code": first[1].error.exit_code if first else 0,
     }
+
+
+@check.command("list")
+@format_option
+def list_checks(form: str) -> None:
+    """List the health checks and the kernel lines that are known: threshold, verdict, reason."""
+    from slurm_resilience.cli.tables import print_json, table
+    from slurm_resilience.health.coverage import coverage_rows
+
+    rows = coverage_rows()
+    if form == "json":
+        print_json([row._asdict() for row in rows])
+    else:
+        cells = [(r.name, ", ".join(r.verdicts), r.pace, r.threshold, r.reason) for r in rows]
+        click.echo(table(("CHECK", "VERDICT", "PACE", "THRESHOLD", "TEXT"), cells))

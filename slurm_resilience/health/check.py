@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurm_resilience import config
-from slurm_resilience.model import Finding
+from slurm_resilience.health.node_profile import NodeProfile
+from slurm_resilience.model import Finding, Severity
 
 
 class Unjudged(Exception):
@@ -33,6 +34,8 @@ class Expected:
     memory: int | None = None
     """RealMemory, MiB."""
     gpus: int | None = None
+    profile: NodeProfile = field(default_factory=NodeProfile)
+    """The hardware of this node's type, where checks.profile names one."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class CheckContext:
     """Seconds since the epoch."""
     first: Any = None
     """The reading of this check's first probe; None while that is now."""
+    earlier: tuple[Any, ...] = ()
+    """The readings before this one, the latest last; as many as `Check.remembers`."""
 
     def path(self, absolute: str) -> Path:
         """Return a path of the machine below the sysroot."""
@@ -62,3 +67,14 @@ class Check:
     judge: Callable[[Any, CheckContext], Judgement]
     timeout: float = 10.0
     """Seconds for one run."""
+    period: float | None = None
+    """Seconds between two runs; None: agent.check_interval. checks.periods overrides it."""
+    in_child: bool = False
+    """The probe may hang in the kernel or in a driver: it runs in a process that can be killed. The
+    type that the probe says it returns is what the judge is given."""
+    remembers: int = 0
+    """Earlier readings that the judge is given."""
+    source: str = ""
+    """The thing that is read, for the table of checks."""
+    threshold: str = ""
+    asks_for: tuple[Severity, ...] = ()

@@ -7,12 +7,22 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
-from slurm_resilience.health.checks import (
+from slurm_resilience.health.checks.accelerator import neuron_devices
+from slurm_resilience.health.checks.gpu import gpu_count, gpu_health
+from slurm_resilience.health.checks.host import (
+    edac_counters,
+    memory,
+    open_files,
+    pcie_errors,
+    stuck_processes,
+    zombies,
+)
+from slurm_resilience.health.checks.network import efa_devices, infiniband_ports
+from slurm_resilience.health.checks.storage import (
     disk,
     filesystem_readonly,
-    gpu_count,
     inodes,
-    memory,
+    shared_mounts,
 )
 
 log = logging.getLogger("sresd.checks")
@@ -24,6 +34,16 @@ BUILT_IN: tuple[Check, ...] = (
     inodes.CHECK,
     memory.CHECK,
     gpu_count.CHECK,
+    edac_counters.CHECK,
+    pcie_errors.CHECK,
+    infiniband_ports.CHECK,
+    efa_devices.CHECK,
+    neuron_devices.CHECK,
+    open_files.CHECK,
+    stuck_processes.CHECK,
+    zombies.CHECK,
+    shared_mounts.CHECK,
+    gpu_health.CHECK,
 )
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from slurm_resilience.clock import Clock
+from slurm_resilience.health import check_child
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
 from slurm_resilience.model import CheckResult
 
@@ -20,10 +22,11 @@ log = logging.getLogger("sresd.checks")
 
 
 class CheckRunner:
-    """Runs its checks one after the other, each in a thread of its own.
+    """Runs its checks one after the other, each in a thread of its own, or in a child process.
 
     A thread that hangs in the kernel (a dead file server under statvfs) cannot be ended; it is left
-    behind, and its check is not started again until it has come back: one lost thread a check.
+    behind, and its check is not started again until it has come back: one lost thread a check. A
+    child is killed at its time limit; one that not even SIGKILL ends is left behind like a thread.
     """
 
     def __init__(self, checks: Sequence[Check], context: CheckContext, clock: Clock) -> None:
@@ -31,7 +34,9 @@ class CheckRunner:
         self._context = context
         self._clock = clock
         self._first: dict[str, Any] = {}
+        self._earlier: dict[str, deque[Any]] = {}
         self._hanging: dict[str, tuple[threading.Thread, float]] = {}
+        self._children = check_child.ChildProbes()
         self._lock = threading.Lock()
         """One check runs at a time: the loop's, or one that sresctld asked for."""
 
@@ -44,8 +49,17 @@ class CheckRunner:
             done: called with each result.
             context: replaces the one given at first, e.g. when Slurm has answered meanwhile.
         """
+        self.run_some(self._checks, done, context)
+
+    def run_some(
+        self,
+        checks: Iterable[Check],
+        done: Callable[[CheckResult], object],
+        context: CheckContext | None = None,
+    ) -> None:
+        """Run these checks once, as `run` does all of them."""
         self._context = context or self._context
-        for check in self._checks:
+        for check in checks:
             done(self.run_one(check))
 
     def run_one(self, check: Check) -> CheckResult:
@@ -79,9 +93,16 @@ class CheckRunner:
             del self._hanging[check.name]
         seen: list[Any] = []
         raised: list[BaseException] = []
+        earlier = self._earlier.setdefault(check.name, deque(maxlen=check.remembers))
         context = dataclasses.replace(
-            self._context, now=self._clock.now(), first=self._first.get(check.name)
+            self._context,
+            now=self._clock.now(),
+            first=self._first.get(check.name),
+            earlier=tuple(earlier),
         )
+        if check.in_child:
+            reading = self._children.probe(check, context)
+            return self._judge(check, reading, context)
 
         def body() -> None:
             try:
@@ -98,5 +119,9 @@ class CheckRunner:
         if not seen:
             self._hanging[check.name] = (thread, began)
             raise Unjudged(f"no answer within {check.timeout:g} s")
-        self._first.setdefault(check.name, seen[0])
-        return check.judge(seen[0], context)
+        return self._judge(check, seen[0], context)
+
+    def _judge(self, check: Check, reading: Any, context: CheckContext) -> Judgement:
+        self._first.setdefault(check.name, reading)
+        self._earlier[check.name].append(reading)
+        return check.judge(reading, context)

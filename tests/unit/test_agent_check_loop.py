@@ -13,7 +13,7 @@ from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.health.check import Check, CheckContext
-from slurm_resilience.health.checks import memory
+from slurm_resilience.health.checks.host import memory
 from slurm_resilience.model import Node
 
 

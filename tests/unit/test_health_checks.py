@@ -20,8 +20,10 @@ from slurm_resilience.clock import SystemClock
 from slurm_resilience.health import check_registry
 from slurm_resilience.health.check import Check, CheckContext, Expected, Judgement, Unjudged
 from slurm_resilience.health.check_runner import CheckRunner
-from slurm_resilience.health.checks import disk, filesystem_readonly, gpu_count, inodes, memory
-from slurm_resilience.health.checks.disk import Usage
+from slurm_resilience.health.checks.gpu import gpu_count
+from slurm_resilience.health.checks.host import memory
+from slurm_resilience.health.checks.storage import disk, filesystem_readonly, inodes
+from slurm_resilience.health.checks.storage.disk import Usage
 from slurm_resilience.model import CheckResult, Severity
 
 GOOD = """\
@@ -149,7 +151,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
 }
 """
 PROBE = """
-from slurm_resilience.health.checks.gpu_count import probe
+from slurm_resilience.health.checks.gpu.gpu_count import probe
 from slurm_resilience.health.check import CheckContext
 import json; print(json.dumps(probe(CheckContext())))
 """

@@ -253,7 +253,7 @@ DOORS = {
         "diagnose",
         "journal",
     },
-    ("cli", "health"): {"profile_files", "replay"},
+    ("cli", "health"): {"coverage", "profile_files", "replay"},
     ("cli", "resume"): {"main", "decide.signatures"},
     ("mesh", "wire"): {"frames"},
     ("demo", "controller"): {"journal"},

@@ -89,4 +89,11 @@ def _plain(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)
 
 
-CHECK = Check("filesystem_readonly", probe, judge)
+CHECK = Check(
+    "filesystem_readonly",
+    probe,
+    judge,
+    source="/proc/1/mounts, /etc/fstab",
+    threshold="was writable, or is so in fstab, and is read-only",
+    asks_for=(Severity.REBOOT,),
+)

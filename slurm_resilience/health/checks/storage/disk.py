@@ -74,4 +74,11 @@ def judge(seen: tuple[Usage, ...], context: CheckContext) -> Judgement:
     return fullness(seen, context.settings.disk_full_percent, CHECK.name, "space", context.now)
 
 
-CHECK = Check("disk", probe, judge)
+CHECK = Check(
+    "disk",
+    probe,
+    judge,
+    source="statvfs of checks.mounts",
+    threshold="disk_full_percent (95)",
+    asks_for=(Severity.MONITOR,),
+)

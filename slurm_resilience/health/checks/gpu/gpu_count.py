@@ -76,4 +76,12 @@ def _have(seen: GpusSeen) -> str:
     return f"{seen.answering} GPUs" + (f" ({seen.error})" if seen.error else "")
 
 
-CHECK = Check("gpu_count", probe, judge, timeout=30.0)
+CHECK = Check(
+    "gpu_count",
+    probe,
+    judge,
+    timeout=30.0,
+    source="NVML, Slurm's Gres",
+    threshold="fewer GPUs answer than Slurm hands out",
+    asks_for=(Severity.REBOOT,),
+)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 
 from slurm_resilience.health.check import Check, CheckContext, Judgement
-from slurm_resilience.health.checks.disk import Usage, fullness, usage
+from slurm_resilience.health.checks.storage.disk import Usage, fullness, usage
+from slurm_resilience.model import Severity
 
 
 def probe(context: CheckContext) -> tuple[Usage, ...]:
@@ -24,4 +25,11 @@ def judge(seen: tuple[Usage, ...], context: CheckContext) -> Judgement:
     return fullness(seen, limit, CHECK.name, "inodes", context.now)
 
 
-CHECK = Check("inodes", probe, judge)
+CHECK = Check(
+    "inodes",
+    probe,
+    judge,
+    source="statvfs of checks.mounts",
+    threshold="inodes_full_percent (95)",
+    asks_for=(Severity.MONITOR,),
+)

@@ -39,4 +39,11 @@ def judge(have: int, context: CheckContext) -> Judgement:
     return Judgement(finding.text, (finding,))
 
 
-CHECK = Check("memory", probe, judge)
+CHECK = Check(
+    "memory",
+    probe,
+    judge,
+    source="/proc/meminfo, Slurm's RealMemory",
+    threshold="memory_tolerance_percent (5) missing",
+    asks_for=(Severity.REPLACE,),
+)

@@ -1,0 +1,1 @@
+"""Checks of the processors, the memory and the kernel."""

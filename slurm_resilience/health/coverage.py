@@ -1,0 +1,81 @@
+"""The table of all that is checked: the sources, the thresholds, and what each asks for."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import NamedTuple
+
+from slurm_resilience.health import xid
+from slurm_resilience.health.check import Check
+from slurm_resilience.health.check_registry import BUILT_IN
+from slurm_resilience.health.line_rules.line_judge import ALL_RULES
+from slurm_resilience.health.line_rules.line_rule import LineRule
+from slurm_resilience.health.verdict import VERDICTS, HealthVerdict, verdict_of
+
+PACE_OF_LOG = "as it comes"
+PACE_OF_CHECK = "agent.check_interval"
+
+
+class CoverageRow(NamedTuple):
+    """One check, one kind of kernel line, or the Xids that ask for the same."""
+
+    name: str
+    source: str
+    threshold: str
+    verdicts: tuple[HealthVerdict, ...]
+    reason: str
+    pace: str
+    test: str
+
+
+def coverage_rows() -> tuple[CoverageRow, ...]:
+    """Return all rows: the checks, the Xids, the other kinds of lines."""
+    return (*map(_check, BUILT_IN), *_xids(), *map(_line, ALL_RULES))
+
+
+def _check(check: Check) -> CoverageRow:
+    pace = PACE_OF_CHECK if check.period is None else f"{check.period:g} s"
+    verdicts = tuple(map(verdict_of, check.asks_for))
+    child = "in a process that can be killed" if check.in_child else "in a thread"
+    return CoverageRow(
+        check.name,
+        check.source,
+        check.threshold,
+        verdicts,
+        f"{child}, at most {check.timeout:g} s",
+        pace,
+        "tests/unit/test_health_checks*.py",
+    )
+
+
+def _xids() -> list[CoverageRow]:
+    rows = []
+    by_action = sorted(xid.table().values(), key=lambda row: VERDICTS.index(verdict_of(row.action)))
+    for action, same in groupby(by_action, key=lambda row: row.action):
+        codes = ", ".join(str(row.code) for row in same)
+        rows.append(
+            CoverageRow(
+                f"Xid {codes}",
+                "kernel log",
+                "any",
+                (verdict_of(action),),
+                "health/xid_table.csv names the source of each",
+                PACE_OF_LOG,
+                "tests/unit/test_health_kernel_log.py",
+            )
+        )
+    return rows
+
+
+def _line(rule: LineRule) -> CoverageRow:
+    severities = dict.fromkeys((rule.severity, *(step.severity for step in rule.repeats)))
+    ends = f"takes back {rule.check} {rule.clears}; " if rule.clears else ""
+    return CoverageRow(
+        f"{rule.check} {rule.code}",
+        "kernel log",
+        rule.threshold or "any",
+        tuple(verdict_of(severity) for severity in severities),
+        f"{ends}{rule.meaning}: {rule.source}",
+        PACE_OF_LOG,
+        "tests/data/rule_lines.toml",
+    )

@@ -107,7 +107,7 @@ def _as_data(
 @check.command("list")
 @format_option
 def list_checks(form: str) -> None:
-    """List the health checks and the kernel lines that are known: threshold, verdict, reason."""
+    """List the health checks and the kernel lines that are known."""
     from slurm_resilience.cli.tables import print_json, table
     from slurm_resilience.health.coverage import coverage_rows
 

@@ -44,6 +44,16 @@ def judge_neuron(data: Any, profile: NodeProfile) -> DocumentReading:
     return reading.plus(_count(counted, profile)) if isinstance(counted, int) else reading
 
 
+def is_neuron_table(text: str) -> bool:
+    """Tell whether a text is the table of neuron-ls."""
+    return bool(re.search(r"^\| +NEURON +\|", text, re.M))
+
+
+def judge_neuron_table(text: str, profile: NodeProfile) -> DocumentReading:
+    """Judge the number of devices in the table."""
+    return _count(len(re.findall(r"^\| +\d+ +\|", text, re.M)), profile)
+
+
 def is_neuron_counters(text: str) -> bool:
     """Tell whether a text lists counters of sysfs, a value a line."""
     return bool(_COUNTER.search(text))

@@ -24,6 +24,11 @@ _SEL_RULES = (
         Severity.MONITOR,
     ),
 )
+_PCI = re.compile(
+    r"^(?P<bdf>(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (?P<name>[A-Z3][\w -]+"
+    r"(?: \[[0-9a-f]{4}\])?: .+)$",
+    re.M,
+)
 _PAST_WORDS = ("deasserted",)
 
 _SMI_ERRORS: tuple[tuple[str, Severity, str], ...] = (
@@ -124,6 +129,37 @@ def judge_fi_pingpong(text: str) -> DocumentReading:
         return DocumentReading()
     error = re.search(r"\[error\].*", text)
     return DocumentReading(unjudged=(f"nothing was measured: {error[0] if error else 'no row'}",))
+
+
+def is_lspci(text: str) -> bool:
+    """Tell whether a text is of lspci."""
+    return bool(_PCI.search(text))
+
+
+def judge_lspci(text: str, profile: NodeProfile) -> DocumentReading:
+    """Judge the number of devices, and those that do not answer: their revision reads as ff."""
+    findings = [
+        document_finding(
+            "pci",
+            Severity.REBOOT,
+            f"{match['bdf']} does not answer (revision ff): {match['name']}",
+            match["bdf"],
+            "gone",
+        )
+        for match in _PCI.finditer(text)
+        if "(rev ff)" in match["name"]
+    ]
+    counts = (
+        ("GPUs", r"(?:3D|VGA compatible) controller: NVIDIA", profile.gpus),
+        ("EFA devices", r"Elastic Fabric Adapter", profile.efa_devices),
+        ("Neuron devices", r"Neuron|Trainium|Inferentia", profile.neuron_devices),
+    )
+    for what, pattern, wanted in counts:
+        seen = len(re.findall(pattern, text))
+        if wanted is not None and seen < wanted:
+            said = f"{seen} {what}, the profile expects {wanted}"
+            findings.append(document_finding("pci", Severity.REBOOT, said, code=f"missing {what}"))
+    return DocumentReading(tuple(findings))
 
 
 def is_stress_ng(text: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from slurm_resilience.health.documents import (
     dcgm_diag,
+    dcgm_text,
     link_text,
     neuron_documents,
     smart_log,
@@ -114,6 +115,13 @@ TEXT_KINDS: tuple[TextKind, ...] = (
     ),
     TextKind("nvidia-smi", tool_text.is_smi_error, _smi_overview),
     TextKind(
+        "dcgmi diag table",
+        dcgm_text.is_dcgm_table,
+        lambda text, profile: dcgm_text.judge_dcgm_table(text),
+    ),
+    TextKind("neuron-ls", neuron_documents.is_neuron_table, neuron_documents.judge_neuron_table),
+    TextKind("lspci", tool_text.is_lspci, tool_text.judge_lspci),
+    TextKind(
         "Neuron counters",
         neuron_documents.is_neuron_counters,
         lambda text, profile: neuron_documents.judge_neuron_counters(text),
@@ -142,6 +150,8 @@ def replay(text: str, profile: NodeProfile | None = None) -> ReplayResult:
 def _judge_json(data: Any, profile: NodeProfile) -> tuple[str, DocumentReading] | None:
     if dcgm_diag.recognises_dcgm_diag(data):
         return "dcgmi diag", dcgm_diag.judge_dcgm_diag(data)
+    if dcgm_text.recognises_dcgm_health(data):
+        return "dcgmi health", dcgm_text.judge_dcgm_health(data)
     if neuron_documents.recognises_neuron(data):
         return "Neuron tools", neuron_documents.judge_neuron(data, profile)
     if smart_log.recognises_smart_log(data):

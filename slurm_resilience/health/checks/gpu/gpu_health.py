@@ -79,16 +79,25 @@ def _read(nvml: Any, index: int) -> dict[str, str]:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
-        return gpu | {"error": str(error)}
+        return gpu | {"error": _words(nvml, error)}
     for look in (_identity, _recovery, _memory, _clocks, _lanes):
         try:
             gpu |= look(nvml, handle)
         except nvml.NVMLError as error:
             if error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
-                return gpu | {"error": str(error)}
+                return gpu | {"error": _words(nvml, error)}
         except (AttributeError, TypeError):
             continue  # a library older than this fact
     return gpu
+
+
+def _words(nvml: Any, error: Any) -> str:
+    """Return an error in the words of nvidia-smi, which pynvml does not use for all of them."""
+    words = {
+        nvml.NVML_ERROR_GPU_IS_LOST: "GPU is lost",
+        nvml.NVML_ERROR_RESET_REQUIRED: "GPU requires reset",
+    }
+    return words.get(error.value, str(error))
 
 
 def _identity(nvml: Any, handle: Any) -> dict[str, str]:

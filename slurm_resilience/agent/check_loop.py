@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import threading
@@ -100,14 +101,17 @@ def context(settings: Config, facts: SlurmFacts, again: bool = False) -> CheckCo
     node = facts.ask_node(again)
     # Slurm's RealMemory is 1 where it was never set: that expects nothing.
     memory = node.memory if node and node.memory > 1 else None
-    expected = Expected(memory, gpus(node.gres) if node else None, _profile(settings))
+    profile = _profile(settings.checks.profile)
+    expected = Expected(memory, gpus(node.gres) if node else None, profile)
     return CheckContext(Path(settings.agent.sysroot), settings.checks, expected)
 
 
-def _profile(settings: Config) -> NodeProfile:
-    """Return the profile of this node's type; one that cannot be read expects nothing."""
+@functools.cache
+def _profile(name: str) -> NodeProfile:
+    """Return the profile of this node's type, read once; one that cannot be read expects nothing,
+    and is named once in the log."""
     try:
-        return load_profile(settings.checks.profile) if settings.checks.profile else NodeProfile()
+        return load_profile(name) if name else NodeProfile()
     except ConfigError as error:
         log.warning("checks.profile: %s", error)
         return NodeProfile()

@@ -36,6 +36,10 @@ def check_config(cluster: ClusterView, file: str | None) -> None:
     cluster.config_path = file or cluster.config_path
     with_each_node(cluster.config)
     _refuse_missing_program(cluster)
+    if cluster.config.checks.profile:
+        from slurm_resilience.health.profile_files import load_profile
+
+        load_profile(cluster.config.checks.profile)
     named = cluster.config_path or os.environ.get("SRES_CONFIG")
     if named or DEFAULT_PATH.exists():
         click.echo(f"{named or DEFAULT_PATH}: ok")

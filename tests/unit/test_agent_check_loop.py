@@ -14,6 +14,7 @@ from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.health.check import Check, CheckContext
 from slurm_resilience.health.checks.host import memory
+from slurm_resilience.health.node_profile import NodeProfile
 from slurm_resilience.model import Node
 
 
@@ -89,3 +90,28 @@ def test_while_something_fails_the_expectation_is_read_again(
         thread.join(5)
     assert seen == ["fail", "pass"]
     assert slurm.asked == 3
+
+
+def test_a_profile_says_what_slurm_does_not_know() -> None:
+    known, _ = facts(node(64000))
+    settings = config.Config(checks=config.CheckSettings(profile="p5.48xlarge"))
+    assert check_loop.context(settings, known).expected.profile.efa_devices == 32
+
+
+def test_a_profile_that_is_not_there_expects_nothing_and_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known, _ = facts(node(64000))
+    settings = config.Config(checks=config.CheckSettings(profile="no-such-type"))
+    for _ in range(3):
+        assert check_loop.context(settings, known).expected.profile == NodeProfile()
+    (said,) = (record.message for record in caplog.records)
+    assert said.startswith("checks.profile: no profile 'no-such-type'")
+
+
+def test_each_check_has_a_pace() -> None:
+    known, _ = facts(node(64000))
+    settings = config.Config(checks=config.CheckSettings(periods={"gpu_health": 900.0}))
+    loop = check_loop.CheckLoop(settings, known, Outbox(), SystemClock(), threading.Event())
+    paces = {check.name: loop.period(check) for check in check_loop.check_registry.BUILT_IN}
+    assert (paces["disk"], paces["gpu_health"], paces["shared_mounts"]) == (60.0, 900.0, 300.0)

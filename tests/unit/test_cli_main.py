@@ -174,6 +174,9 @@ def test_the_configuration_is_checked(capsys: pytest.CaptureFixture[str], tmp_pa
     file.write_text("[controler]\n")
     assert call(["--config", str(file), "check", "config"]) == 3
     assert "did you mean 'controller'?" in capsys.readouterr().err
+    file.write_text('[checks]\nprofile = "no-such-type"\n')
+    assert call(["check", "config", str(file)]) == 3
+    assert "no profile 'no-such-type'" in capsys.readouterr().err
 
 
 def test_ctrl_c_is_130() -> None:

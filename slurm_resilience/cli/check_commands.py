@@ -121,3 +121,42 @@ def list_checks(form: str) -> None:
     else:
         cells = [(r.name, ", ".join(r.verdicts), r.pace, r.threshold, r.reason) for r in rows]
         click.echo(table(("CHECK", "VERDICT", "PACE", "THRESHOLD", "TEXT"), cells))
+
+
+@check.command("profile")
+@click.argument("profile", required=False)
+@click.option("--learn", is_flag=True, help="Look at this node, which has to be well.")
+@config_option
+@pass_cluster
+def show_profile(cluster: ClusterView, profile: str | None, learn: bool) -> None:
+    """Print the hardware that a node should have, as TOML.
+
+    PROFILE is a node type or a file; without it, the node types that are known are listed. With
+    --learn the profile is that of this node: save it, and name the file in checks.profile.
+    """
+    from pathlib import Path
+
+    from slurm_resilience.errors import NotFound, UsageError
+    from slurm_resilience.health import learn_profile, profile_files
+    from slurm_resilience.health.check import CheckContext
+
+    if learn and profile:
+        raise UsageError("--learn looks at this node: name no profile beside it")
+    if not learn and profile is None:
+        click.echo("\n".join(profile_files.shipped_profiles()))
+        return
+    if profile is not None:
+        click.echo(learn_profile.as_toml(profile_files.load_profile(profile)))
+        return
+    settings = cluster.config
+    learned, findings = learn_profile.learn(
+        CheckContext(Path(settings.agent.sysroot), settings.checks)
+    )
+    if findings:
+        raise UsageError(f"this node is not well, so it is no model: {findings[0].text}")
+    text = learn_profile.as_toml(learned)
+    if not text:
+        raise NotFound(
+            "this node has no GPU, Neuron or EFA device and no port that a profile names"
+        )
+    click.echo(text)

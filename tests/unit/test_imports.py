@@ -253,7 +253,7 @@ DOORS = {
         "diagnose",
         "journal",
     },
-    ("cli", "health"): {"coverage", "profile_files", "replay"},
+    ("cli", "health"): {"check", "coverage", "learn_profile", "profile_files", "replay"},
     ("cli", "resume"): {"main", "decide.signatures"},
     ("mesh", "wire"): {"frames"},
     ("demo", "controller"): {"journal"},

@@ -1,0 +1,67 @@
+"""Learn the profile of a node type from a node that is well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slurm_resilience.health.check import CheckContext, Unjudged
+from slurm_resilience.health.check_child import ChildProbes
+from slurm_resilience.health.checks.accelerator import neuron_devices
+from slurm_resilience.health.checks.gpu import gpu_health
+from slurm_resilience.health.checks.gpu.gpu_health import GpusHealth
+from slurm_resilience.health.checks.network import efa_devices, infiniband_ports
+from slurm_resilience.health.node_profile import NodeProfile
+from slurm_resilience.model import Finding
+
+
+def learn(context: CheckContext) -> tuple[NodeProfile, tuple[Finding, ...]]:
+    """Return the hardware of this node, and what is wrong with it.
+
+    Args:
+        context: its sysroot is looked at; NVML is asked in a process that can be killed.
+    """
+    findings: list[Finding] = []
+    neuron = neuron_devices.probe(context)
+    findings += neuron_devices.judge(neuron, context).findings
+    ports = infiniband_ports.probe(context)
+    rates = {port.rate.partition(" (")[0] for port in ports if port.is_up}
+    efa = efa_devices.probe(context)
+    gpus = _gpus(context)
+    findings += gpu_health.judge(gpus, context).findings if not gpus.error else ()
+    # Ports at different rates: which one a port should have is not to be told.
+    rate = rates.pop() if len(rates) == 1 and not efa else ""
+    profile = NodeProfile(
+        gpus=len(gpus.gpus) or None,
+        nvlinks=_same(up for up, _ in gpus.links),
+        pcie_width=_same(int(gpu.get("current_link_width") or 0) for gpu in gpus.gpus) or None,
+        efa_devices=efa or None,
+        neuron_devices=len(neuron) or None,
+        infiniband_rate=rate,
+    )
+    return profile, tuple(findings)
+
+
+def _gpus(context: CheckContext) -> GpusHealth:
+    try:
+        gpus = ChildProbes().probe(gpu_health.CHECK, context)
+    except Unjudged as reason:
+        return GpusHealth(error=str(reason))
+    assert isinstance(gpus, GpusHealth)
+    return gpus
+
+
+def _same(numbers: Iterable[int]) -> int | None:
+    """Return the number that all have; None when they differ, or there is none."""
+    found = set(numbers)
+    return found.pop() if len(found) == 1 else None
+
+
+def as_toml(profile: NodeProfile) -> str:
+    """Return a profile as the text of its file."""
+    lines = []
+    for name in NodeProfile.__struct_fields__:
+        value = getattr(profile, name)
+        if name == "name" or value in (None, ""):
+            continue
+        lines.append(f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}")
+    return "\n".join(lines)

@@ -94,6 +94,21 @@ class _Agent:
         self.findings: dict[tuple[str, str, str], Finding] = {}
         self.verdicts: dict[str, str] = {}
 
+    def view(self, name: str, now: float) -> AgentView:
+        """Return what is known of it at this moment (monotonic)."""
+        return AgentView(
+            node=name,
+            presence=self.presence,
+            silence=now - self.heard_at,
+            heard_at=self.heard_at,
+            boot_id=self.boot_id,
+            instance=self.instance,
+            findings=tuple(self.findings.values()),
+            unjudged=tuple(c for c, v in self.verdicts.items() if v == "unjudged"),
+            steady=now - self.steady_since,
+            reported=self.reported,
+        )
+
     def take(self, report: Report) -> None:
         """Take in what the node's checks and kernel log say."""
         if report.full:
@@ -212,21 +227,13 @@ class Registry:
         """Return every agent as it is now."""
         with self._lock:
             now = self._clock.monotonic()
-            return {
-                name: AgentView(
-                    node=name,
-                    presence=agent.presence,
-                    silence=now - agent.heard_at,
-                    heard_at=agent.heard_at,
-                    boot_id=agent.boot_id,
-                    instance=agent.instance,
-                    findings=tuple(agent.findings.values()),
-                    unjudged=tuple(c for c, v in agent.verdicts.items() if v == "unjudged"),
-                    steady=now - agent.steady_since,
-                    reported=agent.reported,
-                )
-                for name, agent in self._agents.items()
-            }
+            return {name: agent.view(name, now) for name, agent in self._agents.items()}
+
+    def agent(self, node: str) -> AgentView | None:
+        """Return one node's agent as it is now; None: it has none."""
+        with self._lock:
+            agent = self._agents.get(node)
+            return agent.view(node, self._clock.monotonic()) if agent is not None else None
 
     def any_silent(self, longer_than: float) -> bool:
         """Tell whether an agent is silent and was not stopped. Asked several times a second."""

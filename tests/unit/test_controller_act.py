@@ -64,6 +64,9 @@ class TestRegistry(Registry):
     def agents(self) -> dict[str, AgentView]:
         return self.views
 
+    def agent(self, node: str) -> AgentView | None:
+        return self.views.get(node)
+
     def supervisors(self, job: int) -> list[Any]:
         return self.peers.get(job, [])
 
@@ -284,6 +287,40 @@ def test_the_same_with_a_crash_after_each_step(tmp_path: Path, runs: dict[Path, 
     assert len(runs) == 1
     changes = [call[0] for call in sresctld.slurm.calls if call[0] != "set_comment"]
     assert changes == ["set_node", "shrink", "set_node", "set_node"]
+
+
+def test_a_node_that_beats_again_before_its_mark_is_left_alone(sresctld: Controller) -> None:
+    sresctld.is_dead("n3")
+    seen = sresctld.observe()
+    assert isinstance(seen, ClusterSnapshot)
+    said = decide(seen, diagnose(seen, sresctld.config), sresctld.config)
+    sresctld.registry.views["n3"] = agent("n3")
+    sresctld.actor.act(said.snapshot, said.actions, said.notes)
+    assert sresctld.slurm.calls == []
+    assert sresctld.events("detected") == []
+
+
+def test_a_node_that_reports_a_fault_before_its_resume_is_not_resumed(
+    sresctld: Controller, runs: dict[Path, Run]
+) -> None:
+    sresctld.is_dead("n3")
+    for _ in range(2):
+        sresctld.cycle()
+    (run,) = runs
+    runs[run] = Run("ended", 0, "", sresctld.clock.now())
+    sresctld.cycle()
+    sresctld.clock.pass_time(1)
+    sresctld.comes_back("n3")
+    seen = sresctld.observe()
+    assert isinstance(seen, ClusterSnapshot)
+    said = decide(seen, diagnose(seen, sresctld.config), sresctld.config)
+    assert any(isinstance(action, actions.ReturnNode) for action in said.actions)
+    sick = agent("n3", boot_id="boot-2", findings=(finding(),))
+    sresctld.registry.views["n3"] = sick
+    sresctld.actor.act(said.snapshot, said.actions, said.notes)
+    assert not sresctld.slurm.node("n3").is_available
+    sresctld.cycle()
+    assert sresctld.incident.state is NodeState.EMPTY
 
 
 def test_a_crash_between_shrink_and_mark(sresctld: Controller, runs: dict[Path, Run]) -> None:

@@ -264,6 +264,49 @@ def test_a_tripped_breaker_still_moves_supervised_jobs_off_dead_nodes() -> None:
     assert actions(marked, act.StartReplacement, settings_) == []
 
 
+def test_a_storm_marks_no_empty_nodes_for_jobs_that_look_for_none() -> None:
+    """A job that ends, runs again, or was made smaller by its owner needs no node of the storm."""
+    names = [f"n{i}" for i in range(1, 5)]
+    entry = msgspec.structs.replace(supervised(9, ("m1", "m2")), size=2)
+    at_nine = job(9, ("m1", "m2"))
+
+    def marked(the_job: Any, state: str = "IDLE", **more: Any) -> list[str]:
+        seen = world(
+            *[node(name, state) for name in names],
+            *[node(name, "ALLOCATED") for name in ("m1", "m2")],
+            jobs=(the_job,),
+            agents=(*[agent(name, silence=6.0) for name in names], agent("m1"), agent("m2")),
+            probes={name: probes("silent", "silent") for name in names},
+            **({"watched": (entry,)} | more),
+        )
+        return [mark.node for mark in actions(seen, act.MarkNode)]
+
+    replace_ = msgspec.structs.replace
+    assert marked(replace_(at_nine, state="COMPLETING")) == []
+    assert marked(replace_(at_nine, nodes=("m1",))) == []
+    requeue = PendingRequeue(9, "its node died", False, 0, NOW - 1.0)
+    assert marked(replace_(at_nine, restarts=1), pending_requeues={9: requeue}) == []
+    assert (
+        marked(replace_(at_nine, state="PENDING", nodes=()), pending_requeues={9: requeue}) == names
+    )
+    lost = (replace_(entry, lost=("m2",)),)
+    assert marked(replace_(at_nine, nodes=("m1",)), watched=lost) == names
+    # Slurm offers no node that is DOWN.
+    known = faults(*names, is_over=False)
+    assert marked(replace_(at_nine, nodes=("m1",)), "DOWN", watched=lost, faults=known) == []
+
+
+def test_a_node_goes_down_only_by_a_fresh_probe() -> None:
+    old = dead(silence=60.0) | {"probes": {"n1": probes("silent", "silent", ago=6.0)}}
+    seen = world(node(), **old)
+    assert actions(seen, act.MarkNode) == []
+    assert act.ProbeNode("n1", is_urgent=True) in decision(seen).actions
+    assert len(actions(world(node(), **dead()), act.MarkNode)) == 1
+    # It frees no job: what Slurm has DOWN already is marked at once.
+    is_down = world(node(state="DOWN", reason="Not responding"), **old)
+    assert len(actions(is_down, act.MarkNode)) == 1
+
+
 def test_the_breaker_closes_when_the_storm_is_over_for_a_while_or_a_person_says_so() -> None:
     tripped = BreakerState(NOW - 700.0, NOW - 599.0, "3 nodes")
     quiet = world(node(), agents=(agent(),), breaker=tripped)
@@ -1052,8 +1095,9 @@ def test_what_may_never_be_decided(seen: ClusterSnapshot) -> None:
     moves = {mark.node for mark in marks if only_supervised_on(seen, mark.node)}
     written_over = {n for n in seen.incidents if not seen.nodes[n].requested_action}
     found_new = [m for m in marks if m.node not in moves | written_over]
+    dying = {name for name, found in verdicts.items() if found.kind == "dead"}
     # Dead nodes without jobs are withheld from supervised jobs that look for nodes.
-    may_be_more = bool(moves) or marking._is_recovering(seen)
+    may_be_more = bool(moves) or marking._is_recovering(seen, dying)
     assert may_be_more or len(found_new) <= 2 * CONFIG.breaker.nodes_at_once
     for mark in marks:
         marked = seen.nodes[mark.node]

@@ -185,7 +185,6 @@ def test_a_node_that_begins_to_beat_between_decision_and_act(
     while not cluster.journal.incidents() or cluster.incident.state is not NodeState.EMPTY:
         cluster.cycle()
         cluster.clock.pass_time(0.25)
-        cluster.slurm.before["node"] = lambda: cluster.registry.views.update(n3=agent("n3"))
     for _ in range(4):
         cluster.slurm.before["node"] = lambda: cluster.registry.views.update(n3=agent("n3"))
         cluster.cycle()

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from slurm_resilience.cli.simulate import simulate as command
 from slurm_resilience.controller import diagnose
 from slurm_resilience.controller.act.actor import Actor
-from slurm_resilience.controller.decide import decision, node_events
+from slurm_resilience.controller.act.repair import RepairActs
+from slurm_resilience.controller.decide import breaker, decision, node_events
 from slurm_resilience.controller.journal import Journal
 from slurm_resilience.errors import UsageError
 from slurm_resilience.simulate.cluster import cluster_campaign
@@ -115,6 +116,20 @@ MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any], tuple[FaultKind, ...], 
         lambda self, _, action: self._reporter.event("alarm", action.text, node=action.node),
         (Kind.PERSON_DRAINS,),
         ClusterRule.ALARMS,
+    ),
+    "the breaker never trips": (
+        breaker,
+        "_excess",
+        lambda *_: "",
+        (Kind.STORM_OF_DEATHS, Kind.STORM_OF_BLIPS),
+        ClusterRule.MOST_MARKS,
+    ),
+    "a node that beats again is set DOWN": (
+        RepairActs,
+        "beats",
+        lambda *_: False,
+        (Kind.STORM_OF_BLIPS, Kind.SLURM_SLOW),
+        ClusterRule.LIVING_DOWN,
     ),
     "no program is ever judged": (
         node_events,

@@ -70,6 +70,9 @@ class NodeActs:
             reason = node.reason or "no reason"
             log.info("%s changed to %s (%s) meanwhile: not marked", node.name, node.state, reason)
             return
+        if action.kind == "dead" and not node.is_down and self._repair.beats(snapshot, node.name):
+            log.info("%s: its sresd beats meanwhile: not marked", node.name)
+            return
         incident = self._incident_for(snapshot, action) if action.action else None
         number = incident.id if incident else 0
         for job_id in action.requeued:

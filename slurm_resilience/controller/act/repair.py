@@ -118,7 +118,7 @@ class RepairActs:
         Returns:
             The news that speaks against it; empty: none.
         """
-        present = msgspec.structs.replace(snapshot, agents=self._registry.agents())
+        present = self._present(snapshot, node.name)
         if is_speaking(present, self._config.detect, node.name):
             return "" if open_findings(present, node.name) else "its sresd beats"
         newest = next(iter(reversed(self._prober.results().get(node.name, ()))), None)
@@ -129,6 +129,16 @@ class RepairActs:
         if answer is None:
             return "slurmd's port could not be tried"
         return "slurmd's port answers" if answer == "answered" else ""
+
+    def beats(self, snapshot: ClusterSnapshot, name: str) -> bool:
+        """Tell whether a node's sresd beats now, whatever the snapshot shows."""
+        return is_speaking(self._present(snapshot, name), self._config.detect, name)
+
+    def _present(self, snapshot: ClusterSnapshot, name: str) -> ClusterSnapshot:
+        """Return the snapshot with what one node's sresd has said meanwhile."""
+        agent = self._registry.agent(name)
+        agents = {name: agent} if agent is not None else {}
+        return msgspec.structs.replace(snapshot, agents=agents)
 
     def _earlier_run(self, incident: Incident) -> Path | None:
         """Return a run for this node that has not ended: a person stopped it, or took the node."""
@@ -152,6 +162,10 @@ class RepairActs:
             known = snapshot.incidents[action.node]
             if is_kept_instead(node, known.action, snapshot.site.slurm_users):
                 log.info("%s is kept out meanwhile: %s: not resumed", node.name, node.reason)
+                return
+            found = open_findings(self._present(snapshot, node.name), node.name)
+            if found:
+                log.info("%s has %s meanwhile: not resumed", node.name, found[0].text)
                 return
             text = "state=resume"
             self._reporter.event("resuming", text, node=node.name, incident=action.incident)

@@ -84,6 +84,7 @@ def decide(
     at_rest = {name: last for name, last in snapshot.at_rest.items() if name not in released}
     snapshot = msgspec.structs.replace(snapshot, at_rest=at_rest)
     marking = marks(snapshot, judged, config)
+    probes += marking.looks
     actions: list[Action] = [*probes, *answers, *marking.marks, *marking.alarms]
     storm = breaker.alarm(review.state, review.faults)
     actions += [storm] if storm is not None and not _is_without_any(config) else []
@@ -97,6 +98,7 @@ def decide(
     actions += near_misses(snapshot)
     actions += leaked_gres(snapshot)
     would = would_mark(snapshot, judged, config)
+    actions += would.looks
     for observed in observe_only(snapshot, judged, config, would):
         if isinstance(observed, ProbeNode):
             actions.append(observed)

@@ -73,13 +73,18 @@ def _requeued_by_slurm(snapshot: ClusterSnapshot) -> Iterator[KeepPendingRequeue
             )
 
 
+def runs_again(job: Job, requeue: PendingRequeue) -> bool:
+    """Tell whether a requeued job has come to its next run."""
+    return job.state == "RUNNING" and job.restarts > requeue.restarts_before
+
+
 def _follow(snapshot: ClusterSnapshot, pending_requeue: PendingRequeue) -> Iterator[Action]:
     """Bring a requeued job to its next run, or leave it after `FOLLOW_SECONDS`."""
     job = snapshot.jobs.get(pending_requeue.job)
     since = snapshot.now - pending_requeue.since
     if job is None:
         yield EndPendingRequeue(pending_requeue.job, "the job is gone")
-    elif job.state == "RUNNING" and job.restarts > pending_requeue.restarts_before:
+    elif runs_again(job, pending_requeue):
         yield EndPendingRequeue(job.id, f"runs again {since:.1f} s after")
     elif since > FOLLOW_SECONDS:
         # Also one that is PENDING: it may start, and waits for nodes like any other.

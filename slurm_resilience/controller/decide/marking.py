@@ -8,14 +8,23 @@ from math import inf
 from typing import NamedTuple
 
 from slurm_resilience.config import Config, RecoveryMode
-from slurm_resilience.controller.actions import MarkNode, OpenRequested, RaiseAlarm, ShrinkJob
+from slurm_resilience.controller.actions import (
+    MarkNode,
+    OpenRequested,
+    ProbeNode,
+    RaiseAlarm,
+    ShrinkJob,
+)
 from slurm_resilience.controller.decide.breaker import SHOWN_NODES
 from slurm_resilience.controller.decide.escalation import escalated
+from slurm_resilience.controller.decide.jobs import runs_again
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import Job, Node
 
+FRESH_SECONDS = 5.0
+"""A node that Slurm has in service is set DOWN only by a probe that ended within this time."""
 FEW_NODES = 8
 """So many can be marked before supervised jobs are moved, without delaying the move."""
 
@@ -34,6 +43,8 @@ class Marking(NamedTuple):
     left: frozenset[str] = frozenset()
     """Nodes that are dead, and not marked because that would end jobs which no supervisor keeps
     alive. Supervised jobs must leave them."""
+    looks: tuple[ProbeNode, ...] = ()
+    """Nodes that would be marked, and whose last probe is too old for that."""
 
 
 def marks(
@@ -80,21 +91,24 @@ def _chosen(snapshot: ClusterSnapshot, config: Config, faulty: list[NodeDiagnosi
         return Marking()
     jobs_on = _jobs_on(snapshot, {d.node for d in faulty})
     alarms: list[RaiseAlarm] = []
-    waiting, moves, others, long_down = list[NodeDiagnosis](), [], [], []
+    waiting, moves, others = list[NodeDiagnosis](), list[NodeDiagnosis](), list[NodeDiagnosis]()
+    long_down, looks = list[NodeDiagnosis](), list[NodeDiagnosis]()
     for diagnosis in faulty:
         occupants = jobs_on[diagnosis.node]
         if diagnosis.kind == "dead" and _must_wait(snapshot, config, diagnosis, occupants):
             waiting.append(diagnosis)
         elif diagnosis.kind == "dead" and _is_a_move(snapshot, diagnosis, occupants):
             # Part of moving supervised jobs off a node that is proven dead: nothing else suffers.
-            moves.append(diagnosis)
+            (looks if _is_outdated(snapshot, diagnosis) else moves).append(diagnosis)
         elif snapshot.nodes[diagnosis.node].is_down and not _is_counted(snapshot, diagnosis.node):
             long_down.append(diagnosis)
         else:
             others.append(diagnosis)
     if snapshot.memory.breaker.is_tripped:
         empty = [d for d in others if d.kind == "dead" and not jobs_on[d.node]]
-        is_needed = bool(moves) or _is_recovering(snapshot)
+        empty = [d for d in empty if not snapshot.nodes[d.node].is_down]
+        dead = {d.node for d in faulty if d.kind == "dead"}
+        is_needed = bool(moves) or _is_recovering(snapshot, dead)
         # Else Slurm would offer them to the jobs that move. It ends no job, and a node that lives
         # again is given back. Few of them go first, so that none is offered meanwhile.
         others = empty if is_needed else []
@@ -105,13 +119,27 @@ def _chosen(snapshot: ClusterSnapshot, config: Config, faulty: list[NodeDiagnosi
         alarms += withheld
     if waiting:
         alarms.append(_about_waiting(snapshot, config, waiting))
-    chosen = [*moves, *others]
+    looks += [d for d in others if _is_outdated(snapshot, d)]
+    chosen = [d for d in (*moves, *others) if d not in looks]
     dying = frozenset(d.node for d in chosen if d.kind == "dead")
     return Marking(
         tuple(_mark(snapshot, snapshot.nodes[d.node], d, dying) for d in chosen),
         tuple(alarms),
         frozenset(d.node for d in waiting),
+        tuple(ProbeNode(d.node, is_urgent=True) for d in looks),
     )
+
+
+def _is_outdated(snapshot: ClusterSnapshot, diagnosis: NodeDiagnosis) -> bool:
+    """Tell whether a node that is to go DOWN may live again: nothing was heard of it lately.
+
+    A node that was found dead is not probed any more. Minutes later, when the breaker closes or
+    Slurm has put it back into service, that says nothing.
+    """
+    newest = next(iter(reversed(snapshot.probes.get(diagnosis.node, ()))), None)
+    age = snapshot.moment - newest.ended if newest is not None else inf
+    goes_down = diagnosis.kind == "dead" and not snapshot.nodes[diagnosis.node].is_down
+    return goes_down and age > FRESH_SECONDS
 
 
 def _jobs_on(snapshot: ClusterSnapshot, names: Collection[str]) -> dict[str, list[Job]]:
@@ -159,17 +187,30 @@ def _is_a_move(
     return is_needed and is_harmless and not snapshot.nodes[diagnosis.node].is_down
 
 
-def _is_recovering(snapshot: ClusterSnapshot) -> bool:
-    """Tell whether a supervised job looks for nodes in exchange, or waits for its next run."""
+def _is_recovering(snapshot: ClusterSnapshot, dead: Collection[str]) -> bool:
+    """Tell whether a supervised job looks for nodes in exchange, or waits for its next run.
+
+    One that ends by itself, that waits in the queue like any other, or that its owner made smaller
+    does not.
+    """
     for entry in snapshot.supervised.values():
         job = snapshot.jobs.get(entry.job)
         if job is None:
             continue
-        if job.id in snapshot.pending_requeues or job.state in ("PENDING", "COMPLETING"):
+        requeue = snapshot.pending_requeues.get(job.id)
+        if requeue is not None and not runs_again(job, requeue):
             return True
-        if len(job.nodes) < entry.size:
+        if job.state == "RUNNING" and entry.lost and len(job.nodes) < entry.size:
+            return True
+        held = {*job.nodes, *entry.lost}
+        if job.state == "COMPLETING" and any(_is_gone(snapshot, dead, name) for name in held):
             return True
     return False
+
+
+def _is_gone(snapshot: ClusterSnapshot, dead: Collection[str], name: str) -> bool:
+    node = snapshot.nodes.get(name)
+    return name in dead or node is None or node.is_down
 
 
 def _is_counted(snapshot: ClusterSnapshot, name: str) -> bool:

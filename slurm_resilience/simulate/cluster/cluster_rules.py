@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from slurm_resilience.config import Config
-from slurm_resilience.controller.decide.node_lifecycle import NodeState
-from slurm_resilience.controller.journal import Incident
+from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
+from slurm_resilience.controller.journal import HOUR_SECONDS, Incident
 from slurm_resilience.model import Job, Node
 from slurm_resilience.simulate.cluster.sim_host import SimHost, SimRun
 from slurm_resilience.simulate.cluster.sim_machine import Path, Power, SimMachine
@@ -27,6 +27,8 @@ SEEN_SECONDS = 2.5
 LAUNCH_SECONDS = 1.0
 """Known, and not mended: a supervised job is taken off a dead node, Slurm starts a waiting job
 there at once, and the DOWN that follows ends it. A job younger than this is not counted."""
+ANSWERS_SECONDS = 10.0
+"""A node that has answered probes for so long is known to live."""
 STALE_SECONDS = 1.0
 """An act may rest on a look that is so old."""
 NOTICED_SECONDS = 60.0
@@ -42,6 +44,7 @@ class ClusterRule(enum.StrEnum):
     LIVING_NODE = "no node that lives and is healthy is replaced, unless a person asked for it"
     PERSONS_NODE = "no node of a person is touched"
     ONCE = "no intent acts twice"
+    LIVING_DOWN = "no node that beats or answers probes is set DOWN as dead"
     MOST_PROGRAMS = "no more programs run than replace.max_running"
     MOST_MARKS = "no more nodes are marked within the window than the ceiling allows"
     PROGRAM_ENDED = "no running program is ended without a person's word"
@@ -115,9 +118,9 @@ class ClusterRules:
         self._note = note
         self.broken: list[Broken] = []
         self.people = PeoplesWords()
-        self._marks: dict[bool, deque[tuple[float, str]]] = {}
+        self.breaker = BreakerView()
         self._intents: set[str] = set()
-        self._alarms: dict[str, deque[float]] = {}
+        self._written = WrittenEvents()
         self._open_for: dict[int, float] = {}
         """Seconds for which an incident was open with nothing in its way."""
         self._bad_since = WellKnown()
@@ -140,6 +143,8 @@ class ClusterRules:
         self._acts(name)
         self._touches(before, after)
         is_mark = after.reason.startswith("Action:") and not self.people.asks(name)
+        if is_mark and after.is_down and not before.is_down:
+            self._sets_down(name)
         if is_mark and not before.reason.startswith("Action:"):
             self._count_mark(before)
             self._overrules(before)
@@ -208,9 +213,10 @@ class ClusterRules:
             self._break(
                 ClusterRule.LIVING_NODE, f"{name} has lived and been healthy for {healthy:.1f} s"
             )
-        took = self._schedule.now - self.people.rebooting.get(name, -1e9)
-        if machine.power is Power.BOOTING and took < self._config.replace.silent_for:
-            text = f"{name} has been in its POST for {took:.0f} s"
+        silence = self._schedule.now - machine.seen_at
+        is_rebooted = machine.power is Power.BOOTING and name in self.people.rebooting
+        if is_rebooted and silence < self._config.replace.silent_for:
+            text = f"{name} has been silent for {silence:.0f} s"
             self._break(ClusterRule.REBOOTING_NODE, text)
 
     def run_terminated(self, run: SimRun) -> None:
@@ -228,9 +234,11 @@ class ClusterRules:
             self._note(f"journal: {kind} {node} {text[:140]}")
         elif incident or kind == "requeue":
             self._note(f"journal: {kind} {node}{f' job {job}' if job else ''} {text[:100]}")
+        if kind == NodeEvent.REPLACING:
+            self._written.starts.append(self._schedule.now)
         if kind != "alarm":
             return
-        times = self._alarms.setdefault(node or (f"job {job}" if job else ""), deque())
+        times = self._written.alarms.setdefault(node or (f"job {job}" if job else ""), deque())
         times.append(self._schedule.now)
         while times[0] < self._schedule.now - ALARMS_SECONDS:
             times.popleft()
@@ -265,6 +273,8 @@ class ClusterRules:
         if node.is_down or node.is_fail or node.is_drain or name in self.people.reserved:
             return
         since = self._bad_since.dead.get(name)
+        if since is not None:
+            since = max(since, self.people.last_word.get(name, 0.0))
         is_free = all(job.id in supervised for job in self._slurm.jobs_on(name))
         if since is not None and now - since > NOTICED_SECONDS + NOT_RESPONDING_SECONDS and is_free:
             self._break(ClusterRule.DEAD_UNNOTICED, f"{name} has been dead for {now - since:.0f} s")
@@ -305,9 +315,10 @@ class ClusterRules:
             last: the state of each node that has had an incident.
         """
         now, replace = self._schedule.now, self._config.replace
-        lately = [run for run in self._host.runs.values() if now - run.began < 3600.0]
+        # What the hour has kept waiting may have begun a moment ago.
+        lately = [at for at in self._written.starts if now - at < HOUR_SECONDS + self._bound()]
         for incident in incidents:
-            if incident.state.waits_for_repair and len(lately) >= replace.max_per_hour:
+            if len(lately) >= replace.max_per_hour:
                 continue  # it has to wait for the hour's end
             self._break(
                 ClusterRule.AS_IT_SHOULD_BE,
@@ -342,6 +353,15 @@ class ClusterRules:
             passed = self._schedule.now - pause
             self._break(ClusterRule.PAUSE, f"{name} is acted on {passed:.1f} s after a pause")
 
+    def _sets_down(self, name: str) -> None:
+        """Check that a node which is set DOWN was not seen to live."""
+        machine, now = self._machines[name], self._schedule.now
+        beats = now - machine.agent.connected_at if machine.agent.speaks else 0.0
+        answers = now - machine.answers_since if machine.reaches(Path.PROBES) else 0.0
+        if max(beats - SEEN_SECONDS, answers - ANSWERS_SECONDS) > 0.0:
+            text = f"{name} beats for {beats:.1f} s, answers for {answers:.1f} s"
+            self._break(ClusterRule.LIVING_DOWN, text)
+
     def _touches(self, before: Node, after: Node) -> None:
         hold = self.people.hold(after.name)
         if hold is None:
@@ -362,7 +382,7 @@ class ClusterRules:
 
     def _gives_back(self, name: str) -> None:
         machine, told = self._machines[name], self._unanswered(name)
-        if machine.lives and any(self._schedule.now - at > SEEN_SECONDS for at in told):
+        if machine.lives and any(at < self._slurm.set_at for at in told):
             self._break(ClusterRule.RESUMED_SICK, f"{name} has {machine.fault} in its present boot")
 
     def _unanswered(self, name: str) -> list[float]:
@@ -387,14 +407,17 @@ class ClusterRules:
         now, name = self._schedule.now, before.name
         jobs = self._slurm.jobs_on(name)
         is_moved = bool(jobs) or now - self._bad_since.emptied.get(name, -1e9) < 3 * STALE_SECONDS
-        is_dead = not self._machines[name].reaches(Path.BEATS)
+        is_dead = not self._machines[name].agent.speaks
         is_supervised = all(job.id in self._supervisors.announced for job in jobs)
         if is_dead and is_moved and is_supervised:
             return
+        is_offered = is_dead and not jobs and not before.is_down
+        if is_offered and self.breaker.is_tripped() and self._is_any_recovering():
+            return  # Slurm must not offer the dead node to a job that looks for another one
         if now - self.people.reset_at < self._config.breaker.window:
             return  # by the word of a person, all that had waited goes on
         # Those that Slurm had DOWN before are counted by themselves.
-        marks = self._marks.setdefault(before.is_down, deque())
+        marks = self.breaker.marks.setdefault(before.is_down, deque())
         marks.append((now, name))
         while marks[0][0] < now - self._config.breaker.window:
             marks.popleft()
@@ -405,6 +428,17 @@ class ClusterRules:
                 f"{len(marked)} of {len(self._machines)} nodes within "
                 f"{self._config.breaker.window:.0f} s: {' '.join(sorted(marked))}",
             )
+
+    def _is_any_recovering(self) -> bool:
+        """Tell whether a supervised job must leave a dead node, or waits for a run or for nodes in
+        exchange."""
+        for number in self._supervisors.announced:
+            job = self._slurm.find_job(number)
+            nodes = job.nodes if job is not None else ()
+            is_lost = any(not self._machines[name].agent.speaks for name in nodes)
+            if is_lost or number in self._supervisors.asked or self._slurm.lacks_nodes(number):
+                return True
+        return False
 
     def _ceiling(self) -> int:
         return self._config.breaker.nodes_at_once
@@ -487,3 +521,22 @@ class WellKnown:
                 self.dead.pop(name, None)
             else:
                 self.dead.setdefault(name, now)
+
+
+class BreakerView:
+    """The breaker, and the marks that it should count."""
+
+    def __init__(self) -> None:
+        self.is_tripped: Callable[[], bool] = lambda: False
+        self.marks: dict[bool, deque[tuple[float, str]]] = {}
+        """Nodes that were marked, each with its time; those apart that Slurm had DOWN before."""
+
+
+class WrittenEvents:
+    """Events that the journal got, and when."""
+
+    def __init__(self) -> None:
+        self.starts: list[float] = []
+        """The starts of programs."""
+        self.alarms: dict[str, deque[float]] = {}
+        """By node."""

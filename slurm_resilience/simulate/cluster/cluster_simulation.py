@@ -101,6 +101,7 @@ class SimDialer:
         started = clock.monotonic()
         machine = self._at_address[address]
         if machine.reaches(Path.PROBES):
+            machine.seen_at = schedule.now
             schedule.after(CALL_SECONDS, done, started, "answered")
         else:
             schedule.after(PROBE_SECONDS, done, started, "silent")
@@ -209,6 +210,7 @@ class SimCluster:
         self.host.boundary = self.daemon.boundary
         self.database.boundary = self.daemon.boundary
         self.database.written = rules.event_written
+        rules.breaker.is_tripped = self.daemon.is_tripped
         self.clock.stride, self.clock.waited = self.daemon.stride, self.beat
         for machine in self.machines.values():
             machine.agent.start(self._random.uniform(0.1, 4.0))

@@ -10,12 +10,6 @@ from collections.abc import Mapping
 from slurm_resilience.simulate.cluster.cluster_faults import FaultKind
 
 NOT_BORNE: Mapping[FaultKind, str] = {
-    FaultKind.STORM_OF_DEATHS: (
-        "nodes of jobs that are being requeued already are marked past the ceiling of the breaker"
-    ),
-    FaultKind.STORM_OF_BLIPS: (
-        "nodes of jobs that are being requeued already are marked past the ceiling of the breaker"
-    ),
     FaultKind.PERSON_PUTS_BACK: (
         "a finding that a person answers by a resume is marked once more in the same cycle"
     ),

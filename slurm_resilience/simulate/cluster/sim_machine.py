@@ -116,6 +116,10 @@ class SimMachine:
         self.fault: Severity | None = None
         """The hardware's fault: it shows in each boot, until the machine is replaced (or, where it
         asks for a reboot, until one)."""
+        self.seen_at = 0.0
+        """When it last gave sresctld a sign of life: a beat, or the answer to a probe."""
+        self.answers_since = 0.0
+        """Since when it answers probes, while it does."""
         self.agent = Agent(self)
 
     # -- facts --------------------------------------------------------------------------------
@@ -173,6 +177,7 @@ class SimMachine:
         if self.power is not Power.BOOTING or boot_id != self.boot_id:
             return
         self.power = Power.ON
+        self.answers_since = self._schedule.now
         if self.fault is Severity.REBOOT:
             self.fault = None
         if Path.SLURM not in self.cut:
@@ -204,6 +209,8 @@ class SimMachine:
 
     def _mend(self, paths: frozenset[Path]) -> None:
         self.cut -= paths
+        if Path.PROBES in paths:
+            self.answers_since = self._schedule.now
         if Path.SLURM in paths and self.lives:
             self._contact(self.name, True)
         if Path.BEATS in paths:
@@ -282,6 +289,7 @@ class Agent:
         connection = self.connection
         if connection is not None and self._machine.reaches(Path.BEATS) and self._is_open():
             self._seq += 1
+            self._machine.seen_at = self._machine.schedule.now
             self._machine.endpoint.received(connection, Beat(self._seq))
 
     def find(self, severity: Severity, boot_id: str) -> None:

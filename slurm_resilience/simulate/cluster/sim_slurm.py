@@ -114,6 +114,8 @@ class SimSlurm:
         """When sresctld last began to read each node by itself."""
         self.listed_at = 0.0
         """When sresctld last began to list all nodes."""
+        self.set_at = 0.0
+        """When sresctld last began to set a node."""
 
     # -- the world ----------------------------------------------------------------------------
 
@@ -165,6 +167,13 @@ class SimSlurm:
         """Return a job as it is now."""
         entry = self._jobs.get(job_id)
         return entry.job if entry else None
+
+    def lacks_nodes(self, job_id: int) -> bool:
+        """Tell whether a job was requeued, or has fewer nodes than it was submitted for."""
+        entry = self._jobs.get(job_id)
+        if entry is None or (entry.completing and not entry.then):
+            return False
+        return entry.job.state != "RUNNING" or len(entry.job.nodes) < entry.wants
 
     def jobs_on(self, name: str) -> list[Job]:
         """Return the jobs that run or complete on a node."""
@@ -226,7 +235,7 @@ class SimSlurm:
             if forgives and not flags & {"DRAIN", "FAIL"}:
                 self._write(node, "IDLE", flags, "", SLURM)
             elif forgives:
-                self._write(node, "IDLE", flags, node.reason, node.reason_by, node.reason_at)
+                self._write(node, "IDLE", flags, node.reason, SLURM)
             else:
                 self._keep(msgspec.structs.replace(node, flags=flags))
         elif rebooted and mode < 2 and self.jobs_on(name):
@@ -314,6 +323,7 @@ class SimSlurm:
         )
 
     def set_node(self, names: Sequence[str], *, state: str = "", reason: str = "") -> None:
+        self.set_at = self._schedule.now
         self._enter()
         self.set_by(SRESCTLD, names, state=state, reason=reason)
 
@@ -420,15 +430,18 @@ class SimSlurm:
         flags: frozenset[str],
         reason: str,
         author: str,
-        at: str | None = None,
     ) -> None:
+        """Write a node's state, with a reason of the author's or with the one that it has."""
+        by, at = author if reason else "", f"{self._schedule.now:.0f}" if reason else ""
+        if author == SLURM and reason == node.reason:
+            by, at = node.reason_by, node.reason_at
         after = msgspec.structs.replace(
             node,
             base=base,
             flags=flags,
             reason=reason,
-            reason_by=author if reason else "",
-            reason_at=(f"{self._schedule.now:.0f}" if at is None else at) if reason else "",
+            reason_by=by,
+            reason_at=at,
             reason_unclear=node.reason_unclear and reason == node.reason,
         )
         self._keep(after)
@@ -481,10 +494,8 @@ class SimSlurm:
         if node.is_down:
             return
         # Slurm writes its own text only where there is none.
-        reason, author, at = node.reason, node.reason_by, node.reason_at
-        if not reason:
-            reason, author, at = NOT_RESPONDING, SLURM, f"{self._schedule.now:.0f}"
-        self._write(node, "DOWN", node.flags | {"NOT_RESPONDING"}, reason, author, at)
+        reason = node.reason or NOT_RESPONDING
+        self._write(node, "DOWN", node.flags | {"NOT_RESPONDING"}, reason, SLURM)
         self._lost(name, SLURM)
         self._settle(name)
         self._end_completing()

@@ -35,6 +35,8 @@ class SimSupervisors:
         """Jobs with a supervisor, as their owners submitted them."""
         self.announced: set[int] = set()
         """Those that sresctld has been told of."""
+        self.asked: set[int] = set()
+        """Those that have asked for a requeue in their present run."""
         self.started_at: dict[int, float] = {}
         """When each job's run began."""
         self._attempts: dict[int, int] = {}
@@ -43,6 +45,7 @@ class SimSupervisors:
     def job_started(self, job: Job) -> None:
         """Start the supervisor of a job that runs, if it has one."""
         self.started_at[job.id] = self._schedule.now
+        self.asked.discard(job.id)
         if job.id in self.jobs:
             self._attempts[job.id] = 0
             self._connections.pop(job.id, None)
@@ -101,6 +104,7 @@ class SimSupervisors:
             connection = self._connection(job)
             if job.batch_host in bad or not keep or not self._slurm.settings.permits_expansion:
                 if connection is not None:
+                    self.asked.add(job_id)
                     self._endpoint.received(connection, RequeueRequest("a node must be left"))
                 return
             self._slurm.shrink_by_owner(job_id, keep)

@@ -16,9 +16,7 @@ from slurm_resilience.simulate.cluster.cluster_campaign import (
     run_controller_campaign,
     shorten,
 )
-from slurm_resilience.simulate.cluster.cluster_faults import FaultKind
 from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluster
-from slurm_resilience.simulate.cluster.known_faults import KINDS
 from slurm_resilience.simulate.invariants import InvariantBroken
 from slurm_resilience.simulate.mesh_simulation import simulate as simulate_one
 from slurm_resilience.simulate.resume.resume_campaign import ResumeFigures, run_resume_campaign
@@ -52,23 +50,15 @@ class InvariantsBroken(SresError):
     help="Keep the figures here; a second call goes on where the first one stopped.",
 )
 @click.option("--trace", is_flag=True, help="Replay one seed, and print all that happens.")
-@click.option(
-    "--all-faults",
-    is_flag=True,
-    help="Clusters: also the kinds of faults that sresctld is known not to bear yet.",
-)
-def simulate(
-    only: str, seed: int, runs: int, jobs: int, output: Path | None, trace: bool, all_faults: bool
-) -> None:
+def simulate(only: str, seed: int, runs: int, jobs: int, output: Path | None, trace: bool) -> None:
     """Run trainings, clusters or supervised sruns on a simulated clock under faults, and check
     rules after each event.
 
     A run is a function of its seed: `sres simulate --seed S --trace` replays it.
     """
-    kinds = tuple(FaultKind) if all_faults else KINDS
     if only == "controller":
         if trace:
-            _replay_cluster(seed, kinds)
+            _replay_cluster(seed)
             return
         clusters = run_controller_campaign(
             seed,
@@ -77,7 +67,6 @@ def simulate(
             file=output,
             clock=SYSTEM_CLOCK.monotonic,
             progress=_progress(_cluster_line),
-            kinds=kinds,
         )
         click.echo(cluster_report(clusters))
         _judge(clusters.controller_runs, clusters.controller_failures, "--only controller ")
@@ -147,13 +136,13 @@ def _replay(seed: int) -> None:
     click.echo("\n".join([*trace, last]))
 
 
-def _replay_cluster(seed: int, kinds: tuple[FaultKind, ...]) -> None:
+def _replay_cluster(seed: int) -> None:
     """Print what happens in a cluster; of a broken rule the shortest story."""
     trace: list[str] = []
-    run = simulate_cluster(seed, trace, kinds=kinds)
+    run = simulate_cluster(seed, trace)
     if run.broken:
         trace.clear()
-        run = simulate_cluster(seed, trace, faults=shorten(seed, kinds))
+        run = simulate_cluster(seed, trace, faults=shorten(seed))
     said = [f"a rule was broken: {broken.rule}: {broken.text}" for broken in run.broken]
     last = f"{run.nodes} nodes, {len(run.faults)} faults, {run.cycles} cycles: no rule was broken"
     click.echo("\n".join([*trace, *(said or [last])]))

@@ -7,6 +7,7 @@ outcome is what an act reports of a node: the journal turns it into the node's n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -16,6 +17,7 @@ from slurm_resilience.controller.journal import (
     NO_FACTS,
     BreakerState,
     Fault,
+    FindingOfBoot,
     IncidentFacts,
     KnownAgent,
     ObservedFault,
@@ -201,6 +203,28 @@ class NoteMissing(msgspec.Struct, frozen=True, tag=True):
     since: float
 
 
+class NoteKept(msgspec.Struct, frozen=True, tag=True):
+    """A person keeps a node without an incident out of service, or does so no more."""
+
+    node: str
+    is_kept: bool
+
+
+class NoteAnswered(msgspec.Struct, frozen=True, tag=True):
+    """A person has put a node back into service: what is found on it is answered."""
+
+    node: str
+    findings: Mapping[FindingOfBoot, float]
+    """Each with the time that it was found (by the node's clock)."""
+
+
+class DropAnswers(msgspec.Struct, frozen=True, tag=True):
+    """Forget that a person answered these findings: they are over, and new when found once more."""
+
+    node: str
+    findings: tuple[FindingOfBoot, ...]
+
+
 class NoteFault(msgspec.Struct, frozen=True, tag=True):
     """Remember a fault, or its end, for the breaker."""
 
@@ -233,6 +257,9 @@ Note = (
     | NoteAgent
     | DropAgent
     | NoteMissing
+    | NoteKept
+    | NoteAnswered
+    | DropAnswers
     | NoteFault
     | NoteBreaker
     | NoteObserved

@@ -7,12 +7,13 @@ function of one node's `NodeCase`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from slurm_resilience.config import Config, DetectSettings
+from slurm_resilience.controller.journal import FindingOfBoot
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.probe import ProbeResult
 from slurm_resilience.controller.registry import AgentView
@@ -72,6 +73,9 @@ _OWN = "|".join(
 _SLURMS_OWN = re.compile(rf"(?:{_OWN})(?:(?:, | : )(?:{_OWN}))*")
 _ADDED_BY_SLURM = re.compile(rf"(?: : (?:{_OWN}))*")
 MIN_SILENT_PROBES = 2
+RECURS_AFTER_SECONDS = 60.0
+"""A line of the kernel log that is this much younger than the answered one is a new fault. Lines
+that are closer belong together, and clocks are set."""
 NEVER_HEARD_SECONDS = 600.0
 """The silence of a node that no sresd reports for, and that does not answer Slurm either."""
 
@@ -225,17 +229,27 @@ def is_speaking(snapshot: ClusterSnapshot, detect: DetectSettings, name: str) ->
 def open_findings(snapshot: ClusterSnapshot, name: str) -> tuple[Finding, ...]:
     """Return the faults of a node's present boot that no person has answered.
 
-    The kernel log keeps its lines: an administrator who resumed the node has answered them.
+    The kernel log keeps its lines: an administrator who resumed the node has answered them, until
+    the kernel writes such a line once more.
     """
     agent = snapshot.agents.get(name)
     if agent is None:
         return ()
-    answered = snapshot.memory.acknowledged.get(name, frozenset())
+    answered = snapshot.memory.acknowledged.get(name, {})
     return tuple(
         found
         for found in agent.findings
-        if found.severity in FAULTY and (agent.boot_id, *found.key) not in answered
+        if found.severity in FAULTY and not _is_answered(agent, found, answered)
     )
+
+
+def _is_answered(agent: AgentView, found: Finding, answered: Mapping[FindingOfBoot, float]) -> bool:
+    at = answered.get((agent.boot_id, *found.key))
+    if at is None:
+        return False
+    # A check finds the same trouble in each round, and its answer ends when it finds it no more.
+    is_of_a_check = found.check in agent.judged or found.check in agent.unjudged
+    return is_of_a_check or found.at - at <= RECURS_AFTER_SECONDS
 
 
 def is_a_persons(node: Node, slurm_users: Collection[str] = SLURM_USERS) -> bool:

@@ -231,8 +231,11 @@ class EventFilter(msgspec.Struct, frozen=True):
 class JournalMemory(msgspec.Struct, frozen=True):
     """The memory of the diagnosis, the ceilings and the breaker."""
 
-    acknowledged: Mapping[str, frozenset[FindingOfBoot]] = {}
-    """Findings of each node that a person has answered, each with the boot it was found in."""
+    acknowledged: Mapping[str, Mapping[FindingOfBoot, float]] = {}
+    """Findings of each node that a person has answered, each with the boot and the time (of the
+    node's clock) that it was found in."""
+    kept: frozenset[str] = frozenset()
+    """Nodes without an incident that a person keeps out of service."""
     flaps: Mapping[str, int] = {}
     """Returns of each node by itself, counted within `recovery.flap_window`."""
     starts: tuple[tuple[float, str], ...] = ()
@@ -268,9 +271,10 @@ CREATE TABLE IF NOT EXISTS agents (node TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS events_kind ON events (kind, at);
 CREATE INDEX IF NOT EXISTS events_job ON events (job, id) WHERE job > 0;
 CREATE INDEX IF NOT EXISTS events_incident ON events (incident, id) WHERE incident > 0;
-CREATE TABLE IF NOT EXISTS acknowledged (
+CREATE TABLE IF NOT EXISTS answered (
   node TEXT NOT NULL, boot TEXT NOT NULL, name TEXT NOT NULL, subject TEXT NOT NULL,
-  code TEXT NOT NULL, PRIMARY KEY (node, boot, name, subject, code));
+  code TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (node, boot, name, subject, code));
+CREATE TABLE IF NOT EXISTS kept (node TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS missing (node TEXT PRIMARY KEY, since REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS faults (node TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS observed (
@@ -598,6 +602,7 @@ class Journal:
         """Return what still counts at this moment (epoch)."""
         return JournalMemory(
             self.acknowledged(),
+            self.kept(),
             self.flaps(now - flap_window),
             self.starts(now - HOUR_SECONDS),
             self.faults(),
@@ -608,24 +613,45 @@ class Journal:
             self.starts(now - HOUR_SECONDS, WOULD_REPLACE),
         )
 
-    def acknowledge(self, node: str, findings: Iterable[FindingOfBoot]) -> None:
+    def acknowledge(self, node: str, findings: Mapping[FindingOfBoot, float]) -> None:
         """Remember that a person answered these findings: they take the node out no more."""
         self._db.executemany(
-            "INSERT OR IGNORE INTO acknowledged VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?, ?, ?)",
+            [(node, *found, at) for found, at in findings.items()],
+        )
+
+    def acknowledged(self) -> dict[str, dict[FindingOfBoot, float]]:
+        """Return the findings that a person answered, by node."""
+        found: dict[str, dict[FindingOfBoot, float]] = {}
+        for node, *rest in self._db.execute("SELECT * FROM answered").fetchall():
+            boot, check, subject, code, at = rest
+            found.setdefault(str(node), {})[(boot, check, subject, code)] = at
+        return found
+
+    def drop_answers(self, node: str, findings: Iterable[FindingOfBoot]) -> None:
+        """Forget that a person answered these findings: they are over."""
+        self._db.executemany(
+            "DELETE FROM answered"
+            " WHERE node = ? AND boot = ? AND name = ? AND subject = ? AND code = ?",
             [(node, *found) for found in findings],
         )
 
-    def acknowledged(self) -> dict[str, frozenset[FindingOfBoot]]:
-        """Return the findings that a person answered, by node."""
-        found: dict[str, set[FindingOfBoot]] = {}
-        for node, *rest in self._db.execute("SELECT * FROM acknowledged").fetchall():
-            boot, check, subject, code = rest
-            found.setdefault(str(node), set()).add((boot, check, subject, code))
-        return {node: frozenset(findings) for node, findings in found.items()}
+    def keep(self, node: str, is_kept: bool) -> None:
+        """Write whether a person keeps a node without an incident out of service."""
+        verb = (
+            "INSERT OR IGNORE INTO kept VALUES (?)"
+            if is_kept
+            else "DELETE FROM kept WHERE node = ?"
+        )
+        self._db.execute(verb, (node,))
+
+    def kept(self) -> frozenset[str]:
+        rows = self._db.execute("SELECT node FROM kept").fetchall()
+        return frozenset(str(node) for (node,) in rows)
 
     def forget_boots(self, node: str, boot: str) -> None:
         """Drop what was acknowledged in other boots of a node."""
-        self._db.execute("DELETE FROM acknowledged WHERE node = ? AND boot != ?", (node, boot))
+        self._db.execute("DELETE FROM answered WHERE node = ? AND boot != ?", (node, boot))
 
     def flaps(self, since: float) -> dict[str, int]:
         """Return how often each node came back by itself since then (epoch)."""

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from slurm_resilience.clock import Clock
-from slurm_resilience.controller.journal import Supervised
-from slurm_resilience.model import Finding, Job
+from slurm_resilience.controller.journal import FindingOfBoot, Supervised
+from slurm_resilience.model import FAULTY, Finding, Job
 from slurm_resilience.wire.messages import (
     AttemptEnded,
     AttemptStarted,
@@ -62,10 +62,16 @@ class AgentView(msgspec.Struct, frozen=True):
     instance: str = ""
     findings: tuple[Finding, ...] = ()
     unjudged: tuple[str, ...] = ()
+    judged: tuple[str, ...] = ()
+    """The checks that have passed or failed: what such a one does not find any more is over."""
     steady: float = 0.0
     """Seconds since its present connection, or the last gap between its messages."""
     reported: bool = False
     """It has said on this connection which findings hold: until then, none is no news."""
+
+    def faults_of_boot(self) -> dict[FindingOfBoot, float]:
+        """Return what takes the node out of service, with its boot, and when it was found."""
+        return {(self.boot_id, *f.key): f.at for f in self.findings if f.severity in FAULTY}
 
     @property
     def is_connected(self) -> bool:
@@ -105,6 +111,7 @@ class _Agent:
             instance=self.instance,
             findings=tuple(self.findings.values()),
             unjudged=tuple(c for c, v in self.verdicts.items() if v == "unjudged"),
+            judged=tuple(c for c, v in self.verdicts.items() if v != "unjudged"),
             steady=now - self.steady_since,
             reported=self.reported,
         )

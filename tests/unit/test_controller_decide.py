@@ -591,6 +591,41 @@ def test_a_persons_resume_holds_in_the_same_cycle() -> None:
     assert actions(seen, act.MarkNode) == []
 
 
+def test_a_persons_resume_answers_what_was_found_meanwhile() -> None:
+    """The node has no incident: the person's drain came first."""
+    drained = node(state="IDLE+DRAIN", reason="bad fan")
+    taken = decision(world(drained, agents=(agent(),)))
+    assert taken.notes == (act.NoteKept("n1", True),)
+    kept: dict[str, Any] = {"agents": (SICK,), "kept": frozenset({"n1"})}
+    assert decision(world(drained, **kept)).notes == ()
+    said = decision(world(node(), **kept))
+    answered = act.NoteAnswered("n1", {("boot-1", *finding().key): finding().at})
+    assert said.notes == (act.NoteKept("n1", False), answered)
+    assert actions(world(node(), **kept), act.MarkNode) == []
+    # A request in the place of the person's reason answers nothing.
+    asked = decision(world(node(state="IDLE+FAIL", reason=REPLACE), **kept))
+    assert asked.notes == (act.NoteKept("n1", False),)
+    unclear = msgspec.structs.replace(drained, reason_unclear=True)
+    assert decision(world(unclear, **kept)).notes == ()
+
+
+def test_an_answer_ends_when_the_check_finds_it_no_more() -> None:
+    known = ("boot-1", "memory", "", "")
+    answered: dict[str, Any] = {"acknowledged": {"n1": {known: 5.0}}}
+    passed = msgspec.structs.replace(agent(), judged=("memory",), reported=True)
+    said = decision(world(node(), agents=(passed,), **answered))
+    assert said.notes == (act.DropAnswers("n1", (known,)),)
+    found = (finding(check="memory"),)
+    for other in (
+        msgspec.structs.replace(passed, findings=found),
+        msgspec.structs.replace(passed, judged=(), unjudged=("memory",)),
+        msgspec.structs.replace(passed, reported=False),
+        msgspec.structs.replace(passed, boot_id="boot-2"),
+    ):
+        notes = decision(world(node(), agents=(other,), **answered)).notes
+        assert not any(isinstance(note, act.DropAnswers) for note in notes)
+
+
 def test_a_person_who_asks_gets_a_living_node_replaced() -> None:
     known = msgspec.structs.replace(EMPTY, kind="requested")
     seen = world(MARKED, agents=(agent(),), incidents=(known,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from worlds import agent, config, dead, finding, job, node, probes, verdict, world
 
@@ -115,18 +116,29 @@ def test_the_gravest_finding_counts_and_the_oldest_of_equals() -> None:
     assert (seen.action, seen.reason) == (REPLACE, "xid: first")
 
 
-def test_a_finding_that_a_person_answered_is_settled_for_that_boot_whatever_the_clocks_say() -> (
-    None
-):
+def test_a_finding_that_a_person_answered_is_settled_for_that_boot() -> None:
     known = finding(subject="0000:04:00", code="79")
-    answered = {"n1": frozenset({("boot-1", *known.key)})}
-    for at in (0.0, 1e12):
+    answered = {"n1": {("boot-1", *known.key): 1000.0}}
+    for at in (0.0, 1000.0, 1060.0):
         old = agent(findings=(finding(subject="0000:04:00", code="79", at=at),))
         assert verdict(world(node(), agents=(old,), acknowledged=answered)).kind == "healthy"
     other = agent(findings=(finding(subject="0000:05:00", code="79"),))
     assert verdict(world(node(), agents=(other,), acknowledged=answered)).kind == "sick"
     again = agent(boot_id="boot-2", findings=(known,))
     assert verdict(world(node(), agents=(again,), acknowledged=answered)).kind == "sick"
+
+
+def test_what_the_kernel_writes_once_more_counts_again_and_what_a_check_still_finds_does_not() -> (
+    None
+):
+    later = finding(subject="0000:04:00", code="79", at=1061.0)
+    answered = {"n1": {("boot-1", *later.key): 1000.0}}
+    new = agent(findings=(later,))
+    assert verdict(world(node(), agents=(new,), acknowledged=answered)).kind == "sick"
+    # A check finds the same in each round, with a new time.
+    for verdicts in ("judged", "unjudged"):
+        held = msgspec.structs.replace(new, **{verdicts: ("xid",)})
+        assert verdict(world(node(), agents=(held,), acknowledged=answered)).kind == "healthy"
 
 
 def test_a_dead_node_is_dead_whatever_it_said_before() -> None:

@@ -113,12 +113,25 @@ def test_what_a_person_answered_holds_for_that_boot(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
     found = ("boot-1", "xid", "0000:04:00", "79")
     for _ in range(2):
-        journal.acknowledge("n1", [found])
-    assert Journal(tmp_path / "journal.db").acknowledged() == {"n1": frozenset({found})}
+        journal.acknowledge("n1", {found: 5.0})
+    assert Journal(tmp_path / "journal.db").acknowledged() == {"n1": {found: 5.0}}
     journal.forget_boots("n1", "boot-1")
-    assert journal.acknowledged() == {"n1": frozenset({found})}
+    journal.acknowledge("n1", {found: 7.0})
+    assert journal.acknowledged() == {"n1": {found: 7.0}}
     journal.forget_boots("n1", "boot-2")
     assert journal.acknowledged() == {}
+    journal.acknowledge("n1", {found: 7.0})
+    journal.drop_answers("n1", [found])
+    assert journal.acknowledged() == {}
+
+
+def test_a_node_that_a_person_keeps_is_remembered(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    for _ in range(2):
+        journal.keep("n1", True)
+    assert Journal(tmp_path / "journal.db").kept() == {"n1"}
+    journal.keep("n1", False)
+    assert journal.kept() == frozenset()
 
 
 def test_faults_and_the_breaker_outlive_us(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from slurm_resilience.controller.journal import (
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.probe import Prober
 from slurm_resilience.errors import SresError
-from slurm_resilience.model import FAULTY, Node
+from slurm_resilience.model import Node
 from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.wire.messages import NodeVerdict
 
@@ -178,8 +178,7 @@ class NodeActs:
         """Take what is found on a node for answered: a person put it back into service."""
         agent = snapshot.agents.get(name)
         if agent is not None:
-            found = [(agent.boot_id, *f.key) for f in agent.findings if f.severity in FAULTY]
-            self._journal.acknowledge(name, found)
+            self._journal.acknowledge(name, agent.faults_of_boot())
 
     def _do(self, side_act: SideAct, incident: Incident, node: Node | None) -> None:
         match side_act:

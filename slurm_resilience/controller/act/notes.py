@@ -9,13 +9,16 @@ from collections.abc import Collection
 from slurm_resilience.clock import Clock
 from slurm_resilience.controller.actions import (
     DropAgent,
+    DropAnswers,
     DropSupervised,
     KeepPendingRequeue,
     Note,
     NoteAgent,
+    NoteAnswered,
     NoteBreaker,
     NoteFault,
     NoteJob,
+    NoteKept,
     NoteMissing,
     NoteObserved,
     NotePause,
@@ -56,8 +59,8 @@ class NoteWriter:
             case NoteAgent():
                 self._journal.put_agent(note.agent)
                 self._journal.forget_boots(note.agent.node, note.agent.boot_id)
-            case NoteMissing():
-                self._journal.put_missing(note.node, note.since)
+            case NoteMissing() | NoteKept() | NoteAnswered() | DropAnswers():
+                self._node(note)
             case NoteFault() if note.is_forgotten:
                 self._journal.drop_fault(note.fault.node)
             case NoteFault():
@@ -72,6 +75,18 @@ class NoteWriter:
                 if note.is_removed:
                     self._registry.forget(note.node)
                 self._journal.drop_agent(note.node)
+
+    def _node(self, note: NoteMissing | NoteKept | NoteAnswered | DropAnswers) -> None:
+        """Write what people do with a node, or that Slurm does not list it."""
+        match note:
+            case NoteMissing():
+                self._journal.put_missing(note.node, note.since)
+            case NoteKept():
+                self._journal.keep(note.node, note.is_kept)
+            case NoteAnswered():
+                self._journal.acknowledge(note.node, note.findings)
+            case DropAnswers():
+                self._journal.drop_answers(note.node, note.findings)
 
     def _breaker(self, note: NoteBreaker) -> None:
         """Write the breaker's state, and its turns as events."""

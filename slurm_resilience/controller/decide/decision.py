@@ -13,6 +13,7 @@ from slurm_resilience.controller.actions import (
     EndPendingRequeue,
     MarkNode,
     Note,
+    NoteAnswered,
     NotifySupervisor,
     OpenRequested,
     ProbeNode,
@@ -29,7 +30,11 @@ from slurm_resilience.controller.decide.hints import leaked_gres, near_misses
 from slurm_resilience.controller.decide.intake import take_in
 from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
 from slurm_resilience.controller.decide.marking import marks, requests, would_mark
-from slurm_resilience.controller.decide.node_events import leave_rest, progress_of_all
+from slurm_resilience.controller.decide.node_events import (
+    answers_of_keepers,
+    leave_rest,
+    progress_of_all,
+)
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
 from slurm_resilience.controller.decide.observe_only import observe_only
 from slurm_resilience.controller.diagnose import NodeDiagnosis
@@ -72,10 +77,12 @@ def decide(
     ]
     answers = list(leave_rest(snapshot))
     released = {answer.node for answer in answers if answer.event is NodeEvent.RELEASED}
+    keepers = list(answers_of_keepers(snapshot))
+    released |= {note.node for note in keepers if isinstance(note, NoteAnswered)}
     # What a person has just put back into service is judged anew from the next cycle on.
     judged = {name: found for name, found in diagnoses.items() if name not in released}
     review = breaker.review(snapshot, judged, config)
-    notes = (*notes, *review.notes)
+    notes = (*notes, *keepers, *review.notes)
     memory = msgspec.structs.replace(snapshot.memory, faults=review.faults, breaker=review.state)
     snapshot = msgspec.structs.replace(snapshot, memory=memory)
     if snapshot.paused:

@@ -10,6 +10,7 @@ import msgspec
 
 from slurm_resilience.controller.actions import (
     DropAgent,
+    DropAnswers,
     DropSupervised,
     KeepPendingRequeue,
     Note,
@@ -53,6 +54,7 @@ def take_in(snapshot: ClusterSnapshot) -> tuple[ClusterSnapshot, tuple[Note, ...
         *_review_supervised(snapshot),
         *(note for heard in snapshot.heard.messages for note in notes_of(snapshot, heard)),
         *_review_agents(snapshot),
+        *_review_answers(snapshot),
     ]
     supervised = dict(snapshot.supervised)
     pending_requeues = dict(snapshot.pending_requeues)
@@ -236,6 +238,22 @@ def _review_agents(snapshot: ClusterSnapshot) -> Iterator[Note]:
             yield DropAgent(name, is_removed=False)
         elif agent.is_heard and known != speaking:
             yield NoteAgent(speaking)
+
+
+def _review_answers(snapshot: ClusterSnapshot) -> Iterator[DropAnswers]:
+    """Drop the answers to what a check had found, and does not find any more."""
+    for name, answered in snapshot.memory.acknowledged.items():
+        agent = snapshot.agents.get(name)
+        if agent is None or not (agent.is_heard and agent.reported):
+            continue
+        held = {found.key for found in agent.findings}
+        gone = tuple(
+            found
+            for found in answered
+            if found[0] == agent.boot_id and found[1] in agent.judged and found[1:] not in held
+        )
+        if gone:
+            yield DropAnswers(name, gone)
 
 
 def one_line(text: str) -> str:

@@ -12,6 +12,8 @@ from slurm_resilience.config import Config, RecoveryMode
 from slurm_resilience.controller.actions import (
     Action,
     MarkNode,
+    NoteAnswered,
+    NoteKept,
     ProbeNode,
     RaiseAlarm,
     ReturnNode,
@@ -61,6 +63,25 @@ def leave_rest(snapshot: ClusterSnapshot) -> Iterator[Transition]:
         elif not is_kept and not is_requested:
             text = f"{node.state}: no person keeps the node any more"
             yield _move(incident, NodeEvent.RELEASED, text)
+
+
+def answers_of_keepers(snapshot: ClusterSnapshot) -> Iterator[NoteKept | NoteAnswered]:
+    """Find the people who keep a node that has no incident, and those who put it back.
+
+    What was found on the node meanwhile is answered by that, as at the end of an incident.
+    """
+    known, kept = {*snapshot.incidents, *snapshot.at_rest}, snapshot.memory.kept
+    for name, node in snapshot.nodes.items():
+        is_out = is_out_of_service(node)
+        if node.reason_unclear or not (is_out or name in kept):
+            continue
+        is_free = is_out and name not in known
+        is_kept = is_free and is_kept_by_a_person(node, snapshot.site.slurm_users)
+        if is_kept != (name in kept):
+            yield NoteKept(name, is_kept)
+        agent = snapshot.agents.get(name)
+        if name in kept and not is_out and agent is not None:
+            yield NoteAnswered(name, agent.faults_of_boot())
 
 
 def progress_of_all(

@@ -17,9 +17,9 @@ from slurm_resilience.simulate.cluster.cluster_simulation import (
     FAULTS_AN_HOUR,
     simulate_cluster,
 )
-from slurm_resilience.simulate.cluster.known_faults import KINDS
 from slurm_resilience.simulate.schedule import StandsStill
 
+KINDS = tuple(FaultKind)
 RUNS_TOGETHER = 20
 """Runs in one part."""
 

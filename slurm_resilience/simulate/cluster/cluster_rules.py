@@ -366,6 +366,10 @@ class ClusterRules:
         hold = self.people.hold(after.name)
         if hold is None:
             return
+        if after.reason != before.reason and hold.since >= self._looked_at(after.name):
+            # Said between the last look and the mark: Slurm has kept nothing of it.
+            self.people.forget(after.name)
+            return
         # The jobs of a node that died must be freed; its reason stays.
         is_freed = after.is_down and after.reason == before.reason
         if not is_freed and hold.since < self._looked_at(after.name):

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Callable
 from random import Random
 
+from slurm_resilience.agent.outbox import Outbox
+from slurm_resilience.health.grouping import FindingGroup, absorb
 from slurm_resilience.model import Finding, Severity
 from slurm_resilience.simulate.cluster.sim_clock import EPOCH_SECONDS
 from slurm_resilience.simulate.schedule import Schedule
@@ -21,6 +23,11 @@ from slurm_resilience.wire.messages import (
 )
 from slurm_resilience.wire.server import Client
 
+XIDS = {
+    Severity.REBOOT: ("95", "uncontained memory error"),
+    Severity.REPLACE: ("79", "GPU has fallen off the bus"),
+}
+"""By what they ask for: an error that a reboot mends, and one that it does not."""
 UNACKED_SECONDS = 3.0
 """A connection whose bytes are not confirmed for this long is given up by sresd."""
 KEEPALIVE_SECONDS = 25.0
@@ -234,9 +241,12 @@ class Agent:
         self.connected_at = 0.0
         self._cut_at = 0.0
         self._dialing = 0
-        self.findings: dict[tuple[str, str, str], Finding] = {}
+        self._outbox = Outbox()
+        self._groups: tuple[FindingGroup, ...] = ()
         self.reported_at: dict[tuple[str, str, str], float] = {}
-        """When sresctld was told of each finding of this boot."""
+        """When sresctld was told of each finding of this boot, or of its return."""
+        self._told: dict[tuple[str, str, str], float] = {}
+        """The time of each finding that was told."""
         self._seq = 0
 
     def start(self, seconds: float) -> None:
@@ -261,7 +271,7 @@ class Agent:
         """Lose the machine."""
         connection, self.connection = self.connection, None
         self.presence = Presence.GONE
-        self.findings.clear()
+        self._outbox, self._groups = Outbox(), ()
         self.reported_at.clear()
         if connection is not None:
             self._machine.schedule.after(KEEPALIVE_SECONDS, self._late_end, connection)
@@ -296,19 +306,28 @@ class Agent:
         """Read a line of the kernel log, and report it."""
         if boot_id != self._machine.boot_id or not self._machine.lives:
             return
-        finding = Finding(
-            "xid",
-            severity,
-            "Xid 79: GPU has fallen off the bus",
-            EPOCH_SECONDS + self._machine.schedule.now,
-            "0000:3b:00",
-            "79",
-        )
-        self.findings[finding.key] = finding
+        code, meaning = XIDS[severity]
+        text, at = f"Xid {code}: {meaning}", EPOCH_SECONDS + self._machine.schedule.now
+        finding = Finding("xid", severity, text, at, "0000:3b:00", code)
+        change = absorb(self._groups, finding)
+        self._groups = change.incidents
+        self._outbox.change(change)
         connection = self.connection
-        if connection is not None and self._machine.reaches(Path.BEATS) and self._is_open():
-            self._machine.endpoint.received(connection, Report((), (finding,)))
-            self.reported_at[finding.key] = self._machine.schedule.now
+        if connection is not None and self.speaks:
+            self._tell(connection, self._outbox.take())
+
+    def _tell(self, connection: SimClient, report: Report | None) -> None:
+        """Send the outbox's news."""
+        if report is None:
+            return
+        self._machine.endpoint.received(connection, report)
+        for key in report.cleared:
+            self.reported_at.pop(key, None)
+        now = self._machine.schedule.now
+        for found in report.findings:
+            if not report.full or self._told.get(found.key) != found.at:
+                self.reported_at[found.key] = now
+            self._told[found.key] = found.at
 
     @property
     def speaks(self) -> bool:
@@ -359,6 +378,4 @@ class Agent:
         self.connection, self.connected_at = connection, machine.schedule.now
         endpoint.opened(connection)
         endpoint.received(connection, NodeHello(machine.boot_id, machine.instance))
-        endpoint.received(connection, Report((), tuple(self.findings.values()), full=True))
-        for key in self.findings:
-            self.reported_at.setdefault(key, machine.schedule.now)
+        self._tell(connection, self._outbox.take_all())

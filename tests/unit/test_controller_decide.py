@@ -552,6 +552,36 @@ def test_a_node_that_replacements_do_not_help_is_left_to_a_person() -> None:
     assert advance(seen).event is NodeEvent.GAVE_UP
 
 
+def test_the_hours_limit_is_one_alarm_that_names_who_waits() -> None:
+    names = [f"n{i}" for i in range(1, 4)]
+    begun = tuple((NOW - 600.0, f"y{i}") for i in range(CONFIG.replace.max_per_hour))
+    seen = world(
+        *[node(name, "IDLE+FAIL", REPLACE) for name in names],
+        agents=tuple(agent(name, findings=(finding(),)) for name in names),
+        incidents=tuple(
+            incident(name, NodeState.EMPTY, id=i, kind="sick", opened=NOW - 5000.0)
+            for i, name in enumerate(names, 1)
+        ),
+        starts=begun,
+    )
+    assert actions(seen, act.StartReplacement) == []
+    (alarm,) = actions(seen, act.RaiseAlarm)
+    assert "n1,n2,n3" in alarm.text and "replace.max_per_hour" in alarm.text
+    fewer = msgspec.structs.replace(seen, memory=JournalMemory(starts=begun[:5]))
+    assert actions(fewer, act.RaiseAlarm) == []
+
+
+def test_a_replacement_that_waits_for_its_turn_only_is_no_alarm_of_its_own() -> None:
+    """Its last probe is old because it is not its turn: that keeps no person busy."""
+    waiting = incident(state=NodeState.EMPTY, opened=NOW - 5000.0)
+    begun = tuple((NOW - 600.0, f"y{i}") for i in range(CONFIG.replace.max_per_hour))
+    old = dead(silence=900.0) | {"probes": {"n1": probes("silent", "silent", ago=6.0)}}
+    seen = world(node(state="DOWN", reason=REPLACE), incidents=(waiting,), starts=begun, **old)
+    keys = [alarm.key for alarm in actions(seen, act.RaiseAlarm)]
+    assert len(keys) == 1 and keys[0].startswith("per-hour-")
+    assert act.ProbeNode("n1", is_urgent=True) not in decision(seen).actions
+
+
 def test_a_silence_that_only_probes_know_of_begins_with_them() -> None:
     silent = node(state="ALLOCATED+NOT_RESPONDING")
     tried = {"n1": probes("silent", "silent", "silent")}

@@ -100,6 +100,7 @@ def progress_of_all(
     """
     incidents = sorted(snapshot.incidents.values(), key=lambda incident: incident.id)
     ceilings = replacing.Ceilings(snapshot, config, incidents)
+    refused: dict[str, None] = {}
     for incident in incidents:
         if incident.node in moved:
             continue
@@ -108,13 +109,16 @@ def progress_of_all(
             yield from _stopped(snapshot, config, incident, diagnoses.get(incident.node), mode)
             continue
         for action in progress(snapshot, config, incident, diagnoses.get(incident.node)):
-            if isinstance(action, StartReplacement) and not ceilings.take(incident):
-                continue
-            if isinstance(action, ProbeNode) and action.is_urgent and not ceilings.take(incident):
-                # Its turn has not come: no more looks than for any other silent node.
-                yield ProbeNode(action.node)
-                continue
-            yield action
+            is_look = isinstance(action, ProbeNode) and action.is_urgent
+            is_start = is_look or isinstance(action, StartReplacement)
+            if is_start and not ceilings.take(incident):
+                refused[incident.node] = None
+                if is_look:
+                    # Its turn has not come: no more looks than for any other silent node.
+                    yield ProbeNode(incident.node)
+            elif not (incident.node in refused and replacing.is_about_waiting(action)):
+                yield action
+    yield from ceilings.alarm(refused)
 
 
 def _stopped(

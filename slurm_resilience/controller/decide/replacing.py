@@ -19,10 +19,11 @@ from slurm_resilience.controller.actions import (
     StartReplacement,
     Transition,
 )
+from slurm_resilience.controller.decide.breaker import SHOWN_NODES
 from slurm_resilience.controller.decide.escalation import is_worn_out
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.diagnose import is_speaking, life_of, open_findings
-from slurm_resilience.controller.journal import Incident
+from slurm_resilience.controller.journal import HOUR_SECONDS, Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import Node
 
@@ -100,6 +101,11 @@ def start_or_return(
         yield RaiseAlarm(f"waits-{incident.id}", text, node.name, incident=incident.id)
 
 
+def is_about_waiting(action: Action) -> bool:
+    """Tell whether it is the alarm of a replacement that waits for something but its turn."""
+    return isinstance(action, RaiseAlarm) and action.key.startswith("waits-")
+
+
 def _start_or_give_up(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, text: str
 ) -> Iterator[Action]:
@@ -170,6 +176,24 @@ class Ceilings:
         self._within_hour += 1
         self._by_partition.update(partitions)
         return True
+
+    def alarm(self, refused: Collection[str]) -> Iterator[RaiseAlarm]:
+        """Tell of the nodes that may wait for most of an hour.
+
+        Args:
+            refused: nodes that were not let through.
+        """
+        is_full = self._within_hour >= self._limits.max_per_hour
+        if not refused or not is_full or self._snapshot.memory.breaker.is_tripped:
+            return
+        shown = ",".join(list(refused)[:SHOWN_NODES])
+        text = (
+            f"{len(refused)} nodes wait for their replacement ({shown}"
+            f"{', …' if len(refused) > SHOWN_NODES else ''}): {self._within_hour} began within an "
+            "hour, as many as replace.max_per_hour allows. A request of yours does not wait "
+            "(`sres node replace`)"
+        )
+        yield RaiseAlarm(f"per-hour-{self._snapshot.now // HOUR_SECONDS:.0f}", text)
 
     def _partitions(self, name: str) -> Collection[str]:
         node = self._snapshot.nodes.get(name)

@@ -288,7 +288,12 @@ class ClusterRules:
         self, standing: DaemonView, incidents: list[Incident], seconds: float
     ) -> None:
         bound, able_since = self._bound(), standing.able_since()
+        hour = self._schedule.now - HOUR_SECONDS
+        begun = sum(at > hour for at in self._written.starts)
+        is_full = begun >= self._config.replace.max_per_hour
         for incident in incidents:
+            if is_full and incident.state.waits_for_repair:
+                continue  # an alarm says so
             node = self._slurm.entries.get(incident.node)
             is_held = standing.is_tripped() or node is None or node.has_work
             if able_since == float("inf") or is_held:

@@ -91,7 +91,7 @@ class DetectSettings(_Section, frozen=True):
     """Seconds without a beat and without one answered probe until the node is dead."""
     dead_after_unsupervised: float = 0.0
     """The same for a node with jobs that no supervisor keeps alive: setting it DOWN ends them. 0:
-    as long as Slurm itself would wait (SlurmdTimeout)."""
+    until Slurm itself has set it DOWN (SlurmdTimeout)."""
     probe_timeout: float = 1.0
     refused_after: float = 60.0
     """Seconds during which the machine answers but refuses slurmd's port, sresd gone too, until the

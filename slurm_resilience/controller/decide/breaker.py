@@ -58,11 +58,20 @@ def review(
             del faults[name]
             notes.append(NoteFault(fault, is_forgotten=True))
     counted = [fault for fault in faults.values() if fault.began > snapshot.memory.breaker.reset_at]
-    lasting = sum(faults[name].began > snapshot.memory.breaker.reset_at for name in present)
+    # When it closes, those that last are marked together: they count as if they began now.
+    lasting = [
+        msgspec.structs.replace(faults[name], began=snapshot.now)
+        for name in present
+        if faults[name].began > snapshot.memory.breaker.reset_at
+    ]
     excess = _excess(counted, snapshot.now, config.breaker)
-    state = _next_state(snapshot.memory.breaker, excess, lasting, snapshot.now, config.breaker)
+    is_storm = bool(_excess(lasting, snapshot.now, config.breaker))
+    state = _next_state(snapshot.memory.breaker, excess, is_storm, snapshot.now, config.breaker)
     if state != snapshot.memory.breaker:
         notes.append(NoteBreaker(state))
+    if snapshot.memory.breaker.is_tripped and not state.is_tripped:
+        faults |= {fault.node: fault for fault in lasting}
+        notes += [NoteFault(fault) for fault in lasting]
     return BreakerReview(faults, state, tuple(notes))
 
 
@@ -125,7 +134,7 @@ def _tally(faults: Collection[Fault], groups: Callable[[Fault], tuple[str, ...]]
 
 
 def _next_state(
-    state: BreakerState, excess: str, lasting: int, now: float, limits: BreakerSettings
+    state: BreakerState, excess: str, is_storm: bool, now: float, limits: BreakerSettings
 ) -> BreakerState:
     if excess:
         if state.is_tripped:
@@ -133,7 +142,7 @@ def _next_state(
         return msgspec.structs.replace(state, tripped_at=now, storm_at=now, text=excess)
     if not state.is_tripped:
         return state
-    if lasting > limits.nodes_at_once:
+    if is_storm:
         # Old by now, and still so many: it is the same storm.
         return msgspec.structs.replace(state, storm_at=now)
     if now - state.storm_at >= limits.quiet:

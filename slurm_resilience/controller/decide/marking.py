@@ -162,17 +162,14 @@ def _must_wait(
         return False
     is_unlisted = node.base in ("ALLOCATED", "MIXED") and not occupants
     others = any(_would_end(snapshot, job) for job in occupants)
-    return (is_unlisted or others) and diagnosis.silence < unsupervised_after(snapshot, config)
+    # Slurm may reach the node where sresctld does not, and then never sets it DOWN.
+    own = config.detect.dead_after_unsupervised
+    return (is_unlisted or others) and (not own or diagnosis.silence < own)
 
 
 def _would_end(snapshot: ClusterSnapshot, job: Job) -> bool:
     """Tell whether the job runs, and no supervisor keeps it alive."""
     return job.state != "COMPLETING" and job.id not in snapshot.supervised
-
-
-def unsupervised_after(snapshot: ClusterSnapshot, config: Config) -> float:
-    """Return the silence after which a node goes DOWN although jobs end by that."""
-    return config.detect.dead_after_unsupervised or snapshot.site.slurmd_timeout
 
 
 def _is_a_move(
@@ -249,8 +246,13 @@ def _about_waiting(
 ) -> RaiseAlarm:
     names = sorted(d.node for d in waiting)
     shown = ",".join(names[:SHOWN_NODES])
-    limit = unsupervised_after(snapshot, config)
-    end = f"they are marked after {limit:.0f} s of silence" if limit < inf else "Slurm never would"
+    own, slurms = config.detect.dead_after_unsupervised, snapshot.site.slurmd_timeout
+    if own:
+        end = f"they are marked after {own:.0f} s of silence"
+    elif slurms < inf:
+        end = f"they are marked when Slurm sets them DOWN (SlurmdTimeout={slurms:.0f})"
+    else:
+        end = "Slurm never would (SlurmdTimeout=0)"
     text = (
         f"{len(names)} dead nodes have jobs without auto-resume ({shown}"
         f"{', …' if len(names) > SHOWN_NODES else ''}), which end when the node is DOWN: {end}"

@@ -9,7 +9,7 @@ import msgspec
 
 from slurm_resilience.config import Config
 from slurm_resilience.controller.decide import replacing
-from slurm_resilience.controller.decide.marking import mode_of, unsupervised_after
+from slurm_resilience.controller.decide.marking import mode_of
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis, life_of
 from slurm_resilience.controller.journal import HOUR_SECONDS, Incident
@@ -77,9 +77,12 @@ def _of_fault(
         due = snapshot.now + max(0.0, config.detect.dead_after - diagnosis.silence)
         return NextAct("found dead", diagnosis.reason, _ANSWERS, due)
     if is_left:
-        waits = unsupervised_after(snapshot, config) - diagnosis.silence
         text = f"{diagnosis.reason}; jobs without auto-resume end by it"
-        return NextAct("set DOWN", text, _ANSWERS, snapshot.now + max(0.0, waits))
+        own = config.detect.dead_after_unsupervised
+        if not own:
+            return NextAct("marked", text, _ANSWERS, waits_for="Slurm's own DOWN (SlurmdTimeout)")
+        due = snapshot.now + max(0.0, own - diagnosis.silence)
+        return NextAct("set DOWN", text, _ANSWERS, due)
     if snapshot.memory.breaker.is_tripped:
         unless = _ANSWERS if diagnosis.kind == "dead" else _PERSON
         return NextAct("marked", diagnosis.reason, unless, waits_for="the breaker (sres breaker)")

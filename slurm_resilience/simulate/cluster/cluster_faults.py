@@ -421,10 +421,10 @@ def _person_pauses(world: FaultyWorld, random: Random) -> None:
 FAULTS: Mapping[FaultKind, Callable[[FaultyWorld, Random], None]] = {
     FaultKind.BLIP: _cut(ALL_PATHS, 0.5, 3.4),
     FaultKind.LONG_BLIP: _cut(ALL_PATHS, 3.5, 60.0),
-    FaultKind.NO_BEATS: _cut(frozenset({Path.BEATS}), 1.0, 90.0),
+    FaultKind.NO_BEATS: _cut(frozenset({Path.BEATS}), 1.0, 400.0),
     FaultKind.NO_PROBES: _cut(frozenset({Path.PROBES}), 1.0, 90.0),
     FaultKind.NO_SLURM: _cut(frozenset({Path.SLURM}), 5.0, 500.0),
-    FaultKind.BEATS_AND_PROBES: _cut(frozenset({Path.BEATS, Path.PROBES}), 2.0, 60.0),
+    FaultKind.BEATS_AND_PROBES: _cut(frozenset({Path.BEATS, Path.PROBES}), 2.0, 600.0),
     FaultKind.STORM_OF_BLIPS: _storm_of_blips,
     FaultKind.STORM_OF_DEATHS: _storm_of_deaths,
     FaultKind.STORM_OF_FAULTS: _storm_of_faults,

@@ -13,20 +13,12 @@ from slurm_resilience.controller.journal import HOUR_SECONDS, Incident
 from slurm_resilience.model import Job, Node
 from slurm_resilience.simulate.cluster.sim_host import SimHost, SimRun
 from slurm_resilience.simulate.cluster.sim_machine import Path, Power, SimMachine
-from slurm_resilience.simulate.cluster.sim_slurm import (
-    NOT_RESPONDING_SECONDS,
-    SLURM,
-    SRESCTLD,
-    SimSlurm,
-)
+from slurm_resilience.simulate.cluster.sim_slurm import SLURM, SRESCTLD, SimSlurm
 from slurm_resilience.simulate.cluster.sim_supervisor import SimSupervisors
 from slurm_resilience.simulate.schedule import Schedule
 
 SEEN_SECONDS = 2.5
 """A node that has lived, beaten and been healthy for so long is known to."""
-LAUNCH_SECONDS = 1.0
-"""Known, and not mended: a supervised job is taken off a dead node, Slurm starts a waiting job
-there at once, and the DOWN that follows ends it. A job younger than this is not counted."""
 ANSWERS_SECONDS = 10.0
 """A node that has answered probes for so long is known to live."""
 STALE_SECONDS = 1.0
@@ -89,6 +81,10 @@ class DaemonView(Protocol):
 
     def is_tripped(self) -> bool:
         """Tell whether the breaker holds everything."""
+        ...
+
+    def expects(self, name: str) -> bool:
+        """Tell whether sresctld waits for a node's sresd to speak."""
         ...
 
     def supervised(self) -> set[int]:
@@ -158,15 +154,11 @@ class ClusterRules:
         if job.id in self._supervisors.announced:
             self._bad_since.emptied[node] = self._schedule.now
             return
-        if self._schedule.now - self._supervisors.started_at.get(job.id, 0.0) < LAUNCH_SECONDS:
-            return
         since = self._slurm.silent.get(node)
         waited = self._schedule.now - since if since is not None else 0.0
         own = self._config.detect.dead_after_unsupervised or 1e9
         bound = min(own, self._slurm.settings.slurmd_timeout)
-        # What has lost its power is silent for longer to sresctld than to Slurm, if it was cut off.
-        lives = node not in self._machines or self._machines[node].lives
-        if waited < bound * (0.9 if lives else 0.5):
+        if waited < bound - STALE_SECONDS:
             self._break(
                 ClusterRule.UNSUPERVISED_JOB,
                 f"job {job.id} lost {node or 'its run'} after {waited:.1f} s of silence; Slurm "
@@ -265,21 +257,31 @@ class ClusterRules:
             held = {incident.node for incident in incidents}
             for name in self._machines:
                 if name not in held and self.people.hold(name) is None:
-                    self._look_at_node(name, standing.supervised())
+                    self._look_at_node(name, standing)
         self._look_at_intents(standing, incidents, seconds)
 
-    def _look_at_node(self, name: str, supervised: set[int]) -> None:
+    def _look_at_node(self, name: str, standing: DaemonView) -> None:
         now, machine, node = self._schedule.now, self._machines[name], self._slurm.entries[name]
-        if node.is_down or node.is_fail or node.is_drain or name in self.people.reserved:
+        if node.is_down or node.is_fail or node.is_drain:
+            return
+        if name in self.people.reserved:
+            self._bad_since.kept[name] = self._bad_since.reserved[name] = now
             return
         since = self._bad_since.dead.get(name)
+        supervised = standing.supervised()
+        if not all(job.id in supervised for job in self._slurm.jobs_on(name)):
+            self._bad_since.kept[name] = now
         if since is not None:
-            since = max(since, self.people.last_word.get(name, 0.0))
-        is_free = all(job.id in supervised for job in self._slurm.jobs_on(name))
-        if since is not None and now - since > NOTICED_SECONDS + NOT_RESPONDING_SECONDS and is_free:
+            kept = self._bad_since.kept.get(name, 0.0)
+            since = max(since, kept, self.people.last_word.get(name, 0.0))
+        # A node whose sresd was stopped on purpose is left to Slurm.
+        slurms = self._slurm.settings.slurmd_timeout
+        bound = NOTICED_SECONDS + (0.0 if standing.expects(name) else slurms)
+        if since is not None and now - since > bound:
             self._break(ClusterRule.DEAD_UNNOTICED, f"{name} has been dead for {now - since:.0f} s")
         told = self._unanswered(name) if machine.agent.speaks else []
-        if machine.fault is not None and any(now - at > NOTICED_SECONDS for at in told):
+        kept = self._bad_since.reserved.get(name, 0.0)
+        if machine.fault is not None and any(now - max(at, kept) > NOTICED_SECONDS for at in told):
             self._break(
                 ClusterRule.SICK_IN_SERVICE, f"{name} has had {machine.fault} for {now:.0f} s"
             )
@@ -521,6 +523,10 @@ class WellKnown:
     def __init__(self) -> None:
         self.emptied: dict[str, float] = {}
         self.dead: dict[str, float] = {}
+        self.kept: dict[str, float] = {}
+        """Nodes that were last seen with a job which a DOWN would end, and when."""
+        self.reserved: dict[str, float] = {}
+        """Nodes that were last seen in a maintenance reservation, and when."""
         self.mended: dict[str, float] = {}
 
     def look(self, machines: dict[str, SimMachine], now: float) -> None:

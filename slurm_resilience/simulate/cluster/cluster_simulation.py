@@ -448,6 +448,11 @@ class SimDaemon:
         """Tell whether the breaker holds everything."""
         return self._controller is not None and self._controller.journal.breaker().is_tripped
 
+    def expects(self, name: str) -> bool:
+        """Tell whether sresctld waits for a node's sresd to speak."""
+        rows = self._world.database.execute("SELECT 1 FROM agents WHERE node = ?", (name,))
+        return rows.fetchone() is not None
+
     def supervised(self) -> set[int]:
         """Return the jobs that sresctld takes for supervised."""
         rows = self._world.database.execute("SELECT job FROM supervised").fetchall()

@@ -323,6 +323,23 @@ def test_a_node_that_reports_a_fault_before_its_resume_is_not_resumed(
     assert sresctld.incident.state is NodeState.EMPTY
 
 
+def test_a_person_who_resumes_a_node_during_the_last_look_is_heard(
+    sresctld: Controller, runs: dict[Path, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sresctld.is_dead("n3")
+    sresctld.cycle()
+
+    def look(node: str, *_: object) -> Answer:
+        sresctld.slurm.set_node([node], state="resume")
+        return "silent"
+
+    monkeypatch.setattr(sresctld.prober, "look", look)
+    sresctld.clock.pass_time(0.8)
+    sresctld.cycle()
+    assert sresctld.slurm.node("n3").reason == ""
+    assert runs == {}
+
+
 def test_a_crash_between_shrink_and_mark(sresctld: Controller, runs: dict[Path, Run]) -> None:
     job_id = sresctld.slurm.submit(3)
     sresctld.supervise(job_id)

@@ -68,10 +68,8 @@ class RepairActs:
         """Start the replacement program, unless anything has changed: work has come to the node, a
         person has answered, or the node lives again."""
         incident = snapshot.incidents[action.node]
-        node, seen = self._client.node(action.node), snapshot.nodes[action.node]
-        is_same = (node.reason, node.reason_at) == (seen.reason, seen.reason_at)
-        if node.has_work or not node.requested_action or not is_same:
-            log.info("%s is %s now (%s): its replacement waits", node.name, node.state, node.reason)
+        node = self._node_to_repair(snapshot, action.node)
+        if node is None:
             return
         if not self.evidence.is_settled(self._journal.incident(incident.id)):
             log.debug("%s: its replacement waits for its evidence", node.name)
@@ -83,6 +81,10 @@ class RepairActs:
         earlier = self._earlier_run(incident)
         if earlier is not None:
             log.info("%s: the run %s has not ended: its replacement waits", node.name, earlier)
+            return
+        # Once more: a probe may have taken a second, in which a person may have resumed the node.
+        node = self._node_to_repair(snapshot, action.node)
+        if node is None:
             return
         if snapshot.site.returns_by_itself and not (node.is_fail or node.is_drain):
             # Slurm would put it into service in the middle, as soon as its slurmd registers.
@@ -111,6 +113,15 @@ class RepairActs:
                 incident.id,
                 incident.attempts,
             )
+
+    def _node_to_repair(self, snapshot: ClusterSnapshot, name: str) -> Node | None:
+        """Return the node as Slurm shows it now; None: work has come to it, or a person's word."""
+        node, seen = self._client.node(name), snapshot.nodes[name]
+        is_same = (node.reason, node.reason_at) == (seen.reason, seen.reason_at)
+        if node.has_work or not node.requested_action or not is_same:
+            log.info("%s is %s now (%s): its replacement waits", node.name, node.state, node.reason)
+            return None
+        return node
 
     def _sign_of_life(self, snapshot: ClusterSnapshot, node: Node) -> str:
         """Look at the node's life once more, in the second before its replacement starts.

@@ -179,6 +179,9 @@ class ClusterRules:
         self._note(f"PROGRAM {run.verb} {run.node} starts for {run.intent}: {run.manner.value}")
         machine, name = self._machines[run.node], run.node
         self._acts(name)
+        run.looked_at = self._looked_at(name)
+        if self.people.resumed_at.get(name, 1e18) < run.looked_at:
+            self._break(ClusterRule.PERSONS_NODE, f"{name} is replaced; a person has resumed it")
         if run.intent in self._intents:
             self._break(ClusterRule.ONCE, f"{run.intent} is started a second time")
         self._intents.add(run.intent)
@@ -213,7 +216,7 @@ class ClusterRules:
 
     def run_terminated(self, run: SimRun) -> None:
         self._note(f"PROGRAM {run.intent} is ended by sresctld")
-        if self.people.last_word.get(run.node, -1.0) < run.began:
+        if self.people.last_word.get(run.node, -1.0) < run.looked_at:
             self._break(
                 ClusterRule.PROGRAM_ENDED, f"{run.intent} on {run.node}; no person said a word"
             )

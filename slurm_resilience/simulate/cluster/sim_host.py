@@ -41,6 +41,8 @@ class SimRun:
         self.verb = verb
         self.node = node
         self.began = began
+        self.looked_at = began
+        """When sresctld last looked at the node before it."""
         self.lives = True
         self.manner = Manner.GOOD
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +18,7 @@ from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.srun.task_reports import StepReports
 from slurm_resilience.slurm.client import StepInfo
-from slurm_resilience.slurm.hostlists import fold
+from slurm_resilience.slurm.hostlists import expand, fold
 
 
 class PlannedAttempt(msgspec.Struct, frozen=True):
@@ -87,7 +88,10 @@ def start_first_step(
         command = living_command(command)
     if again:
         overlaps = lives or _dead_step_is_in_the_way(context, attempt)
-        command = _command_again(command, attempt, lives, overlaps)
+        command = placed(command, attempt.step_nodes, context.environment)
+        if overlaps and not (lives and command.has("exclusive")):
+            # Slurm may take a step that lost a node for one that still runs.
+            command = command.without("exclusive").adding("--overlap")
     if attempt.number > 1:
         where = f"attempt {attempt.number} starts on {fold(attempt.step_nodes)}"
         mark(command, context.environment, where)
@@ -159,14 +163,31 @@ def waits_for_the_dead(steps: Sequence[StepInfo], dead: Sequence[StepInfo]) -> b
     return bool(own) and all(info in dead for info in own)
 
 
-def _command_again(
-    command: SrunCommand, attempt: Attempt, lives: bool, overlaps: bool
+def placed(
+    command: SrunCommand, nodes: Sequence[str], environment: Mapping[str, str]
 ) -> SrunCommand:
-    # The user's own choice of nodes named some that are gone.
-    nodes = attempt.step_nodes
-    command = command.without(*PLACEMENT)
-    command = command.adding(f"--nodes={len(nodes)}", f"--nodelist={fold(nodes)}")
-    # Slurm may take a step that lost a node for one that still runs.
-    if overlaps and not (lives and command.has("exclusive")):
-        command = command.without("exclusive").adding("--overlap")
-    return command
+    """Return the command for these nodes: the user's own choice named some that are gone. Pure.
+
+    With an arbitrary distribution, -w has a word for each task. Each lost node's words become
+    those of one that is new; newer releases of Slurm refuse --nodes beside it.
+    """
+    words = tasks_by_node(command, environment)
+    if not words:
+        command = command.without(*PLACEMENT)
+        return command.adding(f"--nodes={len(nodes)}", f"--nodelist={fold(nodes)}")
+    fresh = [name for name in nodes if name not in words]
+    lost = [name for name in dict.fromkeys(words) if name not in nodes]
+    instead = dict(zip(lost, fresh, strict=False))
+    listed = ",".join(instead.get(name, name) for name in words)
+    return command.without(*PLACEMENT).adding(f"--nodelist={listed}")
+
+
+def tasks_by_node(command: SrunCommand, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the node of each task, where the user has laid them out by -w; else none. Pure."""
+    layout = command.value("distribution") or environment.get("SLURM_DISTRIBUTION", "")
+    listed = command.value("nodelist") or ""
+    if not layout.startswith("arbitrary") or not listed or "/" in listed:
+        return ()
+    # A hostlist as a set would forget how often a node stands in it.
+    parts = re.findall(r"[^,\[\]]+(?:\[[^\]]*\][^,\[\]]*)*", listed)
+    return tuple(name for part in parts for name in expand(part))

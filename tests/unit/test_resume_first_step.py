@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_resilience.resume.first_step import waits_for_the_dead
+from slurm_resilience.resume.first_step import placed, waits_for_the_dead
+from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.stderr_reader import EndedTasks
 from slurm_resilience.resume.srun.step import no_living_task
 from slurm_resilience.slurm.client import StepInfo
@@ -57,3 +58,29 @@ def test_every_task_of_a_living_node_has_ended(
     ended: tuple[EndedTasks, ...], info: StepInfo, dead: tuple[str, ...], gone: bool
 ) -> None:
     assert no_living_task(ended, info, dead) is gone
+
+
+@pytest.mark.parametrize(
+    ("line", "nodes", "words"),
+    [
+        ("-N2 -w n[1-2]", ("n1", "n3"), ["--nodes=2", "--nodelist=n[1,3]"]),
+        ("-n4 -m arbitrary -w n3,n1,n1,n2", ("n1", "n2", "n3"), ["--nodelist=n3,n1,n1,n2"]),
+        ("-n4 -m arbitrary -w n3,n1,n1,n2", ("n2", "n3", "n5"), ["--nodelist=n3,n5,n5,n2"]),
+        ("-n3 -m arbitrary -w n[3-4],n3", ("n4", "n5"), ["--nodelist=n5,n4,n5"]),
+        ("-n2 -m arbitrary -N2 -w n3,n1", ("n1", "n3"), ["--nodelist=n3,n1"]),
+        # Its order is in a file, which names nodes that may be gone.
+        ("-n2 -m arbitrary -w ./hosts", ("n1", "n3"), ["--nodes=2", "--nodelist=n[1,3]"]),
+    ],
+)
+def test_a_further_attempt_names_its_nodes(
+    line: str, nodes: tuple[str, ...], words: list[str]
+) -> None:
+    command = placed(split([*line.split(), "train"], BUILTIN), nodes, {})
+    given = [word for word in command.argv if word.startswith(("--node", "-N", "-w"))]
+    assert given == words
+
+
+def test_a_layout_from_the_environment_counts_too() -> None:
+    command = split(["-n2", "-w", "n3,n1", "train"], BUILTIN)
+    again = placed(command, ("n1", "n4"), {"SLURM_DISTRIBUTION": "arbitrary"})
+    assert "--nodelist=n4,n1" in again.argv and "--nodes=2" not in again.argv

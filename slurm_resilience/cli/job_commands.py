@@ -14,7 +14,7 @@ import msgspec
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
 from slurm_resilience.cli.node_read import events_table
 from slurm_resilience.cli.shared_options import config_option, format_option
-from slurm_resilience.cli.tables import duration, plain, print_json, table, user_name
+from slurm_resilience.cli.tables import clock_time, duration, plain, print_json, table, user_name
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import NotFound, NotPermitted, UsageError
 from slurm_resilience.model import Job
@@ -24,6 +24,7 @@ from slurm_resilience.resume.decide.signatures import (
     LogLine,
     explain,
 )
+from slurm_resilience.resume.history import PastAttempt, read_all
 from slurm_resilience.slurm.hostlists import fold
 
 READ_BYTES = 256 * 1024 * 1024
@@ -77,13 +78,20 @@ def jobs_table(views: Iterable[Mapping[str, Any]], now: float, indent: int = 0) 
 
 @job.command("show")
 @click.argument("number", metavar="JOB")
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=".",
+    help="Where its sruns were started: their attempts are kept there.  [default: this one]",
+)
 @format_option
 @config_option
 @pass_cluster
-def show_job(cluster: ClusterView, number: str, form: str) -> None:
+def show_job(cluster: ClusterView, number: str, directory: Path, form: str) -> None:
     """Show a job: its attempts and its events.
 
-    A user sees only his own jobs.
+    The attempts are those of sruns that go on, before and after requeues; of others the journal's
+    events tell. A user sees only his own jobs.
     """
     if not number.isascii() or not number.isdigit() or len(number) > 10:
         raise UsageError(f"'{plain(number)}' is not a job id; write a number, as squeue shows it")
@@ -94,7 +102,9 @@ def show_job(cluster: ClusterView, number: str, form: str) -> None:
         raise NotFound(
             f"job {number} does not exist, and the journal's last events have none of it"
         )
-    view = _view(int(number), seen, found) | {"events": events}
+    sruns = read_all(directory, int(number))
+    attempts = [[_attempt_view(past) for past in attempts] for attempts in sruns]
+    view = _view(int(number), seen, found) | {"sruns": attempts, "events": events}
     if form == "json":
         print_json(view)
         return
@@ -107,8 +117,41 @@ def show_job(cluster: ClusterView, number: str, form: str) -> None:
     else:
         age = duration(SYSTEM_CLOCK.now() - seen["since"])
         click.echo(f"  attempt {seen['attempt']} on {fold(seen['nodes'])}, started {age} ago")
+    for rows in attempts:
+        click.echo(_attempts_table(rows, SYSTEM_CLOCK.now()))
     if events:
         click.echo(events_table(events, SYSTEM_CLOCK.now(), indent=2))
+
+
+def _attempt_view(past: PastAttempt) -> dict[str, Any]:
+    ending = past.ending
+    return {
+        "attempt": past.number,
+        "start": past.restarts + 1,
+        "nodes": list(past.nodes),
+        "started": past.started,
+        "ran_for": ending.ran_for if ending else None,
+        "code": ending.own_code if ending else None,
+        "cause": past.cause,
+        "step": past.step,
+    }
+
+
+def _attempts_table(rows: Iterable[Mapping[str, Any]], now: float) -> str:
+    cells = [
+        (
+            row["attempt"],
+            row["start"],
+            fold(row["nodes"]),
+            clock_time(row["started"], now),
+            "runs" if row["ran_for"] is None else duration(row["ran_for"]),
+            row["step"] if row["step"] >= 0 else "",
+            row["cause"],
+        )
+        for row in rows
+    ]
+    columns = ("ATTEMPT", "START", "NODES", "STARTED", "RAN", "STEP", "TEXT")
+    return table(columns, cells, 2)
 
 
 def _find(cluster: ClusterView, number: int) -> Job | None:

@@ -17,12 +17,11 @@ import msgspec
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import Job
 from slurm_resilience.resume import attempt, report
+from slurm_resilience.resume.history import FOLDER
 from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.host_calls import HostCalls
 from slurm_resilience.slurm.client import SlurmClient
 
-FOLDER = ".sres"
-"""In it each user has a folder of his own, named by his uid."""
 _MAKE_TRIES = 3
 """Another supervisor may just remove the folders that it leaves empty."""
 WITHOUT_FENCE = "only its own sresd ends the tasks on a node that is cut off"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from slurm_resilience.resume import report
 from slurm_resilience.resume.decide.classify import Ending
 
 SUFFIX = ".history"
+FOLDER = ".sres"
+"""In it each user has a folder of his own, named by his uid."""
+MOST_BYTES = 64 * 1024 * 1024
 KEEP_SECONDS = 30 * 86400.0
 """The file of a job that never came back is removed after this time."""
 LOST = "its supervisor was lost"
@@ -164,9 +168,24 @@ class AttemptHistory:
 def read(path: Path) -> list[PastAttempt]:
     """Return the attempts of a file; none where it cannot be read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=list[PastAttempt])
+        # It lies in a user's folder: no link to elsewhere is followed, and no pipe is waited for.
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(number, "rb") as file:
+            data = file.read(MOST_BYTES) if stat.S_ISREG(os.fstat(number).st_mode) else b""
+        return msgspec.json.decode(data, type=list[PastAttempt])
     except (OSError, msgspec.DecodeError):
         return []
+
+
+def read_all(directory: Path, job: int) -> list[list[PastAttempt]]:
+    """Return the attempts of each supervised srun of a job that has not ended for good.
+
+    Args:
+        directory: the one in which its sruns were started.
+        job: job id.
+    """
+    paths = sorted(directory.glob(f"{FOLDER}*/*/job-{job}-*{SUFFIX}"))
+    return [attempts for path in paths if (attempts := read(path))]
 
 
 def _closed(past: PastAttempt, now: float) -> PastAttempt:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,13 @@ def test_the_batch_host_is_left_gracefully(
     assert {task["restarts"] for task in second} == {1}
     assert "requeued: start number 2" in job.log()
     assert not [e for e in events(lab) if "sent SIGTERM" in e["text"]]
+    # SRES_ATTEMPT counts on over the requeue, and the attempts before it are still known.
+    assert {task["attempt"] for task in second} == {2}
+    words = [sys.executable, "-m", "slurm_resilience.cli.main", "job", "show", str(job.id)]
+    shown = lab.run([*words, "--format", "json"], cwd=job.folder, check=True).stdout
+    (attempts,) = json.loads(shown)["sruns"]
+    assert [(one["attempt"], one["start"]) for one in attempts] == [(1, 1), (2, 2)]
+    assert attempts[0]["cause"] and attempts[0]["nodes"] and attempts[1]["ran_for"] is None
     job.let_end()
     wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
     wait_for(lambda: all_idle(lab), 60, "every node is idle again")

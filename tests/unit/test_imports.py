@@ -255,7 +255,7 @@ DOORS = {
         "journal",
     },
     ("cli", "health"): {"check", "coverage", "learn_profile", "profile_files", "replay"},
-    ("cli", "resume"): {"main", "decide.signatures"},
+    ("cli", "resume"): {"main", "decide.signatures", "history"},
     ("mesh", "wire"): {"frames"},
     ("demo", "controller"): {"journal"},
     ("simulate", "agent"): {"outbox"},

@@ -11,7 +11,7 @@ from slurm_resilience.clock import SystemClock
 from slurm_resilience.config import ResumeSettings
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.decide.plan import PlanFacts, plan
-from slurm_resilience.resume.history import AttemptHistory, read
+from slurm_resilience.resume.history import FOLDER, AttemptHistory, read, read_all
 
 WORDS = ("-N2", "python", "train.py")
 LOST_NODE = Ending(137, 60.0, False, "RUNNING", {"n2": "dead"}, ended_at=100.0, nodes=("n1", "n2"))
@@ -104,3 +104,19 @@ def test_without_a_folder_it_lives_as_long_as_its_supervisor() -> None:
     one.end(LOST_NODE, "n2: dead", 5)
     one.remove()
     assert one.last_ending == LOST_NODE
+
+
+def test_the_attempts_of_a_job_are_found_and_no_others(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER / "1000"
+    folder.mkdir(parents=True)
+    one = history(folder, 0)
+    one.start(1, ("n1", "n2"), 40.0)
+    one.end(LOST_NODE, "n2: dead", 5)
+    one.start(2, ("n1", "n3"), 90.0)
+    (folder / "job-120-a-1.history").write_bytes(files(folder)[0].read_bytes())
+    (folder / "job-12-broken-1.history").write_text("{")
+    (folder / "job-12-link-1.history").symlink_to(files(folder)[0])
+    os.mkfifo(folder / "job-12-pipe-1.history")
+    ((first, second),) = read_all(tmp_path, 12)
+    assert (first.cause, first.step, second.ending) == ("n2: dead", 5, None)
+    assert read_all(tmp_path, 1) == []

@@ -14,6 +14,15 @@
 
 /* The supervisor's variables travel in this option of srun; only a supervised srun knows it. */
 #define SRES_ENV_OPTION "sres-env"
+/*
+ * The number of the form in which plugin and supervisor talk to each other: of the options' values, of the marks
+ * in them, and of the datagrams. resume/srun/env_option.py has the same number.
+ */
+#ifndef SRES_PROTOCOL /* tests build a plugin of another release */
+#define SRES_PROTOCOL 1
+#endif
+#define SRES_TEXT(number) SRES_TEXT_(number)
+#define SRES_TEXT_(number) #number
 /* Where slurmstepd reports to. A secret: it comes by srun's environment, never by its command line. */
 #define SRES_REPORT_OPTION "sres-report"
 

@@ -77,6 +77,17 @@ int env_option_next(char **cursor, char **name, char **value)
 	return 1;
 }
 
+const char *env_option_pairs(const char *text, unsigned *protocol)
+{
+	const char *in = text;
+	unsigned number = 0;
+
+	while (*in >= '0' && *in <= '9' && in - text < 6)
+		number = number * 10 + (unsigned)(*in++ - '0');
+	*protocol = in > text && *in == ';' ? number : 0;
+	return *protocol != 0 ? in + 1 : text;
+}
+
 bool env_option_valid(const char *text)
 {
 	char *copy = strdup(text), *cursor = copy, *name, *value;

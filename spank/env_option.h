@@ -1,5 +1,5 @@
 /*
- * Read the value of --sres-env: NAME=VALUE pairs joined by ';', names and values percent-encoded
+ * Read the value of --sres-env: the protocol's number, ';', and NAME=VALUE pairs joined by ';', names and values percent-encoded
  * (everything but A-Za-z0-9_.- is %XX). The encoder is slurm_resilience/resume/srun/env_option.py.
  */
 #ifndef SRES_ENV_OPTION_H
@@ -13,7 +13,13 @@
  */
 int env_option_next(char **cursor, char **name, char **value);
 
-/* True when the whole of text can be decoded. */
+/*
+ * The pairs behind the protocol's number, which goes to *protocol. A value of a release that had no number gives
+ * 0, and all of the text.
+ */
+const char *env_option_pairs(const char *text, unsigned *protocol);
+
+/* True when the whole of text (pairs) can be decoded. */
 bool env_option_valid(const char *text);
 
 #endif

@@ -43,8 +43,18 @@ static int on_auto_resume(int val, const char *value, int remote)
 
 static int on_env_option(int val, const char *value, int remote)
 {
+	unsigned protocol;
+
 	(void)val;
 	(void)remote;
+	if (value != NULL)
+		value = env_option_pairs(value, &protocol);
+	if (value != NULL && protocol != SRES_PROTOCOL) {
+		slurm_error("sres: the plugin of this srun and its supervisor are of different releases (protocol %d "
+			    "and %u), so nothing is started; install the same release of both on this machine",
+			    SRES_PROTOCOL, protocol);
+		sres_refuse();
+	}
 	if (value == NULL || !env_option_valid(value)) {
 		slurm_error("sres: --sres-env: malformed value; this option is for the supervisor only");
 		sres_refuse();
@@ -67,7 +77,8 @@ int sres_srun_init(spank_t sp, int ac, char *av[])
 	struct spank_option auto_resume = {
 		.name = "auto-resume",
 		.arginfo = "N",
-		.usage = "1: start the step again after a node failure",
+		/* The supervisor reads the number behind it in the output of `srun --help`. */
+		.usage = "1: start the step again after a node failure (v" SRES_TEXT(SRES_PROTOCOL) ")",
 		.has_arg = 1,
 		.cb = on_auto_resume,
 	};

@@ -145,10 +145,23 @@ static void look_for_fence(spank_t sp, const char *directory)
 		    "start srun in a directory that all nodes share", directory);
 }
 
+/* Say once on each node that its plugin cannot read what the supervisor wants of the tasks. */
+static void complain_of_protocol(spank_t sp, unsigned protocol)
+{
+	int local;
+
+	if (spank_get_item(sp, S_TASK_ID, &local) == ESPANK_SUCCESS && local != 0)
+		return;
+	slurm_error("sres: the plugin on this node and the supervisor of this srun are of different releases (protocol "
+		    "%d and %u), so no task is started here; install the same release on all machines",
+		    SRES_PROTOCOL, protocol);
+}
+
 int sres_stepd_task_init(spank_t sp)
 {
 	uint32_t step;
-	char *cursor = variables, *name, *value, text[16];
+	unsigned protocol;
+	char *cursor, *name, *value, text[16];
 	const char *own, *fence = NULL;
 	struct step_view view = { .node_list = NULL };
 	int more;
@@ -162,7 +175,12 @@ int sres_stepd_task_init(spank_t sp)
 	/* Newer releases (seen on 26.05) show the tasks how the options travelled. */
 	spank_unsetenv(sp, ENV_IN_TASKS);
 	spank_unsetenv(sp, REPORT_IN_TASKS);
-	if (!step_view_read(sp, variables, &view))
+	cursor = (char *)env_option_pairs(variables, &protocol);
+	if (protocol != SRES_PROTOCOL) {
+		complain_of_protocol(sp, protocol);
+		_exit(1);
+	}
+	if (!step_view_read(sp, cursor, &view))
 		goto fail;
 	while ((more = env_option_next(&cursor, &name, &value)) > 0) {
 		/* @NODE=ADDRESS is no variable. */

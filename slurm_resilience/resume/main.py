@@ -23,9 +23,11 @@ from slurm_resilience.errors import (
     UsageError,
 )
 from slurm_resilience.model import Job, Node
+from slurm_resilience.resume import report
 from slurm_resilience.resume.srun import signals
 from slurm_resilience.resume.srun.command import GUARD
-from slurm_resilience.resume.srun.srun_options import SrunCommand, read_table, split
+from slurm_resilience.resume.srun.env_option import PROTOCOL
+from slurm_resilience.resume.srun.srun_options import OptionTable, SrunCommand, read_table, split
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import SlurmClient
@@ -110,15 +112,33 @@ def _prepare(
         srun,
         bare,
         job,
-        # The built-in table names the option whether this srun has it or not. The plugin's other
-        # option, --sres-env, is shown by no --help: only a supervised srun registers it.
-        has_plugin=table.listed("auto-resume"),
+        has_plugin=_has_plugin(table),
         permits_expansion=info.permits_expansion,
         environment=environment,
         ports=info.srun_ports,
         nodes=asked_nodes.result(),
     )
     return supervisor, link
+
+
+def _has_plugin(table: OptionTable) -> bool:
+    """Return whether the plugin of this srun can be used; say so where it is of another release.
+
+    Without it the same variables come through a shell before the program, and the step is resumed
+    all the same: a job of weeks does not fail for an upgrade that is half done.
+    """
+    # The built-in table names the option whether this srun has it or not. The plugin's other
+    # option, --sres-env, is shown by no --help: only a supervised srun registers it.
+    if not table.listed("auto-resume"):
+        return False
+    if table.plugin_protocol == PROTOCOL:
+        return True
+    report.say(
+        f"srun's plugin and this supervisor are of different releases (protocol "
+        f"{table.plugin_protocol} and {PROTOCOL}): the step is resumed without the plugin, which "
+        "tells less of its tasks; install the same release of both (make -C spank install)"
+    )
+    return False
 
 
 def _nodes(client: SlurmClient) -> tuple[Node, ...]:

@@ -56,11 +56,16 @@ def slurm_root() -> Path | None:
 
 
 @pytest.fixture(scope="session")
-def built_plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plugin_headers() -> list[str]:
+    """make's word for the headers of the Slurm that labs run."""
+    return [f"SLURM_INCLUDE={root}/usr/include"] if (root := slurm_root()) else []
+
+
+@pytest.fixture(scope="session")
+def built_plugin(tmp_path_factory: pytest.TempPathFactory, plugin_headers: list[str]) -> Path:
     """sres.so, built from scratch, out of its tree, for the Slurm that labs run."""
     directory = tmp_path_factory.mktemp("spank")
-    headers = [f"SLURM_INCLUDE={root}/usr/include"] if (root := slurm_root()) else []
-    command = ["make", "-C", HERE.parents[1] / "spank", f"BUILD={directory}", *headers]
+    command = ["make", "-C", HERE.parents[1] / "spank", f"BUILD={directory}", *plugin_headers]
     subprocess.run([*command, "all", "check"], check=True, capture_output=True)
     return directory / "sres.so"
 

@@ -33,10 +33,19 @@ from slurm_resilience.resume.srun.env_option import (
     NODELIST,
     PORT,
     PROCID,
+    PROTOCOL,
     decode,
     encode,
+    option_value,
 )
-from slurm_resilience.resume.srun.srun_options import BUILTIN, Takes, parse_help, read_table, split
+from slurm_resilience.resume.srun.srun_options import (
+    BUILTIN,
+    Takes,
+    parse_help,
+    plugin_protocol,
+    read_table,
+    split,
+)
 from slurm_resilience.resume.srun.task_reports import StepReports, TaskReports
 from slurm_resilience.slurm.hostlists import expand, fold
 
@@ -114,7 +123,9 @@ class Site:
     def srun(
         self, *args: str, carrier: Mapping[str, str] | None = None, text: str = "", **env: str
     ) -> subprocess.CompletedProcess[str]:
-        return self.run("srun", *args, env={**env, "CARRIER": encode(carrier or {})}, text=text)
+        return self.run(
+            "srun", *args, env={**env, "CARRIER": option_value(carrier or {})}, text=text
+        )
 
     def flagged(
         self, *args: str, carrier: Mapping[str, str] | None = None, text: str = "", **env: str
@@ -409,7 +420,7 @@ def test_the_batch_script_is_left_alone(
     site: Site, tmp_path: Path, wait_for: Callable[..., bool]
 ) -> None:
     output = tmp_path / "out"
-    option = {"_SLURM_SPANK_OPTION_sres_sres_env": encode({"A": "1", "SLURM_JOB_ID": "1"})}
+    option = {"_SLURM_SPANK_OPTION_sres_sres_env": option_value({"A": "1", "SLURM_JOB_ID": "1"})}
     script = "#!/bin/sh\necho A=$A SLURM_JOB_ID=$SLURM_JOB_ID\n"
     job = site.run("sbatch", "--parsable", f"--output={output}", env=option, text=script)
     wait_for(lambda: output.exists() and output.read_text().endswith("\n"), 30, "its output")
@@ -419,10 +430,22 @@ def test_the_batch_script_is_left_alone(
 def test_a_task_does_not_start_in_half_a_world(site: Site, tmp_path: Path) -> None:
     started = tmp_path / "started"
     # Past srun's own look at the option: as from another version of the plugin.
-    broken = {"_SLURM_SPANK_OPTION_sres_sres_env": "A=1;B=%zz"}
+    broken = {"_SLURM_SPANK_OPTION_sres_sres_env": "1;A=1;B=%zz"}
     result = site.run("srun", "-n1", "touch", str(started), env=broken)
     assert result.returncode == 1
     assert "sres: the supervisor's environment could not be set" in result.stderr
+    assert not started.exists()
+
+
+@pytest.mark.parametrize("value", ["A=1", "2;A=1", "x;A=1", "999999;A=1"])
+def test_a_node_with_a_plugin_of_another_release_starts_no_task(
+    site: Site, tmp_path: Path, value: str
+) -> None:
+    started = tmp_path / "started"
+    other = {"_SLURM_SPANK_OPTION_sres_sres_env": value}
+    result = site.run("srun", "-N1", "-n2", "touch", str(started), env=other)
+    assert result.returncode == 1
+    assert result.stderr.count("different releases (protocol 1 and ") == 1
     assert not started.exists()
 
 
@@ -448,8 +471,14 @@ def test_the_exit_code_of_a_refusal_is_the_users_choice(site: Site) -> None:
     assert site.srun("--auto-resume=banana", "true", SLURM_EXIT_ERROR="9").returncode == 9
 
 
+@pytest.mark.parametrize("value", ["A=1", "2;A=1"])
+def test_a_supervisor_of_another_release_is_refused(site: Site, value: str) -> None:
+    line = refusal(site.srun(f"--sres-env={value}", "echo", "started", SRES_SUPERVISED="1"))
+    assert "different releases (protocol 1 and " in line and "install the same release" in line
+
+
 def test_a_malformed_carrier_is_refused_before_anything_starts(site: Site) -> None:
-    line = refusal(site.srun("--sres-env=A=%zz", "echo", "started", SRES_SUPERVISED="1"))
+    line = refusal(site.srun("--sres-env=1;A=%zz", "echo", "started", SRES_SUPERVISED="1"))
     assert line.startswith("srun: error: sres: --sres-env: malformed value")
 
 
@@ -536,6 +565,7 @@ def test_a_flag_in_the_environment_or_after_the_program_is_not_sruns_own(site: S
 def test_help_lists_the_option(site: Site) -> None:
     text = site.srun("--help").stdout
     assert re.search(r"^ +--auto-resume=N +1: start the step again", text, re.M)
+    assert plugin_protocol(text) == PROTOCOL
     assert "sres-env" not in text
     assert re.search(r"^ +--auto-resume=N +not here", site.run("sbatch", "--help").stdout, re.M)
 
@@ -625,6 +655,31 @@ def test_c_decodes_what_python_encodes(carrier_c: ctypes.CDLL, pairs: dict[str, 
     carrier = encode(pairs)
     assert decode_in_c(carrier_c, carrier) == pairs
     assert carrier_c.env_option_valid(carrier.encode())
+
+
+@pytest.mark.parametrize(
+    ("value", "protocol", "pairs"),
+    [
+        ("1;A=1", 1, "A=1"),
+        ("1;", 1, ""),
+        ("31;A=1;B=2", 31, "A=1;B=2"),
+        ("A=1;B=2", 0, "A=1;B=2"),
+        ("1A=1", 0, "1A=1"),
+        ("12", 0, "12"),
+        (";A=1", 0, ";A=1"),
+        ("0;A=1", 0, "0;A=1"),
+        ("99999999;A=1", 0, "99999999;A=1"),
+        ("", 0, ""),
+    ],
+)
+def test_c_tells_the_protocol(
+    carrier_c: ctypes.CDLL, value: str, protocol: int, pairs: str
+) -> None:
+    carrier_c.env_option_pairs.restype = ctypes.c_char_p
+    number = ctypes.c_uint()
+    text = value.encode()
+    rest = carrier_c.env_option_pairs(text, ctypes.byref(number))
+    assert (number.value, rest.decode()) == (protocol, pairs)
 
 
 @settings(max_examples=2000, deadline=None)

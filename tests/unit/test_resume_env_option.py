@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.resume.srun.env_option import NODEID, decode, encode
+from slurm_resilience.resume.srun.env_option import (
+    NODEID,
+    PROTOCOL,
+    decode,
+    encode,
+    option_value,
+    read_option_value,
+)
 
 
 def shown(data: bytes) -> str:
@@ -53,6 +63,26 @@ def test_the_form_that_the_plugin_reads() -> None:
 def test_what_no_environment_can_hold_is_refused(pairs: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="no environment can hold"):
         encode(pairs)
+
+
+def test_plugin_and_supervisor_have_the_same_protocol() -> None:
+    header = Path(__file__).resolve().parents[2] / "spank" / "common.h"
+    assert re.findall(r"^#define SRES_PROTOCOL (\d+)$", header.read_text(), re.M) == [str(PROTOCOL)]
+
+
+def test_the_whole_value_names_the_protocol() -> None:
+    assert option_value({"A": "1"}) == f"{PROTOCOL};A=1"
+    assert read_option_value(option_value({"A": "1"})) == {"A": "1"}
+    # A plugin of before there was a number takes it for malformed, and starts no task.
+    for text in (option_value({"A": "1"}), option_value({})):
+        with pytest.raises(UsageError, match="malformed"):
+            decode(text)
+
+
+@pytest.mark.parametrize("text", ["A=1", "2;A=1", "", "1", "x;A=1"])
+def test_a_value_of_another_protocol_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="malformed"):
+        read_option_value(text)
 
 
 MALFORMED = [

@@ -28,7 +28,7 @@ from slurm_resilience.resume.live_step.live_steps import StepEnd
 from slurm_resilience.resume.live_step.seats import NodeSlot, SeatMap
 from slurm_resilience.resume.report import EventLog
 from slurm_resilience.resume.srun.command import AttemptCommand
-from slurm_resilience.resume.srun.env_option import decode
+from slurm_resilience.resume.srun.env_option import read_option_value
 from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.standard_input import StandardInput
@@ -189,7 +189,7 @@ def test_a_dead_node_is_replaced_and_the_training_s_outcome_is_the_step_s(
     site.wait(lambda: len(site.sruns()) == 2 and "went_on" in site.events())
     joined = site.sruns()[1]
     assert "--nodelist=n4" in joined and "--overlap" in joined and "--ntasks=1" in joined
-    variables = decode(joined.split()[0].removeprefix("--sres-env="))
+    variables = read_option_value(joined.split()[0].removeprefix("--sres-env="))
     assert (variables["SRES_SEATS_HERE"], variables["SRES_STEP"]) == ("1", "1")
     assert variables["NODE_LIST"] == "n1,n4,n3"
     assert (site.folder / "left" / "n2").read_text() == "1\n"

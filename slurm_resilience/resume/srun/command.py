@@ -62,7 +62,7 @@ class AttemptCommand:
             env[GUARD] = "1"
             if report_to:
                 env[REPORT_TO] = report_to
-            words = [f"{env_option.OPTION}={env_option.encode(variables)}", *command.argv]
+            words = [f"{env_option.OPTION}={env_option.option_value(variables)}", *command.argv]
         else:
             words = list(_without_plugin(command, variables).argv)
         return [self._srun, *words], env

@@ -1,8 +1,8 @@
 """Encode the supervisor's variables as one option value that the SPANK plugin decodes. Pure.
 
-``NAME=VALUE`` pairs joined by ``;``. Names and values are percent-encoded: everything but
-``A-Za-z0-9_.-`` is ``%XX``. The decoder that counts is ``spank/env_option.c``; ``decode`` here
-accepts and refuses the same texts.
+The protocol's number, ``;``, and ``NAME=VALUE`` pairs joined by ``;``. Names and values are
+percent-encoded: everything but ``A-Za-z0-9_.-`` is ``%XX``. The decoder that
+counts is ``spank/env_option.c``; ``decode`` here accepts and refuses the same pairs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from slurm_resilience.errors import UsageError
 
 OPTION = "--sres-env"
+PROTOCOL = 1
+"""Of all that plugin and supervisor tell each other: another number, another form.
+`spank/common.h` has the same number."""
 
 # Values that the plugin replaces in each task by the task's own.
 NODEID = "@NODEID"
@@ -34,8 +37,25 @@ _WORD = r"(?:[A-Za-z0-9_.-]|%[0-9A-F]{2})"
 _PAIR = re.compile(rf"({_WORD}+)=({_WORD}*)")
 
 
+def option_value(pairs: Mapping[str, str]) -> str:
+    """Return the option's whole value: a plugin that does not know the protocol refuses it."""
+    return f"{PROTOCOL};{encode(pairs)}"
+
+
+def read_option_value(text: str) -> dict[str, str]:
+    """Return the pairs of an option's whole value.
+
+    Raises:
+        UsageError: it is malformed, or of another protocol.
+    """
+    number, semicolon, pairs = text.partition(";")
+    if not semicolon or number != str(PROTOCOL):
+        raise UsageError(f"malformed {OPTION}: {text[:20]!r} is not of protocol {PROTOCOL}")
+    return decode(pairs)
+
+
 def encode(pairs: Mapping[str, str]) -> str:
-    """Return the option value for ``pairs``; an empty mapping is the empty text."""
+    """Return ``pairs`` as the option has them; an empty mapping is the empty text."""
     for name, value in pairs.items():
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise UsageError(f"no environment can hold the variable {name!r} with value {value!r}")
@@ -43,7 +63,7 @@ def encode(pairs: Mapping[str, str]) -> str:
 
 
 def decode(text: str) -> dict[str, str]:
-    """Return the pairs of an option value.
+    """Return the pairs of a text.
 
     The last one wins where a name stands twice, as in a task.
 

@@ -14,7 +14,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
@@ -56,6 +56,8 @@ class OptionTable:
     specs: tuple[OptionSpec, ...]
     listed_names: frozenset[str] = frozenset()
     """Names that this srun's --help lists."""
+    plugin_protocol: int = 0
+    """Of our plugin in this srun; 0: it has none, or one of before there was a number."""
 
     def listed(self, name: str) -> bool:
         """Return whether this srun's own --help lists the option."""
@@ -99,7 +101,8 @@ class OptionTable:
             for s in self.specs
         )
         added = (spec for spec in specs if spec.name not in known)
-        return OptionTable((*kept, *added), self.listed_names | listed_names)
+        listed_names |= self.listed_names
+        return OptionTable((*kept, *added), listed_names, self.plugin_protocol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +247,16 @@ def parse_help(text: str) -> tuple[OptionSpec, ...]:
     return tuple(specs.values())
 
 
+# The plugin's own text; Slurm may wrap it.
+_PLUGIN_PROTOCOL = re.compile(r"--auto-resume=N\s[^()-]*\(v(\d{1,6})\)")
+
+
+def plugin_protocol(help_text: str) -> int:
+    """Return the number that our plugin tells in ``srun --help``; 0: it tells none."""
+    match = _PLUGIN_PROTOCOL.search(help_text)
+    return int(match[1]) if match else 0
+
+
 def read_table(srun: str) -> OptionTable:
     """Return the options of the program ``srun``; ``BUILTIN`` alone when it does not tell."""
     # srun reads its defaults before it helps, and refuses a wrong one. A long COLUMNS overruns the
@@ -267,7 +280,8 @@ def read_table(srun: str) -> OptionTable:
     except (OSError, subprocess.SubprocessError) as error:
         log.info("%s --help: %s; options of this site's plugins are unknown", srun, error)
         return BUILTIN
-    return BUILTIN.extended(parse_help(answer.stdout))
+    table = BUILTIN.extended(parse_help(answer.stdout))
+    return replace(table, plugin_protocol=plugin_protocol(answer.stdout))
 
 
 def _specs(takes: Takes, names: str, *, spelled_out: bool = False) -> Iterator[OptionSpec]:

@@ -62,7 +62,7 @@ class SimSrun(SrunStep):
         for word in argv[1:]:
             name, _, value = word.partition("=")
             if name == env_option.OPTION:
-                self.variables = env_option.decode(value)
+                self.variables = env_option.read_option_value(value)
             elif name == "--nodelist":
                 self.wanted = expand(value)
             elif name == "--overlap":

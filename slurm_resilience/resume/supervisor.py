@@ -22,6 +22,7 @@ from slurm_resilience.resume import report, requeue_report
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.crash_watch import CrashWatch
+from slurm_resilience.resume.decide.budgets import spent
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
 from slurm_resilience.resume.evidence import gather_evidence
 from slurm_resilience.resume.fence import Fence
@@ -155,6 +156,12 @@ class Supervisor:
             job, now = self._allocation.job, self._context.clock.now()
             requeue_report.tell(self._context.link, job, self._history, now)
         number = self._history.next_number
+        # Slurm has started the job again, whatever was left of the limits.
+        budget = spent(self._history.endings, self._context.limits)
+        if budget:
+            report.say(f"not started again: {budget}")
+            self._clean_up()
+            return self._history.endings[-1].code or 1
         step: SrunStep | None = None
         following: NextAttempt | None = None
         try:

@@ -54,7 +54,7 @@ def shrinks(slurm: FakeSlurm) -> int:
     return sum(call[0] == "shrink" for call in slurm.calls)
 
 
-def supervisor_of(slurm: FakeSlurm) -> Supervisor:
+def supervisor_of(slurm: FakeSlurm, environment: dict[str, str] | None = None) -> Supervisor:
     return Supervisor(
         Config(),
         slurm,
@@ -64,7 +64,7 @@ def supervisor_of(slurm: FakeSlurm) -> Supervisor:
         slurm.job(1),
         has_plugin=True,
         permits_expansion=True,
-        environment={"SLURM_NNODES": "2"},
+        environment={"SLURM_NNODES": "2"} | (environment or {}),
     )
 
 
@@ -248,3 +248,27 @@ def test_an_attempt_needs_a_table_once(tmp_path: Path, monkeypatch: pytest.Monke
     slurm.failures = allocation_module.TABLE_TRIES
     with pytest.raises(SlurmError, match="no reason given"):
         plan_attempt(supervisor_of(slurm)._context, 1, 0, ("n1", "n2"), "")
+
+
+def test_limits_hold_at_the_start_after_a_requeue(
+    slurm: FakeSlurm,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Slurm itself starts a job again whose node failed, whatever is left of the limits."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signals, "receive", lambda _: None)
+    before = supervisor_of(slurm)
+    for number in range(1, Config().resume.max_per_hour + 1):
+        before._history.start(number, ("n1", "n2"), 0.0)
+        ending = Ending(137, 60.0, False, "RUNNING", {"n2": "down"}, ended_at=1e9 + number)
+        before._history.end(ending, "n2: down", -1)
+    slurm.requeue(1)
+    slurm.pass_time(300.0)
+    slurm.start_now(1)
+    slurm.pass_time(10.0)
+    again = supervisor_of(slurm, {"SLURM_RESTART_COUNT": "1"})
+    monkeypatch.setattr(again, "_start", lambda *_, **__: pytest.fail("an attempt is started"))
+    assert again.run() == 137
+    assert "not started again: 10 attempts within an hour" in capfd.readouterr().err

@@ -146,7 +146,8 @@ def _program(random: Random) -> TrainedProgram:
     return TrainedProgram(
         work_seconds=random.uniform(30.0, 1500.0),
         reports=random.random() < 0.6,
-        fails_at=random.uniform(1.0, 400.0) if has_bug else None,
+        # At once, or after some progress.
+        fails_at=random.uniform(*random.choice(((1.0, 15.0), (60.0, 400.0)))) if has_bug else None,
         fails_with=random.choice((1, 3, 139)),
         crashes=random.choice((0.0, 0.0, 0.3)),
         ignores_term=random.random() < 0.2,
@@ -261,7 +262,7 @@ class ResumeRun:
         if code == 0 and not world.progress.ended_well:
             world.broken(ResumeRule.FALSE_SUCCESS, "the program has not ended well")
         ended = world.seen.person_ended_at is not None
-        if code and world.progress.ended_well and not ended and world.job.state == "RUNNING":
+        if code and world.progress.srun_saw_it and not ended and world.job.state == "RUNNING":
             world.broken(ResumeRule.FALSE_FAILURE, f"exit code {code}")
 
     def _comes_back(self) -> bool:
@@ -283,6 +284,9 @@ class ResumeRun:
         if len(good) < count or world.seen.person_ended_at is not None:
             return False
         world.supervisor.incarnation += 1
+        if len(world.seen.budget.attempts) == 1:
+            # After its first attempt a job that Slurm ends leaves no history: nothing was lost yet.
+            world.seen.budget.attempts.clear()
         world.seen.requeue_asked_at = None
         world.supervisor.gone_at = float("inf")
         world.books.starts_again_at = float("inf")

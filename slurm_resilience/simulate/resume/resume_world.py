@@ -47,7 +47,7 @@ EPOCH_SECONDS = 1_700_000_000.0
 """The time of day at the start of a run: before the one of the files that it makes."""
 SHORTEST_WAIT_SECONDS = 0.001
 """Time goes on in every wait, as it does in the world."""
-RUN_SECONDS = 40_000.0
+RUN_SECONDS = 60_000.0
 """Enough for all attempts that the limits allow."""
 
 
@@ -144,6 +144,8 @@ class TrainedWork:
     """The last checkpoint that the program has reported."""
     ended_well: bool = False
     """Some attempt of the program has ended well."""
+    srun_saw_it: bool = False
+    """Its srun lived then, and could tell."""
 
 
 @dataclass
@@ -156,6 +158,8 @@ class SupervisorProcess:
     gone_at: float = float("inf")
     """When it is killed."""
     on_gone: Callable[[], None] = lambda: None
+    signalled: bool = False
+    """A person has sent it a signal."""
 
 
 @dataclass
@@ -414,6 +418,7 @@ class ResumeWorld:
         whole = len(step.living()) == len(step.nodes) * self.site.tasks_per_node
         if whole and all(self.nodes[name].contact is NodeContact.FINE for name in step.nodes):
             self.progress.ended_well = True
+            self.progress.srun_saw_it |= step.srun.running
             self.note("the program ends well")
             for task in step.living():
                 self.end_task(step, task, 0)
@@ -580,6 +585,12 @@ class ResumeWorld:
             return
         self.note(f"{name}: {contact.value}")
         node.contact = contact
+        cancelled = any(
+            step.killed_at is not None and step.living() for step in self.steps.values()
+        )
+        if cancelled and self.job.state == "RUNNING" and not self.supervisor.signalled:
+            # The node's end explains the step's end as well as the person's word does.
+            self.seen.person_ended_at = None
         if contact is NodeContact.DEAD:
             for step in self.steps.values():
                 for task in step.living():
@@ -660,6 +671,7 @@ class ResumeWorld:
         if self.is_gone:
             return
         self.note(f"the supervisor gets signal {number}{' of a person' if by_person else ''}")
+        self.supervisor.signalled |= by_person
         self.supervisor.on_signal(number, False)
 
     def shown_job(self) -> Job:

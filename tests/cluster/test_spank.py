@@ -260,7 +260,7 @@ def test_the_end_of_the_program_is_sruns(site: Site, program: str) -> None:
 
 def test_a_signal_ends_both_alike(site: Site) -> None:
     def ended(*words: str) -> int:
-        environment = {**site.environment, "CARRIER": ""}
+        environment = {**site.environment, "CARRIER": option_value({})}
         program = ("-n1", "sh", "-c", "echo up; exec sleep 60")
         srun = site.lab.popen(["srun", *words, *program], env=environment, stdout=subprocess.PIPE)
         assert srun.stdout is not None

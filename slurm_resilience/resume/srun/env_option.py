@@ -15,7 +15,7 @@ from slurm_resilience.errors import UsageError
 
 OPTION = "--sres-env"
 PROTOCOL = 1
-"""Of all that plugin and supervisor tell each other: another number, another form.
+"""It changes with the form of anything that plugin and supervisor tell each other.
 `spank/common.h` has the same number."""
 
 # Values that the plugin replaces in each task by the task's own.

@@ -57,7 +57,7 @@ class OptionTable:
     listed_names: frozenset[str] = frozenset()
     """Names that this srun's --help lists."""
     plugin_protocol: int = 0
-    """Of our plugin in this srun; 0: it has none, or one of before there was a number."""
+    """The number that our plugin in this srun tells; 0: it has none, or one that tells none."""
 
     def listed(self, name: str) -> bool:
         """Return whether this srun's own --help lists the option."""

@@ -75,6 +75,8 @@ class CheckSettings(_Section, frozen=True):
     check_hw_physmem: 5 %)."""
     periods: dict[str, float] = {}
     """Seconds between two runs of a check, by its name."""
+    directory: str = ""
+    """Each executable in it is a check of the site's own."""
     profile: str = ""
     """The hardware that a node should have: a node type that is known, or a TOML file."""
     corrected_memory_errors: int = 10

@@ -18,6 +18,7 @@ from slurm_resilience.health.check import Check, CheckContext, Expected
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.node_profile import NodeProfile
 from slurm_resilience.health.profile_files import load_profile
+from slurm_resilience.health.program_checks import with_programs
 from slurm_resilience.model import CheckResult
 
 log = logging.getLogger("sresd.checks")
@@ -47,7 +48,9 @@ class CheckLoop:
         self._clock = clock
         self._stop = stop
         self._failing: set[str] = set()
-        self._checks = check_registry.checks(settings.checks.disabled)
+        disabled = settings.checks.disabled
+        ours = check_registry.checks(disabled)
+        self._checks = with_programs(ours, settings.checks.directory, disabled)
         self._runner = CheckRunner(self._checks, CheckContext(), clock)
 
     def run(self) -> None:

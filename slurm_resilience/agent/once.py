@@ -17,6 +17,7 @@ from slurm_resilience.health import check_registry
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.grouping import FindingGroup, absorb
 from slurm_resilience.health.kernel_log import Classifier
+from slurm_resilience.health.program_checks import with_programs
 from slurm_resilience.model import FAULTY, CheckResult
 
 OK, WARNING, CRITICAL = 0, 1, 2
@@ -28,7 +29,9 @@ MOST_TOLD = 3
 def run(settings: Config, facts: SlurmFacts, clock: Clock) -> list[CheckResult]:
     """All results, the kernel log of this boot first."""
     results = [kernel_log(settings, clock)]
-    checks = check_registry.checks(settings.checks.disabled)
+    disabled = settings.checks.disabled
+    ours = check_registry.checks(disabled)
+    checks = with_programs(ours, settings.checks.directory, disabled)
     CheckRunner(checks, context(settings, facts), clock).run(results.append)
     return results
 

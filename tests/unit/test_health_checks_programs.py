@@ -1,0 +1,113 @@
+"""A site's own programs as checks: their exit codes, their first line, and what is not run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_resilience import config
+from slurm_resilience.agent import once
+from slurm_resilience.clock import SystemClock
+from slurm_resilience.health import check_registry, program_checks
+from slurm_resilience.health.check import CheckContext
+from slurm_resilience.health.check_runner import CheckRunner
+from slurm_resilience.model import CheckResult
+
+
+def program(folder: Path, text: str, name: str = "own") -> Path:
+    folder.chmod(0o755)
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    file.chmod(0o755)
+    return file
+
+
+def run(folder: Path) -> CheckResult:
+    (check,) = program_checks.program_checks(str(folder))
+    return CheckRunner([check], CheckContext(now=5.0), SystemClock()).run_one(check)
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "severity", "said"),
+    [
+        ("exit 0", "pass", "", "well"),
+        ("echo all fans turn; exit 0", "pass", "", "all fans turn"),
+        ("echo; echo a fan is slow; exit 1", "fail", "monitor", "a fan is slow"),
+        ("echo 'replace: a fan'; exit 1", "fail", "monitor", "a fan"),
+        ("echo a fan is dead; exit 2", "fail", "reboot", "a fan is dead"),
+        ("echo 'Replace: a fan is dead'; exit 2", "fail", "replace", "a fan is dead"),
+        ("echo 'reset: GPU 3'; exit 2", "fail", "reset", "GPU 3"),
+        ("echo 'fan3: dead'; exit 2", "fail", "reboot", "fan3: dead"),
+        ("exit 2", "fail", "reboot", "own ended with 2"),
+        ("echo no ipmitool; exit 3", "unjudged", "", "own ended with 3: no ipmitool"),
+        ("kill -TERM $$", "unjudged", "", "own ended with -15"),
+        ("no-such-command", "unjudged", "", "own ended with 127"),
+        ("yes", "fail", "monitor", "y"),
+    ],
+)
+def test_the_end_of_a_program(
+    tmp_path: Path, text: str, verdict: str, severity: str, said: str
+) -> None:
+    program(tmp_path, text)
+    result = run(tmp_path)
+    assert result.verdict == verdict, result
+    assert "".join(finding.severity for finding in result.findings) == severity
+    assert result.text.startswith(said)
+
+
+def test_a_program_that_hangs_is_killed_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_checks, "TIMEOUT_SECONDS", 0.5)
+    program(tmp_path, "cat < $0.fifo")
+    os.mkfifo(tmp_path / "own.fifo")
+    result = run(tmp_path)
+    assert (result.verdict, result.text) == ("unjudged", "no end within 0.5 s; it was killed")
+
+
+def test_a_program_that_others_may_write_is_not_run(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    file = program(tmp_path, f"touch {mark}")
+    file.chmod(0o775)
+    assert "chmod go-w" in run(tmp_path).text
+    file.chmod(0o755)
+    tmp_path.chmod(0o777)
+    assert run(tmp_path).verdict == "unjudged"
+    assert not mark.exists()
+
+
+def test_only_executables_are_checks(tmp_path: Path) -> None:
+    program(tmp_path, "exit 0", "fans")
+    program(tmp_path, "exit 0", ".hidden")
+    program(tmp_path, "exit 0", "off")
+    (tmp_path / "README").write_text("no program")
+    (tmp_path / "folder").mkdir()
+    found = program_checks.program_checks(str(tmp_path), ("off",))
+    assert [check.name for check in found] == ["fans"]
+    assert program_checks.program_checks("") == ()
+    assert program_checks.program_checks(str(tmp_path / "gone")) == ()
+
+
+def test_a_program_replaces_a_check_of_its_name(tmp_path: Path) -> None:
+    program(tmp_path, "echo ours; exit 0", "disk")
+    checks = program_checks.with_programs(check_registry.BUILT_IN, str(tmp_path), ())
+    assert sorted(check.name for check in checks) == sorted(c.name for c in check_registry.BUILT_IN)
+    (disk,) = (check for check in checks if check.name == "disk")
+    assert CheckRunner([disk], CheckContext(), SystemClock()).run_one(disk).text == "ours"
+
+
+def test_the_agent_runs_them(tmp_path: Path) -> None:
+    program(tmp_path, "echo a fan is slow; exit 1", "fans")
+    settings = config.Config(
+        checks=config.CheckSettings(directory=str(tmp_path)),
+        agent=config.AgentSettings(kernel_log=str(tmp_path / "none")),
+    )
+
+    class Facts:
+        def ask_node(self, again: bool = False) -> None:
+            return None
+
+    results = {one.check: one for one in once.run(settings, Facts(), SystemClock())}  # type: ignore[arg-type]
+    assert (results["fans"].verdict, results["fans"].text) == ("fail", "a fan is slow")

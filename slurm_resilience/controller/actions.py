@@ -70,10 +70,12 @@ class NotifySupervisor(msgspec.Struct, frozen=True, tag=True):
 
     job: int
     node: str
-    kind: Literal["dead", "sick", "requested"]
+    kind: Literal["suspect", "dead", "sick", "requested"]
     action: str
     reason: str
     incident: int
+    since: float = 0.0
+    """Monotonic seconds: the begin of a silence, which tells one suspicion from the next."""
 
 
 class StartReplacement(msgspec.Struct, frozen=True, tag=True):

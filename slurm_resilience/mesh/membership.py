@@ -56,6 +56,7 @@ from slurm_resilience.mesh.messages import (
     Message,
     NewGeneration,
     NodeLost,
+    NodeSuspected,
     Roster,
     StatusUpdate,
     Superseded,
@@ -86,6 +87,8 @@ LAST_JUDGE = 10
 """After so many abort timeouts in the block of an ended generation a process ends itself. The other
 members judge it sooner, but they may all be gone, and peers that come later know nothing of its
 world and wait for it. Not sooner: what it holds may be the last copy of the model."""
+SUSPICION_SECONDS = 10.0
+"""So long a suspicion counts. By then a finding has followed it, or the node is in order."""
 ROUNDING_SECONDS = 0.001
 LOOK_SECONDS = 0.05
 """Between two looks at peers that are still in the block of an ended generation."""
@@ -138,6 +141,8 @@ class Losses:
         self.peers: dict[str, bool] = {}
         """Id → known to be dead; False: it fell silent, and may live behind a cut."""
         self.nodes: dict[str, NodeLost] = {}
+        self.suspected_until: dict[str, float] = {}
+        """By node: it is not heard of elsewhere either."""
         self.evicted: dict[str, str] = {}
         """Id → reason: peers that were told to leave, and must not go on."""
         self.told: dict[int, Peer] = {}
@@ -320,12 +325,20 @@ class Membership:
         silent: dict[str, list[float]] = {}
         for contact in contacts:
             silent.setdefault(contact.peer.node, []).append(now - contact.heard)
-        limit = self.silence_seconds
-        together = limit - self.beat_seconds
-        return {
-            node: together if max(times) > limit and min(times) > together else limit
-            for node, times in silent.items()
-        }
+        patience = {}
+        for node, times in silent.items():
+            limit = self.silence_limit(node, now)
+            together = limit - self.beat_seconds
+            all_silent = max(times) > limit and min(times) > together
+            patience[node] = together if all_silent else limit
+        return patience
+
+    def silence_limit(self, node: str, now: float) -> float:
+        """Return the seconds of silence that are too long for a peer of a node. Those of a node
+        that is not heard of elsewhere either are left soon: that can be undone."""
+        if self.losses.suspected_until.get(node, now) > now:
+            return min(self.silence_seconds, SILENCE_BEATS * self.beat_seconds)
+        return self.silence_seconds
 
     # -- connections --------------------------------------------------------------------------
 
@@ -516,6 +529,8 @@ class Membership:
                 self._dial_unknown(peers)
             case NodeLost() as finding:
                 self._lose_node(finding, now)
+            case NodeSuspected() as suspicion:
+                self._suspect_node(suspicion, now)
             case Evict(reason=reason):
                 self._leave_the_others(reason, now)
             case Superseded():
@@ -595,6 +610,20 @@ class Membership:
                 self.losses.lose(member.id, dead=True)
         self._news()
 
+    def _suspect_node(self, suspicion: NodeSuspected, now: float) -> None:
+        until = self.losses.suspected_until.get(suspicion.node, now)
+        if suspicion.node == self.me.node or until > now:
+            return
+        self.losses.suspected_until[suspicion.node] = now + SUSPICION_SECONDS
+        self._broadcast(suspicion)
+        limit = self.silence_limit(suspicion.node, now)
+        for contact in self.contacts.seated():
+            if contact.peer.node == suspicion.node:
+                self._judge_silence(contact, now)
+                # The next beat, which judges silence, comes when that of this peer is too long.
+                too_long = max(now, contact.heard + limit + ROUNDING_SECONDS)
+                self.timers.next_beat = min(self.timers.next_beat, too_long)
+
     # -- the main thread ----------------------------------------------------------------------
 
     def _say(self, status: PeerStatus, now: float) -> None:
@@ -656,7 +685,7 @@ class Membership:
         self._look_around(now)
 
     def _judge_silence(self, contact: Contact, now: float) -> None:
-        peer, silence = contact.peer, self.silence_seconds
+        peer, silence = contact.peer, self.silence_limit(contact.peer.node, now)
         if now - contact.heard <= silence or self.standing.evicted:
             return  # those that it must leave do not talk to it any more
         if self._ballot is not None and peer.id in self._ballot.missing:

@@ -13,7 +13,7 @@ import msgspec
 from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View
 from slurm_resilience.wire.frames import FrameCodec
 
-PROTOCOL = 5
+PROTOCOL = 6
 MAX_FRAME_BYTES = 64 << 20
 """Bytes. The largest message is a value of the store, or the view of a large world."""
 MAX_UNPROVEN_BYTES = 16 << 10
@@ -148,6 +148,13 @@ class NodeLost(msgspec.Struct, frozen=True, tag="finding"):
     dead: bool
 
 
+class NodeSuspected(msgspec.Struct, frozen=True, tag="suspected"):
+    """An observer does not hear of a node any more. It may only be cut off for a moment."""
+
+    node: str
+    reason: str
+
+
 class Evict(msgspec.Struct, frozen=True, tag="evict"):
     """You do not answer, or your seat was taken: the others go on without you."""
 
@@ -180,6 +187,7 @@ Message = (
     | KeyChange
     | KeyChanged
     | NodeLost
+    | NodeSuspected
     | Evict
     | Leaving
     | Superseded

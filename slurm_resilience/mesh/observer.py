@@ -17,7 +17,14 @@ from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.mesh.connection import PeerConnection
 from slurm_resilience.mesh.contacts import Contact
 from slurm_resilience.mesh.dial_book import DialAddress
-from slurm_resilience.mesh.messages import Heartbeat, Leaving, Message, NodeLost, StatusUpdate
+from slurm_resilience.mesh.messages import (
+    Heartbeat,
+    Leaving,
+    Message,
+    NodeLost,
+    NodeSuspected,
+    StatusUpdate,
+)
 from slurm_resilience.mesh.model import CloseCause, Peer, PeerStatus
 from slurm_resilience.mesh.rendezvous import TrainingOutcome, rendezvous_at
 from slurm_resilience.mesh.transport import Transport
@@ -107,6 +114,18 @@ class Observer:
             self._findings.append(finding)
             numbers = [contact.connection for contact in self._contacts.values()]
             self._transport.send(numbers, finding)
+
+    def suspect(self, node: str, reason: str) -> None:
+        """Tell every peer that a node is not heard of: if it is silent for them too, they go on
+        without it, sooner than otherwise. Its ranks come back when it does.
+
+        Args:
+            node: as in `find`.
+            reason: shown in the training's log.
+        """
+        with self._lock:
+            numbers = [contact.connection for contact in self._contacts.values()]
+            self._transport.send(numbers, NodeSuspected(node, reason))
 
     def forget(self, node: str) -> None:
         """Forget a finding: the node is good again, and newcomers are not told about it any

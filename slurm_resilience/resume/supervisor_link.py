@@ -11,6 +11,7 @@ import queue
 import select
 import socket
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 from slurm_resilience.errors import SresError
@@ -38,6 +39,43 @@ POLL_SECONDS = 0.05
 """Between two looks at what is to be sent."""
 
 
+class KnownVerdicts:
+    """sresctld's verdicts on the nodes of the running attempt."""
+
+    def __init__(self) -> None:
+        self.faulty: dict[str, NodeVerdict] = {}
+        self.suspects: dict[str, NodeVerdict] = {}
+        """Nodes that have fallen silent, until they are taken."""
+        self._left_incidents: dict[str, int] = {}
+        """Newest incident of each node that was left: an older answer may still come."""
+
+    def begin(self) -> None:
+        """Forget all: another attempt begins, perhaps on other nodes."""
+        self.faulty.clear()
+        self.suspects.clear()
+
+    def drop(self, node: str) -> None:
+        """Forget a verdict: the node was left, or another machine has its name now."""
+        self.suspects.pop(node, None)
+        verdict = self.faulty.pop(node, None)
+        if verdict is not None:
+            self._left_incidents[node] = max(self._left_incidents.get(node, 0), verdict.incident)
+
+    def note(self, verdicts: Iterable[NodeVerdict]) -> bool:
+        """Take verdicts in; return whether any of them is news of a bad node."""
+        is_news = False
+        for verdict in verdicts:
+            # An answer about the machine that had this name before comes too late.
+            is_late = 0 < verdict.incident <= self._left_incidents.get(verdict.node, 0)
+            if verdict.verdict in FAULTY and not is_late:
+                self.faulty[verdict.node] = verdict
+                is_news = True
+            elif verdict.verdict == "suspect":
+                self.suspects[verdict.node] = verdict
+                is_news = True
+        return is_news
+
+
 class SupervisorLink:
     """Send what the supervisor does; collect what sresctld tells about its nodes."""
 
@@ -47,9 +85,7 @@ class SupervisorLink:
         self._address, self._job = (host, port), job
         self._munge_socket, self._trusted = munge_socket, trusted_uids
         self._outbox: queue.Queue[Message] = queue.Queue()
-        self._verdicts: dict[str, NodeVerdict] = {}
-        self._left_incidents: dict[str, int] = {}
-        """Newest incident of each node that was left: an older answer may still come."""
+        self._verdicts = KnownVerdicts()
         self._current: AttemptStarted | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -80,24 +116,19 @@ class SupervisorLink:
         """Announce the running attempt, now and after each reconnection."""
         with self._lock:
             self._current = message
-            self._verdicts.clear()
+            self._verdicts.begin()
 
     def moved(self, message: AttemptStarted) -> None:
         """Announce other nodes of the running attempt; verdicts on those it keeps still hold."""
         with self._lock:
             self._current = message
-            for name in set(self._verdicts) - set(message.nodes):
-                self._drop(name)
+            for name in set(self._verdicts.faulty) - set(message.nodes):
+                self._verdicts.drop(name)
 
     def forgive(self, node: str) -> None:
         """Drop the verdict on a node: another machine has its name now."""
         with self._lock:
-            self._drop(node)
-
-    def _drop(self, node: str) -> None:
-        verdict = self._verdicts.pop(node, None)
-        if verdict is not None:
-            self._left_incidents[node] = max(self._left_incidents.get(node, 0), verdict.incident)
+            self._verdicts.drop(node)
 
     def send(self, message: Message) -> None:
         """Queue a message."""
@@ -126,7 +157,14 @@ class SupervisorLink:
     def faulty(self) -> dict[str, NodeVerdict]:
         """Return the verdicts on nodes that must be left."""
         with self._lock:
-            return dict(self._verdicts)
+            return dict(self._verdicts.faulty)
+
+    def take_suspects(self) -> tuple[NodeVerdict, ...]:
+        """Return what was told since the last call of nodes that have fallen silent."""
+        with self._lock:
+            suspects = tuple(self._verdicts.suspects.values())
+            self._verdicts.suspects.clear()
+            return suspects
 
     def _run(self) -> None:
         pause = FIRST_RETRY_SECONDS
@@ -180,15 +218,6 @@ class SupervisorLink:
     def _note(self, evidence: Evidence) -> None:
         with self._lock:
             own_nodes = set(self._current.nodes) if self._current else set()
-            faulty = [
-                verdict
-                for verdict in evidence.verdicts
-                if verdict.verdict in FAULTY
-                and verdict.node in own_nodes
-                # An answer about the machine that had this name before comes too late.
-                and not 0 < verdict.incident <= self._left_incidents.get(verdict.node, 0)
-            ]
-            for verdict in faulty:
-                self._verdicts[verdict.node] = verdict
-        if faulty:
+            is_news = self._verdicts.note(v for v in evidence.verdicts if v.node in own_nodes)
+        if is_news:
             self.news.set()

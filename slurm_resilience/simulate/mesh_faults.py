@@ -17,10 +17,10 @@ FENCED_SECONDS = 0.5
 """Time until a process is ended that was said to be dead, or whose seat was given to another one:
 they are started by launchers, which see to it."""
 FOREVER_SECONDS = 1e6
-ALONE = "stuck block of the last"
-ALONE_SHARE = 0.05
-"""Share of runs with this fault. It is drawn apart from all others, so that the runs of most seeds
-stay the same as before there was such a fault."""
+ALONE, SUSPICION = "stuck block of the last", "suspicion"
+APART = {ALONE: 0.05, SUSPICION: 0.1}
+"""Kind → share of runs with such a fault. They are drawn apart from all others, so that the runs of
+most seeds stay the same as before there were these."""
 SWEEP_SECONDS = 2.0
 RESPAWN_SECONDS = 2.0
 """A dead process is replaced within this time."""
@@ -53,6 +53,10 @@ class Training(Protocol):
 
     def find(self, node: str, dead: bool) -> None:
         """Tell all that a node is lost."""
+        ...
+
+    def suspect(self, node: str) -> None:
+        """Tell all that a node is not heard of."""
         ...
 
     def note(self, process: SimProcess, text: str) -> None:
@@ -104,8 +108,9 @@ class FaultPlan:
         random = self._training.random
         for _ in range(random.choice([0, 1, 1, 2, 2, 3, 4])):
             self._training.schedule.at(random.random() * self.until, self._strike)
-        if self._apart.random() < ALONE_SHARE:
-            self._training.schedule.at(self._apart.random() * self.until, self._strike, ALONE)
+        for kind, share in APART.items():
+            if self._apart.random() < share:
+                self._training.schedule.at(self._apart.random() * self.until, self._strike, kind)
 
     def end(self) -> None:
         """Have all that was broken work again."""
@@ -172,7 +177,7 @@ class FaultPlan:
         if self._over or not living:
             return
         random = self._training.random
-        name = name or random.choice([*(kind for kind in FAULTS if kind != ALONE), *OFTEN])
+        name = name or random.choice([*(kind for kind in FAULTS if kind not in APART), *OFTEN])
         self.done.append(name)
         process = random.choice(living)
         self._training.note(process, f"FAULT: {name}")
@@ -271,6 +276,18 @@ def _hang_alone(training: Training, process: SimProcess) -> None:
             training.schedule.after(training.random.random(), training.kill, other)
 
 
+def _suspect(training: Training, process: SimProcess) -> None:
+    """Say that a node is not heard of, be it that it was away for a moment or not at all."""
+    random, wait = training.random, 0.0
+    if random.random() < 0.7 and process.state is ProcessState.RUNNING:
+        seconds = random.random() * 5.0
+        training.excuses.add(process.id, seconds)
+        process.stop()
+        training.schedule.after(seconds, process.resume)
+        wait = 1.0 + random.random()
+    training.schedule.after(wait, training.suspect, process.peer.node)
+
+
 def _find_dead(training: Training, process: SimProcess) -> None:
     fence = FENCED_SECONDS if training.network.whole else 0.0
     training.schedule.after(fence, training.kill, process)
@@ -304,6 +321,7 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     "error": _error,
     "stuck block": _stuck,
     ALONE: _hang_alone,
+    SUSPICION: _suspect,
     "node found dead": _find_dead,
     "node found sick": _find_sick,
     "newer process": _replace,

@@ -10,7 +10,7 @@ from random import Random
 import msgspec
 
 from slurm_resilience.mesh.events import MessageReceived
-from slurm_resilience.mesh.messages import NodeLost
+from slurm_resilience.mesh.messages import NodeLost, NodeSuspected
 from slurm_resilience.mesh.model import Peer, View
 from slurm_resilience.mesh.world_plan import WorldRules
 from slurm_resilience.simulate.invariants import InvariantBroken, Lineage
@@ -170,6 +170,12 @@ class MeshRun:
             if process.peer.node == node:
                 self.excuses.add(process.id, 5.0)
             event = MessageReceived(0, "observer", "observer", finding)
+            self.schedule.after(self.network.delay(), process.tell, event)
+
+    def suspect(self, node: str) -> None:
+        """Tell all processes, as an observer does, that a node is not heard of."""
+        for process in self.living():
+            event = MessageReceived(0, "observer", "observer", NodeSuspected(node, "no beat"))
             self.schedule.after(self.network.delay(), process.tell, event)
 
     # -- what processes ask -------------------------------------------------------------------

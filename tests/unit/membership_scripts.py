@@ -55,6 +55,7 @@ from slurm_resilience.mesh.messages import (
     Message,
     NewGeneration,
     NodeLost,
+    NodeSuspected,
     Roster,
     StatusUpdate,
     Superseded,
@@ -172,6 +173,9 @@ class Script:
         if name == "me":
             return self._local(rest)
         if name == "observer":
+            if rest.startswith("suspects "):
+                suspicion = NodeSuspected(rest.removeprefix("suspects "), "no beat")
+                return MessageReceived(0, "observer", "observer", suspicion)
             found = re.fullmatch(r"finds (\S+) (dead|sick)", rest)
             assert found, text
             finding = NodeLost(found[1], "it is broken", found[2] == "dead")
@@ -320,6 +324,8 @@ class Script:
                 return "another connection counts"
             case NodeLost(node=node, dead=dead):
                 return f"{node} is {'dead' if dead else 'sick'}"
+            case NodeSuspected(node=node):
+                return f"{node} is suspected"
             case Roster(peers=peers):
                 return f"known are {' '.join(other.id for other in peers)}"
         raise ValueError(message)

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 
+from slurm_resilience.controller.act.jobs import Notifier
 from slurm_resilience.controller.actions import NoteSupervised, NotifySupervisor, RaisePriority
 from slurm_resilience.controller.decide.intake import notes_of
 from slurm_resilience.controller.decide.jobs import notifications, priorities
@@ -15,8 +17,9 @@ from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.heard import InboxMessage
 from slurm_resilience.controller.journal import Supervised
 from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
+from slurm_resilience.controller.registry import AgentPresence, AgentView
 from slurm_resilience.model import Job, Node
-from slurm_resilience.wire.messages import AttemptStarted
+from slurm_resilience.wire.messages import AttemptStarted, NodeVerdict
 
 NODES = ("n1", "n2", "n3", "n4")
 JOB = Job(7, 1000, "RUNNING", nodes=NODES[:3], num_nodes=3)
@@ -55,6 +58,22 @@ def test_a_supervisor_hears_of_a_node_that_a_person_keeps_down() -> None:
     seen.nodes["n4"] = Node("n4", "DOWN", frozenset({"DRAIN"}), reason="new disk")
     told = list(notifications(seen, {"n4": NodeDiagnosis("n4", "held", "kept out by bob")}))
     assert told == [NotifySupervisor(7, "n4", "dead", "", "it is down; kept out by bob", 0)]
+
+
+def test_a_supervisor_hears_of_each_silence_of_a_node_once() -> None:
+    """A silence that is not the same one as before is told again; it is no mark on the node."""
+    silent = NodeDiagnosis("n2", "suspect", "no beat for 1.6 s; probing", probe=True)
+    agent = AgentView("n2", AgentPresence.CONNECTED, 1.6, 50.0)
+    seen = msgspec.structs.replace(world(JOB), agents={"n2": agent})
+    (told,) = notifications(seen, {"n2": silent})
+    assert told == NotifySupervisor(7, "n2", "suspect", "", silent.reason, 0, 50.0)
+    sent: list[Any] = []
+    connection: Any = Mock(send=sent.append)
+    registry: Any = SimpleNamespace(supervisors=lambda job: [connection])
+    notifier = Notifier(registry)
+    for heard_at in (50.0, 50.0, 80.0):
+        notifier.tell(7, NodeVerdict("n2", "suspect", silent.reason, at=heard_at))
+    assert [message.verdicts[0].at for message in sent] == [50.0, 80.0]
 
 
 def heard_of(seen: ClusterSnapshot, *nodes: str) -> Supervised:

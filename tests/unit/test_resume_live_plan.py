@@ -31,6 +31,7 @@ from slurm_resilience.resume.live_step.live_events import (
     LeaveJudged,
     LeaveNode,
     NodesFaulty,
+    NodesSuspected,
     SayEmpty,
     SayJoined,
     SayWentOn,
@@ -41,6 +42,7 @@ from slurm_resilience.resume.live_step.live_events import (
     StepsEnded,
     StopSearches,
     TasksDied,
+    TellSuspicion,
     TellTraining,
     Tick,
     TrainingEnded,
@@ -388,6 +390,16 @@ def test_a_node_that_could_not_be_left_is_left_when_it_dies(script: Script) -> N
     script.tell(LeaveJudged((SICK,), False))
     assert script.tell(NodesFaulty((SICK,))) == ()
     assert kinds(script.tell(NodesFaulty((DEAD,)))) == [TellTraining, LeaveNode]
+
+
+def test_a_silent_node_is_told_to_the_training_alone(script: Script) -> None:
+    """Nothing else is done: it may be back in a moment."""
+    elsewhere = FaultyNode("n9", "no beat for 1.5 s", False)
+    told = script.tell(NodesSuspected((SICK, elsewhere)))
+    assert told == (TellSuspicion(SICK),)
+    assert script.states() == [] and script.plan.state is S.WHOLE
+    script.lose()
+    assert script.tell(NodesSuspected((DEAD,))) == (), "it is left already"
 
 
 # -- the end ----------------------------------------------------------------------------------

@@ -41,6 +41,16 @@ class Wire:
         return self._messages.pop(0) if self._messages else None
 
 
+def test_a_suspicion_is_news_once_and_no_verdict() -> None:
+    link = SupervisorLink("localhost", 1, 7, "", frozenset({0}))
+    link.attempt(AttemptStarted(1, ("n1", "n2")))
+    silent = NodeVerdict("n2", "suspect", "no beat for 1.6 s", at=5.0)
+    link._note(Evidence((silent, NodeVerdict("n9", "suspect", "of another job"))))
+    assert link.news.is_set()
+    assert link.take_suspects() == (silent,)
+    assert link.take_suspects() == () and link.faulty() == {}
+
+
 def test_what_is_queued_at_the_end_is_sent_and_nothing_is_left_unread(
     monkeypatch: Any,
 ) -> None:

@@ -45,12 +45,14 @@ class Notifier:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         # By the connection itself: an id() comes again when a connection is gone.
-        self._told: WeakKeyDictionary[Client, set[tuple[str, int, str]]] = WeakKeyDictionary()
+        self._told: WeakKeyDictionary[Client, set[tuple[str, int, str, float]]] = (
+            WeakKeyDictionary()
+        )
 
     def tell(self, job: int, verdict: NodeVerdict) -> None:
         for connection in self._registry.supervisors(job):
             told = self._told.setdefault(connection, set())
-            key = (verdict.node, verdict.incident, verdict.verdict)
+            key = (verdict.node, verdict.incident, verdict.verdict, verdict.at)
             if key not in told:
                 told.add(key)
                 connection.send(Evidence((verdict,)))
@@ -87,7 +89,14 @@ class JobActs:
     def notify(self, snapshot: ClusterSnapshot, action: NotifySupervisor) -> None:
         self._notifier.tell(
             action.job,
-            NodeVerdict(action.node, action.kind, action.reason, action.action, action.incident),
+            NodeVerdict(
+                action.node,
+                action.kind,
+                action.reason,
+                action.action,
+                action.incident,
+                action.since,
+            ),
         )
 
     def shrink(self, change: ShrinkJob, node: str, incident: int) -> None:

@@ -124,7 +124,8 @@ def notifications(
     diagnoses: Mapping[str, NodeDiagnosis],
     left: Collection[str] = (),
 ) -> Iterator[NotifySupervisor]:
-    """Tell supervisors of nodes that are marked or DOWN: those that every job must leave.
+    """Tell supervisors of nodes that are marked or DOWN, those that every job must leave; and of
+    nodes that have just fallen silent, without which a training may go on until they are back.
 
     Args:
         snapshot: the observation.
@@ -150,7 +151,20 @@ def notifications(
                 yield NotifySupervisor(
                     entry.job, node.name, kind, incident.action, incident.reason, incident.id
                 )
+    yield from _suspected(snapshot, diagnoses)
     yield from _down_without_us(snapshot, diagnoses)
+
+
+def _suspected(
+    snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis]
+) -> Iterator[NotifySupervisor]:
+    for entry in snapshot.supervised.values():
+        for name in entry.nodes:
+            diagnosis, agent = diagnoses.get(name), snapshot.agents.get(name)
+            if diagnosis is not None and diagnosis.kind == "suspect" and agent is not None:
+                yield NotifySupervisor(
+                    entry.job, name, "suspect", "", diagnosis.reason, 0, agent.heard_at
+                )
 
 
 def _down_without_us(

@@ -65,6 +65,12 @@ class NodesFaulty(msgspec.Struct, frozen=True):
     nodes: tuple[FaultyNode, ...]
 
 
+class NodesSuspected(msgspec.Struct, frozen=True):
+    """Nodes of the step that sresctld does not hear of any more."""
+
+    nodes: tuple[FaultyNode, ...]
+
+
 class LeaveJudged(msgspec.Struct, frozen=True):
     """The answer to `AskToLeave`."""
 
@@ -130,6 +136,7 @@ class Tick(msgspec.Struct, frozen=True):
 Event = (
     TrainingSeen
     | NodesFaulty
+    | NodesSuspected
     | LeaveJudged
     | TasksDied
     | SearchEnded
@@ -152,6 +159,12 @@ class AskToLeave(msgspec.Struct, frozen=True):
 
 class TellTraining(msgspec.Struct, frozen=True):
     """Tell every process that a node must be left."""
+
+    node: FaultyNode
+
+
+class TellSuspicion(msgspec.Struct, frozen=True):
+    """Tell every process that a node may be gone: they go on without it if they find so too."""
 
     node: FaultyNode
 
@@ -285,6 +298,7 @@ class EndAttempt(msgspec.Struct, frozen=True):
 Action = (
     AskToLeave
     | TellTraining
+    | TellSuspicion
     | ForgetNode
     | LeaveNode
     | AskEvidence

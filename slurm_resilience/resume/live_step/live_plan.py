@@ -33,6 +33,7 @@ from slurm_resilience.resume.live_step.live_events import (
     LeaveJudged,
     LeaveNode,
     NodesFaulty,
+    NodesSuspected,
     SayEmpty,
     SayJoined,
     SayJoinFailed,
@@ -44,6 +45,7 @@ from slurm_resilience.resume.live_step.live_events import (
     StepsEnded,
     StopSearches,
     TasksDied,
+    TellSuspicion,
     TellTraining,
     Tick,
     TrainingEnded,
@@ -187,6 +189,8 @@ class LivePlan:
                 yield from self._on_training_seen(event, now)
             case NodesFaulty():
                 yield from self._on_nodes_faulty(event, now)
+            case NodesSuspected():
+                yield from self._on_nodes_suspected(event)
             case LeaveJudged():
                 yield from self._on_leave_judged(event, now)
             case TasksDied():
@@ -270,6 +274,12 @@ class LivePlan:
             yield from self._leave(nodes, now)
         else:
             yield AskToLeave(nodes)
+
+    def _on_nodes_suspected(self, event: NodesSuspected) -> Iterator[Action]:
+        lost = self._lost_nodes()
+        for suspect in event.nodes:
+            if suspect.node not in lost and self.seat_map.slot_of(suspect.node) is not None:
+                yield TellSuspicion(suspect)
 
     def _on_leave_judged(self, event: LeaveJudged, now: float) -> Iterator[Action]:
         if event.allowed:

@@ -161,6 +161,13 @@ class LiveStep:
                 continue
             if any(node == slot.node and seats & set(slot.seats) for node, seats in given_up):
                 faulty[slot.node] = ev.FaultyNode(slot.node, "Slurm gave it up", True)
+        suspects = [
+            ev.FaultyNode(verdict.node, verdict.reason, False)
+            for verdict in self._context.link.take_suspects()
+            if verdict.node not in faulty
+        ]
+        if suspects:
+            self._tell(ev.NodesSuspected(tuple(suspects)))
         if faulty:
             self._tell(ev.NodesFaulty(tuple(faulty.values())))
 
@@ -202,6 +209,9 @@ class LiveStep:
                 self._answers.append(ev.LeaveJudged(nodes, self._may_leave(nodes)))
             case ev.TellTraining(node):
                 self._observer.find(node.node, node.reason, node.dead)
+            case ev.TellSuspicion(node):
+                self._observer.suspect(node.node, node.reason)
+                self._context.events.write("suspected", nodes=[node.node])
             case ev.ForgetNode(name):
                 self._observer.forget(name)
             case ev.LeaveNode():

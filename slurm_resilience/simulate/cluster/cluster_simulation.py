@@ -489,10 +489,15 @@ def simulate_cluster(
     """
     if faults is None:
         faults = plan(seed, hours, FAULTS_AN_HOUR, kinds)
-    logging.getLogger("sresctld").setLevel(logging.CRITICAL + 1)
-    with tempfile.TemporaryDirectory(prefix="sres-sim-", dir=_fast_directory()) as directory:
-        world = SimCluster(seed, Directory(directory), trace)
-        world.run(faults, hours, stop_at_first)
+    log = logging.getLogger("sresctld")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        with tempfile.TemporaryDirectory(prefix="sres-sim-", dir=_fast_directory()) as directory:
+            world = SimCluster(seed, Directory(directory), trace)
+            world.run(faults, hours, stop_at_first)
+    finally:
+        log.setLevel(level)
     happened = [fault.kind for fault in faults if fault.at <= world.schedule.now]
     return ClusterRun(
         len(world.machines),

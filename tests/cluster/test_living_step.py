@@ -115,6 +115,28 @@ def test_a_node_loses_its_power(start: Callable[..., Run], wait_for: WaitFor) ->
     assert run.text().count("healed") == 1, run
 
 
+def test_a_node_that_is_away_for_a_moment_is_left_and_comes_back(
+    start: Callable[..., Run], wait_for: WaitFor
+) -> None:
+    """The others do not wait for sresctld's verdict, which never comes: nothing happens to the node
+    in Slurm, and its rank is healed where it was."""
+    spec = LabSpec(nodes=4, network=True, sres_options={"detect": {"dead_after": 60.0}})
+    run = start(spec=spec)
+    victim = run.lines(2)[-1]["node"]
+    run.lab.cut(victim)
+    wait_for(lambda: run.world(0) == 3, 30, run)
+    assert run.event("suspected")[0]["nodes"] == [victim], run
+    run.lab.mend(victim)
+    wait_for(lambda: run.world(0) == 4, 60, run)
+    # The same process, unless it heard that it was given up.
+    back = (run.lines(2, 1) or run.lines(2))[-1]
+    assert (back["node"], back["rank"], back["current"]) == (victim, "2", True)
+    finish(run, wait_for)
+    shown = run.lab.run(["sinfo", "--noheader", "--Format=statelong,reason:40"], check=True).stdout
+    assert "none" in shown and "fail" not in shown and "down" not in shown, shown
+    assert not run.event("noticed"), run
+
+
 def test_a_sick_node_is_left_while_it_still_works(
     start: Callable[..., Run], wait_for: WaitFor
 ) -> None:

@@ -27,6 +27,8 @@ LONG = 600.0
 
 def formed(rank: int, world: int, store: str) -> ProcessGroups:
     """Return the world's default group, made anew with a short time limit for forming."""
+    # One that leaves it while another one still connects would fail that one's start.
+    dist.barrier()
     dist.destroy_process_group()
     mesh: Any = SimpleNamespace(own_fds=lambda: set())
     view: Any = SimpleNamespace(size=world)

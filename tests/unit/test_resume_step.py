@@ -125,3 +125,10 @@ def test_an_srun_that_waits_for_a_lost_node_ends_with_its_tasks_code(how: str, c
     step.kill()
     assert step.wait(30)
     assert (step.code, step.killed_by) == (code, 0)
+
+
+def test_a_step_with_a_terminal_of_its_own_has_its_errors_left_alone() -> None:
+    ended = threading.Event()
+    step = SrunStep(["sh", "-c", "exit 4"], os.environ, ended.set, relay_stderr=False)
+    assert ended.wait(30)
+    assert step.code == 4

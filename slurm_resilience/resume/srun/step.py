@@ -122,8 +122,9 @@ class SrunStep:
                 os._exit(1)
 
         source, sink = os.pipe() if relay_stderr else (-1, None)
-        with contextlib.suppress(OSError):  # beyond the user's share
-            fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        if relay_stderr:
+            with contextlib.suppress(OSError):  # beyond the user's share
+                fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         try:
             process = subprocess.Popen(
                 list(argv),

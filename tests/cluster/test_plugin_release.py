@@ -29,7 +29,7 @@ def test_the_step_is_resumed_without_the_plugin(
     wait_for: Callable[..., object],
     tmp_path: Path,
 ) -> None:
-    lab = fresh_lab(LabSpec(nodes=3, plugin=other_plugin))
+    lab = fresh_lab(LabSpec(nodes=3, plugin=other_plugin, network=True))
     job = Job(lab, tmp_path, srun="srun --auto-resume=1 -N2 -n2", nodes=2)
     wait_for(lambda: job.running_on(1, 2), 30, job)
     first = job.running_on(1, 2)

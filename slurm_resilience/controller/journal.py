@@ -166,6 +166,8 @@ class BreakerState(msgspec.Struct, frozen=True):
 
 CLOSED_BREAKER = BreakerState()
 HOUR_SECONDS = 3600.0
+PUT_BACK = "put-back"
+"""The event of a person's resume of a node that has no incident."""
 
 
 class Remark(msgspec.Struct, frozen=True):
@@ -251,6 +253,9 @@ class JournalMemory(msgspec.Struct, frozen=True):
     """Repairs within `recovery.recurrence_window`, over all incidents."""
     would_starts: tuple[tuple[float, str], ...] = ()
     """The same as `starts`, for programs that would have been started."""
+    released: Mapping[str, float] = {}
+    """Nodes that a person put back into service within the last hour, each with the time (epoch) of
+    the last such word."""
 
 
 NO_MEMORY = JournalMemory()
@@ -611,6 +616,7 @@ class Journal:
             {fault.node: fault for fault in self.observed(open_only=True)},
             self.repairs(now - recurrence_window),
             self.starts(now - HOUR_SECONDS, WOULD_REPLACE),
+            self.released(now - HOUR_SECONDS),
         )
 
     def acknowledge(self, node: str, findings: Mapping[FindingOfBoot, float]) -> None:
@@ -660,6 +666,14 @@ class Journal:
             (NodeEvent.CAME_BACK, since),
         ).fetchall()
         return {str(node): int(number) for node, number in rows}
+
+    def released(self, since: float) -> dict[str, float]:
+        """Return when (epoch) a person last took each node back since then."""
+        rows = self._db.execute(
+            "SELECT node, max(at) FROM events WHERE kind IN (?, ?) AND at > ? GROUP BY node",
+            (NodeEvent.RELEASED, PUT_BACK, since),
+        ).fetchall()
+        return {str(node): float(at) for node, at in rows}
 
     def starts(
         self, since: float, kind: str = NodeEvent.REPLACING

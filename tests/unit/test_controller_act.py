@@ -340,6 +340,32 @@ def test_a_person_who_resumes_a_node_during_the_last_look_is_heard(
     assert runs == {}
 
 
+def test_a_node_that_does_not_come_back_after_its_resume_is_kept_out(
+    sresctld: Controller, runs: dict[Path, Run]
+) -> None:
+    """Else it is taken for resumed by a person, and its next findings for answered."""
+    sresctld.is_dead("n3")
+    sresctld.cycle()
+    sresctld.cycle()
+    (run,) = runs
+    runs[run] = Run("ended", 0, "", sresctld.clock.now())
+    sresctld.cycle()
+    sresctld.clock.pass_time(1)
+    sresctld.comes_back("n3")
+    sresctld.cycle()
+    assert sresctld.incident.state is NodeState.RETURNING
+    sresctld.is_dead("n3")
+    node = sresctld.slurm.node("n3")
+    sresctld.slurm.put(msgspec.structs.replace(node, flags=node.flags | {"NOT_RESPONDING"}))
+    sresctld.clock.pass_time(sresctld.config.replace.return_timeout + 1)
+    sresctld.cycle()
+    assert sresctld.incident.state is NodeState.EMPTY
+    assert sresctld.slurm.node("n3").requested_action == REPLACE
+    sresctld.cycle()
+    assert sresctld.incident.state is NodeState.EMPTY
+    assert sresctld.events("released") == []
+
+
 def test_a_crash_between_shrink_and_mark(sresctld: Controller, runs: dict[Path, Run]) -> None:
     job_id = sresctld.slurm.submit(3)
     sresctld.supervise(job_id)

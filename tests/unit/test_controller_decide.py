@@ -600,6 +600,17 @@ def test_a_replacement_that_waits_for_its_turn_only_is_no_alarm_of_its_own() -> 
     assert act.ProbeNode("n1", is_urgent=True) not in decision(seen).actions
 
 
+def test_a_node_that_a_person_has_just_resumed_is_given_its_time_to_come_back() -> None:
+    known = incident(state=NodeState.EMPTY, opened=NOW - 5.0)
+    silent = dead(silence=2000.0)
+    down = node(state="DOWN", reason=REPLACE)
+    assert len(actions(world(down, incidents=(known,), **silent), act.StartReplacement)) == 1
+    for ago, starts in ((299.0, 0), (301.0, 1)):
+        resumed: dict[str, Any] = {"released": {"n1": NOW - ago}}
+        seen = world(down, incidents=(known,), **silent, **resumed)
+        assert len(actions(seen, act.StartReplacement)) == starts
+
+
 def test_a_silence_that_only_probes_know_of_begins_with_them() -> None:
     silent = node(state="ALLOCATED+NOT_RESPONDING")
     tried = {"n1": probes("silent", "silent", "silent")}

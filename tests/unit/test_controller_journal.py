@@ -125,6 +125,14 @@ def test_what_a_person_answered_holds_for_that_boot(tmp_path: Path) -> None:
     assert journal.acknowledged() == {}
 
 
+def test_the_last_resume_by_a_person_is_remembered(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    for at, kind in ((10.0, "released"), (20.0, "put-back"), (30.0, "closed")):
+        journal.event(at, kind, "", node="n1")
+    assert journal.released(0.0) == {"n1": 20.0}
+    assert journal.released(20.0) == {}
+
+
 def test_a_node_that_a_person_keeps_is_remembered(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
     for _ in range(2):

@@ -17,6 +17,7 @@ from slurm_resilience.controller.actions import (
     Transition,
 )
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, SideAct, step
+from slurm_resilience.controller.diagnose import is_out_of_service
 from slurm_resilience.controller.journal import (
     Incident,
     IncidentFacts,
@@ -32,6 +33,7 @@ from slurm_resilience.wire.messages import NodeVerdict
 
 log = logging.getLogger("sresctld")
 
+_FAILURES = frozenset({NodeEvent.GAVE_UP, NodeEvent.REPLACEMENT_FAILED, NodeEvent.GONE_AGAIN})
 COMMENT_PREFIX = "sres: "
 """The beginning of a node comment that sresctld wrote."""
 
@@ -160,6 +162,9 @@ class NodeActs:
         if action.event is NodeEvent.RELEASED and incident.ended_by is not NodeEvent.REMOVED:
             self._acknowledge(snapshot, action.node)
         is_mark = action.event is NodeEvent.MARKED and node is not None
+        if action.event in _FAILURES and node is not None and not is_out_of_service(node):
+            node = self._keep_out(node, incident)
+            is_mark = True
         facts = IncidentFacts(
             next_try=action.next_try,
             run_ended=(run.ended_at or None) if run else None,
@@ -173,6 +178,23 @@ class NodeActs:
         log.log(
             level, "%s: incident %d %s: %s", action.node, incident.id, action.event, action.reason
         )
+
+    def _keep_out(self, node: Node, incident: Incident) -> Node:
+        """Take a node out of service again that was given back, and that failed to come back.
+
+        Else it would be taken for resumed by a person, and get jobs as soon as it answers.
+        """
+        now = self._client.node(node.name)
+        if is_out_of_service(now):
+            return now
+        self._reporter.event(
+            "marking",
+            f"state=fail reason={incident.action}: it did not come back",
+            node=node.name,
+            incident=incident.id,
+        )
+        self._client.set_node([node.name], state="fail", reason=incident.action)
+        return self._client.node(node.name)
 
     def _acknowledge(self, snapshot: ClusterSnapshot, name: str) -> None:
         """Take what is found on a node for answered: a person put it back into service."""

@@ -24,7 +24,7 @@ from slurm_resilience.controller.actions import (
     NotePause,
     NoteSupervised,
 )
-from slurm_resilience.controller.journal import Journal
+from slurm_resilience.controller.journal import PUT_BACK, Journal
 from slurm_resilience.controller.registry import Registry
 
 log = logging.getLogger("sresctld")
@@ -83,6 +83,9 @@ class NoteWriter:
                 self._journal.put_missing(note.node, note.since)
             case NoteKept():
                 self._journal.keep(note.node, note.is_kept)
+                if not note.is_kept:
+                    text = "no person keeps the node any more"
+                    self._journal.event(self._clock.now(), PUT_BACK, text, node=note.node)
             case NoteAnswered():
                 self._journal.acknowledge(note.node, note.findings)
             case DropAnswers():

@@ -70,7 +70,7 @@ def readiness(
     life = life_of(snapshot, config.detect, node)
     if life.kind != "dead":
         return Readiness("wait", life.reason, is_aging)
-    if life.silence < config.replace.silent_for:
+    if _counted(snapshot, node.name, life.silence) < config.replace.silent_for:
         text = f"{life.reason}; it is given {config.replace.silent_for:.0f} s to come back"
         return Readiness("wait", text, is_aging)
     return Readiness("start", life.reason)
@@ -80,7 +80,14 @@ def _is_due(snapshot: ClusterSnapshot, config: Config, incident: Incident) -> bo
     """Tell whether only a fresh look is missing for the start of a replacement."""
     agent = snapshot.agents.get(incident.node)
     silence = agent.silence if agent is not None else inf
+    silence = _counted(snapshot, incident.node, silence)
     return snapshot.now >= incident.next_try and silence >= config.replace.silent_for
+
+
+def _counted(snapshot: ClusterSnapshot, name: str, silence: float) -> float:
+    """Return the silence that counts: only what is later than a person's resume of the node, which
+    may still boot."""
+    return min(silence, snapshot.now - snapshot.memory.released.get(name, -inf))
 
 
 def start_or_return(

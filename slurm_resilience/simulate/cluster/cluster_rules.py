@@ -180,7 +180,9 @@ class ClusterRules:
         machine, name = self._machines[run.node], run.node
         self._acts(name)
         run.looked_at = self._looked_at(name)
-        if self.people.resumed_at.get(name, 1e18) < run.looked_at:
+        resumed = self.people.resumed_at.get(name, 1e18)
+        is_soon = self._schedule.now - resumed < self._config.replace.silent_for
+        if resumed < run.looked_at and is_soon and not self._unanswered(name):
             self._break(ClusterRule.PERSONS_NODE, f"{name} is replaced; a person has resumed it")
         if run.intent in self._intents:
             self._break(ClusterRule.ONCE, f"{run.intent} is started a second time")
@@ -422,7 +424,8 @@ class ClusterRules:
         jobs = self._slurm.jobs_on(name)
         is_moved = bool(jobs) or now - self._bad_since.emptied.get(name, -1e9) < 3 * STALE_SECONDS
         is_dead = not self._machines[name].agent.speaks
-        is_supervised = all(job.id in self._supervisors.announced for job in jobs)
+        lasting = [job.id for job in jobs if job.state != "COMPLETING"]
+        is_supervised = all(number in self._supervisors.announced for number in lasting)
         if is_dead and is_moved and is_supervised:
             return
         is_offered = is_dead and not jobs and not before.is_down
@@ -431,7 +434,8 @@ class ClusterRules:
         if now - self.people.reset_at < self._config.breaker.window:
             return  # by the word of a person, all that had waited goes on
         # Those that Slurm had DOWN before are counted by themselves.
-        marks = self.breaker.marks.setdefault(before.is_down, deque())
+        is_apart = before.is_down and not self.breaker.knows(name)
+        marks = self.breaker.marks.setdefault(is_apart, deque())
         marks.append((now, name))
         while marks[0][0] < now - self._config.breaker.window:
             marks.popleft()
@@ -546,6 +550,8 @@ class BreakerView:
 
     def __init__(self) -> None:
         self.is_tripped: Callable[[], bool] = lambda: False
+        self.knows: Callable[[str], bool] = lambda _: False
+        """Tells whether sresctld has seen a node's present fault begin."""
         self.marks: dict[bool, deque[tuple[float, str]]] = {}
         """Nodes that were marked, each with its time; those apart that Slurm had DOWN before."""
 

@@ -210,7 +210,7 @@ class SimCluster:
         self.host.boundary = self.daemon.boundary
         self.database.boundary = self.daemon.boundary
         self.database.written = rules.event_written
-        rules.breaker.is_tripped = self.daemon.is_tripped
+        rules.breaker.is_tripped, rules.breaker.knows = self.daemon.is_tripped, self.daemon.knows
         self.clock.stride, self.clock.waited = self.daemon.stride, self.beat
         for machine in self.machines.values():
             machine.agent.start(self._random.uniform(0.1, 4.0))
@@ -452,6 +452,11 @@ class SimDaemon:
         """Tell whether sresctld waits for a node's sresd to speak."""
         rows = self._world.database.execute("SELECT 1 FROM agents WHERE node = ?", (name,))
         return rows.fetchone() is not None
+
+    def knows(self, name: str) -> bool:
+        """Tell whether sresctld has seen a node's present fault begin."""
+        fault = self._controller.journal.faults().get(name) if self._controller else None
+        return fault is not None and not fault.is_over
 
     def supervised(self) -> set[int]:
         """Return the jobs that sresctld takes for supervised."""

@@ -241,7 +241,9 @@ class LiveSteps:
         """End a join step that failed; the others go on."""
         srun = self._sruns.get(number)
         if srun is not None and srun.step.running:
-            srun.enter(StepState.RELEASED)
+            # A killed srun that a disk holds up runs on for a while.
+            if srun.state is not StepState.RELEASED:
+                srun.enter(StepState.RELEASED)
             self._end(srun, at_once=True)
 
     def let_end(self) -> None:

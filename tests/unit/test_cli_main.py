@@ -136,7 +136,11 @@ def test_the_picture_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_a_failed_replacement_and_an_alarm_stand_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_replacement_and_an_alarm_stand_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # pytest gives it to the processes that it starts with -n: long lines would be folded.
+    monkeypatch.delenv("COLUMNS", raising=False)
     now = time.time()
     incident = {
         "id": 4, "node": "n1", "state": "empty", "kind": "dead", "action": REPLACE, "attempts": 1,

@@ -234,8 +234,9 @@ def train(s: Session) -> tuple[nn.Module, int]:
             with torch.no_grad():
                 local(next(net.parameters())).view(-1)[0] += 1e-3
         tell("step", s.step, s.generation, s.world, loss.item(), usage() if words.usage else [])
-        if words.poke.startswith(f"{s.step}:") and s.attempt == 1:
-            # A fault that finds the poked rank a step behind would heal it from its peers.
+        if words.poke and s.step == int(words.poke.partition(":")[0]) + 1 and s.attempt == 1:
+            # Now the poked value counts as a step's. A fault that found the poked rank without
+            # this step would heal it from its peers.
             until_others_committed(s.step - 1, {SEAT})
         if words.behind and s.attempt == 1:
             end_the_world(s)

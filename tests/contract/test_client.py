@@ -183,7 +183,10 @@ def test_a_job_that_does_not_exist(world: World) -> None:
     with pytest.raises(NotFound):
         world.client.shrink(999, ["n1"])
     assert world.client.steps(999) == ()
+    # What is to end has ended.
     world.client.cancel_job(999)
+    world.client.cancel_step(999, "0")
+    world.client.cancel_step(999, "0", "TERM")
 
 
 def test_a_pending_job_has_no_nodes_and_no_steps(world: World, running: Running) -> None:
@@ -289,6 +292,7 @@ def test_ending_a_step_leaves_the_allocation(world: World, running: Running) -> 
     world.client.cancel_step(job.id, "0")
     world.until(lambda: not step_of(world.client, job.id), "the step is over")
     assert world.client.job(job.id).state == "RUNNING"
+    world.client.cancel_step(job.id, "0")
 
 
 # -- a node for a node ------------------------------------------------------------------------

@@ -234,7 +234,9 @@ class FakeSlurm:
 
     def cancel_step(self, job_id: int, step: str, signal: str = "") -> None:
         self._enter("cancel_step", job_id, step, signal)
-        entry = self._entry(job_id)
+        entry = self._jobs.get(job_id)
+        if entry is None:
+            return  # one that is gone needs no end
         if signal in ("", "KILL", "TERM"):
             entry.steps = [known for known in entry.steps if known.step != step]
 

@@ -261,6 +261,8 @@ def test_replicas_that_differ_go_back_to_the_disk(
     disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "4")
     words = ("--kind", kind, "--seed", str(seed), "--steps", str(STEPS), *disk)
     words = (*words, "--checksum", "--poke", "6:2")
+    # In place of a process that was slow, a new one comes, whose state does not differ.
+    words = (*words, "--abort-timeout", "20", "--silence", "20")
     # In backward: each part of the model has committed the step before.
     run = start(*words, inject="exception:seat=1,step=7,phase=backward")
     assert run.wait() == [0, 0], run.tail()

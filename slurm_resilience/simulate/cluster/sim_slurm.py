@@ -369,7 +369,9 @@ class SimSlurm:
 
     def cancel_step(self, job_id: int, step: str, signal: str = "") -> None:
         self._enter()
-        entry = self._entry(job_id)
+        entry = self._jobs.get(job_id)
+        if entry is None:
+            return  # one that is gone needs no end
         if signal in ("", "KILL", "TERM"):
             entry.steps = [known for known in entry.steps if known.step != step]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from worlds import (
     CONFIG,
@@ -99,6 +100,18 @@ def test_a_node_that_was_replaced_too_often_is_left_to_a_person() -> None:
 )
 def test_else_it_is_replaced(seen: Any) -> None:
     assert len(actions(seen, act.StartReplacement)) == 1
+
+
+@pytest.mark.parametrize("known", [{"replaced": 3}, {"replaced": 0, "hourly": 3}])
+def test_a_node_that_is_just_empty_is_not_replaced_past_the_limits(known: dict[str, int]) -> None:
+    """Its last job has left in this very cycle: it is given up in the next one."""
+    starts = tuple((NOW - 9, "n1") for _ in range(known.pop("hourly", 0)))
+    seen = empty(**known)
+    memory = msgspec.structs.replace(seen.memory, starts=starts)
+    just_empty = msgspec.structs.replace(seen.incidents["n1"], state=NodeState.SET_ASIDE)
+    seen = msgspec.structs.replace(seen, memory=memory, incidents={"n1": just_empty})
+    said = [a for a in decision(seen).actions if not isinstance(a, act.ProbeNode)]
+    assert [getattr(a, "event", a) for a in said] == [NodeEvent.EMPTIED]
 
 
 def test_the_tries_of_one_incident_are_one_repair(tmp_path: Path) -> None:

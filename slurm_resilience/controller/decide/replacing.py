@@ -117,23 +117,22 @@ def _start_or_give_up(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, text: str
 ) -> Iterator[Action]:
     """Start it, unless that did not help often enough already, in earlier incidents too."""
+    key, too_often = _too_often(snapshot, config, incident)
+    if not too_often:
+        yield StartReplacement(incident.node, incident.id)
+    elif incident.state is NodeState.EMPTY:
+        # Else in the next cycle: its last job has left it in this very one.
+        text = f"{text}; {too_often}"
+        yield RaiseAlarm(f"{key}-{incident.id}", text, incident.node, incident=incident.id)
+        yield Transition(incident.node, incident.id, NodeEvent.GAVE_UP, text)
+
+
+def _too_often(snapshot: ClusterSnapshot, config: Config, incident: Incident) -> tuple[str, str]:
+    """Return why a person must look first, with the name of the limit; empty: nothing does."""
     before = sum(name == incident.node for _, name in snapshot.memory.starts)
-    if (
-        incident.kind != "requested"
-        and incident.state is NodeState.EMPTY
-        and before >= config.replace.attempts
-    ):
-        text = f"{text}; replaced {before} times within an hour already, a person must look"
-        yield RaiseAlarm(f"again-{incident.id}", text, incident.node, incident=incident.id)
-        yield Transition(incident.node, incident.id, NodeEvent.GAVE_UP, text)
-        return
-    worn_out = is_worn_out(snapshot, config, incident)
-    if worn_out and incident.state is NodeState.EMPTY:
-        text = f"{text}; {worn_out}"
-        yield RaiseAlarm(f"worn-{incident.id}", text, incident.node, incident=incident.id)
-        yield Transition(incident.node, incident.id, NodeEvent.GAVE_UP, text)
-        return
-    yield StartReplacement(incident.node, incident.id)
+    if incident.kind != "requested" and before >= config.replace.attempts:
+        return "again", f"replaced {before} times within an hour already, a person must look"
+    return "worn", is_worn_out(snapshot, config, incident)
 
 
 def _back(

@@ -139,10 +139,13 @@ class ResumeFaults:
 
     def interrupt_twice(self, _: str, seconds: float) -> None:
         self._world.signal(SIGINT, by_person=True)
-        self._world.schedule.after(0.5, self._second_interrupt)
+        incarnation = self._world.supervisor.incarnation
+        self._world.schedule.after(0.5, self._second_interrupt, incarnation)
 
-    def _second_interrupt(self) -> None:
-        self._person_ended()
+    def _second_interrupt(self, incarnation: int) -> None:
+        # Where the job was started again in between, each supervisor got one of the two.
+        if self._world.supervisor.incarnation == incarnation:
+            self._person_ended()
         self._world.signal(SIGINT, by_person=True)
 
     def terminate(self, _: str, seconds: float) -> None:

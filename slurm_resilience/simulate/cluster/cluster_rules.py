@@ -367,7 +367,8 @@ class ClusterRules:
 
     def _sets_down(self, name: str) -> None:
         """Check that a node which is set DOWN was not seen to live."""
-        machine, now = self._machines[name], self._schedule.now
+        # What it says during the calls that mark it comes too late.
+        machine, now = self._machines[name], self._slurm.read_at.get(name, self._schedule.now)
         beats = now - machine.agent.connected_at if machine.agent.speaks else 0.0
         answers = now - machine.answers_since if machine.reaches(Path.PROBES) else 0.0
         if max(beats - SEEN_SECONDS, answers - ANSWERS_SECONDS) > 0.0:
@@ -435,6 +436,8 @@ class ClusterRules:
             return  # by the word of a person, all that had waited goes on
         # Those that Slurm had DOWN before are counted by themselves.
         is_apart = before.is_down and not self.breaker.knows(name)
+        if before.is_down and not is_apart and self.breaker.age(name) > self._config.breaker.window:
+            return  # counted when it fell silent; it waited for Slurm's own DOWN
         marks = self.breaker.marks.setdefault(is_apart, deque())
         marks.append((now, name))
         while marks[0][0] < now - self._config.breaker.window:
@@ -550,6 +553,8 @@ class BreakerView:
 
     def __init__(self) -> None:
         self.is_tripped: Callable[[], bool] = lambda: False
+        self.age: Callable[[str], float] = lambda _: 0.0
+        """Tells the seconds since a node's fault began, as sresctld counts it."""
         self.knows: Callable[[str], bool] = lambda _: False
         """Tells whether sresctld has seen a node's present fault begin."""
         self.marks: dict[bool, deque[tuple[float, str]]] = {}

@@ -210,6 +210,7 @@ class SimCluster:
         self.host.boundary = self.daemon.boundary
         self.database.boundary = self.daemon.boundary
         self.database.written = rules.event_written
+        rules.breaker.age = self.daemon.age_of_fault
         rules.breaker.is_tripped, rules.breaker.knows = self.daemon.is_tripped, self.daemon.knows
         self.clock.stride, self.clock.waited = self.daemon.stride, self.beat
         for machine in self.machines.values():
@@ -452,6 +453,11 @@ class SimDaemon:
         """Tell whether sresctld waits for a node's sresd to speak."""
         rows = self._world.database.execute("SELECT 1 FROM agents WHERE node = ?", (name,))
         return rows.fetchone() is not None
+
+    def age_of_fault(self, name: str) -> float:
+        """Return the seconds since a node's fault began, as the journal has it."""
+        fault = self._controller.journal.faults().get(name) if self._controller else None
+        return self._world.clock.now() - fault.began if fault is not None else 0.0
 
     def knows(self, name: str) -> bool:
         """Tell whether sresctld has seen a node's present fault begin."""

@@ -436,12 +436,12 @@ class ClusterRules:
             return  # by the word of a person, all that had waited goes on
         # Those that Slurm had DOWN before are counted by themselves.
         is_apart = before.is_down and not self.breaker.knows(name)
-        if before.is_down and not is_apart and self.breaker.age(name) > self._config.breaker.window:
-            return  # counted when it fell silent; it waited for Slurm's own DOWN
+        # One that waited for Slurm's own DOWN was counted when it fell silent.
+        waited = self.breaker.age(name) if before.is_down and not is_apart else 0.0
         marks = self.breaker.marks.setdefault(is_apart, deque())
-        marks.append((now, name))
-        while marks[0][0] < now - self._config.breaker.window:
-            marks.popleft()
+        marks.append((now - waited, name))
+        for mark in [mark for mark in marks if mark[0] < now - self._config.breaker.window]:
+            marks.remove(mark)
         marked = {node for _, node in marks}
         if len(marked) > self._ceiling():
             self._break(

@@ -16,7 +16,6 @@ from slurm_resilience.config import Config
 from slurm_resilience.controller import actions
 from slurm_resilience.controller.act.evidence_collector import Ask, EvidenceCollector
 from slurm_resilience.controller.act.jobs import JobActs, Notifier
-from slurm_resilience.controller.act.left_over_acts import LeftOverActs
 from slurm_resilience.controller.act.nodes import NodeActs
 from slurm_resilience.controller.act.notes import NoteWriter
 from slurm_resilience.controller.act.repair import RepairActs
@@ -88,7 +87,6 @@ class Actor:
             host,
         )
         nodes = NodeActs(client, journal, self._reporter, prober, notifier, jobs, repair, clock)
-        left_over = LeftOverActs(client, self._reporter, clock, ask, registry.wake.set)
         self._handlers: dict[type, Callable[[ClusterSnapshot, Any], None]] = {
             actions.ProbeNode: nodes.probe,
             actions.MarkNode: nodes.mark,
@@ -97,7 +95,6 @@ class Actor:
             actions.StartReplacement: repair.start,
             actions.ReturnNode: repair.give_back,
             actions.NotifySupervisor: jobs.notify,
-            actions.ClearLeftOver: left_over.clear,
             actions.RequeueJob: jobs.requeue,
             actions.RaisePriority: jobs.raise_priority,
             actions.StartPendingJob: jobs.start,

@@ -10,7 +10,6 @@ import msgspec
 from slurm_resilience.config import Config
 from slurm_resilience.controller.actions import (
     Action,
-    ClearLeftOver,
     EndPendingRequeue,
     MarkNode,
     Note,
@@ -30,7 +29,6 @@ from slurm_resilience.controller.decide import breaker
 from slurm_resilience.controller.decide.hints import leaked_gres, near_misses
 from slurm_resilience.controller.decide.intake import take_in
 from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
-from slurm_resilience.controller.decide.kill_failed import left_overs
 from slurm_resilience.controller.decide.marking import marks, requests, would_mark
 from slurm_resilience.controller.decide.node_events import (
     answers_of_keepers,
@@ -106,7 +104,6 @@ def decide(
     actions += requeues(snapshot)
     actions += near_misses(snapshot)
     actions += leaked_gres(snapshot)
-    actions += left_overs(snapshot, config)
     would = would_mark(snapshot, judged, config)
     actions += would.looks
     for observed in observe_only(snapshot, judged, config, would):
@@ -153,8 +150,6 @@ def _in_words(action: Action) -> str:
             return f"replace {action.node}"
         case ReturnNode():
             return f"resume {action.node}"
-        case ClearLeftOver():
-            return f"end what jobs left on {action.node}"
         case RequeueJob():
             return f"requeue job {action.job}"
         case StartPendingJob():

@@ -117,8 +117,13 @@ class MeshRun:
         return self._full_at > calm or self._outcome is not None
 
     def _lives(self, view: View) -> bool:
+        """Return if a world may still step: one of its processes runs, and was not told to leave.
+        What only such a process still holds is lost with it."""
         members = (self.processes[member.peer.id] for member in view.members)
-        return any(process.state is ProcessState.RUNNING for process in members)
+        return any(
+            process.state is ProcessState.RUNNING and not process.membership.standing.evicted
+            for process in members
+        )
 
     def _why(self) -> str:
         living = [process for process in self.processes.values() if process.alive]

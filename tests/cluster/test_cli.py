@@ -19,12 +19,12 @@ Done = subprocess.CompletedProcess[str]
 JSON_KEYS = {
     "status": {
         "cluster", "slurm", "controller", "states", "health", "sresd", "incidents", "jobs",
-        "near_misses", "alarms", "gave_up", "failed",
+        "near_misses", "alarms", "gave_up", "failed", "modes", "queue",
     },
     "node": {
         "node", "state", "reason", "reason_by", "reason_at", "reason_unclear",
         "jobs", "partitions", "gres", "comment", "health", "why", "sresd", "findings",
-        "unjudged", "incident", "gave_up", "boot_id", "instance",
+        "unjudged", "incident", "gave_up", "boot_id", "instance", "mode", "next",
     },
 }  # fmt: skip
 

@@ -185,8 +185,8 @@ class NodeActs:
         Else it would be taken for resumed by a person, and get jobs as soon as it answers.
         """
         now = self._client.node(node.name)
-        if is_out_of_service(now):
-            return now
+        if is_out_of_service(now) or "MAINTENANCE" in now.flags:
+            return now  # a person's maintenance reservation keeps jobs off it
         self._reporter.event(
             "marking",
             f"state=fail reason={incident.action}: it did not come back",

@@ -71,4 +71,5 @@ def test_checkpointless_nobody_else_stops(tmp_path: Path) -> None:
     assert result["steps"] == 240
     seen = result["phases"]
     assert all(value is not None for value in seen.values()), seen
-    assert seen["detected"] <= seen["survivors_step"] <= seen["joined"]
+    # Survivors may go on before sresctld is sure.
+    assert seen["survivors_step"] <= seen["joined"] and seen["detected"] <= seen["joined"]

@@ -614,6 +614,8 @@ class Membership:
         until = self.losses.suspected_until.get(suspicion.node, now)
         if suspicion.node == self.me.node or until > now:
             return
+        # This process may itself have been stopped until now, and its peers with it.
+        self._catch_up(now)
         self.losses.suspected_until[suspicion.node] = now + SUSPICION_SECONDS
         self._broadcast(suspicion)
         limit = self.silence_limit(suspicion.node, now)

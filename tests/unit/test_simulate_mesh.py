@@ -33,6 +33,7 @@ def test_no_rule_is_broken() -> None:
         8025072,  # a spare counted for both sides of a cut
         8039012,  # the same, with a world of two on each side
         8028989,  # a world was left for a newer one, and worked all the same
+        20010680,  # a suspicion was heard of at the end of a stop of all machines
         8013549,  # two members told each other to leave, and neither heard it
     ],
 )

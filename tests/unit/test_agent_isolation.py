@@ -169,7 +169,8 @@ def test_a_process_that_left_its_slurmstepd_is_found_by_its_environment(
     fake_step("900000004.0", **mark)
     stray = subprocess.Popen(["sleep", "600"], env=os.environ | mark, start_new_session=True)
     try:
-        assert stray.pid in {p.pid for p in found()["900000004.0"].members}
+        # It is started a moment before the kernel shows its environment.
+        wait_until(lambda: stray.pid in {p.pid for p in found()["900000004.0"].members})
     finally:
         stray.kill()
         stray.wait()

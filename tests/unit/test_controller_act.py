@@ -366,6 +366,30 @@ def test_a_node_that_does_not_come_back_after_its_resume_is_kept_out(
     assert sresctld.events("released") == []
 
 
+def test_a_node_that_a_person_reserves_while_it_returns_is_left_as_it_is(
+    sresctld: Controller, runs: dict[Path, Run]
+) -> None:
+    """Its reservation makes it unavailable, and it has come back all the same."""
+    sresctld.is_dead("n3")
+    sresctld.cycle()
+    sresctld.cycle()
+    (run,) = runs
+    runs[run] = Run("ended", 0, "", sresctld.clock.now())
+    sresctld.cycle()
+    sresctld.clock.pass_time(1)
+    sresctld.comes_back("n3")
+    sresctld.cycle()
+    assert sresctld.incident.state is NodeState.RETURNING
+    node = sresctld.slurm.node("n3")
+    sresctld.slurm.put(msgspec.structs.replace(node, flags=node.flags | {"MAINTENANCE"}))
+    for _ in range(3):
+        sresctld.clock.pass_time(sresctld.config.replace.return_timeout + 1)
+        sresctld.comes_back("n3")
+        sresctld.cycle()
+    assert sresctld.slurm.node("n3").requested_action == ""
+    assert len(runs) == 1
+
+
 def test_a_crash_between_shrink_and_mark(sresctld: Controller, runs: dict[Path, Run]) -> None:
     job_id = sresctld.slurm.submit(3)
     sresctld.supervise(job_id)

@@ -67,3 +67,9 @@ _.pause_writing
 _.resume_writing
 _.connection_lost
 exc
+
+# A campaign (simulate/campaign.py) reads these of its figures by their names.
+controller_seed
+controller_seconds
+resume_seed
+resume_seconds

@@ -10,16 +10,17 @@ import click
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError
-from slurm_resilience.simulate.campaign import CampaignFigures, SeedFailure, run_campaign
+from slurm_resilience.simulate.campaign import SeedFailure
 from slurm_resilience.simulate.cluster.cluster_campaign import (
+    CONTROLLER_CAMPAIGN,
     ControllerFigures,
-    run_controller_campaign,
     shorten,
 )
 from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluster
 from slurm_resilience.simulate.invariants import InvariantBroken
+from slurm_resilience.simulate.mesh_campaign import MESH_CAMPAIGN, CampaignFigures
 from slurm_resilience.simulate.mesh_simulation import simulate as simulate_one
-from slurm_resilience.simulate.resume.resume_campaign import ResumeFigures, run_resume_campaign
+from slurm_resilience.simulate.resume.resume_campaign import RESUME_CAMPAIGN, ResumeFigures
 from slurm_resilience.simulate.resume.resume_rules import BrokenResumeRule
 from slurm_resilience.simulate.resume.resume_simulation import simulate_resume
 
@@ -60,7 +61,7 @@ def simulate(only: str, seed: int, runs: int, jobs: int, output: Path | None, tr
         if trace:
             _replay_cluster(seed)
             return
-        clusters = run_controller_campaign(
+        clusters = CONTROLLER_CAMPAIGN.go_on(
             seed,
             runs,
             jobs=jobs,
@@ -77,7 +78,7 @@ def simulate(only: str, seed: int, runs: int, jobs: int, output: Path | None, tr
     if trace:
         _replay(seed)
         return
-    figures = run_campaign(
+    figures = MESH_CAMPAIGN.go_on(
         seed,
         runs,
         jobs=jobs,
@@ -93,7 +94,7 @@ def _simulate_sruns(seed: int, runs: int, jobs: int, output: Path | None, trace:
     if trace:
         _replay_srun(seed)
         return
-    figures = run_resume_campaign(
+    figures = RESUME_CAMPAIGN.go_on(
         seed,
         runs,
         jobs=jobs,

@@ -16,7 +16,7 @@ from slurm_resilience.controller.act.repair import RepairActs
 from slurm_resilience.controller.decide import breaker, decision, node_events
 from slurm_resilience.controller.journal import Journal
 from slurm_resilience.errors import UsageError
-from slurm_resilience.simulate.cluster import cluster_campaign
+from slurm_resilience.simulate.cluster.cluster_campaign import CONTROLLER_CAMPAIGN
 from slurm_resilience.simulate.cluster.cluster_faults import FaultKind, plan
 from slurm_resilience.simulate.cluster.cluster_rules import ClusterRule
 from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluster
@@ -154,7 +154,7 @@ def test_a_broken_sresctld_is_found(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_figures_go_on_where_they_stopped(tmp_path: Path) -> None:
     file, ticks = tmp_path / "figures.json", iter(range(100))
-    run = cluster_campaign.run_controller_campaign
+    run = CONTROLLER_CAMPAIGN.go_on
     first = run(7, 1, file=file, clock=lambda: next(ticks))
     assert first.controller_runs == 1
     both = run(7, 2, file=file, clock=lambda: next(ticks))
@@ -162,10 +162,10 @@ def test_figures_go_on_where_they_stopped(tmp_path: Path) -> None:
     assert (both.controller_runs, both.controller_faults) == (2, 12)
     assert both.controller_kinds == at_once.controller_kinds
     with pytest.raises(UsageError, match="--seed 7"):
-        cluster_campaign.load(file, 8)
+        CONTROLLER_CAMPAIGN.load(file, 8)
     file.write_text("{")
     with pytest.raises(UsageError, match="no figures"):
-        cluster_campaign.load(file, 7)
+        CONTROLLER_CAMPAIGN.load(file, 7)
 
 
 def test_a_violation_prints_its_shortest_story(monkeypatch: pytest.MonkeyPatch) -> None:

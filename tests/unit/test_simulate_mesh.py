@@ -12,8 +12,8 @@ from slurm_resilience.cli.simulate import simulate as command
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh import membership, world_plan
 from slurm_resilience.mesh.membership import Losses, Membership
-from slurm_resilience.simulate import campaign
 from slurm_resilience.simulate.invariants import InvariantBroken
+from slurm_resilience.simulate.mesh_campaign import MESH_CAMPAIGN, run_chunk
 from slurm_resilience.simulate.mesh_simulation import simulate
 from slurm_resilience.simulate.schedule import Schedule, StandsStill
 
@@ -96,22 +96,22 @@ def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_figures_go_on_where_they_stopped(tmp_path: Path) -> None:
     file, ticks = tmp_path / "figures.json", iter(range(100))
-    first = campaign.run_campaign(7, 3, file=file, clock=lambda: next(ticks))
+    first = MESH_CAMPAIGN.go_on(7, 3, file=file, clock=lambda: next(ticks))
     assert (first.mesh_runs, first.mesh_violations) == (3, 0)
-    both = campaign.run_campaign(7, 5, file=file, clock=lambda: next(ticks))
-    at_once = campaign.run_campaign(7, 5, clock=lambda: next(ticks))
+    both = MESH_CAMPAIGN.go_on(7, 5, file=file, clock=lambda: next(ticks))
+    at_once = MESH_CAMPAIGN.go_on(7, 5, clock=lambda: next(ticks))
     assert both.mesh_runs == 5
     assert (both.sizes, both.faults, both.steps) == (at_once.sizes, at_once.faults, at_once.steps)
     with pytest.raises(UsageError, match="--seed 7"):
-        campaign.load(file, 8)
+        MESH_CAMPAIGN.load(file, 8)
     file.write_text("{")
     with pytest.raises(UsageError, match="no figures"):
-        campaign.load(file, 7)
+        MESH_CAMPAIGN.load(file, 7)
 
 
 def test_two_jobs_find_the_same() -> None:
-    one = campaign.run_campaign(0, 120, clock=lambda: 0.0)
-    two = campaign.run_campaign(0, 120, jobs=2, clock=lambda: 0.0)
+    one = MESH_CAMPAIGN.go_on(0, 120, clock=lambda: 0.0)
+    two = MESH_CAMPAIGN.go_on(0, 120, jobs=2, clock=lambda: 0.0)
     assert one == two
 
 
@@ -136,6 +136,6 @@ def test_time_that_stands_still_is_noticed() -> None:
 
 
 def test_sizes_and_faults_are_spread() -> None:
-    figures = campaign.run_chunk(1000, 100)
+    figures = run_chunk(1000, 100)
     assert len(figures.faults) >= 12
     assert min(map(int, figures.sizes)) == 3 and len(figures.sizes) >= 5

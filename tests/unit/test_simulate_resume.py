@@ -16,7 +16,7 @@ from slurm_resilience.resume.decide import plan
 from slurm_resilience.resume.recovery import NextAttempt
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.supervisor import Supervisor
-from slurm_resilience.simulate.resume import resume_campaign
+from slurm_resilience.simulate.resume.resume_campaign import RESUME_CAMPAIGN
 from slurm_resilience.simulate.resume.resume_faults import ResumeFault
 from slurm_resilience.simulate.resume.resume_rules import (
     AttemptBudget,
@@ -150,7 +150,7 @@ def test_every_rule_can_be_broken() -> None:
 
 def test_figures_go_on_where_they_stopped(tmp_path: Path) -> None:
     file, ticks = tmp_path / "figures.json", iter(range(100))
-    run = resume_campaign.run_resume_campaign
+    run = RESUME_CAMPAIGN.go_on
     assert run(7, 3, file=file, clock=lambda: next(ticks)).resume_runs == 3
     both = run(7, 5, file=file, clock=lambda: next(ticks))
     at_once = run(7, 5, clock=lambda: next(ticks))
@@ -158,10 +158,10 @@ def test_figures_go_on_where_they_stopped(tmp_path: Path) -> None:
     assert both.resume_kinds == at_once.resume_kinds
     assert both.resume_attempts == at_once.resume_attempts
     with pytest.raises(UsageError, match="--seed 7"):
-        resume_campaign.load(file, 8)
+        RESUME_CAMPAIGN.load(file, 8)
     file.write_text("{")
     with pytest.raises(UsageError, match="no figures"):
-        resume_campaign.load(file, 7)
+        RESUME_CAMPAIGN.load(file, 7)
 
 
 def test_a_violation_is_counted_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:

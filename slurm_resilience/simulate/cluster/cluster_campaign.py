@@ -1,16 +1,13 @@
-"""Many simulated clusters: counted, kept in a file, and gone on with where they stopped."""
+"""Many simulated clusters, one hour each."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
+from collections.abc import Collection
 
 import msgspec
 
-from slurm_resilience.errors import UsageError
-from slurm_resilience.simulate.campaign import SeedFailure, save_beside
+from slurm_resilience.simulate.campaign import Campaign, SeedFailure
 from slurm_resilience.simulate.cluster.cluster_faults import FaultKind, PlannedFault, plan
 from slurm_resilience.simulate.cluster.cluster_rules import ClusterRule
 from slurm_resilience.simulate.cluster.cluster_simulation import (
@@ -20,8 +17,6 @@ from slurm_resilience.simulate.cluster.cluster_simulation import (
 from slurm_resilience.simulate.schedule import StandsStill
 
 KINDS = tuple(FaultKind)
-RUNS_TOGETHER = 20
-"""Runs in one part."""
 
 
 class ControllerFigures(msgspec.Struct):
@@ -41,27 +36,14 @@ class ControllerFigures(msgspec.Struct):
     controller_seconds: float = 0.0
     """Computing time of all runs."""
 
-    def add(self, other: ControllerFigures) -> None:
-        """Count the runs of another part in."""
-        self.controller_runs += other.controller_runs
-        self.controller_hours += other.controller_hours
-        self.controller_faults += other.controller_faults
-        self.controller_violations += other.controller_violations
-        self.controller_cycles += other.controller_cycles
-        self.controller_events += other.controller_events
-        self.controller_seconds += other.controller_seconds
-        self.controller_failures += other.controller_failures
-        for kind, count in other.controller_kinds.items():
-            self.controller_kinds[kind] = self.controller_kinds.get(kind, 0) + count
 
-
-def run_clusters(seed: int, runs: int, kinds: Collection[FaultKind] = KINDS) -> ControllerFigures:
+def run_clusters(seed: int, runs: int) -> ControllerFigures:
     """Run so many clusters for an hour each, from a seed on."""
     figures = ControllerFigures(seed, controller_kinds={}, controller_failures=[])
     for number in range(seed, seed + runs):
         figures.controller_runs += 1
         try:
-            run = simulate_cluster(number, kinds=kinds)
+            run = simulate_cluster(number)
         except StandsStill as error:
             text = str(error)
         except Exception:
@@ -82,75 +64,14 @@ def run_clusters(seed: int, runs: int, kinds: Collection[FaultKind] = KINDS) -> 
     return figures
 
 
-def load(file: Path | None, seed: int) -> ControllerFigures:
-    """Read the figures of an earlier call.
-
-    Raises:
-        UsageError: the file holds something else, or began with another seed.
-    """
-    if file is None or not file.exists():
-        return ControllerFigures(seed)
-    try:
-        known = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
-        if "controller_seed" not in known:
-            return ControllerFigures(seed)
-        figures = msgspec.convert(known, ControllerFigures)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise UsageError(f"{file}: no figures of a simulation: {error}") from None
-    if figures.controller_seed != seed:
-        began = figures.controller_seed
-        raise UsageError(f"{file}: began with seed {began}; say --seed {began}")
-    return figures
-
-
-def run_controller_campaign(
-    seed: int,
-    runs: int,
-    *,
-    jobs: int = 1,
-    file: Path | None = None,
-    clock: Callable[[], float],
-    progress: Callable[[ControllerFigures], None] = lambda _: None,
-    kinds: Collection[FaultKind] = KINDS,
-) -> ControllerFigures:
-    """Run clusters until there are so many, and those in the file count.
-
-    Args:
-        seed: of the first one.
-        runs: in all.
-        jobs: processes that run them.
-        file: keeps the figures between two calls.
-        clock: tells seconds.
-        progress: is called after each part.
-        kinds: faults that may happen.
-    """
-    figures = load(file, seed)
-    chunks = [
-        (seed + begin, min(RUNS_TOGETHER, runs - begin))
-        for begin in range(figures.controller_runs, runs, RUNS_TOGETHER)
-    ]
-    begun = clock()
-    for part in _parts(chunks, jobs, kinds):
-        now = clock()
-        part.controller_seconds, begun = now - begun, now
-        figures.add(part)
-        save_beside(file, figures)
-        progress(figures)
-    return figures
-
-
-def _parts(
-    chunks: list[tuple[int, int]], jobs: int, kinds: Collection[FaultKind]
-) -> Iterator[ControllerFigures]:
-    """Yield the figures of each part, in order: the file then says which seed is next."""
-    if jobs == 1:
-        for seed, runs in chunks:
-            yield run_clusters(seed, runs, kinds)
-        return
-    with ProcessPoolExecutor(jobs) as pool:
-        futures = [pool.submit(run_clusters, seed, runs, kinds) for seed, runs in chunks]
-        for future in futures:
-            yield future.result()
+CONTROLLER_CAMPAIGN = Campaign(
+    ControllerFigures,
+    run_clusters,
+    together=20,
+    seed="controller_seed",
+    runs="controller_runs",
+    seconds="controller_seconds",
+)
 
 
 def shorten(seed: int, kinds: Collection[FaultKind] = KINDS) -> list[PlannedFault]:

@@ -14,8 +14,8 @@ from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh.connection import PeerConnection
 from slurm_resilience.mesh.key_table import KeyTable, changed_value, home_of
-from slurm_resilience.mesh.membership import Membership
 from slurm_resilience.mesh.messages import KeyChange, KeyChanged, KeyPut, Message
+from slurm_resilience.mesh.protocol.membership import Membership
 from slurm_resilience.mesh.transport import Transport
 
 
@@ -89,13 +89,13 @@ class KeyStore:
             self._numbers += 1
             number = self._numbers
             change = msgspec.structs.replace(change, number=number)
-            view = self._membership.generation.view
+            view = self._membership.side.generation.view
             if view is None or view.generation != change.generation:
                 raise WireError("the generation is over")
             home = home_of(change.key, view)
-            if home == self._membership.me.id:
+            if home == self._membership.side.me.id:
                 return self._change(change)
-            contact = self._membership.contacts.get(home)
+            contact = self._membership.side.contacts.get(home)
             if contact is None:
                 raise WireError("the generation is over")
             self._transport.send((contact.connection,), change)
@@ -114,7 +114,7 @@ class KeyStore:
         """Take a message in; False when it is none of the store's."""
         match message:
             case KeyPut(generation=generation, key=key, value=value):
-                if generation >= self._membership.generation.number:
+                if generation >= self._membership.side.generation.number:
                     self._table.of(generation)[key] = value
                     self._wake(key)
             case KeyChange():
@@ -130,7 +130,7 @@ class KeyStore:
     def reach(self, connection: int) -> None:
         """Send what was set before to a member of the current generation that is connected now."""
         for put in self._table.own_puts():
-            if put.generation == self._membership.generation.number:
+            if put.generation == self._membership.side.generation.number:
                 self._transport.send((connection,), put)
 
     def adopt(self, generation: int) -> None:
@@ -154,7 +154,7 @@ class KeyStore:
                 self._changed.notify_all()
 
     def _still(self, generation: int) -> None:
-        state = self._membership.generation
+        state = self._membership.side.generation
         if self._closed:
             raise WireError("the mesh is closed")
         if state.number != generation or state.end is not None:
@@ -171,8 +171,8 @@ class KeyStore:
         return value
 
     def _send_members(self, put: KeyPut) -> None:
-        view = self._membership.generation.view
+        view = self._membership.side.generation.view
         if view is None or view.generation != put.generation:
             return
-        contacts = (self._membership.contacts.get(member.peer.id) for member in view.members)
+        contacts = (self._membership.side.contacts.get(member.peer.id) for member in view.members)
         self._transport.send([c.connection for c in contacts if c is not None], put)

@@ -51,7 +51,6 @@ from slurm_resilience.mesh.events import (
     WorldWorked,
 )
 from slurm_resilience.mesh.keys import KeyStore
-from slurm_resilience.mesh.membership import Membership
 from slurm_resilience.mesh.messages import Heartbeat, KeyChange, Leaving, Message
 from slurm_resilience.mesh.model import (
     CloseCause,
@@ -63,9 +62,10 @@ from slurm_resilience.mesh.model import (
     View,
     counter_of,
 )
+from slurm_resilience.mesh.protocol.membership import Membership
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.mesh.rendezvous import Rendezvous
 from slurm_resilience.mesh.transport import STRANGERS, Transport
-from slurm_resilience.mesh.world_plan import WorldRules
 
 __all__ = ["Mesh", "Stopped"]
 
@@ -172,7 +172,7 @@ class Mesh:
             if self._closing:
                 return
             self._closing = True
-            contacts = self._membership.contacts
+            contacts = self._membership.side.contacts
             self._transport.send(contacts.connections(), Leaving(reason))
             self._keys.close()
         self._transport.stop(CLOSE_SECONDS)
@@ -183,42 +183,42 @@ class Mesh:
     @property
     def status(self) -> PeerStatus:
         """Return the newest word of this process."""
-        return self._membership.status
+        return self._membership.side.status
 
     @property
     def current(self) -> View | None:
         """The generation that this process was last a member of."""
-        return self._membership.generation.view
+        return self._membership.side.generation.view
 
     @property
     def end(self) -> GenerationEnd | None:
         """Return the end of the generation that the main thread is or was in; None: it goes on."""
-        return self._membership.generation.block_end
+        return self._membership.side.generation.block_end
 
     @property
     def evicted(self) -> str:
         """Return the reason for which the others go on without this process; empty: they do not."""
-        return self._membership.standing.evicted
+        return self._membership.side.standing.evicted
 
     @property
     def waits_for(self) -> str:
         """Return in words for what a generation waits that is not formed."""
-        return self._membership.waiting.reason
+        return self._membership.side.waiting.reason
 
     @property
     def beat(self) -> float:
         """Seconds between two beats in a world of this size."""
-        return self._membership.beat_seconds
+        return self._membership.side.beat_seconds
 
     @property
     def silence(self) -> float:
         """Seconds without a word after which a peer counts as hung: at least three beats."""
-        return self._membership.silence_seconds
+        return self._membership.side.silence_seconds
 
     def newcomers(self) -> tuple[Peer, ...]:
         """Live peers that wait outside of the current generation and would make it larger."""
         with self._lock:
-            found = self._membership.newcomers()
+            found = self._membership.side.newcomers()
             if found is None:
                 self.knock.clear()
             return found or ()
@@ -229,14 +229,14 @@ class Mesh:
         with self._lock:
             return {
                 contact.peer.id: (contact.peer, contact.beat, now - contact.heard)
-                for contact in self._membership.contacts.seated()
+                for contact in self._membership.side.contacts.seated()
             }
 
     def picture(self) -> tuple[View | None, list[Member], dict[str, bool]]:
         """Return the generation that works, all living peers, and those that were lost since."""
         with self._lock:
-            membership = self._membership
-            return membership.generation.worked, membership.present(), dict(membership.losses.peers)
+            side = self._membership.side
+            return side.generation.worked, side.present(), dict(side.losses.peers)
 
     def own_fds(self) -> set[int]:
         """File descriptors of this mesh, which the rest of the program must not close."""
@@ -297,17 +297,17 @@ class Mesh:
         membership = self._membership
         with self._changed:
             while True:
-                if membership.standing.stopped:
-                    raise Stopped(membership.standing.stopped.reason)
+                if membership.side.standing.stopped:
+                    raise Stopped(membership.side.standing.stopped.reason)
                 if self.evicted:
                     raise WireError(f"the others go on without this process: {self.evicted}")
                 if self._closing:
                     raise WireError("the mesh is closed")
-                view = membership.invitation()
+                view = membership.side.invitation()
                 if view is not None:
                     return view
                 self._look_for_outcome()
-                if membership.all_done():
+                if membership.side.all_done():
                     return None
                 left = None if deadline is None else deadline - SYSTEM_CLOCK.monotonic()
                 if left is not None and left <= 0:
@@ -318,7 +318,7 @@ class Mesh:
         """Look for the outcome of a training whose other processes had finished before this one
         came."""
         now = SYSTEM_CLOCK.monotonic()
-        if now < self._ask_outcome or not self._membership.is_alone():
+        if now < self._ask_outcome or not self._membership.side.is_alone():
             return
         self._ask_outcome = now + OUTCOME_SECONDS
         outcome = self._rendezvous.ended()
@@ -347,7 +347,7 @@ class Mesh:
         inside = {member.peer.id for member in view.members}
         with self._changed:
             while True:
-                contacts = self._membership.contacts
+                contacts = self._membership.side.contacts
                 found = enough([c.status for c in contacts if c.peer.id in inside])
                 left = deadline - SYSTEM_CLOCK.monotonic()
                 if found is not None or left <= 0 or self._closing or self.evicted:
@@ -372,7 +372,7 @@ class Mesh:
         return self.status, self._known_peers
 
     def _known_peers(self) -> tuple[Peer, ...]:
-        return tuple(contact.peer for contact in self._membership.contacts.seated())
+        return tuple(contact.peer for contact in self._membership.side.contacts.seated())
 
     def on_proven(self, connection: PeerConnection) -> None:
         """Take a peer in."""
@@ -406,7 +406,7 @@ class Mesh:
             # Waiting for the lock may have taken a while.
             self._do(self._membership.tick(SYSTEM_CLOCK.monotonic()))
             cut, self._cut = self._cut, None
-            wake_at = self._membership.wake_at
+            wake_at = self._membership.side.wake_at
         # Without the lock: it may take a while, and the main thread may hold it.
         if cut is not None:
             self._callbacks.on_end(cut)
@@ -415,7 +415,7 @@ class Mesh:
     def on_failure(self, error: Exception) -> None:
         """Have the main thread end as if the others had gone on without it."""
         with self._changed:
-            self._membership.standing.evicted = f"its mesh failed: {error!r}"
+            self._membership.side.standing.evicted = f"its mesh failed: {error!r}"
             self._closing = True
             self._keys.close()
         self._callbacks.on_evict(self.evicted)

@@ -15,7 +15,6 @@ import msgspec
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.mesh.connection import PeerConnection
-from slurm_resilience.mesh.contacts import Contact
 from slurm_resilience.mesh.dial_book import DialAddress
 from slurm_resilience.mesh.messages import (
     Heartbeat,
@@ -26,6 +25,7 @@ from slurm_resilience.mesh.messages import (
     StatusUpdate,
 )
 from slurm_resilience.mesh.model import CloseCause, Peer, PeerStatus
+from slurm_resilience.mesh.protocol.contacts import Contact
 from slurm_resilience.mesh.rendezvous import TrainingOutcome, rendezvous_at
 from slurm_resilience.mesh.transport import Transport
 

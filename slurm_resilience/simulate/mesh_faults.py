@@ -140,9 +140,9 @@ class FaultPlan:
         frozen = self._training.excuses.frozen
         sound = [one for one in living if one.id not in frozen]
         for process in living:
-            number = process.membership.generation.number
-            connected = any(process.id in other.membership.contacts for other in sound)
-            known = any(other.membership.generation.number == number for other in sound)
+            number = process.membership.side.generation.number
+            connected = any(process.id in other.membership.side.contacts for other in sound)
+            known = any(other.membership.side.generation.number == number for other in sound)
             if process not in sound and not (connected and known):
                 self._training.kill(process)
         if len(sound) < len(living):

@@ -12,7 +12,7 @@ import msgspec
 from slurm_resilience.mesh.events import MessageReceived
 from slurm_resilience.mesh.messages import NodeLost, NodeSuspected
 from slurm_resilience.mesh.model import Peer, View
-from slurm_resilience.mesh.world_plan import WorldRules
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.simulate.invariants import InvariantBroken, Lineage
 from slurm_resilience.simulate.mesh_faults import Excuses, FaultPlan
 from slurm_resilience.simulate.schedule import Schedule
@@ -121,16 +121,17 @@ class MeshRun:
         What only such a process still holds is lost with it."""
         members = (self.processes[member.peer.id] for member in view.members)
         return any(
-            process.state is ProcessState.RUNNING and not process.membership.standing.evicted
+            process.state is ProcessState.RUNNING and not process.membership.side.standing.evicted
             for process in members
         )
 
     def _why(self) -> str:
         living = [process for process in self.processes.values() if process.alive]
+        sides = [process.membership.side for process in living[:6]]
         return "; ".join(
-            f"{p.id} {p.membership.status.phase} in {p.membership.generation.stage.value}"
-            + (f", waits: {p.membership.waiting.reason}" if p.membership.waiting.reason else "")
-            for p in living[:6]
+            f"{side.me.id} {side.status.phase} in {side.generation.stage.value}"
+            + (f", waits: {side.waiting.reason}" if side.waiting.reason else "")
+            for side in sides
         )
 
     # -- processes ----------------------------------------------------------------------------

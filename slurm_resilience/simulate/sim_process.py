@@ -34,10 +34,10 @@ from slurm_resilience.mesh.events import (
     Send,
     WorldWorked,
 )
-from slurm_resilience.mesh.membership import Membership
 from slurm_resilience.mesh.messages import Heartbeat, Leaving, Message, Roster
 from slurm_resilience.mesh.model import CloseCause, GenerationEnd, Peer, PeerStatus, Timing, View
-from slurm_resilience.mesh.world_plan import WorldRules
+from slurm_resilience.mesh.protocol.membership import Membership
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.simulate.sim_network import SimConnection, SimNetwork
 
@@ -235,8 +235,8 @@ class SimProcess:
         if isinstance(item, SimHello):
             self.connections[connection.number] = connection
             self._names[item.peer.id] += 1
-            self._send_item(connection, SimWelcome(self.peer, self.membership.status))
-            known = tuple(c.peer for c in self.membership.contacts.seated())
+            self._send_item(connection, SimWelcome(self.peer, self.membership.side.status))
+            known = tuple(c.peer for c in self.membership.side.contacts.seated())
             self._send_item(connection, Roster(known))
             self._prove(connection, item, dialed=False)
         elif isinstance(item, SimWelcome):
@@ -279,7 +279,7 @@ class SimProcess:
         connection = network.connect(self, other)
         self.connections[connection.number] = connection
         self._names[peer.id] += 1
-        self._send_item(connection, SimHello(self.peer, self.membership.status))
+        self._send_item(connection, SimHello(self.peer, self.membership.side.status))
         self._around.schedule.after(HANDSHAKE_SECONDS, self._too_slow, connection)
 
     def _too_slow(self, connection: SimConnection) -> None:
@@ -332,7 +332,7 @@ class SimProcess:
         if not self.alive:
             return
         self._ticks += 1
-        self._around.schedule.at(self.membership.wake_at, self._wake, self._ticks)
+        self._around.schedule.at(self.membership.side.wake_at, self._wake, self._ticks)
 
     def _wake(self, number: int) -> None:
         if number != self._ticks or not self.alive:
@@ -386,19 +386,19 @@ class SimProcess:
 
     def _invite(self) -> None:
         program, membership = self.program, self.membership
-        if program.inside or program.invited or membership.standing.evicted:
+        if program.inside or program.invited or membership.side.standing.evicted:
             return
-        view = membership.invitation()
+        view = membership.side.invitation()
         around = self._around
         if view is not None:
             program.invited = view
             around.schedule.after(around.random.random() * ENTER_SECONDS, self._enter, view)
-        elif membership.all_done():
+        elif membership.side.all_done():
             for connection in list(self.connections.values()):
                 if connection.proven[connection.side(self)]:
                     self._send_item(connection, Leaving())
             around.ended(self, 0)
-        elif membership.is_alone() and around.outcome() == 0:
+        elif membership.side.is_alone() and around.outcome() == 0:
             self._step(OutcomeFound(0))
             around.ended(self, 0)
 
@@ -452,8 +452,8 @@ class SimProcess:
     def _joins(self, view: View) -> bool:
         """Between two steps, the first rank lets newcomers in."""
         membership = self.membership
-        newcomers = membership.newcomers() if view.rank_of(self.id) == 0 else None
-        if not newcomers or membership.generation.end is not None:
+        newcomers = membership.side.newcomers() if view.rank_of(self.id) == 0 else None
+        if not newcomers or membership.side.generation.end is not None:
             return False
         self._tell(LocalEnd(GenerationEnd(view.generation, "a newcomer joins", "", "join")))
         return True

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.mesh.rendezvous import rendezvous_at
-from slurm_resilience.mesh.world_plan import WorldRules
 from slurm_resilience.resume import attempt
 from slurm_resilience.training.rank_environment import read_environment
 

@@ -16,8 +16,8 @@ dist = pytest.importorskip("torch.distributed")
 
 from slurm_resilience.mesh.mesh import Mesh  # noqa: E402
 from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View  # noqa: E402
+from slurm_resilience.mesh.protocol.world_plan import WorldRules  # noqa: E402
 from slurm_resilience.mesh.rendezvous import SharedDirectory  # noqa: E402
-from slurm_resilience.mesh.world_plan import WorldRules  # noqa: E402
 from slurm_resilience.training.process_group.mesh_store import MeshStore  # noqa: E402
 
 pytestmark = pytest.mark.training

@@ -46,7 +46,6 @@ from slurm_resilience.mesh.events import (
     StillWaiting,
     WorldWorked,
 )
-from slurm_resilience.mesh.membership import Membership
 from slurm_resilience.mesh.messages import (
     Evict,
     GenerationEnded,
@@ -74,7 +73,8 @@ from slurm_resilience.mesh.model import (
     counter_of,
     generation_number,
 )
-from slurm_resilience.mesh.world_plan import WorldRules
+from slurm_resilience.mesh.protocol.membership import Membership
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
 
 SCRIPTS = Path(__file__).parents[1] / "data" / "membership"
 _PER_SEAT = 16
@@ -135,8 +135,8 @@ class Script:
     def _wait(self, until: float, silent: list[str]) -> list[Effect]:
         """Let time pass: ticks when they are asked for, and beats of the others."""
         effects: list[Effect] = []
-        while (wake_at := self.membership.wake_at) < until:
-            for contact in list(self.membership.contacts):
+        while (wake_at := self.membership.side.wake_at) < until:
+            for contact in list(self.membership.side.contacts):
                 name = contact.peer.id
                 if name not in silent:
                     beat = MessageReceived(contact.connection, name, name, Heartbeat())
@@ -185,7 +185,7 @@ class Script:
         if rest in CAUSES:
             cause = CAUSES[rest]
             number = self._connections[name]
-            if (contact := self.membership.contacts.get(name)) is not None:
+            if (contact := self.membership.side.contacts.get(name)) is not None:
                 number = contact.connection
             return ConnectionClosed(number, f"connection {cause}", cause)
         met = re.fullmatch(r"(connects|is reached)(?: as (.+))?", rest)
@@ -259,13 +259,13 @@ class Script:
         return GenerationEnd(generation(number), "a reason", culprit, kind)  # type: ignore[arg-type]
 
     def _view(self) -> View:
-        view = self.membership.generation.view
+        view = self.membership.side.generation.view
         assert view is not None
         return view
 
     def _new_view(self, number: str, names: str) -> View:
         members = tuple(Member(peer(name), PeerStatus()) for name in names.split())
-        return View(generation(number), members, seats=self.membership.rules.seats)
+        return View(generation(number), members, seats=self.membership.side.rules.seats)
 
     # -- effects to words ---------------------------------------------------------------------
 

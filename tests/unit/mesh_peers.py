@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from slurm_resilience.mesh.connection import PeerConnection
-from slurm_resilience.mesh.contacts import ConnectionState
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import Peer, PeerStatus, View
+from slurm_resilience.mesh.protocol.contacts import ConnectionState
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.mesh.rendezvous import Rendezvous, SharedDirectory
-from slurm_resilience.mesh.world_plan import WorldRules
 
 LIMIT = 20.0
 """Seconds in which everything here must happen, on a busy machine too."""
@@ -35,7 +35,7 @@ def until(true: Callable[[], Any], what: str) -> None:
 def unsettled(mesh: Mesh) -> list[PeerConnection]:
     """Connections that have not proven themselves, or do not count any more."""
     with mesh._lock:
-        state = mesh._membership.contacts.state
+        state = mesh._membership.side.contacts.state
         return [
             connection
             for connection in mesh._transport.connections.values()
@@ -47,7 +47,7 @@ def retime(mesh: Mesh, **seconds: float) -> None:
     """Change times of the protocol for a mesh that runs."""
     with mesh._lock:
         membership = mesh._membership
-        membership.timing = msgspec.structs.replace(membership.timing, **seconds)
+        membership.side.timing = msgspec.structs.replace(membership.side.timing, **seconds)
     mesh._transport.ring()
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from membership_scripts import SCRIPTS, Script
 
-from slurm_resilience.mesh.contacts import CONNECTION_MOVES, ConnectionState
-from slurm_resilience.mesh.generation_state import STAGES, Move, Stage
+from slurm_resilience.mesh.protocol.contacts import CONNECTION_MOVES, ConnectionState
+from slurm_resilience.mesh.protocol.generation_state import STAGES, Move, Stage
 
 FILES = sorted(SCRIPTS.glob("*.toml"))
 

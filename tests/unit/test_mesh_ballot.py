@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from slurm_resilience.mesh.ballot import Ballot, PossibleWorlds
 from slurm_resilience.mesh.messages import Vote
 from slurm_resilience.mesh.model import Member, Peer, PeerStatus, View, generation_number
+from slurm_resilience.mesh.protocol.ballot import Ballot, PossibleWorlds
 
 
 def view(counter: int, lead: int, *seats: int) -> View:

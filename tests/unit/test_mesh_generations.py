@@ -11,17 +11,17 @@ import pytest
 from mesh_peers import LIMIT, crew, leave, meet, retime, unsettled, until, world
 
 from slurm_resilience.errors import WireError
-from slurm_resilience.mesh.contacts import Contact
 from slurm_resilience.mesh.dial_book import DialAddress
 from slurm_resilience.mesh.events import MessageReceived
-from slurm_resilience.mesh.membership import Membership
 from slurm_resilience.mesh.mesh import Mesh, Stopped
 from slurm_resilience.mesh.messages import Evict
 from slurm_resilience.mesh.model import BEATS_A_SECOND, GenerationEnd, Peer, PeerStatus, Timing
 from slurm_resilience.mesh.observer import Observer
+from slurm_resilience.mesh.protocol.contacts import Contact
+from slurm_resilience.mesh.protocol.membership import Membership
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.mesh.rendezvous import AddressList, SharedDirectory
 from slurm_resilience.mesh.transport import Transport
-from slurm_resilience.mesh.world_plan import WorldRules
 
 
 def ended(meshes: list[Mesh]) -> list[GenerationEnd]:
@@ -57,8 +57,10 @@ def test_who_was_held_up_itself_does_not_judge_the_others(tmp_path: Path) -> Non
         with second._lock:
             with first._lock:
                 time.sleep(1.0)
-            asked = first._membership.timers.wake_at
-            until(lambda: first._membership.timers.wake_at != asked, "the first one looks around")
+            asked = first._membership.side.timers.wake_at
+            until(
+                lambda: first._membership.side.timers.wake_at != asked, "the first one looks around"
+            )
             assert first.end is None
         time.sleep(0.2)
         assert first.end is second.end is None
@@ -67,7 +69,7 @@ def test_who_was_held_up_itself_does_not_judge_the_others(tmp_path: Path) -> Non
 def test_machines_that_are_silent_are_given_up_in_one_wait() -> None:
     now = 100.0
     membership = Membership(Peer("0", 0), WorldRules(4, 1), Timing(), now)
-    beat, silence = membership.beat_seconds, membership.silence_seconds
+    beat, silence = membership.side.beat_seconds, membership.side.silence_seconds
 
     def contacts(*silent: tuple[str, float]) -> list[Contact]:
         return [
@@ -76,10 +78,10 @@ def test_machines_that_are_silent_are_given_up_in_one_wait() -> None:
         ]
 
     lost = contacts(("a", silence + 0.01), ("a", silence - beat + 0.1), ("b", silence - beat))
-    found = membership.patience_with(lost, now)
+    found = membership.side.patience_with(lost, now)
     assert found == {"a": silence - beat, "b": silence}
     alive = contacts(("a", silence + 0.01), ("a", 0.3))
-    assert membership.patience_with(alive, now) == {"a": silence}
+    assert membership.side.patience_with(alive, now) == {"a": silence}
 
 
 def test_nobody_goes_on_before_all_survivors_are_out(tmp_path: Path) -> None:
@@ -155,7 +157,7 @@ def test_an_evicted_process_tells_nobody_to_stop(tmp_path: Path) -> None:
         me = meshes[0].me.id
         with meshes[1]._lock:
             evict = Evict("told so")
-            number = meshes[1]._membership.contacts.connections()[0]
+            number = meshes[1]._membership.side.contacts.connections()[0]
             meshes[1]._take(MessageReceived(number, me, me, evict))
         assert [end.kind for end in ended(meshes)] == ["lost", "lost"]
         meshes[1].close()

@@ -90,7 +90,7 @@ def pair(tmp_path: Path) -> Iterator[Crew]:
         assert peers.all[1].get(view.generation, ["still"], LIMIT) == [b"here"]
         assert [mesh.end for mesh in peers.all] == [None, None]
         assert [mesh.evicted for mesh in peers.all] == ["", ""]
-        assert [len(mesh._membership.contacts) for mesh in peers.all] == [1, 1]
+        assert [len(mesh._membership.side.contacts) for mesh in peers.all] == [1, 1]
 
 
 def dial(mesh: Mesh, host: str, listener: socket.socket) -> None:
@@ -226,7 +226,7 @@ def test_many_who_say_nothing(pair: Crew, tmp_path: Path, monkeypatch: pytest.Mo
     # One who knows the secret comes in all the same; the others are hung up on.
     with Observer(f"dir:{tmp_path}") as observer:
         until(lambda: len(observer.picture().peers) == 2, "an observer comes in")
-    until(lambda: len(pair.all[0]._membership.contacts) == 1, "the observer has left")
+    until(lambda: len(pair.all[0]._membership.side.contacts) == 1, "the observer has left")
     for stranger in silent:
         while stranger.hear() is not None:
             pass

@@ -13,7 +13,7 @@ from slurm_resilience.mesh.model import (
     counter_of,
     generation_number,
 )
-from slurm_resilience.mesh.world_plan import (
+from slurm_resilience.mesh.protocol.world_plan import (
     WorldRules,
     arrange,
     last_holders,

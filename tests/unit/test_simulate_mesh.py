@@ -10,8 +10,9 @@ from click.testing import CliRunner
 
 from slurm_resilience.cli.simulate import simulate as command
 from slurm_resilience.errors import UsageError
-from slurm_resilience.mesh import membership, world_plan
-from slurm_resilience.mesh.membership import Losses, Membership
+from slurm_resilience.mesh.protocol import election, world_plan
+from slurm_resilience.mesh.protocol.election import Election
+from slurm_resilience.mesh.protocol.side import Losses, Side
 from slurm_resilience.simulate.invariants import InvariantBroken
 from slurm_resilience.simulate.mesh_campaign import MESH_CAMPAIGN, run_chunk
 from slurm_resilience.simulate.mesh_simulation import simulate
@@ -63,11 +64,12 @@ def no_op(*_: Any) -> None:
     return None
 
 
-def at_once(self: Membership, _: float) -> bool:
+def at_once(self: Election, _: float) -> bool:
     """Propose as soon as this process is out, whether the others are or not."""
-    entered = self.status.generation >= self.generation.number
-    out = self.status.phase != "running" and (entered or not self.generation.goes_on)
-    return out and not self.standing.evicted and not self.standing.finished
+    side = self._side
+    entered = side.status.generation >= side.generation.number
+    out = side.status.phase != "running" and (entered or not side.generation.goes_on)
+    return out and not side.standing.evicted and not side.standing.finished
 
 
 LOSE = Losses.lose
@@ -79,10 +81,10 @@ MUTATIONS: dict[str, tuple[Any, str, Any, str]] = {
         lambda self, peer_id, dead: LOSE(self, peer_id, True),
         "newer one",
     ),
-    "time that was lost is silence": (Membership, "_catch_up", no_op, "lives and answers"),
-    "none is hurried": (Membership, "_hurry", no_op, "no world"),
-    "a process that hangs alone stays": (membership, "LAST_JUDGE", 10_000, "running in ending"),
-    "none is waited for": (Membership, "_may_assemble", at_once, "no world"),
+    "time that was lost is silence": (Side, "catch_up", no_op, "lives and answers"),
+    "none is hurried": (Election, "_hurry", no_op, "no world"),
+    "a process that hangs alone stays": (election, "LAST_JUDGE", 10_000, "running in ending"),
+    "none is waited for": (Election, "_may_assemble", at_once, "no world"),
 }
 
 
@@ -116,7 +118,7 @@ def test_two_jobs_find_the_same() -> None:
 
 
 def test_a_violation_prints_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Membership, "_hurry", no_op)
+    monkeypatch.setattr(Election, "_hurry", no_op)
     found = CliRunner().invoke(command, ["--runs", "60"], standalone_mode=False)
     assert "runs broke a rule" in str(found.exception)
     seed = str(found.exception).split("--seed ")[1].split()[0]

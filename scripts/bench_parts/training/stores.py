@@ -27,8 +27,8 @@ from drive import free_port
 
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import Peer
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.mesh.rendezvous import SharedDirectory
-from slurm_resilience.mesh.world_plan import WorldRules
 from slurm_resilience.training.process_group import MeshStore
 
 KINDS = {

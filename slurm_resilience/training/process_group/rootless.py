@@ -17,8 +17,8 @@ import torch.distributed as dist
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import PeerStatus
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.mesh.rendezvous import rendezvous_at
-from slurm_resilience.mesh.world_plan import WorldRules
 from slurm_resilience.training.process_group.mesh_store import MeshStore
 from slurm_resilience.training.rank_environment import (
     read_environment,

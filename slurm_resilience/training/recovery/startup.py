@@ -8,7 +8,7 @@ import os
 from collections.abc import MutableMapping
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.mesh.world_plan import WorldRules
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.training import compat
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.rank_environment import RankEnvironment

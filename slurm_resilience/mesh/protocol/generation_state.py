@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from slurm_resilience.mesh.ballot import PossibleWorlds
 from slurm_resilience.mesh.model import GenerationEnd, View
+from slurm_resilience.mesh.protocol.ballot import PossibleWorlds
 
 
 class Stage(Enum):

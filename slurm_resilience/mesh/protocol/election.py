@@ -1,0 +1,354 @@
+"""The making of generations: who must leave first, the lead, its votes, and what is adopted. Pure.
+
+The rules of the vote are in `ballot`, those of the members in `world_plan`.
+"""
+
+from __future__ import annotations
+
+from slurm_resilience.mesh.events import Adopt, CutBlock, Dial, Send, StillWaiting
+from slurm_resilience.mesh.messages import (
+    GenerationEnded,
+    NewGeneration,
+    Roster,
+    Vote,
+    VoteRequest,
+)
+from slurm_resilience.mesh.model import (
+    SILENCE_BEATS,
+    GenerationEnd,
+    Member,
+    View,
+    counter_of,
+    generation_number,
+)
+from slurm_resilience.mesh.protocol import world_plan
+from slurm_resilience.mesh.protocol.ballot import Ballot, Promise, answer
+from slurm_resilience.mesh.protocol.departures import Departures
+from slurm_resilience.mesh.protocol.side import ROUNDING_SECONDS, Side
+
+LAST_COPY = 3
+"""So many times longer a peer is waited for that alone holds a part of the model: without it, the
+training falls back to its last checkpoint, or ends."""
+LAST_JUDGE = 10
+"""After so many abort timeouts in the block of an ended generation a process ends itself. The other
+members judge it sooner, but they may all be gone, and peers that come later know nothing of its
+world and wait for it. Not sooner: what it holds may be the last copy of the model."""
+LOOK_SECONDS = 0.05
+"""Between two looks at peers that are still in the block of an ended generation."""
+
+
+class Election:
+    """The making of the next world, as this process takes part in it: as its lead or as a voter."""
+
+    def __init__(self, side: Side, departures: Departures) -> None:
+        self._side = side
+        self._departures = departures
+        self._promise = Promise()
+        self._ballot: Ballot | None = None
+        """The world that this process, as the lead, has asked for."""
+
+    def awaits(self, peer_id: str) -> bool:
+        """Return if the world that this process has asked for waits for the vote of a peer."""
+        return self._ballot is not None and peer_id in self._ballot.missing
+
+    def look_around(self, now: float) -> None:
+        """Propose the next generation if it is time; keep the main thread on its way out."""
+        side = self._side
+        side.timers.look_again = None
+        if self._may_assemble(now):
+            self._assemble(now)
+        else:
+            self._ballot = None
+        end = side.generation.block_end
+        if end and side.status.phase == "running" and now >= side.timers.next_cut:
+            side.timers.next_cut = now + side.timing.cut_again_seconds
+            side.effects.append(CutBlock(end))
+            limit = LAST_JUDGE * side.timing.abort_seconds
+            if now - side.generation.ended_at > limit:
+                self._departures.leave_the_others(
+                    f"it did not leave its block within {limit:g} s", now
+                )
+        side.timers.wake_at = side.wake_at
+
+    def _may_assemble(self, now: float) -> bool:
+        """Return if this process is outside of any world that goes on, and all others are too."""
+        side = self._side
+        if side.standing.evicted or side.standing.finished or side.me.seat < 0:
+            return False
+        goes_on, number = side.generation.goes_on, side.generation.number
+        if goes_on and (side.status.phase == "running" or side.status.generation < number):
+            return False  # it works, or is being formed
+        busy = [m for m in side.present() if m.status.phase == "running"]
+        if goes_on and any(m.status.generation == number for m in busy):
+            return False
+        if any(m.status.generation > number for m in busy):
+            # A living world without this process: it is asked in at a boundary. The members of that
+            # world may not see those that are still inside the ended one.
+            self._hurry([m for m in busy if m.status.generation <= number], now)
+            return False
+        if busy:
+            self._hurry(busy, now)
+        return not any(m.peer.id == side.me.id or m.peer.id in side.contacts for m in busy)
+
+    def _hurry(self, busy: list[Member], now: float) -> None:
+        """Evict peers still inside an ended generation."""
+        side = self._side
+        found = (side.contacts.get(member.peer.id) for member in busy)
+        inside = [contact for contact in found if contact is not None]
+        patience = side.patience_with(inside, now)
+        end = side.generation.end
+        hung = end.culprit if end and end.kind == "hang" else ""
+        out = now - max(side.generation.ended_at, side.outside_since)
+        last = world_plan.last_holders(side.present(), side.rules.replica_size)
+        for contact in inside:
+            peer = contact.peer
+            silent = now - contact.heard
+            times = LAST_COPY if peer.id in last else 1
+            limit = times * side.timing.abort_seconds
+            # What a peer said at its handshake may be old: it has the whole time from then on.
+            late = min(out, now - contact.met_at)
+            # Of one that was accused of a hang, all have waited for a word already.
+            needed = SILENCE_BEATS * side.beat_seconds
+            needed = needed if peer.id == hung else patience[peer.node]
+            if silent > times * needed and out > 0:
+                self._departures.give_up(peer.id, f"silent for {silent:.1f} s", "silent", now)
+            elif side.generation.ended_at and late > limit:
+                text = f"it did not leave its block within {limit:g} s"
+                self._departures.give_up(peer.id, text, "told", now)
+            else:
+                side.timers.look(now + LOOK_SECONDS)
+
+    def _assemble(self, now: float) -> None:
+        """Propose a generation, if this is the lowest seat and one can be formed."""
+        side = self._side
+        if side.all_done():
+            # Kept: the first to hear of it leave at once, and would be missed otherwise.
+            side.finish()
+            return
+        present = side.present()
+        if self._lead_of(present).peer.id != side.me.id:
+            self._ballot = None
+            return
+        unreachable = side.losses.take_unreachable()
+        if unreachable is not None:
+            self._departures.give_up(unreachable, "other ranks cannot reach it", "silent", now)
+            side.timers.look(now)
+            return
+        # Newer worlds that may go on are left to the vote: a member may say that they are void.
+        worked = [side.generation.worked] if side.generation.worked else []
+        waited = now - side.outside_since
+        proposal = world_plan.propose(
+            present, side.losses.peers, worked, side.rules, waited, bool(worked)
+        )
+        if proposal.members is None:
+            self._ballot = None
+            if proposal.again is not None:
+                # Not at the very moment: a rounded sum may lie before it, again and again.
+                side.timers.look(now + proposal.again + ROUNDING_SECONDS)
+            self._wait_on(proposal.reason, now)
+        elif any(member.peer.id == side.me.id for member in proposal.members):
+            self._ask(proposal.members, proposal.reason, present, now)
+
+    def _lead_of(self, present: list[Member]) -> Member:
+        """Return the lowest seat; of those that have a state, if there are any: they know of the
+        worlds that worked, and a newcomer does not."""
+        return min(present, key=lambda m: (m.status.step < 0, m.peer.seat, m.peer.id))
+
+    # -- votes ------------------------------------------------------------------------------------
+
+    def _ask(
+        self, members: tuple[Member, ...], reason: str, present: list[Member], now: float
+    ) -> None:
+        """Have all that are present vote for a world, and form it when enough of them have."""
+        side = self._side
+        if self._holds_its_vote("", now):
+            # It may be asked into another world at any moment.
+            self._ballot = None
+            side.timers.look(self._promise.until)
+            return
+        ballot = self._ballot
+        if ballot is None or ballot.view.members != members:
+            ballot = self._begin_ballot(members, reason, present, now)
+        elif ballot.add({member.peer.id for member in present}):
+            self._send_request(ballot)
+        split = ""
+        if ballot.is_full:
+            worlds = side.generation.worlds
+            ballot.drop_void(worlds)
+            split = world_plan.other_side(worlds.all(), ballot.voted, side.losses.peers)
+            if not split:
+                self._form(ballot.view, now)
+                return
+        if now >= ballot.again_at:
+            if ballot.refused:
+                ballot = self._begin_ballot(members, reason, present, now)
+            else:
+                ballot.ask_again(now, all_of_them=bool(split))
+                self._send_request(ballot)
+        self._wait_on(split or f"waits for the votes of {len(members)} ranks", now)
+        side.timers.look(ballot.again_at)
+
+    def _begin_ballot(
+        self, members: tuple[Member, ...], reason: str, present: list[Member], now: float
+    ) -> Ballot:
+        side = self._side
+        highest = max(
+            self._promise.number,
+            side.generation.highest,
+            *(member.status.generation for member in present),
+        )
+        wait, before = side.beat_seconds, self._ballot
+        if before is not None and before.refused:
+            # Those that were asked may know of a higher number.
+            highest = max(highest, before.promised)
+            wait = before.longer_wait if before.view.members == members else wait
+        number = generation_number(counter_of(highest) + 1, side.me.seat, side.me.incarnation)
+        view = View(number, members, side.rules.replica_size, side.rules.seats, reason)
+        self._ballot = ballot = Ballot(view, side.me.id, now, wait)
+        self._promise.give(number, "", 0.0)
+        ballot.add({member.peer.id for member in present})
+        self._send_request(ballot)
+        return ballot
+
+    def _send_request(self, ballot: Ballot) -> None:
+        side = self._side
+        missing = ballot.missing
+        to = tuple(c.connection for c in side.contacts.seated() if c.peer.id in missing)
+        if to:
+            worlds = side.generation.worlds
+            request = VoteRequest(ballot.view, worlds.numbers(), worlds.worked_number)
+            side.effects.append(Send(to, request))
+
+    def vote(self, request: VoteRequest, lead: str, now: float) -> None:
+        """Answer a lead."""
+        side = self._side
+        if side.standing.evicted or side.standing.finished or side.me.seat < 0:
+            return
+        view, worlds = request.view, side.generation.worlds
+        worlds.note_worked(request.worked)
+        worlds.drop_void(lead, view.generation, request.known, request.worked)
+        granted = self._may_vote(view, lead, now)
+        if granted:
+            self._ballot = None
+            self._promise.give(view.generation, lead, now + side.beat_seconds)
+            if view.rank_of(side.me.id) < 0:
+                worlds.add(view)
+        else:
+            # Two leads that do not know of each other would take turns without end.
+            side.send(lead, Roster(tuple(c.peer for c in side.contacts.seated())))
+        promised = max(self._promise.number, side.generation.highest)
+        side.send(lead, answer(request, granted, promised, worlds, side.losses.dead()))
+
+    def _may_vote(self, view: View, lead: str, now: float) -> bool:
+        side = self._side
+        if view.generation <= side.generation.highest or self._is_elsewhere(view):
+            return False
+        promise = self._promise
+        if promise.number >= view.generation:
+            # Asked again: the answer may have been lost.
+            return promise.number == view.generation and promise.lead == lead
+        if side.status.phase == "running" or self._is_being_formed():
+            return False
+        if self._holds_its_vote(lead, now):
+            return False
+        # One that asks for votes itself gives its own to no lead that should vote for it.
+        return self._ballot is None or self._lead_of(side.present()).peer.id == lead
+
+    def _holds_its_vote(self, lead: str, now: float) -> bool:
+        """Return if another lead than this one may form a world with this process's vote."""
+        held_for = self._promise.held_for(now)
+        return held_for not in ("", lead) and held_for in self._side.contacts
+
+    def _is_being_formed(self) -> bool:
+        """Return if there is a world that this process is about to enter."""
+        side = self._side
+        return side.generation.goes_on and side.status.generation < side.generation.number
+
+    def count(self, vote: Vote, voter: str, now: float) -> None:
+        """Take a vote in, and what the voter knows."""
+        side = self._side
+        worlds = side.generation.worlds
+        worlds.note_worked(vote.worked)
+        for view in vote.views:
+            if view.generation <= vote.worked:
+                worlds.learn(view)
+            elif view.rank_of(side.me.id) < 0:
+                # One that this process is in, and did not adopt, it will not adopt any more.
+                worlds.add(view)
+        if vote.views:
+            self._departures.lose_replaced([member.peer for member in side.present()])
+        for peer_id in vote.dead:
+            if peer_id not in side.contacts and peer_id != side.me.id:
+                side.losses.lose(peer_id, dead=True)
+        ballot = self._ballot
+        if ballot is None or vote.generation != ballot.view.generation:
+            return
+        ballot.count(voter, vote)
+        if not vote.granted and vote.promised >= ballot.view.generation:
+            ballot.again_at = now  # only its number was too low
+
+    def _form(self, view: View, now: float) -> None:
+        self._ballot = None
+        found = (self._side.contacts.get(member.peer.id) for member in view.members)
+        connections = tuple(contact.connection for contact in found if contact is not None)
+        if connections:
+            self._side.effects.append(Send(connections, NewGeneration(view)))
+        self._adopt(view, now)
+
+    # -- worlds that were formed ------------------------------------------------------------------
+
+    def consider(self, view: View, lead: str, now: float) -> None:
+        """Adopt a generation, unless a living one is known of which its lead cannot know."""
+        side = self._side
+        elsewhere = self._is_elsewhere(view)
+        if elsewhere or (side.generation.goes_on and view.generation > side.generation.highest):
+            # Two leads that do not know of each other would take turns without end.
+            side.send(lead, Roster(tuple(c.peer for c in side.contacts.seated())))
+        old = view.generation < max(side.generation.highest, self._promise.number)
+        if not elsewhere and not old:
+            self._adopt(view, now)
+        elif view.rank_of(side.me.id) >= 0:
+            text = "a newer generation was formed" if old else "another world goes on"
+            side.send(lead, GenerationEnded(GenerationEnd(view.generation, text)))
+
+    def _is_elsewhere(self, view: View) -> bool:
+        """Return if a living world is known of which the lead of a new one cannot know: it would
+        have made a higher number."""
+        newest = self._side.generation.number
+        return any(
+            contact.status.phase == "running"
+            and contact.status.generation > newest
+            and counter_of(contact.status.generation) >= counter_of(view.generation)
+            and view.rank_of(contact.peer.id) < 0
+            for contact in self._side.contacts.seated()
+        )
+
+    def _adopt(self, view: View, now: float) -> None:
+        side = self._side
+        if view.generation <= side.generation.highest or side.standing.evicted:
+            return
+        side.generation.highest = view.generation
+        if view.rank_of(side.me.id) < 0:
+            return
+        if side.generation.goes_on:
+            number = side.generation.number
+            self._departures.end(GenerationEnd(number, "a newer generation was formed"), now)
+        early_end = side.generation.adopt(view, now)
+        self._promise.release()
+        side.waiting.over()
+        for peer in side.unreached():
+            # Two that came at the same time may still be shaking hands.
+            side.effects.append(Dial(peer))
+        side.effects.append(Adopt(view))
+        side.news()
+        if early_end is not None:
+            self._departures.end(early_end, now)
+
+    def _wait_on(self, reason: str, now: float) -> None:
+        side = self._side
+        side.waiting.begin(reason, now, side.timing.tell_waiting_seconds)
+        since = side.waiting.since
+        if since is not None and now >= side.waiting.tell_at:
+            side.effects.append(StillWaiting(now - since, reason))
+            side.waiting.tell_at = now + (now - since)
+        side.timers.look(side.waiting.tell_at)

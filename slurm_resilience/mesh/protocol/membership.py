@@ -1,0 +1,371 @@
+"""The protocol of the mesh: life, silence, eviction, and the making of generations. Pure.
+
+A `Membership` is one process's side of it. It is told events, with the time, and answers with
+effects; it opens no socket, reads no clock and starts no thread, so that it can be tested by
+scripts of events and simulated (`slurm_resilience.simulate`).
+
+The owner calls `step` for every event, then `tick`; and `tick` again at `wake_at`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from slurm_resilience.mesh.events import (
+    BeatDue,
+    BytesReceived,
+    Close,
+    ConnectionClosed,
+    ConnectionProven,
+    Dial,
+    DialKnown,
+    Effect,
+    Event,
+    Finish,
+    LocalBeat,
+    LocalEnd,
+    LocalStatus,
+    LocalStop,
+    MessageReceived,
+    OutcomeFound,
+    PeerAbsent,
+    Reached,
+    Send,
+    WorldWorked,
+)
+from slurm_resilience.mesh.messages import (
+    Evict,
+    GenerationEnded,
+    Heartbeat,
+    Leaving,
+    NewGeneration,
+    NodeLost,
+    NodeSuspected,
+    Roster,
+    StatusUpdate,
+    Superseded,
+    Vote,
+    VoteRequest,
+    WorldKnown,
+)
+from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, Timing, View
+from slurm_resilience.mesh.protocol.contacts import Contact
+from slurm_resilience.mesh.protocol.departures import Departures
+from slurm_resilience.mesh.protocol.election import Election
+from slurm_resilience.mesh.protocol.side import ROUNDING_SECONDS, Side
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
+
+SUSPICION_SECONDS = 10.0
+"""So long a suspicion counts. By then a finding has followed it, or the node is in order."""
+
+
+class Membership:
+    """One process among the others."""
+
+    def __init__(self, me: Peer, rules: WorldRules, timing: Timing, now: float) -> None:
+        self.side = Side(me, rules, timing, now)
+        self._departures = Departures(self.side)
+        self._election = Election(self.side, self._departures)
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take one event in; what has to be done about it."""
+        side = self.side
+        match event:
+            case MessageReceived():
+                self._hear(event, now)
+            case BytesReceived(speaker=speaker):
+                self._mark_heard(speaker, now)
+            case ConnectionProven():
+                self._meet(event, now)
+            case ConnectionClosed():
+                self._part(event, now)
+            case PeerAbsent(peer_id=peer_id):
+                self._departures.note_absent(peer_id, now)
+            case LocalStatus(status=status):
+                self._say(status, now)
+            case LocalBeat(beat=beat):
+                self._beat(beat, now)
+            case LocalEnd(end=end):
+                self._departures.end(end, now)
+            case LocalStop(end=end):
+                side.broadcast(GenerationEnded(end))
+            case WorldWorked(view=view):
+                self._note_worked(view)
+            case OutcomeFound(code=code):
+                if code == 0:
+                    side.finish()
+        return side.drain()
+
+    def tick(self, now: float) -> list[Effect]:
+        """Do what time brings; call it after events, and at `wake_at`."""
+        side = self.side
+        side.catch_up(now)
+        if now >= side.timers.next_beat:
+            side.effects.append(BeatDue())
+        else:
+            self._election.look_around(now)
+        return side.drain()
+
+    # -- connections ------------------------------------------------------------------------------
+
+    def _meet(self, event: ConnectionProven, now: float) -> None:
+        side = self.side
+        peer = event.peer
+        if peer.id == side.me.id or side.standing.evicted:
+            side.effects.append(Close(event.connection))
+            return
+        if peer.id in side.losses.evicted:
+            # It may not have heard. The connection stays: its end is the peer's.
+            side.effects.append(Send((event.connection,), Evict(side.losses.evicted[peer.id])))
+            side.losses.told[event.connection] = peer
+            return
+        contact = side.contacts.get(peer.id)
+        if contact is not None:
+            self._choose_connection(contact, event)
+        else:
+            side.contacts.add(Contact(peer, event.connection, event.status, now))
+            if peer.incarnation > 0 and peer.id not in side.losses.peers:
+                # A new process on a lost seat: its node is in order (again), whatever was found
+                # of a machine of that name before; the next finding about it counts.
+                side.losses.nodes.pop(peer.node, None)
+            side.losses.find(peer.id)
+        # The handshake's status may have changed meanwhile.
+        side.send(peer.id, StatusUpdate(side.said, side.status))
+        self._tell_world(side.contacts.get(peer.id))
+        if contact is None and side.generation.holds(peer.id):
+            side.effects.append(Reached(event.connection))
+        self._departures.clear_seat(peer, now)
+        side.news(knock=True)
+
+    def _tell_world(self, contact: Contact | None) -> None:
+        """Have a peer of an older world know the newest one, which went on without it: it might
+        take itself for the larger part of the older one. Newcomers have no world to go on with."""
+        worked = self.side.generation.worked
+        if contact is None or worked is None or contact.peer.seat < 0:
+            return
+        older = 0 < contact.status.generation < worked.generation
+        if older and worked.rank_of(contact.peer.id) < 0:
+            self.side.send(contact.peer.id, WorldKnown(worked))
+
+    def _choose_connection(self, contact: Contact, event: ConnectionProven) -> None:
+        """Both sides dialed at once. The connection that the lower id dialed stays, and its dialer,
+        for which it is proven last, ends the other one: so no side takes that for a death. What was
+        sent there before is still read."""
+        side = self.side
+        mine = side.me.id < event.peer.id
+        keep_new = event.dialed == mine
+        kept, dropped = event.connection, contact.connection
+        if not keep_new:
+            kept, dropped = dropped, kept
+        elif contact.number < 0:
+            contact.status = event.status
+        side.contacts.supersede(contact, kept, dropped, finish=mine)
+        if mine:
+            # The one that is kept may be dead at its other end, which then counts this one.
+            side.effects += [Send((dropped,), Superseded()), Finish(dropped)]
+
+    def _part(self, event: ConnectionClosed, now: float) -> None:
+        side = self.side
+        owner = side.contacts.owner(event.connection)
+        counted = owner is not None and owner.connection == event.connection
+        on_purpose = side.contacts.ends_on_purpose(event.connection)
+        cause = "reset" if on_purpose and event.cause == "closed" else event.cause
+        contact = side.contacts.close(event.connection)
+        if contact is None:
+            told = side.losses.told.pop(event.connection, None)
+            if told is not None:
+                self._departures.note_end_of(told, event.cause)
+            if owner is not None and counted:
+                self._repeat(owner)
+            return
+        if contact.status.phase == "done" and side.status.phase == "done":
+            side.news()
+            return
+        self._departures.lose(contact.peer, event.reason, cause == "closed", now)
+        if cause == "reset" and not side.standing.evicted:
+            # Dead, or it took this process for lost: its machine can tell.
+            side.effects.append(Dial(contact.peer))
+
+    def _repeat(self, contact: Contact) -> None:
+        """Say again what may have been said on a connection that was dead already."""
+        side = self.side
+        state, to = side.generation, (contact.connection,)
+        side.effects.append(Send(to, StatusUpdate(side.said, side.status)))
+        if state.view is None or not state.holds(contact.peer.id):
+            return
+        again = GenerationEnded(state.end) if state.end else NewGeneration(state.view)
+        side.effects += [Send(to, again), Reached(contact.connection)]
+
+    # -- messages ---------------------------------------------------------------------------------
+
+    def _mark_heard(self, peer_id: str, now: float) -> None:
+        contact = self.side.contacts.get(peer_id)
+        if contact is not None:
+            contact.heard = now
+
+    def _hear(self, event: MessageReceived, now: float) -> None:
+        side = self.side
+        self._mark_heard(event.speaker, now)
+        if event.subject != event.speaker:
+            self._mark_heard(event.subject, now)
+        contact = side.contacts.get(event.subject)
+        if event.connection in side.losses.told:
+            self._hear_evicted(event, now)
+            return
+        match event.message:
+            case Heartbeat() as beat:
+                if contact is not None:
+                    contact.beat = beat
+            case StatusUpdate(number=number, status=status):
+                self._note_status(contact, number, status)
+            case Roster(peers=peers):
+                self._dial_unknown(peers)
+            case NodeLost() as finding:
+                self._departures.lose_node(finding, now)
+            case NodeSuspected() as suspicion:
+                self._suspect_node(suspicion, now)
+            case Evict(reason=reason):
+                self._departures.leave_the_others(reason, now)
+            case Superseded():
+                side.contacts.expect_end(event.connection)
+            case Leaving(reason=reason):
+                if contact is not None:
+                    self._departures.let_go(contact, reason, now)
+            case _:
+                self._hear_of_worlds(event, now)
+
+    def _hear_of_worlds(self, event: MessageReceived, now: float) -> None:
+        side = self.side
+        match event.message:
+            case WorldKnown(view=view):
+                side.generation.worlds.learn(view)
+            case VoteRequest() as request:
+                self._election.vote(request, event.speaker, now)
+            case Vote() as vote:
+                self._election.count(vote, event.speaker, now)
+            case NewGeneration(view=view):
+                self._election.consider(view, event.speaker, now)
+            case GenerationEnded(end=end):
+                if end.kind == "stop":
+                    side.standing.stopped = end
+                    side.news()
+                self._departures.end(end, now)
+            case _:
+                pass
+
+    def _hear_evicted(self, event: MessageReceived, now: float) -> None:
+        """Hear a peer that was told to leave: it leaves, or has told the same."""
+        match event.message:
+            case Leaving():
+                self.side.losses.lose(event.speaker, dead=True)
+                self.side.news()
+            case Evict(reason=reason):
+                self._departures.leave_the_others(reason, now)
+            case _:
+                pass
+
+    def _dial_unknown(self, peers: Sequence[Peer]) -> None:
+        side = self.side
+        for peer in peers:
+            known = peer.id in side.contacts or peer.id == side.me.id
+            if not known and not side.standing.evicted:
+                side.effects.append(Dial(peer))
+
+    def _note_status(self, contact: Contact | None, number: int, status: PeerStatus) -> None:
+        if contact is None or number <= contact.number:
+            return
+        contact.number, contact.status = number, status
+        self.side.news(knock=status.phase == "ready")
+
+    def _suspect_node(self, suspicion: NodeSuspected, now: float) -> None:
+        side = self.side
+        until = side.losses.suspected_until.get(suspicion.node, now)
+        if suspicion.node == side.me.node or until > now:
+            return
+        # This process may itself have been stopped until now, and its peers with it.
+        side.catch_up(now)
+        side.losses.suspected_until[suspicion.node] = now + SUSPICION_SECONDS
+        side.broadcast(suspicion)
+        limit = side.silence_limit(suspicion.node, now)
+        for contact in side.contacts.seated():
+            if contact.peer.node == suspicion.node:
+                self._judge_silence(contact, now)
+                # The next beat, which judges silence, comes when that of this peer is too long.
+                too_long = max(now, contact.heard + limit + ROUNDING_SECONDS)
+                side.timers.next_beat = min(side.timers.next_beat, too_long)
+
+    # -- the main thread --------------------------------------------------------------------------
+
+    def _say(self, status: PeerStatus, now: float) -> None:
+        side = self.side
+        if status.phase != "running" and side.status.phase == "running":
+            side.outside_since = now
+        if side.generation.end is not None:
+            # As in `_end`: one that was never entered counts too.
+            newest = max(status.generation, side.generation.number)
+            status = msgspec.structs.replace(status, generation=newest)
+        side.generation.say(status.generation if status.phase == "running" else None)
+        side.status = status
+        side.tell_status()
+        side.news()
+
+    def _note_worked(self, view: View) -> None:
+        side = self.side
+        worlds = side.generation.worlds
+        worlds.learn(view)
+        here = worlds.members()
+        side.losses.peers = {p: dead for p, dead in side.losses.peers.items() if p in here}
+        for contact in side.contacts.seated():
+            self._tell_world(contact)
+
+    # -- time -------------------------------------------------------------------------------------
+
+    def _beat(self, beat: Heartbeat | None, now: float) -> None:
+        side = self.side
+        side.catch_up(now)
+        side.timers.next_beat = now + side.beat_seconds
+        side.broadcast(beat or Heartbeat(side.status.step))
+        for contact in side.contacts.seated():
+            self._judge_silence(contact, now)
+        self._judge_reach(now)
+        waited = now - side.outside_since > side.timing.known_again_seconds
+        waits = side.status.phase != "running" and not side.standing.evicted
+        if waits and waited and now >= side.timers.dial_again:
+            # A peer that was stopped for a while answers again, and no other would dial it.
+            side.timers.dial_again = now + side.timing.known_again_seconds
+            side.effects.append(DialKnown())
+        self._election.look_around(now)
+
+    def _judge_silence(self, contact: Contact, now: float) -> None:
+        side = self.side
+        peer, silence = contact.peer, side.silence_limit(contact.peer.node, now)
+        if now - contact.heard <= silence or side.standing.evicted:
+            return  # those that it must leave do not talk to it any more
+        if self._election.awaits(peer.id):
+            self._departures.give_up(
+                peer.id, f"silent for {now - contact.heard:.1f} s", "silent", now
+            )
+        if not side.generation.holds(peer.id):
+            return
+        text = f"rank on seat {peer.seat} ({peer.node}) silent for {silence:g} s"
+        self._departures.end(GenerationEnd(side.generation.number, text, peer.id, "hang"), now)
+        if contact.status.phase != "running":
+            # Stopped between two worlds: no block of its own is waited for, and each new world
+            # would be formed with it.
+            self._departures.give_up(
+                peer.id, f"silent for {now - contact.heard:.1f} s", "silent", now
+            )
+
+    def _judge_reach(self, now: float) -> None:
+        side = self.side
+        missing = side.unreached()
+        if not missing or now - side.generation.adopted_at <= side.timing.reach_seconds:
+            return
+        text = f"{missing[0].node} cannot be reached from {side.me.node}"
+        # The one that misses most of the others is cut off itself.
+        size = side.generation.view.size if side.generation.view else 0
+        own = len(missing) > 1 and 2 * len(missing) >= size - 1
+        culprit = side.me.id if own else missing[0].id
+        self._departures.end(GenerationEnd(side.generation.number, text, culprit, "lost"), now)

@@ -1,0 +1,274 @@
+"""All that one process of the mesh knows, and what it asks for. Pure.
+
+`Departures`, `Election` and `Membership` work on it, each on top of the ones before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from slurm_resilience.mesh.events import Effect, HeldUp, News, Send
+from slurm_resilience.mesh.messages import Message, NodeLost, StatusUpdate
+from slurm_resilience.mesh.model import (
+    SILENCE_BEATS,
+    GenerationEnd,
+    Member,
+    Peer,
+    PeerStatus,
+    Timing,
+    View,
+)
+from slurm_resilience.mesh.protocol import world_plan
+from slurm_resilience.mesh.protocol.contacts import Contact, Contacts
+from slurm_resilience.mesh.protocol.generation_state import GenerationState
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
+
+STRIKES = 2
+"""Generations that failed because of one peer, before the others go on without it."""
+ROUNDING_SECONDS = 0.001
+
+
+class Waiting:
+    """For what a process waits before a world can be formed, and since when."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self.since: float | None = None
+        self.tell_at = 0.0
+
+    def begin(self, reason: str, now: float, tell_after: float) -> None:
+        """Note the reason; the time counts from the first one."""
+        self.reason = reason
+        if self.since is None:
+            self.since, self.tell_at = now, now + tell_after
+
+    def over(self) -> None:
+        """Note that a world was formed."""
+        self.reason, self.since = "", None
+
+
+class Timers:
+    """The times at which something is to be done."""
+
+    def __init__(self, now: float, beat: float) -> None:
+        self.next_beat = now + beat
+        self.look_again: float | None = None
+        self.next_cut = now
+        self.dial_again = now
+        self.wake_at: float | None = None
+        """When the next `tick` was asked for; None before the first."""
+
+    def look(self, at: float) -> None:
+        """Look at the making of a generation at this time, at the latest."""
+        self.look_again = at if self.look_again is None else min(at, self.look_again)
+
+
+class Losses:
+    """Peers and nodes that are gone."""
+
+    def __init__(self) -> None:
+        self.peers: dict[str, bool] = {}
+        """Id → known to be dead; False: it fell silent, and may live behind a cut."""
+        self.nodes: dict[str, NodeLost] = {}
+        self.suspected_until: dict[str, float] = {}
+        """By node: it is not heard of elsewhere either."""
+        self.evicted: dict[str, str] = {}
+        """Id → reason: peers that were told to leave, and must not go on."""
+        self.told: dict[int, Peer] = {}
+        """Connections to those of them whose death is awaited."""
+        self._strikes: dict[str, list[float]] = {}
+        """When generations failed because other members could not reach a peer."""
+
+    def strike(self, peer_id: str, now: float, apart: float) -> None:
+        """Others could not reach a peer. Two such ends in a row of less than ``apart`` seconds have
+        one cause: a connection that was reset is made anew in the meantime."""
+        times = self._strikes.setdefault(peer_id, [])
+        if not times or now - times[-1] >= apart:
+            times.append(now)
+
+    def take_unreachable(self) -> str | None:
+        """Return a peer that others could not reach again and again, and forget its strikes."""
+        found = next((p for p, times in self._strikes.items() if len(times) >= STRIKES), None)
+        if found is not None:
+            del self._strikes[found]
+        return found
+
+    def find(self, peer_id: str) -> None:
+        """Note that a peer is there again."""
+        self.peers.pop(peer_id, None)
+
+    def dead(self) -> list[str]:
+        """Return those that are known to be dead."""
+        return [peer_id for peer_id, dead in self.peers.items() if dead]
+
+    def lose(self, peer_id: str, dead: bool) -> None:
+        """Note that a peer is gone; dead once is dead for good."""
+        self.peers[peer_id] = self.peers.get(peer_id, False) or dead
+
+
+class Standing(msgspec.Struct):
+    """The end of this process's part in the training."""
+
+    evicted: str = ""
+    finished: bool = False
+    stopped: GenerationEnd | None = None
+
+
+class Side:
+    """All that one process knows of the others, and the effects that it asks for."""
+
+    def __init__(self, me: Peer, rules: WorldRules, timing: Timing, now: float) -> None:
+        self.me = me
+        self.rules = rules
+        self.timing = timing
+        self.status = PeerStatus()
+        self.contacts = Contacts()
+        self.generation = GenerationState()
+        self.losses = Losses()
+        self.standing = Standing()
+        self.waiting = Waiting()
+        self.timers = Timers(now, timing.beat_seconds)
+        self.said = 0
+        """Statuses that were told."""
+        self.outside_since = now
+        """Since when the main thread is outside of its block."""
+        self.effects: list[Effect] = []
+
+    # -- questions --------------------------------------------------------------------------------
+
+    @property
+    def beat_seconds(self) -> float:
+        """Seconds between two beats in a world of this size."""
+        return self.timing.beat(len(self.contacts))
+
+    @property
+    def silence_seconds(self) -> float:
+        """Seconds without a word after which a peer counts as hung."""
+        return self.timing.silence(len(self.contacts))
+
+    def present(self) -> list[Member]:
+        """All living peers with a seat, this process first."""
+        return [Member(self.me, self.status), *self.contacts.members()]
+
+    def invitation(self) -> View | None:
+        """Return the generation that the main thread should enter; None: there is none now."""
+        view = self.generation.view
+        fresh = view is not None and view.generation > self.status.generation
+        return view if fresh and self.generation.end is None else None
+
+    def is_alone(self) -> bool:
+        """Has this process never been in a world, and is no other here? Then it may have come when
+        the training was over."""
+        return self.generation.worked is None and not self.contacts.seated()
+
+    def all_done(self) -> bool:
+        """Are all done that would be in the next generation? Spares do not count."""
+        if self.standing.finished:
+            return True
+        present = self.present()
+        if self.status.phase == "running" or not any(m.status.phase == "done" for m in present):
+            return False
+        chosen = world_plan.arrange(world_plan.one_a_seat(present), self.rules.replica_size)
+        return bool(chosen) and all(member.status.phase == "done" for member in chosen)
+
+    def newcomers(self) -> tuple[Peer, ...] | None:
+        """Peers that wait outside of the current generation and would make it larger; None: none
+        waits at all."""
+        view = self.generation.view
+        if view is None:
+            return ()
+        waiting = [
+            Member(contact.peer, contact.status)
+            for contact in self.contacts.seated()
+            if view.rank_of(contact.peer.id) < 0 and contact.status.phase == "ready"
+        ]
+        if not waiting:
+            return None
+        ours = [m for m in view.members if m.peer.id == self.me.id or m.peer.id in self.contacts]
+        seated = world_plan.one_a_seat([*ours, *waiting])
+        if len(world_plan.arrange(seated, self.rules.replica_size)) <= view.size:
+            return ()
+        return tuple(member.peer for member in waiting)
+
+    def unreached(self) -> list[Peer]:
+        """Members of the current generation without a connection."""
+        view = self.generation.view
+        if view is None or self.generation.end is not None:
+            return []
+        members = (member.peer for member in view.members)
+        return [peer for peer in members if peer.id not in self.contacts and peer.id != self.me.id]
+
+    def patience_with(self, contacts: Sequence[Contact], now: float) -> dict[str, float]:
+        """Seconds of silence after which the peers of a machine are given up. Those of a machine
+        that is lost fall silent within one beat: they go together, and cost one wait."""
+        silent: dict[str, list[float]] = {}
+        for contact in contacts:
+            silent.setdefault(contact.peer.node, []).append(now - contact.heard)
+        patience = {}
+        for node, times in silent.items():
+            limit = self.silence_limit(node, now)
+            together = limit - self.beat_seconds
+            all_silent = max(times) > limit and min(times) > together
+            patience[node] = together if all_silent else limit
+        return patience
+
+    def silence_limit(self, node: str, now: float) -> float:
+        """Return the seconds of silence that are too long for a peer of a node. Those of a node
+        that is not heard of elsewhere either are left soon: that can be undone."""
+        if self.losses.suspected_until.get(node, now) > now:
+            return min(self.silence_seconds, SILENCE_BEATS * self.beat_seconds)
+        return self.silence_seconds
+
+    @property
+    def wake_at(self) -> float:
+        """When `tick` must be called, if nothing happens before."""
+        timers = self.timers
+        due = timers.next_beat
+        if self.generation.block_end and self.status.phase == "running":
+            due = min(due, timers.next_cut)
+        return due if timers.look_again is None else min(due, timers.look_again)
+
+    def known_members(self) -> list[Peer]:
+        """Return the members of all worlds that may go on."""
+        return [member.peer for view in self.generation.worlds.all() for member in view.members]
+
+    # -- changes ----------------------------------------------------------------------------------
+
+    def catch_up(self, now: float) -> None:
+        """Count no time in which this process did not run, because the machine was stopped or
+        overloaded or another thread held the interpreter, as silence of the others: they may have
+        shared it."""
+        asked, self.timers.wake_at = self.timers.wake_at, now
+        late = now - asked if asked is not None else 0.0
+        if late <= self.beat_seconds:
+            return
+        for contact in self.contacts:
+            contact.heard = min(now, contact.heard + late)
+        self.generation.shift(late)
+        self.effects.append(HeldUp(late))
+
+    def finish(self) -> None:
+        self.standing.finished = True
+        self.news()
+
+    def tell_status(self) -> None:
+        self.said += 1
+        self.broadcast(StatusUpdate(self.said, self.status))
+
+    def send(self, peer_id: str, message: Message) -> None:
+        contact = self.contacts.get(peer_id)
+        if contact is not None:
+            self.effects.append(Send((contact.connection,), message))
+
+    def broadcast(self, message: Message) -> None:
+        if len(self.contacts):
+            self.effects.append(Send(self.contacts.connections(), message))
+
+    def news(self, knock: bool = False) -> None:
+        self.effects.append(News(knock))
+
+    def drain(self) -> list[Effect]:
+        effects, self.effects = self.effects, []
+        return effects

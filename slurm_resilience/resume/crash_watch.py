@@ -74,6 +74,7 @@ class CrashWatch:
         context = self._context
         info = find_step(self._step, context.client, context.allocation.id, context.host)
         if info is not None:
+            self._step.ends_by_us(killed=False)
             # What does not end by it is ended after the grace.
             with contextlib.suppress(SresError):
                 context.client.cancel_step(context.allocation.id, info.step, "TERM")

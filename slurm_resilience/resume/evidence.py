@@ -33,7 +33,7 @@ def gather_evidence(
     """
     step = end.step
     ends = step.reports.ends()
-    cancelled = not end.stopped_by_us and _is_cancelled(step, ends)
+    cancelled = _is_cancelled(step, ends)
     faulty = end.faulty | _faulty(context)
     state = context.allocation.job.state
     # A program that ended well, or was ended, does not wait for Slurm's answers.
@@ -55,7 +55,8 @@ def gather_evidence(
         job_state=state,
         faulty=faulty,
         interrupted=interrupted,
-        cancelled=cancelled and not reported and (step.cancelled or not faulty),
+        # A node may be at fault as well: the person's word counts.
+        cancelled=cancelled and not reported,
         stopped_by_us=end.stopped_by_us,
         ends=representative(ends),
         timed_out=step.timed_out,
@@ -77,7 +78,7 @@ def _first_failed(end: StepEnd, ends: tuple[TaskEnd, ...]) -> str:
 
 
 def _is_cancelled(step: SrunStep, ends: tuple[TaskEnd, ...]) -> bool:
-    """Return whether a person cancelled the step.
+    """Return whether a person cancelled the step, before the supervisor itself had it ended.
 
     Slurm says so among what the tasks print, so it counts only for this very step, and not where a
     task got a signal that nothing but its own fault sends, before any other one ended: a program
@@ -88,7 +89,8 @@ def _is_cancelled(step: SrunStep, ends: tuple[TaskEnd, ...]) -> bool:
     if crashed and first is next(end for end in ends if end.failed):
         return False
     by_itself = first is not None and first.failed_by_itself
-    return step.cancelled or (step.aborted and not by_itself)
+    told = step.told_end
+    return told.cancelled or (told.aborted and not by_itself)
 
 
 def _faulty(context: SupervisorContext) -> dict[str, str]:

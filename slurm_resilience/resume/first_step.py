@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -70,8 +69,8 @@ def start_first_step(
     *,
     lives: bool,
     again: bool,
-) -> SrunStep:
-    """Start the srun of an attempt.
+) -> SrunStep | None:
+    """Start the srun of an attempt; None: the user ended this while it was prepared.
 
     Args:
         context: of the supervised srun.
@@ -105,6 +104,8 @@ def start_first_step(
     )
     signals = context.user_signals
     with signals.starting, context.standard_input.attempt() as stdin:
+        if context.allocation.user_stop.is_set():
+            return None
         step = context.host_calls.start_srun(
             argv,
             environment,
@@ -117,8 +118,6 @@ def start_first_step(
             reports=reports,
         )
         signals.steps = [step]
-        if context.allocation.user_stop.is_set():
-            step.send_signal(signal.SIGTERM)  # it came while this step was being prepared
     return step
 
 

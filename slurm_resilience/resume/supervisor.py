@@ -168,7 +168,10 @@ class Supervisor:
             while True:
                 if self._user_stop.is_set():
                     return self._code_without_step()
-                step = self._start(number, again=step is not None)
+                started = self._start(number, again=step is not None)
+                if started is None:
+                    return self._code_without_step()
+                step = started
                 if following is not None:
                     self._starting = following.block
                 ending, noticed = self._watch(step)
@@ -192,7 +195,8 @@ class Supervisor:
 
     # -- one attempt --------------------------------------------------------------------------
 
-    def _start(self, number: int, *, again: bool) -> SrunStep:
+    def _start(self, number: int, *, again: bool) -> SrunStep | None:
+        """Start an attempt; None: the user ended this while it was prepared."""
         context, fence = self._context, self._fence
         planned = plan_attempt(context, number, fence.restarts, self._step_nodes, fence.directory)
         training.forget(fence.directory)
@@ -209,6 +213,8 @@ class Supervisor:
         self._history.start(number, attempt.step_nodes, context.clock.now())
         lives = self._training.lives
         step = start_first_step(context, attempt, planned.addresses, lives=lives, again=again)
+        if step is None:
+            return None
         self._layout = StepLayout(context, attempt, step, planned.addresses)
         context.events.write("started", attempt=number, nodes=nodes)
         return step

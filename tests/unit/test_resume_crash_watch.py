@@ -43,7 +43,12 @@ class Watched:
         self.signals: list[tuple[int, str, str]] = []
         self.user = ""
         self.step: Any = SimpleNamespace(
-            reports=StepReports(""), cancelled=False, aborted=False, running=True, pid=7
+            reports=StepReports(""),
+            cancelled=False,
+            aborted=False,
+            running=True,
+            pid=7,
+            ends_by_us=lambda killed: None,
         )
         steps = (StepInfo(12, "3", ("n1", "n2"), "n1", 7),)
         client = SimpleNamespace(

@@ -16,6 +16,7 @@ from slurm_resilience.resume.decide.classify import Cause, classify
 from slurm_resilience.resume.decide.task_ends import TaskEnd
 from slurm_resilience.resume.evidence import gather_evidence
 from slurm_resilience.resume.live_step.live_steps import StepEnd
+from slurm_resilience.resume.srun.step import ToldEnd
 from slurm_resilience.resume.srun.task_reports import StepReports
 
 
@@ -32,14 +33,14 @@ def ending(
     ends: tuple[TaskEnd, ...] = (),
     cancelled: bool = False,
     aborted: bool = False,
+    **more: Any,
 ) -> Cause:
     reports = StepReports("")
     for end in ends:
         reports.take(end)
     step: Any = SimpleNamespace(
         ran_for=9.0,
-        cancelled=cancelled,
-        aborted=aborted,
+        told_end=ToldEnd(cancelled, aborted),
         timed_out=False,
         ended_tasks=[],
         reports=reports,
@@ -53,7 +54,7 @@ def ending(
         limits=SimpleNamespace(diagnosis_wait=0.0),
     )
     fence: Any = SimpleNamespace(progress=lambda: -1)
-    step_end = StepEnd(code, step)
+    step_end = StepEnd(code, step, **more)
     return classify(gather_evidence(context, fence, step_end, allocation.nodes, -1))
 
 
@@ -112,7 +113,7 @@ TERMINATED = TaskEnd(0, 0, 3, 143, by_signal=True)
 def test_what_is_printed_does_not_beat_how_tasks_ended(
     slurm: FakeSlurm, end: TaskEnd, seen: str, kind: str
 ) -> None:
-    words = {"cancelled": seen == "cancelled", "aborted": seen == "aborted"}
+    words: dict[str, Any] = {"cancelled": seen == "cancelled", "aborted": seen == "aborted"}
     assert ending(slurm, allocated(slurm), "", 1, ends=(end,), **words).kind == kind
 
 
@@ -127,3 +128,15 @@ def test_a_crash_on_the_way_out_of_a_cancelled_step_is_no_fault(slurm: FakeSlurm
     job = allocated(slurm)
     assert ending(slurm, job, "", 139, ends=(killed, SEGFAULT), cancelled=True).kind == "user"
     assert ending(slurm, job, "", 139, ends=(SEGFAULT, killed), cancelled=True).kind == "program"
+
+
+@pytest.mark.parametrize("stopped_by_us", [False, True])
+@pytest.mark.parametrize("word", ["cancelled", "aborted"])
+def test_a_person_who_cancels_as_a_node_dies_wins(
+    slurm: FakeSlurm, word: str, stopped_by_us: bool
+) -> None:
+    told: dict[str, Any] = {word: True}
+    by_node: dict[str, Any] = {"faulty": {"n2": "no beat"}, "stopped_by_us": stopped_by_us}
+    job = allocated(slurm)
+    assert ending(slurm, job, "", 137, **told, **by_node).kind == "user"
+    assert ending(slurm, job, "", 137, **by_node).kind == "node"

@@ -14,6 +14,7 @@ ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to fini
 KILLED = "srun: error: n[1-2]: tasks 0-1: Killed"
 LOST_TOUCH = "Aborting, io error and missing step on node 2"
 CANCELLED = "slurmstepd-n1: error: *** STEP 8.0 ON n1 CANCELLED AT 2026-11-20T12:00:00"
+NEWER = "[2026-11-20T12:00:00.175] error: *** STEP 8.0"
 
 
 def run(*lines: str, program: str = 'printf "%s\\n" "$@" >&2') -> SrunStep:
@@ -31,9 +32,11 @@ def run(*lines: str, program: str = 'printf "%s\\n" "$@" >&2') -> SrunStep:
         ([f"0: {CANCELLED} ***", KILLED], True, False),
         ([f"{CANCELLED} DUE TO TIME LIMIT ***", KILLED], True, False),
         ([f"{CANCELLED} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"], False, False),
+        ([f"{NEWER} ON n1 CANCELLED AT 2026-11-20T12:00:00 DUE to SIGNAL Killed ***"], True, False),
         ([f"a program quotes {CANCELLED} ***"], False, False),
         ([ABORTED, KILLED], False, True),
         (["srun: error: Node failure on n2", ABORTED, KILLED], False, False),
+        ([ABORTED, KILLED, "srun: error: Node failure on n2"], False, True),
         (["srun: error: Application launch failed: x", ABORTED, KILLED], False, False),
         (["srun: First task exited 1s ago", "srun: Terminating StepId=8.0", ABORTED], False, False),
         (["srun: Terminating StepId=8.0", f"{CANCELLED} ***", KILLED], False, False),
@@ -58,6 +61,32 @@ def test_another_steps_end_is_not_this_ones(
     step.name = name
     assert step.cancelled is cancelled
     assert not step.timed_out
+
+
+@pytest.mark.parametrize("line", [ABORTED, f"{CANCELLED} ***"])
+def test_what_our_own_order_brings_about_is_no_persons_word(
+    line: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = run(line)
+    before.ends_by_us(killed=True)
+    assert any(before.told_end)
+    ended = threading.Event()
+    source, sink = os.pipe()
+    program = 'read go; printf "%s\n" "$1" >&2'
+    after = SrunStep(["sh", "-c", program, "sh", line], os.environ, ended.set, stdin=source)
+    after.ends_by_us(killed=True)
+    os.write(sink, b"go\n")
+    assert ended.wait(30)
+    assert after.cancelled or after.aborted
+    assert not any(after.told_end)
+    os.close(source)
+    os.close(sink)
+
+
+def test_after_our_sigterm_a_person_may_still_cancel(capfd: pytest.CaptureFixture[str]) -> None:
+    step = run(ABORTED)
+    step.ends_by_us(killed=False)
+    assert step.told_end == (False, True)
 
 
 def test_a_steps_time_limit(capfd: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,8 @@ def requeue(
 ) -> None:
     """Ask sresctld, which also lifts Slurm's two minutes of waiting; else ask Slurm.
 
+    Nothing is asked once the user has ended this.
+
     The requeue ends this very process, so nothing after it may matter.
 
     Args:
@@ -32,6 +34,8 @@ def requeue(
         patience: seconds that sresctld is given.
     """
     clock = allocation.clock
+    if allocation.user_stop.is_set():
+        return
     if link.connected.is_set():
         link.refusal = ""
         link.send(RequeueRequest(reason))

@@ -32,7 +32,7 @@ class Ending(msgspec.Struct, frozen=True):
     interrupted: str = ""
     """The user's signal to the supervisor that ends a step (e.g. ``SIGTERM``); empty: none."""
     cancelled: bool = False
-    """Slurm said that the step was cancelled, and not by us."""
+    """Slurm said that the step was cancelled, before we had it ended."""
     stopped_by_us: bool = False
     ends: tuple[TaskEnd, ...] = ()
     """Those of the tasks, in the order in which they were told; empty: they are not known."""
@@ -81,7 +81,7 @@ def classify(ending: Ending) -> Cause:
         return _job_over(ending)
     if ending.interrupted:
         return Cause("user", f"the user sent {ending.interrupted}", category=Category.USER)
-    if ending.cancelled and not ending.stopped_by_us:
+    if ending.cancelled:
         if ending.timed_out:
             limit = "the step reached its time limit (srun --time)"
             return Cause("user", limit, category=Category.TIME_LIMIT)

@@ -90,10 +90,14 @@ class LiveSrun:
         return True
 
     @property
-    def aborted(self) -> bool:
-        """Slurm ended the step, and no lost node explains it."""
-        lost = self.state in (StepState.NODE_LOST, StepState.ENDED_WITHOUT_NODE)
-        return self.step.aborted and not lost
+    def cancelled(self) -> bool:
+        """Return whether Slurm ended the step, for no lost node and not for us.
+
+        An srun that has lost a node may wait for it for minutes then.
+        """
+        told = self.step.told_end
+        is_over = not self.step.running or self.state is StepState.NODE_LOST
+        return is_over and (told.cancelled or told.aborted)
 
 
 class StepEnd(msgspec.Struct, frozen=True):
@@ -194,10 +198,11 @@ class LiveSteps:
         """Return the number of a step that the user ended; None: there is none."""
         for srun in self:
             step = srun.step
-            if step.running or srun.state is StepState.RELEASED:
+            if srun.state is StepState.RELEASED:
                 continue
-            signalled = step.killed_by or self._context.user_ended(step, False)
-            if step.cancelled or srun.aborted or signalled:
+            if srun.cancelled:
+                return srun.number
+            if not step.running and (step.killed_by or self._context.user_ended(step, False)):
                 return srun.number
         return None
 

@@ -12,14 +12,15 @@ from slurm_resilience.slurm.hostlists import expand
 
 # What Slurm prints when the user cancels a step; a node failure is named.
 _CANCELLED = re.compile(
-    rb"^[^\n]{0,9}slurmstepd[^ ]*: error: \*\*\* STEP (?P<step>\S+) ON \S+ CANCELLED AT "
-    rb"[0-9T:.-]+ (?P<why>\*\*\*|DUE TO TIME LIMIT)",
+    rb"^[^\n]{0,9}(?:slurmstepd[^ ]*:|\[[0-9T:.-]+\]) error: \*\*\* STEP (?P<step>\S+) ON \S+ "
+    rb"CANCELLED AT [0-9T:.-]+ (?P<why>\*\*\*|DUE to SIGNAL \w+|DUE TO TIME LIMIT)",
     re.MULTILINE,
 )
 # What srun prints when a signal made it end its step.
 _FORCED = b"srun: forcing job termination"
 # What srun prints when it is told that its step is over, and an error of its own that would be the
-# cause: anything that is not about how a task ended.
+# cause: anything that is not about how a task ended. It prints the cause first: where it loses a
+# node after the step was cancelled, the line about the node comes later.
 _ABORTED = b"srun: Job step aborted"
 _CAUSE = re.compile(rb"^srun: error: (?!\S+: tasks? [\d,-]+: )", re.MULTILINE)
 # A node that Slurm gave up under a step that lives on, and tasks that ended badly.
@@ -49,7 +50,7 @@ class SrunReport(Flag):
     FORCED = auto()
     """srun: a signal made it end the step."""
     ABORTED = auto()
-    """srun: Slurm ended the step."""
+    """srun: Slurm ended the step, and srun has given no cause before."""
     CAUSE = auto()
     """srun: an error of its own, which explains the end."""
     ENDED_BY_SRUN = auto()
@@ -83,16 +84,21 @@ class StderrReader:
             self._read_cancelled(text)
         if _FORCED in text:
             self.report |= SrunReport.FORCED
-        if _ABORTED in text:
+        if _ABORTED in text and not self._explains(text[: text.index(_ABORTED)]):
             self.report |= SrunReport.ABORTED
         return self._read_lines(text[: text.rfind(b"\n") + 1])
+
+    def _explains(self, before: bytes) -> bool:
+        """Return whether srun has given a cause, up to this text."""
+        told = self.report & (SrunReport.CAUSE | SrunReport.ENDED_BY_SRUN)
+        return bool(told or _CAUSE.search(before) or _SRUN_ENDS.search(before))
 
     def _read_cancelled(self, text: bytes) -> None:
         for line in _CANCELLED.finditer(text):
             if len(self.cancelled_steps) < _MOST_STEPS:
                 name = line["step"].decode("utf-8", "replace")
                 self.cancelled_steps.add(name)
-                if line["why"] != b"***":
+                if line["why"] == b"DUE TO TIME LIMIT":
                     self.timed_out_steps.add(name)
 
     def _read_lines(self, lines: bytes) -> bool:

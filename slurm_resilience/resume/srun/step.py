@@ -11,6 +11,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.errors import MissingTool, SresError
@@ -42,6 +43,27 @@ SAY_SECONDS = 60.0
 """Between two lines that they are still there."""
 KILL_SECONDS = 5.0
 """For an srun to end that was killed."""
+
+
+class ToldEnd(NamedTuple):
+    """All that Slurm and srun have told of a step's end by another one than the supervisor."""
+
+    cancelled: bool
+    """Slurm reported that it was cancelled."""
+    aborted: bool
+    """Slurm ended it, and srun gave no cause."""
+
+
+@dataclass
+class EndByUs:
+    """The supervisor's own part in the end of a step."""
+
+    killed_srun: bool = False
+    """Its srun waited for a node that is gone, and we killed it: this is no signal of the user."""
+    cancelled_before: bool | None = None
+    """`ToldEnd` had this before our first order; None: there was no order."""
+    aborted_before: bool | None = None
+    """The same, before our first SIGKILL."""
 
 
 @dataclass
@@ -94,9 +116,7 @@ class SrunStep:
         self.started = self.clock.monotonic()
         self.ended_at = 0.0
         self._stderr = StderrReader()
-        self.killed_by_us = False
-        """Its srun waited for a node that is gone, and we killed it: this is no signal of the
-        user."""
+        self._by_us = EndByUs()
         self.tasks_ended_at: float | None = None
         """When Slurm had shown that its tasks are gone, or had ended them and had the time for it;
         None: that is not known."""
@@ -191,26 +211,44 @@ class SrunStep:
     @property
     def code(self) -> int:
         """Return the exit code as a shell shows it; 0 while it runs."""
-        if self.killed_by_us and self.ended_tasks:
+        if self._by_us.killed_srun and self.ended_tasks:
             return max(code_of(ended.how) for ended in self.ended_tasks)
         code = self._process.returncode or 0
         return 128 - code if code < 0 else code
 
     @property
     def aborted(self) -> bool:
-        """Return whether Slurm ended the step, and srun gave no cause.
+        """Return whether Slurm ended the step, and srun had given no cause before.
 
-        The user cancelled it then, if no node is at fault. (slurmstepd's own line for it is
-        sometimes lost.)
+        The user cancelled it then. (slurmstepd's own line for it is sometimes lost, and is not
+        there at all where the step's first node is gone.)
         """
-        told = self._stderr.report
-        explained = SrunReport.CAUSE | SrunReport.ENDED_BY_SRUN
-        return SrunReport.ABORTED in told and not told & explained
+        return SrunReport.ABORTED in self._stderr.report
+
+    @property
+    def told_end(self) -> ToldEnd:
+        """Return what was told of its end before our own order, by which Slurm says the same."""
+        cancelled, aborted = self._by_us.cancelled_before, self._by_us.aborted_before
+        return ToldEnd(
+            self.cancelled if cancelled is None else cancelled,
+            self.aborted if aborted is None else aborted,
+        )
+
+    def ends_by_us(self, *, killed: bool) -> None:
+        """Note that the supervisor is about to have Slurm end the step.
+
+        Args:
+            killed: by SIGKILL. After SIGTERM alone srun does not say that its step was aborted.
+        """
+        told = self.told_end
+        self._by_us.cancelled_before = told.cancelled
+        if killed:
+            self._by_us.aborted_before = told.aborted
 
     @property
     def killed_by(self) -> int:
         """Return the signal by which srun itself was ended, if not by us, or 0."""
-        return 0 if self.killed_by_us else max(0, -(self._process.returncode or 0))
+        return 0 if self._by_us.killed_srun else max(0, -(self._process.returncode or 0))
 
     @property
     def may_leave_tasks(self) -> bool:
@@ -228,7 +266,7 @@ class SrunStep:
 
     def kill(self) -> None:
         """Kill an srun that waits for a node that is gone."""
-        self.killed_by_us = self.killed_by_us or self.running
+        self._by_us.killed_srun |= self.running
         self.send_signal(signal.SIGKILL)
 
     def wait(self, seconds: float) -> bool:
@@ -303,9 +341,11 @@ def end_step(
     info = find_step(step, client, job, host)
     name = info.step if info else ""
     if name and not at_once:
+        step.ends_by_us(killed=False)
         _is_accepted(lambda: client.cancel_step(job, name, "TERM"))
         if step.wait(grace):
             return
+    step.ends_by_us(killed=True)
     if info:
         ordered = _is_accepted(lambda: client.cancel_step(job, name))
         deadline = step.clock.monotonic() + CANCEL_SECONDS

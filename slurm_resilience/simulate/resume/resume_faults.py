@@ -13,6 +13,9 @@ from slurm_resilience.simulate.resume.sim_link import DEAD_SECONDS, SimLink
 
 FAULTS_SECONDS = 900.0
 """Faults happen in the beginning of a run."""
+FIRST_SIGNAL_CODE = 129
+CANCEL_EARLY_SECONDS, CANCEL_SHARE = 60.0, 30.0
+"""A fault's 5 to 400 s become a cancel from 2 s before a loss to 11 s after it."""
 
 
 class ResumeFault(enum.StrEnum):
@@ -33,6 +36,7 @@ class ResumeFault(enum.StrEnum):
     INTERRUPT_TWICE = "a person presses Ctrl-C twice"
     TERMINATE = "a person sends SIGTERM"
     CANCEL_STEP = "a person cancels the step"
+    CANCEL_NEAR_LOSS = "a person cancels the step around the loss of one of its nodes"
     CANCEL_JOB = "a person cancels the job"
     REQUEUE_JOB = "a person requeues the job"
     SRUN_DIES = "srun is killed, and not its tasks"
@@ -156,18 +160,26 @@ class ResumeFaults:
         world = self._world
         for step in list(world.steps.values()):
             # Where the step is ending for another reason, Slurm tells nothing of a person.
-            if (
-                step.srun.running
-                and step.killed_at is None
-                and len(step.living()) == len(step.nodes) * world.site.tasks_per_node
-                and all(
-                    world.nodes[name].contact is NodeContact.FINE
-                    and not world.nodes[name].shown.is_fail
-                    for name in step.nodes
-                )
-            ):
-                self._person_ended()
+            began = len(step.tasks) == len(step.nodes) * world.site.tasks_per_node
+            counts = step.srun.running and step.killed_at is None and began
+            first_failure, told_before = step.first_failure, step.end_is_told
             world.kill_step(step, "***")
+            told = step.end_is_told and not told_before
+            # After a task that failed by itself only Slurm's own line is believed, and it is not
+            # where that task crashed: what tasks print may look the same.
+            if counts and (not first_failure or (told and first_failure < FIRST_SIGNAL_CODE)):
+                self._person_ended()
+
+    def cancel_near_loss(self, name: str, seconds: float) -> None:
+        """Cancel the step up to some seconds before or after one of its nodes is lost."""
+        contact = NodeContact.DEAD if int(seconds) % 2 else NodeContact.CUT
+        steps = list(self._world.steps.values())
+        names = steps[0].nodes if steps else (name,)
+        lost = names[int(seconds) % len(names)]
+        later = (seconds - CANCEL_EARLY_SECONDS) / CANCEL_SHARE
+        schedule = self._world.schedule
+        schedule.after(max(0.0, -later), self._lose, lost, contact)
+        schedule.after(max(0.0, later), self.cancel_step, name, seconds)
 
     def cancel_job(self, _: str, seconds: float) -> None:
         if self._world.job.state == "RUNNING":
@@ -212,6 +224,7 @@ _STRIKES: dict[ResumeFault, Callable[[ResumeFaults, str, float], None]] = {
     ResumeFault.INTERRUPT_TWICE: ResumeFaults.interrupt_twice,
     ResumeFault.TERMINATE: ResumeFaults.terminate,
     ResumeFault.CANCEL_STEP: ResumeFaults.cancel_step,
+    ResumeFault.CANCEL_NEAR_LOSS: ResumeFaults.cancel_near_loss,
     ResumeFault.CANCEL_JOB: ResumeFaults.cancel_job,
     ResumeFault.REQUEUE_JOB: ResumeFaults.requeue_job,
     ResumeFault.SRUN_DIES: ResumeFaults.srun_dies,

@@ -19,7 +19,7 @@ from slurm_resilience.config import ResumeSettings
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume.attempt import FENCE, PROGRESS
 from slurm_resilience.resume.decide.task_ends import NodeBegan, TaskEnd
-from slurm_resilience.simulate.cluster.sim_clock import BOOTED_SECONDS, SimClock
+from slurm_resilience.simulate.cluster.sim_clock import SimClock
 from slurm_resilience.simulate.resume.resume_rules import (
     SILENCE_SECONDS,
     AttemptBudget,
@@ -98,6 +98,10 @@ class SimStep:
     lost_nodes: set[str] = field(default_factory=set)
     """Nodes of whose end Slurm has told srun."""
     killed_at: float | None = None
+    end_is_told: bool = False
+    """slurmstepd has said that it was cancelled, which it does once."""
+    first_failure: int = 0
+    """Code of the first task that failed, of those of which slurmstepd could tell; 0: none did."""
 
     def living(self) -> list[SimTask]:
         return [task for task in self.tasks if task.alive]
@@ -158,8 +162,6 @@ class SupervisorProcess:
     gone_at: float = float("inf")
     """When it is killed."""
     on_gone: Callable[[], None] = lambda: None
-    signalled: bool = False
-    """A person has sent it a signal."""
 
 
 @dataclass
@@ -287,6 +289,7 @@ class ResumeWorld:
             self.broken(ResumeRule.ONE_RECOVERY, "two sruns of one supervisor run")
         if self.seen.requeue_asked_at is not None:
             self.broken(ResumeRule.ONE_RECOVERY, "an attempt begins after the job was requeued")
+        self._check_person()
         wrong = self.seen.budget.start(
             StartedAttempt(self.schedule.now, srun.token, self.progress.told_step)
         )
@@ -294,6 +297,16 @@ class ResumeWorld:
             self.broken(ResumeRule.BUDGETS, wrong)
         self.sruns.append(srun)
         self.schedule.after(self.random.uniform(0.02, 0.3), self._make_step, srun)
+
+    def requeue_asked(self) -> None:
+        """Check that a supervisor may have the job requeued now."""
+        self._check_person()
+        self.seen.requeue_asked_at = self.schedule.now
+
+    def _check_person(self) -> None:
+        ended = self.seen.person_ended_at
+        if ended is not None:
+            self.broken(ResumeRule.PERSON, f"it was ended at {ended:.1f} s")
 
     def _make_step(self, srun: SimSrun) -> None:
         if not srun.running:
@@ -334,9 +347,6 @@ class ResumeWorld:
         if node.contact is not NodeContact.FINE:
             self.schedule.after(LAUNCH_SECONDS, self._launch_failed, step, name)
             return
-        ended = self.seen.person_ended_at
-        if ended is not None and ended < srun.started - BOOTED_SECONDS:
-            self.broken(ResumeRule.PERSON, f"it was ended at {ended:.1f} s")
         self._check_writers(step, name)
         first = node_id * self.site.tasks_per_node
         for number in range(first, first + self.site.tasks_per_node):
@@ -440,16 +450,21 @@ class ResumeWorld:
             code = 128 + SIGKILL  # which of the two came first cannot be told
         task.alive, task.code = False, code
         reachable = self.nodes[task.node].contact is NodeContact.FINE
+        if reachable:
+            step.first_failure = step.first_failure or code
         self.note(f"task {task.number} of step {step.name} on {task.node} ends with {code}")
         if reachable:
             self.schedule.after(self.random.uniform(0.0, 0.2), self._told_end, step, task)
-        others = step.living()
-        if code and others and step.killed_at is None:
-            # They wait in a collective; some libraries notice at once, others by a time-out.
-            longest = self.site.program.collective_seconds
-            for other in others:
-                delay = self.random.uniform(0.02 * longest, longest)
-                self.schedule.after(delay, self.end_task, step, other, 1)
+        if code and step.killed_at is None:
+            self._lose_collective(step)
+
+    def _lose_collective(self, step: SimStep) -> None:
+        """Have the other tasks of a step notice that one is gone."""
+        # They wait in a collective; some libraries notice at once, others by a time-out.
+        longest = self.site.program.collective_seconds
+        for other in step.living():
+            delay = self.random.uniform(0.02 * longest, longest)
+            self.schedule.after(delay, self.end_task, step, other, 1)
 
     def _told_end(self, step: SimStep, task: SimTask) -> None:
         """Tell srun and the supervisor of a task's end."""
@@ -503,11 +518,8 @@ class ResumeWorld:
         """
         if step.killed_at is None:
             step.killed_at = self.schedule.now
-        if word and self.random.random() > 0.2:
-            step.srun.says(
-                f"slurmstepd: error: *** STEP {self.job.id}.{step.name} ON {step.nodes[0]} "
-                f"CANCELLED AT 2026-11-22T10:00:00 {word}"
-            )
+        if word:
+            self._tell_end(step, word)
         if word:
             step.srun.says(
                 "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
@@ -517,6 +529,18 @@ class ResumeWorld:
         self._settle_step(step)
         # Slurm gives dead nodes up after a while.
         self.schedule.after(60.0, self._forget_step, step)
+
+    def _tell_end(self, step: SimStep, word: str) -> None:
+        """Have slurmstepd say that a step is cancelled."""
+        # The step's first node says it; where that is lost, nothing does.
+        first_is_there = self.nodes[step.nodes[0]].contact is NodeContact.FINE
+        if step.end_is_told or not first_is_there or self.random.random() < 0.2:
+            return
+        step.end_is_told = True
+        step.srun.says(
+            f"slurmstepd: error: *** STEP {self.job.id}.{step.name} ON {step.nodes[0]} "
+            f"CANCELLED AT 2026-11-22T10:00:00 {word}"
+        )
 
     def _kill_task(self, step: SimStep, task: SimTask) -> None:
         node = self.nodes[task.node]
@@ -540,6 +564,7 @@ class ResumeWorld:
 
     def terminate_step(self, step: SimStep) -> None:
         """Have Slurm send SIGTERM to a step's tasks."""
+        self._tell_end(step, "***")
         for task in step.living() if not self.site.program.ignores_term else ():
             if self.nodes[task.node].contact is NodeContact.FINE:
                 delay = self.random.uniform(0.1, 4.0)
@@ -585,17 +610,14 @@ class ResumeWorld:
             return
         self.note(f"{name}: {contact.value}")
         node.contact = contact
-        cancelled = any(
-            step.killed_at is not None and step.living() for step in self.steps.values()
-        )
-        if cancelled and self.job.state == "RUNNING" and not self.supervisor.signalled:
-            # The node's end explains the step's end as well as the person's word does.
-            self.seen.person_ended_at = None
         if contact is NodeContact.DEAD:
             for step in self.steps.values():
                 for task in step.living():
                     if task.node == name:
                         task.alive, task.code = False, 128 + SIGKILL
+        for step in self.steps.values():
+            if name in step.nodes and step.killed_at is None:
+                self._lose_collective(step)
         if name == self.job.batch_host and self.job.state == "RUNNING":
             self.supervisor.gone_at = self.schedule.now
         self.schedule.after(self.site.slurmd_timeout, self._silent, name)
@@ -671,7 +693,6 @@ class ResumeWorld:
         if self.is_gone:
             return
         self.note(f"the supervisor gets signal {number}{' of a person' if by_person else ''}")
-        self.supervisor.signalled |= by_person
         self.supervisor.on_signal(number, False)
 
     def shown_job(self) -> Job:

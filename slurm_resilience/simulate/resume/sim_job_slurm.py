@@ -126,7 +126,7 @@ class SimJobSlurm:
             world = self._world
             if not (world.job.is_batch and world.job.requeue):
                 raise SlurmError("Requested operation is presently disabled")
-            world.seen.requeue_asked_at = world.schedule.now
+            world.requeue_asked()
             world.end_job("REQUEUED", requeue=True, word="DUE TO JOB REQUEUE")
 
         self._change("requeue the job", change)

@@ -37,7 +37,7 @@ class SimLink(SupervisorLink):
         """Have sresctld hear a message, if it is there."""
         world = self._world
         if isinstance(message, RequeueRequest) and self.connected.is_set():
-            world.seen.requeue_asked_at = world.schedule.now
+            world.requeue_asked()
             world.schedule.after(world.random.uniform(0.05, 2.0), self._requeue)
 
     def ask(self, nodes: tuple[str, ...]) -> None:

@@ -155,6 +155,19 @@ class Run:
                     found.append(int(process.name))
         return found
 
+    def kill_stopped(self, ranks: int, seconds: float = 60) -> None:
+        """Kill so many ranks in one moment, once all of them have stopped (the fault ``stop``).
+
+        Ranks that kill themselves do it one after the other: one that gets there last may have
+        left its block for the others' deaths before, and lives.
+        """
+        deadline = time.monotonic() + seconds
+        while len(stopped := [pid for pid in self.pids() if _stopped(pid)]) < ranks:
+            assert time.monotonic() < deadline, f"{len(stopped)} of {ranks} stopped:\n{self.tail()}"
+            time.sleep(0.02)
+        for pid in stopped:
+            os.kill(pid, signal.SIGKILL)
+
     def end(self) -> None:
         """Stop whatever still runs."""
         for process in self.launchers:
@@ -187,6 +200,12 @@ class Run:
                 self.dump()
                 raise AssertionError(f"not within {seconds:g} s: {what}\n{self.tail()}")
             time.sleep(0.05)
+
+
+def _stopped(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 class Outcome:

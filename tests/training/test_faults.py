@@ -10,7 +10,7 @@ import os
 import random
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,19 +184,25 @@ def test_the_survivors_go_on_and_the_lost_one_rejoins(start: Start, kind: str, s
         assert abs(losses[step] - seen.losses[step]) < 1e-4
 
 
-ALL_RANKS = "kill:step=9"
-ALL_OF_ONE_PART = ";".join(f"kill:seat={seat},step=9" for seat in range(1, RANKS, 2))
-LOST = [("ddp", ALL_RANKS), ("hsdp", ALL_RANKS), ("hsdp", ALL_OF_ONE_PART), ("fsdp", ALL_RANKS)]
+ALL_SEATS, ONE_PARTS_SEATS = range(RANKS), range(1, RANKS, 2)
+LOST = [("ddp", ALL_SEATS), ("hsdp", ALL_SEATS), ("hsdp", ONE_PARTS_SEATS), ("fsdp", ALL_SEATS)]
+NO_HASTE = ("--silence", "20")
+"""A rank that is stopped waits for the last one to be killed with it."""
+
+
+def stop(seats: Iterable[int], step: int) -> str:
+    return ";".join(f"stop:seat={seat},step={step}" for seat in seats)
 
 
 @each_seed
-@pytest.mark.parametrize(("kind", "inject"), LOST)
+@pytest.mark.parametrize(("kind", "seats"), LOST)
 def test_lost_state_comes_from_the_disk(
-    start: Start, kind: str, inject: str, seed: int, tmp_path: Path
+    start: Start, kind: str, seats: range, seed: int, tmp_path: Path
 ) -> None:
     disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "4")
-    words = ("--kind", kind, "--seed", str(seed), "--steps", str(STEPS), *disk)
-    run = start(*words, inject=inject)
+    words = ("--kind", kind, "--seed", str(seed), "--steps", str(STEPS), *disk, *NO_HASTE)
+    run = start(*words, inject=stop(seats, step=9))
+    run.kill_stopped(len(seats))
     assert run.wait() == [0, 0], run.tail()
     seen = Outcome(run)
     assert "disk" in seen.kinds
@@ -210,9 +216,10 @@ def test_a_rank_that_hangs_when_all_others_are_dead_ends_itself(
 ) -> None:
     """The new ranks wait for it: it was in the last world, and none of them was."""
     disk = ("--checkpoints", str(tmp_path / "disk"), "--every", "4")
-    words = ("--steps", str(STEPS), *disk, "--abort-timeout", "1")
-    others = [f"kill:seat={seat},step=9" for seat in range(RANKS) if seat != 1]
-    run = start(*words, inject=";".join(["hang-c:seat=1,step=9", *others]))
+    words = ("--steps", str(STEPS), *disk, "--abort-timeout", "1", *NO_HASTE)
+    others = [seat for seat in range(RANKS) if seat != 1]
+    run = start(*words, inject=f"hang-c:seat=1,step=9;{stop(others, step=9)}")
+    run.kill_stopped(len(others))
     assert run.wait() == [0, 0], run.tail()
     assert "it did not leave its block within 10 s" in run.tail(10**7)
     seen = Outcome(run)
@@ -275,13 +282,16 @@ def test_replicas_that_differ_go_back_to_the_disk(
 
 
 def test_a_training_that_lost_everybody_says_that_it_begins_from_scratch(start: Start) -> None:
-    run = start("--steps", str(STEPS), inject="kill:step=5")
+    run = start("--steps", str(STEPS), *NO_HASTE, inject="stop:step=5")
+    run.kill_stopped(RANKS)
     assert run.wait() == [0, 0], run.tail()
     assert "begins from scratch" in run.tail()
 
 
 def test_half_of_a_model_without_any_copy_of_the_rest_ends_the_training(start: Start) -> None:
-    run = start("--kind", "hsdp", "--steps", str(STEPS), inject=ALL_OF_ONE_PART)
+    words = ("--kind", "hsdp", "--steps", str(STEPS), *NO_HASTE)
+    run = start(*words, inject=stop(ONE_PARTS_SEATS, step=9))
+    run.kill_stopped(len(ONE_PARTS_SEATS))
     assert set(run.wait()) != {0}
     assert "will not start from scratch" in run.tail()
 

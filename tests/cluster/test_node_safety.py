@@ -95,7 +95,9 @@ def test_three_of_six_dead(
     wait_for(lambda: "attempt-started" in kinds(lab, ""), 10, "sresctld knows of the supervisor")
     lost, idle = first[1]["host"], [n for n in lab.nodes if n not in {t["host"] for t in first}]
     lab.power_off(",".join((lost, *idle[:2])))
-    second = wait_for(lambda: job.running_on(2, 2), 60, job)
+    # On a busy machine their last beats lie seconds apart: the job may get a node that is dead, and
+    # not found dead yet, and leaves that one too.
+    second = wait_for(lambda: job.running_on(2, 2) or job.running_on(3, 2), 60, job)
     assert not {task["host"] for task in second} & {lost, *idle[:2]}
     tripped = wait_for(lambda: breaker(lab).tripped_at, 30, "the breaker trips")
     wait_for(lambda: breaker(lab).storm_at - tripped > 20, 60, "the window is over")

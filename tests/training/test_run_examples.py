@@ -56,6 +56,16 @@ def test_a_plain_loop_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     assert [loss for _, loss in went_on(launch(tmp_path, *words), 12)] == losses
 
 
+def test_the_template_ends_well_when_no_step_is_left(tmp_path: Path) -> None:
+    """An attempt may be ended after its last checkpoint; the next one finds nothing to do."""
+    template = str(ROOT / "scripts/templates/train_ddp.py")
+    words = ("--nproc=1", "--standby=0", template, "--steps=4", "--checkpoint-every=2")
+    for _ in range(2):
+        done = launch(tmp_path, *words, "--folder", str(tmp_path / "kept"), inject="")
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert "done: 4 steps" in done.stdout
+
+
 def test_ddp_goes_on_with_one_rank_less(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     done = launch(

@@ -160,7 +160,13 @@ class Recovery:
         if not suspected:
             swap.shrink(allocation, chosen.leave)
         patience = SUSPECT_SECONDS if suspected else self._context.limits.swap_wait
-        added = swap.grow(allocation, chosen.take, patience, allocation.user_stop)
+        added = swap.grow(
+            allocation,
+            chosen.take,
+            patience,
+            allocation.user_stop,
+            doubts=self._context.link.doubts,
+        )
         if added is None:
             return None
         allocation.refresh()

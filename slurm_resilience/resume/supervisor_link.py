@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import (
@@ -29,6 +30,10 @@ from slurm_resilience.wire.messages import (
 
 FAULTY = ("dead", "sick", "requested")
 """Verdicts on nodes that must be left."""
+DOUBTFUL = ("suspect", *FAULTY)
+"""Verdicts on nodes that nothing should be started on."""
+DOUBT_SECONDS = 1.0
+"""For sresctld's answer about nodes that are about to be taken: it costs a running job its time."""
 CLOSE_SECONDS = 2.0
 """For what is queued, when the link is closed."""
 CLOSE_UNCONNECTED_SECONDS = 0.1
@@ -94,6 +99,8 @@ class SupervisorLink:
         self.connected = threading.Event()
         self.news = threading.Event()
         """Set when a node of ours turned bad."""
+        self._answers: queue.Queue[Evidence] | None = None
+        """Answers to all questions, while `doubts` waits for its own."""
         self.refusal = ""
         """The reason for which sresctld did not do what it was last asked for."""
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
@@ -137,6 +144,29 @@ class SupervisorLink:
     def ask(self, nodes: tuple[str, ...]) -> None:
         """Ask for the verdicts on some nodes; the answer comes as news."""
         self._outbox.put(EvidenceRequest(nodes))
+
+    def doubts(self, nodes: tuple[str, ...]) -> dict[str, str]:
+        """Return those nodes, of the attempt or not, on which nothing should be started now.
+
+        Returns:
+            sresctld's reason for each. Empty too if it is away, or silent for a second.
+        """
+        if not self.connected.is_set():
+            return {}
+        answers: queue.Queue[Evidence] = queue.Queue()
+        self._answers = answers
+        self.ask(nodes)
+        end = SYSTEM_CLOCK.monotonic() + DOUBT_SECONDS
+        try:
+            while (left := end - SYSTEM_CLOCK.monotonic()) > 0:
+                told = {v.node: v for v in answers.get(timeout=left).verdicts}
+                if set(nodes) <= set(told):
+                    return {n: told[n].reason for n in nodes if told[n].verdict in DOUBTFUL}
+        except queue.Empty:
+            pass
+        finally:
+            self._answers = None
+        return {}
 
     def history(self) -> list[dict[str, Any]]:
         """Return the journal's newest events, newest first, over a connection of its own.
@@ -211,6 +241,9 @@ class SupervisorLink:
 
     def _hear(self, message: Message) -> None:
         if isinstance(message, Evidence):
+            answers = self._answers
+            if answers is not None and message.asked:
+                answers.put(message)
             self._note(message)
         elif isinstance(message, Refused):
             self.refusal = message.reason

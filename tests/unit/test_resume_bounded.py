@@ -138,6 +138,7 @@ def test_a_slurmctld_that_is_restarted_does_not_end_a_search(
         limits=Config().resume,
         client=slurm,
         clock=SystemClock(),
+        link=SupervisorLink("localhost", 1, 1, "", frozenset()),
     )
     lost = (FaultyNode("n2", "marked", False),)
     wanted = StartSearch(SearchKind.NODES, lost, ("n1",), 2, 0)

@@ -69,3 +69,34 @@ def test_what_is_queued_at_the_end_is_sent_and_nothing_is_left_unread(
     thread.join(30)
     assert not thread.is_alive()
     assert wire.sent == [started, EvidenceRequest(started.nodes), ended]
+
+
+def test_a_doubt_is_answered_also_about_nodes_of_others(monkeypatch: Any) -> None:
+    monkeypatch.setattr(supervisor_link, "POLL_SECONDS", 0.01)
+    link = SupervisorLink("localhost", 1, 7, "", frozenset({0}))
+    assert link.doubts(("n8",)) == {}, "sresctld is away"
+    verdicts = (NodeVerdict("n8", "suspect", "no beat for 2 s"), NodeVerdict("n9", "healthy", ""))
+    wire: Any = AnsweringWire(Evidence(verdicts, asked=True))
+    link.attempt(AttemptStarted(1, ("n1", "n2")))
+    link.connected.set()
+    thread = threading.Thread(target=link._talk, args=(wire,), daemon=True)
+    thread.start()
+    assert link.doubts(("n8", "n9")) == {"n8": "no beat for 2 s"}
+    assert link.take_suspects() == (), "it is not the attempt's node"
+    link.close()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+class AnsweringWire(Wire):
+    """A connection that answers the question about nodes that are not the attempt's."""
+
+    def __init__(self, answer: Message) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def send(self, message: Message) -> None:
+        super().send(message)
+        if isinstance(message, EvidenceRequest) and "n8" in message.nodes:
+            self._messages.append(self._answer)
+            self._there.send(b".")

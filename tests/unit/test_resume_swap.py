@@ -134,6 +134,35 @@ def test_an_exchange_brings_no_node_that_srun_excludes() -> None:
     assert wanted == [("n4",)]
 
 
+def test_a_node_that_is_silent_is_not_taken_in() -> None:
+    """Two nodes lose their power together; Slurm still takes the other one for idle."""
+    slurm = FakeSlurm(4)
+    ours = allocation(slurm, slurm.submit(2))
+    asked: list[tuple[str, ...]] = []
+
+    def doubts(nodes: tuple[str, ...]) -> dict[str, str]:
+        asked.append(nodes)
+        return {name: "no beat for 2 s" for name in nodes if name == "n3"}
+
+    assert swap.grow(ours, 1, 3600.0, Stop(), doubts=doubts) == ("n4",)
+    assert asked == [("n3",), ("n4",)]
+    assert slurm.job(ours.id).nodes == ("n1", "n2", "n4")
+    assert [job.id for job in slurm.jobs() if job.state == "RUNNING"] == [ours.id]
+
+
+def test_a_node_that_was_silent_is_taken_once_it_is_back() -> None:
+    slurm = FakeSlurm(3)
+    ours = allocation(slurm, slurm.submit(2))
+    answers = iter([{"n3": "no beat for 2 s"}, {}])
+
+    def doubts(_: tuple[str, ...]) -> dict[str, str]:
+        # The helper that is given up leaves its node before the next try.
+        slurm.before["allocate_for"] = lambda: slurm.pass_time(10.0)
+        return next(answers)
+
+    assert swap.grow(ours, 1, 3600.0, Stop(), doubts=doubts) == ("n3",)
+
+
 def test_nodes_of_other_steps_are_seen_and_ones_own_are_not() -> None:
     slurm = FakeSlurm(4)
     ours = allocation(slurm, slurm.submit(4, step=False))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation.allocation import Allocation
+from slurm_resilience.slurm.client import SlurmClient
+
+Doubts = Callable[[tuple[str, ...]], Mapping[str, str]]
+"""Tells, of some nodes, those that must not be taken now, and why."""
 
 SALLOC_SECONDS = 5.0
 """Length of the first try for a node; in between the supervisor looks around. Later tries last as
@@ -45,6 +49,7 @@ def grow(
     patience: float,
     stop: threading.Event,
     others_go_on: Callable[[], bool] = lambda: False,
+    doubts: Doubts = lambda _: {},
 ) -> tuple[str, ...] | None:
     """Add nodes to the job; return their names. None: ``stop`` was set while it waited for one.
 
@@ -54,6 +59,8 @@ def grow(
         patience: seconds to wait for idle nodes.
         stop: set when they are not wanted any more.
         others_go_on: tells whether the caller will wait longer; the log then says so.
+        doubts: asks about nodes before they are taken. Nodes die together (a rack, a switch), and
+            Slurm notices it last.
 
     Raises:
         NoIdleNode: no node became idle in time.
@@ -64,18 +71,21 @@ def grow(
     began = clock.monotonic()
     told = began
     answered = False
+    avoided: set[str] = set()
     while True:
         tried = clock.monotonic() - began
         seconds = max(SALLOC_SECONDS, min(tried, LONGEST_SALLOC_SECONDS, patience - tried))
         try:
-            wanted = msgspec.structs.replace(allocation.job, excluded_nodes=allocation.excluded)
-            helper = client.allocate_for(wanted, count, seconds, stop)
-            break
+            taken = _allocate(allocation, count, seconds, stop, avoided, doubts)
+            if taken is not None:
+                break
         except SlurmError as error:
             # Where Slurm has answered before, it is only away for a while.
             if isinstance(error, SlurmUnreachable) and not answered:
                 raise
             answered = True
+            # Those that fell silent may be back by now.
+            avoided.clear()
             waited = clock.monotonic() - began
             if waited > patience:
                 raise NoIdleNode(f"no idle node within {waited:.0f} s") from error
@@ -90,13 +100,44 @@ def grow(
             return None
         if allocation.refresh() not in ("RUNNING", "SUSPENDED"):
             raise NotFound(f"job {allocation.id} is over")
-    try:
+    helper, added = taken
+    with _given_up_on_error(client, helper):
+        client.merge(helper, allocation.id)
+    return allocation.in_slurms_order(added)
+
+
+def _allocate(
+    allocation: Allocation,
+    count: int,
+    seconds: float,
+    stop: threading.Event,
+    avoided: set[str],
+    doubts: Doubts,
+) -> tuple[int, tuple[str, ...]] | None:
+    """Return a helper job and its nodes. None: there is a doubt about one, which is ``avoided``
+    from now on."""
+    client, excluded = allocation.client, (*allocation.excluded, *sorted(avoided))
+    wanted = msgspec.structs.replace(allocation.job, excluded_nodes=excluded)
+    helper = client.allocate_for(wanted, count, seconds, stop)
+    with _given_up_on_error(client, helper):
         # Not what the job has more than before: it may have lost one of the same name meanwhile.
         added = client.job(helper).nodes
-        client.merge(helper, allocation.id)
+        doubtful = doubts(added)
+        if not doubtful:
+            return helper, added
+        client.cancel_job(helper)
+    avoided |= set(doubtful)
+    for name, why in sorted(doubtful.items()):
+        report.say(f"{name} is not taken: {why}")
+    return None
+
+
+@contextlib.contextmanager
+def _given_up_on_error(client: SlurmClient, helper: int) -> Iterator[None]:
+    """Cancel the helper where Slurm fails; the first error counts, else it ends at its limit."""
+    try:
+        yield
     except SresError:
-        # Where Slurm does not take it, the helper ends at its own limit: the first error counts.
         with contextlib.suppress(SresError):
             client.cancel_job(helper)
         raise
-    return allocation.in_slurms_order(added)

@@ -158,7 +158,14 @@ def _take(
             raise
     if not chosen.take:
         return ()
-    return swap.grow(context.allocation, chosen.take, context.limits.swap_wait, stop, others_go_on)
+    return swap.grow(
+        context.allocation,
+        chosen.take,
+        context.limits.swap_wait,
+        stop,
+        others_go_on,
+        context.link.doubts,
+    )
 
 
 def _found(context: SupervisorContext, chosen: Plan, nodes: tuple[str, ...]) -> FoundNodes:

@@ -48,6 +48,12 @@ class SimLink(SupervisorLink):
                 delay = self._world.random.uniform(0.05, DEAD_SECONDS)
                 self._world.schedule.after(delay, self.judge, name)
 
+    def doubts(self, nodes: tuple[str, ...]) -> dict[str, str]:
+        """Return the nodes that are silent now, if sresctld is there."""
+        there = self.connected.is_set()
+        silent = [n for n in nodes if self._world.nodes[n].contact is not NodeContact.FINE]
+        return dict.fromkeys(silent, "no beat for 2 s") if there else {}
+
     def history(self) -> list[dict[str, Any]]:
         """Return nothing: the journal is not what is simulated."""
         raise SlurmUnreachable("sresctld does not answer")

@@ -3,17 +3,22 @@
 Understands what dmesg, journald, syslog and /dev/kmsg make of one message: a prefix never changes
 the classification. A record of /dev/kmsg also tells who wrote it: the facility is 0 for the kernel
 and cannot be forged by a program, so anything else is an injected line.
+
+The kernel quotes users in lines of its own: the name and the file of a program that crashed, the
+options of a mount in a user's namespace. So a fault of the machine counts only where the line
+begins with it (what a user chose stands further on), or a driver's record of several lines does;
+and a line that begins with the name of a program never tells of one.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 import msgspec
 
 from slurm_resilience.health import xid
 from slurm_resilience.health.line_rules.line_judge import LineJudge, RuleMatch
+from slurm_resilience.health.log_frame import record, unframe
 from slurm_resilience.model import Finding, Severity
 
 MAX_EVIDENCE_CHARACTERS = 400
@@ -21,35 +26,23 @@ MAX_EVIDENCE_CHARACTERS = 400
 INTRODUCTION_LINES = 4
 """Lines after `NVRM: The NVIDIA GPU <address>` in which its verdict may follow."""
 
-_RECORD = re.compile(r"([0-9]{1,6}),([0-9]+),([0-9]+),[^;]*;(.*)", re.DOTALL)
-_ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
 _BDF = r"(?P<bdf>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
 # A MIG instance may follow the address: `Xid (PCI:0000:01:00 GPU-I:05): 94`.
-_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BDF}[^)]*\): (?P<code>[0-9]{{1,5}})\b(?P<rest>.*)")
-_SXID = re.compile(rf"\bSXid \((?:PCI:)?{_BDF}[^)]*\): (?P<code>[0-9]{{1,6}})\b(?P<rest>.*)")
-_GPU_LOST = re.compile(rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_BDF}.*fallen off the bus")
-_GPU_NAMED = re.compile(rf"NVRM: The NVIDIA GPU (?:PCI:)?{_BDF}\s*$")
+_XID = re.compile(rf"^NVRM: Xid \((?:PCI:)?{_BDF}[^)]*\): (?P<code>[0-9]{{1,5}})\b(?P<rest>.*)")
+_SXID = re.compile(
+    rf"^(?:nvidia-nvswitch\d*: )?SXid \((?:PCI:)?{_BDF}[^)]*\): "
+    r"(?P<code>[0-9]{1,6})\b(?P<rest>.*)"
+)
+_GPU_LOST = re.compile(rf"^NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_BDF}.*fallen off the bus")
+_DRIVER = "NVRM: "
+"""Begins each line of a record of several lines."""
+_GPU_NAMED = re.compile(rf"^NVRM: The NVIDIA GPU (?:PCI:)?{_BDF}\s*$")
 _FATAL = re.compile(r"^,?\s*Fatal\b")
-
-
-class KernelRecord(NamedTuple):
-    """A line without what /dev/kmsg puts around it."""
-
-    text: str
-    facility: int = 0
-    uptime: float | None = None
-    """Seconds since boot, when the line says so."""
-
-
-def record(line: str) -> KernelRecord:
-    """Undo the framing of a /dev/kmsg record; any other line is taken as it is."""
-    record = _RECORD.match(line)
-    if not record:
-        return KernelRecord(line)
-    # Lines after the first are the record's dictionary (SUBSYSTEM=..., DEVICE=...).
-    body = record.group(4).split("\n", 1)[0]
-    text = _ESCAPE.sub(lambda escape: chr(int(escape.group(1), 16)), body)
-    return KernelRecord(text, int(record.group(1)) >> 3, int(record.group(3)) / 1e6)
+_OF_A_PROGRAM = re.compile(
+    r".{0,15}(?:\[[0-9]+\]|\([0-9]+\)| invoked oom-killer:|: page allocation failure)",
+    re.DOTALL,
+)
+"""Begins with the name of a program, which has at most 15 characters, line breaks among them."""
 
 
 class Classifier:
@@ -75,7 +68,10 @@ class Classifier:
         incident.
         """
         entry = record(line)
-        at = now if booted is None or entry.uptime is None else booted + entry.uptime
+        if entry.uptime is None:
+            frame = unframe(line)
+            return self.judge(frame.text, now, frame.facility, frame.program)
+        at = now if booted is None else booted + entry.uptime
         return self.judge(entry.text, at, entry.facility)
 
     def judge(self, message: str, at: float, facility: int = 0, program: str = "") -> list[Finding]:
@@ -89,19 +85,24 @@ class Classifier:
                 the kernel's where a rule names it, else as injected.
         """
         findings = []
-        for text in message.split("\n"):
+        lines = message.split("\n")
+        if not lines[0].startswith(_DRIVER):
+            del lines[1:]  # what stands there was chosen by a user, for all that can be told
+        of_program = not program and _OF_A_PROGRAM.match(message) is not None
+        for text in lines:
             if program and (match := self._rules.judge(text, at, program)):
                 findings.append(_by_rule(match, text, at))
-            elif found := self._line(text, at):
+            elif found := self._line(text, at, of_program):
                 marked = self._mark(found, facility or (1 if program else 0))
                 findings += [marked] if marked else []
         return findings
 
-    def _line(self, text: str, at: float) -> Finding | None:
-        return self._nvidia(text, at) or self._other(text, at)
+    def _line(self, text: str, at: float, of_program: bool) -> Finding | None:
+        found = None if of_program else self._nvidia(text, at)
+        return found or self._other(text, at, of_program)
 
-    def _other(self, text: str, at: float) -> Finding | None:
-        match = self._rules.judge(text, at)
+    def _other(self, text: str, at: float, of_program: bool) -> Finding | None:
+        match = self._rules.judge(text, at, of_program=of_program)
         return _by_rule(match, text, at) if match else None
 
     def _nvidia(self, text: str, at: float) -> Finding | None:

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 
 from slurm_resilience.health import xid
 from slurm_resilience.health.grouping import group
-from slurm_resilience.health.kernel_log import Classifier, record
+from slurm_resilience.health.kernel_log import Classifier
 from slurm_resilience.health.line_rules.line_judge import ALL_RULES, MAX_COUNTED, LineJudge
-from slurm_resilience.model import SEVERITIES, Finding, Severity
+from slurm_resilience.health.log_frame import record
+from slurm_resilience.model import FAULTY, SEVERITIES, Finding, Severity
 
 TESTS = Path(__file__).resolve().parent.parent
 SAMPLES = TESTS.parent.parent / "shared" / "reference" / "samples"
 SWITCHES = "042_sxid_20034_fatal.txt"
 """Its class is that of the switch errors; they follow an Xid 79, which leads the incident."""
+RULE_LINES = tomllib.loads((TESTS / "data" / "rule_lines.toml").read_text(encoding="utf-8"))
 LINES = list(csv.DictReader((TESTS / "data" / "kernel_lines.csv").open(encoding="utf-8")))
 
 
@@ -85,6 +87,48 @@ def test_a_line_that_a_program_wrote_takes_nothing_back() -> None:
         line = f"12,349,872934736,-;NVRM: Xid (PCI:0000:04:00): {text}"
         assert feed(line) == []
         assert len(feed(line, accept=True)) == 1
+
+
+GRAVE_LINES = [
+    *(row["line"] for row in LINES if row["line"].startswith(("NVRM: ", "nvidia-nvswitch"))),
+    *(
+        row[4]
+        for row in RULE_LINES["lines"]
+        if any((r.check, r.code) == (row[0], row[1]) and r.is_grave for r in ALL_RULES)
+    ),
+]
+QUOTING_LINES = (
+    "{name}[8185]: segfault at 0 ip 000055ecd4719170 sp 00007fff754ccb90 error 6 in {text}[1170,"
+    "55ecd4719000+1000] likely on CPU 0 (core 0, socket 0)",
+    "traps: {name}[8185] general protection fault ip:55ec sp:7fff error:0 in {text}[55ec+1000]",
+    "{name}[8185]: unhandled exception: DABT, ESR 0x0000000092000046, in {text}[aaaa+1000]",
+    "{name} invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+    "process '/tmp/{text}' started with executable stack",
+    "tmpfs: Unknown parameter '{text}'",
+    "overlayfs: failed to resolve '{text}': -2",
+    "Memory cgroup out of memory: Killed process 4711 ({name}) total-vm:204800kB",
+)
+"""Lines of the kernel in which users choose a part, as Linux 6.18 writes them."""
+
+
+@pytest.mark.parametrize("quoting", QUOTING_LINES, ids=lambda text: text[:30])
+@pytest.mark.parametrize("grave", GRAVE_LINES, ids=lambda text: text[:60])
+def test_what_a_user_has_the_kernel_write_takes_no_node_out_of_service(
+    quoting: str, grave: str
+) -> None:
+    classifier, expected = Classifier(), gravest(feed(grave))
+    for chosen in (grave, f"x\\x0a{grave}", f"NVRM: \\x0a{grave}"):
+        name = chosen.replace("\\x0a", "\n")[:15].replace("\n", "\\x0a")
+        line = quoting.format(name=name, text=chosen)
+        for time in range(12):
+            found = classifier.feed(f"6,110031,{time},-;{line}", 0.0)
+            assert not {finding.severity for finding in found} & FAULTY, line
+    found = classifier.feed(f"4,110032,5,-;{grave}", 0.0)
+    assert gravest(found) == expected, "the kernel's own line still says the same"
+
+
+def test_a_grave_rule_holds_at_the_beginning_of_a_line() -> None:
+    assert [r.code for r in ALL_RULES if r.is_grave and not r.pattern.pattern.startswith("^")] == []
 
 
 def test_a_record_has_its_own_time() -> None:
@@ -188,9 +232,6 @@ def test_counting_forgets_what_is_old_and_is_bounded() -> None:
     for port in range(2 * MAX_COUNTED):
         assert judge.judge(f"ib{port}: link down", 0.0) is not None
     assert len(judge._seen) == MAX_COUNTED
-
-
-RULE_LINES = tomllib.loads((TESTS / "data" / "rule_lines.toml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("row", RULE_LINES["lines"], ids=lambda row: " ".join(row[:2]))

@@ -13,6 +13,8 @@ from slurm_resilience.model import Severity
 
 FABRIC_MANAGER = "nv-fabricmanager"
 """The program whose log names errors of NVSwitches."""
+_NEURON = r"^(?:(?:neuron|nrt)\b[^'\"/\[]{0,80}\s)?"
+"""Before the error's name; nothing that a user chose."""
 _SWITCH = rf"(?:.*\bpci bus id (?P<subject>{BDF}))?"
 
 ACCELERATOR_RULES: tuple[LineRule, ...] = (
@@ -20,7 +22,7 @@ ACCELERATOR_RULES: tuple[LineRule, ...] = (
         "neuron",
         "dma_error",
         "NEURON_HW_ERR=",
-        r"NEURON_HW_ERR=DMA_ERROR\b",
+        _NEURON + r"NEURON_HW_ERR=DMA_ERROR\b",
         Severity.REBOOT,
         "a Neuron device's data mover failed",
         "AWS calls it fatal; a reboot first, a replacement when it comes back",
@@ -29,7 +31,7 @@ ACCELERATOR_RULES: tuple[LineRule, ...] = (
         "neuron",
         "uncorrectable",
         "NEURON_HW_ERR=",
-        r"NEURON_HW_ERR=(?:SRAM|NC|HBM)_UNCORRECTABLE_ERROR\b",
+        _NEURON + r"NEURON_HW_ERR=(?:SRAM|NC|HBM)_UNCORRECTABLE_ERROR\b",
         Severity.REPLACE,
         "a Neuron device has lost data",
         "AWS calls it fatal and replaces the machine",
@@ -47,7 +49,7 @@ ACCELERATOR_RULES: tuple[LineRule, ...] = (
         "gpu_driver",
         "reset_required",
         "NV_ERR_RESET_REQUIRED",
-        rf"NVRM:(?:.*?(?P<subject>{BDF}))?.*NV_ERR_RESET_REQUIRED",
+        rf"^NVRM:(?:.*?(?P<subject>{BDF}))?.*NV_ERR_RESET_REQUIRED",
         Severity.RESET,
         "the driver says that a GPU has to be reset",
         "the driver's own word",
@@ -56,7 +58,7 @@ ACCELERATOR_RULES: tuple[LineRule, ...] = (
         "gpu_driver",
         "init_failed",
         "RmInitAdapter failed",
-        rf"NVRM:(?:.*?(?P<subject>{BDF}))?.*RmInitAdapter failed",
+        rf"^NVRM:(?:.*?(?P<subject>{BDF}))?.*RmInitAdapter failed",
         Severity.MONITOR,
         "a GPU could not be initialised",
         "passes at times; twice within ten minutes it does not",
@@ -66,7 +68,7 @@ ACCELERATOR_RULES: tuple[LineRule, ...] = (
         "gpu_driver",
         "reboot_required",
         "requiring os reboot",
-        r"NVRM:.*global fatal error.*requiring os reboot",
+        r"^NVRM:.*global fatal error.*requiring os reboot",
         Severity.REBOOT,
         "the driver says that the node has to boot",
         "the driver's own word",
@@ -112,7 +114,7 @@ ACCELERATOR_RULES: tuple[LineRule, ...] = (
         "fabric_manager",
         "fatal",
         "detected NVSwitch",
-        r"detected NVSwitch fatal error \d+" + _SWITCH,
+        r"^(?:\[(?:tid )?\w+\] ?)*detected NVSwitch fatal error \d+" + _SWITCH,
         Severity.RESET,
         "an NVSwitch reports a fatal error",
         "the line's own word: fatal",

@@ -48,18 +48,23 @@ class LineJudge:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str, str], deque[tuple[float, int]]] = {}
 
-    def judge(self, text: str, at: float, program: str = "") -> RuleMatch | None:
+    def judge(
+        self, text: str, at: float, program: str = "", *, of_program: bool = False
+    ) -> RuleMatch | None:
         """Return the rule that a line matches, and what it asks for; None: it says nothing.
 
         Args:
             text: one line, without its time and its author.
             at: when it was written, seconds.
             program: its author; empty for the kernel.
+            of_program: the kernel tells of a user's program: no fault of the machine is looked for.
         """
         if not _HINTS.search(text):
             return None
         for rule in ALL_RULES:
             if rule.hint not in text or (program and program not in rule.programs):
+                continue
+            if of_program and rule.is_grave:
                 continue
             if match := rule.pattern.search(text):
                 groups = match.groupdict()

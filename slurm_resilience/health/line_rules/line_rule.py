@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slurm_resilience.model import Severity
+from slurm_resilience.model import FAULTY, Severity
 
 MINUTE_SECONDS = 60.0
 HOUR_SECONDS = 3600.0
@@ -28,6 +28,9 @@ class RepeatStep(NamedTuple):
 class LineRule:
     """A kind of line. The first rule that matches a line judges it.
 
+    A rule that can take a node out of service has a pattern that begins with ``^``: users choose
+    parts of many kernel lines, but not how they begin.
+
     The pattern may name groups: ``subject`` and ``part`` (the thing concerned) and ``amount`` (for
     how many events the line stands).
     """
@@ -47,6 +50,11 @@ class LineRule:
     """The code of the trouble that this line ends, on the same subject."""
     programs: frozenset[str] = frozenset()
     """Programs whose lines in a saved log count as well; elsewhere only the kernel's do."""
+
+    @property
+    def is_grave(self) -> bool:
+        """It can take the node out of service."""
+        return bool(FAULTY & {self.severity, *(step.severity for step in self.repeats)})
 
     @property
     def threshold(self) -> str:

@@ -18,8 +18,8 @@ from slurm_resilience.model import Severity
 FLAPS_A_DAY = 6
 """Lost links of one port in a day from which it is worth watching (more than 5: Azure's limit)."""
 
-_ADAPTER = rf"mlx5_core (?:(?P<subject>{BDF})\.[0-7])?.*"
-_EFA = rf"\befa\b(?: (?P<subject>{BDF})\.[0-7])?.*"
+_ADAPTER = rf"^mlx5_core (?:(?P<subject>{BDF})\.[0-7])?.*"
+_EFA = rf"^(?:infiniband )?efa(?:_\d+)?\b:?(?: (?P<subject>{BDF})\.[0-7])?.*"
 _FLAPS = (RepeatStep(FLAPS_A_DAY, DAY_SECONDS, Severity.MONITOR),)
 _NETWORK_DAEMONS = frozenset({"systemd-networkd", "NetworkManager"})
 _PORT = r"(?P<subject>(?!veth|docker|br-|cali|cni|virbr|tap|tun|vnet)[a-z][\w.-]*)"
@@ -38,7 +38,7 @@ ADAPTER_RULES: tuple[LineRule, ...] = (
         "mlx5",
         "unrecoverable",
         "unrecoverable hardware error",
-        r"mlx5_core.*unrecoverable hardware error",
+        r"^mlx5_core.*unrecoverable hardware error",
         Severity.REPLACE,
         "a network adapter reports a hardware error that it cannot recover from",
         "the adapter's own word: unrecoverable",

@@ -5,12 +5,15 @@ from __future__ import annotations
 from slurm_resilience.health.line_rules.line_rule import LineRule, rule
 from slurm_resilience.model import Severity
 
+_LOCAL = r"^(?:EXT\d-fs|JBD2?|XFS|BTRFS|F2FS-fs|JFS|GFS2|OCFS2|NILFS2?|REISERFS|FAT-fs|UDF-fs)"
+"""A file system on a disk of the node."""
+
 STORAGE_RULES: tuple[LineRule, ...] = (
     rule(
         "nvme",
         "timeout_reset",
         "timeout, reset controller",
-        r"nvme (?P<subject>nvme\d+): I/O .*timeout, reset controller",
+        r"^nvme (?P<subject>nvme\d+): I/O .*timeout, reset controller",
         Severity.REBOOT,
         "an NVMe disk did not answer and had to be reset",
         "gpud too reboots first; a bare abort of one request is only watched",
@@ -19,7 +22,7 @@ STORAGE_RULES: tuple[LineRule, ...] = (
         "nvme",
         "controller_down",
         "controller is down",
-        r"nvme (?P<subject>nvme\d+): controller is down; will reset",
+        r"^nvme (?P<subject>nvme\d+): controller is down; will reset",
         Severity.REBOOT,
         "an NVMe disk's controller is down",
         "a reboot first, a replacement when it comes back",
@@ -28,7 +31,7 @@ STORAGE_RULES: tuple[LineRule, ...] = (
         "nvme",
         "disabled",
         "nvme ",
-        r"nvme (?P<subject>nvme\d+): (?:Disabling device after reset failure"
+        r"^nvme (?P<subject>nvme\d+): (?:Disabling device after reset failure"
         r"|Removing after probe failure|Device not ready; aborting (?:reset|initiali[sz]ation))",
         Severity.REBOOT,
         "an NVMe disk is gone: its reset failed",
@@ -56,7 +59,7 @@ STORAGE_RULES: tuple[LineRule, ...] = (
         "raid",
         "failed",
         "Disk failure on",
-        r"md/raid[^:]*: ?Disk failure on (?P<subject>\w+) detected, failing array",
+        r"^md/raid[^:]*: ?Disk failure on (?P<subject>\w+) detected, failing array",
         Severity.REPLACE,
         "a disk failed and took its array with it",
         "an array without redundancy has lost its data",
@@ -74,7 +77,8 @@ STORAGE_RULES: tuple[LineRule, ...] = (
         "filesystem_log",
         "read_only",
         "emounting filesystem read-only",
-        r"(?:\((?:device )?(?P<subject>[^)]+)\):? .*)?[Rr]emounting filesystem read-only",
+        _LOCAL
+        + r"\b(?:.*?\((?:device )?(?P<subject>[^)]+)\))?.*[Rr]emounting filesystem read-only",
         Severity.REBOOT,
         "a file system turned read-only after an error",
         "a reboot checks and often heals it",
@@ -83,7 +87,7 @@ STORAGE_RULES: tuple[LineRule, ...] = (
         "filesystem_log",
         "shut_down",
         "hutting down filesystem",
-        r"XFS \((?P<subject>[^)]+)\): .*[Ss]hutting down filesystem",
+        r"^XFS \((?P<subject>[^)]+)\): .*[Ss]hutting down filesystem",
         Severity.REBOOT,
         "a file system was shut down after an error",
         "a reboot checks and often heals it",
@@ -92,7 +96,7 @@ STORAGE_RULES: tuple[LineRule, ...] = (
         "filesystem_log",
         "forced_readonly",
         "forced readonly",
-        r"BTRFS.*\(device (?P<subject>[^):]+)[^)]*\).*forced readonly",
+        r"^BTRFS.*\(device (?P<subject>[^):]+)[^)]*\).*forced readonly",
         Severity.REBOOT,
         "a file system turned read-only after an error",
         "a reboot checks and often heals it",

@@ -6,10 +6,15 @@ import threading
 from collections.abc import Callable
 
 from slurm_resilience.health.grouping import GroupingChange, heals
-from slurm_resilience.model import CheckResult, Finding
+from slurm_resilience.model import FAULTY, CheckResult, Finding
 from slurm_resilience.wire.messages import Report
 
 Key = tuple[str, str, str]
+
+MAX_WATCHED = 100
+"""Findings of the kernel log that are kept though they ask for nothing; the oldest goes first. A
+user's programs bring them about, and what a node has to say must fit into one message. Faults are
+all kept: they come from the machine, and name its parts."""
 
 
 class Outbox:
@@ -57,6 +62,7 @@ class Outbox:
                 self._findings[change.report.key] = change.report
                 self._new_findings[change.report.key] = change.report
                 self._cleared.pop(change.report.key, None)
+                self._forget_watched()
         if change.report is not None or change.cleared or healed:
             self._wake()
 
@@ -104,6 +110,13 @@ class Outbox:
             )
             self._forget_new()
         return report
+
+    def _forget_watched(self) -> None:
+        watched = [key for key, one in self._findings.items() if one.severity not in FAULTY]
+        for key in watched[:-MAX_WATCHED]:
+            del self._findings[key]
+            self._new_findings.pop(key, None)
+            self._cleared[key] = None
 
     def _forget_new(self) -> None:
         self._new_results.clear()

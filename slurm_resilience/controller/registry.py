@@ -27,7 +27,8 @@ from slurm_resilience.wire.messages import (
 from slurm_resilience.wire.server import Client
 
 MAX_FINDINGS = 500
-"""Kept per node; a flood of different findings must not eat the controller's memory."""
+"""Kept per node; a flood of different findings must not eat the controller's memory. Faults always
+find a place: the oldest finding that is only watched makes room for one."""
 RETURN_SECONDS = 30.0
 """A supervisor may be without a connection this long, also after a start of sresctld.
 
@@ -134,8 +135,18 @@ class _Agent:
                     del self.findings[key]
         of_checks = [finding for result in report.results for finding in result.findings]
         for finding in (*of_checks, *report.findings):
-            if finding.key in self.findings or len(self.findings) < MAX_FINDINGS:
+            if finding.key in self.findings or self._has_room(finding):
                 self.findings[finding.key] = finding
+
+    def _has_room(self, finding: Finding) -> bool:
+        if len(self.findings) < MAX_FINDINGS:
+            return True
+        watched = (key for key, old in self.findings.items() if old.severity not in FAULTY)
+        oldest = next(watched, None)
+        if finding.severity not in FAULTY or oldest is None:
+            return False
+        del self.findings[oldest]
+        return True
 
 
 class Registry:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_resilience.agent.outbox import Outbox
+from slurm_resilience.agent.outbox import MAX_WATCHED, Outbox
 from slurm_resilience.health.grouping import GroupingChange
 from slurm_resilience.model import CheckResult, Finding, Severity
 
@@ -90,3 +90,21 @@ def test_a_reset_gpu_is_healed_of_what_a_reset_heals() -> None:
     assert report is not None
     assert report.cleared == (reset.key,)
     assert outbox.take_all().findings == (lost, other)
+
+
+def test_what_is_only_watched_is_bounded_and_hides_no_fault() -> None:
+    outbox = Outbox()
+    fault = Finding("xid", Severity.REBOOT, "text", 1.0, "0000:3b:00", "79")
+    outbox.change(GroupingChange((), fault))
+    for number in range(2 * MAX_WATCHED):
+        outbox.change(GroupingChange((), finding("lockup", f"task{number}")))
+    report = outbox.take()
+    assert report is not None
+    assert report.findings[0] == fault
+    assert len(report.findings) == MAX_WATCHED + 1
+    assert report.findings[-1].subject == f"task{2 * MAX_WATCHED - 1}"
+    outbox.change(GroupingChange((), finding("lockup", "another")))
+    news = outbox.take()
+    assert news is not None
+    assert news.cleared == (("lockup", f"task{MAX_WATCHED}", ""),)
+    assert len(outbox.take_all().findings) == MAX_WATCHED + 1

@@ -12,12 +12,19 @@ from worlds import FakeClock, config
 from slurm_resilience.controller.act.actor import Actor
 from slurm_resilience.controller.decide.intake import REMOVED_AFTER_SECONDS
 from slurm_resilience.controller.main import Controller
-from slurm_resilience.controller.registry import RETURN_SECONDS, SupervisorRoll
+from slurm_resilience.controller.registry import (
+    MAX_FINDINGS,
+    RETURN_SECONDS,
+    Registry,
+    SupervisorRoll,
+)
+from slurm_resilience.model import Finding, Severity
 from slurm_resilience.wire.messages import (
     AttemptEnded,
     AttemptStarted,
     Message,
     NodeHello,
+    Report,
     RequeueRequest,
 )
 
@@ -357,3 +364,16 @@ def test_a_node_that_slurm_knows_again_is_watched_again(site: Site) -> None:
     site.cycle()
     assert site.controller.registry.agents()["n1"].is_connected
     assert "n1" in site.controller.journal.agents()
+
+
+def test_no_number_of_watched_findings_keeps_a_fault_out() -> None:
+    registry, peer = Registry(FakeClock()), Agent("n1")
+    registry.opened(peer)  # type: ignore[arg-type]
+    watched = (Finding("oom", Severity.JOB, "x", 1.0, str(pid)) for pid in range(MAX_FINDINGS + 5))
+    registry.take(peer, Report(findings=tuple(watched)))  # type: ignore[arg-type]
+    fault = Finding("xid", Severity.REBOOT, "GPU lost", 2.0, "0000:3b:00", "79")
+    registry.take(peer, Report(findings=(fault,)))  # type: ignore[arg-type]
+    seen = registry.agent("n1")
+    assert seen is not None
+    assert len(seen.findings) == MAX_FINDINGS
+    assert [found[1] for found in seen.faults_of_boot()] == ["xid"]

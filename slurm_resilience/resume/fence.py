@@ -24,6 +24,8 @@ from slurm_resilience.slurm.client import SlurmClient
 
 _MAKE_TRIES = 3
 """Another supervisor may just remove the folders that it leaves empty."""
+LOOKS_BETWEEN_LINES = 360
+"""Between two lines of a fence that cannot be raised: about an hour."""
 WITHOUT_FENCE = "only its own sresd ends the tasks on a node that is cut off"
 
 
@@ -49,6 +51,8 @@ class Fence:
         except OSError as error:
             self._problem = str(error)
         self._token = ""
+        self._looks_down = 0
+        """Looks in a row at which the fence was down and could not be raised."""
 
     def begin(self) -> None:
         """Forbid the attempts before a requeue to write."""
@@ -78,6 +82,9 @@ class Fence:
         more. After a requeue it stays down: the next supervisor removed it on purpose.
         """
         if holds(self.directory, self._token):
+            if self._looks_down:
+                report.say(f"{self.directory} is there again: the program may write again")
+            self._looks_down = 0
             return
         try:
             job = self._client.job(self._job)
@@ -88,6 +95,15 @@ class Fence:
         problem = raise_fence(self.directory, self._token)
         if not problem:
             report.say(f"{self.directory} was removed, and is made again; please leave it alone")
+            self._looks_down = 0
+            return
+        if self._looks_down % LOOKS_BETWEEN_LINES == 0:
+            report.say(
+                f"{self.directory} is gone, and cannot be made again ({problem}): a program that "
+                "asks attempt.is_current() writes no checkpoint until it is back; was "
+                f"{self._base} moved or removed?"
+            )
+        self._looks_down += 1
 
     def progress(self) -> int:
         """Return the last step that the program reported; -1: none."""

@@ -11,8 +11,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from fake_slurm import FakeSlurm
 
-from slurm_resilience.resume import attempt, fence
+from slurm_resilience.resume import attempt, fence, report
+from slurm_resilience.resume.srun.environment import Attempt
+from slurm_resilience.resume.srun.host_calls import HostCalls
 
 
 @pytest.fixture(autouse=True)
@@ -178,3 +181,33 @@ def test_an_earlier_life_is_revoked_and_a_sibling_is_not(
     assert all(Path(path).exists() for path in (sibling, other, own))
     as_task(monkeypatch, old, "12.0.4")
     assert not attempt.is_current()
+
+
+def test_a_directory_that_is_moved_away_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a fence the program writes no checkpoint any more: that must not go unseen."""
+    slurm, project = FakeSlurm(2), tmp_path / "project"
+    job = slurm.submit(2)
+    project.mkdir()
+    monkeypatch.chdir(project)
+    own = fence.Fence(slurm, slurm.job(job), 0, HostCalls())
+    started = own.raise_for(Attempt(job, 1, 0, ("n1",), ("n1",), "n1", own.directory))
+    as_task(monkeypatch, started.directory, started.token)
+    lines: list[str] = []
+    with report.written_to(lines.append):
+        own.mend()
+        assert attempt.is_current() and lines == []
+        project.rename(tmp_path / "moved")
+        for _ in range(fence.LOOKS_BETWEEN_LINES):
+            own.mend()
+        assert not attempt.is_current()
+        (told,) = lines
+        assert "writes no checkpoint until it is back" in told and str(project) in told
+        own.mend()
+        assert len(lines) == 2
+        (tmp_path / "moved").rename(project)
+        own.mend()
+        own.mend()
+    assert attempt.is_current()
+    assert len(lines) == 3 and "is there again" in lines[-1]

@@ -12,6 +12,8 @@ from slurm_resilience.errors import UsageError
 # NodeSet also knows groups (@name), wildcards and set operators (!, &, ^): Slurm does not.
 _SLURM_CHARACTERS = re.compile(r"[A-Za-z0-9_.,\[\]-]+")
 _RANGE = re.compile(r"(\d{1,18})-(\d{1,18})")
+_TOO_LONG = re.compile(r"\d{19}")
+"""A number that no node has; Python refuses to read one of thousands of digits."""
 MAX_NODES = 100_000
 
 
@@ -24,6 +26,8 @@ def expand(hostlist: str) -> tuple[str, ...]:
     text = hostlist.strip()
     if not _SLURM_CHARACTERS.fullmatch(text) or text.startswith("-"):
         raise UsageError(f"'{hostlist}' is not a hostlist; write names like n1 or n[1-3,7]")
+    if _TOO_LONG.search(text):
+        raise UsageError(f"'{hostlist[:100]}' has a number that is too long for a node's")
     if any(int(end) - int(start) >= MAX_NODES for start, end in _RANGE.findall(text)):
         raise UsageError(f"'{hostlist}' names more than {MAX_NODES} nodes")
     try:

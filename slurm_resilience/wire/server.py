@@ -325,7 +325,7 @@ class Server:
             self._log.line(name, f"{name}: {error}")
             session.refuse(error)
         else:
-            log.error("%s: a fault of ours", name, exc_info=error)
+            self._log.fault(name, error)
             session.abort()
 
     def lost(self, session: ServedConnection) -> None:
@@ -445,16 +445,37 @@ class _QuietLog:
     def line(self, key: str, text: str) -> None:
         """Write one line, without anything that could play tricks on a terminal, and not too
         often."""
+        silent = self._silent_before(key)
+        if silent is not None:
+            log.warning("%s%s", _shown(text), _not_written(silent))
+
+    def fault(self, name: str, error: Exception) -> None:
+        """Write where our own program failed: a user may have found a message that makes it."""
+        silent = self._silent_before(f"fault {type(error).__name__}")
+        if silent is not None:
+            text = f"{_shown(name)}: a fault of ours{_not_written(silent)}"
+            log.error("%s", text, exc_info=error)
+
+    def _silent_before(self, key: str) -> int | None:
+        """Return the number of lines left out since the last one of this cause; None: leave this
+        one out too."""
         now = asyncio.get_running_loop().time()
         if len(self._logged) > 1000:
             self._logged.clear()
         at, silent = self._logged.get(key, (-LOG_AGAIN_SECONDS, 0))
         if now - at < LOG_AGAIN_SECONDS:
             self._logged[key] = (at, silent + 1)
-            return
+            return None
         self._logged[key] = (now, 0)
-        shown = "".join(char if char.isprintable() else "?" for char in text)[:500]
-        log.warning("%s%s", shown, f" ({silent} more were not written)" if silent else "")
+        return silent
+
+
+def _shown(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text)[:500]
+
+
+def _not_written(lines: int) -> str:
+    return f" ({lines} more were not written)" if lines else ""
 
 
 def _listen(host: str, port: int) -> socket.socket:

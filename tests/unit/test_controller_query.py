@@ -237,3 +237,13 @@ def test_an_incident_is_shown_with_its_evidence(monkeypatch: pytest.MonkeyPatch)
         assert words in shown
     listed = CliRunner().invoke(incident_commands.incident, ["list"]).output
     assert "no beat" in listed and "healthy" in listed
+
+
+@pytest.mark.parametrize("field", ["job", "incident"])
+def test_a_number_that_the_journal_cannot_hold_is_refused(field: str, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    for number in (2**63, 2**64 - 1):
+        request = StatusRequest("events", **{field: number})  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="so large a number"):
+            HistoryReader(tmp_path / "journal.db").read(request)
+    journal.close()

@@ -25,7 +25,20 @@ def test_expand(text: str, names: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "n[1-", "n[3-1]", "@all", "n1;reboot", "-n1", "$(id)", "n*", "a!b", "n[1-9999999]"],
+    [
+        "",
+        " ",
+        "n[1-",
+        "n[3-1]",
+        "@all",
+        "n1;reboot",
+        "-n1",
+        "$(id)",
+        "n*",
+        "a!b",
+        "n[1-9999999]",
+        "n" + "1" * 5000,
+    ],
 )
 def test_malformed_is_one_clear_line(text: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -958,7 +958,7 @@ def test_a_server_that_stops_lets_go_of_everybody(munged: Callable[[str], str]) 
 
 
 def test_a_fault_of_ours_ends_one_connection_only(
-    sresctld: Sresctld, monkeypatch: pytest.MonkeyPatch
+    sresctld: Sresctld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(peer: Client, message: Any) -> None:
         raise RuntimeError("a bug")
@@ -966,8 +966,11 @@ def test_a_fault_of_ours_ends_one_connection_only(
     other = sresctld.connect()
     with monkeypatch.context() as patch:
         patch.setattr(sresctld.inbox, "received", broken)
-        with sresctld.connect() as connection, pytest.raises(WireError):
-            connection.ask(StatusRequest("status"))
+        for _ in range(3):
+            with sresctld.connect() as connection, pytest.raises(WireError):
+                connection.ask(StatusRequest("status"))
+    traces = [record for record in caplog.records if record.exc_info]
+    assert len(traces) == 1, "a user who has found it must not fill the disk"
     assert isinstance(other.ask(StatusRequest("status")), Status)
 
 

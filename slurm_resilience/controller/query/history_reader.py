@@ -24,6 +24,9 @@ MAX_ENTRIES = 1000
 MAX_NODES, MAX_KINDS = 10_000, 50
 """Names in one question."""
 
+MAX_NUMBER = 2**63 - 1
+"""The largest that the journal can hold."""
+
 Answer = tuple[dict[str, Any], str]
 """The data, and what to ask the next page with; empty: this was the last one."""
 
@@ -55,6 +58,8 @@ class HistoryReader:
 def _read(journal: Journal, request: StatusRequest, limit: int) -> Answer:
     if request.what == "history":
         return {"events": journal.events(request.node, limit)}, ""
+    if max(request.job, request.incident) > MAX_NUMBER:
+        raise UsageError("no job and no incident has so large a number")
     before = _number(request.after)
     if request.what == "review":
         faults = journal.observed(limit=limit, before=before)

@@ -260,6 +260,15 @@ def is_a_persons(node: Node, slurm_users: Collection[str] = SLURM_USERS) -> bool
     return bool(reason) and not is_slurms
 
 
+def persons_reason(node: Node, slurm_users: Collection[str] = SLURM_USERS) -> str:
+    """Return a node's reason as sresctld may write it once more: a person's stays a person's, also
+    where the text is one of Slurm's own and its author was all that told them apart."""
+    rewritten = msgspec.structs.replace(node, reason_by="root")
+    if is_a_persons(node, slurm_users) and not is_a_persons(rewritten, slurm_users):
+        return f"{node.reason} (by {node.reason_by or 'an unknown user'})"
+    return node.reason
+
+
 def is_kept_by_a_person(node: Node, slurm_users: Collection[str] = SLURM_USERS) -> bool:
     """Tell whether a person keeps the node out of service, for a reason that asks nothing of
     sresctld."""
@@ -319,14 +328,27 @@ def life_of(snapshot: ClusterSnapshot, detect: DetectSettings, node: Node) -> No
     elif node.is_responding:
         return NodeDiagnosis(node.name, "unknown", "no sresd has reported for it")
     else:
-        # No sresd beats for it, and Slurm itself gets no answer.
-        silence = NEVER_HEARD_SECONDS
-        heard_at, sign = snapshot.moment - silence, "Slurm gets no answer"
+        return life_without_sresd(snapshot, detect, node)
     probes = [p for p in snapshot.probes.get(node.name, ()) if p.started > heard_at]
     judged = _judge_probes(snapshot.moment, detect, node, probes, silence, sign)
-    if agent is None:
-        # All that is known of its silence are the probes.
-        silence = _unanswered_for(snapshot.moment, probes)
+    answered = [p for p in probes if p.answer == "answered"]
+    if answered:
+        # What cannot be undone waits from here on: it lived, however long its sresd is missing.
+        silence = snapshot.moment - answered[-1].started
+    return msgspec.structs.replace(judged, silence=silence)
+
+
+def life_without_sresd(
+    snapshot: ClusterSnapshot, detect: DetectSettings, node: Node
+) -> NodeDiagnosis:
+    """Judge a node for which no sresd beats, and from which Slurm itself gets no answer."""
+    heard_at = snapshot.moment - NEVER_HEARD_SECONDS
+    probes = [p for p in snapshot.probes.get(node.name, ()) if p.started > heard_at]
+    judged = _judge_probes(
+        snapshot.moment, detect, node, probes, NEVER_HEARD_SECONDS, "Slurm gets no answer"
+    )
+    # All that is known of its silence are the probes.
+    silence = _unanswered_for(snapshot.moment, probes)
     return msgspec.structs.replace(judged, silence=silence)
 
 

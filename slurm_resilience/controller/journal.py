@@ -256,6 +256,8 @@ class JournalMemory(msgspec.Struct, frozen=True):
     released: Mapping[str, float] = {}
     """Nodes that a person put back into service within the last hour, each with the time (epoch) of
     the last such word."""
+    deaths: tuple[tuple[float, str], ...] = ()
+    """Nodes that were found dead, and marked for it, within the last hour, and when (epoch)."""
 
 
 NO_MEMORY = JournalMemory()
@@ -617,6 +619,7 @@ class Journal:
             self.repairs(now - recurrence_window),
             self.starts(now - HOUR_SECONDS, WOULD_REPLACE),
             self.released(now - HOUR_SECONDS),
+            self.deaths(now - HOUR_SECONDS),
         )
 
     def acknowledge(self, node: str, findings: Mapping[FindingOfBoot, float]) -> None:
@@ -682,6 +685,14 @@ class Journal:
         would have been."""
         rows = self._db.execute(
             "SELECT at, node FROM events WHERE kind = ? AND at > ? ORDER BY at", (kind, since)
+        ).fetchall()
+        return tuple((float(at), str(node)) for at, node in rows)
+
+    def deaths(self, since: float) -> tuple[tuple[float, str], ...]:
+        """Return when (epoch) and for which node an incident of a death was opened since then."""
+        rows = self._db.execute(
+            "SELECT at, node FROM events WHERE kind = ? AND at > ? AND text LIKE 'dead:%'",
+            (NodeEvent.DETECTED, since),
         ).fetchall()
         return tuple((float(at), str(node)) for at, node in rows)
 

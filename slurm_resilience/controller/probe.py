@@ -7,7 +7,7 @@ import functools
 import socket
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple, Protocol
 
@@ -109,6 +109,8 @@ class Prober:
         self._results: dict[str, deque[ProbeResult]] = defaultdict(
             lambda: deque(maxlen=MAX_ANSWERS)
         )
+        self._answers: dict[str, ProbeResult] = {}
+        """The last sign of life of each node, which outlives its series."""
         self.done = threading.Event()
 
     def request(self, node: str, address: str, port: int, is_urgent: bool = False) -> None:
@@ -149,11 +151,18 @@ class Prober:
     def results(self) -> dict[str, tuple[ProbeResult, ...]]:
         """Each node's last probes, oldest first."""
         with self._lock:
-            return {node: tuple(probes) for node, probes in self._results.items()}
+            return {node: self._with_answer(node, probes) for node, probes in self._results.items()}
+
+    def _with_answer(self, node: str, probes: Sequence[ProbeResult]) -> tuple[ProbeResult, ...]:
+        """Return a series, behind the last answer that an earlier one has got."""
+        answer = self._answers.get(node)
+        is_earlier = answer is not None and (not probes or answer.started < probes[0].started)
+        return (answer, *probes) if answer is not None and is_earlier else tuple(probes)
 
     def forget(self, node: str) -> None:
         with self._lock:
             self._results.pop(node, None)
+            self._answers.pop(node, None)
 
     def close(self) -> None:
         self._dialer.close()
@@ -161,6 +170,9 @@ class Prober:
     def _answered(self, node: str, started: float, answer: Answer | None) -> None:
         with self._lock:
             if answer is not None:
-                self._results[node].append(ProbeResult(started, self._clock.monotonic(), answer))
+                result = ProbeResult(started, self._clock.monotonic(), answer)
+                self._results[node].append(result)
+                if answer == "answered":
+                    self._answers[node] = result
             self._flying.discard(node)
         self.done.set()

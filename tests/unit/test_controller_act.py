@@ -673,3 +673,25 @@ def test_a_requeue_is_journaled_with_the_fault_behind_it(sresctld: Controller) -
     events = [e for e in sresctld.journal.events() if e["job"] == job_id]
     assert [(e["kind"], e["text"].partition(":")[0]) for e in events] == [("requeue", "n1")]
     assert "no beat" in events[0]["text"]
+
+
+def test_a_job_that_comes_to_a_dead_node_in_the_last_moment_is_left_to_slurm(
+    sresctld: Controller, runs: dict[Path, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm starts it between the look at the idle node and the mark; DOWN would end it."""
+    sresctld.is_dead("n3")
+    set_node, came = sresctld.slurm.set_node, list[int]()
+
+    def set_late(names: Any, *, state: str = "", reason: str = "") -> None:
+        if not came:
+            came.append(sresctld.slurm.submit(3))
+        set_node(names, state=state, reason=reason)
+
+    monkeypatch.setattr(sresctld.slurm, "set_node", set_late)
+    for _ in range(5):
+        sresctld.cycle()
+    job, node = sresctld.slurm.job(came[0]), sresctld.slurm.node("n3")
+    assert job.state == "RUNNING" and "n3" in job.nodes
+    assert node.is_fail and not node.is_down and node.requested_action == REPLACE
+    assert sresctld.incident.state is NodeState.SET_ASIDE
+    assert not runs

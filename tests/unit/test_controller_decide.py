@@ -352,6 +352,44 @@ def test_nodes_that_slurm_had_down_for_long_keep_no_other_from_being_marked() ->
     assert [alarm.key for alarm in actions(seen, act.RaiseAlarm)] == ["long-down"]
 
 
+def test_of_nodes_that_slurm_had_down_those_that_are_back_already_count_too() -> None:
+    """Two were marked, and were replaced within the window; the third one waits for its end."""
+    off = node("o3", "DOWN+NOT_RESPONDING", "Not responding")
+    tried = {"o3": probes("silent", "silent")}
+    lately = tuple((NOW - 90.0, name) for name in ("x1", "x2"))
+    seen = world(off, probes=tried, deaths=lately)
+    assert actions(seen, act.MarkNode) == []
+    assert [alarm.key for alarm in actions(seen, act.RaiseAlarm)] == ["long-down"]
+    earlier = tuple((NOW - 130.0, name) for name in ("x1", "x2"))
+    later = world(off, probes=tried, deaths=earlier)
+    assert [mark.node for mark in actions(later, act.MarkNode)] == ["o3"]
+
+
+WAITING = {"silent_for": 300.0, "program": ("replace-node",)}
+
+
+def test_a_node_whose_sresd_was_missing_for_long_gets_its_time_all_the_same() -> None:
+    """Its slurmd answered a moment ago; then it was rebooted by hand."""
+    down = node(state="DOWN+FAIL", reason=REPLACE)
+    hers = incident(state=NodeState.EMPTY, marked=NOW - 5)
+    for silent_for, starts in ((20.0, 0), (301.0, 1)):
+        tried = (*probes("answered", ago=silent_for), *probes("silent", "silent"))
+        seen = world(down, agents=(agent(silence=3600.0),), probes={"n1": tried}, incidents=(hers,))
+        found = actions(seen, act.StartReplacement, config(replace=WAITING))
+        assert len(found) == starts
+
+
+def test_a_node_that_died_after_its_sresd_said_goodbye_does_not_wait_for_ever() -> None:
+    hers = incident(state=NodeState.EMPTY, marked=NOW - 5000)
+    stopped = agent(silence=4000.0, said_goodbye=True)
+    tried = {"n1": (*probes("silent", ago=301.0), *probes("silent", "silent"))}
+    for state, starts in (("DOWN+FAIL", 0), ("DOWN+FAIL+NOT_RESPONDING", 1)):
+        lost = node(state=state, reason=REPLACE)
+        seen = world(lost, agents=(stopped,), probes=tried, incidents=(hers,))
+        found = actions(seen, act.StartReplacement, config(replace=WAITING))
+        assert len(found) == starts
+
+
 def test_ten_dead_nodes_that_a_person_asks_for_are_no_blast() -> None:
     names = [f"n{i}" for i in range(10)]
     seen = world(
@@ -659,7 +697,8 @@ def test_a_persons_resume_answers_what_was_found_meanwhile() -> None:
     assert decision(world(drained, **kept)).notes == ()
     said = decision(world(node(), **kept))
     answered = act.NoteAnswered("n1", {("boot-1", *finding().key): finding().at})
-    assert said.notes == (act.NoteKept("n1", False), answered)
+    # In this order: a kill between the two must not lose the answer.
+    assert said.notes == (answered, act.NoteKept("n1", False))
     assert actions(world(node(), **kept), act.MarkNode) == []
     # A request in the place of the person's reason answers nothing.
     asked = decision(world(node(state="IDLE+FAIL", reason=REPLACE), **kept))

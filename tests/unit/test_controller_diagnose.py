@@ -6,7 +6,12 @@ import msgspec
 import pytest
 from worlds import agent, config, dead, finding, job, node, probes, verdict, world
 
-from slurm_resilience.controller.diagnose import SLURM_USERS, diagnose
+from slurm_resilience.controller.diagnose import (
+    SLURM_USERS,
+    diagnose,
+    is_a_persons,
+    persons_reason,
+)
 from slurm_resilience.model import REBOOT, REPLACE, Severity
 
 
@@ -283,3 +288,22 @@ def test_slurms_own_is_one_of_its_texts_set_by_its_own_user(
         slurm_users=SLURM_USERS | {"64030"},
     )
     assert verdict(seen).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("reason", "by", "written"),
+    [
+        ("Not responding", "alice", "Not responding (by alice)"),
+        ("Not responding", "", "Not responding (by an unknown user)"),
+        ("Not responding", "slurm", "Not responding"),
+        ("bad fan", "alice", "bad fan"),
+    ],
+)
+def test_a_persons_reason_stays_a_persons_when_it_is_written_once_more(
+    reason: str, by: str, written: str
+) -> None:
+    """Its jobs are freed by a DOWN, and Slurm takes a reason with it: then the author is root."""
+    held = node(state="IDLE+DRAIN", reason=reason, reason_by=by)
+    assert persons_reason(held) == written
+    rewritten = node(state="DOWN+DRAIN", reason=written, reason_by="root")
+    assert is_a_persons(rewritten) == is_a_persons(held)

@@ -8,14 +8,21 @@ from typing import Any
 from unittest.mock import Mock
 
 import msgspec
+from worlds import incident
 
 from slurm_resilience.controller.act.jobs import Notifier
-from slurm_resilience.controller.actions import NoteSupervised, NotifySupervisor, RaisePriority
+from slurm_resilience.controller.actions import (
+    EndPendingRequeue,
+    NoteSupervised,
+    NotifySupervisor,
+    RaisePriority,
+    RequeueJob,
+)
 from slurm_resilience.controller.decide.intake import notes_of
-from slurm_resilience.controller.decide.jobs import notifications, priorities
+from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.heard import InboxMessage
-from slurm_resilience.controller.journal import Supervised
+from slurm_resilience.controller.journal import PendingRequeue, Supervised
 from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
 from slurm_resilience.controller.registry import AgentPresence, AgentView
 from slurm_resilience.model import Job, Node
@@ -98,3 +105,26 @@ def test_a_job_may_have_several_supervisors() -> None:
     assert set(heard_of(smaller, "n3").nodes) == set(JOB.nodes)
     again = {7: msgspec.structs.replace(whole, restarts=1)}
     assert heard_of(msgspec.structs.replace(seen, jobs=again), "n3").nodes == ("n3",)
+
+
+def followed(seen: ClusterSnapshot, **more: Any) -> list[Any]:
+    requeue = PendingRequeue(7, "node n4 died", False, 0, 1.0)
+    entry = msgspec.structs.replace(requeue, **more)
+    return list(requeues(msgspec.structs.replace(seen, pending_requeues={7: entry})))
+
+
+def test_a_job_that_slurm_made_smaller_instead_is_not_followed() -> None:
+    """With --no-kill it runs on without the dead node. As one that recovers it would keep other
+    nodes from being held by the breaker."""
+    (ended,) = followed(world(JOB))
+    assert isinstance(ended, EndPendingRequeue) and "left it running" in ended.reason
+
+
+def test_a_job_that_still_has_its_dead_node_is_followed_on() -> None:
+    down = world(msgspec.structs.replace(JOB, nodes=NODES))
+    down.nodes["n4"] = Node("n4", "DOWN")
+    assert followed(down) == []
+    in_hand = msgspec.structs.replace(world(JOB), incidents={"n2": incident("n2")})
+    assert followed(in_hand) == []
+    (again,) = followed(world(JOB), wanted=True)
+    assert isinstance(again, RequeueJob)

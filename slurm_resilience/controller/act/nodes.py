@@ -17,7 +17,7 @@ from slurm_resilience.controller.actions import (
     Transition,
 )
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, SideAct, step
-from slurm_resilience.controller.diagnose import is_out_of_service
+from slurm_resilience.controller.diagnose import is_out_of_service, persons_reason
 from slurm_resilience.controller.journal import (
     Incident,
     IncidentFacts,
@@ -84,11 +84,12 @@ class NodeActs:
         # What was found stands in "detected", where this incident begins with it.
         is_new = incident is not None and action.node not in snapshot.incidents
         cause = "" if is_new else f": {action.reason}"
-        reason = action.action or node.reason
+        reason = action.action or persons_reason(node, snapshot.site.slurm_users)
         text = f"state={action.state} reason={reason}{cause}"
-        if action.shrink and action.action and not (node.is_fail or node.is_drain):
-            # Else Slurm starts a waiting job on it as soon as it has left this one, and DOWN ends
-            # that job.
+        is_closed_first = bool(action.action) and action.state == "down" and node.is_available
+        if is_closed_first:
+            # Else Slurm starts a waiting job on it in these very milliseconds (or as soon as it has
+            # left the job that is made smaller), and DOWN ends that job.
             text = f"state=fail, then {text}"
             self._reporter.event("marking", text, node=node.name, incident=number)
             self._client.set_node([node.name], state="fail", reason=reason)
@@ -96,8 +97,11 @@ class NodeActs:
             self._reporter.event("marking", text, node=node.name, incident=number)
         for change in action.shrink:
             self._jobs.shrink(change, node.name, number)
-        self._client.set_node([node.name], state=action.state, reason=reason)
         text = f"Slurm has taken it; the node was {node.state}"
+        if is_closed_first and self._has_newcomer(snapshot, seen):
+            text = f"{text}; not DOWN, which would end a job that came to it in the last moment"
+        else:
+            self._client.set_node([node.name], state=action.state, reason=reason)
         if incident is None:
             self._reporter.event("marked", text, node=node.name)
             return
@@ -110,6 +114,23 @@ class NodeActs:
         self._comment(node, f"{COMMENT_PREFIX}{action.reason} (incident {incident.id})")
         # Now, while what happened is at the end of its logs, and nothing waits for the answer.
         self._repair.evidence.begin(incident)
+
+    def _has_newcomer(self, snapshot: ClusterSnapshot, seen: Node) -> bool:
+        """Tell whether a job that no supervisor keeps alive has come to a node since it was seen.
+
+        Asked where that can be: the node had room. No job has come once Slurm offers it to none.
+        """
+        if not seen.has_work:
+            return self._client.node(seen.name).has_work
+        if seen.base != "MIXED":
+            return False
+        here = [job for job in self._client.jobs() if seen.name in job.nodes]
+        return any(
+            job.state == "RUNNING"
+            and job.id not in snapshot.supervised
+            and job.id not in snapshot.jobs
+            for job in here
+        )
 
     def _secure(self, snapshot: ClusterSnapshot, action: MarkNode) -> str:
         """Keep jobs off a node that was marked; return Slurm's time of our reason."""

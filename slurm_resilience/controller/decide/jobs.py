@@ -86,6 +86,8 @@ def _follow(snapshot: ClusterSnapshot, pending_requeue: PendingRequeue) -> Itera
         yield EndPendingRequeue(pending_requeue.job, "the job is gone")
     elif runs_again(job, pending_requeue):
         yield EndPendingRequeue(job.id, f"runs again {since:.1f} s after")
+    elif _runs_on(snapshot, pending_requeue, job):
+        yield EndPendingRequeue(job.id, "was not requeued: Slurm left it running without the node")
     elif since > FOLLOW_SECONDS:
         # Also one that is PENDING: it may start, and waits for nodes like any other.
         text = f"not seen running within {FOLLOW_SECONDS:.0f} s: {job.state}"
@@ -102,6 +104,19 @@ def _follow(snapshot: ClusterSnapshot, pending_requeue: PendingRequeue) -> Itera
             yield StartPendingJob(job.id)
     elif job.state == "RUNNING" and (pending_requeue.wanted or job.is_zombie):
         yield RequeueJob(job.id, pending_requeue.reason)
+
+
+def _runs_on(snapshot: ClusterSnapshot, requeue: PendingRequeue, job: Job) -> bool:
+    """Tell whether a job that Slurm was to requeue runs on, on nodes without a fault.
+
+    A job with `--no-kill` becomes smaller instead. It must not count as one that is recovering.
+    """
+    if requeue.wanted or job.state != "RUNNING" or job.is_zombie:
+        return False
+    return not any(
+        name in snapshot.incidents or name not in snapshot.nodes or snapshot.nodes[name].is_down
+        for name in job.nodes
+    )
 
 
 def priorities(snapshot: ClusterSnapshot) -> Iterator[RaisePriority]:

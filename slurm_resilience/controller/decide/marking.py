@@ -225,11 +225,11 @@ def _of_long_down(
     marked.
     """
     limit = config.breaker.nodes_at_once
-    before = sum(
-        known.kind == "dead" and snapshot.now - known.times.opened < config.breaker.window
-        for known in snapshot.incidents.values()
-    )
-    if snapshot.memory.breaker.is_tripped or len(group) + before > limit:
+    # Those that are back in service already count as well.
+    lately = {
+        name for at, name in snapshot.memory.deaths if snapshot.now - at < config.breaker.window
+    }
+    if snapshot.memory.breaker.is_tripped or len(lately | {d.node for d in group}) > limit:
         names = sorted(d.node for d in group)
         shown = ",".join(names[:SHOWN_NODES])
         text = (

@@ -77,11 +77,12 @@ def answers_of_keepers(snapshot: ClusterSnapshot) -> Iterator[NoteKept | NoteAns
             continue
         is_free = is_out and name not in known
         is_kept = is_free and is_kept_by_a_person(node, snapshot.site.slurm_users)
-        if is_kept != (name in kept):
-            yield NoteKept(name, is_kept)
         agent = snapshot.agents.get(name)
         if name in kept and not is_out and agent is not None:
+            # First: what is cut off after the next note would never be written.
             yield NoteAnswered(name, agent.faults_of_boot())
+        if is_kept != (name in kept):
+            yield NoteKept(name, is_kept)
 
 
 def progress_of_all(

@@ -22,7 +22,12 @@ from slurm_resilience.controller.actions import (
 from slurm_resilience.controller.decide.breaker import SHOWN_NODES
 from slurm_resilience.controller.decide.escalation import is_worn_out
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
-from slurm_resilience.controller.diagnose import is_speaking, life_of, open_findings
+from slurm_resilience.controller.diagnose import (
+    is_speaking,
+    life_of,
+    life_without_sresd,
+    open_findings,
+)
 from slurm_resilience.controller.journal import HOUR_SECONDS, Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import Node
@@ -68,6 +73,9 @@ def readiness(
     if newest.answer == "answered" and agent is None and node.is_responding:
         return Readiness("lives", "slurmd answers, and no sresd runs there")
     life = life_of(snapshot, config.detect, node)
+    if agent is not None and agent.was_stopped and not node.is_responding:
+        # Its sresd has said goodbye, and then the machine was lost: Slurm gets no answer either.
+        life = life_without_sresd(snapshot, config.detect, node)
     if life.kind != "dead":
         return Readiness("wait", life.reason, is_aging)
     if _counted(snapshot, node.name, life.silence) < config.replace.silent_for:

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from slurm_resilience.cli.simulate import simulate as command
-from slurm_resilience.controller import diagnose
+from slurm_resilience.controller import authorize, diagnose
 from slurm_resilience.controller.act.actor import Actor
+from slurm_resilience.controller.act.nodes import NodeActs
 from slurm_resilience.controller.act.repair import RepairActs
-from slurm_resilience.controller.decide import breaker, decision, node_events
-from slurm_resilience.controller.journal import Journal
+from slurm_resilience.controller.actions import ActOutcome
+from slurm_resilience.controller.cycle import Cycle
+from slurm_resilience.controller.decide import (
+    breaker,
+    decision,
+    intake,
+    marking,
+    node_events,
+    replacing,
+)
+from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
+from slurm_resilience.controller.journal import Journal, Supervised
 from slurm_resilience.errors import UsageError
+from slurm_resilience.model import Node
 from slurm_resilience.simulate.cluster.cluster_campaign import CONTROLLER_CAMPAIGN
 from slurm_resilience.simulate.cluster.cluster_faults import FaultKind, plan
 from slurm_resilience.simulate.cluster.cluster_rules import ClusterRule
 from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluster
 from slurm_resilience.simulate.cluster.sim_host import SimHost
+from slurm_resilience.simulate.cluster.sim_slurm import SimSlurm
 
 RUNS = 200
 HOURS, FAULTS_AN_HOUR = 0.1, 20.0
@@ -70,86 +85,197 @@ def without_turns(*arguments: Any, **_: Any) -> Any:
             )
 
 
-MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any], tuple[FaultKind, ...], ClusterRule]] = {
+def believe_the_nodes(snapshot: Any, heard: Any, message: Any) -> Supervised:
+    """Take what a supervisor says for true."""
+    job = snapshot.jobs.get(heard.job)
+    names = tuple(name for name in dict.fromkeys(message.nodes) if name in snapshot.nodes)
+    restarts = job.restarts if job else 0
+    return Supervised(heard.job, 0, 1, names, snapshot.now, len(names), restarts)
+
+
+def ask_for_pauses_alone(self: Cycle) -> bool:
+    self._take_pauses()
+    return bool(self._sources.journal.paused)
+
+
+def give_back_unseen(self: Any, _: Any, action: Any) -> None:
+    self._client.set_node([action.node], state="resume")
+    self._reporter.report(ActOutcome(action.incident, NodeEvent.RESUMED, "state=resume"))
+
+
+def lives_always(_: Any, __: Any, node: Node) -> diagnose.NodeDiagnosis:
+    return diagnose.NodeDiagnosis(node.name, "healthy", "")
+
+
+_nodes, _node = SimSlurm.nodes, SimSlurm.node
+
+
+def nodes_as_they_begin(self: SimSlurm) -> tuple[Node, ...]:
+    return tuple(msgspec.structs.replace(node, reason_unclear=False) for node in _nodes(self))
+
+
+def node_as_it_begins(self: SimSlurm, name: str) -> Node:
+    return msgspec.structs.replace(_node(self, name), reason_unclear=False)
+
+
+Patch = tuple[Any, str, Any]
+MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]]] = {
     "a failed act ends it": (
-        Actor,
-        "_note_failure",
-        fail,
-        (Kind.PERSON_ASKS, Kind.DISK_RUNS, Kind.SLURM_AWAY),
         ClusterRule.DAEMON_LIVES,
+        (Kind.PERSON_ASKS, Kind.DISK_RUNS, Kind.SLURM_AWAY),
+        ((Actor, "_note_failure", fail),),
     ),
     "programs of this cycle are not counted": (
-        decision,
-        "progress_of_all",
-        without_turns,
-        (Kind.PERSON_ASKS,),
         ClusterRule.MOST_PROGRAMS,
+        (Kind.PERSON_ASKS,),
+        ((decision, "progress_of_all", without_turns),),
+    ),
+    "programs of a partition are not counted": (
+        ClusterRule.MOST_PROGRAMS,
+        (Kind.PERSON_ASKS, Kind.PROGRAM_HANGS),
+        ((replacing.Ceilings, "_partitions", lambda *_: ()),),
     ),
     "a run holds no lock": (
-        SimHost,
-        "is_held",
-        lambda *_: False,
-        (Kind.PERSON_ASKS,),
         ClusterRule.ONCE,
+        (Kind.PERSON_ASKS,),
+        ((SimHost, "is_held", lambda *_: False),),
     ),
     "a person's reason is taken for Slurm's own": (
-        diagnose,
-        "is_a_persons",
-        lambda *_: False,
-        (Kind.PERSON_DRAINS, Kind.SICK_REBOOT),
         ClusterRule.PERSONS_NODE,
+        (Kind.PERSON_DRAINS, Kind.SICK_REBOOT),
+        ((diagnose, "is_a_persons", lambda *_: False),),
+    ),
+    "a reason that is not understood is taken for its first line": (
+        ClusterRule.PERSONS_NODE,
+        (Kind.PERSON_WRITES_LINES,),
+        (
+            (SimSlurm, "nodes", nodes_as_they_begin),
+            (SimSlurm, "node", node_as_it_begins),
+        ),
     ),
     "a pause is not written down": (
-        Journal,
-        "pause",
-        no_op,
+        ClusterRule.HALT,
         (Kind.PERSON_PAUSES, Kind.PERSON_ASKS),
-        ClusterRule.PAUSE,
+        ((Journal, "pause", no_op),),
+    ),
+    "SIGTERM is heard after a cycle alone": (
+        ClusterRule.HALT,
+        (Kind.STOP, Kind.STORM_OF_DEATHS),
+        ((Cycle, "is_halted", ask_for_pauses_alone),),
+    ),
+    "a state directory has no lock": (
+        ClusterRule.ONE_DAEMON,
+        (Kind.SECOND_DAEMON,),
+        ((fcntl, "flock", no_op),),
     ),
     "an alarm is raised in each cycle": (
-        Actor,
-        "_raise_alarm",
-        lambda self, _, action: self._reporter.event("alarm", action.text, node=action.node),
-        (Kind.PERSON_DRAINS,),
         ClusterRule.ALARMS,
+        (Kind.PERSON_DRAINS,),
+        (
+            (
+                Actor,
+                "_raise_alarm",
+                lambda self, _, action: self._reporter.event(
+                    "alarm", action.text, node=action.node
+                ),
+            ),
+        ),
     ),
     "a person's resume is not remembered": (
-        decision,
-        "answers_of_keepers",
-        lambda *_: iter(()),
-        (Kind.PERSON_PUTS_BACK, Kind.STORM_OF_FAULTS),
         ClusterRule.PERSONS_NODE,
+        (Kind.PERSON_PUTS_BACK, Kind.STORM_OF_FAULTS),
+        ((decision, "answers_of_keepers", lambda *_: iter(())),),
     ),
     "the breaker never trips": (
-        breaker,
-        "_excess",
-        lambda *_: "",
-        (Kind.STORM_OF_DEATHS, Kind.STORM_OF_BLIPS),
         ClusterRule.MOST_MARKS,
+        (Kind.STORM_OF_DEATHS, Kind.STORM_OF_BLIPS),
+        ((breaker, "_excess", lambda *_: ""),),
     ),
     "a node that beats again is set DOWN": (
-        RepairActs,
-        "beats",
-        lambda *_: False,
-        (Kind.STORM_OF_BLIPS, Kind.SLURM_SLOW),
         ClusterRule.LIVING_DOWN,
+        (Kind.STORM_OF_BLIPS, Kind.SLURM_SLOW),
+        ((RepairActs, "beats", lambda *_: False),),
+    ),
+    "a job without a supervisor is not waited for": (
+        ClusterRule.UNSUPERVISED_JOB,
+        (Kind.POWER,),
+        ((marking, "_must_wait", lambda *_: False), (NodeActs, "_has_newcomer", lambda *_: False)),
+    ),
+    "a program starts whatever the node shows": (
+        ClusterRule.LIVING_NODE,
+        (Kind.LONG_BLIP,),
+        (
+            (replacing, "readiness", lambda *_: replacing.Readiness("start", "")),
+            (RepairActs, "_sign_of_life", lambda *_: ""),
+        ),
+    ),
+    "silence from before a reboot counts": (
+        ClusterRule.REBOOTING_NODE,
+        (Kind.PERSON_REBOOTS,),
+        ((replacing, "_counted", lambda *_: math.inf),),
+    ),
+    "a program is ended for no one's word": (
+        ClusterRule.PROGRAM_ENDED,
+        (Kind.SICK_REPLACE,),
+        ((node_events, "is_kept_instead", lambda *_: True),),
+    ),
+    "no finding is seen": (
+        ClusterRule.SICK_IN_SERVICE,
+        (Kind.SICK_REPLACE,),
+        ((diagnose, "open_findings", lambda *_: ()),),
+    ),
+    "no silence is seen": (
+        ClusterRule.DEAD_UNNOTICED,
+        (Kind.POWER,),
+        ((diagnose, "life_of", lives_always),),
+    ),
+    "a node is given back with what it came back with": (
+        ClusterRule.RESUMED_SICK,
+        (Kind.PROGRAM_SICK,),
+        (
+            (node_events, "_fault_on_return", lambda *_: ""),
+            (RepairActs, "give_back", give_back_unseen),
+        ),
+    ),
+    "no program is ever started": (
+        ClusterRule.INTENT_ENDS,
+        (Kind.SICK_REPLACE,),
+        ((replacing, "start_or_return", lambda *_: iter(())),),
     ),
     "no program is ever judged": (
-        node_events,
-        "_from_repairing",
-        lambda *_: iter(()),
-        (Kind.PERSON_ASKS,),
         ClusterRule.AS_IT_SHOULD_BE,
+        (Kind.PERSON_ASKS,),
+        ((node_events, "_from_repairing", lambda *_: iter(())),),
+    ),
+    "a job with GRES is made smaller": (
+        ClusterRule.GRES,
+        (Kind.POWER,),
+        ((marking, "can_shrink", lambda *_: True),),
+    ),
+    "a supervisor is believed": (
+        ClusterRule.QUEUE_JUMP,
+        (Kind.USER_LIES, Kind.POWER),
+        ((intake, "_announced", believe_the_nodes),),
+    ),
+    "any user speaks for any job": (
+        ClusterRule.NOT_ITS_OWN,
+        (Kind.USER_LIES,),
+        ((authorize, "check_job", no_op),),
     ),
 }
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_broken_sresctld_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, attribute, mutant, kinds, rule = MUTATIONS[name]
-    monkeypatch.setattr(owner, attribute, mutant)
+    rule, kinds, patches = MUTATIONS[name]
+    for owner, attribute, mutant in patches:
+        monkeypatch.setattr(owner, attribute, mutant)
     found = (broken(seed, kinds) for seed in range(MOST_RUNS))
     assert any(text.startswith(rule) for text in found)
+
+
+def test_every_rule_can_be_broken() -> None:
+    assert {rule for rule, _, _ in MUTATIONS.values()} == set(ClusterRule)
 
 
 def test_figures_go_on_where_they_stopped(tmp_path: Path) -> None:

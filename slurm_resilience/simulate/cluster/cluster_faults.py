@@ -14,7 +14,8 @@ from slurm_resilience.simulate.cluster.cluster_rules import ClusterRules
 from slurm_resilience.simulate.cluster.sim_clock import SimClock
 from slurm_resilience.simulate.cluster.sim_database import SimDatabase
 from slurm_resilience.simulate.cluster.sim_host import Manner, SimHost
-from slurm_resilience.simulate.cluster.sim_machine import ALL_PATHS, Path, SimMachine
+from slurm_resilience.simulate.cluster.sim_liar import SimLiar
+from slurm_resilience.simulate.cluster.sim_machine import ALL_PATHS, Path, SimMachine, WireEnd
 from slurm_resilience.simulate.cluster.sim_slurm import SimSlurm
 from slurm_resilience.simulate.schedule import Schedule
 
@@ -57,12 +58,15 @@ class FaultKind(enum.StrEnum):
     PROGRAM_SLOW = "a node dies, and comes back long after the program"
     PROGRAM_SICK = "a node is sick, and comes back sick"
     KILL = "kill -9 of sresctld at a write, a call or a start"
+    STOP = "SIGTERM to sresctld at a write, a call or a start"
+    SECOND_DAEMON = "a second sresctld is started on the same state directory"
     CLOCK_STEP = "the wall clock of sresctld's machine is stepped"
     SLURM_AWAY = "slurmctld does not answer"
     SLURM_SLOW = "slurmctld takes seconds for each call"
     SLURM_RESTART = "slurmctld is restarted"
     UNLISTED = "a node is missing from a listing"
     REASON_UNCLEAR = "reasons cannot be read for certain"
+    PERSON_WRITES_LINES = "a person's reason has more lines, and the first one reads like a request"
     DISK_JOURNAL = "the journal's disk is full"
     DISK_RUNS = "the disk of the program's runs is full"
     PERSON_DRAINS = "a person drains a node"
@@ -73,6 +77,7 @@ class FaultKind(enum.StrEnum):
     PERSON_ASKS = "a person asks for a replacement or a reboot"
     PERSON_RESERVES = "a person reserves a node for maintenance"
     PERSON_REBOOTS = "a person reboots a node outside Slurm"
+    USER_LIES = "a user's program claims jobs, nodes and steps that are not its own"
     PERSON_PAUSES = "a person pauses sresctld for some minutes"
 
 
@@ -90,6 +95,7 @@ class FaultyWorld(Protocol):
     schedule: Schedule
     clock: SimClock
     slurm: SimSlurm
+    endpoint: WireEnd
     machines: dict[str, SimMachine]
     host: SimHost
     database: SimDatabase
@@ -102,6 +108,14 @@ class FaultyWorld(Protocol):
 
     def kill_after(self, boundaries: int) -> None:
         """Kill sresctld when it comes to one of the next boundaries."""
+        ...
+
+    def stop_after(self, boundaries: int) -> None:
+        """Send sresctld SIGTERM when it comes to one of the next boundaries."""
+        ...
+
+    def start_second(self, seconds: float) -> None:
+        """Start a second sresctld on the same state directory, which ends after so long."""
         ...
 
     def say_pause(self, reason: str) -> None:
@@ -252,6 +266,17 @@ def _kill(world: FaultyWorld, random: Random) -> None:
     world.kill_after(random.randint(1, 30))
 
 
+def _stop(world: FaultyWorld, random: Random) -> None:
+    world.stop_after(random.randint(1, 20))
+
+
+def _second_daemon(world: FaultyWorld, random: Random) -> None:
+    """Start it once or twice: by hand beside the service, or by a cluster manager."""
+    for _ in range(random.randint(1, 3)):
+        seconds = random.uniform(1.0, 20.0)
+        world.schedule.after(random.random() * 60.0, world.start_second, seconds)
+
+
 def _clock_step(world: FaultyWorld, random: Random) -> None:
     size = random.choice((0.5, 1.0, 2.0, 30.0, 3600.0))
     world.clock.step += random.choice((1, -1)) * size
@@ -301,17 +326,29 @@ def _unlisted(world: FaultyWorld, random: Random) -> None:
 def _reason_unclear(world: FaultyWorld, random: Random) -> None:
     seconds = random.uniform(5.0, 60.0)
     for name in sorted(world.machines):
-        node = world.slurm.entries[name]
-        if node.reason:
-            # It may be a person's.
-            world.rules.people.last_word[name] = world.schedule.now
-            world.slurm.put(msgspec.structs.replace(node, reason_unclear=True))
-            world.schedule.after(seconds, _reason_clear, world, name)
+        if world.slurm.entries[name].reason:
+            _blur(world, name, seconds)
 
 
-def _reason_clear(world: FaultyWorld, name: str) -> None:
-    node = world.slurm.entries[name]
-    world.slurm.put(msgspec.structs.replace(node, reason_unclear=False))
+def _person_writes_lines(world: FaultyWorld, random: Random) -> None:
+    name, state = _any(world, random, 0.5).name, random.choice(("drain", "fail"))
+    reason = random.choice((REPLACE, REBOOT, "Not responding"))
+    world.slurm.set_by(random.choice(PERSONS), [name], state=state, reason=reason)
+    _blur(world, name, random.uniform(5.0, 120.0))
+
+
+def _blur(world: FaultyWorld, name: str, seconds: float) -> None:
+    """Let a reason be unclear for a time: it may be a person's."""
+    node, unclear = world.slurm.entries[name], world.rules.people.unclear
+    unclear.begin(name, world.schedule.now)
+    world.slurm.put(msgspec.structs.replace(node, reason_unclear=True))
+
+    def clear() -> None:
+        now = world.slurm.entries[name]
+        unclear.end(name, world.schedule.now)
+        world.slurm.put(msgspec.structs.replace(now, reason_unclear=False))
+
+    world.schedule.after(seconds, clear)
 
 
 def _disk_journal(world: FaultyWorld, random: Random) -> None:
@@ -413,6 +450,10 @@ def _person_reboots(world: FaultyWorld, random: Random) -> None:
     machine.boot(seconds)
 
 
+def _user_lies(world: FaultyWorld, random: Random) -> None:
+    SimLiar(world, random).begin(random.randint(5, 25))
+
+
 def _person_pauses(world: FaultyWorld, random: Random) -> None:
     world.say_pause("a switch is exchanged")
     world.schedule.after(random.uniform(10.0, 120.0), world.say_pause, "")
@@ -442,12 +483,15 @@ FAULTS: Mapping[FaultKind, Callable[[FaultyWorld, Random], None]] = {
     FaultKind.PROGRAM_SLOW: _program(Manner.SLOW),
     FaultKind.PROGRAM_SICK: _program(Manner.SICK_AGAIN),
     FaultKind.KILL: _kill,
+    FaultKind.STOP: _stop,
+    FaultKind.SECOND_DAEMON: _second_daemon,
     FaultKind.CLOCK_STEP: _clock_step,
     FaultKind.SLURM_AWAY: _slurm_away,
     FaultKind.SLURM_SLOW: _slurm_slow,
     FaultKind.SLURM_RESTART: _slurm_restart,
     FaultKind.UNLISTED: _unlisted,
     FaultKind.REASON_UNCLEAR: _reason_unclear,
+    FaultKind.PERSON_WRITES_LINES: _person_writes_lines,
     FaultKind.DISK_JOURNAL: _disk_journal,
     FaultKind.DISK_RUNS: _disk_runs,
     FaultKind.PERSON_DRAINS: _person_drains,
@@ -458,5 +502,6 @@ FAULTS: Mapping[FaultKind, Callable[[FaultyWorld, Random], None]] = {
     FaultKind.PERSON_ASKS: _person_asks,
     FaultKind.PERSON_RESERVES: _person_reserves,
     FaultKind.PERSON_REBOOTS: _person_reboots,
+    FaultKind.USER_LIES: _user_lies,
     FaultKind.PERSON_PAUSES: _person_pauses,
 }

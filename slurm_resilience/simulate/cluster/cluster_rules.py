@@ -25,6 +25,9 @@ STALE_SECONDS = 1.0
 """An act may rest on a look that is so old."""
 NOTICED_SECONDS = 60.0
 """A dead or sick node is noticed within this time, if nothing keeps sresctld from it."""
+LONGEST_ACT_SECONDS = 40.0
+"""An act may end that was begun before sresctld was told to halt: some calls of a slow Slurm."""
+SIGTERM = "SIGTERM"
 ALARMS_SECONDS, MOST_ALARMS = 600.0, 5
 """Alarms of one node, or of none, within so many seconds."""
 
@@ -37,7 +40,7 @@ class ClusterRule(enum.StrEnum):
     PERSONS_NODE = "no node of a person is touched"
     ONCE = "no intent acts twice"
     LIVING_DOWN = "no node that beats or answers probes is set DOWN as dead"
-    MOST_PROGRAMS = "no more programs run than replace.max_running"
+    MOST_PROGRAMS = "no more programs run than replace.max_running, and …_partition, allow"
     MOST_MARKS = "no more nodes are marked within the window than the ceiling allows"
     PROGRAM_ENDED = "no running program is ended without a person's word"
     SICK_IN_SERVICE = "no node stays in service with a finding that takes it out"
@@ -48,7 +51,11 @@ class ClusterRule(enum.StrEnum):
     AS_IT_SHOULD_BE = "after the last fault the cluster comes to the state that it should have"
     ALARMS = "alarms are no flood"
     DAEMON_LIVES = "the daemon ends by itself for no fault"
-    PAUSE = "nothing is done after a pause was said"
+    GRES = "no job with GRES is made smaller: Slurm could not make it larger again"
+    QUEUE_JUMP = "no job goes before the queue for more nodes than it lost to faults"
+    NOT_ITS_OWN = "no user speaks for a node or for another user's job, or orders anything"
+    HALT = "nothing is begun after a pause or SIGTERM"
+    ONE_DAEMON = "of two sresctld on one state directory only one works"
 
 
 class Broken(NamedTuple):
@@ -66,6 +73,16 @@ class PersonsHold(NamedTuple):
     reason: str
     asks: bool
     """It is a request to sresctld; else the node is not to be touched."""
+
+
+class OrderToHalt:
+    """A pause, or SIGTERM: the act that is under way may end."""
+
+    def __init__(self, by: str, since: float) -> None:
+        self.by = by
+        self.since = since
+        self.subjects: set[str] = set()
+        """Nodes and jobs that were acted on since."""
 
 
 class DaemonView(Protocol):
@@ -120,12 +137,18 @@ class ClusterRules:
         self._open_for: dict[int, float] = {}
         """Seconds for which an incident was open with nothing in its way."""
         self._bad_since = WellKnown()
-        self._calm_since = 0.0
-        """When the breaker was last seen tripped."""
+        self._jobs = JobLosses()
 
     # -- what changes in Slurm ------------------------------------------------------------------
 
     def node_set(self, before: Node, after: Node, author: str) -> None:
+        self._node_set(before, after, author)
+        if not after.reason_unclear:
+            self.people.unclear.end(after.name, self._schedule.now)
+        if not after.is_available:
+            self._jobs.trouble(after.name)
+
+    def _node_set(self, before: Node, after: Node, author: str) -> None:
         now, name = self._schedule.now, after.name
         if before.state != after.state or before.reason != after.reason:
             self._note(f"{author} sets {name}: {after.state} {after.reason!r}")
@@ -151,6 +174,8 @@ class ClusterRules:
     def job_lost(self, job: Job, node: str, author: str) -> None:
         if author != SRESCTLD or job.state != "RUNNING" or job.is_zombie:
             return
+        if not node:
+            self._acts(f"job {job.id}")
         if job.id in self._supervisors.announced:
             self._bad_since.emptied[node] = self._schedule.now
             return
@@ -166,12 +191,41 @@ class ClusterRules:
             )
 
     def job_left(self, job: Job, nodes: Sequence[str]) -> None:
+        self._jobs.left(job, nodes)
+        self._jobs.lost(job, self._is_in_trouble)
         if job.id in self._supervisors.announced:
             for name in nodes:
                 self._bad_since.emptied[name] = self._schedule.now
 
     def job_started(self, job: Job) -> None:
+        self._jobs.started(job)
         self._supervisors.job_started(job)
+
+    def job_shrunk(self, job: Job) -> None:
+        if self._slurm.has_gres(job):
+            self._break(ClusterRule.GRES, f"job {job.id} is made smaller")
+
+    def job_preferred(self, job: Job, nodes: int) -> None:
+        lost = self._jobs.lost(job, self._is_in_trouble)
+        if nodes > len(lost):
+            text = f"job {job.id}, for {nodes} nodes; it lost {', '.join(sorted(lost)) or 'none'}"
+            self._break(ClusterRule.QUEUE_JUMP, text)
+
+    def _is_in_trouble(self, name: str) -> bool:
+        node = self._slurm.entries[name]
+        is_seen = not node.is_available or self.breaker.knows(name)
+        return is_seen or not self._machines[name].lives
+
+    def announced(self, job_id: int) -> None:
+        """Take in that a user's program says that it keeps its own job alive."""
+        self._supervisors.announced.add(job_id)
+
+    def node_serves(self, name: str) -> None:
+        self.breaker.out.discard(name)
+
+    def let_through(self, text: str) -> None:
+        """Take in that a user's claim was believed which is not its own."""
+        self._break(ClusterRule.NOT_ITS_OWN, text)
 
     # -- what is done with programs -------------------------------------------------------------
 
@@ -194,6 +248,11 @@ class ClusterRules:
             )
         if len(running) > self._config.replace.max_running:
             self._break(ClusterRule.MOST_PROGRAMS, f"{len(running)} programs run")
+        for partition in self._slurm.entries[name].partitions:
+            there = [run.node for run in running if self._is_in(run.node, partition)]
+            if len(there) > self._config.replace.max_running_partition:
+                text = f"{len(there)} programs run in partition {partition}: {' '.join(there)}"
+                self._break(ClusterRule.MOST_PROGRAMS, text)
         if self.people.asks(name):
             return
         hold = self.people.hold(name)
@@ -218,7 +277,9 @@ class ClusterRules:
 
     def run_terminated(self, run: SimRun) -> None:
         self._note(f"PROGRAM {run.intent} is ended by sresctld")
-        if self.people.last_word.get(run.node, -1.0) < run.looked_at:
+        self._acts(run.node)
+        unclear = self.people.unclear.seen.get(run.node, -1.0)
+        if max(self.people.last_word.get(run.node, -1.0), unclear) < run.looked_at:
             self._break(
                 ClusterRule.PROGRAM_ENDED, f"{run.intent} on {run.node}; no person said a word"
             )
@@ -257,8 +318,8 @@ class ClusterRules:
         able_since = standing.able_since()
         self._bad_since.look(self._machines, now)
         if standing.is_tripped():
-            self._calm_since = now
-        if max(able_since, self._calm_since) + NOTICED_SECONDS <= now:
+            self.breaker.tripped_at = now
+        if max(able_since, self.breaker.tripped_at) + NOTICED_SECONDS <= now:
             held = {incident.node for incident in incidents}
             for name in self._machines:
                 if name not in held and self.people.hold(name) is None:
@@ -278,6 +339,7 @@ class ClusterRules:
             self._bad_since.kept[name] = now
         if since is not None:
             kept = self._bad_since.kept.get(name, 0.0)
+            kept = max(kept, self.people.unclear.seen.get(name, 0.0))
             since = max(since, kept, self.people.last_word.get(name, 0.0))
         # A node whose sresd was stopped on purpose is left to Slurm.
         slurms = self._slurm.settings.slurmd_timeout
@@ -315,7 +377,7 @@ class ClusterRules:
 
     def _bound(self) -> float:
         replace, nodes = self._config.replace, len(self._machines)
-        turns = 1 + nodes / replace.max_running
+        turns = 1 + nodes / min(replace.max_running, replace.max_running_partition)
         one = replace.timeout + replace.return_timeout + 2 * replace.backoff * 2.0**replace.attempts
         return 1.5 * turns * replace.attempts * one
 
@@ -329,9 +391,11 @@ class ClusterRules:
         now, replace = self._schedule.now, self._config.replace
         # What the hour has kept waiting may have begun a moment ago.
         lately = [at for at in self._written.starts if now - at < HOUR_SECONDS + self._bound()]
+        waiting = set()
         for incident in incidents:
             if len(lately) >= replace.max_per_hour:
-                continue  # it has to wait for the hour's end
+                waiting.add(incident.node)  # for the hour's end
+                continue
             self._break(
                 ClusterRule.AS_IT_SHOULD_BE,
                 f"incident {incident.id} of {incident.node} is {incident.state} at the end",
@@ -339,7 +403,8 @@ class ClusterRules:
         in_service = []
         for name, machine in self._machines.items():
             node = self._slurm.entries[name]
-            if self.people.hold(name) or last.get(name) == NodeState.QUARANTINED:
+            is_left = self.people.hold(name) or last.get(name) == NodeState.QUARANTINED
+            if is_left or name in waiting:
                 continue
             if machine.lives and machine.fault is None:
                 # What Slurm or a reservation keeps out is not sresctld's to give back.
@@ -357,13 +422,28 @@ class ClusterRules:
         """Take in that sresctld ended by an error."""
         self._break(ClusterRule.DAEMON_LIVES, text)
 
+    def daemon_down(self) -> None:
+        """Take in that sresctld has ended: SIGTERM is done, a pause stands."""
+        halt = self.people.halt
+        if halt is not None and halt.by == SIGTERM:
+            self.people.halt = None
+
+    def second_started(self) -> None:
+        """Take in that a second sresctld got the state directory of one that works."""
+        self._break(ClusterRule.ONE_DAEMON, "a second one has started")
+
     # -- judged in one place --------------------------------------------------------------------
 
-    def _acts(self, name: str) -> None:
-        pause = self.people.paused_at
-        if pause is not None and self._schedule.now - pause > self.people.pause_grace:
-            passed = self._schedule.now - pause
-            self._break(ClusterRule.PAUSE, f"{name} is acted on {passed:.1f} s after a pause")
+    def _acts(self, subject: str) -> None:
+        """Check that an act on a node or a job was begun before sresctld was told to halt."""
+        halt = self.people.halt
+        if halt is None:
+            return
+        halt.subjects.add(subject)
+        passed = self._schedule.now - halt.since
+        if len(halt.subjects) > 1 or passed > LONGEST_ACT_SECONDS:
+            text = f"{subject} is acted on {passed:.1f} s after {halt.by}"
+            self._break(ClusterRule.HALT, text)
 
     def _sets_down(self, name: str) -> None:
         """Check that a node which is set DOWN was not seen to live."""
@@ -384,7 +464,7 @@ class ClusterRules:
             self.people.forget(after.name)
             return
         # The jobs of a node that died must be freed; its reason stays.
-        is_freed = after.is_down and after.reason == before.reason
+        is_freed = after.is_down and after.reason.startswith(before.reason)
         if not is_freed and hold.since < self._looked_at(after.name):
             self._break(
                 ClusterRule.PERSONS_NODE,
@@ -434,6 +514,9 @@ class ClusterRules:
             return  # Slurm must not offer the dead node to a job that looks for another one
         if now - self.people.reset_at < self._config.breaker.window:
             return  # by the word of a person, all that had waited goes on
+        if name in self.breaker.out:
+            return  # set aside before, given back, and not in service since
+        self.breaker.out.add(name)
         # Those that Slurm had DOWN before are counted by themselves.
         is_apart = before.is_down and not self.breaker.knows(name)
         # One that waited for Slurm's own DOWN was counted when it fell silent.
@@ -442,13 +525,29 @@ class ClusterRules:
         marks.append((now - waited, name))
         for mark in [mark for mark in marks if mark[0] < now - self._config.breaker.window]:
             marks.remove(mark)
-        marked = {node for _, node in marks}
-        if len(marked) > self._ceiling():
-            self._break(
-                ClusterRule.MOST_MARKS,
-                f"{len(marked)} of {len(self._machines)} nodes within "
-                f"{self._config.breaker.window:.0f} s: {' '.join(sorted(marked))}",
-            )
+        self._judge_marks(name, {node for _, node in marks}, is_apart)
+
+    def _judge_marks(self, name: str, marked: set[str], is_apart: bool) -> None:
+        """Compare the marks within the window with the ceilings of the cluster and of partitions.
+
+        Args:
+            name: the node that was marked now.
+            marked: all of the window.
+            is_apart: Slurm had had them DOWN before: they have one ceiling, that of the cluster.
+        """
+        limits = self._config.breaker
+        within = f"within {limits.window:.0f} s: {' '.join(sorted(marked))}"
+        if len(marked) > limits.nodes_at_once:
+            text = f"{len(marked)} of {len(self._machines)} nodes {within}"
+            self._break(ClusterRule.MOST_MARKS, text)
+        for partition in () if is_apart else self._slurm.entries[name].partitions:
+            there = [node for node in marked if self._is_in(node, partition)]
+            if len(there) > limits.partition_at_once:
+                text = f"{len(there)} nodes of partition {partition} {within}"
+                self._break(ClusterRule.MOST_MARKS, text)
+
+    def _is_in(self, name: str, partition: str) -> bool:
+        return partition in self._slurm.entries[name].partitions
 
     def _is_any_recovering(self) -> bool:
         """Tell whether a supervised job must leave a dead node, or waits for a run or for nodes in
@@ -462,7 +561,8 @@ class ClusterRules:
         return False
 
     def _ceiling(self) -> int:
-        return self._config.breaker.nodes_at_once
+        limits = self._config.breaker
+        return min(limits.nodes_at_once, limits.partition_at_once)
 
     def _healthy_for(self, machine: SimMachine) -> float:
         """Seconds for which sresctld could see that a node lives and is healthy."""
@@ -493,13 +593,13 @@ class PeoplesWords:
         """When a person put each node back into service, and it was not taken out since."""
         self.reset_at = -1e9
         """When a person answered the breaker's alarm."""
+        self.unclear = UnclearReasons()
         self.reserved: dict[str, float] = {}
         """Nodes in a maintenance reservation, and since when."""
         self.rebooting: dict[str, float] = {}
         """Nodes that a person reboots without a word to Slurm, and since when."""
-        self.paused_at: float | None = None
-        self.pause_grace = 0.0
-        """Seconds in which an act may end that was begun before a pause."""
+        self.halt: OrderToHalt | None = None
+        """The order to begin nothing more that stands."""
 
     def say(self, name: str, node: Node, now: float) -> None:
         """Take in a person's word."""
@@ -519,12 +619,36 @@ class PeoplesWords:
     def asks(self, name: str) -> bool:
         """Tell whether a person's request stands."""
         hold = self._holds.get(name)
-        return hold is not None and hold.asks
+        return hold is not None and hold.asks and not self.unclear.has(name)
 
     def hold(self, name: str) -> PersonsHold | None:
         """Return the word by which a person keeps a node."""
+        if self.unclear.has(name):
+            return PersonsHold(self.unclear.since[name], "a reason that is not understood", False)
         hold = self._holds.get(name)
         return None if hold is None or hold.asks else hold
+
+
+class UnclearReasons:
+    """Nodes whose reason cannot be read for certain: each may be a person's."""
+
+    def __init__(self) -> None:
+        self.since: dict[str, float] = {}
+        self.seen: dict[str, float] = {}
+        """When each was last unclear."""
+
+    def has(self, name: str) -> bool:
+        """Tell whether the reason is unclear now."""
+        return name in self.since
+
+    def begin(self, name: str, now: float) -> None:
+        """Take in that a node's reason is unclear from now on."""
+        self.since[name] = self.seen[name] = now
+
+    def end(self, name: str, now: float) -> None:
+        """Take in that it is clear, or gone."""
+        if self.since.pop(name, None) is not None:
+            self.seen[name] = now
 
 
 class WellKnown:
@@ -552,13 +676,46 @@ class BreakerView:
     """The breaker, and the marks that it should count."""
 
     def __init__(self) -> None:
+        self.tripped_at = 0.0
+        """When it was last seen tripped."""
         self.is_tripped: Callable[[], bool] = lambda: False
         self.age: Callable[[str], float] = lambda _: 0.0
         """Tells the seconds since a node's fault began, as sresctld counts it."""
         self.knows: Callable[[str], bool] = lambda _: False
         """Tells whether sresctld has seen a node's present fault begin."""
+        self.out: set[str] = set()
+        """Nodes that were marked, and have not been in service since."""
         self.marks: dict[bool, deque[tuple[float, str]]] = {}
         """Nodes that were marked, each with its time; those apart that Slurm had DOWN before."""
+
+
+class JobLosses:
+    """Nodes that jobs had in their present runs and do not have any more."""
+
+    def __init__(self) -> None:
+        self._left: dict[int, set[str]] = {}
+        self._lost: dict[int, set[str]] = {}
+        """Those of them that were seen in trouble since."""
+
+    def started(self, job: Job) -> None:
+        """Take in that a job runs, for the first time or again."""
+        self._left[job.id], self._lost[job.id] = set(), set()
+
+    def left(self, job: Job, nodes: Sequence[str]) -> None:
+        """Take in that a job does not hold these nodes any more."""
+        self._left.setdefault(job.id, set()).update(nodes)
+
+    def trouble(self, name: str) -> None:
+        """Take in that a node is out of service."""
+        for job, left in self._left.items():
+            if name in left:
+                self._lost.setdefault(job, set()).add(name)
+
+    def lost(self, job: Job, is_in_trouble: Callable[[str], bool]) -> set[str]:
+        """Return the nodes that a job lost to faults in its present run."""
+        lost = self._lost.setdefault(job.id, set())
+        lost |= {name for name in self._left.get(job.id, ()) if is_in_trouble(name)}
+        return lost - set(job.nodes)
 
 
 class WrittenEvents:

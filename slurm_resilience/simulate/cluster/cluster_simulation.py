@@ -6,6 +6,7 @@ stream of random numbers each, so that a run without one of its faults is the sa
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import tempfile
@@ -19,7 +20,7 @@ import msgspec
 
 from slurm_resilience.config import BreakerSettings, Config, ControllerSettings, ReplaceSettings
 from slurm_resilience.controller.journal import Incident
-from slurm_resilience.controller.main import Borders, Controller
+from slurm_resilience.controller.main import Borders, Controller, only_one
 from slurm_resilience.controller.probe import Answered
 from slurm_resilience.errors import SresError
 from slurm_resilience.simulate.cluster.cluster_faults import (
@@ -28,7 +29,12 @@ from slurm_resilience.simulate.cluster.cluster_faults import (
     plan,
     strike,
 )
-from slurm_resilience.simulate.cluster.cluster_rules import Broken, ClusterRules
+from slurm_resilience.simulate.cluster.cluster_rules import (
+    SIGTERM,
+    Broken,
+    ClusterRules,
+    OrderToHalt,
+)
 from slurm_resilience.simulate.cluster.sim_clock import SimClock
 from slurm_resilience.simulate.cluster.sim_database import SimDatabase
 from slurm_resilience.simulate.cluster.sim_host import Manner, SimHost
@@ -57,6 +63,8 @@ BEAT_SECONDS = 0.5
 ACTIVE_SECONDS = 20.0
 """After the last thing that happened: sresctld's cycles become less frequent."""
 PROBE_SECONDS = 1.0
+USER = 1000
+"""The first user of jobs, by uid."""
 
 
 class Killed(BaseException):
@@ -124,6 +132,8 @@ class SimCluster:
             return_to_service=random.choice((0, 0, 1, 2)),
             permits_expansion=random.random() < 0.7,
             slurmd_timeout=random.choice((300.0, 300.0, 120.0)),
+            partitions=random.choice((("main",), ("main", "a"), ("main", "a", "b"))),
+            gres=random.choice(("", "", "gpu:2")),
         )
         self.slurm = SimSlurm(count, self.schedule, settings)
         self.endpoint = WireEnd()
@@ -150,10 +160,12 @@ class SimCluster:
                 backoff=random.choice((1.0, 5.0, 20.0)),
                 return_timeout=60.0,
                 max_running=random.choice((1, 2, 8)),
+                max_running_partition=random.choice((1, 4)),
                 silent_for=random.choice((10.0, 20.0, 60.0)),
             ),
             breaker=BreakerSettings(
                 nodes_at_once=random.choice((2, 2, 3)),
+                partition_at_once=random.choice((1, 2, 3)),
                 quiet=random.choice((60.0, 300.0)),
             ),
         )
@@ -194,6 +206,14 @@ class SimCluster:
     def kill_after(self, boundaries: int) -> None:
         """Kill sresctld when it comes to one of the next boundaries."""
         self.daemon.kill_in = boundaries
+
+    def stop_after(self, boundaries: int) -> None:
+        """Send sresctld SIGTERM when it comes to one of the next boundaries that change a thing."""
+        self.daemon.stop_in = boundaries
+
+    def start_second(self, seconds: float) -> None:
+        """Start a second sresctld on the same state directory, which ends after so long."""
+        self.daemon.start_second(seconds)
 
     def say_pause(self, reason: str) -> None:
         """Pause sresctld, or let it go on, as `sres pause` does."""
@@ -244,7 +264,7 @@ class SimCluster:
         self.host.manners, self.host.full = [Manner.GOOD], False
         self.database.full, self.slurm.away, self.slow_until = False, False, 0.0
         self.slurm.hidden.clear()
-        self.daemon.kill_in = 0
+        self.daemon.kill_in = self.daemon.stop_in = 0
         self.schedule.after(CALM_SECONDS, self._answer_breaker)
 
     def _answer_breaker(self) -> None:
@@ -306,12 +326,16 @@ class Workload:
         random = self._random
         supervised, size = random.random() < 0.6, random.choice((1, 1, 2, 2, 3))
         seconds = random.uniform(60.0, 500.0)
+        partition = random.choice(self._slurm.settings.partitions)
+        size = min(size, len(self._slurm.nodes_of(partition)))
         shared = size == 1 and random.random() < 0.4
         number = self._slurm.next_job
         if supervised:
             self._supervisors.jobs.add(number)
         self._slurm.submit(
             size,
+            uid=USER + number % 3,
+            partition=partition,
             requeue=supervised or random.random() < 0.5,
             no_kill=supervised and random.random() < 0.7,
             exclusive=not shared,
@@ -330,8 +354,10 @@ class SimDaemon:
         self._pace = pace
         self._controller: WatchedController | None = None
         self._stop = threading.Event()
-        self.kill_in = 0
-        """Boundaries until sresctld is killed; 0: it is not."""
+        self.kill_in = self.stop_in = 0
+        """Boundaries until sresctld is killed, or gets SIGTERM; 0: it does not."""
+        self._second = contextlib.ExitStack()
+        """The lock of a second sresctld, if it got it."""
         self.cycles = 0
         self._able_since = math.inf
         self._busy = True
@@ -343,23 +369,48 @@ class SimDaemon:
         """Run sresctld, as systemd does, until the run is over."""
         self._is_over = is_over
         schedule = self._world.schedule
-        while not is_over():
-            try:
-                self._start()
-                if self._controller is not None:
-                    self._controller.run(self._stop)
-                return
-            except Killed:
-                self._world.note("sresctld is killed")
-            except SresError as error:
-                self._world.note(f"sresctld does not start: {error}")
-            except Exception as error:
-                self._world.rules.daemon_ended(f"{type(error).__name__}: {error}")
-            self._down()
-            schedule.run(schedule.now + self._world.host.restart_seconds())
+        with self._second:
+            while not is_over():
+                self._live_once()
+                self._down()
+                schedule.run(schedule.now + self._world.host.restart_seconds())
 
-    def _start(self) -> None:
+    def _live_once(self) -> None:
+        """Run sresctld until it ends, is killed, or the run is over."""
         world = self._world
+        try:
+            with only_one(self._state_dir):
+                controller = self._start()
+                controller.run(self._stop)
+                controller.close()
+                world.note("sresctld ends")
+        except Killed:
+            world.note("sresctld is killed")
+        except SresError as error:
+            world.note(f"sresctld does not start: {error}")
+        except Exception as error:
+            world.rules.daemon_ended(f"{type(error).__name__}: {error}")
+
+    @property
+    def _state_dir(self) -> Directory:
+        return Directory(self._world.config.controller.state_dir)
+
+    def start_second(self, seconds: float) -> None:
+        """Start a second sresctld on the same state directory, which ends after so long."""
+        world = self._world
+        try:
+            self._second.enter_context(only_one(self._state_dir))
+        except SresError as error:
+            world.note(f"a second sresctld does not start: {error}")
+            return
+        if self._controller is not None:
+            world.rules.second_started()
+        world.note("another sresctld has the state directory")
+        world.schedule.after(seconds, self._second.close)
+
+    def _start(self) -> WatchedController:
+        world = self._world
+        self._stop.clear()
         controller = WatchedController(
             world.config,
             world.slurm,
@@ -373,17 +424,20 @@ class SimDaemon:
         self._controller = controller
         endpoint, inbox = world.endpoint, controller.inbox
         endpoint.opened, endpoint.received = inbox.opened, inbox.received
-        endpoint.closed = inbox.closed
+        endpoint.closed, endpoint.authorize = inbox.closed, inbox.authorize
         endpoint.generation += 1
         endpoint.serves = True
         world.note("sresctld starts")
         for machine in world.machines.values():
             machine.agent.sresctld_started()
         self._supervisors.sresctld_started()
+        return controller
 
     def _down(self) -> None:
-        self._controller, self._able_since, self.kill_in = None, math.inf, 0
+        self._controller, self._able_since = None, math.inf
+        self.kill_in = self.stop_in = 0
         self._world.endpoint.serves = False
+        self._world.rules.daemon_down()
 
     def _before(self) -> None:
         self._world.beat()
@@ -408,8 +462,18 @@ class SimDaemon:
         return min(schedule.next_at - schedule.now + 0.01, LONGEST_JUMP_SECONDS)
 
     def boundary(self, name: str) -> None:
-        """Be killed here, where that was asked for."""
-        if self.kill_in and self._controller is not None:
+        """Get a signal here, where that was asked for."""
+        if self._controller is None:
+            return
+        if self.stop_in and "a call" not in name:
+            # Not where it reads: between two acts is where it matters.
+            self.stop_in -= 1
+            if not self.stop_in:
+                self._world.note(f"SIGTERM {name}")
+                self._world.rules.people.halt = OrderToHalt(SIGTERM, self._world.schedule.now)
+                self._stop.set()
+                self._controller.registry.wake.set()
+        if self.kill_in:
             self.kill_in -= 1
             if not self.kill_in:
                 self._world.note(f"kill -9 {name}")
@@ -421,10 +485,8 @@ class SimDaemon:
         if self._controller is None:
             return
         self._say(PauseRequest(reason))
-        people = world.rules.people
-        people.paused_at = world.schedule.now if reason else None
-        # The act that is under way may end: two calls to Slurm.
-        people.pause_grace = 1.0 + (10.0 if world.schedule.now < world.slow_until else 0.0)
+        order = OrderToHalt("a pause", world.schedule.now) if reason else None
+        world.rules.people.halt = order
 
     def _say(self, message: Message) -> None:
         """Hand an administrator's message to sresctld, if it runs."""

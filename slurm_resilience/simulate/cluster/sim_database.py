@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-WRITES = ("INSERT", "UPDATE", "DELETE", "COMMIT")
+WRITES = ("INSERT", "UPDATE", "DELETE", "BEGIN", "COMMIT")
 
 
 class SimDatabase(sqlite3.Connection):
@@ -34,14 +34,25 @@ class SimDatabase(sqlite3.Connection):
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         if not sql.startswith(WRITES):
             return super().execute(sql, parameters)
-        self.boundary(f"before {sql[:40]}")
-        if self.full:
-            raise sqlite3.OperationalError("database or disk is full")
+        self._before(sql)
         cursor = super().execute(sql, parameters)
         if sql.startswith("INSERT INTO events"):
             self.written(parameters)
         self.boundary(f"after {sql[:40]}")
         return cursor
+
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
+        """Write row by row, as SQLite does outside a transaction: a kill may come between two."""
+        cursor = self.cursor()
+        for row in parameters:
+            cursor = self.execute(sql, row)
+        return cursor
+
+    def _before(self, sql: str) -> None:
+        """Come to the boundary before a write, which a full disk refuses."""
+        self.boundary(f"before {sql[:40]}")
+        if self.full:
+            raise sqlite3.OperationalError("database or disk is full")
 
     def close(self) -> None:
         return

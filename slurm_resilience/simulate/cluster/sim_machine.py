@@ -14,6 +14,7 @@ from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.wire.messages import (
     Beat,
     Goodbye,
+    Hello,
     Message,
     NodeAnswer,
     NodeHello,
@@ -58,6 +59,7 @@ class WireEnd:
     """sresctld's side of the wire, which may be down."""
 
     def __init__(self) -> None:
+        self.authorize: Callable[[Hello, int, str], tuple[str, ...]] = lambda *_: ()
         self.opened: Callable[[Client], None] = lambda _: None
         self.received: Callable[[Client, Message], None] = lambda *_: None
         self.closed: Callable[[Client], None] = lambda _: None

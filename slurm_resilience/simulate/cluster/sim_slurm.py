@@ -39,6 +39,10 @@ class Settings(NamedTuple):
     return_to_service: int = 0
     permits_expansion: bool = True
     version: str = "22.05.8"
+    partitions: tuple[str, ...] = ("main",)
+    """The first one has all nodes; the others share the nodes among them."""
+    gres: str = ""
+    """Configured on each second node."""
 
 
 STOCK = Settings()
@@ -61,6 +65,18 @@ class SlurmWatcher(Protocol):
 
     def job_started(self, job: Job) -> None:
         """Take in that a job runs, for the first time or again."""
+        ...
+
+    def job_shrunk(self, job: Job) -> None:
+        """Take in that sresctld has a job made smaller."""
+        ...
+
+    def job_preferred(self, job: Job, nodes: int) -> None:
+        """Take in that sresctld puts a job's request for so many nodes before the queue."""
+        ...
+
+    def node_serves(self, name: str) -> None:
+        """Take in that jobs may start on a node again."""
         ...
 
 
@@ -96,7 +112,15 @@ class SimSlurm:
         self.settings = settings
         self._schedule = schedule
         self.entries = {
-            f"n{i}": Node(f"n{i}", "IDLE", address=f"192.0.2.{i}", cpus=4, memory=1000)
+            f"n{i}": Node(
+                f"n{i}",
+                "IDLE",
+                address=f"192.0.2.{i}",
+                cpus=4,
+                memory=1000,
+                gres=settings.gres if i % 2 else "",
+                partitions=_partitions_of(i, settings.partitions),
+            )
             for i in range(1, nodes + 1)
         }
         self._jobs: dict[int, _Entry] = {}
@@ -129,6 +153,7 @@ class SimSlurm:
         no_kill: bool = False,
         exclusive: bool = True,
         gres: str = "",
+        partition: str = "",
         seconds: float = 1e9,
         step: bool = True,
     ) -> int:
@@ -142,7 +167,7 @@ class SimSlurm:
             requeue=requeue and batch,
             exclusive=exclusive,
             gres=gres,
-            partition="main",
+            partition=partition or self.settings.partitions[0],
         )
         self._next += 1
         self._jobs[job.id] = _Entry(job, no_kill, nodes, seconds)
@@ -175,19 +200,30 @@ class SimSlurm:
             return False
         return entry.job.state != "RUNNING" or len(entry.job.nodes) < entry.wants
 
+    def nodes_of(self, partition: str) -> list[str]:
+        """Return the nodes of a partition."""
+        return [node.name for node in self.entries.values() if partition in node.partitions]
+
+    def has_gres(self, job: Job) -> bool:
+        """Tell whether a job, or a node of it, has GRES: Slurm cannot make it larger then."""
+        return bool(job.gres) or any(self.entries[name].gres for name in job.nodes)
+
     def jobs_on(self, name: str) -> list[Job]:
         """Return the jobs that run or complete on a node."""
         return [entry.job for entry in self._jobs.values() if name in entry.job.nodes]
 
-    def idle(self) -> list[str]:
-        """Return the nodes that take a job now."""
+    def idle(self, partition: str = "") -> list[str]:
+        """Return the nodes, of a partition or of all, that take a job now."""
         return [
             node.name
             for node in self.entries.values()
-            if node.base == "IDLE" and node.is_available and "COMPLETING" not in node.flags
+            if node.base == "IDLE"
+            and node.is_available
+            and "COMPLETING" not in node.flags
+            and (not partition or partition in node.partitions)
         ]
 
-    def _shareable(self) -> list[str]:
+    def _shareable(self, partition: str) -> list[str]:
         """Return the nodes that take a job which shares its nodes, half full ones first."""
         mixed = [
             node.name
@@ -195,9 +231,10 @@ class SimSlurm:
             if node.base == "MIXED"
             and node.is_available
             and "COMPLETING" not in node.flags
+            and partition in node.partitions
             and len(self.jobs_on(node.name)) == 1
         ]
-        return mixed + self.idle()
+        return mixed + self.idle(partition)
 
     def grow(self, job_id: int, name: str) -> None:
         """Give a running job an idle node, as a supervisor that merges a helper job does."""
@@ -343,6 +380,8 @@ class SimSlurm:
             raise NotFound("Invalid node name specified")
         if not keep or not set(keep) <= set(entry.job.nodes):
             raise SlurmError("Invalid node list specified")
+        if self.watcher is not None:
+            self.watcher.job_shrunk(entry.job)
         for name in sorted(set(entry.job.nodes) - set(keep)):
             self._told_lost(entry.job, name, SRESCTLD)
         self._resize(entry, tuple(name for name in entry.job.nodes if name in set(keep)))
@@ -388,12 +427,14 @@ class SimSlurm:
     def allocate_for(self, job: Job, nodes: int, wait: float, stop: Event | None = None) -> int:
         self._enter()
         self._entry(job.id)
-        if len(self.idle()) < nodes:
+        if len(self.idle(job.partition)) < nodes:
             raise SlurmError("salloc: error: Unable to allocate resources: Connection timed out")
         return self.submit(nodes, uid=job.uid, batch=False, step=False)
 
     def prefer_exchange(self, job: Job, nodes: int) -> dict[int, int]:
         self._enter()
+        if self.watcher is not None:
+            self.watcher.job_preferred(job, nodes)
         return {}
 
     def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:
@@ -423,7 +464,10 @@ class SimSlurm:
         return self._jobs[job_id]
 
     def _keep(self, node: Node) -> None:
+        served = self.entries[node.name].is_available
         self.entries[node.name] = node
+        if self.watcher is not None and node.is_available and not served:
+            self.watcher.node_serves(node.name)
 
     def _write(
         self,
@@ -578,7 +622,8 @@ class SimSlurm:
         for entry in list(self._jobs.values()):
             if entry.job.state != "PENDING" or entry.begins > self._schedule.now:
                 continue
-            free = self.idle() if entry.job.exclusive else self._shareable()
+            partition = entry.job.partition
+            free = self.idle(partition) if entry.job.exclusive else self._shareable(partition)
             if len(free) < entry.wants:
                 continue
             nodes = tuple(free[: entry.wants])
@@ -610,3 +655,9 @@ class SimSlurm:
                 base = "MIXED"
         if base != node.base or flags != node.flags:
             self._keep(msgspec.structs.replace(node, base=base, flags=frozenset(flags)))
+
+
+def _partitions_of(number: int, partitions: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the partitions of a node: the one of all, and one of the others."""
+    others = partitions[1:]
+    return (*partitions[:1], *((others[number % len(others)],) if others else ()))

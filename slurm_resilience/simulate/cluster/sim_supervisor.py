@@ -102,7 +102,8 @@ class SimSupervisors:
         keep = tuple(name for name in job.nodes if name not in bad)
         if len(keep) < len(job.nodes):
             connection = self._connection(job)
-            if job.batch_host in bad or not keep or not self._slurm.settings.permits_expansion:
+            may_change = self._slurm.settings.permits_expansion and not self._slurm.has_gres(job)
+            if job.batch_host in bad or not keep or not may_change:
                 if connection is not None:
                     self.asked.add(job_id)
                     self._endpoint.received(connection, RequeueRequest("a node must be left"))
@@ -117,7 +118,8 @@ class SimSupervisors:
         job = self._slurm.find_job(job_id)
         if job is None or job.state != "RUNNING" or not self._lives(job):
             return
-        idle = [name for name in self._slurm.idle() if name not in job.nodes]
-        if idle and self._slurm.settings.permits_expansion:
+        idle = [name for name in self._slurm.idle(job.partition) if name not in job.nodes]
+        may_grow = self._slurm.settings.permits_expansion and not self._slurm.has_gres(job)
+        if idle and may_grow:
             self._slurm.grow(job_id, idle[0])
         self._announce(job_id, ())

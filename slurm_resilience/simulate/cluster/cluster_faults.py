@@ -102,6 +102,10 @@ class FaultyWorld(Protocol):
     rules: ClusterRules
     slow_until: float
 
+    def stir(self) -> None:
+        """Take in that sresctld may have work now, or soon."""
+        ...
+
     def in_hand(self) -> list[str]:
         """Nodes that sresctld has an open incident of."""
         ...
@@ -171,6 +175,7 @@ def _cut_one(
     world: FaultyWorld, machine: SimMachine, paths: frozenset[Path], seconds: float
 ) -> None:
     machine.cut_off(paths, seconds)
+    world.stir()
     world.schedule.after(seconds, world.rules.path_mended, machine.name)
 
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from slurm_resilience.config import BreakerSettings, Config, ControllerSettings, ReplaceSettings
+from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.journal import Incident
 from slurm_resilience.controller.main import Borders, Controller, only_one
 from slurm_resilience.controller.probe import Answered
@@ -53,6 +54,11 @@ LOOK_SECONDS = 15.0
 """Between two looks at what must come about."""
 LONGEST_JUMP_SECONDS = 30.0
 """sresctld's cycles are left out for so long where nothing can happen."""
+LONGEST_WAIT_SECONDS = 8.0
+"""Between two cycles in which sresctld has work, once nothing has happened for minutes."""
+UNDER_WAY = "SELECT body FROM incidents WHERE state IN ({}) ORDER BY id".format(
+    ", ".join(f"'{state.value}'" for state in NodeState if state.is_under_way)
+)
 FAULTS_AN_HOUR = 6
 CALM_SECONDS = 60.0
 """After the last fault, until a person answers the breaker's alarm."""
@@ -195,9 +201,14 @@ class SimCluster:
 
     def note(self, text: str) -> None:
         """Take in that something happened, with a line of the trace."""
-        self.daemon.active_until = self.schedule.now + ACTIVE_SECONDS
+        self.stir()
         if self._trace is not None:
             self._trace.append(f"{self.schedule.now:9.2f}  {text}")
+
+    def stir(self) -> None:
+        """Take in that sresctld may have work now, or soon."""
+        self.daemon.active_until = self.schedule.now + ACTIVE_SECONDS
+        self.clock.stirred += 1
 
     def in_hand(self) -> list[str]:
         """Return the nodes that sresctld has an open incident of."""
@@ -281,6 +292,7 @@ class SimCluster:
         self.schedule.after(LOOK_SECONDS, self._look)
 
     def _contact(self, name: str, reached: bool) -> None:
+        self.stir()
         if reached:
             self.slurm.regain_contact(name)
         else:
@@ -458,7 +470,11 @@ class SimDaemon:
         event of the world."""
         schedule = self._world.schedule
         if self._busy:
-            return self._pace if schedule.now < self.active_until else 5 * self._pace
+            passed = schedule.now - self.active_until
+            slower = 1.0 if passed < 0.0 else 5.0 if passed < CALM_SECONDS else 20.0
+            return min(slower * self._pace, max(5.0 * self._pace, LONGEST_WAIT_SECONDS))
+        if schedule.now > self.active_until + CALM_SECONDS:
+            return LONGEST_JUMP_SECONDS
         return min(schedule.next_at - schedule.now + 0.01, LONGEST_JUMP_SECONDS)
 
     def boundary(self, name: str) -> None:
@@ -503,9 +519,8 @@ class SimDaemon:
 
     def open_incidents(self) -> list[Incident]:
         """Return the journal's open incidents, also while sresctld is down."""
-        rows = self._world.database.execute("SELECT body FROM incidents").fetchall()
-        incidents = [msgspec.json.decode(row[0], type=Incident) for row in rows]
-        return [incident for incident in incidents if incident.state.is_under_way]
+        rows = self._world.database.execute(UNDER_WAY).fetchall()
+        return [msgspec.json.decode(row[0], type=Incident) for row in rows]
 
     def is_tripped(self) -> bool:
         """Tell whether the breaker holds everything."""

@@ -10,7 +10,7 @@ from slurm_resilience.simulate.schedule import Schedule
 EPOCH_SECONDS = 1_800_000_000.0
 BOOTED_SECONDS = 5000.0
 """The monotonic clock at the start of a run."""
-SLICE_SECONDS = 3.0
+SLICE_SECONDS, LONG_SLEEP_SECONDS = 3.0, 25.0
 
 
 class SimClock:
@@ -23,7 +23,10 @@ class SimClock:
         self.stride: Callable[[], float] = lambda: 0.0
         """Asked before a wait: at least so long it takes. Nothing to do: a longer sleep."""
         self.waited: Callable[[], None] = lambda: None
-        """Called at least every `SLICE_SECONDS` of a wait: beats arrive."""
+        """Called at least every `SLICE_SECONDS` of a wait: beats arrive. In a long sleep nothing
+        comes of them, and they arrive when it ends."""
+        self.stirred = 0
+        """Counts what may give sresctld work: a long sleep ends at once."""
 
     def now(self) -> float:
         return EPOCH_SECONDS + self._schedule.now + self.step
@@ -32,9 +35,17 @@ class SimClock:
         return BOOTED_SECONDS + self._schedule.now
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        schedule = self._schedule
-        until = schedule.now + max(seconds, self.stride())
+        schedule, stirred = self._schedule, self.stirred
+        stride = self.stride()
+        slice_seconds = stride if stride >= LONG_SLEEP_SECONDS else SLICE_SECONDS
+
+        def is_over() -> bool:
+            return event.is_set() or self.stirred != stirred
+
+        least, until = schedule.now + seconds, schedule.now + max(seconds, stride)
         while schedule.now < until and not event.is_set():
-            schedule.run(min(until, schedule.now + SLICE_SECONDS), event.is_set)
+            schedule.run(min(until, schedule.now + slice_seconds), is_over)
             self.waited()
+            if self.stirred != stirred:
+                until, slice_seconds = max(least, schedule.now), SLICE_SECONDS
         return event.is_set()

@@ -29,6 +29,7 @@ XIDS = {
     Severity.REPLACE: ("79", "GPU has fallen off the bus"),
 }
 """By what they ask for: an error that a reboot mends, and one that it does not."""
+BEAT = Beat(1)
 UNACKED_SECONDS = 3.0
 """A connection whose bytes are not confirmed for this long is given up by sresd."""
 KEEPALIVE_SECONDS = 25.0
@@ -249,7 +250,6 @@ class Agent:
         """When sresctld was told of each finding of this boot, or of its return."""
         self._told: dict[tuple[str, str, str], float] = {}
         """The time of each finding that was told."""
-        self._seq = 0
 
     def start(self, seconds: float) -> None:
         """Start, and connect after so long."""
@@ -298,11 +298,10 @@ class Agent:
 
     def beat(self) -> None:
         """Send a beat, if the path allows it."""
-        connection = self.connection
-        if connection is not None and self._machine.reaches(Path.BEATS) and self._is_open():
-            self._seq += 1
-            self._machine.seen_at = self._machine.schedule.now
-            self._machine.endpoint.received(connection, Beat(self._seq))
+        connection, machine = self.connection, self._machine
+        if connection is not None and machine.reaches(Path.BEATS) and self._is_open():
+            machine.seen_at = machine.schedule.now
+            machine.endpoint.received(connection, BEAT)
 
     def find(self, severity: Severity, boot_id: str) -> None:
         """Read a line of the kernel log, and report it."""

@@ -243,7 +243,7 @@ def test_no_simulated_cluster_is_touched(monkeypatch: pytest.MonkeyPatch) -> Non
         cluster_rules.ClusterRules, "run_started", lambda _, run: touched.append(run.intent)
     )
     monkeypatch.setattr(Journal, "put_observed", put_observed)
-    for seed in range(20):
+    for seed in range(40):
         faults = plan(seed, 0.1, 20.0, tuple(FaultKind))
         simulate_cluster(seed, None, hours=0.1, faults=faults)
     assert touched == []

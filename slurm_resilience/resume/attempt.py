@@ -21,6 +21,8 @@ LEFT = "left"
 """Directory with a file for each node that a living step has left: the number of the attempt's
 first step that counts there again."""
 PROGRESS = "progress"
+MAX_PROGRESS_BYTES = 1 << 20
+MAX_STEP = 2**63 - 1
 
 
 def token() -> str:
@@ -65,23 +67,24 @@ def report(step: int, **details: object) -> None:
     A full disk or a directory that is gone does not end a training: the step is not told then.
 
     Args:
-        step: optimizer steps completed.
-        details: anything that can be written as JSON, e.g. ``loss``.
+        step: optimizer steps completed: a whole number.
+        details: e.g. ``loss``; what JSON does not know (a tensor) is written as text.
     """
     directory = os.environ.get("SRES_DIR", "")
     if not directory:
         return
     own = Path(directory) / f"{PROGRESS}.{os.getpid()}"
-    text = json.dumps({"step": step, "token": token()} | details)
+    text = json.dumps({"step": int(step), "token": token()} | details, default=str)
     with contextlib.suppress(OSError):
         own.write_text(text, encoding="utf-8")
         own.replace(Path(directory) / PROGRESS)
 
 
 def read_progress(directory: str) -> int:
-    """Return the last reported step; -1 when there is none."""
+    """Return the last reported step; -1 when there is none, or none that can be understood."""
     try:
-        data = json.loads((Path(directory) / PROGRESS).read_text(encoding="utf-8"))
-        return int(data["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return -1
+        with (Path(directory) / PROGRESS).open("rb") as file:
+            step = int(json.loads(file.read(MAX_PROGRESS_BYTES))["step"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return -1  # the program writes it: there may be anything
+    return step if 0 <= step <= MAX_STEP else -1

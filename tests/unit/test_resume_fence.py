@@ -211,3 +211,25 @@ def test_a_directory_that_is_moved_away_is_told_of(
         own.mend()
     assert attempt.is_current()
     assert len(lines) == 3 and "is there again" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('{"step": 1e999}', '{"step": NaN}', '{"step": -7}', '{"step": null}', "[1]", "7", ""),
+        *("[" * 100_000, '{"step": 1' + "0" * 4000 + "}", "\udcff"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_progress_that_makes_no_sense_is_none(tmp_path: Path, text: str) -> None:
+    """The supervisor reads it at each fault, and must not fail by it."""
+    (tmp_path / attempt.PROGRESS).write_bytes(text.encode(errors="surrogateescape"))
+    assert attempt.read_progress(str(tmp_path)) == -1
+
+
+def test_what_json_does_not_know_is_reported_as_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_task(monkeypatch, str(tmp_path), "12.0.1")
+    attempt.report(7, loss=float("nan"), where=tmp_path)
+    assert attempt.read_progress(str(tmp_path)) == 7

@@ -13,9 +13,10 @@ import os
 import selectors
 import socket
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -92,7 +93,13 @@ class Refusals:
 
 
 class Transport:
-    """The sockets of one process."""
+    """The sockets of one process.
+
+    A child of a fork (a DataLoader's worker, say) closes its copies at once: one that outlives this
+    process would keep the connections open, and its death from the others.
+    """
+
+    _all: ClassVar[weakref.WeakSet[Transport]] = weakref.WeakSet()
 
     def __init__(
         self,
@@ -139,6 +146,7 @@ class Transport:
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="sres-mesh", daemon=True)
+        Transport._all.add(self)
 
     # -- for the owner, from any thread -------------------------------------------------------
 
@@ -264,6 +272,22 @@ class Transport:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
 
+    @classmethod
+    def forked(cls) -> None:
+        """Close this child's copies of its parent's sockets. The lock may be held by a thread that
+        is not here."""
+        for transport in list(cls._all):
+            transport._closing = True
+            for connection in list(transport.connections.values()):
+                connection.close()
+            if transport._listener is not None:
+                transport._listener.close()
+            # Taken out of it, they would be so in the parent as well.
+            transport._selector.close()
+            wake, transport._wake = transport._wake, -1
+            with contextlib.suppress(OSError):
+                os.close(wake)
+
     # -- connections --------------------------------------------------------------------------
 
     def _accept(self, _: int) -> None:
@@ -386,3 +410,6 @@ class Transport:
         self._names[connection.name] -= 1
         if connection.address and not connection.proven and not self._closing:
             self._dials.unproven(connection.address, connection.reached, SYSTEM_CLOCK.monotonic())
+
+
+os.register_at_fork(after_in_child=Transport.forked)

@@ -287,6 +287,16 @@ def test_strangers_do_not_fill_the_log(pair: Crew, caplog: pytest.LogCaptureFixt
     assert sum("refused" in record.message for record in caplog.records) == 1
 
 
+def test_a_child_of_a_fork_keeps_no_connection_open(pair: Crew) -> None:
+    """Else the others would learn of its parent's death by its silence, seconds later."""
+    fds = {fd for mesh in pair.all for fd in mesh.own_fds()}
+    assert len(fds) >= 2 * len(pair.all)
+    child = os.fork()
+    if not child:
+        os._exit(sum(Path(f"/proc/self/fd/{fd}").exists() for fd in fds))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_no_file_descriptor_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a loop that eats a core, nor the end: it listens again later."""
     with crew(tmp_path, 1) as peers:

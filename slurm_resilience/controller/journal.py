@@ -220,6 +220,14 @@ class Repair(msgspec.Struct, frozen=True):
     """The machine, by its serial number or instance id; empty: not known."""
 
 
+class NamedModes(msgspec.Struct, frozen=True):
+    """Names with a recovery mode of their own that Slurm had when sresctld started."""
+
+    nodes: tuple[str, ...] = ()
+    partitions: Mapping[str, tuple[str, ...]] = {}
+    """Each with its nodes."""
+
+
 class EventFilter(msgspec.Struct, frozen=True):
     """The events to read. What is empty or 0 leaves all of them."""
 
@@ -853,6 +861,14 @@ class Journal:
     def pause(self, reason: str) -> None:
         """Pause with a reason, or go on with an empty one."""
         self._set("paused", reason)
+
+    def named_modes(self) -> NamedModes:
+        """Return the names that had a mode of their own at the last start."""
+        text = self._setting("named_modes")
+        return msgspec.json.decode(text, type=NamedModes) if text else NamedModes()
+
+    def put_named_modes(self, names: NamedModes) -> None:
+        self._set("named_modes", msgspec.json.encode(names).decode())
 
     def _setting(self, name: str) -> str:
         row = self._db.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()

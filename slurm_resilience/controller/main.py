@@ -12,7 +12,7 @@ import signal
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ from slurm_resilience.controller.query.history_reader import HistoryReader
 from slurm_resilience.controller.registry import Registry, SupervisorRoll
 from slurm_resilience.controller.slurm_settings import SlurmSettings
 from slurm_resilience.errors import NotFound, SresError
-from slurm_resilience.model import Job
+from slurm_resilience.model import Job, Node
 from slurm_resilience.replace import program
 from slurm_resilience.replace.program import THIS_HOST, RunHost
 from slurm_resilience.slurm.choose import choose
@@ -229,7 +229,7 @@ def _serve(config: Config, *, once: bool, dry_run: bool) -> None:
     info = commands.info()
     client, reading = choose(commands, info)
     nodes = client.nodes()
-    check_names(config, nodes)
+    config = _modes_in_force(config, nodes)
     log.info("Slurm is read through %s", reading)
     controller = Controller(config, client, info, clock, dry_run)
     if once:
@@ -268,6 +268,22 @@ def _serve(config: Config, *, once: bool, dry_run: bool) -> None:
         server.stop()
         controller.close()
         log.info("sresctld ends")
+
+
+def _modes_in_force(config: Config, nodes: Sequence[Node]) -> Config:
+    """Compare the names in `[recovery]` with those that Slurm has, or had at an earlier start.
+
+    Raises:
+        ConfigError: Slurm never had one of them.
+    """
+    file = Path(config.controller.state_dir) / "journal.db"
+    with contextlib.closing(Journal(file)) as journal:
+        checked = check_names(config, nodes, journal.named_modes())
+        with contextlib.suppress(sqlite3.Error):  # a full disk; the first cycle says so
+            journal.put_named_modes(checked.names)
+    if checked.warning:
+        log.warning("%s", checked.warning)
+    return checked.config
 
 
 def _allow_many_connections() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from slurm_resilience import config
 from slurm_resilience.controller.decide.recovery_modes import check_names, with_each_node
+from slurm_resilience.controller.journal import Journal, NamedModes
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.model import Node
 
@@ -89,5 +90,40 @@ def test_a_mode_for_what_slurm_does_not_have_is_refused(text: str, says: str) ->
     """Read over, it would have nodes replaced that were to be left alone."""
     nodes = [Node(name, "IDLE", partitions=("main",)) for name in ("n1", "n2")]
     with pytest.raises(ConfigError) as caught:
-        check_names(with_each_node(config.parse(text)), nodes)
+        check_names(with_each_node(config.parse(text)), nodes, NamedModes())
     assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_slurm_had_at_an_earlier_start_is_no_typo(tmp_path: Path) -> None:
+    """A person has removed it from slurm.conf since. Its nodes must not be replaced for that."""
+    text = """
+        [recovery.partitions]
+        old = "none"
+        main = "observe"
+        [recovery.nodes]
+        "n[3-4]" = "none"
+    """
+    said = with_each_node(config.parse(text))
+    parts = {"n1": ("main", "old"), "n2": ("old", "new"), "n3": ("new",), "n4": ("new",)}
+    nodes = [Node(name, "IDLE", partitions=of_node) for name, of_node in parts.items()]
+    first = check_names(said, nodes, NamedModes())
+    assert (first.config, first.warning) == (said, "")
+    journal = Journal(tmp_path / "journal.db")
+    journal.put_named_modes(first.names)
+    left = [
+        Node(name, "IDLE", partitions=tuple(p for p in of_node if p != "old"))
+        for name, of_node in parts.items()
+        if name != "n4"
+    ]
+    for _ in range(2):  # also at the start after that
+        later = check_names(said, left, journal.named_modes())
+        journal.put_named_modes(later.names)
+        assert later.warning == (
+            "sres.toml names what Slurm does not have any more: node n4, partition old (its nodes "
+            "keep their modes: n1, n2); take it out of [recovery]"
+        )
+        modes = [later.config.recovery.mode_of(node.name, node.partitions) for node in left]
+        assert modes == ["none", "none", "none"]
+    typo = with_each_node(config.parse(text.replace("old", "odl")))
+    with pytest.raises(ConfigError, match="no partition 'odl'"):
+        check_names(typo, left, journal.named_modes())

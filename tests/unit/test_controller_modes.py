@@ -249,3 +249,16 @@ def test_no_simulated_cluster_is_touched(monkeypatch: pytest.MonkeyPatch) -> Non
     assert touched == []
     assert {fault.kind for fault in observed} == {"dead", "sick", "requested"}
     assert any(fault.ended for fault in observed)
+
+
+def test_faults_of_nodes_that_are_left_alone_do_not_trip_the_breaker() -> None:
+    """A rack with the mode none is switched off; a node elsewhere dies and is marked."""
+    rack = [node(f"o{i}", partitions=("desks",)) for i in range(5)]
+    silent = [agent(known.name, silence=6.0) for known in (*rack, node("n1"))]
+    tried = {view.node: probes("silent", "silent") for view in silent}
+    seen = world(node("n1"), *rack, agents=tuple(silent), probes=tried)
+    left = decision(seen, config(recovery={"partitions": {"desks": "none"}}))
+    marked = [action.node for action in left.actions if isinstance(action, act.MarkNode)]
+    assert marked == ["n1"]
+    assert not left.snapshot.memory.breaker.is_tripped
+    assert decision(seen, config()).snapshot.memory.breaker.is_tripped

@@ -41,7 +41,7 @@ def review(
         diagnoses: of the snapshot.
         config: limits (`[breaker]`).
     """
-    present = _present(snapshot, diagnoses)
+    present = _present(snapshot, _not_left_alone(snapshot, diagnoses, config))
     faults, notes = dict(snapshot.memory.faults), list[Note]()
     for name, cause in present.items():
         known = faults.get(name)
@@ -73,6 +73,21 @@ def review(
         faults |= {fault.node: fault for fault in lasting}
         notes += [NoteFault(fault) for fault in lasting]
     return BreakerReview(faults, state, tuple(notes))
+
+
+def _not_left_alone(
+    snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis], config: Config
+) -> Mapping[str, NodeDiagnosis]:
+    """Leave out the nodes with the mode `none`: a rack of them that is switched off must not keep
+    the others from their repair."""
+    recovery = config.recovery
+    if "none" not in (recovery.mode, *recovery.partitions.values(), *recovery.nodes.values()):
+        return diagnoses
+    return {
+        name: diagnosis
+        for name, diagnosis in diagnoses.items()
+        if recovery.mode_of(name, snapshot.nodes[name].partitions) != "none"
+    }
 
 
 def _present(snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis]) -> dict[str, str]:

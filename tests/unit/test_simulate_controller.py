@@ -30,8 +30,9 @@ from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
 from slurm_resilience.controller.journal import Journal, Supervised
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import Node
+from slurm_resilience.simulate.cluster import cluster_faults
 from slurm_resilience.simulate.cluster.cluster_campaign import CONTROLLER_CAMPAIGN
-from slurm_resilience.simulate.cluster.cluster_faults import FaultKind, plan
+from slurm_resilience.simulate.cluster.cluster_faults import FaultKind, PlannedFault, plan
 from slurm_resilience.simulate.cluster.cluster_rules import ClusterRule
 from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluster
 from slurm_resilience.simulate.cluster.sim_host import SimHost
@@ -119,6 +120,39 @@ def node_as_it_begins(self: SimSlurm, name: str) -> Node:
 
 
 Patch = tuple[Any, str, Any]
+STORIES: dict[str, tuple[PlannedFault, ...]] = {
+    "a node dies": (PlannedFault(60.0, Kind.POWER, "a"),),
+    "a person asks": (PlannedFault(60.0, Kind.PERSON_ASKS, "b"),),
+    "a person puts a sick node back": (
+        PlannedFault(60.0, Kind.PERSON_PUTS_BACK, "c"),
+        PlannedFault(62.0, Kind.STORM_OF_FAULTS, "d"),
+    ),
+    "a person takes a node": (
+        PlannedFault(60.0, Kind.SICK_REPLACE, "g"),
+        PlannedFault(64.0, Kind.PERSON_REWORDS, "h"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [Kind.KILL, Kind.STOP])
+@pytest.mark.parametrize("story", STORIES)
+def test_an_end_of_sresctld_anywhere_breaks_no_rule(
+    story: str, kind: FaultKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each third boundary of a story, from its beginning on; all of them were tried by hand."""
+    for boundary in range(1, 61, 3):
+
+        def end(world: Any, _: Any, after: int = boundary) -> None:
+            (world.kill_after if kind is Kind.KILL else world.stop_after)(after)
+
+        monkeypatch.setitem(cluster_faults.FAULTS, kind, end)  # type: ignore[arg-type]
+        trace: list[str] = []
+        faults = [PlannedFault(59.9, kind, ""), *STORIES[story]]
+        run = simulate_cluster(3, trace, hours=0.05, faults=faults)
+        assert (boundary, run.broken) == (boundary, ())
+        assert any("kill -9" in line or "SIGTERM" in line for line in trace)
+
+
 MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]]] = {
     "a failed act ends it": (
         ClusterRule.DAEMON_LIVES,

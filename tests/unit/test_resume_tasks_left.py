@@ -63,6 +63,24 @@ def test_a_step_that_slurm_ended_leaves_nothing(srun: SrunStep) -> None:
     assert not srun.running and not srun.may_leave_tasks
 
 
+class SlurmThatRequeues(SlurmWithAStep):
+    """The job is requeued, and runs again, within the grace of its old run's step."""
+
+    def cancel_step(self, job_id: int, step: str, signal: str = "") -> None:
+        super().cancel_step(job_id, step, signal)
+        if signal == "TERM":
+            self.start_step(job_id, srun_host=HOST, srun_pid=1)
+
+
+def test_a_step_of_the_next_run_is_left_alone(srun: SrunStep) -> None:
+    """Steps are numbered from 0 in each run of a job. Seen: the supervisor of the old run ended the
+    new one 10 s after its start, and the job was lost."""
+    slurm = SlurmThatRequeues(srun)
+    end_step(srun, slurm, slurm.job_id, HOST, grace=0.0, at_once=False)
+    assert [(step.step, step.srun_pid) for step in slurm.steps(slurm.job_id)] == [("0", 1)]
+    assert not srun.running
+
+
 def test_slurm_that_is_away_for_a_moment_is_told_again(srun: SrunStep) -> None:
     slurm = SlurmWithAStep(srun)
     slurm.silent_calls = 1

@@ -345,13 +345,15 @@ def end_step(
         _is_accepted(lambda: client.cancel_step(job, name, "TERM"))
         if step.wait(grace):
             return
+        # The job may have been requeued meanwhile: then a step of its next run has this name.
+        info = find_step(step, client, job, host)
     step.ends_by_us(killed=True)
     if info:
         ordered = _is_accepted(lambda: client.cancel_step(job, name))
         deadline = step.clock.monotonic() + CANCEL_SECONDS
         while step.clock.monotonic() < deadline and not step.wait(CANCEL_LOOK_SECONDS):
             ended = tuple(step.ended_tasks)  # a copy: it grows in another thread
-            if no_living_task(ended, info, dead) or not _is_running(client, job, name):
+            if no_living_task(ended, info, dead) or not _is_running(step, client, job, host):
                 ordered = True
                 # Its tasks are gone: a moment for their last words, which srun still prints.
                 step.wait(LAST_WORDS_SECONDS)
@@ -401,7 +403,7 @@ def end_tasks_left(
                 say(f"the tasks of the step before are still to be ended: {error}")
     deadline = clock.monotonic() + CANCEL_SECONDS
     while info is not None and clock.monotonic() < deadline:
-        if not _is_running(client, job, info.step) or clock.wait(stop, CANCEL_LOOK_SECONDS):
+        if not _is_running(step, client, job, host) or clock.wait(stop, CANCEL_LOOK_SECONDS):
             break
     step.tasks_ended_at = clock.monotonic()
 
@@ -442,9 +444,9 @@ def _shown_step(step: SrunStep, client: SlurmClient, job: int, host: str) -> Ste
     return None
 
 
-def _is_running(client: SlurmClient, job: int, name: str) -> bool:
+def _is_running(step: SrunStep, client: SlurmClient, job: int, host: str) -> bool:
     try:
-        return any(step.step == name for step in client.steps(job))
+        return _shown_step(step, client, job, host) is not None
     except SresError:
         return True
 

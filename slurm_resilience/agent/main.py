@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import logging
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -49,11 +53,40 @@ def sresd(path: str | None, node: str, once: bool, form: str, log_level: str) ->
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    daemon = Daemon(settings, name, facts, SystemClock(), stop, recent)
-    code = daemon.run(Path(settings.agent.kernel_log))
+    kernel_log = Path(settings.agent.kernel_log)
+    with only_reader(kernel_log):
+        code = Daemon(settings, name, facts, SystemClock(), stop, recent).run(kernel_log)
     # Not sys.exit: threads that hang in the kernel or hold a lock must not hold up the end.
     logging.shutdown()
     os._exit(code)
+
+
+@contextlib.contextmanager
+def only_reader(kernel_log: Path) -> Iterator[None]:
+    """Hold this node's kernel log: of two sresd on a node, each new connection would end the
+    other's, for ever, and a FIFO would give each only a part of its lines.
+
+    Raises:
+        SresError: another sresd holds it.
+    """
+    try:
+        log_fd = os.open(kernel_log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        yield  # the reader says what is wrong with it
+        return
+    try:
+        fcntl.flock(log_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno == errno.EWOULDBLOCK:
+            raise SresError(
+                f"another sresd runs on this node (it holds {kernel_log}): stop it first "
+                "(`systemctl stop sresd`)"
+            ) from None
+        logging.getLogger("sresd").warning("%s cannot be held: %s", kernel_log, error.strerror)
+    try:
+        yield
+    finally:
+        os.close(log_fd)
 
 
 def _once(settings: config.Config, name: str, facts: SlurmFacts, form: str) -> int:

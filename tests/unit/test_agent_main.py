@@ -91,6 +91,25 @@ def test_a_signal_ends_it_at_once(settings: Path, number: int) -> None:
         assert time.monotonic() - began < 5
 
 
+def test_a_second_sresd_on_a_node_ends_with_one_line(settings: Path) -> None:
+    """Each would end the connection of the other, for ever."""
+    argv = [str(Path(sys.executable).parent / "sresd"), "--config", str(settings)]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as first:
+        try:
+            assert first.stderr is not None
+            assert "watches node" in first.stderr.readline()
+            second = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+        finally:
+            first.kill()
+    assert second.returncode == 1
+    assert second.stderr.startswith("sresd: error: another sresd runs on this node")
+    assert second.stderr.count("\n") == 1
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as third:
+        assert third.stderr is not None
+        assert "watches node" in third.stderr.readline()
+        third.kill()
+
+
 def test_the_node_is_named_by_option_slurmd_or_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n3")
     assert identity.node_name("n7") == "n7"

@@ -16,6 +16,7 @@ from slurm_resilience.cli.tables import (
     clock_time,
     duration,
     field,
+    item,
     next_in_words,
     print_json,
     style_of,
@@ -132,7 +133,7 @@ def _lines(picture: dict[str, Any], now: float, interval: float) -> Iterator[str
         yield field("under way", "nothing")
     if picture["queue"]:
         yield "comes next"
-        yield from (field("", next_in_words(act, now), 2) for act in picture["queue"][:_SHOWN_NEXT])
+        yield from (item(next_in_words(act, now)) for act in picture["queue"][:_SHOWN_NEXT])
     for attempt in picture["failed"]:
         waits = duration(attempt["next_try"] - now)
         yield field(

@@ -100,6 +100,11 @@ def field(title: str, text: object, indent: int = 0, *, alert: bool = False) -> 
     return click.style(lines, fg="red", bold=True) if alert and has_colour() else lines
 
 
+def item(text: object) -> str:
+    """Return a line of a list below its title; what does not fit the terminal is set in."""
+    return textwrap.fill(plain(text), _width(), initial_indent="  ", subsequent_indent="    ")
+
+
 def _width() -> int:
     """Return the terminal's width, or one so wide that nothing is broken where there is none."""
     if sys.stdout.isatty() or "COLUMNS" in os.environ:

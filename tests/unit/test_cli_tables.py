@@ -7,7 +7,15 @@ import time
 import pytest
 
 from slurm_resilience.cli.node_read import _row
-from slurm_resilience.cli.tables import clock_time, count, duration, plain, seconds_since, table
+from slurm_resilience.cli.tables import (
+    clock_time,
+    count,
+    duration,
+    item,
+    plain,
+    seconds_since,
+    table,
+)
 from slurm_resilience.cli.view import is_faulty, node_view, slurm_state
 from slurm_resilience.model import Job, Node
 
@@ -36,6 +44,13 @@ def test_a_list_fits_80_columns_and_loses_nothing(monkeypatch: pytest.MonkeyPatc
     bare = "".join(text.split())
     for word in ("ip-10-1-23-45", "+COMPLETING", "requested", "never", "1234560+8", "44512"):
         assert word in bare
+
+
+def test_an_item_stands_two_blanks_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert item("n7: found dead in 2s, because no beat for 1.9 s") == (
+        "  n7: found dead in 2s, because no beat\n    for 1.9 s"
+    )
 
 
 def test_no_terminal_is_one_line_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

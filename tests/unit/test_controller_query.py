@@ -58,6 +58,14 @@ def test_a_dead_node_is_replaced_when_it_was_silent_for_long_enough() -> None:
     ("seen", "words"),
     [
         (world(node("n1"), agents=(agent(silence=2.0),)), "found dead in 2s, because no beat"),
+        (
+            world(
+                node("n1"),
+                agents=(agent(silence=12.0),),
+                probes={"n1": probes(*["refused"] * 10)},
+            ),
+            "found dead in 50s, because no beat for 12.0 s; the machine answers",
+        ),
         (world(node("n1"), agents=(agent(),)), ""),
         (
             world(node("n1", "ALLOCATED+FAIL", REPLACE), incidents=(incident(),), **SICK),
@@ -220,6 +228,12 @@ def test_since_may_be_a_time_and_nothing_else() -> None:
     for text in ("yesterday", "2x", "", "9999999999d!"):
         with pytest.raises(UsageError, match="write how long ago"):
             event_commands.moment(text, NOW)
+
+
+def test_a_misspelled_kind_is_no_good_news() -> None:
+    said = event_commands.no_event_of(("gave_up",), {"gave-up", "alarm"})
+    assert "gave_up" in said and "alarm, gave-up" in said
+    assert "newest" not in event_commands.no_event_of(("x", "y"), ())
 
 
 def test_an_incident_is_shown_with_its_evidence(monkeypatch: pytest.MonkeyPatch) -> None:

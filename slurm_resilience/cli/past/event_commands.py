@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from datetime import datetime
 
 import click
@@ -17,6 +18,8 @@ from slurm_resilience.errors import UsageError
 from slurm_resilience.wire.messages import StatusRequest
 
 _AGO = re.compile(r"(\d{1,9})([smhd])")
+_LOOKED_THROUGH = 1000
+"""Events from which the kinds are taken that may have been meant."""
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -54,8 +57,23 @@ def events(
     found = newest(cluster, request, "events")
     if form == "json":
         print_json(found)
-    else:
+    elif found or not kinds:
         click.echo(events_table(found, now) if found else "no event")
+    else:
+        newest_of_all = newest(cluster, StatusRequest("events", limit=_LOOKED_THROUGH), "events")
+        click.echo(no_event_of(kinds, {event["kind"] for event in newest_of_all}))
+
+
+def no_event_of(kinds: Collection[str], known: Collection[str]) -> str:
+    """Say that there is no event of these kinds: a misspelled one would look like good news.
+
+    Args:
+        kinds: that were asked for.
+        known: of the newest events of all.
+    """
+    asked = ", ".join(kinds)
+    others = f"; the newest events are of: {', '.join(sorted(known))}" if known else ""
+    return f"no event of kind {asked}{others} (docs/administrator.md lists all kinds)"
 
 
 def moment(text: str, now: float) -> float:

@@ -74,7 +74,7 @@ def _of_fault(
 ) -> NextAct | None:
     """Find what comes next for a node without an incident."""
     if diagnosis.kind == "suspect":
-        due = snapshot.now + max(0.0, config.detect.dead_after - diagnosis.silence)
+        due = snapshot.now + max(0.0, _until_dead(snapshot, config, diagnosis))
         return NextAct("found dead", diagnosis.reason, _ANSWERS, due)
     if is_left:
         text = f"{diagnosis.reason}; jobs without auto-resume end by it"
@@ -87,6 +87,17 @@ def _of_fault(
         unless = _ANSWERS if diagnosis.kind == "dead" else _PERSON
         return NextAct("marked", diagnosis.reason, unless, waits_for="the breaker (sres breaker)")
     return None
+
+
+def _until_dead(snapshot: ClusterSnapshot, config: Config, diagnosis: NodeDiagnosis) -> float:
+    """Return the seconds until a suspect node is dead, if nothing answers."""
+    heard = snapshot.moment - diagnosis.silence
+    probes = snapshot.probes.get(diagnosis.node, ())
+    refused = [p.started for p in probes if p.started > heard and p.answer == "refused"]
+    if refused:
+        # The machine answers, so it is given the time of a package upgrade.
+        return refused[0] + config.detect.refused_after - snapshot.moment
+    return config.detect.dead_after - diagnosis.silence
 
 
 def _of_incident(

@@ -158,6 +158,10 @@ class PluginSeen:
     supervisor: str = ""
     supervisor_fault: str = ""
     """The reason why some user cannot start the supervisor; empty: each can."""
+    unknown: str = ""
+    """A word behind the plugin that it does not know."""
+    times: int = 1
+    """So often plugstack.conf and the files that it includes load it."""
 
 
 def judge_plugin(seen: PluginSeen) -> SiteJudgement:
@@ -180,6 +184,18 @@ def judge_plugin(seen: PluginSeen) -> SiteJudgement:
             f"srun does not load {seen.path}: it was built for another release of Slurm",
             "run `make -C spank clean install` with this Slurm's headers",
         )
+    if seen.unknown:
+        return wrong(
+            ConfigError,
+            f"{seen.plugstack}: the plugin does not know {seen.unknown!r}, and refuses each "
+            "--auto-resume",
+            "write supervisor=PATH or nothing behind the plugin",
+        )
+    if seen.times > 1:
+        return note(
+            f"{seen.plugstack} loads the plugin {seen.times} times",
+            "leave one of the lines, here or in a file that it includes",
+        )
     return ok(f"srun loads {seen.path}")
 
 
@@ -187,8 +203,6 @@ def judge_supervisor(seen: PluginSeen) -> SiteJudgement:
     """Check that the program that srun becomes can be started."""
     if not seen.has_srun:
         return skipped("srun is not installed on this machine")
-    if not seen.supervisor:
-        return skipped("plugstack.conf names no supervisor, so the plugin's default holds")
     if seen.supervisor_fault:
         return wrong(
             MissingTool,

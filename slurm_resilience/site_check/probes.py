@@ -8,7 +8,7 @@ import secrets
 import shutil
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,8 @@ from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
 from slurm_resilience.wire import munge
 
 CONNECT_SECONDS = 3.0
+DEFAULT_SUPERVISOR = "/opt/slurm-resilience/bin/sres-resume"
+"""The plugin's own (spank/common.c), where plugstack.conf names none."""
 MOST_INCLUDES = 8
 """Levels of inclusion in plugstack.conf: a file that includes itself must end somewhere."""
 
@@ -128,11 +130,11 @@ def plugin(site: Site) -> PluginSeen:
     bin_path = site.config.slurm_bin or os.environ.get("PATH")
     srun = shutil.which("srun", path=bin_path)
     listed = srun is not None and read_table(srun).listed("auto-resume")
-    words = next((w for w in plugstack_lines(plugstack) if w[1].endswith("sres.so")), None)
-    if words is None:
+    lines = [words for words in plugstack_lines(plugstack) if words[1].endswith("sres.so")]
+    if not lines:
         return PluginSeen(str(plugstack), srun is not None, listed)
-    path = plugin_path(words[1], raw.get("PluginDir", ""))
-    supervisor = next((w.partition("=")[2] for w in words if w.startswith("supervisor=")), "")
+    path = plugin_path(lines[0][1], raw.get("PluginDir", ""))
+    supervisor, unknown = plugin_arguments(lines[0][2:])
     return PluginSeen(
         str(plugstack),
         srun is not None,
@@ -140,8 +142,18 @@ def plugin(site: Site) -> PluginSeen:
         str(path),
         path.exists(),
         supervisor,
-        supervisor_fault(Path(supervisor)) if supervisor else "",
+        supervisor_fault(Path(supervisor)),
+        unknown,
+        len(lines),
     )
+
+
+def plugin_arguments(words: Sequence[str]) -> tuple[str, str]:
+    """Return the supervisor that a line of plugstack.conf names, and the first word that the plugin
+    does not know (empty: it knows all)."""
+    named = [word.partition("=")[2] for word in words if word.startswith("supervisor=")]
+    unknown = [word for word in words if not word.startswith("supervisor=")]
+    return (named or [DEFAULT_SUPERVISOR])[-1], (unknown or [""])[0]
 
 
 def supervisor_fault(script: Path) -> str:

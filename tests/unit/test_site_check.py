@@ -81,6 +81,8 @@ def test_what_each_judge_says(judgement: judges.SiteJudgement, outcome: str, sai
         ({"path": ""}, "wrong", "does not name"),
         ({"exists": False}, "wrong", "/p/sres.so does not exist"),
         ({"listed": False}, "wrong", "another release"),
+        ({"unknown": "supervisr=/x"}, "wrong", "does not know 'supervisr=/x'"),
+        ({"times": 2}, "note", "loads the plugin 2 times"),
     ],
 )
 def test_the_plugin(changes: dict[str, Any], outcome: str, said: str) -> None:
@@ -97,7 +99,15 @@ def test_the_supervisor() -> None:
         judges.judge_supervisor(dataclasses.replace(seen, supervisor_fault="absent")).outcome
         == "wrong"
     )
-    assert judges.judge_supervisor(dataclasses.replace(seen, supervisor="")).outcome == "skipped"
+
+
+def test_what_stands_behind_the_plugin() -> None:
+    assert probes.plugin_arguments(["supervisor=/x"]) == ("/x", "")
+    # Where no line names one, the plugin's default must be there.
+    assert probes.plugin_arguments([]) == (probes.DEFAULT_SUPERVISOR, "")
+    assert probes.plugin_arguments(["supervisr=/x"]) == (probes.DEFAULT_SUPERVISOR, "supervisr=/x")
+    source = Path(__file__).parents[2] / "spank" / "common.c"
+    assert f'"{probes.DEFAULT_SUPERVISOR}"' in source.read_text()
 
 
 @pytest.mark.parametrize(

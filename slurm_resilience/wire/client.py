@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from slurm_resilience.clock import SYSTEM_CLOCK
-from slurm_resilience.errors import AuthError, NotPermitted, SresError, WireError
+from slurm_resilience.errors import AuthError, NotFound, NotPermitted, SresError, WireError
 from slurm_resilience.wire import munge
 from slurm_resilience.wire.messages import (
     FRAMES,
@@ -35,7 +35,9 @@ ROOTS_PORTS = range(600, 1024)
 """Source ports that no user can have: sresctld keeps places for these connections."""
 ROOTS_PORT_TRIES = 16
 
-_ERRORS: dict[int, type[SresError]] = {6: NotPermitted, 7: AuthError}
+_ERRORS: dict[int, type[SresError]] = {
+    error.exit_code: error for error in (NotFound, NotPermitted, AuthError)
+}
 
 
 class Connection:

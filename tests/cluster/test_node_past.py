@@ -50,4 +50,4 @@ def test_the_queue_and_the_past_of_a_node(
     assert sres(lab, "events", "n1", "--kind", "came-back") == []
     assert [event["kind"] for event in sres(lab, "node", "history", "n2")][-1] == "closed"
     missing = lab.run([str(own_bin() / "sres"), "incident", "show", "999"])
-    assert missing.returncode != 0 and "no incident 999" in missing.stderr
+    assert missing.returncode == 5 and "no incident 999" in missing.stderr

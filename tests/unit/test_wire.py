@@ -247,6 +247,17 @@ def test_both_sides_prove_themselves(sresctld: Sresctld) -> None:
         assert answer == Status({"events": [{"node": "n1", "limit": 5} | EVENT]})
 
 
+def test_what_is_not_there_is_no_silence_of_sresctld(sresctld: Sresctld) -> None:
+    """The exit code tells them apart."""
+
+    def none(asked: StatusRequest) -> tuple[dict[str, Any], str]:
+        raise NotFound(f"the journal has no incident {asked.incident}")
+
+    sresctld.inbox._history = none
+    with sresctld.connect() as connection, pytest.raises(NotFound, match="no incident 999"):
+        connection.ask(StatusRequest("incidents", incident=999))
+
+
 def test_a_node_is_told_of_its_peers(sresctld: Sresctld) -> None:
     with sresctld.connect("node", "n1") as connection:
         assert set(connection.welcome.peers) == {"127.0.0.1:6819", "192.0.2.1:6818"}

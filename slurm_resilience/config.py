@@ -309,6 +309,12 @@ def _plain(message: str) -> str:
     return message.replace("`", "'").replace("$.", "")
 
 
+_LONGEST_SECONDS = {
+    "controller": {"interval": 60.0},
+    "detect": {"dead_after": 3600.0, "probe_timeout": 60.0},
+    "agent": {"fence_after": 3600.0},
+}
+"""Beyond this sresctld or sresd would do nothing for so long that it was meant in milliseconds."""
 _POSITIVE = {
     "controller": ("interval", "keep"),
     "agent": ("beat", "check_interval"),
@@ -351,6 +357,12 @@ def _check_ranges(config: Config, where: str) -> None:
             if value < 0 or (positive and value == 0):
                 bound = "greater than 0" if positive else "0 or more"
                 raise ConfigError(f"{where}: {section.name}.{field.name} must be {bound}")
+            longest = _LONGEST_SECONDS.get(section.name, {}).get(field.name, math.inf)
+            if value > longest:
+                raise ConfigError(
+                    f"{where}: {section.name}.{field.name} is in seconds, and must be at most "
+                    f"{longest:g}"
+                )
     for name, period in config.checks.periods.items():
         if not (math.isfinite(period) and period > 0):
             raise ConfigError(f"{where}: checks.periods.{name} must be greater than 0")

@@ -27,6 +27,8 @@ def test_without_a_file_the_defaults_hold(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("[controller]\nport = 'x'", "Expected 'int', got 'str'"),
         ("[controller]\nport = 70000", "controller.port must be between 1 and 65535"),
         ("[controller]\ninterval = 0", "controller.interval must be greater than 0"),
+        ("[controller]\ninterval = 2000", "interval is in seconds, and must be at most 60"),
+        ("[detect]\ndead_after = 4000", "dead_after is in seconds, and must be at most 3600"),
         ("[resume]\ngrace = -1", "resume.grace must be 0 or more"),
         ("[recovery]\nmode = 'auto'", "recovery.mode: 'auto' is no mode; write one of: none, obs"),
         ("[recovery]\nmode = 3", "recovery.mode: 3 is no mode"),

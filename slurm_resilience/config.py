@@ -159,6 +159,12 @@ class RecoverySettings(_Section, frozen=True):
 
 
 class ReplaceSettings(_Section, frozen=True):
+    by: str = "program"
+    """The thing that replaces nodes: `program`, `slurm-power` (Slurm's power saving), or a name of
+    the entry point group `slurm_resilience.replacers`."""
+    reboot_by: str = ""
+    """The thing that reboots nodes: one of these, or `slurm-reboot` (`scontrol reboot`). Empty:
+    `slurm-reboot` where Slurm has a RebootProgram and no program is configured, else as ``by``."""
     program: tuple[str, ...] = ()
     """The replacement program and its first arguments; `replace NODE` or `reboot NODE` is appended.
     Empty: nodes are marked, and wait for a person."""

@@ -49,8 +49,10 @@ def check_config(cluster: ClusterView, file: str | None) -> None:
 
 def _refuse_missing_program(cluster: ClusterView) -> None:
     """Only sresctld's machine needs the program. Unknown, that machine is taken for this one."""
+    from slurm_resilience.replace.replacers import check_names_of_replacers
     from slurm_resilience.site_check.probes import program_fault, replacement_program
 
+    check_names_of_replacers(cluster.config.replace)
     program = cluster.config.replace.program
     if not program:
         return

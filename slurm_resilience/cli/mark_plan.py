@@ -217,6 +217,6 @@ def what_next(
         which = f" of {fold(alone)}" if len(alone) < len(modes) else ""
         words = " and ".join(sorted(set(alone.values())))
         return f"recovery.mode{which} is {words}: nothing follows by itself"
-    if not status.get("can_replace"):
+    if not status.get("can_reboot" if action == REBOOT else "can_replace"):
         return f"no replacement program is configured: they wait to be {done} by a person"
     return f"{done} as soon as no job is left on it; follow it: sres node watch {hostlist}"

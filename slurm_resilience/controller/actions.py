@@ -83,6 +83,15 @@ class StartReplacement(msgspec.Struct, frozen=True, tag=True):
     incident: int
 
 
+class ContinueReplacement(msgspec.Struct, frozen=True, tag=True):
+    """Do the next act of a repair that has begun."""
+
+    node: str
+    incident: int
+    what: str
+    """In words, for the journal."""
+
+
 class Transition(msgspec.Struct, frozen=True, tag=True):
     """Tell the journal what has happened to a node, with the reason."""
 
@@ -146,6 +155,7 @@ Action = (
     | OpenRequested
     | NotifySupervisor
     | StartReplacement
+    | ContinueReplacement
     | Transition
     | ReturnNode
     | RaiseAlarm

@@ -18,6 +18,7 @@ from slurm_resilience.controller.heard import InboxMessage
 from slurm_resilience.controller.observe import Blind, SiteFacts, Sources, observe
 from slurm_resilience.controller.slurm_settings import SlurmSettings
 from slurm_resilience.controller.status import for_supervisors, status
+from slurm_resilience.model import REBOOT, REPLACE
 from slurm_resilience.wire.messages import PauseRequest
 
 RECENTLY_MARKED_SECONDS = 60.0
@@ -93,7 +94,8 @@ class Cycle:
         slurm = self._settings.now()
         return SiteFacts(
             uptime=self._sources.clock.monotonic() - self._started,
-            can_replace=bool(self._config.replace.program),
+            can_replace=self._sources.replacers.can(REPLACE),
+            can_reboot=self._sources.replacers.can(REBOOT),
             permits_expansion=slurm.permits_expansion,
             slurmd_timeout=slurm.slurmd_timeout_seconds,
             slurm_users=SLURM_USERS | slurm.slurm_users,

@@ -37,6 +37,7 @@ from slurm_resilience.errors import NotFound, SresError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.replace import program
 from slurm_resilience.replace.program import THIS_HOST, RunHost
+from slurm_resilience.replace.replacers import choose_replacers
 from slurm_resilience.slurm.choose import choose
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
@@ -86,6 +87,7 @@ class Controller:
         clock = self._clock = SteadyClock(clock)
         self._host = borders.host
         state_dir = Path(config.controller.state_dir)
+        replacers = choose_replacers(config.replace, info, client, borders.host)
         self.journal = Journal(state_dir / "journal.db", borders.connect)
         self.journal.number_after(last_run(state_dir))
         self._prune()
@@ -110,7 +112,7 @@ class Controller:
             config,
             state_dir,
             dry_run,
-            borders.host,
+            replacers,
             self.inbox.node_requests.ask,
         )
         sources = Sources(
@@ -122,7 +124,8 @@ class Controller:
             self.journal,
             clock,
             state_dir,
-            borders.host,
+            replacers,
+            config.replace.timeout,
         )
         self._cycle = Cycle(sources, actor, config, SlurmSettings(client, info, clock))
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from slurm_resilience.clock import Clock
+from slurm_resilience.config import ReplaceSettings
 from slurm_resilience.controller.heard import Heard
 from slurm_resilience.controller.inbox import Inbox
 from slurm_resilience.controller.journal import (
@@ -25,9 +26,9 @@ from slurm_resilience.controller.journal import (
 from slurm_resilience.controller.probe import Prober, ProbeResult
 from slurm_resilience.controller.registry import AgentView, Registry, SupervisorRoll
 from slurm_resilience.errors import SresError
-from slurm_resilience.model import Job, Node
-from slurm_resilience.replace import program
-from slurm_resilience.replace.program import THIS_HOST, Run, RunHost
+from slurm_resilience.model import REBOOT, Job, Node
+from slurm_resilience.replace.repair_order import RepairOrder, Run, Verb
+from slurm_resilience.replace.replacers import Replacers, program_only
 from slurm_resilience.slurm.client import SlurmClient
 
 
@@ -37,7 +38,9 @@ class SiteFacts(msgspec.Struct, frozen=True):
     uptime: float = 0.0
     """Seconds since sresctld started to listen."""
     can_replace: bool = False
-    """A replacement program is configured."""
+    """Something that replaces nodes is configured."""
+    can_reboot: bool = False
+    """Nodes can be rebooted, also where they cannot be replaced."""
     permits_expansion: bool = False
     slurmd_timeout: float = 300.0
     """Seconds that Slurm waits for a silent node before its jobs end (SlurmdTimeout)."""
@@ -47,6 +50,10 @@ class SiteFacts(msgspec.Struct, frozen=True):
     """Slurm puts a DOWN node into service when its slurmd registers (ReturnToService)."""
     flap_window: float = 3600.0
     recurrence_window: float = 604800.0
+
+    def can_repair(self, action: str) -> bool:
+        """Tell whether `Action:Replace` or `Action:Reboot` can be done without a person."""
+        return self.can_replace or (action == REBOOT and self.can_reboot)
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True):
@@ -92,14 +99,18 @@ class Sources(NamedTuple):
     journal: Journal
     clock: Clock
     state_dir: Path
-    """sresctld's own directory (runs of the replacement program)."""
-    host: RunHost = THIS_HOST
-    """The machine that the replacement program runs on."""
+    """sresctld's own directory (runs of repairs)."""
+    replacers: Replacers = program_only(ReplaceSettings())
+    """They say how repairs stand."""
+    repair_seconds: float = ReplaceSettings().timeout
+    """The time limit of a repair."""
 
 
-def run_directory(state_dir: Path, incident: Incident) -> Path:
-    """Return the directory of the replacement program's latest run of an incident."""
-    return state_dir / "runs" / f"{incident.id}-{incident.attempts}"
+def repair_order(state_dir: Path, incident: Incident, seconds: float) -> RepairOrder:
+    """Return the order of an incident's latest try to repair its node."""
+    directory = state_dir / "runs" / f"{incident.id}-{incident.attempts}"
+    verb: Verb = "reboot" if incident.action == REBOOT else "replace"
+    return RepairOrder(directory, verb, incident.node, incident.action, seconds)
 
 
 def last_run(state_dir: Path) -> int:
@@ -136,10 +147,11 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
     messages = sources.inbox.take()
     for heard in messages:
         sources.roll.hear(heard.job, heard.connection, heard.message)
+    by_name = {node.name: node for node in nodes}
     return ClusterSnapshot(
         now=now,
         moment=moment,
-        nodes={node.name: node for node in nodes},
+        nodes=by_name,
         jobs=jobs,
         site=site,
         agents=sources.registry.agents(),
@@ -148,8 +160,10 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
         at_rest={incident.node: incident for incident in journal.at_rest()},
         memory=journal.memory(now, site.flap_window, site.recurrence_window),
         runs={
-            incident.id: program.status(
-                run_directory(sources.state_dir, incident), now, sources.host
+            incident.id: sources.replacers.status(
+                repair_order(sources.state_dir, incident, sources.repair_seconds),
+                by_name.get(incident.node),
+                now,
             )
             for incident in incidents.values()
             if incident.state.is_running_program

@@ -18,7 +18,7 @@ from slurm_resilience.controller.journal import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.query.upcoming import next_acts
 from slurm_resilience.controller.registry import AgentView
-from slurm_resilience.model import Node
+from slurm_resilience.model import REBOOT, Node
 from slurm_resilience.wire.messages import NodeVerdict
 
 
@@ -98,6 +98,7 @@ def status(
         "mode": config.recovery.mode,
         "paused": snapshot.paused,
         "can_replace": snapshot.site.can_replace,
+        "can_reboot": snapshot.site.can_repair(REBOOT),
         "permits_expansion": snapshot.site.permits_expansion,
         "sentence": decision.sentence,
         "marks_now": sum(isinstance(action, MarkNode) for action in decision.actions),

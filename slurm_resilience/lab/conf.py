@@ -96,6 +96,9 @@ def slurm_conf(name: str, spec: LabSpec, plan: ConfPlan, lab: PurePath) -> str:
         values["AccountingStoragePort"] = str(plan.slurmdbd_port)
         values["AccountingStoragePass"] = f"{lab}/munge/munge.socket.2"
     given = {key.lower() for key in spec.options}
+    if "suspendtime" in given:
+        values["SuspendProgram"] = f"{lab}/bin/suspend-node"
+        values["ResumeProgram"] = f"{lab}/bin/resume-node"
     values = {key: value for key, value in values.items() if key.lower() not in given}
     values |= {key: value for key, value in spec.options.items() if key.lower() != "partitionname"}
     gres = f" Gres={spec.gres}" if spec.gres else ""

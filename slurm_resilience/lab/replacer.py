@@ -1,6 +1,7 @@
 """The lab's replacement program: ``replace-node replace|reboot NODE``, run by sresctld.
 
-Safe to run again at any time: an order that is under way already is joined, not repeated.
+Safe to run again at any time: an order that is under way already is joined, not repeated. Slurm's
+power saving switches nodes off by it too (``power-off``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from slurm_resilience.lab.client import ask
 
 def main() -> None:
     """``SOCKET VERB NODE``; exits 0 when the new node has joined."""
-    if len(sys.argv) != 4 or sys.argv[2] not in ("replace", "reboot"):
+    if len(sys.argv) != 4 or sys.argv[2] not in ("replace", "reboot", "power-off"):
         sys.exit("usage: replace-node replace|reboot NODE")
     path, verb, node = sys.argv[1:]
     began = time.monotonic()
@@ -24,5 +25,7 @@ def main() -> None:
     except SresError as error:
         print(f"{verb} {node}: failed: {error}", flush=True)
         sys.exit(error.exit_code)
+    if verb == "power-off":
+        return
     took = time.monotonic() - began
     print(f"{verb} {node}: joined as instance {seen['instance']} after {took:.1f} s", flush=True)

@@ -40,7 +40,8 @@ class LabSpec:
             for a root directory called NAME ``spank/build/NAME/sres.so``.
         lifecycle: directory of scripts that a node runs before it joins; ``"auto"`` takes the
             repository's ``lifecycle/`` when there is one; None runs none.
-        options: more lines of slurm.conf; they replace the lab's own.
+        options: more lines of slurm.conf; they replace the lab's own. With a SuspendTime the lab
+            has programs for Slurm's power saving too.
         sres_options: tables merged into the lab's sres.toml.
         cpus: processors per node (pretended, as the nodes share the machine's).
     """

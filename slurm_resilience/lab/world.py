@@ -23,6 +23,19 @@ _REBOOT = """#!/bin/sh
 }}
 exec {program}
 """
+# Run by slurmctld with a hostlist. Some seconds pass between a machine's end and the next one's
+# boot: by its boot time Slurm tells the new one from the old one.
+_SUSPEND = """#!/bin/sh
+for node in $(scontrol show hostnames "$1"); do
+    {program} power-off "$node"
+done
+"""
+_RESUME = """#!/bin/sh
+sleep 2
+for node in $(scontrol show hostnames "$1"); do
+    {program} replace "$node"
+done
+"""
 _PROGRAM = """#!/bin/sh
 exec {program} "$@"
 """
@@ -52,11 +65,13 @@ def make_tree(lab: Path, name: str, spec: LabSpec, plan: conf.ConfPlan) -> None:
     _write_program(
         lab / "bin" / "reboot-node", _REBOOT, programs.quick("slurm_resilience.lab.machines.reboot")
     )
-    _write_program(
-        lab / "bin" / "replace-node",
-        _PROGRAM,
-        programs.quick("slurm_resilience.lab.replacer", str(lab / "keeper.sock")),
-    )
+    ask_keeper = programs.quick("slurm_resilience.lab.replacer", str(lab / "keeper.sock"))
+    for name, text in (
+        ("replace-node", _PROGRAM),
+        ("suspend-node", _SUSPEND),
+        ("resume-node", _RESUME),
+    ):
+        _write_program(lab / "bin" / name, text, ask_keeper)
     if (plugin := spec.plugin_file()) is not None:
         # plugstack.conf knows no quotes, and a repository's path may have blanks.
         (lab / "bin" / "sres.so").symlink_to(plugin)

@@ -16,34 +16,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
-
-import msgspec
+from typing import Protocol
 
 from slurm_resilience.errors import SresError
-
-
-class Run(msgspec.Struct, frozen=True):
-    """The facts about one run of the program."""
-
-    state: Literal["running", "ended", "lost"]
-    """``lost``: it is gone without an exit code (the machine was rebooted, or a user killed it)."""
-    rc: int = -1
-    output: str = ""
-    """The last lines it printed."""
-    ended_at: float = 0.0
-    """When its end was seen."""
-
+from slurm_resilience.model import Node
+from slurm_resilience.replace.repair_order import RepairOrder, Run, RunExists
 
 LOCK, RESULT, OUTPUT, RUNNER = "lock", "rc", "output", "runner"
 """A run's files. All are written before the program starts, so that a disk which is full later
 keeps neither the exit code nor the runner's process id from being written down."""
-RESERVED_BYTES = 32
+RESERVED_BYTES = 64
 """The size of the files that are written once more, in place."""
-
-
-class RunExists(SresError):
-    """This run was started before."""
 
 
 class RunHost(Protocol):
@@ -226,6 +209,28 @@ def prune(
 def stop(directory: Path, host: RunHost = THIS_HOST) -> None:
     """Ask a running program to end (SIGTERM to its runner, which passes it on)."""
     host.terminate(directory)
+
+
+class ProgramReplacer:
+    """The replacement program of the configuration."""
+
+    def __init__(self, program: Sequence[str], host: RunHost = THIS_HOST) -> None:
+        """
+        Args:
+            program: executable and first arguments.
+            host: the machine that it runs on.
+        """
+        self._program = program
+        self._host = host
+
+    def start(self, order: RepairOrder, node: Node, now: float) -> None:
+        start(order.directory, self._program, order.verb, order.node, order.seconds, self._host)
+
+    def status(self, order: RepairOrder, node: Node | None, now: float) -> Run:
+        return status(order.directory, now, self._host)
+
+    def stop(self, order: RepairOrder) -> None:
+        stop(order.directory, self._host)
 
 
 def _is_runner_of(pid: int, directory: Path) -> bool:

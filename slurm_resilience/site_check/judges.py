@@ -227,10 +227,14 @@ class ProgramSeen:
     """This is that machine."""
     fault: str = ""
     """The reason why the program cannot be started; empty: it can."""
+    by: str = "program"
+    """`replace.by`."""
 
 
 def judge_program(seen: ProgramSeen) -> SiteJudgement:
-    """Check that the replacement program can be started."""
+    """Check that the replacement program can be started, where nodes are replaced by one."""
+    if seen.by != "program":
+        return ok(f"replace.by is {seen.by}")
     if not seen.words:
         return note(
             "replace.program is empty: faulty nodes are marked and wait for a person",

@@ -118,7 +118,8 @@ def replacement_program(site: Site) -> ProgramSeen:
     """Look for the replacement program, where this is sresctld's machine."""
     words, host = site.config.replace.program, controller_host(site)
     is_here = is_this_machine(host)
-    return ProgramSeen(words, host, is_here, program_fault(words[0]) if words and is_here else "")
+    fault = program_fault(words[0]) if words and is_here else ""
+    return ProgramSeen(words, host, is_here, fault, site.config.replace.by)
 
 
 def plugin(site: Site) -> PluginSeen:

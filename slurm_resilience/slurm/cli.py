@@ -159,6 +159,12 @@ class CliClient:
     def set_comment(self, names: Sequence[str], comment: str) -> None:
         self._run("scontrol", "update", f"nodename={fold(names)}", f"comment={comment}")
 
+    def reboot(self, name: str, reason: str) -> None:
+        self._run("scontrol", "reboot", "nextstate=DOWN", f"reason={reason}", fold([name]))
+
+    def cancel_reboot(self, name: str) -> None:
+        self._run("scontrol", "cancel_reboot", fold([name]))
+
     def shrink(self, job_id: int, keep: Sequence[str]) -> None:
         # Where Slurm will not do it (22.05 without slurmdbd, the second time) it blocks for 5 s.
         words = (f"jobid={self._own_name(job_id)}", f"nodelist={fold(keep)}")

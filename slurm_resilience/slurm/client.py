@@ -103,10 +103,19 @@ class SlurmClient(Protocol):
     def info(self) -> ClusterInfo: ...
 
     def set_node(self, names: Sequence[str], *, state: str = "", reason: str = "") -> None:
-        """Set state (`fail`, `down`, `resume`, …) and reason of nodes."""
+        """Set state (`fail`, `down`, `resume`, `power_down_force`, `power_up`, …) and reason of
+        nodes."""
         ...
 
     def set_comment(self, names: Sequence[str], comment: str) -> None: ...
+
+    def reboot(self, name: str, reason: str) -> None:
+        """Have Slurm reboot a node by its RebootProgram; it is DOWN afterwards until its resume."""
+        ...
+
+    def cancel_reboot(self, name: str) -> None:
+        """Take a reboot back that Slurm has not begun."""
+        ...
 
     def shrink(self, job_id: int, keep: Sequence[str]) -> None:
         """Give all nodes of a running job back but ``keep``."""

@@ -89,6 +89,12 @@ class PyslurmClient:
     def set_comment(self, names: Sequence[str], comment: str) -> None:
         self._cli.set_comment(names, comment)
 
+    def reboot(self, name: str, reason: str) -> None:
+        self._cli.reboot(name, reason)
+
+    def cancel_reboot(self, name: str) -> None:
+        self._cli.cancel_reboot(name)
+
     def shrink(self, job_id: int, keep: Sequence[str]) -> None:
         self._cli.shrink(job_id, keep)
 

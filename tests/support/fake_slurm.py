@@ -196,6 +196,25 @@ class FakeSlurm:
             self._set_node(self._nodes[name], word, reason)
         self._settle()
 
+    def reboot(self, name: str, reason: str) -> None:
+        self._enter("reboot", name, reason)
+        node = self._find(name)
+        flags = node.flags | {"REBOOT_REQUESTED"}
+        self._nodes[name] = msgspec.structs.replace(node, flags=flags, reason=reason)
+
+    def cancel_reboot(self, name: str) -> None:
+        self._enter("cancel_reboot", name)
+        node = self._find(name)
+        if "REBOOT_REQUESTED" not in node.flags:
+            raise SlurmError("cancel_reboot: No reboot requested")
+        flags = node.flags - {"REBOOT_REQUESTED"}
+        self._nodes[name] = msgspec.structs.replace(node, flags=flags)
+
+    def _find(self, name: str) -> Node:
+        if name not in self._nodes:
+            raise NotFound("Invalid node name specified")
+        return self._nodes[name]
+
     def set_comment(self, names: Sequence[str], comment: str) -> None:
         self._enter("set_comment", tuple(names), comment)
         for name in names:

@@ -182,3 +182,9 @@ def test_a_cancel_warns_of_what_will_mark_the_node_again() -> None:
 )
 def test_what_follows_is_said_as_it_is(status: dict[str, Any] | None, words: str) -> None:
     assert words in what_next(REPLACE, status, "n[1-2]", ["n1", "n2"])
+
+
+def test_a_reboot_may_follow_where_no_replacement_does() -> None:
+    status = {"mode": "automatic", "can_replace": False, "can_reboot": True}
+    assert "sres node watch n1" in what_next(REBOOT, status, "n1", ["n1"])
+    assert "by a person" in what_next(REPLACE, status, "n1", ["n1"])

@@ -31,7 +31,7 @@ from slurm_resilience.controller.registry import AgentView, Registry, Supervisor
 from slurm_resilience.errors import SlurmError
 from slurm_resilience.model import REPLACE
 from slurm_resilience.replace import program
-from slurm_resilience.replace.program import Run
+from slurm_resilience.replace.repair_order import Run
 from slurm_resilience.wire.messages import Evidence, Message
 
 

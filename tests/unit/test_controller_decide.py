@@ -33,7 +33,7 @@ from slurm_resilience.controller.diagnose import diagnose
 from slurm_resilience.controller.journal import BreakerState, Fault, JournalMemory, PendingRequeue
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import REBOOT, REPLACE, Severity
-from slurm_resilience.replace.program import Run
+from slurm_resilience.replace.repair_order import Run
 
 SICK = agent(findings=(finding(),))
 MARKED = node(state="IDLE+FAIL", reason=REPLACE)

@@ -26,7 +26,7 @@ from slurm_resilience.controller.probe import ProbeResult
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import REPLACE
 from slurm_resilience.replace import program
-from slurm_resilience.replace.program import Run
+from slurm_resilience.replace.repair_order import Run
 from slurm_resilience.wire.messages import BreakerReset, PauseRequest
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from slurm_resilience.errors import SresError
 from slurm_resilience.replace import program, program_runner
-from slurm_resilience.replace.program import Run, RunExists
+from slurm_resilience.replace.repair_order import Run, RunExists
 
 
 def until(look: Callable[[], object], what: str) -> None:

@@ -66,6 +66,7 @@ def info(version: str = "24.11.5", **raw: str) -> ClusterInfo:
         (judges.judge_program(ProgramSeen(("/p",), "c", False)), "skipped", "only c"),
         (judges.judge_program(ProgramSeen(("/p",), "c", True, "/p is not")), "wrong", "/p is not"),
         (judges.judge_program(ProgramSeen(("/p",), "c", True)), "ok", "/p"),
+        (judges.judge_program(ProgramSeen((), "c", True, by="slurm-power")), "ok", "slurm-power"),
     ],
 )
 def test_what_each_judge_says(judgement: judges.SiteJudgement, outcome: str, said: str) -> None:

@@ -25,7 +25,7 @@ from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.probe import Prober
 from slurm_resilience.controller.registry import Registry
 from slurm_resilience.errors import SresError
-from slurm_resilience.replace.program import THIS_HOST, RunHost
+from slurm_resilience.replace.replacers import Replacers, program_only
 from slurm_resilience.slurm.client import SlurmClient
 
 log = logging.getLogger("sresctld")
@@ -51,7 +51,7 @@ class Actor:
         config: Config,
         state_dir: Path,
         dry_run: bool = False,
-        host: RunHost = THIS_HOST,
+        replacers: Replacers | None = None,
         ask: Ask | None = None,
     ) -> None:
         self._journal = journal
@@ -84,7 +84,7 @@ class Actor:
             config,
             state_dir,
             self._evidence,
-            host,
+            replacers or program_only(config.replace),
         )
         nodes = NodeActs(client, journal, self._reporter, prober, notifier, jobs, repair, clock)
         self._handlers: dict[type, Callable[[ClusterSnapshot, Any], None]] = {
@@ -93,6 +93,7 @@ class Actor:
             actions.OpenRequested: nodes.open_requested,
             actions.Transition: nodes.apply,
             actions.StartReplacement: repair.start,
+            actions.ContinueReplacement: repair.go_on,
             actions.ReturnNode: repair.give_back,
             actions.NotifySupervisor: jobs.notify,
             actions.RequeueJob: jobs.requeue,

@@ -11,7 +11,12 @@ from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
 from slurm_resilience.controller.act.evidence_collector import EvidenceCollector
 from slurm_resilience.controller.act.reporting import Reporter
-from slurm_resilience.controller.actions import ActOutcome, ReturnNode, StartReplacement
+from slurm_resilience.controller.actions import (
+    ActOutcome,
+    ContinueReplacement,
+    ReturnNode,
+    StartReplacement,
+)
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
 from slurm_resilience.controller.diagnose import is_kept_instead, is_speaking, open_findings
 from slurm_resilience.controller.journal import (
@@ -20,12 +25,12 @@ from slurm_resilience.controller.journal import (
     Journal,
     MachineIdentity,
 )
-from slurm_resilience.controller.observe import ClusterSnapshot, run_directory
+from slurm_resilience.controller.observe import ClusterSnapshot, repair_order
 from slurm_resilience.controller.probe import Prober
 from slurm_resilience.controller.registry import Registry
 from slurm_resilience.model import REBOOT, Node
-from slurm_resilience.replace import program
-from slurm_resilience.replace.program import THIS_HOST, RunHost
+from slurm_resilience.replace.repair_order import RepairOrder, RunExists
+from slurm_resilience.replace.replacers import PROGRAM, Replacers
 from slurm_resilience.slurm.client import SlurmClient
 
 log = logging.getLogger("sresctld")
@@ -50,7 +55,7 @@ class RepairActs:
         config: Config,
         state_dir: Path,
         evidence: EvidenceCollector,
-        host: RunHost = THIS_HOST,
+        replacers: Replacers,
     ) -> None:
         self._client = client
         self._journal = journal
@@ -62,7 +67,7 @@ class RepairActs:
         self._settings = config.replace
         self._state_dir = state_dir
         self.evidence = evidence
-        self._host = host
+        self._replacers = replacers
 
     def start(self, snapshot: ClusterSnapshot, action: StartReplacement) -> None:
         """Start the replacement program, unless anything has changed: work has come to the node, a
@@ -78,7 +83,7 @@ class RepairActs:
         if news:
             log.info("%s: %s: its replacement waits", node.name, news)
             return
-        earlier = self._earlier_run(incident)
+        earlier = self._earlier_run(incident, node)
         if earlier is not None:
             log.info("%s: the run %s has not ended: its replacement waits", node.name, earlier)
             return
@@ -91,28 +96,36 @@ class RepairActs:
             self._client.set_node([node.name], state="fail", reason=node.reason)
         agent = snapshot.agents.get(action.node)
         before = MachineIdentity(agent.boot_id, agent.instance) if agent else incident.before
+        name = self._replacers.name_of(incident.action)
+        words = self._settings.program if name == PROGRAM else (name,)
         verb = "reboot" if incident.action == REBOOT else "replace"
-        command = " ".join([*self._settings.program, verb, node.name])
+        command = " ".join([*words, verb, node.name])
         facts = IncidentFacts(attempts=incident.attempts + 1, before=before, is_flap=False)
         # The journal first: a run that exists is found again by its directory.
         incident = self._reporter.report(
             ActOutcome(incident.id, NodeEvent.REPLACING, command, facts)
         )
         try:
-            program.start(
-                run_directory(self._state_dir, incident),
-                self._settings.program,
-                verb,
-                node.name,
-                self._settings.timeout,
-                self._host,
-            )
-        except program.RunExists:
+            self._replacers.start(self._order(incident), incident.action, node, self._clock.now())
+        except RunExists:
             log.info(
                 "the run of incident %d, attempt %d was started before",
                 incident.id,
                 incident.attempts,
             )
+
+    def go_on(self, snapshot: ClusterSnapshot, action: ContinueReplacement) -> None:
+        """Do the next act of a repair, unless anything has changed at the node meanwhile."""
+        node, seen = self._client.node(action.node), snapshot.nodes[action.node]
+        if (node.reason, node.reason_at, node.state) != (seen.reason, seen.reason_at, seen.state):
+            log.info("%s is %s now (%s): its repair waits", node.name, node.state, node.reason)
+            return
+        self._reporter.event("repairing", action.what, node=node.name, incident=action.incident)
+        order = self._order(snapshot.incidents[action.node])
+        self._replacers.go_on(order, node, self._clock.now())
+
+    def _order(self, incident: Incident) -> RepairOrder:
+        return repair_order(self._state_dir, incident, self._settings.timeout)
 
     def _node_to_repair(self, snapshot: ClusterSnapshot, name: str) -> Node | None:
         """Return the node as Slurm shows it now; None: work has come to it, or a person's word."""
@@ -151,19 +164,19 @@ class RepairActs:
         agents = {name: agent} if agent is not None else {}
         return msgspec.structs.replace(snapshot, agents=agents)
 
-    def _earlier_run(self, incident: Incident) -> Path | None:
+    def _earlier_run(self, incident: Incident, node: Node) -> Path | None:
         """Return a run for this node that has not ended: a person stopped it, or took the node."""
+        now = self._clock.now()
         for known in self._journal.incidents_of(incident.node, EARLIER_INCIDENTS):
             for attempt in range(1, known.attempts + 1):
-                run = msgspec.structs.replace(known, attempts=attempt)
-                directory = run_directory(self._state_dir, run)
-                if program.is_unfinished(directory, self._host):
-                    return directory
+                order = self._order(msgspec.structs.replace(known, attempts=attempt))
+                if self._replacers.is_unfinished(order, node, now):
+                    return order.directory
         return None
 
     def stop(self, incident: Incident) -> None:
-        """Ask the incident's running program to end."""
-        program.stop(run_directory(self._state_dir, incident), self._host)
+        """Have the incident's repair stopped."""
+        self._replacers.stop(self._order(incident))
 
     def give_back(self, snapshot: ClusterSnapshot, action: ReturnNode) -> None:
         """Give the node back to Slurm, unless it is in service already or a person keeps it."""

@@ -10,6 +10,7 @@ import msgspec
 from slurm_resilience.config import Config
 from slurm_resilience.controller.actions import (
     Action,
+    ContinueReplacement,
     EndPendingRequeue,
     MarkNode,
     Note,
@@ -148,6 +149,8 @@ def _in_words(action: Action) -> str:
             return f"mark {action.node} {action.state} {action.action}".rstrip()
         case StartReplacement():
             return f"replace {action.node}"
+        case ContinueReplacement():
+            return f"{action.node}: {action.what}"
         case ReturnNode():
             return f"resume {action.node}"
         case RequeueJob():

@@ -11,6 +11,7 @@ from typing import Literal
 from slurm_resilience.config import Config, RecoveryMode
 from slurm_resilience.controller.actions import (
     Action,
+    ContinueReplacement,
     MarkNode,
     NoteAnswered,
     NoteKept,
@@ -35,6 +36,7 @@ from slurm_resilience.controller.diagnose import (
 from slurm_resilience.controller.journal import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import REBOOT, Node
+from slurm_resilience.replace.repair_order import Run
 
 RESUME_AGAIN_SECONDS = 10.0
 """Until a node resume that Slurm does not show is given again."""
@@ -211,7 +213,7 @@ def _answer_of_a_person(
     snapshot: ClusterSnapshot, incident: Incident, node: Node
 ) -> Transition | None:
     """Return a person's answer to the request, where its reason has gone or was changed."""
-    if is_kept_by_a_person(node, snapshot.site.slurm_users):
+    if is_kept_instead(node, incident.action, snapshot.site.slurm_users):
         return _move(incident, NodeEvent.TAKEN_OVER, f"{node.state}: kept out for {node.reason!r}")
     is_slurms = bool(node.reason.strip()) and not node.requested_action
     if is_slurms and is_out_of_service(node):
@@ -248,7 +250,7 @@ def _towards_repair(
         return
     if incident.state is NodeState.SET_ASIDE:
         yield _move(incident, NodeEvent.EMPTIED, "no job is left on the node")
-    if not snapshot.site.can_replace:
+    if not snapshot.site.can_repair(incident.action):
         text = "no replacement program is configured (replace.program): waiting for a person"
         yield RaiseAlarm(f"program-{incident.id}", text, node.name, incident=incident.id)
         return
@@ -258,26 +260,32 @@ def _towards_repair(
 def _from_repairing(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
 ) -> Iterator[Action]:
-    if not (node.reason and is_out_of_service(node)):
+    run = snapshot.runs.get(incident.id)
+    has_reason = bool(node.reason) or (run is not None and bool(run.next_act))
+    if not (has_reason and is_out_of_service(node)):
         # Node resume takes the reason away, or the state only (24.11), whatever the machine does.
         yield _move(incident, NodeEvent.RELEASED, "an administrator resumed the node")
         return
-    run = snapshot.runs.get(incident.id)
     if run is None:
         return
-    if run.state == "running":
+    if run.next_act:
+        yield ContinueReplacement(node.name, incident.id, run.next_act)
+    elif run.state == "running":
         runs_for, limit = snapshot.now - incident.times.run_started, config.replace.timeout
         if runs_for > limit + OVERDUE_SECONDS:
-            text = f"the program runs for {runs_for:.0f} s, past its limit of {limit:.0f} s; end it"
+            text = f"{run.by} runs for {runs_for:.0f} s, past its limit of {limit:.0f} s; end it"
             key = f"overdue-{incident.id}-{incident.attempts}"
             yield RaiseAlarm(key, text, node.name, incident=incident.id)
-        return
-    if run.state == "ended" and run.rc == 0:
-        yield _move(incident, NodeEvent.REPLACED, "the program ended well")
-        return
+    elif run.state == "ended" and run.rc == 0:
+        yield _move(incident, NodeEvent.REPLACED, f"{run.by} ended well")
+    else:
+        yield _failed(snapshot, config, incident, _failure_of(run))
+
+
+def _failure_of(run: Run) -> str:
     last_line = (run.output.splitlines()[-1:] or ["it printed nothing"])[0][:MAX_OUTPUT]
     ending = "disappeared" if run.state == "lost" else f"exited {run.rc}"
-    yield _failed(snapshot, config, incident, f"the program {ending}: {last_line}")
+    return f"{run.by} {ending}: {last_line}"
 
 
 def _failed(

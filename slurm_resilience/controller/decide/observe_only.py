@@ -168,7 +168,7 @@ def _next(
     """Find the next act on a node that would have been marked."""
     if fault.kind != "dead" and node.has_work:
         return  # its jobs would end first; those of a dead node would have ended with the mark
-    if not snapshot.site.can_replace:
+    if not snapshot.site.can_repair(fault.action):
         return
     times = IncidentTimes(fault.began, marked=fault.would_at(WOULD_MARK))
     as_if = Incident(0, fault.node, fault.kind, fault.action, fault.reason, NodeState.EMPTY, times)

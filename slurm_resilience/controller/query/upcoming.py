@@ -133,7 +133,7 @@ def _of_repair(
 
     if node.has_work:
         return when("its jobs to end")
-    if not snapshot.site.can_replace:
+    if not snapshot.site.can_repair(incident.action):
         return when("a person: no replacement program is configured")
     ready = replacing.readiness(snapshot, config, incident, node)
     if ready.kind == "lives":

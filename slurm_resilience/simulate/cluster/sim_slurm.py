@@ -371,6 +371,14 @@ class SimSlurm:
                 raise NotFound("Invalid node name specified")
             self._keep(msgspec.structs.replace(self.entries[name], comment=comment))
 
+    def reboot(self, name: str, reason: str) -> None:
+        self._enter()
+        raise SlurmError("RebootProgram is not configured")
+
+    def cancel_reboot(self, name: str) -> None:
+        self._enter()
+        raise SlurmError("RebootProgram is not configured")
+
     def shrink(self, job_id: int, keep: Sequence[str]) -> None:
         self._enter()
         entry = self._entry(job_id)

@@ -198,6 +198,12 @@ class SimJobSlurm:
     def set_comment(self, names: Sequence[str], comment: str) -> None:
         raise NotImplementedError
 
+    def reboot(self, name: str, reason: str) -> None:
+        raise NotImplementedError
+
+    def cancel_reboot(self, name: str) -> None:
+        raise NotImplementedError
+
     def start_now(self, job_id: int) -> None:
         raise NotImplementedError
 

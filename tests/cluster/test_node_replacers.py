@@ -1,0 +1,132 @@
+"""Nodes are replaced by Slurm's power saving, and rebooted by `scontrol reboot`, on real Slurm."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from jobs import all_idle, events, kinds
+
+from slurm_resilience.lab import Lab, LabSpec
+from slurm_resilience.lab.programs import own_bin
+from slurm_resilience.model import REBOOT, REPLACE
+
+WaitFor = Callable[..., Any]
+XID = "NVRM: Xid (PCI:0000:04:00): 79, GPU has fallen off the bus."
+POWER_SAVING = {"SuspendTime": "99999999", "SuspendTimeout": "4", "ResumeTimeout": "60"}
+
+
+def power_saving_lab(**replace: Any) -> LabSpec:
+    settings = {"by": "slurm-power", "program": [], "reboot_by": "slurm-reboot", **replace}
+    options = {"replace": {**settings, "silent_for": 5.0, "backoff": 1.0}}
+    return LabSpec(nodes=2, network=True, options=POWER_SAVING, sres_options=options)
+
+
+def health(lab: Lab, node: str) -> str:
+    done = lab.run([str(own_bin() / "sres"), "node", "list", node, "--format", "json"])
+    return str(json.loads(done.stdout)[0]["health"]) if done.stdout else ""
+
+
+def texts(lab: Lab, kind: str) -> list[str]:
+    return [event["text"] for event in events(lab) if event["kind"] == kind]
+
+
+def ask(lab: Lab, node: str, reason: str) -> None:
+    words = ["scontrol", "update", f"nodename={node}", "state=fail", f"reason={reason}"]
+    lab.run(words, check=True)
+
+
+def test_a_dead_node_is_replaced_by_power_saving(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor
+) -> None:
+    lab = fresh_lab(power_saving_lab())
+    wait_for(lambda: health(lab, "n2") == "healthy", 30, "n2 beats")
+    before = lab.instance("n2")
+    lab.power_off("n2")
+    wait_for(lambda: texts(lab, "closed"), 120, "it is back in service")
+    assert lab.instance("n2") != before
+    assert all_idle(lab)
+    assert texts(lab, "replacing") == ["slurm-power replace n2"]
+    assert [text.partition(":")[0] for text in texts(lab, "repairing")] == [
+        "state=power_up",
+        "writes the Reason that Slurm took away as it began to power the node up",
+    ]
+
+
+def test_a_killed_sresctld_powers_a_node_down_once(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor
+) -> None:
+    lab = fresh_lab(power_saving_lab())
+    wait_for(lambda: health(lab, "n2") == "healthy", 30, "n2 beats")
+    boots = lab.status()["nodes"]["n2"]["boots"]
+    ask(lab, "n2", REPLACE)
+    wait_for(lambda: "POWERING_DOWN" in lab.node_states()["n2"], 60, "it is being powered down")
+    lab.kill_daemon("sresctld", signal.SIGKILL)
+    wait_for(lambda: "POWERED_DOWN" in lab.node_states()["n2"], 60, "it is powered down")
+    lab.start_daemon("sresctld")
+    wait_for(lambda: "POWERING_UP" in lab.node_states()["n2"], 60, "it is being powered up")
+    lab.kill_daemon("sresctld", signal.SIGKILL)
+    lab.start_daemon("sresctld")
+    wait_for(lambda: texts(lab, "closed"), 120, "it is back in service")
+    assert all_idle(lab)
+    assert len(texts(lab, "replacing")) == 1
+    assert lab.status()["nodes"]["n2"]["boots"] == boots + 1
+    assert not texts(lab, "replacement-failed")
+
+
+def test_a_pause_and_a_person_count_between_two_acts(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor
+) -> None:
+    lab = fresh_lab(power_saving_lab())
+    wait_for(lambda: health(lab, "n2") == "healthy", 30, "n2 beats")
+    ask(lab, "n2", REPLACE)
+    wait_for(lambda: "POWERING_DOWN" in lab.node_states()["n2"], 60, "it is being powered down")
+    lab.run([str(own_bin() / "sres"), "pause", "look first"], check=True)
+    wait_for(lambda: "POWERED_DOWN" in lab.node_states()["n2"], 60, "it is powered down")
+    words = ["scontrol", "update", "nodename=n2", "state=drain", "reason=RMA 4711"]
+    lab.run(words, check=True)
+    lab.run([str(own_bin() / "sres"), "unpause"], check=True)
+    wait_for(lambda: "taken-over" in kinds(lab, "n2"), 30, "the person is heard")
+    wait_for(lambda: health(lab, "n2") == "held", 30, "it is left alone")
+    assert not texts(lab, "repairing")
+    assert "POWERED_DOWN" in lab.node_states()["n2"]
+
+
+def test_a_failed_power_up_is_told_from_one_that_was_never_done(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor
+) -> None:
+    spec = power_saving_lab()
+    spec.options["ResumeTimeout"] = "5"
+    lab = fresh_lab(spec)
+    program = lab.directory / "bin" / "resume-node"
+    works = program.read_text()
+    program.write_text("#!/bin/sh\nexit 1\n")
+    wait_for(lambda: health(lab, "n2") == "healthy", 30, "n2 beats")
+    ask(lab, "n2", REPLACE)
+    wait_for(lambda: texts(lab, "replacement-failed"), 120, "the first try fails")
+    assert "half done: it is powered down" in texts(lab, "replacement-failed")[0]
+    program.write_text(works)
+    wait_for(lambda: texts(lab, "closed"), 120, "the second one brings it back")
+    assert len(texts(lab, "replacing")) == 2
+    assert all_idle(lab)
+
+
+def test_a_sick_node_is_rebooted_by_slurm_and_then_left_to_a_person(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor
+) -> None:
+    options = {"recovery": {"max_reboots": 1}, "replace": {"program": []}}
+    lab = fresh_lab(LabSpec(nodes=2, network=True, sres_options=options))
+    wait_for(lambda: health(lab, "n2") == "healthy", 30, "n2 beats")
+    boots = lab.status()["nodes"]["n2"]["boots"]
+    lab.kmsg("n2", XID)
+    wait_for(lambda: texts(lab, "closed"), 120, "the reboot helps")
+    assert lab.status()["nodes"]["n2"]["boots"] == boots + 1
+    assert texts(lab, "replacing") == ["slurm-reboot reboot n2"]
+    wait_for(lambda: health(lab, "n2") == "healthy", 30, "n2 beats")
+    lab.kmsg("n2", XID)
+    said = "no replacement program is configured (replace.program): waiting for a person"
+    wait_for(lambda: said in texts(lab, "alarm"), 60, "nothing here can replace it")
+    assert len(texts(lab, "replacing")) == 1
+    assert REBOOT not in lab.run(["scontrol", "show", "node", "n2", "-o"]).stdout

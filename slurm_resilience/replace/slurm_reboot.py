@@ -8,6 +8,7 @@ another boot.
 from __future__ import annotations
 
 import contextlib
+from datetime import datetime
 
 from slurm_resilience.errors import NotFound, SlurmError, SresError
 from slurm_resilience.model import Node
@@ -24,6 +25,8 @@ from slurm_resilience.replace.slurm_power import TIMEOUT_RC
 from slurm_resilience.slurm.client import SlurmClient
 
 BY = "scontrol reboot"
+SAME_BOOT_SECONDS = 1.0
+"""Slurm reckons a boot's time from the uptime, so that it differs by a second now and then."""
 _UNDER_WAY = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED"})
 
 
@@ -71,7 +74,7 @@ def reboot_run(step: ReachedStep | None, node: Node | None, now: float, seconds:
     if node is None:
         return waiting
     is_under_way = bool(node.flags & _UNDER_WAY)
-    if not is_under_way and node.boot_time not in ("", step.mark):
+    if not is_under_way and _is_another_boot(node.boot_time, step.mark):
         return Run("ended", 0, "the node has booted", now, by=BY, wrote_reason=True)
     if now - step.began > seconds:
         text = f"not done within {seconds:g} s: it is {node.state}"
@@ -80,3 +83,12 @@ def reboot_run(step: ReachedStep | None, node: Node | None, now: float, seconds:
         return waiting
     text = f"Slurm did not reboot it: it is {node.state} ({node.reason})"
     return Run("ended", 1, text, now, by=BY, wrote_reason=True)
+
+
+def _is_another_boot(shown: str, before: str) -> bool:
+    """Tell whether Slurm shows a later boot than before the order."""
+    try:
+        passed = datetime.fromisoformat(shown) - datetime.fromisoformat(before)
+    except ValueError:
+        return bool(shown) and shown != before  # it had never booted, as far as Slurm knew
+    return passed.total_seconds() > SAME_BOOT_SECONDS

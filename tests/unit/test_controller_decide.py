@@ -32,7 +32,7 @@ from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeSta
 from slurm_resilience.controller.diagnose import diagnose
 from slurm_resilience.controller.journal import BreakerState, Fault, JournalMemory, PendingRequeue
 from slurm_resilience.controller.observe import ClusterSnapshot
-from slurm_resilience.model import REBOOT, REPLACE, Severity
+from slurm_resilience.model import REBOOT, REPLACE, Node, Severity
 from slurm_resilience.replace.repair_order import Run
 
 SICK = agent(findings=(finding(),))
@@ -451,6 +451,45 @@ def test_a_node_given_up_stays_so_when_it_dies() -> None:
 def advance(seen: ClusterSnapshot, settings: Any = CONFIG) -> act.Transition:
     (found,) = actions(seen, act.Transition, settings)
     return found  # type: ignore[no-any-return]
+
+
+REBOOT_FAILED = f"{REBOOT} : reboot issued : reboot timed out"
+"""What Slurm makes of the Reason of a node that it could not reboot."""
+
+
+def test_slurms_words_behind_a_request_are_no_persons() -> None:
+    """They stand there after a reboot by Slurm that failed, given up or to be tried again."""
+    left = node("n1", "DOWN+FAIL", REBOOT_FAILED)
+    tried = incident(state=NodeState.QUARANTINED, action=REBOOT, reason_at=left.reason_at)
+    assert actions(world(left, agents=(agent(),), at_rest=(tried,)), act.Transition) == []
+    again = incident(state=NodeState.EMPTY, action=REBOOT)
+    seen = world(left, agents=(agent(),), incidents=(again,))
+    (mark,) = actions(seen, act.MarkNode)
+    assert (mark.state, mark.action) == ("down", REBOOT)
+    theirs = node("n1", "DOWN+FAIL", f"{REBOOT_FAILED}, RMA 4711")
+    (taken,) = actions(world(theirs, agents=(agent(),), at_rest=(tried,)), act.Transition)
+    assert taken.event is NodeEvent.TAKEN_OVER
+
+
+@pytest.mark.parametrize(
+    ("due", "seen", "kinds"),
+    [
+        ("the Reason", node("n1", "IDLE+FAIL+POWERING_UP"), [act.ContinueReplacement]),
+        ("", node("n1", "IDLE+FAIL+POWERING_UP"), [act.Transition]),
+        ("the Reason", node("n1", "IDLE+POWERING_UP"), [act.Transition]),
+        ("power it up", node("n1", "IDLE+DRAIN+POWERED_DOWN", "RMA"), [act.Transition]),
+        ("power it up", node("n1", "IDLE+FAIL+POWERED_DOWN", REPLACE), [act.ContinueReplacement]),
+    ],
+)
+def test_a_repair_goes_on_by_its_own_acts(
+    due: str, seen: Node, kinds: list[type[act.Action]]
+) -> None:
+    """A Reason that Slurm took away is no person's answer while the repair says so; all else is."""
+    known = incident(state=NodeState.REPAIRING, attempts=1)
+    run = {known.id: Run("running", next_act=due)}
+    decided = decide(world(seen, incidents=(known,), runs=run), {}, CONFIG)
+    found = [type(one) for one in decided.actions if getattr(one, "incident", 0) == known.id]
+    assert found == kinds
 
 
 def test_open_and_marked_in_slurm_goes_on() -> None:

@@ -77,17 +77,21 @@ def test_a_power_cycle_that_takes_too_long(step: str, flag: str, text: str) -> N
 @pytest.mark.parametrize(
     ("seen", "state", "rc"),
     [
-        (node("REBOOT_REQUESTED", boot="1"), "running", -1),
-        (node("REBOOT_ISSUED", boot="1"), "running", -1),
-        (node(boot="2"), "ended", 0),
-        (node(boot="1"), "ended", 1),
+        (node("REBOOT_REQUESTED", boot="2026-01-01T00:00:00"), "running", -1),
+        (node("REBOOT_ISSUED", boot="2026-01-01T00:00:09"), "running", -1),
+        (node(boot="2026-01-01T00:00:09"), "ended", 0),
+        (node(boot="2026-01-01T00:00:01"), "ended", 1),
+        (node(boot="2026-01-01T00:00:00"), "ended", 1),
+        (node(boot=""), "ended", 1),
         (None, "running", -1),
     ],
 )
 def test_how_far_a_reboot_has_come(seen: Node | None, state: str, rc: int) -> None:
-    run = reboot_run(ReachedStep("reboot", NOW - 60, NOW - 60, "1"), seen, NOW, 600.0)
+    step = ReachedStep("reboot", NOW - 60, NOW - 60, "2026-01-01T00:00:00")
+    run = reboot_run(step, seen, NOW, 600.0)
     assert (run.state, run.rc) == (state, rc)
-    assert reboot_run(ReachedStep("reboot", NOW, NOW, "1"), node(boot="1"), NOW, 600.0).rc == -1
+    if seen is not None and rc == 1:
+        assert reboot_run(step, seen, NOW - 59, 600.0).state == "running"
 
 
 class Site:

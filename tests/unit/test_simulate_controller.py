@@ -60,6 +60,21 @@ def test_no_rule_is_broken() -> None:
         assert (seed, broken(seed)) == (seed, "")
 
 
+def test_each_replacer_is_taken() -> None:
+    """And each by the rules above; so they are not kept by doing nothing."""
+    wanted = {
+        "slurm-power replace",
+        "slurm-reboot reboot",
+        "replace-node replace",
+        "state=power_up",
+    }
+    for seed in range(MOST_RUNS):
+        trace: list[str] = []
+        broken(seed, (Kind.PERSON_ASKS, Kind.SICK_REBOOT), trace)
+        wanted -= {words for words in wanted if any(words in line for line in trace)}
+    assert not wanted
+
+
 def test_a_seed_is_replayed_exactly() -> None:
     for seed in range(5):
         first: list[str] = []

@@ -57,7 +57,7 @@ def leave_rest(snapshot: ClusterSnapshot) -> Iterator[Transition]:
         is_kept = is_kept_by_a_person(node, snapshot.site.slurm_users)
         is_requested = bool(node.requested_action) and is_out_of_service(node)
         if incident.state is NodeState.QUARANTINED:
-            if is_kept:
+            if is_kept_instead(node, incident.action, snapshot.site.slurm_users):
                 yield _move(incident, NodeEvent.TAKEN_OVER, f"kept out by a person: {node.reason}")
             elif not is_out_of_service(node):
                 text = f"{node.state}: the node was put back into service"

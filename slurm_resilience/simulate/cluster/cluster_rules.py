@@ -164,7 +164,8 @@ class ClusterRules:
         is_mark = after.reason.startswith("Action:") and not self.people.asks(name)
         if is_mark and after.is_down and not before.is_down:
             self._sets_down(name)
-        if is_mark and not before.reason.startswith("Action:"):
+        # One in FAIL was marked before: Slurm took the Reason away, or wrote its own over it.
+        if is_mark and not before.is_fail and not before.reason.startswith("Action:"):
             self._count_mark(before)
             self._overrules(before)
         if not after.reason:
@@ -329,6 +330,9 @@ class ClusterRules:
     def _look_at_node(self, name: str, standing: DaemonView) -> None:
         now, machine, node = self._schedule.now, self._machines[name], self._slurm.entries[name]
         if node.is_down or node.is_fail or node.is_drain:
+            return
+        if node.is_powered_off_on_purpose or node.flags & {"POWER_UP", "POWER_DOWN"}:
+            self._bad_since.kept[name] = now
             return
         if name in self.people.reserved:
             self._bad_since.kept[name] = self._bad_since.reserved[name] = now

@@ -45,6 +45,7 @@ from slurm_resilience.simulate.cluster.sim_machine import (
     SimMachine,
     WireEnd,
 )
+from slurm_resilience.simulate.cluster.sim_power import SimPower
 from slurm_resilience.simulate.cluster.sim_slurm import Settings, SimSlurm
 from slurm_resilience.simulate.cluster.sim_supervisor import SimSupervisors
 from slurm_resilience.simulate.schedule import Schedule
@@ -156,10 +157,16 @@ class SimCluster:
             for name in self.slurm.entries
         }
         self.host = SimHost(self.schedule, Random(f"{seed}/programs"), self.machines)
+        kinds = Random(f"{seed}/replacers")
+        if kinds.random() < 0.4:
+            self.slurm.power = SimPower(self.schedule, self.slurm, self.host, self.machines, kinds)
+        by = kinds.choice(("slurm-power", "program")) if self.slurm.power else "program"
         self.database = SimDatabase.make()
         self.config = Config(
             controller=ControllerSettings(state_dir=str(directory)),
             replace=ReplaceSettings(
+                by=by,
+                reboot_by="slurm-reboot" if self.slurm.power else "",
                 program=("replace-node",),
                 timeout=60.0,
                 attempts=random.choice((2, 3)),

@@ -23,6 +23,13 @@ COMPLETING_SECONDS = 0.4
 """Time that the tasks of an ending job take on nodes that answer."""
 NOT_RESPONDING_SECONDS = 100.0
 """Until slurmctld shows that a slurmd does not answer."""
+POWER_SAVING = {
+    "SuspendProgram": "/suspend",
+    "ResumeProgram": "/resume",
+    "RebootProgram": "/reboot",
+    "SuspendTime": "99999999 sec",
+}
+POWER_WORDS = frozenset({"POWER_DOWN_FORCE", "POWER_UP"})
 OUT_OF_SERVICE = frozenset({"DOWN", "DRAIN", "FAIL"})
 NOT_RESPONDING = "Not responding"
 REBOOTED = "Node unexpectedly rebooted"
@@ -80,6 +87,30 @@ class SlurmWatcher(Protocol):
         ...
 
 
+class PowerOrders(Protocol):
+    """Carries out what Slurm is asked to power down, to power up and to reboot."""
+
+    def down(self, node: Node, author: str) -> None:
+        """Take POWER_DOWN_FORCE."""
+        ...
+
+    def up(self, node: Node, author: str) -> None:
+        """Take POWER_UP."""
+        ...
+
+    def reboot(self, node: Node, reason: str) -> None:
+        """Take a reboot."""
+        ...
+
+    def cancel_reboot(self, node: Node) -> bool:
+        """Take a reboot back; false: there is none to take back."""
+        ...
+
+    def registered(self, name: str, rebooted: bool) -> None:
+        """Take in that a slurmd has registered."""
+        ...
+
+
 class _Entry:
     """A job."""
 
@@ -134,6 +165,8 @@ class SimSlurm:
         self.take_time: Callable[[], None] = lambda: None
         """Called by each request of sresctld: lets the time pass that it takes."""
         self.watcher: SlurmWatcher | None = None
+        self.power: PowerOrders | None = None
+        """Power saving and reboots, where slurm.conf has the programs."""
         self.read_at: dict[str, float] = {}
         """When sresctld last began to read each node by itself."""
         self.listed_at = 0.0
@@ -264,22 +297,24 @@ class SimSlurm:
     def register(self, name: str, rebooted: bool) -> None:
         """Take in a slurmd's registration."""
         self.silent.pop(name, None)
+        if self.power is not None:
+            self.power.registered(name, rebooted)
         node = self.entries[name]
         flags = node.flags - {"NOT_RESPONDING"}
         mode, by_slurm = self.settings.return_to_service, node.reason_by == SLURM
         if node.is_down:
             forgives = mode == 2 or (mode == 1 and by_slurm and node.reason == NOT_RESPONDING)
             if forgives and not flags & {"DRAIN", "FAIL"}:
-                self._write(node, "IDLE", flags, "", SLURM)
+                self.write(node, "IDLE", flags, "", SLURM)
             elif forgives:
-                self._write(node, "IDLE", flags, node.reason, SLURM)
+                self.write(node, "IDLE", flags, node.reason, SLURM)
             else:
-                self._keep(msgspec.structs.replace(node, flags=flags))
+                self.keep(msgspec.structs.replace(node, flags=flags))
         elif rebooted and mode < 2 and self.jobs_on(name):
-            self._write(node, "DOWN", flags, REBOOTED, SLURM)
+            self.write(node, "DOWN", flags, REBOOTED, SLURM)
             self._lost(name, SLURM)
         else:
-            self._keep(msgspec.structs.replace(node, flags=flags))
+            self.keep(msgspec.structs.replace(node, flags=flags))
             if rebooted:
                 for entry in [e for e in self._jobs.values() if name in e.job.nodes]:
                     self._told_lost(entry.job, name, SLURM)
@@ -308,7 +343,7 @@ class SimSlurm:
 
     def put(self, node: Node) -> None:
         """Set a node to anything at all."""
-        self._keep(node)
+        self.keep(node)
         self._settle(node.name)
         self._fill()
 
@@ -356,6 +391,7 @@ class SimSlurm:
                 "SlurmdTimeout": f"{self.settings.slurmd_timeout:.0f} sec",
                 "ReturnToService": str(self.settings.return_to_service),
                 "SlurmUser": "slurm(0)",
+                **(POWER_SAVING if self.power is not None else {}),
             },
         )
 
@@ -369,15 +405,24 @@ class SimSlurm:
         for name in names:
             if name not in self.entries:
                 raise NotFound("Invalid node name specified")
-            self._keep(msgspec.structs.replace(self.entries[name], comment=comment))
+            self.keep(msgspec.structs.replace(self.entries[name], comment=comment))
 
     def reboot(self, name: str, reason: str) -> None:
+        self.set_at = self._schedule.now
         self._enter()
-        raise SlurmError("RebootProgram is not configured")
+        if self.power is None:
+            raise SlurmError("RebootProgram is not configured")
+        self.power.reboot(self._find(name), reason)
 
     def cancel_reboot(self, name: str) -> None:
         self._enter()
-        raise SlurmError("RebootProgram is not configured")
+        if self.power is None or not self.power.cancel_reboot(self._find(name)):
+            raise SlurmError("No reboot requested")
+
+    def _find(self, name: str) -> Node:
+        if name not in self.entries:
+            raise NotFound("Invalid node name specified")
+        return self.entries[name]
 
     def shrink(self, job_id: int, keep: Sequence[str]) -> None:
         self._enter()
@@ -471,13 +516,13 @@ class SimSlurm:
             raise NotFound(f"Invalid job id specified: {job_id}")
         return self._jobs[job_id]
 
-    def _keep(self, node: Node) -> None:
+    def keep(self, node: Node) -> None:
         served = self.entries[node.name].is_available
         self.entries[node.name] = node
         if self.watcher is not None and node.is_available and not served:
             self.watcher.node_serves(node.name)
 
-    def _write(
+    def write(
         self,
         node: Node,
         base: str,
@@ -498,11 +543,15 @@ class SimSlurm:
             reason_at=at,
             reason_unclear=node.reason_unclear and reason == node.reason,
         )
-        self._keep(after)
+        self.keep(after)
         if self.watcher is not None:
             self.watcher.node_set(node, after, author)
 
     def _set_node(self, node: Node, word: str, reason: str, author: str) -> None:
+        if word in POWER_WORDS and self.power is not None:
+            order = self.power.up if word == "POWER_UP" else self.power.down
+            order(node, author)
+            return
         base, flags = node.base, set(node.flags)
         if word in ("RESUME", "IDLE", "UNDRAIN"):
             if node.base != "DOWN" and not flags & {"DRAIN", "FAIL"}:
@@ -522,9 +571,12 @@ class SimSlurm:
             raise SlurmError(f"Invalid input: {word}")
         elif base != "DOWN" and not flags & {"DRAIN", "FAIL"}:
             return  # a reason without a state that needs one is not kept
-        self._write(node, base, frozenset(flags), reason, author)
+        self.write(node, base, frozenset(flags), reason, author)
         if word == "DOWN":
             self._lost(node.name, author)
+        if not reason and "POWERED_DOWN" in flags and self.power is not None:
+            # In service and powered down: the next job wakes it.
+            self.power.up(self.entries[node.name], SLURM)
         self._settle(node.name)
 
     def _watch_silence(self, name: str) -> None:
@@ -535,7 +587,7 @@ class SimSlurm:
     def _does_not_respond(self, name: str, since: float) -> None:
         if self.silent.get(name) == since and not self.away:
             node = self.entries[name]
-            self._keep(msgspec.structs.replace(node, flags=node.flags | {"NOT_RESPONDING"}))
+            self.keep(msgspec.structs.replace(node, flags=node.flags | {"NOT_RESPONDING"}))
 
     def _timed_out(self, name: str, since: float) -> None:
         """Set a node DOWN that has not answered for SlurmdTimeout."""
@@ -549,7 +601,7 @@ class SimSlurm:
             return
         # Slurm writes its own text only where there is none.
         reason = node.reason or NOT_RESPONDING
-        self._write(node, "DOWN", node.flags | {"NOT_RESPONDING"}, reason, SLURM)
+        self.write(node, "DOWN", node.flags | {"NOT_RESPONDING"}, reason, SLURM)
         self._lost(name, SLURM)
         self._settle(name)
         self._end_completing()
@@ -662,10 +714,14 @@ class SimSlurm:
             if busy and not any(entry.job.exclusive for entry in busy):
                 base = "MIXED"
         if base != node.base or flags != node.flags:
-            self._keep(msgspec.structs.replace(node, base=base, flags=frozenset(flags)))
+<<<<<<< HEAD
+            self.keep(msgspec.structs.replace(node, base=base, flags=frozenset(flags)))
 
 
 def _partitions_of(number: int, partitions: tuple[str, ...]) -> tuple[str, ...]:
     """Return the partitions of a node: the one of all, and one of the others."""
     others = partitions[1:]
     return (*partitions[:1], *((others[number % len(others)],) if others else ()))
+=======
+            self.keep(msgspec.structs.replace(node, base=base, flags=frozenset(flags)))
+>>>>>>> ca22c88 (simulate: replace and reboot simulated nodes by Slurm as well)

@@ -1,14 +1,16 @@
 """Reboot a node by Slurm: `scontrol reboot` has slurmd run RebootProgram on it.
 
 With nextstate=DOWN Slurm puts the node out of service until it is resumed, and adds what it does to
-the Reason (`Action:Reboot : reboot issued : reboot complete`). A node is back when Slurm knows of
-another boot.
+the Reason (`Action:Reboot : reboot issued : reboot complete`), which is written anew at the end. A
+node is back when Slurm knows of another boot.
 """
 
 from __future__ import annotations
 
 import contextlib
 from datetime import datetime
+
+import msgspec
 
 from slurm_resilience.errors import NotFound, SlurmError, SresError
 from slurm_resilience.model import Node
@@ -27,6 +29,7 @@ from slurm_resilience.slurm.client import SlurmClient
 BY = "scontrol reboot"
 SAME_BOOT_SECONDS = 1.0
 """Slurm reckons a boot's time from the uptime, so that it differs by a second now and then."""
+REASON_ACT = "takes away what Slurm has added to the Reason"
 _UNDER_WAY = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED"})
 
 
@@ -38,6 +41,9 @@ class SlurmRebootReplacer:
         self._host = host
 
     def start(self, order: RepairOrder, node: Node, now: float) -> None:
+        if order.directory.exists() and self.status(order, node, now).next_act:
+            self._client.set_node([order.node], state="fail", reason=order.reason)
+            return
         try:
             begin(order.directory, self._host)
             # The boot before it: so a reboot that Slurm has done is known from one that it lost.
@@ -50,7 +56,7 @@ class SlurmRebootReplacer:
             self._client.reboot(order.node, order.reason)
 
     def status(self, order: RepairOrder, node: Node | None, now: float) -> Run:
-        return reboot_run(read_step(order.directory), node, now, order.seconds)
+        return reboot_run(read_step(order.directory), node, now, order)
 
     def stop(self, order: RepairOrder) -> None:
         """Take it back, as long as Slurm has not begun it."""
@@ -58,14 +64,14 @@ class SlurmRebootReplacer:
             self._client.cancel_reboot(order.node)
 
 
-def reboot_run(step: ReachedStep | None, node: Node | None, now: float, seconds: float) -> Run:
+def reboot_run(step: ReachedStep | None, node: Node | None, now: float, order: RepairOrder) -> Run:
     """Tell how far a reboot by Slurm has come.
 
     Args:
         step: what was ordered.
         node: as Slurm shows it.
         now: seconds since the epoch.
-        seconds: the time limit.
+        order: with the time limit, and the Reason that the node had.
     """
     if step is None:
         text = "sresctld ended before it asked Slurm for anything"
@@ -74,10 +80,13 @@ def reboot_run(step: ReachedStep | None, node: Node | None, now: float, seconds:
     if node is None:
         return waiting
     is_under_way = bool(node.flags & _UNDER_WAY)
+    if not is_under_way and node.reason.startswith(f"{order.reason} : "):
+        # Else it would read like a person's, whatever comes next.
+        return msgspec.structs.replace(waiting, next_act=REASON_ACT)
     if not is_under_way and _is_another_boot(node.boot_time, step.mark):
         return Run("ended", 0, "the node has booted", now, by=BY, wrote_reason=True)
-    if now - step.began > seconds:
-        text = f"not done within {seconds:g} s: it is {node.state}"
+    if now - step.began > order.seconds:
+        text = f"not done within {order.seconds:g} s: it is {node.state}"
         return Run("ended", TIMEOUT_RC, text, now, by=BY, wrote_reason=True)
     if is_under_way or now - step.at < TAKEN_SECONDS:
         return waiting

@@ -33,7 +33,7 @@ def texts(lab: Lab, kind: str) -> list[str]:
 
 
 class Story:
-    """What has happened, for a test that fails."""
+    """The events so far, for a test that fails."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab

@@ -454,7 +454,7 @@ def advance(seen: ClusterSnapshot, settings: Any = CONFIG) -> act.Transition:
 
 
 REBOOT_FAILED = f"{REBOOT} : reboot issued : reboot timed out"
-"""What Slurm makes of the Reason of a node that it could not reboot."""
+"""The Reason of a node that Slurm could not reboot."""
 
 
 def test_slurms_words_behind_a_request_are_no_persons() -> None:

@@ -21,6 +21,7 @@ from slurm_resilience.replace.slurm_power import PowerAct, PowerStep, power_run
 from slurm_resilience.replace.slurm_reboot import reboot_run
 
 NOW = 1_000_000.0
+REBOOTS = RepairOrder(Path("7-1"), "reboot", "n2", REBOOT, 600.0)
 POWER = {"SuspendProgram": "/s", "ResumeProgram": "/r", "SuspendTime": "99999999 sec"}
 
 
@@ -83,15 +84,16 @@ def test_a_power_cycle_that_takes_too_long(step: str, flag: str, text: str) -> N
         (node(boot="2026-01-01T00:00:01"), "ended", 1),
         (node(boot="2026-01-01T00:00:00"), "ended", 1),
         (node(boot=""), "ended", 1),
+        (node(boot="2026-01-01T00:00:09", reason=f"{REBOOT} : reboot complete"), "running", -1),
         (None, "running", -1),
     ],
 )
 def test_how_far_a_reboot_has_come(seen: Node | None, state: str, rc: int) -> None:
     step = ReachedStep("reboot", NOW - 60, NOW - 60, "2026-01-01T00:00:00")
-    run = reboot_run(step, seen, NOW, 600.0)
+    run = reboot_run(step, seen, NOW, REBOOTS)
     assert (run.state, run.rc) == (state, rc)
     if seen is not None and rc == 1:
-        assert reboot_run(step, seen, NOW - 59, 600.0).state == "running"
+        assert reboot_run(step, seen, NOW - 59, REBOOTS).state == "running"
 
 
 class Site:
@@ -162,6 +164,17 @@ def test_a_disk_that_is_full_asks_slurm_for_nothing(
         site.start(node())
     assert site.states == []
     assert site.status(node()).state == "lost"
+
+
+def test_what_slurm_adds_to_a_reason_is_taken_away(tmp_path: Path) -> None:
+    site = Site(tmp_path, {"RebootProgram": "/b"})
+    site.replacers.start(site.order, REBOOT, node(), NOW)
+    added = node(reason=f"{REPLACE} : reboot issued : reboot complete")
+    assert site.status(added).next_act
+    site.replacers.go_on(site.order, added, NOW + 60)
+    assert site.slurm.calls[-1] == ("set_node", ("n2",), "fail", REPLACE)
+    theirs = node(reason="RMA 4711")
+    assert not site.status(theirs).next_act
 
 
 def test_a_reboot_that_has_not_begun_is_taken_back(tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ from slurm_resilience.wire.messages import NodeVerdict
 log = logging.getLogger("sresctld")
 
 _FAILURES = frozenset({NodeEvent.GAVE_UP, NodeEvent.REPLACEMENT_FAILED, NodeEvent.GONE_AGAIN})
-_ENDS_OF_RUNS = frozenset({NodeEvent.REPLACED, NodeEvent.REPLACEMENT_FAILED})
 COMMENT_PREFIX = "sres: "
 """The beginning of a node comment that sresctld wrote."""
 
@@ -187,8 +186,8 @@ class NodeActs:
         if action.event in _FAILURES and node is not None and not is_out_of_service(node):
             node = self._keep_out(node, incident)
             is_mark = True
-        if action.event in _ENDS_OF_RUNS and run is not None and run.wrote_reason:
-            is_mark = node is not None
+        if run is not None and run.wrote_reason:
+            is_mark = node is not None  # the Reason's time is another one by now
         facts = IncidentFacts(
             next_try=action.next_try,
             run_ended=(run.ended_at or None) if run else None,

@@ -714,7 +714,6 @@ class SimSlurm:
             if busy and not any(entry.job.exclusive for entry in busy):
                 base = "MIXED"
         if base != node.base or flags != node.flags:
-<<<<<<< HEAD
             self.keep(msgspec.structs.replace(node, base=base, flags=frozenset(flags)))
 
 
@@ -722,6 +721,3 @@ def _partitions_of(number: int, partitions: tuple[str, ...]) -> tuple[str, ...]:
     """Return the partitions of a node: the one of all, and one of the others."""
     others = partitions[1:]
     return (*partitions[:1], *((others[number % len(others)],) if others else ()))
-=======
-            self.keep(msgspec.structs.replace(node, base=base, flags=frozenset(flags)))
->>>>>>> ca22c88 (simulate: replace and reboot simulated nodes by Slurm as well)

@@ -695,3 +695,36 @@ def test_a_job_that_comes_to_a_dead_node_in_the_last_moment_is_left_to_slurm(
     assert node.is_fail and not node.is_down and node.requested_action == REPLACE
     assert sresctld.incident.state is NodeState.SET_ASIDE
     assert not runs
+
+
+@pytest.mark.parametrize(("is_supervised", "is_down"), [(False, False), (True, True)])
+def test_a_job_that_comes_to_a_shared_node_in_the_last_moment_is_left_to_slurm(
+    sresctld: Controller, monkeypatch: pytest.MonkeyPatch, is_supervised: bool, is_down: bool
+) -> None:
+    """It waited in the queue when the node was seen, beside a supervised job with room for it."""
+    slurm = sresctld.slurm
+    watched, waiting = slurm.submit(1), slurm.submit(9)
+    sresctld.supervise(watched)
+    if is_supervised:
+        sresctld.supervise(waiting)
+    slurm.put(msgspec.structs.replace(slurm.node("n1"), base="MIXED"))
+    sresctld.is_dead("n1")
+    jobs_of_slurm, set_node = slurm.jobs, slurm.set_node
+    has_come = False
+
+    def set_late(names: Any, *, state: str = "", reason: str = "") -> None:
+        nonlocal has_come
+        has_come = True
+        set_node(names, state=state, reason=reason)
+
+    def jobs_now() -> Any:
+        runs = {"state": "RUNNING", "nodes": ("n1",)} if has_come else {}
+        return tuple(
+            msgspec.structs.replace(job, **runs) if job.id == waiting else job
+            for job in jobs_of_slurm()
+        )
+
+    monkeypatch.setattr(slurm, "set_node", set_late)
+    monkeypatch.setattr(slurm, "jobs", jobs_now)
+    sresctld.cycle()
+    assert (slurm.node("n1").is_fail, slurm.node("n1").is_down) == (True, is_down)

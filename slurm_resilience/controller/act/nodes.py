@@ -124,12 +124,13 @@ class NodeActs:
             return self._client.node(seen.name).has_work
         if seen.base != "MIXED":
             return False
-        here = [job for job in self._client.jobs() if seen.name in job.nodes]
+        before = {job.id for job in snapshot.jobs.values() if seen.name in job.nodes}
         return any(
-            job.state == "RUNNING"
+            seen.name in job.nodes
+            and job.state == "RUNNING"
+            and job.id not in before
             and job.id not in snapshot.supervised
-            and job.id not in snapshot.jobs
-            for job in here
+            for job in self._client.jobs()
         )
 
     def _secure(self, snapshot: ClusterSnapshot, action: MarkNode) -> str:

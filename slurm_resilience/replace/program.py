@@ -8,6 +8,8 @@ ended, whatever the time of day is and whatever number a process has.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import fcntl
 import os
 import shutil
@@ -27,6 +29,12 @@ LOCK, RESULT, OUTPUT, RUNNER = "lock", "rc", "output", "runner"
 keeps neither the exit code nor the runner's process id from being written down."""
 RESERVED_BYTES = 64
 """The size of the files that are written once more, in place."""
+RESERVED_OUTPUT_BYTES = 64 << 10
+"""Room for what the program prints. On a disk that fills meanwhile its print would fail, and so
+would the program, in the middle or when the machine is replaced already: it would be done twice."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_FALLOC_FL_KEEP_SIZE = 1
 
 
 class RunHost(Protocol):
@@ -66,6 +74,7 @@ class ThisHost:
             write_in_place(directory / name, "")
         for name in (LOCK, OUTPUT):
             (directory / name).touch(mode=0o600)
+        reserve(directory / OUTPUT, RESERVED_OUTPUT_BYTES)
 
     def spawn(self, directory: Path, argv: Sequence[str]) -> None:
         lock = os.open(directory / LOCK, os.O_RDWR | os.O_CLOEXEC)
@@ -160,6 +169,23 @@ def write_in_place(path: Path, text: str) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.pwrite(file, text.ljust(RESERVED_BYTES).encode(), 0)
+    finally:
+        os.close(file)
+
+
+def reserve(path: Path, size: int) -> None:
+    """Reserve room for what is appended to an empty file, where its file system can do that.
+
+    Raises:
+        OSError: there is no such room.
+    """
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        length = ctypes.c_int64(size)
+        if _libc.fallocate(file, _FALLOC_FL_KEEP_SIZE, ctypes.c_int64(0), length) != 0:
+            number = ctypes.get_errno()
+            if number in (errno.ENOSPC, errno.EDQUOT):
+                raise OSError(number, os.strerror(number), str(path))
     finally:
         os.close(file)
 

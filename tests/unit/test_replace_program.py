@@ -210,6 +210,41 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_exit_code(
     assert ended(directory).rc == 7
 
 
+_ON_A_FULL_DISK = """\
+import os, pathlib, sys, time
+from slurm_resilience.replace import program
+disk = pathlib.Path(sys.argv[1])
+os.mkfifo(disk / "go")
+program.start(disk / "1-1", ["sh", "-ec", "read word < $0; echo replaced", str(disk / "go")],
+              "replace", "n7", 60)
+with (disk / "fill").open("wb", buffering=0) as fill:
+    try:
+        while True:
+            fill.write(b"x" * 1024)
+    except OSError:
+        pass
+(disk / "go").write_text("end\\n")
+deadline = time.monotonic() + 20
+while program.status(disk / "1-1", 0.0).state == "running" and time.monotonic() < deadline:
+    time.sleep(0.02)
+print(program.status(disk / "1-1", 0.0))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it mounts a small disk")
+def test_a_program_that_prints_on_a_full_disk_does_not_fail(tmp_path: Path) -> None:
+    """It would be started again, when the machine is replaced already."""
+    mount = f"mount -t tmpfs -o size=1M none {tmp_path} && exec {sys.executable} - {tmp_path}"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount],
+        input=_ON_A_FULL_DISK,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "state='ended', rc=0, output='replaced'" in done.stdout, done
+
+
 def test_output_is_cut_at_its_end(tmp_path: Path, script: Callable[[str], list[str]]) -> None:
     line = script("i=0; while [ $i -lt 500 ]; do echo line $i; i=$((i+1)); done")
     program.start(tmp_path / "1-1", line, "replace", "n7", 60)

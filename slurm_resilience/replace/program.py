@@ -34,7 +34,8 @@ RESERVED_OUTPUT_BYTES = 64 << 10
 would the program, in the middle or when the machine is replaced already: it would be done twice."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_FALLOC_FL_KEEP_SIZE = 1
+_BEHIND_THE_END = 1
+"""FALLOC_FL_KEEP_SIZE of fallocate(2)."""
 
 
 class RunHost(Protocol):
@@ -182,7 +183,7 @@ def reserve(path: Path, size: int) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         length = ctypes.c_int64(size)
-        if _libc.fallocate(file, _FALLOC_FL_KEEP_SIZE, ctypes.c_int64(0), length) != 0:
+        if _libc.fallocate(file, _BEHIND_THE_END, ctypes.c_int64(0), length) != 0:
             number = ctypes.get_errno()
             if number in (errno.ENOSPC, errno.EDQUOT):
                 raise OSError(number, os.strerror(number), str(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -403,6 +404,39 @@ def test_a_crash_between_shrink_and_mark(sresctld: Controller, runs: dict[Path, 
     sresctld.cycle()
     assert sresctld.incident.state is NodeState.SET_ASIDE
     assert sresctld.slurm.node("n3").is_down
+    assert [call[0] for call in sresctld.slurm.calls].count("shrink") == 1
+
+
+@pytest.mark.parametrize("last", ["marking", "taken-out"])
+def test_a_disk_that_fills_between_shrink_and_mark_keeps_no_job_waiting(
+    sresctld: Controller, runs: dict[Path, Run], monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """Nothing is done any more until there is room: the job's supervisor must know by then."""
+    job_id = sresctld.slurm.submit(3)
+    peer = sresctld.supervise(job_id)
+    sresctld.is_dead("n3")
+    with monkeypatch.context() as full:
+        written: list[str] = []
+        event = sresctld.journal.event
+
+        def write(at: float, kind: str, text: str, **more: Any) -> None:
+            if last in written:
+                raise sqlite3.OperationalError("database or disk is full")
+            event(at, kind, text, **more)
+            written.append(kind)
+
+        def apply(*_: Any) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        full.setattr(sresctld.journal, "event", write)
+        full.setattr(sresctld.journal, "apply", apply)
+        with pytest.raises(sqlite3.Error):
+            sresctld.cycle()
+    assert sresctld.slurm.job(job_id).nodes == ("n1", "n2")
+    assert peer.told == [("n3", "dead")]
+    sresctld.cycle()
+    assert sresctld.slurm.node("n3").requested_action == REPLACE
+    assert sresctld.incident.state.waits_for_repair
     assert [call[0] for call in sresctld.slurm.calls].count("shrink") == 1
 
 

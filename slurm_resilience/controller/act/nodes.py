@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from typing import Literal
 
 from slurm_resilience.clock import Clock
@@ -95,10 +96,47 @@ class NodeActs:
             self._client.set_node([node.name], state="fail", reason=reason)
         else:
             self._reporter.event("marking", text, node=node.name, incident=number)
+        kind: Literal["dead", "sick"] = "dead" if action.state == "down" else "sick"
+        verdict = NodeVerdict(node.name, kind, action.reason, action.action, number)
+        try:
+            self._set_aside(snapshot, action, node, incident, reason, is_closed_first)
+        except sqlite3.Error:
+            # The disk is full by now, and nothing is done until it is not: a job that has lost the
+            # node would hang for as long.
+            if incident is not None:
+                self._notifier.tell_all(snapshot, verdict)
+            raise
+        if incident is None:
+            return
+        # At once, not with the next cycle: each second here is a second of every survivor.
+        self._notifier.tell_all(snapshot, verdict)
+        self._comment(node, f"{COMMENT_PREFIX}{action.reason} (incident {incident.id})")
+        # Now, while what happened is at the end of its logs, and nothing waits for the answer.
+        self._repair.evidence.begin(incident)
+
+    def _set_aside(
+        self,
+        snapshot: ClusterSnapshot,
+        action: MarkNode,
+        node: Node,
+        incident: Incident | None,
+        reason: str,
+        is_closed_first: bool,
+    ) -> None:
+        """Take a node out of its jobs and out of service.
+
+        Args:
+            snapshot: the observation.
+            action: the decision.
+            node: the node as it was before.
+            incident: its incident, if it has one.
+            reason: for Slurm.
+            is_closed_first: it was set FAIL a moment ago, so that no job comes to it.
+        """
         for change in action.shrink:
-            self._jobs.shrink(change, node.name, number)
+            self._jobs.shrink(change, node.name, incident.id if incident else 0)
         text = f"Slurm has taken it; the node was {node.state}"
-        if is_closed_first and self._has_newcomer(snapshot, seen):
+        if is_closed_first and self._has_newcomer(snapshot, snapshot.nodes[node.name]):
             text = f"{text}; not DOWN, which would end a job that came to it in the last moment"
         else:
             self._client.set_node([node.name], state=action.state, reason=reason)
@@ -107,13 +145,6 @@ class NodeActs:
             return
         facts = IncidentFacts(mark_reason_at=self._secure(snapshot, action))
         self._reporter.report(ActOutcome(incident.id, NodeEvent.MARKED, text, facts))
-        # At once, not with the next cycle: each second here is a second of every survivor.
-        kind: Literal["dead", "sick"] = "dead" if action.state == "down" else "sick"
-        verdict = NodeVerdict(node.name, kind, action.reason, action.action, incident.id)
-        self._notifier.tell_all(snapshot, verdict)
-        self._comment(node, f"{COMMENT_PREFIX}{action.reason} (incident {incident.id})")
-        # Now, while what happened is at the end of its logs, and nothing waits for the answer.
-        self._repair.evidence.begin(incident)
 
     def _has_newcomer(self, snapshot: ClusterSnapshot, seen: Node) -> bool:
         """Tell whether a job that no supervisor keeps alive has come to a node since it was seen.

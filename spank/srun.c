@@ -18,11 +18,14 @@
  * flag every srun of that job; srun itself sets the second for its tasks.
  */
 #define OPTION_FROM_JOB "SLURM_SPANK__SLURM_SPANK_OPTION_sres_auto_resume"
+#define SPARES_FROM_JOB "SLURM_SPANK__SLURM_SPANK_OPTION_sres_auto_resume_spares"
 #define OPTION_FOR_TASKS "_SLURM_SPANK_OPTION_sres_auto_resume"
+#define SPARES_FOR_TASKS "_SLURM_SPANK_OPTION_sres_auto_resume_spares"
 /* How the supervisor gives --sres-report to its srun: other users can read a command line. */
 #define REPORT_FROM_SUPERVISOR "SLURM_SPANK__SLURM_SPANK_OPTION_sres_sres_report"
 
 static struct sres_config config;
+static bool asks_more;  /* an option is on it that only means something with --auto-resume=1 */
 static bool flagged;    /* --auto-resume=1 is on this srun's own command line */
 static bool supervised; /* the supervisor started this srun */
 
@@ -38,6 +41,16 @@ static int on_auto_resume(int val, const char *value, int remote)
 		slurm_error("sres: --auto-resume=%s: write 1 (on) or 0 (off)", value ? value : "");
 		sres_refuse();
 	}
+	return ESPANK_SUCCESS;
+}
+
+static int on_spares(int val, const char *value, int remote)
+{
+	(void)val;
+	(void)value;
+	(void)remote;
+	/* The supervisor reads the number, and complains of what is none. */
+	asks_more = true;
 	return ESPANK_SUCCESS;
 }
 
@@ -82,6 +95,13 @@ int sres_srun_init(spank_t sp, int ac, char *av[])
 		.has_arg = 1,
 		.cb = on_auto_resume,
 	};
+	struct spank_option spares = {
+		.name = "auto-resume-spares",
+		.arginfo = "K",
+		.usage = "with --auto-resume=1: keep K nodes to spare",
+		.has_arg = 1,
+		.cb = on_spares,
+	};
 	struct spank_option env = {
 		.name = SRES_ENV_OPTION,
 		.arginfo = "VARIABLES",
@@ -101,12 +121,15 @@ int sres_srun_init(spank_t sp, int ac, char *av[])
 	supervised = sres_take_guard();
 	/* With this gone, Slurm calls on_auto_resume for the command line only. */
 	unsetenv(OPTION_FROM_JOB);
+	unsetenv(SPARES_FROM_JOB);
 	/* Of another step, where this srun is started by a task. */
 	unsetenv(RANK_0_NODE);
 
 	/* A failure only makes the option unknown to this srun; an srun without it must go on. */
 	if (spank_option_register(sp, &auto_resume) != ESPANK_SUCCESS)
 		slurm_verbose("sres: could not register --auto-resume");
+	if (spank_option_register(sp, &spares) != ESPANK_SUCCESS)
+		slurm_verbose("sres: could not register --auto-resume-spares");
 	/* SPANK cannot hide an option from `srun --help`, so only the sruns that get it know it. */
 	if (supervised && spank_option_register(sp, &env) != ESPANK_SUCCESS)
 		slurm_verbose("sres: could not register --" SRES_ENV_OPTION);
@@ -186,6 +209,7 @@ static void become_supervisor(void)
 		argv[next++] = word;
 
 	unsetenv(OPTION_FOR_TASKS);
+	unsetenv(SPARES_FOR_TASKS);
 	/* srun has blocked INT, TERM, HUP and more by now, and a blocked mask outlives execv. */
 	sigemptyset(&none);
 	if (sigprocmask(SIG_SETMASK, &none, NULL) != 0)
@@ -204,6 +228,10 @@ int sres_srun_post_opt(void)
 {
 	/* Slurm has read it by now. A task that saw it could report in the name of others. */
 	unsetenv(REPORT_FROM_SUPERVISOR);
+	if (asks_more && !flagged && !supervised) {
+		slurm_error("sres: --auto-resume-spares is for srun --auto-resume=1: give both");
+		sres_refuse();
+	}
 	if (!flagged || supervised)
 		return ESPANK_SUCCESS;
 	if (sres_config_complain(&config))

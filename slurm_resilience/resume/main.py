@@ -28,6 +28,7 @@ from slurm_resilience.resume.srun import signals
 from slurm_resilience.resume.srun.command import GUARD
 from slurm_resilience.resume.srun.env_option import PROTOCOL
 from slurm_resilience.resume.srun.srun_options import OptionTable, SrunCommand, read_table, split
+from slurm_resilience.resume.srun.step_size import OWN_OPTIONS, leave_spares
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import SlurmClient
@@ -80,7 +81,7 @@ def _prepare(
     flag = command.value("auto-resume")
     if flag not in (None, "0", "1"):
         raise UsageError(f"--auto-resume={flag}: write 1 (on) or 0 (off)")
-    bare = command.without("auto-resume")
+    bare = command.without(*OWN_OPTIONS)
     if flag == "0" or any(bare.has(name) for name in _NOT_A_STEP):
         env = dict(environment) | ({GUARD: "1"} if table.listed("auto-resume") else {})
         os.execve(srun, [srun, *bare.argv], env)
@@ -97,6 +98,7 @@ def _prepare(
     client = CliClient(config.slurm_bin)
     asked_info, asked_nodes = pool.submit(client.info), pool.submit(_nodes, client)
     job = _job(client, bare, environment)
+    placed, environment = leave_spares(command, job, environment)
     info = asked_info.result()
     link = SupervisorLink(
         config.controller.host or (info.controllers[0] if info.controllers else "localhost"),
@@ -110,7 +112,7 @@ def _prepare(
         client,
         link,
         srun,
-        bare,
+        placed,
         job,
         has_plugin=_has_plugin(table),
         permits_expansion=info.permits_expansion,

@@ -151,6 +151,7 @@ class Recovery:
             The nodes, and what was done, in words. None: the user ended it.
         """
         allocation = self._context.allocation
+        allocation.left_nodes.update(chosen.leave)
         if chosen.kind == "relaunch":
             where = chosen.nodes or nodes
             self._give_back(chosen.leave)
@@ -169,6 +170,7 @@ class Recovery:
         )
         if added is None:
             return None
+        allocation.left_nodes.difference_update(added)  # a new machine of that name
         allocation.refresh()
         if suspected:
             swap.shrink(allocation, chosen.leave)

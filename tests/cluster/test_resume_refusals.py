@@ -75,6 +75,26 @@ def test_a_value_that_is_none(site: Site, way: tuple[str, ...], value: str) -> N
 
 
 @BOTH
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--auto-resume-spares=x"], "--auto-resume-spares=x: write a number of nodes, 0 for none"),
+        (["--auto-resume-spares=2"], "has 2 node(s), and one at least has to compute"),
+        (["--auto-resume-spares=1", "-N2"], "write -N1, or ask sbatch or salloc for 3 nodes"),
+    ],
+)
+def test_spares_that_the_job_does_not_have(
+    site: Site, way: tuple[str, ...], words: list[str], text: str
+) -> None:
+    assert text in refused(site, *way, *words)
+
+
+def test_spares_without_a_supervisor(site: Site) -> None:
+    line = refused(site, "srun", "--auto-resume-spares=1")
+    assert line == "--auto-resume-spares is for srun --auto-resume=1: give both"
+
+
+@BOTH
 @pytest.mark.parametrize("options", [[], ["-N2", "--exclusive"]])
 def test_an_srun_with_an_allocation_of_its_own(
     site: Site, way: tuple[str, ...], options: list[str]

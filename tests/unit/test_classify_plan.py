@@ -386,6 +386,19 @@ def test_nodes_of_other_steps_are_no_spares() -> None:
     assert (chosen.kind, chosen.nodes) == ("relaunch", ("n3", "n2"))
 
 
+def test_a_node_that_was_left_is_no_spare() -> None:
+    """The batch host stays in the job, as does a node of which Slurm refuses to take it back."""
+    own = {"job_nodes": ("n1", "n2", "n3", "n4"), "step_size": 2, "own_nodes": ("n2", "n3")}
+    dead = Cause("node", "n3: dead", ("n3",))
+    chosen = plan(dead, facts(**own, left_nodes=("n1",)), (ending(faulty={"n3": "x"}),), LIMITS)
+    assert (chosen.kind, chosen.nodes) == ("relaunch", ("n2", "n4"))
+    assert chosen.reason == (
+        "n4 takes the place of n3; 2 good nodes are in the allocation, 0 to spare"
+    )
+    left = facts(**own, left_nodes=("n1", "n4"))
+    assert plan(dead, left, (ending(faulty={"n3": "x"}),), LIMITS).kind == "swap"
+
+
 def test_what_is_left_of_a_step_is_not_moved() -> None:
     own = {"job_nodes": ("n1", "n2", "n3", "n4"), "step_size": 2, "own_nodes": ("n3", "n4")}
     four = Cause("node", "n4: dead", ("n4",))

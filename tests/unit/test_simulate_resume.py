@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from slurm_resilience.cli.simulate import simulate as command
 from slurm_resilience.errors import UsageError
 from slurm_resilience.resume import evidence, report, supervisor
+from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.decide import plan
 from slurm_resilience.resume.recovery import NextAttempt
 from slurm_resilience.resume.srun.user_signals import UserSignals
@@ -122,6 +123,11 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         ResumeRule.PERSON,
         (Kind.CANCEL_STEP,),
         ((evidence, "_is_cancelled", lambda *_: False),),
+    ),
+    "a node that was left is used again": (
+        ResumeRule.SPARES,
+        (Kind.NODE_SICK, Kind.NODE_DIES),
+        ((Allocation, "_is_left", lambda *_: False),),
     ),
     "a helper is not given back": (
         ResumeRule.HELPERS,

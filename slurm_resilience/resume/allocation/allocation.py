@@ -62,6 +62,8 @@ class Allocation:
         """Slurm's numbers of the supervised srun's steps so far."""
         self.own_nodes: tuple[str, ...] = ()
         """Those of its last step."""
+        self.left_nodes: set[str] = set()
+        """Nodes that an attempt had to leave: a spare is used once."""
         self.excluded: tuple[str, ...] = ()
         """Nodes that an exchange may not bring: srun's own --exclude."""
 
@@ -183,7 +185,16 @@ class Allocation:
             seconds_left=self.job.seconds_left,
             own_nodes=self.own_nodes,
             busy_nodes=tuple(sorted(self._busy_nodes() - set(living_nodes))),
+            left_nodes=tuple(
+                name
+                for name in self.job.nodes
+                if name not in living_nodes and self._is_left(name, nodes.get(name))
+            ),
         )
+
+    def _is_left(self, name: str, node: Node | None) -> bool:
+        bad = node is not None and (node.is_down or node.is_fail)
+        return bad or name in self.left_nodes
 
     def used_by_others(self, names: Iterable[str]) -> set[str]:
         """Return those of ``names`` on which other steps of the job run.

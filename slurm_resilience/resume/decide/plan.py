@@ -9,6 +9,7 @@ import msgspec
 from slurm_resilience.config import ResumeSettings
 from slurm_resilience.resume.decide.budgets import fault_of_program, node_that_fails, spent
 from slurm_resilience.resume.decide.classify import Cause, Ending
+from slurm_resilience.slurm.hostlists import fold
 
 NO_WAY_ON = ("done", "user", "job_over")
 """Kinds of causes after which nothing is started again."""
@@ -41,6 +42,9 @@ class PlanFacts(msgspec.Struct, frozen=True):
     """Nodes of the step so far: what is kept of them is not moved without need."""
     busy_nodes: tuple[str, ...] = ()
     """Nodes on which other steps of the job run."""
+    left_nodes: tuple[str, ...] = ()
+    """Nodes of the job that cannot be used any more: an earlier attempt left them, or Slurm shows
+    them down or failing."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -134,7 +138,8 @@ def after_task(deaths: int, limits: ResumeSettings) -> Plan:
 
 
 def _after_node(cause: Cause, facts: PlanFacts) -> Plan:
-    usable = [name for name in facts.job_nodes if name not in (*cause.nodes, *facts.busy_nodes)]
+    unusable = {*cause.nodes, *facts.busy_nodes, *facts.left_nodes}
+    usable = [name for name in facts.job_nodes if name not in unusable]
     # A stable order: what the step has first, then the others as Slurm sorts them.
     good = tuple(sorted(usable, key=lambda name: name not in facts.own_nodes))
     leave = tuple(name for name in facts.job_nodes if name in cause.nodes)
@@ -163,12 +168,22 @@ def supply(facts: PlanFacts, good: tuple[str, ...], leave: tuple[str, ...]) -> S
         leave: those that are.
     """
     if len(good) >= facts.step_size:
-        return Supply("inside", f"{len(good)} good nodes are in the allocation")
+        return Supply("inside", _replacement(facts, good))
     obstacle = _swap_obstacle(facts, good, leave)
     if obstacle:
         return Supply("none", obstacle)
     needed = facts.step_size - len(good)
     return Supply("exchange", f"{needed} of {facts.step_size} nodes to be exchanged")
+
+
+def _replacement(facts: PlanFacts, good: tuple[str, ...]) -> str:
+    """Return in words which spares of the allocation take the place of which nodes."""
+    chosen = good[: facts.step_size]
+    fresh = [name for name in chosen if name not in facts.own_nodes]
+    lost = [name for name in facts.own_nodes if name not in chosen]
+    spares = len(good) - facts.step_size
+    left = f"{len(good)} good nodes are in the allocation, {spares} to spare"
+    return f"{fold(fresh)} takes the place of {fold(lost)}; {left}" if fresh and lost else left
 
 
 def _swap_obstacle(facts: PlanFacts, good: tuple[str, ...], leave: tuple[str, ...]) -> str:

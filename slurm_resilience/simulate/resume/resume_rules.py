@@ -22,6 +22,7 @@ class ResumeRule(enum.StrEnum):
     BUDGETS = "the limits on attempts hold"
     ONE_RECOVERY = "exactly one recovery is under way"
     PERSON = "nothing is started again after a person has ended it"
+    SPARES = "a spare is used once, and before the job is given up"
     HELPERS = "each helper allocation is merged or given back"
     ENDS = "the supervisor comes to an end"
 

@@ -19,6 +19,7 @@ from slurm_resilience.resume import report
 from slurm_resilience.resume.srun.host_calls import HostCalls
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.resume.srun.step_size import leave_spares
 from slurm_resilience.resume.srun.task_reports import StepReports, TaskReports
 from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.simulate.resume.resume_faults import (
@@ -168,7 +169,8 @@ class ResumeRun:
         random = Random(seed)
         self.faults = plan_faults(random, kinds)
         self.size = random.randint(1, 4)
-        inside, spare = random.choice((0, 0, 1)), random.choice((0, 1, 1, 3))
+        inside, spare = random.choice((0, 0, 1, 2)), random.choice((0, 1, 1, 3))
+        self.words = [random.choice((f"-N{self.size}", f"--auto-resume-spares={inside}"))]
         gres = "gpu:4" if random.random() < 0.25 else ""
         names = [f"n{number}" for number in range(1, self.size + inside + spare + 1)]
         self.limits = ResumeSettings(
@@ -221,17 +223,20 @@ class ResumeRun:
         world = self.world
         host_calls = SimHostCalls(world)
         client = SimJobSlurm(world, host_calls.name, host_calls.pid)
+        environment = {"SLURM_RESTART_COUNT": str(world.job.restarts)}
+        words = [*self.words, "--input=none", "train"]
+        command, environment = leave_spares(split(words, BUILTIN), world.job, environment)
         link = SimLink(world, is_there=self.plan.sresctld_is_there)
         supervisor = Supervisor(
             Config(resume=self.limits),
             client,
             link,
             "/usr/bin/srun",
-            split([f"-N{self.size}", "--input=none", "train"], BUILTIN),
+            command,
             world.shown_job(),
             has_plugin=True,
             permits_expansion=self.permits_expansion,
-            environment={"SLURM_RESTART_COUNT": str(world.job.restarts)},
+            environment=environment,
             clock=world.clock,
             nodes=[node.shown for node in world.nodes.values()],
             host_calls=host_calls,
@@ -278,6 +283,8 @@ class ResumeRun:
                 task.alive = False
         world.steps.clear()
         world.helpers.clear()
+        world.seen.left_nodes.clear()
+        world.sruns.clear()
         world.job = msgspec.structs.replace(world.job, nodes=())
         good = [n for n in world.idle() if world.nodes[n].contact is NodeContact.FINE]
         count = world.job.num_nodes

@@ -188,6 +188,8 @@ class SeenByRules:
     spoke_at: float = 0.0
     busy_at: float = 0.0
     """When an srun ran last."""
+    left_nodes: set[str] = field(default_factory=set)
+    """Nodes of the job that an attempt has left for good."""
     given_back: set[int] = field(default_factory=set)
     """Helpers that the supervisor has given back, or tried to."""
 
@@ -290,6 +292,7 @@ class ResumeWorld:
         if self.seen.requeue_asked_at is not None:
             self.broken(ResumeRule.ONE_RECOVERY, "an attempt begins after the job was requeued")
         self._check_person()
+        self._check_spares(srun)
         wrong = self.seen.budget.start(
             StartedAttempt(self.schedule.now, srun.token, self.progress.told_step)
         )
@@ -301,7 +304,24 @@ class ResumeWorld:
     def requeue_asked(self) -> None:
         """Check that a supervisor may have the job requeued now."""
         self._check_person()
+        good = [name for name in self.job.nodes if self._is_good(name)]
+        last = self.sruns[-1].wanted if self.sruns else ()
+        if self.job.state == "RUNNING" and len(good) >= len(last) > 0:
+            self.broken(ResumeRule.SPARES, f"{','.join(good)} could be used, and it is requeued")
         self.seen.requeue_asked_at = self.schedule.now
+
+    def _is_good(self, name: str) -> bool:
+        node = self.nodes[name]
+        marked = node.shown.is_down or node.shown.is_fail or name in self.seen.left_nodes
+        return node.contact is NodeContact.FINE and not marked
+
+    def _check_spares(self, srun: SimSrun) -> None:
+        """Check that no node comes back which an attempt of this run of the job has left."""
+        again = self.seen.left_nodes & set(srun.wanted)
+        if again:
+            self.broken(ResumeRule.SPARES, f"{','.join(sorted(again))} is used again")
+        last = self.sruns[-1].wanted if self.sruns else ()
+        self.seen.left_nodes |= {name for name in last if name not in srun.wanted}
 
     def _check_person(self) -> None:
         ended = self.seen.person_ended_at

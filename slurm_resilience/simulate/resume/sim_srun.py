@@ -67,9 +67,9 @@ class SimSrun(SrunStep):
                 self.wanted = expand(value)
             elif name == "--overlap":
                 self.overlaps = True
-            elif word.startswith("-N"):
-                count = int(word[2:])
-        self.wanted = self.wanted or self._world.job.nodes[:count]
+            elif name == "--nodes" or word.startswith("-N"):
+                count = int(value or word[2:])
+        self.wanted = self.wanted or self._world.job.nodes[: count or None]
         process = SimSrunProcess(self._world.next_pid(), self._world, self)
         self._world.srun_started(self)
         return process

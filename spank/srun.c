@@ -19,8 +19,10 @@
  */
 #define OPTION_FROM_JOB "SLURM_SPANK__SLURM_SPANK_OPTION_sres_auto_resume"
 #define SPARES_FROM_JOB "SLURM_SPANK__SLURM_SPANK_OPTION_sres_auto_resume_spares"
+#define MIN_NODES_FROM_JOB "SLURM_SPANK__SLURM_SPANK_OPTION_sres_auto_resume_min_nodes"
 #define OPTION_FOR_TASKS "_SLURM_SPANK_OPTION_sres_auto_resume"
 #define SPARES_FOR_TASKS "_SLURM_SPANK_OPTION_sres_auto_resume_spares"
+#define MIN_NODES_FOR_TASKS "_SLURM_SPANK_OPTION_sres_auto_resume_min_nodes"
 /* How the supervisor gives --sres-report to its srun: other users can read a command line. */
 #define REPORT_FROM_SUPERVISOR "SLURM_SPANK__SLURM_SPANK_OPTION_sres_sres_report"
 
@@ -44,7 +46,7 @@ static int on_auto_resume(int val, const char *value, int remote)
 	return ESPANK_SUCCESS;
 }
 
-static int on_spares(int val, const char *value, int remote)
+static int on_number_of_nodes(int val, const char *value, int remote)
 {
 	(void)val;
 	(void)value;
@@ -100,7 +102,14 @@ int sres_srun_init(spank_t sp, int ac, char *av[])
 		.arginfo = "K",
 		.usage = "with --auto-resume=1: keep K nodes to spare",
 		.has_arg = 1,
-		.cb = on_spares,
+		.cb = on_number_of_nodes,
+	};
+	struct spank_option min_nodes = {
+		.name = "auto-resume-min-nodes",
+		.arginfo = "M",
+		.usage = "with --auto-resume=1: go on with M nodes",
+		.has_arg = 1,
+		.cb = on_number_of_nodes,
 	};
 	struct spank_option env = {
 		.name = SRES_ENV_OPTION,
@@ -122,14 +131,16 @@ int sres_srun_init(spank_t sp, int ac, char *av[])
 	/* With this gone, Slurm calls on_auto_resume for the command line only. */
 	unsetenv(OPTION_FROM_JOB);
 	unsetenv(SPARES_FROM_JOB);
+	unsetenv(MIN_NODES_FROM_JOB);
 	/* Of another step, where this srun is started by a task. */
 	unsetenv(RANK_0_NODE);
 
 	/* A failure only makes the option unknown to this srun; an srun without it must go on. */
 	if (spank_option_register(sp, &auto_resume) != ESPANK_SUCCESS)
 		slurm_verbose("sres: could not register --auto-resume");
-	if (spank_option_register(sp, &spares) != ESPANK_SUCCESS)
-		slurm_verbose("sres: could not register --auto-resume-spares");
+	if (spank_option_register(sp, &spares) != ESPANK_SUCCESS ||
+	    spank_option_register(sp, &min_nodes) != ESPANK_SUCCESS)
+		slurm_verbose("sres: could not register --auto-resume-spares and --auto-resume-min-nodes");
 	/* SPANK cannot hide an option from `srun --help`, so only the sruns that get it know it. */
 	if (supervised && spank_option_register(sp, &env) != ESPANK_SUCCESS)
 		slurm_verbose("sres: could not register --" SRES_ENV_OPTION);
@@ -210,6 +221,7 @@ static void become_supervisor(void)
 
 	unsetenv(OPTION_FOR_TASKS);
 	unsetenv(SPARES_FOR_TASKS);
+	unsetenv(MIN_NODES_FOR_TASKS);
 	/* srun has blocked INT, TERM, HUP and more by now, and a blocked mask outlives execv. */
 	sigemptyset(&none);
 	if (sigprocmask(SIG_SETMASK, &none, NULL) != 0)
@@ -229,7 +241,8 @@ int sres_srun_post_opt(void)
 	/* Slurm has read it by now. A task that saw it could report in the name of others. */
 	unsetenv(REPORT_FROM_SUPERVISOR);
 	if (asks_more && !flagged && !supervised) {
-		slurm_error("sres: --auto-resume-spares is for srun --auto-resume=1: give both");
+		slurm_error("sres: --auto-resume-spares and --auto-resume-min-nodes are for srun --auto-resume=1: "
+			    "give that as well");
 		sres_refuse();
 	}
 	if (!flagged || supervised)

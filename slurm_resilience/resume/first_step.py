@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -10,14 +9,14 @@ import msgspec
 from slurm_resilience.errors import SresError
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.live_step.living_program import living_command
-from slurm_resilience.resume.srun.command import PLACEMENT
+from slurm_resilience.resume.srun.command import PLACEMENT, tasks_by_node
 from slurm_resilience.resume.srun.environment import Attempt, srun_environment, step_variables
 from slurm_resilience.resume.srun.output_files import appending, mark
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.srun.task_reports import StepReports
 from slurm_resilience.slurm.client import StepInfo
-from slurm_resilience.slurm.hostlists import expand, fold
+from slurm_resilience.slurm.hostlists import fold
 
 
 class PlannedAttempt(msgspec.Struct, frozen=True):
@@ -82,12 +81,13 @@ def start_first_step(
     Raises:
         MissingTool: srun cannot be started.
     """
-    command = context.command
+    command, own = context.command, dict(context.environment)
     if lives:
         command = living_command(command)
     if again:
         overlaps = lives or _dead_step_is_in_the_way(context, attempt)
         command = placed(command, attempt.step_nodes, context.environment)
+        command, own = context.launch.on_fewer(command, own, len(attempt.step_nodes))
         if overlaps and not (lives and command.has("exclusive")):
             # Slurm may take a step that lost a node for one that still runs.
             command = command.without("exclusive").adding("--overlap")
@@ -99,7 +99,7 @@ def start_first_step(
     argv, environment = context.launch.line(
         command,
         step_variables(attempt, addresses),
-        srun_environment(context.environment, attempt.job_nodes, context.allocation.changed),
+        srun_environment(own, attempt.job_nodes, context.allocation.changed),
         reports.target,
     )
     signals = context.user_signals
@@ -179,14 +179,3 @@ def placed(
     instead = dict(zip(lost, fresh, strict=False))
     listed = ",".join(instead.get(name, name) for name in words)
     return command.without(*PLACEMENT).adding(f"--nodelist={listed}")
-
-
-def tasks_by_node(command: SrunCommand, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the node of each task, where the user has laid them out by -w; else none. Pure."""
-    layout = command.value("distribution") or environment.get("SLURM_DISTRIBUTION", "")
-    listed = command.value("nodelist") or ""
-    if not layout.startswith("arbitrary") or not listed or "/" in listed:
-        return ()
-    # A hostlist as a set would forget how often a node stands in it.
-    parts = re.findall(r"[^,\[\]]+(?:\[[^\]]*\][^,\[\]]*)*", listed)
-    return tuple(name for part in parts for name in expand(part))

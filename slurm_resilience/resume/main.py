@@ -28,7 +28,7 @@ from slurm_resilience.resume.srun import signals
 from slurm_resilience.resume.srun.command import GUARD
 from slurm_resilience.resume.srun.env_option import PROTOCOL
 from slurm_resilience.resume.srun.srun_options import OptionTable, SrunCommand, read_table, split
-from slurm_resilience.resume.srun.step_size import OWN_OPTIONS, leave_spares
+from slurm_resilience.resume.srun.step_size import OWN_OPTIONS, fewest_nodes, leave_spares
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import SlurmClient
@@ -99,6 +99,7 @@ def _prepare(
     asked_info, asked_nodes = pool.submit(client.info), pool.submit(_nodes, client)
     job = _job(client, bare, environment)
     placed, environment = leave_spares(command, job, environment)
+    min_nodes = fewest_nodes(command, placed, job, environment)
     info = asked_info.result()
     link = SupervisorLink(
         config.controller.host or (info.controllers[0] if info.controllers else "localhost"),
@@ -119,6 +120,7 @@ def _prepare(
         environment=environment,
         ports=info.srun_ports,
         nodes=asked_nodes.result(),
+        min_nodes=min_nodes,
     )
     return supervisor, link
 

@@ -32,12 +32,14 @@ class NextAttempt(msgspec.Struct, frozen=True):
 class Recovery:
     """The ways on for one supervised srun."""
 
-    def __init__(self, context: SupervisorContext, step_size: int) -> None:
+    def __init__(self, context: SupervisorContext, step_size: int, min_nodes: int = 0) -> None:
         """
         Args:
             context: of the supervised srun.
             step_size: nodes that the step needs.
+            min_nodes: it may go on with so few; 0: with no fewer.
         """
+        self._min_nodes = min_nodes
         self._context = context
         self.step_size = step_size
         self.requeued = False
@@ -130,7 +132,8 @@ class Recovery:
 
     def _facts(self, swap_failed: str) -> PlanFacts:
         facts = self._context.allocation.facts(self.step_size, swap_failed)
-        return msgspec.structs.replace(facts, input_lost=self._context.standard_input.lost)
+        lost_input = self._context.standard_input.lost
+        return msgspec.structs.replace(facts, input_lost=lost_input, min_nodes=self._min_nodes)
 
     def _is_over(self, error: SlurmError | NotFound) -> bool:
         """Return whether the user or Slurm has ended the job, so that no other way is tried."""

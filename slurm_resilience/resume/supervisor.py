@@ -77,6 +77,7 @@ class Supervisor:
         clock: Clock | None = None,
         nodes: Sequence[Node] = (),
         host_calls: HostCalls | None = None,
+        min_nodes: int = 0,
     ) -> None:
         """
         Args:
@@ -93,6 +94,7 @@ class Supervisor:
             clock: the time; None: the machine's.
             nodes: Slurm's, where they were just read.
             host_calls: to the machine that this runs on; None: the real one.
+            min_nodes: the step may go on with so few nodes; 0: with no fewer than it began with.
         """
         clock = clock or SystemClock()
         self._host_calls = host_calls = host_calls or HostCalls()
@@ -117,7 +119,7 @@ class Supervisor:
             client=client,
             allocation=self._allocation,
             link=link,
-            launch=AttemptCommand(srun, has_plugin),
+            launch=AttemptCommand(srun, has_plugin, step_size if min_nodes else 0),
             command=command,
             environment=dict(environment),
             user_signals=UserSignals(wake, self._user_stop, clock),
@@ -134,7 +136,7 @@ class Supervisor:
         restarts = leading_number(environment.get("SLURM_RESTART_COUNT"))
         self._fence = Fence(client, job, restarts, host_calls)
         self._training = training.TrainingWatch(self._context, self._fence)
-        self._recovery = Recovery(self._context, step_size)
+        self._recovery = Recovery(self._context, step_size, min_nodes)
         self._attempt: Attempt | None = None
         folder = Path(self._fence.directory).parent if self._fence.directory else None
         self._history = AttemptHistory(folder, job.id, restarts, command.argv, host_calls.pid)

@@ -80,18 +80,20 @@ def test_a_value_that_is_none(site: Site, way: tuple[str, ...], value: str) -> N
     [
         (["--auto-resume-spares=x"], "--auto-resume-spares=x: write a number of nodes, 0 for none"),
         (["--auto-resume-spares=2"], "has 2 node(s), and one at least has to compute"),
+        (["--auto-resume-min-nodes=3"], "the step takes 2 node(s) from the start"),
+        (["--auto-resume-min-nodes=1", "-n3"], "--ntasks=3 is no multiple of the step's 2 nodes"),
         (["--auto-resume-spares=1", "-N2"], "write -N1, or ask sbatch or salloc for 3 nodes"),
     ],
 )
-def test_spares_that_the_job_does_not_have(
+def test_nodes_that_the_job_does_not_have(
     site: Site, way: tuple[str, ...], words: list[str], text: str
 ) -> None:
     assert text in refused(site, *way, *words)
 
 
 def test_spares_without_a_supervisor(site: Site) -> None:
-    line = refused(site, "srun", "--auto-resume-spares=1")
-    assert line == "--auto-resume-spares is for srun --auto-resume=1: give both"
+    for option in ("--auto-resume-spares=1", "--auto-resume-min-nodes=1"):
+        assert "are for srun --auto-resume=1: give that" in refused(site, "srun", option)
 
 
 @BOTH

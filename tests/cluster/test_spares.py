@@ -129,6 +129,22 @@ def test_a_spare_takes_the_place_of_a_lost_node(
         wait_for(lambda: all_idle(lab), 60, "every node is idle again")
 
 
+def test_with_fewer_nodes_it_goes_on_before_it_waits_for_another(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    lab = fresh_lab(LabSpec(nodes=4, network=True, gres="gpu:2"))
+    srun = "srun --auto-resume=1 --auto-resume-min-nodes=2 -n6"
+    job = Job(lab, tmp_path, "--no-kill", "--gres=gpu:2", srun=srun, nodes=3)
+    wait_for(lambda: job.running_on(1, 6), 60, job)
+    lab.power_off("n2")
+    tasks = wait_for(lambda: job.running_on(2, 4), 60, job)
+    assert [task["host"] for task in tasks] == ["n1", "n1", "n3", "n3"]
+    assert {(task["nnodes"], task["restarts"]) for task in tasks} == {(2, 0)}
+    job.let_end()
+    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
+    assert "2 of 3 nodes are left, --auto-resume-min-nodes=2 allows it" in job.log()
+
+
 def read(job: Job, name: str) -> str:
     path = job.folder / name
     return path.read_text() if path.exists() else ""

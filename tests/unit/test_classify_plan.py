@@ -399,6 +399,26 @@ def test_a_node_that_was_left_is_no_spare() -> None:
     assert plan(dead, left, (ending(faulty={"n3": "x"}),), LIMITS).kind == "swap"
 
 
+@pytest.mark.parametrize(
+    ("more", "kind", "nodes"),
+    [
+        ({"min_nodes": 2}, "relaunch", ("n1", "n3")),
+        ({"min_nodes": 2, "has_gres": True, "requeue": False}, "relaunch", ("n1", "n3")),
+        ({"min_nodes": 1, "job_nodes": ("n1", "n2", "n3", "n4")}, "relaunch", ("n1", "n3", "n4")),
+        ({"min_nodes": 3}, "swap", ()),
+        ({"min_nodes": 3, "has_gres": True}, "requeue", ()),
+        # A step that lives on waits for no node anyway.
+        ({"min_nodes": 2, "living_nodes": ("n1", "n3")}, "join", ()),
+    ],
+)
+def test_fewer_nodes_come_before_an_exchange_and_a_requeue(
+    more: dict[str, Any], kind: str, nodes: tuple[str, ...]
+) -> None:
+    chosen = node_plan(**more)
+    assert (chosen.kind, chosen.nodes) == (kind, nodes)
+    assert kind != "relaunch" or len(nodes) == 3 or "2 of 3 nodes are left" in chosen.reason
+
+
 def test_what_is_left_of_a_step_is_not_moved() -> None:
     own = {"job_nodes": ("n1", "n2", "n3", "n4"), "step_size": 2, "own_nodes": ("n3", "n4")}
     four = Cause("node", "n4: dead", ("n4",))

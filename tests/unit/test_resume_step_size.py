@@ -6,8 +6,9 @@ import pytest
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import Job
+from slurm_resilience.resume.srun.command import AttemptCommand
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
-from slurm_resilience.resume.srun.step_size import leave_spares
+from slurm_resilience.resume.srun.step_size import fewest_nodes, leave_spares
 
 JOB = Job(7, 0, "RUNNING", nodes=("n1", "n2", "n3", "n4"), exclusive=True)
 
@@ -66,3 +67,45 @@ def test_what_was_asked_for_all_nodes_is_cut() -> None:
     assert left(**job)[1] == job
     with pytest.raises(UsageError, match=r"SLURM_NTASKS=7 .* give srun its own -N and -n"):
         left("--auto-resume-spares=1", SLURM_NTASKS="7")
+
+
+def fewest(*words: str, **environment: str) -> int:
+    command = split(["--auto-resume-min-nodes=2", *words, "train"], BUILTIN)
+    placed, cut = leave_spares(command, JOB, environment)
+    return fewest_nodes(command, placed, JOB, cut)
+
+
+def test_the_fewest_nodes() -> None:
+    assert fewest() == fewest("-n8") == fewest("-N3", SLURM_GPUS="9", SLURM_NTASKS="6") == 2
+    assert fewest("--auto-resume-spares=1", SLURM_NTASKS="8") == 2
+    # With no fewer than it has.
+    assert fewest("-N2") == fewest("--auto-resume-spares=2") == 0
+    assert fewest("--auto-resume-min-nodes=0", "-n7") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--auto-resume-min-nodes=x"], "write a number of nodes"),
+        (["-N1"], "the step takes 1 node"),
+        (["--auto-resume-spares=3"], "the step takes 1 node"),
+        (["-n7"], "--ntasks=7 is no multiple of the step's 4 nodes"),
+        (["-N3", "-G", "a100:4"], "--gpus=4 is no multiple of the step's 3 nodes"),
+        (["-N2-4"], "one number of nodes"),
+        (["-marbitrary", "-wn3,n1,n2,n2"], "arbitrary"),
+    ],
+)
+def test_a_step_that_cannot_go_on_with_fewer(words: list[str], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        fewest(*words)
+
+
+def test_on_fewer_nodes_each_has_as_many_tasks_and_gpus() -> None:
+    command = split(["-n8", "--gpus=a100:16", "train"], BUILTIN)
+    launch = AttemptCommand("srun", has_plugin=True, step_size=4)
+    job = {"SLURM_NTASKS": "16", "HOME": "/root"}
+    fewer, environment = launch.on_fewer(command, job, 3)
+    assert list(fewer.argv) == ["--ntasks=6", "--gpus=a100:12", "train"]
+    assert environment == {"SLURM_NTASKS": "12", "HOME": "/root"}
+    assert launch.on_fewer(command, job, 4) == (command, job)
+    assert AttemptCommand("srun", has_plugin=True).on_fewer(command, job, 3) == (command, job)

@@ -42,6 +42,8 @@ class PlanFacts(msgspec.Struct, frozen=True):
     """Nodes of the step so far: what is kept of them is not moved without need."""
     busy_nodes: tuple[str, ...] = ()
     """Nodes on which other steps of the job run."""
+    min_nodes: int = 0
+    """The step may go on with so few nodes; 0: with no fewer than it has."""
     left_nodes: tuple[str, ...] = ()
     """Nodes of the job that cannot be used any more: an earlier attempt left them, or Slurm shows
     them down or failing."""
@@ -144,6 +146,9 @@ def _after_node(cause: Cause, facts: PlanFacts) -> Plan:
     good = tuple(sorted(usable, key=lambda name: name not in facts.own_nodes))
     leave = tuple(name for name in facts.job_nodes if name in cause.nodes)
     needed = max(0, facts.step_size - len(good))
+    if needed and not facts.living_nodes and 0 < facts.min_nodes <= len(good):
+        text = f"{len(good)} of {facts.step_size} nodes are left, --auto-resume-min-nodes="
+        return Plan("relaunch", f"{text}{facts.min_nodes} allows it", leave, nodes=good)
     supplied = supply(facts, good, leave)
     if supplied.source == "none":
         if facts.is_batch and facts.requeue:

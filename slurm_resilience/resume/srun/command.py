@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from slurm_resilience.resume import report
 from slurm_resilience.resume.srun import env_option
 from slurm_resilience.resume.srun.environment import wrapped
 from slurm_resilience.resume.srun.srun_options import SrunCommand
+from slurm_resilience.resume.srun.totals import cut_command, cut_environment
 from slurm_resilience.slurm.hostlists import expand, fold
 
 GUARD = "SRES_SUPERVISED"
@@ -23,14 +25,26 @@ PLACEMENT = ("nodelist", "exclude", "nodefile", "relative", "nodes")
 class AttemptCommand:
     """Build srun's command line, by the way in which this site's srun gives variables to tasks."""
 
-    def __init__(self, srun: str, has_plugin: bool) -> None:
+    def __init__(self, srun: str, has_plugin: bool, step_size: int = 0) -> None:
         """
         Args:
             srun: path of the real srun.
             has_plugin: it carries our SPANK plugin, which sets the tasks' variables.
+            step_size: nodes for which the user's numbers of tasks and GPUs are meant; 0: they are
+                not cut.
         """
+        self._step_size = step_size
         self._srun = srun
         self._has_plugin = has_plugin
+
+    def on_fewer(
+        self, command: SrunCommand, environment: Mapping[str, str], count: int
+    ) -> tuple[SrunCommand, dict[str, str]]:
+        """Return the command and environment with as many tasks on each node, but fewer nodes."""
+        if count >= self._step_size:
+            return command, dict(environment)
+        cut = cut_environment(environment, self._step_size, count)
+        return cut_command(command, self._step_size, count), dict(environment) | cut
 
     @property
     def has_plugin(self) -> bool:
@@ -95,6 +109,17 @@ def step_nodes(
     others = [n for n in left if n not in named]
     nodes = (*named, *others)[:count]
     return len(nodes), nodes
+
+
+def tasks_by_node(command: SrunCommand, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the node of each task, where the user has laid them out by -w; else none. Pure."""
+    layout = command.value("distribution") or environment.get("SLURM_DISTRIBUTION", "")
+    listed = command.value("nodelist") or ""
+    if not layout.startswith("arbitrary") or not listed or "/" in listed:
+        return ()
+    # A hostlist as a set would forget how often a node stands in it.
+    parts = re.findall(r"[^,\[\]]+(?:\[[^\]]*\][^,\[\]]*)*", listed)
+    return tuple(name for part in parts for name in expand(part))
 
 
 def leading_number(text: str | None) -> int:

@@ -334,7 +334,7 @@ BUILTIN = OptionTable(
             """,
         ),
         # The plugin's own: --auto-res has always meant --auto-resume where the plugin is not.
-        *_specs(Takes.VALUE, "auto-resume-spares", spelled_out=True),
+        *_specs(Takes.VALUE, "auto-resume-min-nodes auto-resume-spares", spelled_out=True),
         # What 23.02 to 26.05 added, for when --help is not to be had or leaves it out.
         *_specs(
             Takes.VALUE,

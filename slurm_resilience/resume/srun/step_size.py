@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import Job
-from slurm_resilience.resume.srun.command import leading_number, step_nodes
+from slurm_resilience.resume.srun.command import leading_number, step_nodes, tasks_by_node
 from slurm_resilience.resume.srun.srun_options import SrunCommand
+from slurm_resilience.resume.srun.totals import cut_environment, environment_totals, totals
 
 SPARES = "auto-resume-spares"
-OWN_OPTIONS = ("auto-resume", SPARES)
+MIN_NODES = "auto-resume-min-nodes"
+OWN_OPTIONS = ("auto-resume", SPARES, MIN_NODES)
 """Options that are for the supervisor alone: srun does not get them."""
-_TOTALS = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_GPUS")
-"""By these sbatch tells srun what it asked for on all nodes of the job."""
 
 
 def leave_spares(
@@ -30,7 +29,7 @@ def leave_spares(
     Raises:
         UsageError: the number is none, or no such step fits into the job.
     """
-    spares = _number(command)
+    spares = _number(command, SPARES)
     kept, own_environment = command.without(*OWN_OPTIONS), dict(environment)
     if not spares:
         return kept, own_environment
@@ -51,38 +50,68 @@ def leave_spares(
     else:
         size = there - spares
         if not kept.has("ntasks"):
-            own_environment |= _cut_totals(environment, size, there)
+            own_environment |= _cut_to_step(environment, size, there)
         size = min(size, leading_number(kept.value("ntasks")) or size)
     if not kept.has("nodes") and not (kept.value("distribution") or "").startswith("arbitrary"):
         kept = kept.adding(f"--nodes={size}")
     return kept, own_environment
 
 
-def _number(command: SrunCommand) -> int:
-    if not command.has(SPARES):
+def fewest_nodes(
+    command: SrunCommand, placed: SrunCommand, job: Job, environment: Mapping[str, str]
+) -> int:
+    """Return the number of nodes with which the step may go on; 0: with no fewer than it has.
+
+    Args:
+        command: the user's.
+        placed: the same as srun gets it.
+        job: the job that the step runs in.
+        environment: of srun.
+
+    Raises:
+        UsageError: the number is none, or the step cannot be cut to fewer nodes.
+    """
+    fewest = _number(command, MIN_NODES)
+    size, _ = step_nodes(placed, job, environment)
+    if not fewest or fewest == size:
         return 0
-    text = command.value(SPARES) or ""
+    if fewest > size:
+        raise UsageError(f"--{MIN_NODES}={fewest}: the step takes {size} node(s) from the start")
+    if "-" in (placed.value("nodes") or ""):
+        raise UsageError(f"--{MIN_NODES}: write -N with one number of nodes, not a range")
+    if tasks_by_node(placed, environment):
+        raise UsageError(
+            f"--{MIN_NODES}: with --distribution=arbitrary each task has its own node, so the step "
+            "cannot go on with fewer"
+        )
+    for name, total in totals(placed, environment):
+        if total % size:
+            raise UsageError(
+                f"--{MIN_NODES}: {name}={total} is no multiple of the step's {size} nodes, so it "
+                "is not known what is left on fewer; write --ntasks-per-node or --gpus-per-node"
+            )
+    return fewest
+
+
+def _number(command: SrunCommand, name: str) -> int:
+    if not command.has(name):
+        return 0
+    text = command.value(name) or ""
     if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"--{SPARES}={text}: write a number of nodes, 0 for none")
+        raise UsageError(f"--{name}={text}: write a number of nodes, 0 for none")
     return int(text)
 
 
-def _cut_totals(environment: Mapping[str, str], size: int, there: int) -> dict[str, str]:
+def _cut_to_step(environment: Mapping[str, str], size: int, there: int) -> dict[str, str]:
     """Return what is left of the job's tasks and GPUs on fewer nodes.
 
     Raises:
         UsageError: they are not the same on each node, so the user has to say what he wants.
     """
-    cut = {}
-    for name in _TOTALS:
-        match = re.fullmatch(r"(.*:)?([0-9]{1,9})", environment.get(name, ""))
-        if match is None:
-            continue
-        total = int(match[2])
+    for name, total in environment_totals(environment):
         if total % there:
             raise UsageError(
                 f"--{SPARES}: {name}={total} of the job is no multiple of its {there} nodes, so it "
                 "is not known what is left for the step; give srun its own -N and -n"
             )
-        cut[name] = f"{match[1] or ''}{total // there * size}"
-    return cut
+    return cut_environment(environment, there, size)

@@ -19,7 +19,7 @@ from slurm_resilience.resume import report
 from slurm_resilience.resume.srun.host_calls import HostCalls
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.step import SrunStep
-from slurm_resilience.resume.srun.step_size import leave_spares
+from slurm_resilience.resume.srun.step_size import fewest_nodes, leave_spares
 from slurm_resilience.resume.srun.task_reports import StepReports, TaskReports
 from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.simulate.resume.resume_faults import (
@@ -170,7 +170,11 @@ class ResumeRun:
         self.faults = plan_faults(random, kinds)
         self.size = random.randint(1, 4)
         inside, spare = random.choice((0, 0, 1, 2)), random.choice((0, 1, 1, 3))
-        self.words = [random.choice((f"-N{self.size}", f"--auto-resume-spares={inside}"))]
+        fewest = random.choice((0, 0, max(1, self.size - 1)))
+        self.words = [
+            random.choice((f"-N{self.size}", f"--auto-resume-spares={inside}")),
+            f"--auto-resume-min-nodes={fewest}",
+        ]
         gres = "gpu:4" if random.random() < 0.25 else ""
         names = [f"n{number}" for number in range(1, self.size + inside + spare + 1)]
         self.limits = ResumeSettings(
@@ -225,7 +229,10 @@ class ResumeRun:
         client = SimJobSlurm(world, host_calls.name, host_calls.pid)
         environment = {"SLURM_RESTART_COUNT": str(world.job.restarts)}
         words = [*self.words, "--input=none", "train"]
-        command, environment = leave_spares(split(words, BUILTIN), world.job, environment)
+        user_command = split(words, BUILTIN)
+        command, environment = leave_spares(user_command, world.job, environment)
+        min_nodes = fewest_nodes(user_command, command, world.job, environment)
+        world.seen.fewest_nodes = min_nodes
         link = SimLink(world, is_there=self.plan.sresctld_is_there)
         supervisor = Supervisor(
             Config(resume=self.limits),
@@ -240,6 +247,7 @@ class ResumeRun:
             clock=world.clock,
             nodes=[node.shown for node in world.nodes.values()],
             host_calls=host_calls,
+            min_nodes=min_nodes,
         )
         # A process that was killed cleans nothing up.
         world.supervisor.on_gone = lambda: setattr(supervisor, "_clean_up", lambda: None)

@@ -190,6 +190,8 @@ class SeenByRules:
     """When an srun ran last."""
     left_nodes: set[str] = field(default_factory=set)
     """Nodes of the job that an attempt has left for good."""
+    fewest_nodes: int = 0
+    """The step may go on with so few; 0: with no fewer than it has."""
     given_back: set[int] = field(default_factory=set)
     """Helpers that the supervisor has given back, or tried to."""
 
@@ -306,7 +308,8 @@ class ResumeWorld:
         self._check_person()
         good = [name for name in self.job.nodes if self._is_good(name)]
         last = self.sruns[-1].wanted if self.sruns else ()
-        if self.job.state == "RUNNING" and len(good) >= len(last) > 0:
+        needed = self.seen.fewest_nodes or len(last)
+        if self.job.state == "RUNNING" and len(good) >= needed > 0:
             self.broken(ResumeRule.SPARES, f"{','.join(good)} could be used, and it is requeued")
         self.seen.requeue_asked_at = self.schedule.now
 

@@ -16,6 +16,7 @@ from slurm_resilience.errors import (
     WireError,
 )
 from slurm_resilience.model import Node
+from slurm_resilience.resume.srun.env_option import PROTOCOL
 from slurm_resilience.slurm.client import ClusterInfo
 from slurm_resilience.slurm.hostlists import fold
 
@@ -162,6 +163,8 @@ class PluginSeen:
     """A word behind the plugin that it does not know."""
     times: int = 1
     """So often plugstack.conf and the files that it includes load it."""
+    protocol: int = PROTOCOL
+    """The number of the form in which it talks with the supervisor; 0: it tells none."""
 
 
 def judge_plugin(seen: PluginSeen) -> SiteJudgement:
@@ -196,7 +199,14 @@ def judge_plugin(seen: PluginSeen) -> SiteJudgement:
             f"{seen.plugstack} loads the plugin {seen.times} times",
             "leave one of the lines, here or in a file that it includes",
         )
-    return ok(f"srun loads {seen.path}")
+    if seen.protocol != PROTOCOL:
+        return wrong(
+            MissingTool,
+            f"srun loads {seen.path}, which is of another release than this sres (protocol "
+            f"{seen.protocol} and {PROTOCOL}): steps are resumed without it",
+            "install the same release of both: `make -C spank clean install`",
+        )
+    return ok(f"srun loads {seen.path} (protocol {PROTOCOL})")
 
 
 def judge_supervisor(seen: PluginSeen) -> SiteJudgement:

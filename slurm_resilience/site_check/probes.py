@@ -130,9 +130,12 @@ def plugin(site: Site) -> PluginSeen:
     plugstack = Path(named) if named.startswith("/") else directory / "plugstack.conf"
     bin_path = site.config.slurm_bin or os.environ.get("PATH")
     srun = shutil.which("srun", path=bin_path)
-    listed = srun is not None and read_table(srun).listed("auto-resume")
     lines = [words for words in plugstack_lines(plugstack) if words[1].endswith("sres.so")]
     if not lines:
+    table = read_table(srun) if srun is not None else None
+    listed = table is not None and table.listed("auto-resume")
+    words = next((w for w in plugstack_lines(plugstack) if w[1].endswith("sres.so")), None)
+    if words is None:
         return PluginSeen(str(plugstack), srun is not None, listed)
     path = plugin_path(lines[0][1], raw.get("PluginDir", ""))
     supervisor, unknown = plugin_arguments(lines[0][2:])
@@ -146,6 +149,7 @@ def plugin(site: Site) -> PluginSeen:
         supervisor_fault(Path(supervisor)),
         unknown,
         len(lines),
+        table.plugin_protocol if table is not None else 0,
     )
 
 

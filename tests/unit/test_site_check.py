@@ -84,6 +84,7 @@ def test_what_each_judge_says(judgement: judges.SiteJudgement, outcome: str, sai
         ({"listed": False}, "wrong", "another release"),
         ({"unknown": "supervisr=/x"}, "wrong", "does not know 'supervisr=/x'"),
         ({"times": 2}, "note", "loads the plugin 2 times"),
+        ({"protocol": 0}, "wrong", "of another release than this sres (protocol 0 and"),
     ],
 )
 def test_the_plugin(changes: dict[str, Any], outcome: str, said: str) -> None:

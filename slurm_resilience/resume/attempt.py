@@ -80,6 +80,14 @@ def report(step: int, **details: object) -> None:
         own.replace(Path(directory) / PROGRESS)
 
 
+def reported_at(directory: str) -> float:
+    """Return when the last step was reported, seconds since the epoch; 0: none was."""
+    try:
+        return (Path(directory) / PROGRESS).stat().st_mtime if directory else 0.0
+    except OSError:
+        return 0.0
+
+
 def read_progress(directory: str) -> int:
     """Return the last reported step; -1 when there is none, or none that can be understood."""
     try:

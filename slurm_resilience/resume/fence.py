@@ -109,6 +109,15 @@ class Fence:
         """Return the last step that the program reported; -1: none."""
         return attempt.read_progress(self.directory)
 
+    def lost_seconds(self, began: float, now: float) -> float:
+        """Return the work that is not behind a reported step.
+
+        Args:
+            began: when the attempt did, seconds since the epoch.
+            now: the same.
+        """
+        return max(0.0, now - max(began, attempt.reported_at(self.directory)))
+
     def remove(self) -> None:
         """Remove the directory: the program has ended."""
         remove(self.directory)

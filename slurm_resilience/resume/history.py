@@ -43,6 +43,17 @@ class PastAttempt(msgspec.Struct, frozen=True):
     """The reason of the end, in words."""
     step: int = -1
     """The last step that the program had reported when it ended; -1: none."""
+    lost_seconds: float | None = None
+    """Work that is not behind a step which it reported; None: not known."""
+
+    @property
+    def lost(self) -> str:
+        """Return in words what its end cost; empty: that is not known."""
+        if self.ending is None or self.lost_seconds is None:
+            return ""
+        if self.ending.progressed:
+            return f"{self.lost_seconds:.0f} s of work, since step {self.step} was reported"
+        return f"{self.lost_seconds:.0f} s of work at most: attempt {self.number} reported no step"
 
 
 class AttemptHistory:
@@ -98,6 +109,12 @@ class AttemptHistory:
         return max((past.step for past in self.attempts), default=-1)
 
     @property
+    def lost(self) -> str:
+        """Return in words what the last end of an attempt cost; empty: that is not known."""
+        ended = [past for past in self.attempts if past.ending is not None]
+        return ended[-1].lost if ended else ""
+
+    @property
     def cause_of_requeue(self) -> PastAttempt | None:
         """Return the attempt whose end led to the requeue; None: it is not known."""
         last = self.attempts[-1] if self.attempts else None
@@ -120,10 +137,10 @@ class AttemptHistory:
         self.attempts.append(PastAttempt(number, self._restarts, nodes, now))
         self._write()
 
-    def end(self, ending: Ending, cause: str, step: int) -> None:
+    def end(self, ending: Ending, cause: str, step: int, lost_seconds: float | None = None) -> None:
         """Note how the last attempt ended."""
         self.attempts[-1] = msgspec.structs.replace(
-            self.attempts[-1], ending=ending, cause=cause, step=step
+            self.attempts[-1], ending=ending, cause=cause, step=step, lost_seconds=lost_seconds
         )
         self._write()
 

@@ -33,6 +33,8 @@ class RecoveryBlock(msgspec.Struct, frozen=True):
     relaunched: float
     noticed: float
     from_step: int = -1
+    lost: str = ""
+    """Work that is done once more, in words; empty: it is not known."""
 
 
 def say(text: str) -> None:
@@ -72,11 +74,18 @@ def block(recovery: RecoveryBlock) -> None:
     where = _restart_point(recovery.from_step)
     long = f"{took:.1f} s (step ended {max(0, ended):.1f} s, nodes ready {max(0, ready):.1f} s)"
     _say_block(
-        f"recovered: attempt {recovery.attempt}", recovery.what, recovery.done, long, f" {where}"
+        f"recovered: attempt {recovery.attempt}",
+        recovery.what,
+        recovery.done,
+        long,
+        f" {where}",
+        recovery.lost,
     )
 
 
-def requeued(number: int, what: str, nodes: str, seconds: float, from_step: int) -> None:
+def requeued(
+    number: int, what: str, nodes: str, seconds: float, from_step: int, lost: str = ""
+) -> None:
     """Write the block of a job that runs again after a requeue.
 
     Args:
@@ -85,10 +94,13 @@ def requeued(number: int, what: str, nodes: str, seconds: float, from_step: int)
         nodes: the job's nodes now.
         seconds: from the requeue to now.
         from_step: the last step that the program reported; -1: none.
+        lost: work that is done once more, in words; empty: it is not known.
     """
     done = f"the job was requeued; now on {nodes}"
     where = _restart_point(from_step)
-    _say_block(f"requeued: start number {number}", what, done, f"{seconds:.1f} s", f" {where}")
+    _say_block(
+        f"requeued: start number {number}", what, done, f"{seconds:.1f} s", f" {where}", lost
+    )
 
 
 def _restart_point(step: int) -> str:
@@ -137,10 +149,12 @@ def _where(block: HealedBlock) -> str:
     return f"{at}, from memory" if at else ""
 
 
-def _say_block(title: str, what: str, done: str, long: str, where: str) -> None:
+def _say_block(title: str, what: str, done: str, long: str, where: str, lost: str = "") -> None:
     _write(f"──── {title}, {_time_of_day()} ".ljust(72, "─"))
     _write(f"what failed   {what}")
     _write(f"what was done {done}")
+    if lost:
+        _write(f"what was lost {lost}")
     _write(f"how long      {long}")
     _write(f"training      goes on{where}")
     _write("─" * 72)

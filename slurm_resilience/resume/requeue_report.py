@@ -52,7 +52,8 @@ def tell(link: SupervisorLink, job: Job, history: AttemptHistory, now: float) ->
         report.say(f"the job was requeued: this is its start number {number}")
         return
     at, text = told
-    report.requeued(number, text, fold(job.nodes), max(0.0, now - at), history.last_step)
+    since = max(0.0, now - at)
+    report.requeued(number, text, fold(job.nodes), since, history.last_step, history.lost)
 
 
 def _told(link: SupervisorLink, job: Job, history: AttemptHistory) -> tuple[float, str] | None:

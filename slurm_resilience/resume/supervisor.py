@@ -178,7 +178,9 @@ class Supervisor:
                     self._starting = following.block
                 ending, noticed = self._watch(step)
                 cause = classify(ending)
-                self._history.end(ending, cause.reason, self._fence.progress())
+                began = self._history.attempts[-1].started
+                lost = self._fence.lost_seconds(began, ending.ended_at)
+                self._history.end(ending, cause.reason, self._fence.progress(), lost)
                 following = self._next(cause, noticed, number)
                 if following is None:
                     self._keeps_history = self._may_come_back(cause)
@@ -408,6 +410,7 @@ class Supervisor:
             msgspec.structs.replace(
                 block,
                 relaunched=self._context.clock.now(),
+                lost=self._history.lost,
                 from_step=self._fence.progress(),
             )
         )

@@ -125,6 +125,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(
     log = job.log()
     assert "recovered: attempt 2" in log and "goes on from step 10" in log
     assert "n4 takes the place of n2" in log
+    assert "since step 10 was reported" in log
     if daemons:
         wait_for(lambda: all_idle(lab), 60, "every node is idle again")
 

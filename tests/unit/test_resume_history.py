@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.config import ResumeSettings
+from slurm_resilience.resume.attempt import PROGRESS
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.decide.plan import PlanFacts, plan
+from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.history import FOLDER, AttemptHistory, read, read_all
 
 WORDS = ("-N2", "python", "train.py")
@@ -120,3 +123,32 @@ def test_the_attempts_of_a_job_are_found_and_no_others(tmp_path: Path) -> None:
     ((first, second),) = read_all(tmp_path, 12)
     assert (first.cause, first.step, second.ending) == ("n2: dead", 5, None)
     assert read_all(tmp_path, 1) == []
+
+
+def test_what_an_end_cost(tmp_path: Path) -> None:
+    history = AttemptHistory(tmp_path, 7, 0, ("train",))
+    assert history.lost == ""
+    history.start(1, ("n1",), 100.0)
+    assert history.lost == ""
+    failed = Ending(1, 60.0, False, "RUNNING", ended_at=160.0)
+    history.end(failed, "n1: dead", -1, 60.0)
+    assert history.lost == "60 s of work at most: attempt 1 reported no step"
+    history.start(2, ("n2",), 161.0)
+    history.end(msgspec.structs.replace(failed, progressed=True), "n2: dead", 40, 12.4)
+    history.start(3, ("n3",), 230.0)
+    assert history.lost == "12 s of work, since step 40 was reported"
+    # It is still known after a requeue.
+    again = AttemptHistory(tmp_path, 7, 1, ("train",), supervisor=1)
+    again.attempts = read(next(tmp_path.glob("*.history")))[:2]
+    assert again.lost == history.lost
+
+
+def test_work_since_the_last_reported_step_is_lost(tmp_path: Path) -> None:
+    fence = Fence.__new__(Fence)
+    fence.directory = str(tmp_path)
+    assert fence.lost_seconds(100.0, 160.0) == 60.0
+    (tmp_path / PROGRESS).write_text("{}")
+    os.utime(tmp_path / PROGRESS, (150.0, 150.0))
+    assert fence.lost_seconds(100.0, 160.0) == 10.0
+    # Reported by an attempt before.
+    assert fence.lost_seconds(155.0, 160.0) == 5.0

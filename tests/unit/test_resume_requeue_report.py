@@ -67,7 +67,7 @@ def written(
     link: Any = Link(events)
     history = AttemptHistory(None, 7, 1, ())
     ending = Ending(1, 60.0, False, "RUNNING", ended_at=98.0)
-    history.attempts.append(PastAttempt(1, 0, ("n1",), 0.0, ending, cause, step))
+    history.attempts.append(PastAttempt(1, 0, ("n1",), 0.0, ending, cause, step, 38.0))
     requeue_report.tell(link, JOB, history, now=100.0)
     return capfd.readouterr().err
 
@@ -96,4 +96,5 @@ def test_without_sresctld_the_attempts_of_this_srun_tell(
     text = written(capfd, None, 7, "n3: Slurm shows DOWN")
     assert "sres: what failed   n3: Slurm shows DOWN\n" in text
     assert "sres: how long      2.0 s" in text
+    assert "sres: what was lost 38 s of work at most: attempt 1 reported no step\n" in text
     assert "goes on from step 7 (the last one reported)" in text

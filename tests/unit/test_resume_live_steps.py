@@ -11,6 +11,7 @@ import pytest
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.resume.live_step import live_steps
 from slurm_resilience.resume.live_step.live_steps import LiveSteps, StepState
+from slurm_resilience.resume.srun.step import ToldEnd
 
 
 class HeldUpSrun:
@@ -19,6 +20,7 @@ class HeldUpSrun:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.pid, self.running, self.killed = 1 << 30, True, 0
         self.code, self.ended_tasks = 0, ()
+        self.told_end, self.killed_by = ToldEnd(cancelled=False, aborted=False), 0
 
     def wait(self, seconds: float) -> bool:
         return False
@@ -41,6 +43,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> LiveSteps:
         host_calls=SimpleNamespace(start_srun=HeldUpSrun),
         wake=SimpleNamespace(set=lambda: None),
         user_signals=SimpleNamespace(starting=contextlib.nullcontext(), steps=[]),
+        user_ended=lambda step, stopped_by_us: "",
     )
     seats: Any = SimpleNamespace(held_by=lambda _: {1})
     first: Any = HeldUpSrun()
@@ -69,3 +72,14 @@ def test_a_join_that_ended_is_left_alone(steps: LiveSteps) -> None:
     steps.end_one(1)
     assert joined.killed == 0
     assert [srun.state for srun in steps] == [StepState.RUNNING, StepState.ENDED]
+
+
+@pytest.mark.parametrize("told", [ToldEnd(True, False), ToldEnd(False, True)])
+def test_a_person_who_cancels_it_is_heard_while_srun_waits_for_a_lost_node(
+    steps: LiveSteps, told: ToldEnd
+) -> None:
+    first: Any = steps.step(0)
+    steps.lose_node([0], "")
+    assert steps.ended_by_user() is None
+    first.told_end = told
+    assert steps.ended_by_user() == 0

@@ -131,11 +131,9 @@ def plugin(site: Site) -> PluginSeen:
     bin_path = site.config.slurm_bin or os.environ.get("PATH")
     srun = shutil.which("srun", path=bin_path)
     lines = [words for words in plugstack_lines(plugstack) if words[1].endswith("sres.so")]
-    if not lines:
     table = read_table(srun) if srun is not None else None
     listed = table is not None and table.listed("auto-resume")
-    words = next((w for w in plugstack_lines(plugstack) if w[1].endswith("sres.so")), None)
-    if words is None:
+    if not lines:
         return PluginSeen(str(plugstack), srun is not None, listed)
     path = plugin_path(lines[0][1], raw.get("PluginDir", ""))
     supervisor, unknown = plugin_arguments(lines[0][2:])

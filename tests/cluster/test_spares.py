@@ -91,10 +91,11 @@ def check_world(lab: Lab, tasks: list[dict[str, Any]], hosts: list[str]) -> None
     [
         (None, [], True, "power"),
         ("gpu:2", ["--no-kill", "--gres=gpu:2"], True, "power"),
+        ("gpu:2", ["--gres=gpu:2"], True, "power"),
         ("gpu:2", ["--gres=gpu:2"], True, "admin"),
         (None, ["--no-kill"], False, "power"),
     ],
-    ids=["plain", "gres", "gres-sick", "without-sresctld"],
+    ids=["plain", "gres-no-kill", "gres", "gres-sick", "without-sresctld"],
 )
 def test_a_spare_takes_the_place_of_a_lost_node(
     fresh_lab: Callable[[LabSpec], Lab],

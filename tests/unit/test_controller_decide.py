@@ -97,6 +97,17 @@ def test_a_job_that_cannot_be_shrunk_is_requeued_and_started_at_once(
     assert (mark.shrink, mark.requeued) == ((), (7,))
 
 
+@pytest.mark.parametrize(("size", "keeps"), [(2, ("n2", "n3")), (3, ()), (0, ())])
+def test_a_job_with_spares_loses_a_node_also_with_gres(size: int, keeps: tuple[str, ...]) -> None:
+    """It never has to grow again; without a spare it is requeued, with all of its nodes."""
+    entry = msgspec.structs.replace(supervised(), size=size)
+    the_job = job(nodes=("n2", "n1", "n3"), gres="gpu:2")
+    seen = world(node(state="ALLOCATED"), jobs=(the_job,), watched=(entry,), **dead())
+    (mark,) = actions(seen, act.MarkNode)
+    shrink = (act.ShrinkJob(7, keeps),) if keeps else ()
+    assert (mark.shrink, mark.requeued) == (shrink, () if keeps else (7,))
+
+
 def test_gres_on_any_node_of_the_job_forbids_a_swap() -> None:
     with_gpu = node("n2", "ALLOCATED", gres="gpu:2")
     the_job = job(nodes=("n2", "n1"))
@@ -1284,7 +1295,8 @@ def test_what_may_never_be_decided(seen: ClusterSnapshot) -> None:
             dying = {m.node for m in marks if m.state == "down"}
             assert mark.node in dying
             assert out.keep and set(out.keep) == set(shrunk.nodes) - dying
-            assert not any(seen.nodes[name].gres for name in shrunk.nodes)
+            has_gres = any(seen.nodes[name].gres for name in shrunk.nodes)
+            assert not has_gres or 0 < seen.supervised[out.job].size <= len(out.keep)
             assert not (shrunk.is_batch and shrunk.batch_host == mark.node)
         assert all(seen.jobs[requeued].requeue for requeued in mark.requeued)
     for action in said.actions:

@@ -286,7 +286,7 @@ def _mark(
         # All that die together in one change: some Slurms allow no second one.
         keep = tuple(name for name in job.nodes if name not in dying)
         survives = keep and not (job.is_batch and job.batch_host in dying)
-        if survives and can_shrink(snapshot, job, node.name):
+        if survives and (can_shrink(snapshot, job, node.name) or _has_spares(snapshot, job, keep)):
             shrink.append(ShrinkJob(job.id, keep))
         elif job.is_batch and job.requeue:
             requeued.append(job.id)
@@ -310,6 +310,14 @@ def can_shrink(snapshot: ClusterSnapshot, job: Job, node: str) -> bool:
         and len(job.nodes) >= 2
         and not (job.is_batch and job.batch_host == node)
     )
+
+
+def _has_spares(snapshot: ClusterSnapshot, job: Job, keep: Collection[str]) -> bool:
+    """Tell whether the step finds enough nodes among those that the job keeps.
+
+    Then the job never has to grow again, which Slurm refuses with GRES.
+    """
+    return 0 < snapshot.supervised[job.id].size <= len(keep)
 
 
 def _supervised_on(snapshot: ClusterSnapshot, node: str) -> list[Job]:

@@ -150,6 +150,7 @@ def _take(
     others_go_on: Callable[[], bool],
     stop: Event,
 ) -> tuple[str, ...] | None:
+    context.allocation.left_nodes.update(chosen.leave)
     try:
         swap.shrink(context.allocation, chosen.leave)
     except SlurmError:

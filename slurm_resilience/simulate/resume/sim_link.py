@@ -69,7 +69,9 @@ class SimLink(SupervisorLink):
             return
         job = world.job
         leaves = name in job.nodes and name != job.batch_host and len(job.nodes) > 1
-        if leaves and not job.gres and not world.site.no_kill and job.state == "RUNNING":
+        last = world.sruns[-1].wanted if world.sruns else job.nodes
+        shrinks = not job.gres or len(last) < len(job.nodes)
+        if leaves and shrinks and not world.site.no_kill and job.state == "RUNNING":
             world.shrink(tuple(other for other in job.nodes if other != name))
             leaves = False
         self._hear(Evidence((NodeVerdict(name, "dead", "no beat for 4 s"),)))

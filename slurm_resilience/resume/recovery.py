@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -90,9 +90,12 @@ class Recovery:
             return None
         step_ended = context.clock.now()
         swap_failed, unanswered = "", 0
+        doubtful: set[str] = set()
         while True:
-            facts = self._facts(swap_failed)
+            facts = self._facts(swap_failed, doubtful)
             chosen = plan(cause, facts, history, context.limits)
+            if self._adds_doubts(chosen, nodes, doubtful):
+                continue
             told = f"{chosen.kind}: {chosen.reason}"
             context.link.send(AttemptEnded(attempt, history[-1].code, told))
             if chosen.kind == "stop":
@@ -130,10 +133,29 @@ class Recovery:
             )
             return NextAttempt(new_nodes, block)
 
-    def _facts(self, swap_failed: str) -> PlanFacts:
+    def _facts(self, swap_failed: str, doubtful: Iterable[str] = ()) -> PlanFacts:
         facts = self._context.allocation.facts(self.step_size, swap_failed)
-        lost_input = self._context.standard_input.lost
-        return msgspec.structs.replace(facts, input_lost=lost_input, min_nodes=self._min_nodes)
+        return msgspec.structs.replace(
+            facts,
+            input_lost=self._context.standard_input.lost,
+            min_nodes=self._min_nodes,
+            left_nodes=(*facts.left_nodes, *doubtful),
+        )
+
+    def _adds_doubts(self, chosen: Plan, nodes: tuple[str, ...], doubtful: set[str]) -> bool:
+        """Ask about spares before they are used: they may have died with the node that was lost.
+
+        Args:
+            chosen: the plan.
+            nodes: of the last attempt's step.
+            doubtful: spares that were asked about in vain; more are added.
+        """
+        fresh = tuple(name for name in chosen.nodes if name not in nodes)
+        doubts = self._context.link.doubts(fresh) if fresh else {}
+        for name, why in sorted(doubts.items()):
+            report.say(f"{name} is not used: {why}")
+        doubtful.update(doubts)
+        return bool(doubts)
 
     def _is_over(self, error: SlurmError | NotFound) -> bool:
         """Return whether the user or Slurm has ended the job, so that no other way is tried."""

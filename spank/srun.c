@@ -87,6 +87,66 @@ static int on_report_option(int val, const char *value, int remote)
 	return ESPANK_SUCCESS;
 }
 
+/*
+ * Read /proc/self/cmdline: arguments, each ended by a NUL. The file does not tell its size, so the buffer
+ * grows. Returns NULL with errno set on failure; the caller frees.
+ */
+static char *read_command_line(size_t *length)
+{
+	size_t capacity = 4096, used = 0;
+	char *buffer = malloc(capacity), *grown;
+	ssize_t got;
+	int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+
+	if (buffer == NULL || fd < 0)
+		goto fail;
+	while ((got = read(fd, buffer + used, capacity - used)) != 0) {
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			goto fail;
+		used += (size_t)got;
+		if (used < capacity)
+			continue;
+		grown = realloc(buffer, capacity * 2);
+		if (grown == NULL)
+			goto fail;
+		buffer = grown;
+		capacity *= 2;
+	}
+	if (used == 0 || buffer[used - 1] != '\0') {
+		errno = EINVAL;
+		goto fail;
+	}
+	close(fd);
+	*length = used;
+	return buffer;
+
+fail:
+	if (fd >= 0)
+		close(fd);
+	free(buffer);
+	return NULL;
+}
+
+/*
+ * Whether the line, or a reader of `srun --help`, asks for the options that begin with --auto-resume-. Where they
+ * are not registered, shortened names of --auto-resume are not ambiguous.
+ */
+static bool asks_for_more(void)
+{
+	static const char begin[] = "--auto-resume-";
+	size_t length = 0;
+	char *line = read_command_line(&length);
+	bool asks = line == NULL;
+
+	for (char *word = line; !asks && word < line + length; word += strlen(word) + 1)
+		asks = strncmp(word, begin, sizeof(begin) - 1) == 0 || strcmp(word, "--help") == 0 ||
+		       strcmp(word, "-h") == 0;
+	free(line);
+	return asks;
+}
+
 int sres_srun_init(spank_t sp, int ac, char *av[])
 {
 	struct spank_option auto_resume = {
@@ -138,8 +198,8 @@ int sres_srun_init(spank_t sp, int ac, char *av[])
 	/* A failure only makes the option unknown to this srun; an srun without it must go on. */
 	if (spank_option_register(sp, &auto_resume) != ESPANK_SUCCESS)
 		slurm_verbose("sres: could not register --auto-resume");
-	if (spank_option_register(sp, &spares) != ESPANK_SUCCESS ||
-	    spank_option_register(sp, &min_nodes) != ESPANK_SUCCESS)
+	if (asks_for_more() && (spank_option_register(sp, &spares) != ESPANK_SUCCESS ||
+				spank_option_register(sp, &min_nodes) != ESPANK_SUCCESS))
 		slurm_verbose("sres: could not register --auto-resume-spares and --auto-resume-min-nodes");
 	/* SPANK cannot hide an option from `srun --help`, so only the sruns that get it know it. */
 	if (supervised && spank_option_register(sp, &env) != ESPANK_SUCCESS)
@@ -147,48 +207,6 @@ int sres_srun_init(spank_t sp, int ac, char *av[])
 	if (supervised && spank_option_register(sp, &report) != ESPANK_SUCCESS)
 		slurm_verbose("sres: could not register --" SRES_REPORT_OPTION);
 	return ESPANK_SUCCESS;
-}
-
-/*
- * Read /proc/self/cmdline: arguments, each ended by a NUL. The file does not tell its size, so the buffer
- * grows. Returns NULL with errno set on failure; the caller frees.
- */
-static char *read_command_line(size_t *length)
-{
-	size_t capacity = 4096, used = 0;
-	char *buffer = malloc(capacity), *grown;
-	ssize_t got;
-	int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-
-	if (buffer == NULL || fd < 0)
-		goto fail;
-	while ((got = read(fd, buffer + used, capacity - used)) != 0) {
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got < 0)
-			goto fail;
-		used += (size_t)got;
-		if (used < capacity)
-			continue;
-		grown = realloc(buffer, capacity * 2);
-		if (grown == NULL)
-			goto fail;
-		buffer = grown;
-		capacity *= 2;
-	}
-	if (used == 0 || buffer[used - 1] != '\0') {
-		errno = EINVAL;
-		goto fail;
-	}
-	close(fd);
-	*length = used;
-	return buffer;
-
-fail:
-	if (fd >= 0)
-		close(fd);
-	free(buffer);
-	return NULL;
 }
 
 /*

@@ -23,6 +23,9 @@ from slurm_resilience.errors import UsageError
 log = logging.getLogger(__name__)
 
 HELP_SECONDS = 10.0
+MORE_THAN_THE_FLAG = "auto-resume-"
+"""The plugin registers its options that begin so only where one is on the line, so that shortened
+names of --auto-resume stay unambiguous (spank/srun.c)."""
 
 
 class Takes(Enum):
@@ -91,6 +94,13 @@ class OptionTable:
         if spec is None:
             raise UsageError(f"srun has no option -{letter}")
         return spec
+
+    def registered_for(self, args: Sequence[str]) -> OptionTable:
+        """Return the options that srun knows where it is called with this line."""
+        if any(word.startswith(f"--{MORE_THAN_THE_FLAG}") for word in args):
+            return self
+        kept = (spec for spec in self.specs if not spec.name.startswith(MORE_THAN_THE_FLAG))
+        return replace(self, specs=tuple(kept))
 
     def extended(self, specs: Sequence[OptionSpec]) -> OptionTable:
         """Return this table with those of ``specs`` that it does not have; its own entries win."""
@@ -174,6 +184,7 @@ def split(args: Sequence[str], table: OptionTable) -> SrunCommand:
     """
     options: list[GivenOption] = []
     rest = list(args)
+    table = table.registered_for(args)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
         if word == "--":
@@ -312,8 +323,9 @@ BUILTIN = OptionTable(
         *_specs(
             Takes.VALUE,
             """
-            accel-bind account:A acctg-freq auto-resume bb bbf bcast-exclude begin:b chdir:D cluster
-            cluster-constraint clusters:M comment constraint:C container context core-spec:S
+            accel-bind account:A acctg-freq auto-resume auto-resume-min-nodes auto-resume-spares bb
+            bbf bcast-exclude begin:b chdir:D cluster cluster-constraint clusters:M comment
+            constraint:C container context core-spec:S
             cores-per-socket cpu-bind cpu-freq cpu_bind cpus-per-gpu cpus-per-task:c deadline
             delay-boot dependency:d distribution:m epilog error:e exclude:x export extra-node-info:B
             gid gpu-bind gpu-freq gpus-per-node gpus-per-socket gpus-per-task gpus:G gres gres-flags
@@ -333,8 +345,6 @@ BUILTIN = OptionTable(
             resv-ports send-libs
             """,
         ),
-        # The plugin's own: --auto-res has always meant --auto-resume where the plugin is not.
-        *_specs(Takes.VALUE, "auto-resume-min-nodes auto-resume-spares", spelled_out=True),
         # What 23.02 to 26.05 added, for when --help is not to be had or leaves it out.
         *_specs(
             Takes.VALUE,

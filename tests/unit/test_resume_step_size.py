@@ -109,3 +109,14 @@ def test_on_fewer_nodes_each_has_as_many_tasks_and_gpus() -> None:
     assert environment == {"SLURM_NTASKS": "12", "HOME": "/root"}
     assert launch.on_fewer(command, job, 4) == (command, job)
     assert AttemptCommand("srun", has_plugin=True).on_fewer(command, job, 3) == (command, job)
+
+
+def test_a_spare_that_is_used_makes_no_later_step_smaller() -> None:
+    """A script's second srun begins where the first one has lost a node."""
+    began = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "5"}
+    assert left("--auto-resume-spares=1", **began)[0] == ["--nodes=4", "train"]
+    assert left("--auto-resume-spares=1", "-N4", **began)[0] == ["-N4", "train"]
+    other = began | {"SLURM_JOB_ID": "8"}
+    assert left("--auto-resume-spares=1", "--jobid=7", **other)[0][-2:] == ["--nodes=3", "train"]
+    with pytest.raises(UsageError, match="the step takes 5 nodes, and job 7 has 4 left"):
+        left("--auto-resume-spares=1", **began | {"SLURM_JOB_NUM_NODES": "6"})

@@ -33,7 +33,7 @@ def leave_spares(
     kept, own_environment = command.without(*OWN_OPTIONS), dict(environment)
     if not spares:
         return kept, own_environment
-    there = len(job.nodes)
+    there = _first_size(kept, job, environment)
     if spares >= there:
         raise UsageError(
             f"--{SPARES}={spares}: job {job.id} has {there} node(s), and one at least has to "
@@ -52,9 +52,21 @@ def leave_spares(
         if not kept.has("ntasks"):
             own_environment |= _cut_to_step(environment, size, there)
         size = min(size, leading_number(kept.value("ntasks")) or size)
+    if size > len(job.nodes):
+        raise UsageError(
+            f"--{SPARES}={spares}: the step takes {size} nodes, and job {job.id} has "
+            f"{len(job.nodes)} left; write -N{len(job.nodes)}, or submit it again"
+        )
     if not kept.has("nodes") and not (kept.value("distribution") or "").startswith("arbitrary"):
         kept = kept.adding(f"--nodes={size}")
     return kept, own_environment
+
+
+def _first_size(command: SrunCommand, job: Job, environment: Mapping[str, str]) -> int:
+    """Return the nodes that the job began with: an srun before this one may have used a spare."""
+    own = command.jobid in (None, environment.get("SLURM_JOB_ID"))
+    began_with = leading_number(environment.get("SLURM_JOB_NUM_NODES")) if own else 0
+    return max(began_with, len(job.nodes))
 
 
 def fewest_nodes(

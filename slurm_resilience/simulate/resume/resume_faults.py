@@ -159,12 +159,14 @@ class ResumeFaults:
     def cancel_step(self, _: str, seconds: float) -> None:
         world = self._world
         for step in list(world.steps.values()):
-            # Where the step is ending for another reason, Slurm tells nothing of a person.
+            # Where the step is ending for another reason, or the supervisor's own order is on its
+            # way, Slurm's words are not a person's. After SIGTERM srun's still are.
             began = len(step.tasks) == len(step.nodes) * world.site.tasks_per_node
             counts = step.srun.running and step.killed_at is None and began
+            counts = counts and step.ordered != "KILL"
             first_failure, told_before = step.first_failure, step.end_is_told
             world.kill_step(step, "***")
-            told = step.end_is_told and not told_before
+            told = step.end_is_told and not told_before and not step.ordered
             # After a task that failed by itself only Slurm's own line is believed, and it is not
             # where that task crashed: what tasks print may look the same.
             if counts and (not first_failure or (told and first_failure < FIRST_SIGNAL_CODE)):

@@ -98,6 +98,8 @@ class SimStep:
     lost_nodes: set[str] = field(default_factory=set)
     """Nodes of whose end Slurm has told srun."""
     killed_at: float | None = None
+    ordered: str = ""
+    """The supervisor has ordered its end by this signal; Slurm may not have taken the order yet."""
     end_is_told: bool = False
     """slurmstepd has said that it was cancelled, which it does once."""
     first_failure: int = 0

@@ -141,6 +141,9 @@ class SimJobSlurm:
             else:
                 self._world.kill_step(known, "***")
 
+        known = self._world.steps.get(step)
+        if known is not None:
+            known.ordered = signal or "KILL"
         self._change(f"cancel step {step} {signal}".strip(), change)
 
     def cancel_job(self, job_id: int) -> None:

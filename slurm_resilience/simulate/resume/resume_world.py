@@ -19,7 +19,7 @@ from slurm_resilience.config import ResumeSettings
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume.attempt import FENCE, PROGRESS
 from slurm_resilience.resume.decide.task_ends import NodeBegan, TaskEnd
-from slurm_resilience.simulate.cluster.sim_clock import SimClock
+from slurm_resilience.simulate.cluster.sim_clock import BOOTED_SECONDS, SimClock
 from slurm_resilience.simulate.resume.resume_rules import (
     SILENCE_SECONDS,
     AttemptBudget,
@@ -295,7 +295,9 @@ class ResumeWorld:
             self.broken(ResumeRule.ONE_RECOVERY, "two sruns of one supervisor run")
         if self.seen.requeue_asked_at is not None:
             self.broken(ResumeRule.ONE_RECOVERY, "an attempt begins after the job was requeued")
-        self._check_person()
+        # Of a job that is just cancelled Slurm starts no step.
+        if self.job.state == "RUNNING":
+            self._check_person()
         self._check_spares(srun)
         wrong = self.seen.budget.start(
             StartedAttempt(self.schedule.now, srun.token, self.progress.told_step)
@@ -372,6 +374,9 @@ class ResumeWorld:
         if node.contact is not NodeContact.FINE:
             self.schedule.after(LAUNCH_SECONDS, self._launch_failed, step, name)
             return
+        ended = self.seen.person_ended_at
+        if ended is not None and ended < srun.started - BOOTED_SECONDS:
+            self._check_person()
         self._check_writers(step, name)
         first = node_id * self.site.tasks_per_node
         for number in range(first, first + self.site.tasks_per_node):

@@ -36,23 +36,33 @@ CHECK_SECONDS = 60.0
 @click.command("list")
 @click.argument("hostlist", required=False)
 @click.option("--faulty", is_flag=True, help="Only nodes that are not simply in service.")
+@click.option("--health-status", metavar="LABEL", help="Only nodes with this label.")
+@click.option("--deep-check-status", metavar="LABEL", help="Only nodes with this label.")
+@click.option("--fault-type", metavar="LABEL", help="Only nodes with this label.")
 @format_option
 @config_option
 @pass_cluster
-def list_nodes(cluster: ClusterView, hostlist: str | None, faulty: bool, form: str) -> None:
-    """List nodes: state, health, reason, jobs."""
+def list_nodes(
+    cluster: ClusterView, /, hostlist: str | None, faulty: bool, form: str, **labels: str | None
+) -> None:
+    """List nodes: state, health, reason, jobs.
+
+    The labels are those in the nodes' Comment. A node without a health status is schedulable.
+    """
     nodes = cluster.named(hostlist) if hostlist else cluster.nodes()
     data, failed = cluster.try_status()
     views = node_views(nodes.values(), cluster.client.jobs(), data)
     views = [view for view in views if is_faulty(view)] if faulty else views
+    wanted = {key.replace("_", "-"): value for key, value in labels.items() if value is not None}
+    views = [view for view in views if wanted.items() <= view["labels"].items()]
     if form == "json":
         print_json(views)
-    elif views or not faulty:
+    elif views or not (faulty or wanted):
         now = SYSTEM_CLOCK.now()
         columns = ("NODE", "STATE", "HEALTH", "SRESD", "REASON", "JOBS", "SINCE")
         click.echo(table(columns, [_row(view, now) for view in views]))
     else:
-        click.echo("no faulty node")
+        click.echo("no such node" if wanted else "no faulty node")
     if failed is not None:
         raise failed
 

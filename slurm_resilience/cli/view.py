@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slurm_resilience.model import Job, Node
+from slurm_resilience.slurm.node_labels import HEALTH, IN_SERVICE, labels_of
 
 FAULTY_HEALTH = frozenset({"suspect", "dead", "sick", "requested", "held", "down"})
 SILENT = "?"
@@ -39,6 +40,7 @@ def node_view(node: Node, jobs: Iterable[Job], status: Mapping[str, Any] | None)
         "partitions": list(node.partitions),
         "gres": node.gres,
         "comment": node.comment,
+        "labels": {HEALTH: IN_SERVICE} | labels_of(node.comment),
         "health": seen.get("verdict", SILENT if status is None else "unknown"),
         "why": seen.get("why", ""),
         "mode": seen.get("mode", ""),

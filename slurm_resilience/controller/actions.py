@@ -109,6 +109,12 @@ class ReturnNode(msgspec.Struct, frozen=True, tag=True):
     incident: int
 
 
+class TakeLabelsOff(msgspec.Struct, frozen=True, tag=True):
+    """Take sresctld's labels off the Comment of a node that has no incident."""
+
+    node: str
+
+
 class RaiseAlarm(msgspec.Struct, frozen=True, tag=True):
     """Tell people something that they should know; once for each key."""
 
@@ -158,6 +164,7 @@ Action = (
     | ContinueReplacement
     | Transition
     | ReturnNode
+    | TakeLabelsOff
     | RaiseAlarm
     | RequeueJob
     | RaisePriority

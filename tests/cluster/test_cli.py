@@ -23,7 +23,7 @@ JSON_KEYS = {
     },
     "node": {
         "node", "state", "reason", "reason_by", "reason_at", "reason_unclear",
-        "jobs", "partitions", "gres", "comment", "health", "why", "sresd", "findings",
+        "jobs", "partitions", "gres", "comment", "labels", "health", "why", "sresd", "findings",
         "unjudged", "incident", "gave_up", "boot_id", "instance", "mode", "next",
     },
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Nodes are replaced by Slurm's power saving, on real Slurm."""
+"""Nodes are replaced by Slurm's power saving, and rebooted by `scontrol reboot`, on real Slurm."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from jobs import all_idle, events, kinds
 
 from slurm_resilience.lab import Lab, LabSpec
 from slurm_resilience.lab.programs import own_bin
-from slurm_resilience.model import REPLACE
+from slurm_resilience.model import REBOOT, REPLACE
 
 WaitFor = Callable[..., Any]
+XID = "NVRM: Xid (PCI:0000:04:00): 79, GPU has fallen off the bus."
 POWER_SAVING = {"SuspendTime": "99999999", "SuspendTimeout": "4", "ResumeTimeout": "60"}
 
 
@@ -122,3 +123,22 @@ def test_a_failed_power_up_is_told_from_one_that_was_never_done(
     wait_for(lambda: texts(lab, "closed"), 120, Story(lab))
     assert len(texts(lab, "replacing")) == 2
     assert all_idle(lab)
+
+
+def test_a_sick_node_is_rebooted_by_slurm_and_then_left_to_a_person(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor
+) -> None:
+    options = {"recovery": {"max_reboots": 1}, "replace": {"program": []}}
+    lab = fresh_lab(LabSpec(nodes=2, network=True, sres_options=options))
+    wait_for(lambda: health(lab, "n2") == "healthy", 30, "n2 beats")
+    boots = lab.status()["nodes"]["n2"]["boots"]
+    lab.kmsg("n2", XID)
+    wait_for(lambda: texts(lab, "closed"), 120, Story(lab))
+    assert lab.status()["nodes"]["n2"]["boots"] == boots + 1
+    assert texts(lab, "replacing") == ["slurm-reboot reboot n2"]
+    wait_for(lambda: health(lab, "n2") == "healthy", 30, "n2 beats")
+    lab.kmsg("n2", XID)
+    said = "no replacement program is configured (replace.program): waiting for a person"
+    wait_for(lambda: said in texts(lab, "alarm"), 60, "nothing here can replace it")
+    assert len(texts(lab, "replacing")) == 1
+    assert REBOOT not in lab.run(["scontrol", "show", "node", "n2", "-o"]).stdout

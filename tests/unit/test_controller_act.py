@@ -189,8 +189,12 @@ class Controller:
         return peer
 
     def events(self, *kinds: str) -> list[str]:
-        found = reversed(self.journal.events())
-        return [event["kind"] for event in found if not kinds or event["kind"] in kinds]
+        """Their kinds, but for the labels, which follow each change of the state."""
+        found = [event["kind"] for event in reversed(self.journal.events())]
+        return [kind for kind in found if (kind in kinds if kinds else kind != "labelled")]
+
+    def labels(self) -> list[str]:
+        return [e["text"] for e in reversed(self.journal.events()) if e["kind"] == "labelled"]
 
     @property
     def incident(self) -> Any:
@@ -252,6 +256,12 @@ def test_from_death_to_service(sresctld: Controller, runs: dict[Path, Run]) -> N
     sresctld.cycle()
     assert sresctld.incident.state is NodeState.HEALTHY
     assert sresctld.cycle() == "8 nodes: nothing to do"
+    assert [text.split(" fault-")[0] for text in sresctld.labels()] == [
+        "[sres health-status=pending-replacement",
+        "[sres health-status=validating",
+        "its labels are taken off",
+    ]
+    assert sresctld.slurm.node("n3").comment == ""
     assert sresctld.events() == [
         "detected",
         "marking",
@@ -449,7 +459,7 @@ def test_a_crash_between_slurms_mark_and_ours(sresctld: Controller, runs: dict[P
     sresctld.restart()
     sresctld.cycle()
     assert sresctld.incident.state.waits_for_repair
-    assert len(sresctld.slurm.calls) == 1
+    assert [call[0] for call in sresctld.slurm.calls] == ["set_node", "set_comment"]
 
 
 def test_a_crash_between_our_note_of_a_run_and_its_start(
@@ -762,3 +772,44 @@ def test_a_job_that_comes_to_a_shared_node_in_the_last_moment_is_left_to_slurm(
     monkeypatch.setattr(slurm, "jobs", jobs_now)
     sresctld.cycle()
     assert (slurm.node("n1").is_fail, slurm.node("n1").is_down) == (True, is_down)
+
+
+def test_labels_stand_beside_a_persons_comment(sresctld: Controller, runs: dict[Path, Run]) -> None:
+    """Over a restart, a text that the person adds meanwhile, and until the node is well."""
+    sresctld.slurm.set_comment(["n3"], "rack 7")
+    sresctld.is_dead("n3")
+    sresctld.cycle()
+    sresctld.cycle()
+    labelled = sresctld.slurm.node("n3").comment
+    assert labelled.startswith("rack 7 [sres health-status=pending-replacement fault-type=dead")
+    sresctld.restart()
+    sresctld.cycle()
+    assert sresctld.slurm.node("n3").comment == labelled
+    sresctld.slurm.set_comment(["n3"], f"{labelled} cable?")
+    (run,) = runs
+    runs[run] = Run("ended", 0, "", sresctld.clock.now())
+    sresctld.cycle()
+    sresctld.clock.pass_time(1)
+    sresctld.cycle()
+    sresctld.comes_back("n3")
+    for _ in range(3):
+        sresctld.cycle()
+    assert sresctld.incident.state is NodeState.HEALTHY
+    assert sresctld.slurm.node("n3").comment == "rack 7 cable?"
+
+
+def test_labels_that_slurm_kept_are_taken_off_later(
+    sresctld: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise SlurmError("slurmctld is busy")
+
+    sresctld.slurm.set_comment(["n3"], "rack 7 [sres health-status=validating fault-type=dead]")
+    with monkeypatch.context() as patch:
+        patch.setattr(sresctld.slurm, "set_comment", refuse)
+        for _ in range(5):
+            sresctld.cycle()
+    assert sresctld.labels() == ["its labels are taken off"]
+    sresctld.clock.pass_time(60)
+    sresctld.cycle()
+    assert sresctld.slurm.node("n3").comment == "rack 7"

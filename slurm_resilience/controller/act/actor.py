@@ -92,6 +92,7 @@ class Actor:
             actions.MarkNode: nodes.mark,
             actions.OpenRequested: nodes.open_requested,
             actions.Transition: nodes.apply,
+            actions.TakeLabelsOff: nodes.take_labels_off,
             actions.StartReplacement: repair.start,
             actions.ContinueReplacement: repair.go_on,
             actions.ReturnNode: repair.give_back,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from collections.abc import Mapping
 from typing import Literal
 
 from slurm_resilience.clock import Clock
@@ -15,8 +16,10 @@ from slurm_resilience.controller.actions import (
     MarkNode,
     OpenRequested,
     ProbeNode,
+    TakeLabelsOff,
     Transition,
 )
+from slurm_resilience.controller.decide.labelling import labels_for
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, SideAct, step
 from slurm_resilience.controller.diagnose import is_out_of_service, persons_reason
 from slurm_resilience.controller.journal import (
@@ -30,13 +33,14 @@ from slurm_resilience.controller.probe import Prober
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import Node
 from slurm_resilience.slurm.client import SlurmClient
+from slurm_resilience.slurm.node_labels import own_text, with_labels
 from slurm_resilience.wire.messages import NodeVerdict
 
 log = logging.getLogger("sresctld")
 
 _FAILURES = frozenset({NodeEvent.GAVE_UP, NodeEvent.REPLACEMENT_FAILED, NodeEvent.GONE_AGAIN})
-COMMENT_PREFIX = "sres: "
-"""The beginning of a node comment that sresctld wrote."""
+TAKE_OFF_AGAIN_SECONDS = 60.0
+"""Until labels that Slurm still shows are taken off once more."""
 
 
 class NodeActs:
@@ -59,6 +63,7 @@ class NodeActs:
         self._prober = prober
         self._notifier = notifier
         self._jobs = jobs
+        self._taken_off: dict[str, float] = {}
         self._repair = repair
         self._clock = clock
 
@@ -110,7 +115,7 @@ class NodeActs:
             return
         # At once, not with the next cycle: each second here is a second of every survivor.
         self._notifier.tell_all(snapshot, verdict)
-        self._comment(node, f"{COMMENT_PREFIX}{action.reason} (incident {incident.id})")
+        self._label(node, self._journal.incident(incident.id))
         # Now, while what happened is at the end of its logs, and nothing waits for the answer.
         self._repair.evidence.begin(incident)
 
@@ -202,6 +207,7 @@ class NodeActs:
         kind: Literal["dead", "requested"] = "dead" if is_down else "requested"
         verdict = NodeVerdict(action.node, kind, action.reason, action.action, incident.id)
         self._notifier.tell_all(snapshot, verdict)
+        self._label(snapshot.nodes[action.node], incident)
         self._repair.evidence.begin(incident)
 
     def apply(self, snapshot: ClusterSnapshot, action: Transition) -> None:
@@ -210,7 +216,7 @@ class NodeActs:
         transition = step(incident.state, action.event)
         node, run = snapshot.nodes.get(action.node), snapshot.runs.get(incident.id)
         for side_act in transition.acts:
-            self._do(side_act, incident, node)
+            self._do(side_act, incident)
         ends = incident.state.is_under_way and not transition.state.is_under_way
         if action.event is NodeEvent.RELEASED and incident.ended_by is not NodeEvent.REMOVED:
             self._acknowledge(snapshot, action.node)
@@ -228,7 +234,10 @@ class NodeActs:
             reason_at=(node.reason_at if node else "") if ends else None,
             output=run.output if run and run.state != "running" else "",
         )
-        self._reporter.report(ActOutcome(incident.id, action.event, action.reason, facts))
+        outcome = ActOutcome(incident.id, action.event, action.reason, facts)
+        incident = self._reporter.report(outcome)
+        if node is not None:
+            self._label(node, incident)
         level = logging.ERROR if action.event is NodeEvent.GAVE_UP else logging.INFO
         log.log(
             level, "%s: incident %d %s: %s", action.node, incident.id, action.event, action.reason
@@ -257,24 +266,39 @@ class NodeActs:
         if agent is not None:
             self._journal.acknowledge(name, agent.faults_of_boot())
 
-    def _do(self, side_act: SideAct, incident: Incident, node: Node | None) -> None:
+    def _do(self, side_act: SideAct, incident: Incident) -> None:
         match side_act:
             case SideAct.STOP_PROGRAM:
                 self._repair.stop(incident)
             case SideAct.FORGET_PROBES:
                 self._prober.forget(incident.node)
-            case SideAct.CLEAR_COMMENT:
-                if node is not None and node.comment.startswith(COMMENT_PREFIX):
-                    self._comment(node, "")
 
-    def _comment(self, node: Node, text: str) -> None:
-        """Write the detail where `scontrol show node` shows it. A person's own comment stays."""
-        if node.comment and not node.comment.startswith(COMMENT_PREFIX):
+    def take_labels_off(self, snapshot: ClusterSnapshot, action: TakeLabelsOff) -> None:
+        """Take the labels off a node that has no incident."""
+        now = self._clock.monotonic()
+        if now - self._taken_off.get(action.node, -TAKE_OFF_AGAIN_SECONDS) < TAKE_OFF_AGAIN_SECONDS:
+            return
+        self._taken_off[action.node] = now
+        self._write_labels(snapshot.nodes[action.node], {}, 0)
+
+    def _label(self, node: Node, incident: Incident) -> None:
+        """Write the labels of an incident's state where `scontrol show node` shows them."""
+        self._write_labels(node, labels_for(incident), incident.id)
+
+    def _write_labels(self, seen: Node, labels: Mapping[str, str], incident: int) -> None:
+        if with_labels(seen.comment, labels) == seen.comment:
             return
         try:
-            self._client.set_comment([node.name], text)
+            # Once more: a person may have written a text of his own there.
+            comment = self._client.node(seen.name).comment
+            wanted = with_labels(comment, labels)
+            if wanted == comment:
+                return
+            text = wanted.removeprefix(own_text(comment)).strip() or "its labels are taken off"
+            self._reporter.event("labelled", text, node=seen.name, incident=incident)
+            self._client.set_comment([seen.name], wanted)
         except SresError as error:
-            log.warning("%s: its comment could not be set: %s", node.name, error)
+            log.warning("%s: its comment could not be set: %s", seen.name, error)
 
 
 def _machine_of(snapshot: ClusterSnapshot, node: str) -> MachineIdentity:

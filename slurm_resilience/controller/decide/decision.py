@@ -30,6 +30,7 @@ from slurm_resilience.controller.decide import breaker
 from slurm_resilience.controller.decide.hints import leaked_gres, near_misses
 from slurm_resilience.controller.decide.intake import take_in
 from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
+from slurm_resilience.controller.decide.labelling import stale_labels
 from slurm_resilience.controller.decide.marking import marks, requests, would_mark
 from slurm_resilience.controller.decide.node_events import (
     answers_of_keepers,
@@ -105,6 +106,7 @@ def decide(
     actions += requeues(snapshot)
     actions += near_misses(snapshot)
     actions += leaked_gres(snapshot)
+    actions += stale_labels(snapshot)
     would = would_mark(snapshot, judged, config)
     actions += would.looks
     for observed in observe_only(snapshot, judged, config, would):

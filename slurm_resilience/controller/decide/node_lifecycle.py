@@ -146,7 +146,6 @@ class SideAct(enum.Enum):
 
     STOP_PROGRAM = "stop the replacement program"
     FORGET_PROBES = "forget the answers from before the replacement"
-    CLEAR_COMMENT = "take sresctld's comment off the node"
 
 
 class Step(NamedTuple):
@@ -157,22 +156,21 @@ class Step(NamedTuple):
 
 
 _S, _E = NodeState, NodeEvent
-_CLEAR = (SideAct.CLEAR_COMMENT,)
 
 TABLE: Mapping[tuple[NodeState, NodeEvent], Step] = {
     (_S.HEALTHY, _E.DETECTED): Step(_S.SUSPECT),
     (_S.HEALTHY, _E.REQUESTED): Step(_S.SET_ASIDE),
     #
     (_S.SUSPECT, _E.MARKED): Step(_S.SET_ASIDE),
-    (_S.SUSPECT, _E.RECOVERED): Step(_S.HEALTHY, _CLEAR),
-    (_S.SUSPECT, _E.TAKEN_OVER): Step(_S.HELD, _CLEAR),
+    (_S.SUSPECT, _E.RECOVERED): Step(_S.HEALTHY),
+    (_S.SUSPECT, _E.TAKEN_OVER): Step(_S.HELD),
     (_S.SUSPECT, _E.REMOVED): Step(_S.HELD),
     # MARKED once more: it was to be left gracefully, and died with its jobs on it.
     (_S.SET_ASIDE, _E.MARKED): Step(_S.SET_ASIDE),
     (_S.SET_ASIDE, _E.EMPTIED): Step(_S.EMPTY),
-    (_S.SET_ASIDE, _E.RELEASED): Step(_S.HEALTHY, _CLEAR),
-    (_S.SET_ASIDE, _E.TAKEN_OVER): Step(_S.HELD, _CLEAR),
-    (_S.SET_ASIDE, _E.ASKED_ANEW): Step(_S.HELD, _CLEAR),
+    (_S.SET_ASIDE, _E.RELEASED): Step(_S.HEALTHY),
+    (_S.SET_ASIDE, _E.TAKEN_OVER): Step(_S.HELD),
+    (_S.SET_ASIDE, _E.ASKED_ANEW): Step(_S.HELD),
     (_S.SET_ASIDE, _E.REMOVED): Step(_S.HELD),
     #
     (_S.EMPTY, _E.MARKED): Step(_S.SET_ASIDE),
@@ -180,33 +178,33 @@ TABLE: Mapping[tuple[NodeState, NodeEvent], Step] = {
     (_S.EMPTY, _E.REPLACING): Step(_S.REPAIRING),
     (_S.EMPTY, _E.CAME_BACK): Step(_S.VALIDATING, (SideAct.FORGET_PROBES,)),
     (_S.EMPTY, _E.GAVE_UP): Step(_S.QUARANTINED),
-    (_S.EMPTY, _E.RELEASED): Step(_S.HEALTHY, _CLEAR),
-    (_S.EMPTY, _E.TAKEN_OVER): Step(_S.HELD, _CLEAR),
-    (_S.EMPTY, _E.ASKED_ANEW): Step(_S.HELD, _CLEAR),
+    (_S.EMPTY, _E.RELEASED): Step(_S.HEALTHY),
+    (_S.EMPTY, _E.TAKEN_OVER): Step(_S.HELD),
+    (_S.EMPTY, _E.ASKED_ANEW): Step(_S.HELD),
     (_S.EMPTY, _E.REMOVED): Step(_S.HELD),
     #
     (_S.REPAIRING, _E.REPLACED): Step(_S.VALIDATING, (SideAct.FORGET_PROBES,)),
     (_S.REPAIRING, _E.REPLACEMENT_FAILED): Step(_S.EMPTY),
     (_S.REPAIRING, _E.GAVE_UP): Step(_S.QUARANTINED),
-    (_S.REPAIRING, _E.RELEASED): Step(_S.HEALTHY, (SideAct.STOP_PROGRAM, *_CLEAR)),
-    (_S.REPAIRING, _E.TAKEN_OVER): Step(_S.HELD, (SideAct.STOP_PROGRAM, *_CLEAR)),
+    (_S.REPAIRING, _E.RELEASED): Step(_S.HEALTHY, (SideAct.STOP_PROGRAM,)),
+    (_S.REPAIRING, _E.TAKEN_OVER): Step(_S.HELD, (SideAct.STOP_PROGRAM,)),
     (_S.REPAIRING, _E.REMOVED): Step(_S.HELD, (SideAct.STOP_PROGRAM,)),
     #
     (_S.VALIDATING, _E.RESUMED): Step(_S.RETURNING),
-    (_S.VALIDATING, _E.CLOSED): Step(_S.HEALTHY, _CLEAR),
+    (_S.VALIDATING, _E.CLOSED): Step(_S.HEALTHY),
     (_S.VALIDATING, _E.REPLACEMENT_FAILED): Step(_S.EMPTY),
     (_S.VALIDATING, _E.GONE_AGAIN): Step(_S.EMPTY),
     (_S.VALIDATING, _E.GAVE_UP): Step(_S.QUARANTINED),
-    (_S.VALIDATING, _E.TAKEN_OVER): Step(_S.HELD, _CLEAR),
+    (_S.VALIDATING, _E.TAKEN_OVER): Step(_S.HELD),
     (_S.VALIDATING, _E.REMOVED): Step(_S.HELD),
     # RESUMED once more: Slurm did not take the first one.
     (_S.RETURNING, _E.RESUMED): Step(_S.RETURNING),
-    (_S.RETURNING, _E.CLOSED): Step(_S.HEALTHY, _CLEAR),
+    (_S.RETURNING, _E.CLOSED): Step(_S.HEALTHY),
     (_S.RETURNING, _E.REPLACEMENT_FAILED): Step(_S.EMPTY),
     (_S.RETURNING, _E.GONE_AGAIN): Step(_S.EMPTY),
     (_S.RETURNING, _E.GAVE_UP): Step(_S.QUARANTINED),
-    (_S.RETURNING, _E.ASKED_ANEW): Step(_S.HELD, _CLEAR),
-    (_S.RETURNING, _E.TAKEN_OVER): Step(_S.HELD, _CLEAR),
+    (_S.RETURNING, _E.ASKED_ANEW): Step(_S.HELD),
+    (_S.RETURNING, _E.TAKEN_OVER): Step(_S.HELD),
     (_S.RETURNING, _E.REMOVED): Step(_S.HELD),
     #
     (_S.QUARANTINED, _E.REQUESTED): Step(_S.SET_ASIDE),

@@ -36,6 +36,8 @@ STRANGERS = 64
 ACCEPTED_AT_ONCE = 16
 """Connections accepted before the others are served again: a program that connects without a pause
 would keep this process from its beats, and the others would take it for hung."""
+FORKED = -1
+"""In place of a file descriptor, in a child of a fork."""
 TEND_SECONDS = 0.5
 """Between two looks for handshakes that take too long."""
 
@@ -157,11 +159,22 @@ class Transport:
     def stop(self, seconds: float) -> None:
         """Close all connections, and wait for the thread so long."""
         self._closing = True
+        if self._wake == FORKED:
+            return
         self.ring()
         self._thread.join(seconds)
 
     def ring(self) -> None:
-        """Have the thread take a turn now."""
+        """Have the thread take a turn now.
+
+        Raises:
+            RuntimeError: this is a child of a fork, in which there is no such thread.
+        """
+        if self._wake == FORKED:
+            raise RuntimeError(
+                "this process was forked from a rank and takes no part in its training: end it "
+                "with os._exit(), before it leaves the function that forked it"
+            )
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
 
@@ -284,7 +297,7 @@ class Transport:
                 transport._listener.close()
             # Taken out of it, they would be so in the parent as well.
             transport._selector.close()
-            wake, transport._wake = transport._wake, -1
+            wake, transport._wake = transport._wake, FORKED
             with contextlib.suppress(OSError):
                 os.close(wake)
 

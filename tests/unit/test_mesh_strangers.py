@@ -293,7 +293,13 @@ def test_a_child_of_a_fork_keeps_no_connection_open(pair: Crew) -> None:
     assert len(fds) >= 2 * len(pair.all)
     child = os.fork()
     if not child:
-        os._exit(sum(Path(f"/proc/self/fd/{fd}").exists() for fd in fds))
+        still_open = sum(Path(f"/proc/self/fd/{fd}").exists() for fd in fds)
+        try:
+            pair.all[0].over(GenerationEnd(1, "said by a child", "", "fault"))
+        except RuntimeError:
+            pair.all[0].close()
+            os._exit(still_open)
+        os._exit(255)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

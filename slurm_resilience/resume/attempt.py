@@ -28,9 +28,12 @@ MAX_STEP = 2**63 - 1
 def token() -> str:
     """Return this process's attempt, e.g. ``12.0.2`` (job, restarts, attempt).
 
-    Empty where nothing supervises.
+    Empty where nothing supervises: also in a job that was submitted by a task of another one, whose
+    variables it may have got.
     """
-    return os.environ.get("SRES_TOKEN", "")
+    own_token = os.environ.get("SRES_TOKEN", "")
+    job = os.environ.get("SLURM_JOB_ID", "")
+    return own_token if not job or own_token.startswith(f"{job}.") else ""
 
 
 def is_current() -> bool:
@@ -46,7 +49,7 @@ def is_current() -> bool:
     try:
         current = (Path(directory) / FENCE).read_text(encoding="utf-8").strip() == own_token
         return current and not _left_behind(Path(directory))
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 
@@ -71,7 +74,7 @@ def report(step: int, **details: object) -> None:
         details: e.g. ``loss``; what JSON does not know (a tensor) is written as text.
     """
     directory = os.environ.get("SRES_DIR", "")
-    if not directory:
+    if not directory or (os.environ.get("SRES_TOKEN") and not token()):
         return
     own = Path(directory) / f"{PROGRESS}.{os.getpid()}"
     text = json.dumps({"step": int(step), "token": token()} | details, default=str)

@@ -233,3 +233,18 @@ def test_what_json_does_not_know_is_reported_as_text(
     as_task(monkeypatch, str(tmp_path), "12.0.1")
     attempt.report(7, loss=float("nan"), where=tmp_path)
     assert attempt.read_progress(str(tmp_path)) == 7
+
+
+def test_a_job_that_a_task_has_submitted_is_no_old_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch passes the environment of the task on."""
+    as_task(monkeypatch, str(tmp_path), "12.0.1")
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    assert attempt.token() == "" and attempt.is_current()
+    attempt.report(5)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    assert attempt.token() == "12.0.1" and not attempt.is_current()
+    (tmp_path / attempt.FENCE).write_bytes(b"\xff")
+    assert not attempt.is_current()

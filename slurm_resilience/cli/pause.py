@@ -11,6 +11,7 @@ from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.wire.messages import PauseRequest, StatusRequest
 
 _TAKEN_UP_SECONDS = 5.0
+_NOT_YET = "no cycle of sresctld has taken it up yet: it holds once `sres status` shows it"
 
 
 @click.command()
@@ -27,7 +28,7 @@ def pause(cluster: ClusterView, reason: tuple[str, ...]) -> None:
     taken_up = _request(cluster, text)
     click.echo(f"paused: {text}; nodes are watched, nothing is done until `sres unpause`")
     if not taken_up:
-        click.echo("sresctld has it, but no cycle has taken it up yet: see `sres status`")
+        click.echo(_NOT_YET)
 
 
 @click.command()
@@ -39,7 +40,7 @@ def unpause(cluster: ClusterView) -> None:
     taken_up = _request(cluster, "")
     click.echo(f"sresctld goes on (was paused: {before})" if before else "sresctld was not paused")
     if not taken_up:
-        click.echo("sresctld has it, but no cycle has taken it up yet: see `sres status`")
+        click.echo(_NOT_YET)
 
 
 def _request(cluster: ClusterView, reason: str) -> bool:

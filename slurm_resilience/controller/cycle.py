@@ -61,7 +61,7 @@ class Cycle:
     def _round(self) -> str:
         snapshot = observe(self._sources, self._site())
         if isinstance(snapshot, Blind):
-            self._take_pauses()
+            self.take_pauses()
             return self._blind(snapshot.reason)
         messages = self._unwritten = (*self._unwritten, *snapshot.heard.messages)
         heard = msgspec.structs.replace(snapshot.heard, messages=messages)
@@ -125,12 +125,10 @@ class Cycle:
 
     def is_halted(self) -> bool:
         """Tell whether sresctld ends, or an administrator has paused it since the round began."""
-        if self.stop.is_set():
-            return True
-        self._take_pauses()
-        return bool(self._sources.journal.paused)
+        self.take_pauses()
+        return self.stop.is_set() or bool(self._sources.journal.paused)
 
-    def _take_pauses(self) -> None:
+    def take_pauses(self) -> None:
         """Write an administrator's pauses down: they count at once, and also while blind."""
         self._unwritten = (*self._unwritten, *self._sources.inbox.take_pauses())
         pauses = [

@@ -151,6 +151,9 @@ class Controller:
             if began - self._pruned >= PRUNE_SECONDS:
                 self._prune()
             self._pause_between(stop, began)
+        with contextlib.suppress(sqlite3.Error):
+            # What an administrator said a moment before our end must hold after the next start.
+            self._cycle.take_pauses()
 
     def _prune(self) -> None:
         """Drop what is older than the configuration says, from the journal and from the disk."""

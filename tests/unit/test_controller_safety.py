@@ -427,6 +427,16 @@ def test_a_pause_counts_between_two_acts(daemon: tuple[Daemon, FakeSlurm]) -> No
     assert cycle.is_halted()
 
 
+def test_a_pause_of_the_last_moment_outlives_the_daemon(daemon: tuple[Daemon, FakeSlurm]) -> None:
+    """`sres pause`, and at once `systemctl restart sresctld`: it must not act after its start."""
+    controller, _ = daemon
+    stop = threading.Event()
+    stop.set()
+    controller.inbox.received(Root(), PauseRequest("stop"))  # type: ignore[arg-type]
+    controller.run(stop)
+    assert controller.journal.paused == "stop"
+
+
 def test_a_pause_that_the_disk_could_not_take_is_not_lost(
     daemon: tuple[Daemon, FakeSlurm], monkeypatch: pytest.MonkeyPatch
 ) -> None:

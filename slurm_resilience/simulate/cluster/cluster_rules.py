@@ -426,10 +426,15 @@ class ClusterRules:
         """Take in that sresctld ended by an error."""
         self._break(ClusterRule.DAEMON_LIVES, text)
 
-    def daemon_down(self) -> None:
-        """Take in that sresctld has ended: SIGTERM is done, a pause stands."""
+    def daemon_down(self, is_paused: bool) -> None:
+        """Take in that sresctld has ended: SIGTERM is done, a pause stands.
+
+        Args:
+            is_paused: the journal says so. A pause of a moment before is not in it, and `sres
+                pause` has told of the lost connection instead.
+        """
         halt = self.people.halt
-        if halt is not None and halt.by == SIGTERM:
+        if halt is not None and (halt.by == SIGTERM or not is_paused):
             self.people.halt = None
 
     def second_started(self) -> None:

@@ -456,7 +456,9 @@ class SimDaemon:
         self._controller, self._able_since = None, math.inf
         self.kill_in = self.stop_in = 0
         self._world.endpoint.serves = False
-        self._world.rules.daemon_down()
+        query = "SELECT value FROM settings WHERE name = 'paused' AND value != ''"
+        is_paused = self._world.database.execute(query).fetchone() is not None
+        self._world.rules.daemon_down(is_paused)
 
     def _before(self) -> None:
         self._world.beat()
@@ -493,7 +495,8 @@ class SimDaemon:
             self.stop_in -= 1
             if not self.stop_in:
                 self._world.note(f"SIGTERM {name}")
-                self._world.rules.people.halt = OrderToHalt(SIGTERM, self._world.schedule.now)
+                people = self._world.rules.people
+                people.halt = people.halt or OrderToHalt(SIGTERM, self._world.schedule.now)
                 self._stop.set()
                 self._controller.registry.wake.set()
         if self.kill_in:

@@ -110,7 +110,7 @@ def believe_the_nodes(snapshot: Any, heard: Any, message: Any) -> Supervised:
 
 
 def ask_for_pauses_alone(self: Cycle) -> bool:
-    self._take_pauses()
+    self.take_pauses()
     return bool(self._sources.journal.paused)
 
 

@@ -120,6 +120,29 @@ def test_nothing_follows_while_slurm_does_not_take_the_order(srun: SrunStep) -> 
     assert srun.may_leave_tasks
 
 
+class RequeuedInTheGrace(SlurmWithAStep):
+    """Slurm ends the job while its tasks have their grace, and the next run begins."""
+
+    def cancel_step(self, job_id: int, step: str, signal: str = "") -> None:
+        if signal == "TERM":
+            self._enter("cancel_step", job_id, step, signal)
+            entry = self._jobs[job_id]
+            next_run = StepInfo(job_id, step, entry.job.nodes, srun_host=HOST, srun_pid=1)
+            entry.steps = [next_run]
+        else:
+            super().cancel_step(job_id, step, signal)
+
+
+def test_the_step_of_the_next_run_is_left_alone(srun: SrunStep) -> None:
+    slurm = RequeuedInTheGrace(srun)
+    end_step(srun, slurm, slurm.job_id, HOST, grace=0.01, at_once=False)
+    assert [step.srun_pid for step in slurm.steps(slurm.job_id)] == [1]
+    assert [call for call in slurm.calls if call[0] == "cancel_step"] == [
+        ("cancel_step", slurm.job_id, "0", "TERM")
+    ]
+    assert not srun.running and not srun.may_leave_tasks
+
+
 def test_an_srun_that_ended_by_itself_left_nothing() -> None:
     ended = threading.Event()
     srun = SrunStep(["sh", "-c", "exit 3"], os.environ, ended.set)

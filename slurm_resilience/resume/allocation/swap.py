@@ -36,10 +36,12 @@ def shrink(allocation: Allocation, leave: Sequence[str]) -> None:
 
     Raises:
         SlurmError: Slurm refuses.
+        NotFound: the job is over, or another run of it has begun, whose nodes are not ours to give.
     """
     gone = {name for name in leave if name in allocation.nodes}
     if gone:
         keep = [name for name in allocation.nodes if name not in gone]
+        _check_own_run(allocation)
         allocation.client.shrink(allocation.id, keep)
 
 
@@ -102,8 +104,14 @@ def grow(
             raise NotFound(f"job {allocation.id} is over")
     helper, added = taken
     with _given_up_on_error(client, helper):
+        _check_own_run(allocation)
         client.merge(helper, allocation.id)
     return allocation.in_slurms_order(added)
+
+
+def _check_own_run(allocation: Allocation) -> None:
+    if not allocation.state_now():
+        raise NotFound(f"job {allocation.id} is over, or was requeued")
 
 
 def _allocate(

@@ -345,11 +345,9 @@ def end_step(
         _is_accepted(lambda: client.cancel_step(job, name, "TERM"))
         if step.wait(grace):
             return
-        # The job may have been requeued meanwhile: then a step of its next run has this name.
-        info = find_step(step, client, job, host)
     step.ends_by_us(killed=True)
     if info:
-        ordered = _is_accepted(lambda: client.cancel_step(job, name))
+        ordered = _is_accepted(lambda: _cancel_shown(step, client, job, host))
         deadline = step.clock.monotonic() + CANCEL_SECONDS
         while step.clock.monotonic() < deadline and not step.wait(CANCEL_LOOK_SECONDS):
             ended = tuple(step.ended_tasks)  # a copy: it grows in another thread
@@ -391,9 +389,7 @@ def end_tasks_left(
     began, told = clock.monotonic(), float("-inf")
     while True:
         try:
-            info = _shown_step(step, client, job, host)
-            if info is not None:
-                client.cancel_step(job, info.step)
+            is_shown = _cancel_shown(step, client, job, host)
             break
         except SresError as error:
             if clock.monotonic() - began > patience or clock.wait(stop, RETRY_SECONDS):
@@ -402,7 +398,7 @@ def end_tasks_left(
                 told = clock.monotonic()
                 say(f"the tasks of the step before are still to be ended: {error}")
     deadline = clock.monotonic() + CANCEL_SECONDS
-    while info is not None and clock.monotonic() < deadline:
+    while is_shown and clock.monotonic() < deadline:
         if not _is_running(step, client, job, host) or clock.wait(stop, CANCEL_LOOK_SECONDS):
             break
     step.tasks_ended_at = clock.monotonic()
@@ -444,6 +440,18 @@ def _shown_step(step: SrunStep, client: SlurmClient, job: int, host: str) -> Ste
     return None
 
 
+def _cancel_shown(step: SrunStep, client: SlurmClient, job: int, host: str) -> bool:
+    """Have Slurm end the step if it shows it; return whether it does.
+
+    The step is looked for by its srun each time: Slurm may have requeued the job meanwhile, and
+    then a step of the next run, another supervisor's, has the same number.
+    """
+    info = _shown_step(step, client, job, host)
+    if info is not None:
+        client.cancel_step(job, info.step)
+    return info is not None
+
+
 def _is_running(step: SrunStep, client: SlurmClient, job: int, host: str) -> bool:
     try:
         return _shown_step(step, client, job, host) is not None
@@ -451,7 +459,7 @@ def _is_running(step: SrunStep, client: SlurmClient, job: int, host: str) -> boo
         return True
 
 
-def _is_accepted(call: Callable[[], None]) -> bool:
+def _is_accepted(call: Callable[[], object]) -> bool:
     """Return whether Slurm took an order; not: the step is over already, or Slurm is away."""
     try:
         call()

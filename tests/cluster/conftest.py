@@ -123,7 +123,7 @@ def wait_for() -> WaitFor[object]:
     Fails with the last value seen when it is not by then.
     """
 
-    def wait(predicate: Callable[[], T], seconds: float, what: str) -> T:
+    def wait(predicate: Callable[[], T], seconds: float, what: object) -> T:
         deadline = time.monotonic() + seconds
         while True:
             value = predicate()

@@ -106,6 +106,18 @@ def kinds(lab: Lab, node: str) -> list[str]:
     return [event["kind"] for event in events(lab) if event["node"] == node]
 
 
+class NodesOf:
+    """The nodes of a lab and sresctld's newest events, as text for a wait that fails."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+
+    def __str__(self) -> str:
+        newest = events(self._lab)[-25:]
+        told = [f"{e['node']} {e['kind']}: {e['text']}" for e in newest]
+        return "\n".join((str(self._lab.node_states()), *told))
+
+
 def all_idle(lab: Lab) -> bool:
     """Every node is idle again (and nothing holds one)."""
     return set(lab.node_states().values()) == {"IDLE"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Job, all_idle, events, kinds
+from jobs import Job, NodesOf, all_idle, events, kinds
 
 from slurm_resilience.controller.journal import BreakerState, Journal
 from slurm_resilience.lab import Lab, LabSpec
@@ -110,7 +110,7 @@ def test_three_of_six_dead(
     wait_for(lambda: not breaker(lab).is_tripped, 90, "the storm is over")
     job.let_end()
     wait_for(lambda: "srun ended with 0" in job.ended(), 60, job)
-    wait_for(lambda: all_idle(lab), 90, "every node is idle again")
+    wait_for(lambda: all_idle(lab), 90, NodesOf(lab))
     assert not [e for e in events(lab) if e["kind"] == "replacing"]
 
 

@@ -65,6 +65,13 @@ class OpenRequested(msgspec.Struct, frozen=True, tag=True):
     mark_reason_at: str = ""
 
 
+class OpenCameBack(msgspec.Struct, frozen=True, tag=True):
+    """Open an incident for a node that Slurm alone set DOWN, and that lives again."""
+
+    node: str
+    reason: str
+
+
 class NotifySupervisor(msgspec.Struct, frozen=True, tag=True):
     """Let the supervisors of a job know about one of its nodes."""
 
@@ -159,6 +166,7 @@ Action = (
     ProbeNode
     | MarkNode
     | OpenRequested
+    | OpenCameBack
     | NotifySupervisor
     | StartReplacement
     | ContinueReplacement

@@ -49,11 +49,13 @@ class NodeDiagnosis(msgspec.Struct, frozen=True):
 
 SLURM_USERS = frozenset({"root", "slurm"})
 """Users that Slurm's daemons run as, besides the SlurmUser of this site."""
+NOT_RESPONDING = "Not responding"
+"""Slurm's own reason for a node that it has set DOWN because it heard nothing of it."""
 # The reasons that slurmctld and slurmd write themselves, whole, as 22.05 to 26.05 have them. Every
 # other one was written by a person (or another program), and stays.
 _OWN = "|".join(
     (
-        r"Not responding",
+        NOT_RESPONDING,
         r"Node unexpectedly rebooted",
         r"Kill task failed",
         r"Prolog error",

@@ -461,7 +461,9 @@ class Journal:
             IllegalTransition: the node's present state does not allow it.
         """
         state = step(self.state_of(node), event).state
-        times = IncidentTimes(at, marked=at if state.is_marked else 0.0)
+        is_flap = event is NodeEvent.CAME_BACK
+        marked = at if state.is_marked else 0.0
+        times = IncidentTimes(at, marked=marked, run_ended=at if is_flap else 0.0)
         with self._together():
             cursor = self._db.execute(
                 "INSERT INTO incidents (id, node, state, body)"
@@ -479,6 +481,7 @@ class Journal:
                 times,
                 before=before,
                 mark_reason_at=mark_reason_at,
+                is_flap=is_flap,
             )
             self._save(incident)
             text = reason if event is NodeEvent.REQUESTED else f"{kind}: {reason}"

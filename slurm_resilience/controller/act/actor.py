@@ -91,6 +91,7 @@ class Actor:
             actions.ProbeNode: nodes.probe,
             actions.MarkNode: nodes.mark,
             actions.OpenRequested: nodes.open_requested,
+            actions.OpenCameBack: nodes.open_came_back,
             actions.Transition: nodes.apply,
             actions.TakeLabelsOff: nodes.take_labels_off,
             actions.StartReplacement: repair.start,

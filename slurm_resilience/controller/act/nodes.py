@@ -14,6 +14,7 @@ from slurm_resilience.controller.act.reporting import Reporter
 from slurm_resilience.controller.actions import (
     ActOutcome,
     MarkNode,
+    OpenCameBack,
     OpenRequested,
     ProbeNode,
     TakeLabelsOff,
@@ -31,7 +32,7 @@ from slurm_resilience.controller.journal import (
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.probe import Prober
 from slurm_resilience.errors import SresError
-from slurm_resilience.model import Node
+from slurm_resilience.model import REPLACE, Node
 from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.slurm.node_labels import own_text, with_labels
 from slurm_resilience.wire.messages import NodeVerdict
@@ -209,6 +210,18 @@ class NodeActs:
         self._notifier.tell_all(snapshot, verdict)
         self._label(snapshot.nodes[action.node], incident)
         self._repair.evidence.begin(incident)
+
+    def open_came_back(self, snapshot: ClusterSnapshot, action: OpenCameBack) -> None:
+        """Open an incident for a node that is to be given back."""
+        self._journal.open_incident(
+            action.node,
+            NodeEvent.CAME_BACK,
+            "dead",
+            REPLACE,
+            action.reason,
+            self._clock.now(),
+            _machine_of(snapshot, action.node),
+        )
 
     def apply(self, snapshot: ClusterSnapshot, action: Transition) -> None:
         """Apply what has happened to a node, with what the table says besides."""

@@ -16,6 +16,7 @@ from slurm_resilience.controller.actions import (
     Note,
     NoteAnswered,
     NotifySupervisor,
+    OpenCameBack,
     OpenRequested,
     ProbeNode,
     RaiseAlarm,
@@ -31,7 +32,7 @@ from slurm_resilience.controller.decide.hints import leaked_gres, near_misses
 from slurm_resilience.controller.decide.intake import take_in
 from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
 from slurm_resilience.controller.decide.labelling import stale_labels
-from slurm_resilience.controller.decide.marking import marks, requests, would_mark
+from slurm_resilience.controller.decide.marking import came_back, marks, requests, would_mark
 from slurm_resilience.controller.decide.node_events import (
     answers_of_keepers,
     leave_rest,
@@ -98,6 +99,7 @@ def decide(
     storm = breaker.alarm(review.state, review.faults)
     actions += [storm] if storm is not None and not _is_without_any(config) else []
     actions += requests(snapshot, diagnoses, config)
+    actions += came_back(snapshot, judged, config)
     # Before a node returns: the job that lost it must be first in the queue by then.
     actions += priorities(snapshot)
     moved = frozenset(mark.node for mark in marking.marks if mark.action)
@@ -159,6 +161,8 @@ def _in_words(action: Action) -> str:
             return f"requeue job {action.job}"
         case StartPendingJob():
             return f"start job {action.job} now"
+        case OpenCameBack():
+            return f"{action.node} {action.reason}"
         case OpenRequested():
             return f"{action.action} of {action.node} was asked for"
         case Transition():

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from slurm_resilience.config import Config, RecoveryMode
 from slurm_resilience.controller.actions import (
     MarkNode,
+    OpenCameBack,
     OpenRequested,
     ProbeNode,
     RaiseAlarm,
@@ -19,7 +20,7 @@ from slurm_resilience.controller.decide.breaker import SHOWN_NODES
 from slurm_resilience.controller.decide.escalation import escalated
 from slurm_resilience.controller.decide.jobs import runs_again
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
-from slurm_resilience.controller.diagnose import NodeDiagnosis
+from slurm_resilience.controller.diagnose import NOT_RESPONDING, NodeDiagnosis, is_speaking
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import Job, Node
 
@@ -354,3 +355,35 @@ def requests(
             yield OpenRequested(node.name, diagnosis.action, text, last.kind, last.mark_reason_at)
             continue
         yield OpenRequested(node.name, diagnosis.action, diagnosis.reason)
+
+
+def came_back(
+    snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis], config: Config
+) -> Iterator[OpenCameBack | RaiseAlarm]:
+    """Find nodes that live again, and that Slurm set DOWN itself because they did not answer.
+
+    sresctld saw them die and did not mark them: the breaker was tripped, or their jobs had no
+    supervisor. Where Slurm does not put such nodes back (ReturnToService=0), no one else would.
+    """
+    if snapshot.site.returns_by_itself:
+        return
+    for name, fault in snapshot.memory.faults.items():
+        node, diagnosis = snapshot.nodes.get(name), diagnoses.get(name)
+        known = name in snapshot.incidents or name in snapshot.at_rest
+        if node is None or known or fault.cause or mode_of(snapshot, config, name) != "automatic":
+            continue
+        is_slurms = node.is_down and node.reason.strip(" :") == NOT_RESPONDING
+        is_slurms = is_slurms and node.reason_by in snapshot.site.slurm_users
+        is_well = diagnosis is not None and diagnosis.kind == "down"
+        if not (is_slurms and is_well and is_speaking(snapshot, config.detect, name)):
+            continue
+        text = "it lives again, and Slurm alone had set it DOWN"
+        flaps = snapshot.memory.flaps.get(name, 0)
+        if flaps >= config.recovery.max_flaps and not snapshot.memory.breaker.is_tripped:
+            minutes = config.recovery.flap_window / 60
+            text = (
+                f"{text}; it came and went {flaps + 1} times within {minutes:.0f} min: look at it"
+            )
+            yield RaiseAlarm(f"flaps-{name}", text, name)
+        else:
+            yield OpenCameBack(name, text)

@@ -160,6 +160,8 @@ _S, _E = NodeState, NodeEvent
 TABLE: Mapping[tuple[NodeState, NodeEvent], Step] = {
     (_S.HEALTHY, _E.DETECTED): Step(_S.SUSPECT),
     (_S.HEALTHY, _E.REQUESTED): Step(_S.SET_ASIDE),
+    # Slurm set it DOWN itself, while the breaker or an unsupervised job kept sresctld from it.
+    (_S.HEALTHY, _E.CAME_BACK): Step(_S.VALIDATING),
     #
     (_S.SUSPECT, _E.MARKED): Step(_S.SET_ASIDE),
     (_S.SUSPECT, _E.RECOVERED): Step(_S.HEALTHY),

@@ -13,7 +13,12 @@ from slurm_resilience.controller.journal import HOUR_SECONDS, Incident
 from slurm_resilience.model import Job, Node
 from slurm_resilience.simulate.cluster.sim_host import SimHost, SimRun
 from slurm_resilience.simulate.cluster.sim_machine import Path, Power, SimMachine
-from slurm_resilience.simulate.cluster.sim_slurm import SLURM, SRESCTLD, SimSlurm
+from slurm_resilience.simulate.cluster.sim_slurm import (
+    NOT_RESPONDING,
+    SLURM,
+    SRESCTLD,
+    SimSlurm,
+)
 from slurm_resilience.simulate.cluster.sim_supervisor import SimSupervisors
 from slurm_resilience.simulate.schedule import Schedule
 
@@ -155,6 +160,9 @@ class ClusterRules:
         if author == SLURM:
             if not after.reason:
                 self.people.forget(name)
+            goes_down = after.reason == NOT_RESPONDING and after.is_down and not before.is_down
+            if goes_down and name in self._bad_since.dead and self.breaker.knows(name):
+                self._bad_since.seen_to_die.add(name)
             return
         if author != SRESCTLD:
             self.people.say(name, after, now)
@@ -411,8 +419,11 @@ class ClusterRules:
             if is_left or name in waiting:
                 continue
             if machine.lives and machine.fault is None:
-                # What Slurm or a reservation keeps out is not sresctld's to give back.
-                is_ours = node.reason.startswith("Action:")
+                # What Slurm or a reservation keeps out is not sresctld's to give back, but for a
+                # node that died before its eyes.
+                was_away = name in self._bad_since.seen_to_die and machine.agent.speaks
+                was_away = was_away and node.reason == NOT_RESPONDING and node.base == "DOWN"
+                is_ours = node.reason.startswith("Action:") or was_away
                 if not node.is_available and is_ours:
                     text = f"{name} is well, and {node.state} {node.reason!r}"
                     self._break(ClusterRule.AS_IT_SHOULD_BE, text)
@@ -671,6 +682,8 @@ class WellKnown:
         self.reserved: dict[str, float] = {}
         """Nodes that were last seen in a maintenance reservation, and when."""
         self.mended: dict[str, float] = {}
+        self.seen_to_die: set[str] = set()
+        """Nodes that sresctld knew to be dead when Slurm set them DOWN by itself."""
 
     def look(self, machines: dict[str, SimMachine], now: float) -> None:
         """Take in the machines' states."""

@@ -1,0 +1,67 @@
+"""Nodes that Slurm alone set DOWN are given back when they live again, and no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import NOW, actions, agent, config, dead, finding, incident, node, world
+
+from slurm_resilience.controller import actions as act
+from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
+from slurm_resilience.controller.journal import BreakerState, Fault, Journal
+
+SLURMS = "Not responding"
+DIED = Fault("n1", "", (), NOW - 60, is_over=True)
+
+
+def came_back(*nodes: Any, settings: Any = None, **more: Any) -> list[str]:
+    known: dict[str, Any] = {"agents": (agent(),), "faults": {"n1": DIED}}
+    seen = world(*(nodes or (node(state="DOWN", reason=SLURMS),)), **(known | more))
+    found = actions(seen, act.OpenCameBack, *([settings] if settings else []))
+    return [action.node for action in found]
+
+
+@pytest.mark.parametrize("breaker", [BreakerState(), BreakerState(NOW - 50, NOW - 1, "a storm")])
+def test_a_node_that_died_in_a_storm_is_given_back(breaker: BreakerState) -> None:
+    assert came_back(breaker=breaker) == ["n1"]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        {"nodes": (node(state="DOWN", reason="RMA 4711"),)},
+        {"nodes": (node(state="DOWN", reason=SLURMS, reason_by="alice"),)},
+        {"nodes": (node(state="DOWN", reason="Kill task failed"),)},
+        {"nodes": (node(state="IDLE+DRAIN", reason=SLURMS),)},
+        {"faults": {}},
+        {"faults": {"n1": Fault("n1", "gpu_health 79", (), NOW - 60, is_over=True)}},
+        {"agents": (agent(silence=3.0),)},
+        {"agents": (agent(findings=(finding(),)),)},
+        {"returns_by_itself": True},
+        {"settings": config(recovery={"mode": "none"})},
+        {"settings": config(recovery={"mode": "observe"})},
+        {"incidents": (incident(state=NodeState.EMPTY),)},
+        {"at_rest": (incident(state=NodeState.QUARANTINED),)},
+        dead(),
+    ],
+)
+def test_no_other_node_is(what: dict[str, Any]) -> None:
+    assert came_back(*what.pop("nodes", ()), **what) == []
+
+
+def test_a_node_that_comes_and_goes_is_left_to_a_person() -> None:
+    down = node(state="DOWN", reason=SLURMS)
+    seen = world(down, agents=(agent(),), faults={"n1": DIED}, flaps={"n1": 99})
+    assert actions(seen, act.OpenCameBack) == []
+    assert "came and went 100 times" in str(actions(seen, act.RaiseAlarm))
+
+
+def test_its_incident_begins_with_the_look_at_what_came_back(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    opened = journal.open_incident("n1", NodeEvent.CAME_BACK, "dead", "Action:Replace", "it", NOW)
+    assert opened.state is NodeState.VALIDATING
+    assert opened.is_flap and opened.times.run_ended == NOW
+    assert journal.flaps(NOW - 1) == {"n1": 1}
+    journal.close()

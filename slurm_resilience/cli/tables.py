@@ -19,6 +19,8 @@ _WIDE = 4000
 _FREE_TEXT = frozenset({"REASON", "TEXT", "NODES", "WOULD", "THEN"})
 """Columns that are broken over lines where the terminal is narrow; the others never are."""
 _LONG_STATE = 16
+_LEAST_TEXT, _TEXT_INDENT = 24, 4
+"""Characters: free text that has less room stands under its row, so far from the left."""
 
 
 def plain(value: object) -> str:
@@ -33,12 +35,16 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], indent: int 
     from rich.table import Table
     from rich.text import Text
 
-    width = _width()
+    width, shown = _width(), [[plain(cell) for cell in row] for row in rows]
+    text_column = _cramped(columns, shown, width - indent)
+    if text_column is not None:
+        lines = _with_text_below(columns, shown, indent, text_column)
+        if lines:
+            return "\n".join(lines)
     made = Table(box=None, pad_edge=False, padding=(0, 1), header_style="")
     for column in columns:
         made.add_column(column, overflow="fold", no_wrap=column not in _FREE_TEXT)
-    for row in rows:
-        cells = [plain(cell) for cell in row]
+    for cells in shown:
         for index, column in enumerate(columns):
             if width != _WIDE and column == "STATE" and len(cells[index]) > _LONG_STATE:
                 cells[index] = cells[index].replace("+", "\n+")
@@ -58,6 +64,32 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], indent: int 
         highlight=False,
     ).print(made)
     return "\n".join(" " * indent + line.rstrip() for line in paper.getvalue().splitlines())
+
+
+def _cramped(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int | None:
+    """Return the number of the only column of free text if the others leave it too little room."""
+    of_text = [index for index, column in enumerate(columns) if column in _FREE_TEXT]
+    if len(of_text) != 1 or width == _WIDE:
+        return None
+    others = [index for index in range(len(columns)) if index not in of_text]
+    taken = sum(max(len(line[index]) for line in (columns, *rows)) + 2 for index in others)
+    longest = max((len(row[of_text[0]]) for row in rows), default=0)
+    return of_text[0] if width - taken < min(longest, _LEAST_TEXT) else None
+
+
+def _with_text_below(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], indent: int, text_column: int
+) -> list[str]:
+    """Lines of a table that has each row's text under the row; none where a row has two lines."""
+    kept = [index for index in range(len(columns)) if index != text_column]
+    bare = [[row[index] for index in kept] for row in rows]
+    lines = table([columns[index] for index in kept], bare, indent).splitlines()
+    if len(lines) != 1 + len(rows):
+        return []
+    room, margin = _width() - indent - _TEXT_INDENT, " " * (indent + _TEXT_INDENT)
+    below = (textwrap.indent(textwrap.fill(row[text_column], room), margin) for row in rows)
+    pairs = zip(lines[1:], below, strict=True)
+    return [lines[0], *(line for pair in pairs for line in pair if line)]
 
 
 BAD = "bold red"

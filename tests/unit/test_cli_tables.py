@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from slurm_resilience.cli import tables
 from slurm_resilience.cli.node_read import _row
 from slurm_resilience.cli.tables import (
     clock_time,
@@ -101,3 +102,14 @@ def test_states_are_slurms_words() -> None:
 def test_faulty_is_what_either_says(node: Node, health: str, faulty: bool) -> None:
     view = node_view(node, (), {"nodes": {"n": {"verdict": health}}})
     assert is_faulty(view) is faulty
+
+
+def test_text_without_room_stands_under_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setattr(tables, "_width", lambda: 50)
+    rows = [("1", "x" * 35, "no beat for 4.2 s, and no probe was answered"), ("2", "y", "sick")]
+    shown = table(("ID", "MACHINE", "REASON"), rows).splitlines()
+    assert shown[0].split() == ["ID", "MACHINE"]
+    assert shown[1].startswith("1") and shown[2].startswith("    no beat for 4.2 s")
+    assert shown[-1] == "    sick" and max(map(len, shown)) <= 50
+    assert len(table(("ID", "REASON"), [("1", "short")]).splitlines()) == 2

@@ -132,7 +132,8 @@ def _lines(picture: dict[str, Any], now: float, interval: float) -> Iterator[str
     elif answers:
         yield field("under way", "nothing")
     if picture["queue"]:
-        yield "comes next"
+        is_blind = picture["controller"].get("blind")
+        yield "comes next, as it was last seen; nothing is done now" if is_blind else "comes next"
         yield from (item(next_in_words(act, now)) for act in picture["queue"][:_SHOWN_NEXT])
     for attempt in picture["failed"]:
         waits = duration(attempt["next_try"] - now)
@@ -195,7 +196,7 @@ def _about(controller: dict[str, Any], interval: float) -> Iterator[str]:
     age = controller["cycle_age"]
     late = (
         "; that is long ago: it cannot read Slurm, or hangs (see its log)"
-        if age > max(10.0, _STALE_CYCLES * interval)
+        if age > max(10.0, _STALE_CYCLES * interval) and not controller["blind"]
         else ""
     )
     up = duration(controller["uptime"])

@@ -1,0 +1,34 @@
+"""The lines of `sres status` on sresctld itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slurm_resilience.cli.cluster_status import _lines
+
+NOW = 1000.0
+NEXT = {"node": "n2", "what": "found dead", "because": "no beat", "unless": "it answers before"}
+
+
+def said(blind: str) -> str:
+    controller = {
+        "answers": True, "cycle_age": 30.0, "blind": blind, "breaker": "", "version": "1",
+        "uptime": 60.0, "mode": "automatic", "paused": "", "can_replace": True,
+        "permits_expansion": True,
+    }  # fmt: skip
+    picture: dict[str, Any] = {key: {} for key in ("states", "health", "sresd", "modes")}
+    picture |= {
+        key: [] for key in ("incidents", "failed", "gave_up", "jobs", "near_misses", "alarms")
+    }
+    picture |= {"controller": controller, "cluster": "c", "slurm": "22.05.8"}
+    picture["queue"] = [NEXT | {"at": NOW, "waits_for": ""}]
+    return "\n".join(_lines(picture, NOW, interval=2.0))
+
+
+def test_a_blind_sresctld_promises_nothing() -> None:
+    """Its disk may be full: Slurm can be read, and what was to come does not come."""
+    blind = said("the journal cannot be written: disk is full")
+    assert "comes next, as it was last seen; nothing is done now\n  n2: found dead" in blind
+    assert "cannot read Slurm" not in blind
+    assert "comes next\n  n2: found dead in 0s" in said("")
+    assert "cannot read Slurm, or hangs" in said("")

@@ -1,8 +1,10 @@
 /* In srun: register the options, and hand a flagged srun over to the supervisor. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -210,12 +212,39 @@ int sres_srun_init(spank_t sp, int ac, char *av[])
 }
 
 /*
+ * Write the Python that a script names in its first line to `python`. False: it is no Python script, or its
+ * first line has options of its own.
+ */
+static bool python_of(const char *script, char *python, size_t size)
+{
+	FILE *file = fopen(script, "re");
+	char *end, *name;
+	bool read;
+
+	if (file == NULL)
+		return false;
+	read = fgets(python, (int)size, file) != NULL;
+	fclose(file);
+	if (!read || strncmp(python, "#!/", 3) != 0 || (end = strchr(python, '\n')) == NULL)
+		return false;
+	*end = '\0';
+	memmove(python, python + 2, strlen(python + 2) + 1);
+	name = strrchr(python, '/') + 1;
+	return strncmp(name, "python", 6) == 0 && strpbrk(python, " \t\r") == NULL;
+}
+
+/*
  * Become SUPERVISOR --srun /path/of/srun -- <srun's own arguments>. Returns only on failure, with errno set.
+ *
+ * A Python is told not to look at PYTHONPATH, PYTHONHOME and the like (-I): they are meant for the user's
+ * program, which gets them, and may name modules of another release.
  */
 static void become_supervisor(void)
 {
 	size_t length = 0, count = 0, next = 0;
 	char **argv = NULL, *srun = NULL, *line = read_command_line(&length);
+	char python[PATH_MAX];
+	bool is_python = python_of(config.supervisor, python, sizeof(python));
 	sigset_t none;
 	int saved;
 
@@ -226,10 +255,14 @@ static void become_supervisor(void)
 		goto fail;
 	for (size_t i = 0; i < length; i++)
 		count += line[i] == '\0';
-	/* count includes srun's argv[0], which is dropped; four words and the NULL come on top. */
-	argv = calloc(count + 4, sizeof(*argv));
+	/* count includes srun's argv[0], which is dropped; six words and the NULL come on top. */
+	argv = calloc(count + 6, sizeof(*argv));
 	if (argv == NULL)
 		goto fail;
+	if (is_python) {
+		argv[next++] = python;
+		argv[next++] = "-I";
+	}
 	argv[next++] = (char *)config.supervisor;
 	argv[next++] = "--srun";
 	argv[next++] = srun;
@@ -244,7 +277,7 @@ static void become_supervisor(void)
 	sigemptyset(&none);
 	if (sigprocmask(SIG_SETMASK, &none, NULL) != 0)
 		goto fail;
-	execv(config.supervisor, argv);
+	execv(argv[0], argv);
 
 fail:
 	saved = errno;

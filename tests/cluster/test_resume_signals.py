@@ -539,6 +539,31 @@ def test_odd_working_directories(site: Site) -> None:
     assert supervised.alike == plain.alike
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("PYTHONPATH", "."), ("PYTHONHOME", "/nonexistent"), ("PYTHONINSPECT", "1")],
+)
+def test_variables_of_python_are_the_programs(site: Site, name: str, value: str) -> None:
+    """A module of another Python on PYTHONPATH, say, must not be taken for the supervisor's own."""
+    for module in ("msgspec", "slurm_resilience", "signal"):
+        (site.directory / f"{module}.py").write_text("raise ImportError('of another Python')\n")
+    plain, supervised = site.both("-n1", "sh", "-c", f"echo ${name}", **{name: value})
+    assert supervised == plain
+
+
+def test_a_job_that_a_task_submits_gets_nothing_of_the_attempt(
+    site: Site, wait_for: WaitFor
+) -> None:
+    """A training that submits its successor: there it would be stale, and write no checkpoint."""
+    seen = site.directory / "seen"
+    script = f"env | cut -d= -f1 > {seen}.new; mv {seen}.new {seen}"
+    words = ["sbatch", "-N1", "--output=/dev/null", "--wrap", script]
+    assert site.run("srun", FLAG, "-n1", *words).code == 0
+    wait_for(seen.exists, 30, "the job has run")
+    left = {"SRES_TOKEN", "SRES_DIR", "SRES_ATTEMPT", "SRES_STEP"} & {*seen.read_text().split()}
+    assert not left
+
+
 def test_a_relative_slurm_conf(site: Site) -> None:
     shutil.copy(site.lab.directory / "etc" / "slurm.conf", site.directory)
     plain, supervised = site.both("-n1", "echo", "x", SLURM_CONF="slurm.conf")

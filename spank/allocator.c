@@ -1,4 +1,4 @@
-/* In sbatch and salloc: refuse --auto-resume and say where it belongs. */
+/* In sbatch and salloc: refuse --auto-resume and say where it belongs; pass no attempt on to a new job. */
 #include "common.h"
 #include "contexts.h"
 
@@ -23,6 +23,7 @@ int sres_allocator_init(spank_t sp)
 		.cb = on_auto_resume,
 	};
 
+	sres_forget_attempt();
 	if (spank_option_register(sp, &auto_resume) != ESPANK_SUCCESS)
 		slurm_verbose("sres: could not register --auto-resume");
 	return ESPANK_SUCCESS;

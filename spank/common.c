@@ -42,6 +42,17 @@ bool sres_take_guard(void)
 	return supervised;
 }
 
+void sres_forget_attempt(void)
+{
+	/* task_variables() in resume/srun/environment.py has these names. */
+	static const char *const names[] = {
+		"SRES_ATTEMPT", "SRES_RESTARTS", "SRES_TOKEN", "SRES_STEP", "SRES_DIR",
+	};
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		unsetenv(names[i]);
+}
+
 void sres_refuse(void)
 {
 	/* Slurm's clients let their user choose the exit code of their own errors; so does the plugin. */

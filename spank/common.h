@@ -44,6 +44,12 @@ bool sres_config_complain(const struct sres_config *config);
 bool sres_take_guard(void);
 
 /*
+ * Take what names the attempt out of the environment: a task submits a job, which is none of the attempt's. Its
+ * programs would take themselves for stale, and write no checkpoint.
+ */
+void sres_forget_attempt(void);
+
+/*
  * End the client (srun, sbatch, salloc) before it starts anything; the caller has logged the reason.
  * Slurm ignores what a plugin returns when plugstack.conf calls the plugin "optional".
  */

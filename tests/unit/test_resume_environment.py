@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -43,6 +45,14 @@ def test_the_first_attempt_keeps_slurms_own_lists() -> None:
     assert variables["SRES_TOKEN"] == "12.0.1"
     assert variables["SRES_DIR"] == "/shared/.sres/x"
     assert "SLURM_JOB_NODELIST" not in variables
+
+
+def test_the_plugin_keeps_the_attempt_out_of_other_jobs() -> None:
+    """sbatch and salloc, called by a task, forget what is said of it."""
+    source = (Path(__file__).parents[2] / "spank" / "common.c").read_text(encoding="utf-8")
+    names = source.split("names[] = {")[1].split("}")[0]
+    said = {name for name in task_variables(ATTEMPT) if name.startswith("SRES_")}
+    assert said == {*re.findall(r'"(\w+)"', names)}
 
 
 def test_what_describes_the_step_is_left_to_the_step() -> None:

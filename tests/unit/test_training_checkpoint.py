@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_resilience.training.checkpoint import manifest as manifests
 from slurm_resilience.training.checkpoint.catalog import CheckpointCatalog
+from slurm_resilience.training.checkpoint.directory_claim import FILE, DirectoryClaim
 from slurm_resilience.training.checkpoint.manifest import Damaged, Manifest, ManifestEntry
 from slurm_resilience.training.checkpoint.names import (
     ABANDONED_SECONDS,
@@ -90,6 +91,9 @@ def test_only_the_dead_are_cleared_away(
         other_attempt = bool(me.attempt) and temporary(0, owner) != temporary(
             0, owner._replace(attempt=me.attempt)
         )
+        if other_attempt and owner.attempt[:3] != me.attempt[:3]:
+            assert one.name not in gone, "another job may still write it"
+            continue
         here = temporary(0, owner) == temporary(0, owner._replace(host=me.host))
         ended = here and (owner.pid == me.pid or owner.pid not in alive)
         assert (one.name in gone) == (other_attempt or ended)
@@ -169,6 +173,27 @@ def test_a_look_is_cheap_and_never_stale(tmp_path: Path) -> None:
     assert shelf.readable() == 2
     (directory / "part").unlink()
     assert shelf.readable() == 1
+
+
+def test_a_second_training_in_the_same_directory_is_seen_by_both(tmp_path: Path) -> None:
+    one = DirectoryClaim(tmp_path, {"SLURM_JOB_ID": "12", "SRES_DIR": "/p/.sres/1/job-12-7"})
+    two = DirectoryClaim(tmp_path, {"SLURM_JOB_ID": "13", "SRES_DIR": "/p/.sres/1/job-13-9"})
+    assert one.renew() == one.renew() == ""
+    assert two.renew() == "", "the first may have ended"
+    assert two.renew() == ""
+    assert one.renew() == "job 13 (/p/.sres/1/job-13-9)"
+    assert two.renew() == "job 12 (/p/.sres/1/job-12-7)"
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_a_process_that_takes_over_keeps_the_claim_of_its_training(tmp_path: Path) -> None:
+    environment = {"SRES_MEET": "dir:/dev/shm/sres-run-x/mesh"}
+    one, two = (DirectoryClaim(tmp_path, environment) for _ in range(2))
+    assert one.renew() == two.renew() == one.renew() == ""
+    assert DirectoryClaim(tmp_path, {}).renew() == ""
+    (tmp_path / FILE).unlink()
+    (tmp_path / FILE).mkdir()
+    assert one.renew() == one.renew() == "", "what is in the way is told by the save"
 
 
 def test_the_pruner_takes_a_name_away_before_the_content(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from slurm_resilience.errors import CheckpointError, UsageError
 from slurm_resilience.training.checkpoint import loading, state_tree, writing
 from slurm_resilience.training.checkpoint.agreement import SaveAgreement, one_line
 from slurm_resilience.training.checkpoint.catalog import CheckpointCatalog
+from slurm_resilience.training.checkpoint.directory_claim import DirectoryClaim
 from slurm_resilience.training.checkpoint.staging import StagingBuffers
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class Checkpointer:
         self.per_rank = frozenset(per_rank)
         self.counts = Counts()
         self._catalog = CheckpointCatalog(directory)
+        self._claim = DirectoryClaim(self._catalog.path)
         self._stage = StagingBuffers()
         self._jobs: queue.SimpleQueue[writing.SaveJob | None] = queue.SimpleQueue()
         self._open: list[dist.ProcessGroup | None] = []
@@ -269,6 +271,13 @@ class Checkpointer:
             self.counts.writing_s,
         )
         writing.report(step)
+        if other := self._claim.renew():
+            log.error(
+                "another training writes its checkpoints into %s as well: %s; each may load what "
+                "the other has saved: end one of them, and give each a directory of its own",
+                self._catalog.path,
+                other,
+            )
         try:
             self.prune()
         except (CheckpointError, OSError) as error:

@@ -79,9 +79,9 @@ def dead(
 ) -> list[str]:
     """Return the temporary directories that no writer will finish.
 
-    Only the valid attempt may ask: then any other attempt is over. Of its own attempt, those go
-    whose writer on this host has ended, those that this process itself gave up, and those in which
-    nothing happened for `ABANDONED_SECONDS`.
+    Only the valid attempt may ask: then any other attempt of its job is over. Of its own attempt,
+    those go whose writer on this host has ended, those that this process itself gave up, and, as
+    of other jobs, those in which nothing happened for `ABANDONED_SECONDS`.
 
     Args:
         found: what is there.
@@ -103,8 +103,13 @@ def _over(owner: SaveOwner | None, me: SaveOwner, alive: Collection[int]) -> boo
     if owner is None:
         return False
     if me.attempt and owner.attempt != me.attempt:
-        return True
+        return _job(owner.attempt) == _job(me.attempt)
     return owner.host == me.host and (owner.pid == me.pid or owner.pid not in alive)
+
+
+def _job(attempt: str) -> str:
+    """Return the job of an attempt's token."""
+    return attempt.rpartition(".")[0].rpartition(".")[0]
 
 
 def surplus(

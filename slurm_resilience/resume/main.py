@@ -116,6 +116,7 @@ def _prepare(
         placed,
         job,
         has_plugin=_has_plugin(table),
+        find_plugin=lambda: _has_plugin(read_table(srun)),
         permits_expansion=info.permits_expansion,
         environment=environment,
         ports=info.srun_ports,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -71,6 +71,7 @@ class Supervisor:
         job: Job,
         *,
         has_plugin: bool,
+        find_plugin: Callable[[], bool] | None = None,
         permits_expansion: bool,
         environment: Mapping[str, str],
         ports: Sequence[int] = (),
@@ -88,6 +89,7 @@ class Supervisor:
             command: its arguments, without --auto-resume.
             job: the job that the step runs in.
             has_plugin: srun carries our SPANK plugin (it sets the tasks' variables).
+            find_plugin: looks whether it still does, before each attempt but the first.
             permits_expansion: Slurm may grow jobs without GRES.
             environment: the supervisor's own.
             ports: those that the site allows for srun; empty: any.
@@ -119,7 +121,9 @@ class Supervisor:
             client=client,
             allocation=self._allocation,
             link=link,
-            launch=AttemptCommand(srun, has_plugin, step_size if min_nodes else 0),
+            launch=AttemptCommand(
+                srun, has_plugin, step_size if min_nodes else 0, find_plugin or (lambda: has_plugin)
+            ),
             command=command,
             environment=dict(environment),
             user_signals=UserSignals(wake, self._user_stop, clock),
@@ -202,6 +206,8 @@ class Supervisor:
     def _start(self, number: int, *, again: bool) -> SrunStep | None:
         """Start an attempt; None: the user ended this while it was prepared."""
         context, fence = self._context, self._fence
+        if again:
+            context.launch.look_again()
         planned = plan_attempt(context, number, fence.restarts, self._step_nodes, fence.directory)
         training.forget(fence.directory)
         self._attempt = attempt = fence.raise_for(planned.attempt)

@@ -42,3 +42,20 @@ def test_the_step_is_resumed_without_the_plugin(
     assert job.log().count("of different releases (protocol 9 and 1)") == 1
     job.let_end()
     wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
+
+
+def test_a_plugin_that_is_taken_away_ends_no_job(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: Callable[..., object], tmp_path: Path
+) -> None:
+    """Slurm was updated, and the plugin is not installed yet, when a task of a long job fails."""
+    lab = fresh_lab(LabSpec(nodes=3, network=True))
+    job = Job(lab, tmp_path, srun="srun --auto-resume=1 -N2 -n2", nodes=2)
+    wait_for(lambda: job.running_on(1, 2), 30, job)
+    (lab.directory / "etc" / "plugstack.conf").write_text("")
+    lab.power_off("n2")
+    wait_for(lambda: job.running_on(2, 2), 60, job)
+    again = job.running_on(2, 2)
+    assert {task["node_list"] for task in again} == {"n[1,3]"}
+    assert "srun has no plugin that fits any more" in job.log()
+    job.let_end()
+    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)

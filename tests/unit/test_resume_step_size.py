@@ -7,6 +7,7 @@ import pytest
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import Job
 from slurm_resilience.resume.srun.command import AttemptCommand
+from slurm_resilience.resume.srun.env_option import NODEID
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.step_size import fewest_nodes, leave_spares
 
@@ -120,3 +121,19 @@ def test_a_spare_that_is_used_makes_no_later_step_smaller() -> None:
     assert left("--auto-resume-spares=1", "--jobid=7", **other)[0][-2:] == ["--nodes=3", "train"]
     with pytest.raises(UsageError, match="the step takes 5 nodes, and job 7 has 4 left"):
         left("--auto-resume-spares=1", **began | {"SLURM_JOB_NUM_NODES": "6"})
+
+
+def test_a_plugin_that_is_gone_is_done_without(capfd: pytest.CaptureFixture[str]) -> None:
+    """Slurm is updated while a job runs, and its next srun would refuse the plugin's options."""
+    there = [True, False]
+    launch = AttemptCommand("srun", has_plugin=True, find_plugin=lambda: there.pop(0))
+    launch.look_again()
+    assert launch.has_plugin
+    launch.look_again()
+    launch.look_again()
+    assert not launch.has_plugin
+    assert capfd.readouterr().err.count("started without it") == 1
+    command = split(["python", "train.py"], BUILTIN)
+    words, _ = launch.line(command, {"NODE_RANK": NODEID}, {})
+    assert "sh" in words and words[-2:] == ["python", "train.py"]
+    assert not any(word.startswith("--sres-env") for word in words)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slurm_resilience.errors import UsageError
@@ -25,17 +25,25 @@ PLACEMENT = ("nodelist", "exclude", "nodefile", "relative", "nodes")
 class AttemptCommand:
     """Build srun's command line, by the way in which this site's srun gives variables to tasks."""
 
-    def __init__(self, srun: str, has_plugin: bool, step_size: int = 0) -> None:
+    def __init__(
+        self,
+        srun: str,
+        has_plugin: bool,
+        step_size: int = 0,
+        find_plugin: Callable[[], bool] = lambda: True,
+    ) -> None:
         """
         Args:
             srun: path of the real srun.
             has_plugin: it carries our SPANK plugin, which sets the tasks' variables.
+            find_plugin: looks whether it still does.
             step_size: nodes for which the user's numbers of tasks and GPUs are meant; 0: they are
                 not cut.
         """
         self._step_size = step_size
         self._srun = srun
         self._has_plugin = has_plugin
+        self._find_plugin = find_plugin
 
     def on_fewer(
         self, command: SrunCommand, environment: Mapping[str, str], count: int
@@ -45,6 +53,13 @@ class AttemptCommand:
             return command, dict(environment)
         cut = cut_environment(environment, self._step_size, count)
         return cut_command(command, self._step_size, count), dict(environment) | cut
+
+    def look_again(self) -> None:
+        """Do without the plugin from now on if srun has lost it: a job runs for weeks, in which
+        Slurm is updated or the plugin installed anew. srun would refuse the plugin's options."""
+        if self._has_plugin and not self._find_plugin():
+            self._has_plugin = False
+            report.say("srun has no plugin that fits any more: the step is started without it")
 
     @property
     def has_plugin(self) -> bool:

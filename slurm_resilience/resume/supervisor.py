@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -198,8 +197,23 @@ class Supervisor:
             report.say(f"not resumed: {error}")
             # A step that still runs dies with this process: it has no code of its own.
             return error.exit_code if step.running else self._last_code(step)
+        except Exception as error:
+            if step is None:
+                raise
+            return self._without_help(step, error)
         finally:
             self._clean_up()
+
+    def _without_help(self, step: SrunStep, error: Exception) -> int:
+        """Wait for the end of a step after a bug of ours, which is no reason to end it."""
+        self._host_calls.show_bug()
+        if step.running:
+            report.say(f"the supervisor failed ({error!r}); the step goes on without its help")
+        else:
+            report.say(f"not resumed: the supervisor failed ({error!r})")
+        while not step.wait(FENCE_SECONDS):
+            self._fence.mend()
+        return step.code
 
     # -- one attempt --------------------------------------------------------------------------
 
@@ -382,7 +396,7 @@ class Supervisor:
             if isinstance(error, SresError) and not isinstance(error, IllegalTransition):
                 raise
             # A bug of ours is no reason to end a training that goes on without us.
-            traceback.print_exc()
+            self._host_calls.show_bug()
             report.say(f"the supervisor failed ({error!r}); the step goes on without its help")
             end = live_step.let_go()
         self._step_nodes = self._allocation.own_nodes = live_step.nodes

@@ -165,6 +165,29 @@ def test_a_supervisor_that_gives_up_a_running_step_has_not_ended_well(
     assert supervisor.run() == SlurmUnreachable.exit_code
 
 
+def test_a_bug_of_the_supervisor_ends_no_step(
+    slurm: FakeSlurm,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signals, "receive", lambda _: None)
+    supervisor = supervisor_of(slurm)
+    ends = iter([False, False, True])
+    step = SimpleNamespace(running=True, code=3, wait=lambda _: next(ends))
+
+    def watch(step: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(supervisor, "_start", lambda _, again: step)
+    monkeypatch.setattr(supervisor, "_watch", watch)
+    assert supervisor.run() == 3
+    assert next(ends, None) is None, "its end was waited for"
+    told = capfd.readouterr().err
+    assert "the step goes on without its help" in told and "Traceback" in told
+
+
 def test_a_node_that_could_not_be_left_is_left_when_it_dies(
     slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

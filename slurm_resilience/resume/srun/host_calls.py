@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from signal import Signals
@@ -41,6 +42,10 @@ class HostCalls:
     def receive_signals(self, on_signal: Callable[[Signals, bool], None]) -> None:
         """Hand each signal to the supervisor on, from now on."""
         signals.receive(on_signal)
+
+    def show_bug(self) -> None:
+        """Print the error that is being handled, with the way to it."""
+        traceback.print_exc()
 
     def end_by(self, number: int) -> None:
         """Die of a signal."""

@@ -90,6 +90,9 @@ class SimHostCalls(HostCalls):
     def receive_signals(self, on_signal: Callable[[Signals, bool], None]) -> None:
         self._world.supervisor.on_signal = on_signal
 
+    def show_bug(self) -> None:
+        raise
+
     def end_by(self, number: int) -> None:
         raise DiedOfSignal(number)
 

@@ -29,6 +29,15 @@ def health(lab: Lab, node: str) -> str:
     return str(json.loads(done.stdout)[0]["health"]) if done.stdout else ""
 
 
+def sres(lab: Lab, *words: str) -> Any:
+    return json.loads(lab.run([str(own_bin() / "sres"), *words, "--format", "json"]).stdout)
+
+
+def comment(lab: Lab) -> str:
+    shown = lab.run(["scontrol", "show", "node", "n2", "-o"]).stdout
+    return shown.partition(" Comment=")[2].strip()
+
+
 def texts(lab: Lab, kind: str) -> list[str]:
     return [event["text"] for event in events(lab) if event["kind"] == kind]
 
@@ -132,13 +141,26 @@ def test_a_sick_node_is_rebooted_by_slurm_and_then_left_to_a_person(
     lab = fresh_lab(LabSpec(nodes=2, network=True, sres_options=options))
     wait_for(lambda: health(lab, "n2") == "healthy", 30, "n2 beats")
     boots = lab.status()["nodes"]["n2"]["boots"]
+    lab.run(["scontrol", "update", "nodename=n2", "comment=rack 7"], check=True)
     lab.kmsg("n2", XID)
     wait_for(lambda: texts(lab, "closed"), 120, Story(lab))
     assert lab.status()["nodes"]["n2"]["boots"] == boots + 1
     assert texts(lab, "replacing") == ["slurm-reboot reboot n2"]
+    assert "its labels are taken off" in texts(lab, "labelled")
+    assert comment(lab) == "rack 7"
     wait_for(lambda: health(lab, "n2") == "healthy", 30, "n2 beats")
     lab.kmsg("n2", XID)
     said = "no replacement program is configured (replace.program): waiting for a person"
     wait_for(lambda: said in texts(lab, "alarm"), 60, "nothing here can replace it")
     assert len(texts(lab, "replacing")) == 1
+    labelled = comment(lab)
+    assert labelled.startswith("rack 7 [sres health-status=pending-replacement fault-type=xid")
+    words = ["node", "list", "--health-status", "pending-replacement", "--fault-type", "xid"]
+    assert [shown["node"] for shown in sres(lab, *words)] == ["n2"]
+    assert [shown["node"] for shown in sres(lab, *words[:2], "--health-status", "schedulable")] == [
+        "n1"
+    ]
+    lab.kill_daemon("slurmctld")
+    lab.start_daemon("slurmctld")
+    wait_for(lambda: comment(lab) == labelled, 30, "the labels outlive slurmctld")
     assert REBOOT not in lab.run(["scontrol", "show", "node", "n2", "-o"]).stdout

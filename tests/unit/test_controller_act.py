@@ -262,6 +262,7 @@ def test_from_death_to_service(sresctld: Controller, runs: dict[Path, Run]) -> N
         "its labels are taken off",
     ]
     assert sresctld.slurm.node("n3").comment == ""
+    assert sresctld.journal.events(limit=1)[0]["kind"] == "closed"
     assert sresctld.events() == [
         "detected",
         "marking",

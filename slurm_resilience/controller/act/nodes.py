@@ -7,6 +7,8 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Literal
 
+import msgspec
+
 from slurm_resilience.clock import Clock
 from slurm_resilience.controller.act.jobs import JobActs, Notifier
 from slurm_resilience.controller.act.repair import RepairActs
@@ -247,10 +249,10 @@ class NodeActs:
             reason_at=(node.reason_at if node else "") if ends else None,
             output=run.output if run and run.state != "running" else "",
         )
-        outcome = ActOutcome(incident.id, action.event, action.reason, facts)
-        incident = self._reporter.report(outcome)
         if node is not None:
-            self._label(node, incident)
+            # First, so that the event which ends an incident is the last of it.
+            self._label(node, msgspec.structs.replace(incident, state=transition.state))
+        self._reporter.report(ActOutcome(incident.id, action.event, action.reason, facts))
         level = logging.ERROR if action.event is NodeEvent.GAVE_UP else logging.INFO
         log.log(
             level, "%s: incident %d %s: %s", action.node, incident.id, action.event, action.reason

@@ -19,6 +19,7 @@ from slurm_resilience.agent.check_loop import CheckLoop
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.isolation import Isolation
 from slurm_resilience.agent.kernel_log_reader import KernelLogReader
+from slurm_resilience.agent.left_over import end_left_over
 from slurm_resilience.agent.machine_journal import machine_journal
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.agent.responder import Answerer
@@ -28,6 +29,7 @@ from slurm_resilience.daemon_log import KEPT_LINES, RecentLines
 from slurm_resilience.errors import AuthError, WireError
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import (
+    EndLeftOver,
     LogTail,
     NodeEvidence,
     NodeHello,
@@ -75,6 +77,9 @@ class Daemon:
         answerers = {
             SendLog.kind: Answerer(SendLog, self._log_tail),
             SendEvidence.kind: Answerer(SendEvidence, self._evidence),
+            EndLeftOver.kind: Answerer(
+                EndLeftOver, lambda asked: end_left_over(self._node, asked.jobs)
+            ),
             RunCheck.kind: Answerer(RunCheck, lambda asked: self._checks.run_now(asked.check)),
         }
         self.link = AgentLink(

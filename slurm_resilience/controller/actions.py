@@ -134,6 +134,12 @@ class RaiseAlarm(msgspec.Struct, frozen=True, tag=True):
     """Keep with the incident that it was raised: not again after a restart."""
 
 
+class ClearLeftOver(msgspec.Struct, frozen=True, tag=True):
+    """Have a node's sresd end what jobs left behind there, and give the node back."""
+
+    node: str
+
+
 class RequeueJob(msgspec.Struct, frozen=True, tag=True):
     job: int
     reason: str
@@ -174,6 +180,7 @@ Action = (
     | ReturnNode
     | TakeLabelsOff
     | RaiseAlarm
+    | ClearLeftOver
     | RequeueJob
     | RaisePriority
     | StartPendingJob

@@ -257,6 +257,8 @@ class JournalMemory(msgspec.Struct, frozen=True):
     breaker: BreakerState = CLOSED_BREAKER
     observed: Mapping[str, ObservedFault] = {}
     """The fault of each node with the mode `observe` that is not over."""
+    left_overs: Mapping[str, tuple[int, float]] = {}
+    """Nodes on which processes could not be ended within the last hour: how often, when last."""
     repairs: tuple[Repair, ...] = ()
     """Repairs within `recovery.recurrence_window`, over all incidents."""
     would_starts: tuple[tuple[float, str], ...] = ()
@@ -269,6 +271,9 @@ class JournalMemory(msgspec.Struct, frozen=True):
 
 
 NO_MEMORY = JournalMemory()
+
+LEFT_OVER_REMAINS = "left-over-remains"
+"""The kind of event of processes that could not be ended."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
@@ -627,6 +632,7 @@ class Journal:
             self.missing(),
             self.breaker(),
             {fault.node: fault for fault in self.observed(open_only=True)},
+            self.left_overs(now - HOUR_SECONDS),
             self.repairs(now - recurrence_window),
             self.starts(now - HOUR_SECONDS, WOULD_REPLACE),
             self.released(now - HOUR_SECONDS),
@@ -720,6 +726,14 @@ class Journal:
             for known in incidents
             if known.kind != "requested"
         )
+
+    def left_overs(self, since: float) -> dict[str, tuple[int, float]]:
+        """Return how often, and when last, processes of a node could not be ended since then."""
+        rows = self._db.execute(
+            "SELECT node, count(*), max(at) FROM events WHERE kind = ? AND at > ? GROUP BY node",
+            (LEFT_OVER_REMAINS, since),
+        ).fetchall()
+        return {str(node): (int(number), float(last)) for node, number, last in rows}
 
     def put_fault(self, fault: Fault) -> None:
         self._put("faults", fault.node, fault)

@@ -178,6 +178,22 @@ class NodeEvidence(msgspec.Struct, frozen=True):
     """The last result of each check."""
 
 
+class EndLeftOver(msgspec.Struct, frozen=True):
+    """A question, and an order: end the processes of jobs that are over."""
+
+    kind: ClassVar[str] = "end-left-over"
+    jobs: tuple[int, ...] = ()
+    """Jobs that are not over: theirs stay."""
+
+
+class LeftOverEnded(msgspec.Struct, frozen=True):
+    """The answer to `EndLeftOver`: processes, each in words."""
+
+    ended: tuple[str, ...]
+    left: tuple[str, ...]
+    """Those that live on."""
+
+
 class RunCheck(msgspec.Struct, frozen=True):
     """A question: the result of one check, run now."""
 

@@ -16,6 +16,7 @@ from slurm_resilience.config import Config
 from slurm_resilience.controller import actions
 from slurm_resilience.controller.act.evidence_collector import Ask, EvidenceCollector
 from slurm_resilience.controller.act.jobs import JobActs, Notifier
+from slurm_resilience.controller.act.left_over_acts import LeftOverActs
 from slurm_resilience.controller.act.nodes import NodeActs
 from slurm_resilience.controller.act.notes import NoteWriter
 from slurm_resilience.controller.act.repair import RepairActs
@@ -87,6 +88,7 @@ class Actor:
             replacers or program_only(config.replace),
         )
         nodes = NodeActs(client, journal, self._reporter, prober, notifier, jobs, repair, clock)
+        left_over = LeftOverActs(client, self._reporter, clock, ask, registry.wake.set)
         self._handlers: dict[type, Callable[[ClusterSnapshot, Any], None]] = {
             actions.ProbeNode: nodes.probe,
             actions.MarkNode: nodes.mark,
@@ -98,6 +100,7 @@ class Actor:
             actions.ContinueReplacement: repair.go_on,
             actions.ReturnNode: repair.give_back,
             actions.NotifySupervisor: jobs.notify,
+            actions.ClearLeftOver: left_over.clear,
             actions.RequeueJob: jobs.requeue,
             actions.RaisePriority: jobs.raise_priority,
             actions.StartPendingJob: jobs.start,

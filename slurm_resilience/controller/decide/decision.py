@@ -10,6 +10,7 @@ import msgspec
 from slurm_resilience.config import Config
 from slurm_resilience.controller.actions import (
     Action,
+    ClearLeftOver,
     ContinueReplacement,
     EndPendingRequeue,
     MarkNode,
@@ -31,6 +32,7 @@ from slurm_resilience.controller.decide import breaker
 from slurm_resilience.controller.decide.hints import leaked_gres, near_misses
 from slurm_resilience.controller.decide.intake import take_in
 from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
+from slurm_resilience.controller.decide.kill_failed import left_overs
 from slurm_resilience.controller.decide.labelling import stale_labels
 from slurm_resilience.controller.decide.marking import came_back, marks, requests, would_mark
 from slurm_resilience.controller.decide.node_events import (
@@ -109,6 +111,7 @@ def decide(
     actions += near_misses(snapshot)
     actions += leaked_gres(snapshot)
     actions += stale_labels(snapshot)
+    actions += left_overs(snapshot, config)
     would = would_mark(snapshot, judged, config)
     actions += would.looks
     for observed in observe_only(snapshot, judged, config, would):
@@ -157,6 +160,8 @@ def _in_words(action: Action) -> str:
             return f"{action.node}: {action.what}"
         case ReturnNode():
             return f"resume {action.node}"
+        case ClearLeftOver():
+            return f"end what jobs left on {action.node}"
         case RequeueJob():
             return f"requeue job {action.job}"
         case StartPendingJob():

@@ -1,0 +1,63 @@
+"""Left-over processes of jobs that are over are ended, and no others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from slurm_resilience.agent.left_over import end_left_over
+
+USER = 65534
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def node() -> str:
+    return f"n-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a process with an environment; it is ended after the test."""
+    started = []
+
+    def go(user: int = USER, first: str = "", **environment: str) -> subprocess.Popen[bytes]:
+        words = ["sh", "-c", f"{first} echo ready; exec sleep 600"]
+        env = {"PATH": os.environ["PATH"]} | environment
+        made = subprocess.Popen(words, user=user, env=env, stdout=subprocess.PIPE, cwd="/")
+        started.append(made)
+        assert made.stdout is not None and made.stdout.readline() == b"ready\n"
+        return made
+
+    yield go
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may end others' processes")
+
+
+def test_only_users_processes_of_jobs_that_are_over_are_ended(start: Start, node: str) -> None:
+    over = start(SLURM_JOB_ID="7", SLURMD_NODENAME=node)
+    stubborn = start(first="trap '' TERM;", SLURM_JOB_ID="8", SLURMD_NODENAME=node)
+    others = [
+        start(SLURM_JOB_ID="9", SLURMD_NODENAME=node),
+        start(SLURM_JOB_ID="7", SLURMD_NODENAME="another"),
+        start(SLURM_JOB_ID="7"),
+        start(SLURMD_NODENAME=node),
+        start(user=0, SLURM_JOB_ID="7", SLURMD_NODENAME=node),
+    ]
+    told = end_left_over(node, {9})
+    assert told.left == () and len(told.ended) == 2
+    assert over.poll() is not None and stubborn.poll() is not None
+    assert [process.poll() for process in others] == [None] * len(others)
+
+
+def test_nothing_left_is_nothing_to_do(node: str) -> None:
+    told = end_left_over(node, ())
+    assert (told.ended, told.left) == ((), ())

@@ -136,6 +136,21 @@ def test_who_returned_while_others_wait_for_it_is_found_soon() -> None:
     )
 
 
+def test_who_returned_in_one_of_the_first_steps_is_not_waited_for_like_a_compiler() -> None:
+    world = World(2, first=600, floor=10)
+    world.steps(3)
+    world.begin(3)
+    world.watches[0].returned()
+    world.counts[1] += 1
+    world.verdict(1)
+    world.time.go(59)
+    assert world.verdict(1) is None
+    world.time.go(2)
+    found = world.verdict(1)
+    assert found is not None
+    assert (found.kind, found.seat) == ("returned", 0)
+
+
 def test_who_returned_is_said_so_without_counts_too() -> None:
     world = World(3, counted=False, floor=10)
     world.steps(8)

@@ -54,3 +54,8 @@ class StepTimes:
     def learnt(self) -> float:
         """The limit of a step that is not the first of its world."""
         return limit.learn(tuple(self._steps), self.floor, self.ceiling, self.first)
+
+    @property
+    def without_a_first(self) -> float:
+        """The limit where no step compiles, however few steps are known."""
+        return min(self.learnt, max(self.floor, limit.AGAIN_SECONDS))

@@ -179,7 +179,7 @@ class Watch:
         own = self._sign(now)
         verdict = judge(own, peers, self.limit, self._times.ceiling, max(self.silence, silence))
         if any(peer.phase == RETURNED for peer in peers):
-            verdict = judge_returned(own, peers, self._times.learnt) or verdict
+            verdict = judge_returned(own, peers, self._times.without_a_first) or verdict
         if verdict is None:
             self._told = None
         else:

@@ -16,7 +16,7 @@ from slurm_resilience.controller import authorize, diagnose
 from slurm_resilience.controller.act.actor import Actor
 from slurm_resilience.controller.act.nodes import NodeActs
 from slurm_resilience.controller.act.repair import RepairActs
-from slurm_resilience.controller.actions import ActOutcome
+from slurm_resilience.controller.actions import ActOutcome, Transition
 from slurm_resilience.controller.cycle import Cycle
 from slurm_resilience.controller.decide import (
     breaker,
@@ -89,6 +89,10 @@ def no_op(*_: Any, **__: Any) -> None:
 
 def fail(*_: Any) -> None:
     raise RuntimeError("the failure cannot be noted")
+
+
+def taken_over_at_once(snapshot: Any, config: Any, incident: Any, node: Any) -> Any:
+    yield Transition(node.name, incident.id, NodeEvent.TAKEN_OVER, "no person has said so")
 
 
 def without_turns(*arguments: Any, **_: Any) -> Any:
@@ -266,7 +270,7 @@ MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]
     "a program is ended for no one's word": (
         ClusterRule.PROGRAM_ENDED,
         (Kind.SICK_REPLACE,),
-        ((node_events, "is_kept_instead", lambda *_: True),),
+        ((node_events, "_from_repairing", taken_over_at_once),),
     ),
     "no finding is seen": (
         ClusterRule.SICK_IN_SERVICE,

@@ -423,7 +423,9 @@ class ClusterRules:
                 # node that died before its eyes.
                 was_away = name in self._bad_since.seen_to_die and machine.agent.speaks
                 was_away = was_away and node.reason == NOT_RESPONDING and node.base == "DOWN"
-                is_ours = node.reason.startswith("Action:") or was_away
+                # In mid-reboot Slurm adds to our Reason: one that could not be read for certain in
+                # those seconds holds the node for a person.
+                is_ours = bool(node.requested_action) or was_away
                 if not node.is_available and is_ours:
                     text = f"{name} is well, and {node.state} {node.reason!r}"
                     self._break(ClusterRule.AS_IT_SHOULD_BE, text)

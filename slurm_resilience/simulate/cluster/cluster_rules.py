@@ -158,7 +158,8 @@ class ClusterRules:
         if before.state != after.state or before.reason != after.reason:
             self._note(f"{author} sets {name}: {after.state} {after.reason!r}")
         if author == SLURM:
-            if not after.reason:
+            # As it powers a node up it takes the reason away; what a person said of it stands.
+            if not after.reason and not (after.is_down or after.is_drain or after.is_fail):
                 self.people.forget(name)
             goes_down = after.reason == NOT_RESPONDING and after.is_down and not before.is_down
             if goes_down and name in self._bad_since.dead and self.breaker.knows(name):

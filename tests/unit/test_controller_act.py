@@ -814,3 +814,21 @@ def test_labels_that_slurm_kept_are_taken_off_later(
     sresctld.clock.pass_time(60)
     sresctld.cycle()
     assert sresctld.slurm.node("n3").comment == "rack 7"
+
+
+def test_a_dead_node_that_beats_again_while_it_is_closed_is_not_set_down(
+    sresctld: Controller, runs: dict[Path, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow Slurm takes seconds for each call."""
+    sresctld.is_dead("n3")
+    set_node = sresctld.slurm.set_node
+
+    def set_late(names: Any, *, state: str = "", reason: str = "") -> None:
+        set_node(names, state=state, reason=reason)
+        sresctld.registry.views["n3"] = agent("n3")
+
+    monkeypatch.setattr(sresctld.slurm, "set_node", set_late)
+    sresctld.cycle()
+    node = sresctld.slurm.node("n3")
+    assert node.is_fail and not node.is_down and node.requested_action == REPLACE
+    assert sresctld.incident.state is NodeState.SET_ASIDE

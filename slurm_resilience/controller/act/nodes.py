@@ -144,8 +144,9 @@ class NodeActs:
         for change in action.shrink:
             self._jobs.shrink(change, node.name, incident.id if incident else 0)
         text = f"Slurm has taken it; the node was {node.state}"
-        if is_closed_first and self._has_newcomer(snapshot, snapshot.nodes[node.name]):
-            text = f"{text}; not DOWN, which would end a job that came to it in the last moment"
+        against = self._against_down(snapshot, node.name) if is_closed_first else ""
+        if against:
+            text = f"{text}; not DOWN: {against}"
         else:
             self._client.set_node([node.name], state=action.state, reason=reason)
         if incident is None:
@@ -153,6 +154,13 @@ class NodeActs:
             return
         facts = IncidentFacts(mark_reason_at=self._secure(snapshot, action))
         self._reporter.report(ActOutcome(incident.id, NodeEvent.MARKED, text, facts))
+
+    def _against_down(self, snapshot: ClusterSnapshot, name: str) -> str:
+        """Return what has come up since a node was looked at, and speaks against setting it DOWN;
+        empty: nothing."""
+        if self._has_newcomer(snapshot, snapshot.nodes[name]):
+            return "that would end a job that came to it in the last moment"
+        return "its sresd beats again" if self._repair.beats(snapshot, name) else ""
 
     def _has_newcomer(self, snapshot: ClusterSnapshot, seen: Node) -> bool:
         """Tell whether a job that no supervisor keeps alive has come to a node since it was seen.

@@ -212,7 +212,8 @@ class ClusterRules:
         self._supervisors.job_started(job)
 
     def job_shrunk(self, job: Job) -> None:
-        if self._slurm.has_gres(job):
+        # One that its owner's program calls larger than its step has spares inside.
+        if self._slurm.has_gres(job) and job.id not in self._jobs.described:
             self._break(ClusterRule.GRES, f"job {job.id} is made smaller")
 
     def job_preferred(self, job: Job, nodes: int) -> None:
@@ -229,6 +230,7 @@ class ClusterRules:
     def announced(self, job_id: int) -> None:
         """Take in that a user's program says that it keeps its own job alive."""
         self._supervisors.announced.add(job_id)
+        self._jobs.described.add(job_id)
 
     def node_serves(self, name: str) -> None:
         self.breaker.out.discard(name)
@@ -718,6 +720,8 @@ class JobLosses:
     """Nodes that jobs had in their present runs and do not have any more."""
 
     def __init__(self) -> None:
+        self.described: set[int] = set()
+        """Those whose own program says anything at all of its nodes."""
         self._left: dict[int, set[str]] = {}
         self._lost: dict[int, set[str]] = {}
         """Those of them that were seen in trouble since."""

@@ -302,13 +302,13 @@ class NodeActs:
         if now - self._taken_off.get(action.node, -TAKE_OFF_AGAIN_SECONDS) < TAKE_OFF_AGAIN_SECONDS:
             return
         self._taken_off[action.node] = now
-        self._write_labels(snapshot.nodes[action.node], {}, 0)
+        self._write_labels(snapshot.nodes[action.node], {})
 
     def _label(self, node: Node, incident: Incident) -> None:
         """Write the labels of an incident's state where `scontrol show node` shows them."""
-        self._write_labels(node, labels_for(incident), incident.id)
+        self._write_labels(node, labels_for(incident))
 
-    def _write_labels(self, seen: Node, labels: Mapping[str, str], incident: int) -> None:
+    def _write_labels(self, seen: Node, labels: Mapping[str, str]) -> None:
         if with_labels(seen.comment, labels) == seen.comment:
             return
         try:
@@ -318,7 +318,8 @@ class NodeActs:
             if wanted == comment:
                 return
             text = wanted.removeprefix(own_text(comment)).strip() or "its labels are taken off"
-            self._reporter.event("labelled", text, node=seen.name, incident=incident)
+            # Not of the incident: its story ends with what became of the node.
+            self._reporter.event("labelled", text, node=seen.name)
             self._client.set_comment([seen.name], wanted)
         except SresError as error:
             log.warning("%s: its comment could not be set: %s", seen.name, error)

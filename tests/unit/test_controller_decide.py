@@ -1091,6 +1091,18 @@ def test_a_node_that_does_not_come_back_is_tried_again() -> None:
     assert advance(returning(None, ended=901.0)).event is NodeEvent.REPLACEMENT_FAILED
 
 
+def test_a_node_that_a_person_puts_back_is_not_replaced_for_its_silence() -> None:
+    """Its sresd may not run at all: from then on it is judged like any node in service."""
+    for ended, event in ((899.0, None), (901.0, NodeEvent.RELEASED)):
+        known = incident(
+            state=NodeState.VALIDATING, attempts=1, run_ended=NOW - ended, boot_before="boot-1"
+        )
+        seen = world(node(), incidents=(known,), **dead(silence=950.0))
+        moves = [move.event for move in actions(seen, act.Transition)]
+        assert moves == ([event] if event else [])
+        assert actions(seen, act.StartReplacement) == []
+
+
 def resumed(the_node: Any, ago: float, **more: Any) -> ClusterSnapshot:
     known = incident(state=NodeState.RETURNING, attempts=1, resumed=NOW - ago, **more)
     return world(the_node, agents=(agent(),), incidents=(known,))

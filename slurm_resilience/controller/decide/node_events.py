@@ -305,17 +305,23 @@ def _from_validating(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
 ) -> Iterator[Action]:
     timeout = config.replace.return_timeout
-    # Its sresd may need a moment more: till then its silence is that of the old boot.
-    is_silent = life_of(snapshot, config.detect, node).kind in ("suspect", "dead")
-    if node.is_available and not is_silent:
-        yield _move(incident, NodeEvent.CLOSED, "back in service")
+    is_late = snapshot.now - incident.times.run_ended > timeout
+    if node.is_available:
+        # A person (or Slurm) put it back. Its sresd may need a moment more: till then its silence
+        # is that of the old boot. Later it is judged like any node in service.
+        is_silent = life_of(snapshot, config.detect, node).kind in ("suspect", "dead")
+        if not is_silent:
+            yield _move(incident, NodeEvent.CLOSED, "back in service")
+        elif is_late:
+            text = f"{node.state}: the node was put back into service, and its sresd is silent"
+            yield _move(incident, NodeEvent.RELEASED, text)
         return
     fault = _fault_on_return(snapshot, config, incident, node)
     if fault:
         yield _failed(snapshot, config, incident, fault)
     elif _is_back(snapshot, incident, node):
         yield ReturnNode(node.name, incident.id)
-    elif snapshot.now - incident.times.run_ended > timeout:
+    elif is_late:
         cause = f"the node did not come back within {timeout:.0f} s"
         yield _failed(snapshot, config, incident, cause)
 

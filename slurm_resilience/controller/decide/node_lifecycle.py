@@ -197,6 +197,7 @@ TABLE: Mapping[tuple[NodeState, NodeEvent], Step] = {
     (_S.VALIDATING, _E.REPLACEMENT_FAILED): Step(_S.EMPTY),
     (_S.VALIDATING, _E.GONE_AGAIN): Step(_S.EMPTY),
     (_S.VALIDATING, _E.GAVE_UP): Step(_S.QUARANTINED),
+    (_S.VALIDATING, _E.RELEASED): Step(_S.HEALTHY),
     (_S.VALIDATING, _E.TAKEN_OVER): Step(_S.HELD),
     (_S.VALIDATING, _E.REMOVED): Step(_S.HELD),
     # RESUMED once more: Slurm did not take the first one.

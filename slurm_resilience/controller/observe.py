@@ -76,6 +76,8 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     """Finds of earlier cycles, as far as they still count."""
     runs: Mapping[int, Run] = {}
     """Replacement runs by incident id: the latest attempt."""
+    stopped: frozenset[str] = frozenset()
+    """Nodes whose repair was stopped for a person, and has not ended yet."""
     supervised: Mapping[int, Supervised] = {}
     pending_requeues: Mapping[int, PendingRequeue] = {}
     paused: str = ""
@@ -113,6 +115,26 @@ def repair_order(state_dir: Path, incident: Incident, seconds: float) -> RepairO
     return RepairOrder(directory, verb, incident.node, incident.action, seconds)
 
 
+def _stopped(
+    sources: Sources,
+    incidents: Mapping[str, Incident],
+    memory: JournalMemory,
+    nodes: Mapping[str, Node],
+    now: float,
+) -> frozenset[str]:
+    """Return the nodes whose last repair runs on though its incident has left it."""
+    found = set()
+    for name in {name for _, name in memory.starts}:
+        known, node = incidents.get(name), nodes.get(name)
+        if node is None or (known is not None and known.state.is_running_program):
+            continue
+        for last in sources.journal.incidents_of(name, 2):
+            order = repair_order(sources.state_dir, last, sources.repair_seconds)
+            if sources.replacers.is_unfinished(order, node, now):
+                found.add(name)
+    return frozenset(found)
+
+
 def last_run(state_dir: Path) -> int:
     """Return the highest incident that has a run's directory, or one of evidence. A new journal
     must not number from 1 again: an old run would be taken for the new incident's, and the program
@@ -148,6 +170,7 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
     for heard in messages:
         sources.roll.hear(heard.job, heard.connection, heard.message)
     by_name = {node.name: node for node in nodes}
+    memory = journal.memory(now, site.flap_window, site.recurrence_window)
     return ClusterSnapshot(
         now=now,
         moment=moment,
@@ -158,7 +181,7 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
         probes=sources.prober.results(),
         incidents=incidents,
         at_rest={incident.node: incident for incident in journal.at_rest()},
-        memory=journal.memory(now, site.flap_window, site.recurrence_window),
+        memory=memory,
         runs={
             incident.id: sources.replacers.status(
                 repair_order(sources.state_dir, incident, sources.repair_seconds),
@@ -168,6 +191,7 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
             for incident in incidents.values()
             if incident.state.is_running_program
         },
+        stopped=_stopped(sources, incidents, memory, by_name, now),
         supervised=supervised,
         pending_requeues=journal.pending_requeues(),
         paused=journal.paused,

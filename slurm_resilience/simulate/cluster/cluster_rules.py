@@ -408,6 +408,8 @@ class ClusterRules:
         lately = [at for at in self._written.starts if now - at < HOUR_SECONDS + self._bound()]
         waiting = set()
         for incident in incidents:
+            if now - incident.times.opened < NOTICED_SECONDS:
+                continue  # the breaker has only just let it through
             if len(lately) >= replace.max_per_hour:
                 waiting.add(incident.node)  # for the hour's end
                 continue

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from slurm_resilience.config import Config
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.journal import HOUR_SECONDS, Incident
-from slurm_resilience.model import Job, Node
+from slurm_resilience.model import REBOOT, REPLACE, Job, Node
 from slurm_resilience.simulate.cluster.sim_host import SimHost, SimRun
 from slurm_resilience.simulate.cluster.sim_machine import Path, Power, SimMachine
 from slurm_resilience.simulate.cluster.sim_slurm import (
@@ -635,7 +635,9 @@ class PeoplesWords:
         if not node.reason:
             self.resumed_at[name] = now
         if node.reason:
-            self._holds[name] = PersonsHold(now, node.reason, bool(node.requested_action))
+            # While it cannot be read for certain it holds the node all the same (`unclear`).
+            asks = node.reason in (REPLACE, REBOOT)
+            self._holds[name] = PersonsHold(now, node.reason, asks)
         else:
             self._holds.pop(name, None)
 

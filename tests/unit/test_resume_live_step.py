@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -170,9 +171,11 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.chdir(tmp_path)
-    srun = tmp_path / "srun"
-    srun.write_text(SRUN)
-    srun.chmod(0o755)
+    (tmp_path / "srun.sh").write_text(SRUN)
+    # Another process writes it: a child that a thread forks meanwhile would hold our file open for
+    # writing, and the kernel executes no such file.
+    copy = ["install", "-m", "755", str(tmp_path / "srun.sh"), str(tmp_path / "srun")]
+    subprocess.run(copy, check=True)
     site = Site(tmp_path)
     yield site
     for step in site.signals.steps:

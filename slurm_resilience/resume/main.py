@@ -216,6 +216,12 @@ def run(srun: str, args: Sequence[str]) -> int:
     except SresError as error:
         print(f"srun: error: sres: {error}", file=sys.stderr)
         return error.exit_code
+    except (BlockingIOError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "new thread" not in str(error):
+            raise
+        text = "you may start no more processes here (ulimit -u), so nothing was started"
+        print(f"srun: error: sres: {text}; see ps -u {os.geteuid()}", file=sys.stderr)
+        return SresError.exit_code
 
 
 def _open_standard_streams() -> None:

@@ -14,8 +14,9 @@ from fake_slurm import FakeSlurm
 
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.config import Config
-from slurm_resilience.errors import SlurmError, SlurmUnreachable
+from slurm_resilience.errors import SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.model import Job, Node
+from slurm_resilience.resume import main as main_module
 from slurm_resilience.resume import recovery
 from slurm_resilience.resume.allocation import allocation as allocation_module
 from slurm_resilience.resume.allocation import swap
@@ -296,3 +297,18 @@ def test_limits_hold_at_the_start_after_a_requeue(
     monkeypatch.setattr(again, "_start", lambda *_, **__: pytest.fail("an attempt is started"))
     assert again.run() == 137
     assert "not started again: 10 attempts within an hour" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't start new thread"), BlockingIOError(11, "try again")]
+)
+def test_a_user_without_processes_left_reads_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def supervise(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(main_module, "supervise", supervise)
+    assert main_module.run("/usr/bin/srun", ["true"]) == SresError.exit_code
+    told = capfd.readouterr().err
+    assert "ulimit -u" in told and "nothing was started" in told and told.count("\n") == 1

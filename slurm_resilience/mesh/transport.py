@@ -36,8 +36,8 @@ STRANGERS = 64
 ACCEPTED_AT_ONCE = 16
 """Connections accepted before the others are served again: a program that connects without a pause
 would keep this process from its beats, and the others would take it for hung."""
-FORKED = -1
-"""In place of a file descriptor, in a child of a fork."""
+FORKED, ENDED = -1, -2
+"""In place of a file descriptor: in a child of a fork, and after the end of the thread."""
 TEND_SECONDS = 0.5
 """Between two looks for handshakes that take too long."""
 
@@ -175,14 +175,16 @@ class Transport:
                 "this process was forked from a rank and takes no part in its training: end it "
                 "with os._exit(), before it leaves the function that forked it"
             )
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake, 1)
+        if self._wake != ENDED:
+            with contextlib.suppress(OSError):
+                os.eventfd_write(self._wake, 1)
 
     def own_fds(self) -> set[int]:
         """Its file descriptors, which the rest of the program must not close."""
         with self.lock:
             fds = {connection.fileno() for connection in self.connections.values()} | {self._wake}
-            return fds | ({self._listener.fileno()} if self._listener else set())
+            fds |= {self._listener.fileno()} if self._listener else set()
+            return {fd for fd in fds if fd >= 0}
 
     def unproven(self) -> list[PeerConnection]:
         """Return the connections in the middle of their handshake."""
@@ -252,7 +254,11 @@ class Transport:
                 if self._listener is not None:
                     self._listener.close()
                 self._selector.close()
-                os.close(self._wake)
+                # Its number may soon be another file's: no child of a fork closes that, and no
+                # thread writes there.
+                Transport._all.discard(self)
+                wake, self._wake = self._wake, ENDED
+                os.close(wake)
 
     def _serve(self) -> None:
         wake_at = tend_at = SYSTEM_CLOCK.monotonic()

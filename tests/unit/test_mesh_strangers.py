@@ -303,6 +303,26 @@ def test_a_child_of_a_fork_keeps_no_connection_open(pair: Crew) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_the_number_of_a_closed_file_is_left_to_its_next_owner(tmp_path: Path) -> None:
+    """Neither a child of a fork closes what has it by then, nor does a late ring write there."""
+    with crew(tmp_path, 1) as peers:
+        (mesh,) = peers.several(1)
+        number = mesh._transport._wake
+        mesh.close()
+        out, into = os.pipe()
+        os.dup2(into, number)
+        mesh._transport.ring()
+        os.set_blocking(out, False)
+        with pytest.raises(BlockingIOError):
+            os.read(out, 8)
+        child = os.fork()
+        if not child:
+            os._exit(not Path(f"/proc/self/fd/{number}").exists())
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        for fd in (out, into, number):
+            os.close(fd)
+
+
 def test_no_file_descriptor_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a loop that eats a core, nor the end: it listens again later."""
     with crew(tmp_path, 1) as peers:

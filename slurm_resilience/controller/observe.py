@@ -56,6 +56,15 @@ class SiteFacts(msgspec.Struct, frozen=True):
         return self.can_replace or (action == REBOOT and self.can_reboot)
 
 
+class Repairs(msgspec.Struct, frozen=True):
+    """The repairs that run, or have just ended."""
+
+    runs: Mapping[int, Run] = {}
+    """By incident id: the latest attempt."""
+    stopped: frozenset[str] = frozenset()
+    """Nodes whose repair was stopped for a person, and has not ended yet."""
+
+
 class ClusterSnapshot(msgspec.Struct, frozen=True):
     """Everything one cycle decides from."""
 
@@ -74,10 +83,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     """The last incident of each node that was left to a person: quarantined or held."""
     memory: JournalMemory = NO_MEMORY
     """Finds of earlier cycles, as far as they still count."""
-    runs: Mapping[int, Run] = {}
-    """Replacement runs by incident id: the latest attempt."""
-    stopped: frozenset[str] = frozenset()
-    """Nodes whose repair was stopped for a person, and has not ended yet."""
+    repairs: Repairs = Repairs()
     supervised: Mapping[int, Supervised] = {}
     pending_requeues: Mapping[int, PendingRequeue] = {}
     paused: str = ""
@@ -115,24 +121,31 @@ def repair_order(state_dir: Path, incident: Incident, seconds: float) -> RepairO
     return RepairOrder(directory, verb, incident.node, incident.action, seconds)
 
 
-def _stopped(
+def _repairs(
     sources: Sources,
     incidents: Mapping[str, Incident],
     memory: JournalMemory,
     nodes: Mapping[str, Node],
     now: float,
-) -> frozenset[str]:
-    """Return the nodes whose last repair runs on though its incident has left it."""
-    found = set()
+) -> Repairs:
+    replacers, seconds = sources.replacers, sources.repair_seconds
+    runs = {
+        incident.id: replacers.status(
+            repair_order(sources.state_dir, incident, seconds), nodes.get(incident.node), now
+        )
+        for incident in incidents.values()
+        if incident.state.is_running_program
+    }
+    stopped = set()
     for name in {name for _, name in memory.starts}:
         known, node = incidents.get(name), nodes.get(name)
         if node is None or (known is not None and known.state.is_running_program):
             continue
         for last in sources.journal.incidents_of(name, 2):
-            order = repair_order(sources.state_dir, last, sources.repair_seconds)
-            if sources.replacers.is_unfinished(order, node, now):
-                found.add(name)
-    return frozenset(found)
+            order = repair_order(sources.state_dir, last, seconds)
+            if replacers.is_unfinished(order, node, now):
+                stopped.add(name)
+    return Repairs(runs, frozenset(stopped))
 
 
 def last_run(state_dir: Path) -> int:
@@ -182,16 +195,7 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
         incidents=incidents,
         at_rest={incident.node: incident for incident in journal.at_rest()},
         memory=memory,
-        runs={
-            incident.id: sources.replacers.status(
-                repair_order(sources.state_dir, incident, sources.repair_seconds),
-                by_name.get(incident.node),
-                now,
-            )
-            for incident in incidents.values()
-            if incident.state.is_running_program
-        },
-        stopped=_stopped(sources, incidents, memory, by_name, now),
+        repairs=_repairs(sources, incidents, memory, by_name, now),
         supervised=supervised,
         pending_requeues=journal.pending_requeues(),
         paused=journal.paused,

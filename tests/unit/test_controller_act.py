@@ -742,17 +742,23 @@ def test_a_job_that_comes_to_a_dead_node_in_the_last_moment_is_left_to_slurm(
     assert not runs
 
 
+@pytest.mark.parametrize("base", ["MIXED", "ALLOCATED"])
 @pytest.mark.parametrize(("is_supervised", "is_down"), [(False, False), (True, True)])
-def test_a_job_that_comes_to_a_shared_node_in_the_last_moment_is_left_to_slurm(
-    sresctld: Controller, monkeypatch: pytest.MonkeyPatch, is_supervised: bool, is_down: bool
+def test_a_job_that_comes_to_a_busy_node_in_the_last_moment_is_left_to_slurm(
+    sresctld: Controller,
+    monkeypatch: pytest.MonkeyPatch,
+    is_supervised: bool,
+    is_down: bool,
+    base: str,
 ) -> None:
-    """It waited in the queue when the node was seen, beside a supervised job with room for it."""
+    """It waited in the queue when the node was seen, beside a supervised job with room for it, or
+    behind one that ended in that moment."""
     slurm = sresctld.slurm
     watched, waiting = slurm.submit(1), slurm.submit(9)
     sresctld.supervise(watched)
     if is_supervised:
         sresctld.supervise(waiting)
-    slurm.put(msgspec.structs.replace(slurm.node("n1"), base="MIXED"))
+    slurm.put(msgspec.structs.replace(slurm.node("n1"), base=base))
     sresctld.is_dead("n1")
     jobs_of_slurm, set_node = slurm.jobs, slurm.set_node
     has_come = False

@@ -1390,3 +1390,13 @@ def test_a_node_that_was_resumed_with_its_reason_left_is_let_go(state: str, reas
 
 def test_a_near_miss_left_on_a_node_in_service_is_no_alarm() -> None:
     assert actions(world(node(reason="action:replace"), agents=(agent(),)), act.RaiseAlarm) == []
+
+
+def test_a_program_that_was_told_to_stop_counts_until_it_has_ended() -> None:
+    other = node("n2", "DOWN+FAIL", REPLACE)
+    limits = config(replace={"max_running": 1})
+    seen = {"agents": (agent("n2", silence=400.0),), "probes": {"n2": probes("silent", "silent")}}
+    known = incident("n2", NodeState.EMPTY, mark_reason_at=other.reason_at)
+    for stopped, starts in ((frozenset(), 1), (frozenset({"n1"}), 0)):
+        now = world(node(), other, incidents=(known,), stopped=stopped, **seen)
+        assert len(actions(now, act.StartReplacement, limits)) == starts

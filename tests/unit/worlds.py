@@ -20,7 +20,7 @@ from slurm_resilience.controller.journal import (
     MachineIdentity,
     Supervised,
 )
-from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
+from slurm_resilience.controller.observe import ClusterSnapshot, Repairs, SiteFacts
 from slurm_resilience.controller.probe import Answer, ProbeResult
 from slurm_resilience.controller.registry import AgentPresence, AgentView
 from slurm_resilience.model import REPLACE, Finding, Job, Node, Severity
@@ -146,6 +146,7 @@ def world(
     facts |= {key: more.pop(key) for key in SiteFacts.__struct_fields__ if key in more}
     heard = more.pop("messages", ())
     memory = {key: more.pop(key) for key in JournalMemory.__struct_fields__ if key in more}
+    repairs = {key: more.pop(key) for key in Repairs.__struct_fields__ if key in more}
     known_agents = {
         view.node: KnownAgent(view.node, view.boot_id, view.instance)
         for view in [*agents, *speaking]
@@ -159,6 +160,7 @@ def world(
         supervised={known.job: known for known in watched},
         site=SiteFacts(**facts),
         memory=JournalMemory(**memory),
+        repairs=Repairs(**repairs),
         heard=Heard(heard, more.pop("abandoned", frozenset()), known_agents),
         **(known | more),
     )

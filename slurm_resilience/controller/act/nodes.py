@@ -165,12 +165,11 @@ class NodeActs:
     def _has_newcomer(self, snapshot: ClusterSnapshot, seen: Node) -> bool:
         """Tell whether a job that no supervisor keeps alive has come to a node since it was seen.
 
-        Asked where that can be: the node had room. No job has come once Slurm offers it to none.
+        A node that was full may have changed hands: one job ended, and the next began. No job comes
+        once Slurm offers the node to none.
         """
         if not seen.has_work:
             return self._client.node(seen.name).has_work
-        if seen.base != "MIXED":
-            return False
         before = {job.id for job in snapshot.jobs.values() if seen.name in job.nodes}
         return any(
             seen.name in job.nodes
@@ -237,7 +236,7 @@ class NodeActs:
         """Apply what has happened to a node, with what the table says besides."""
         incident = self._journal.incident(action.incident)
         transition = step(incident.state, action.event)
-        node, run = snapshot.nodes.get(action.node), snapshot.runs.get(incident.id)
+        node, run = snapshot.nodes.get(action.node), snapshot.repairs.runs.get(incident.id)
         for side_act in transition.acts:
             self._do(side_act, incident)
         ends = incident.state.is_under_way and not transition.state.is_under_way

@@ -260,7 +260,7 @@ def _towards_repair(
 def _from_repairing(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
 ) -> Iterator[Action]:
-    run = snapshot.runs.get(incident.id)
+    run = snapshot.repairs.runs.get(incident.id)
     has_reason = bool(node.reason) or (run is not None and bool(run.next_act))
     if not (has_reason and is_out_of_service(node)):
         # Node resume takes the reason away, or the state only (24.11), whatever the machine does.

@@ -172,7 +172,7 @@ class Ceilings:
         self._limits = config.replace
         running = [known.node for known in incidents if known.state.is_running_program]
         # A program that was told to stop takes its time.
-        running += snapshot.stopped
+        running += snapshot.repairs.stopped
         self._running = len(running)
         self._by_partition = Counter(p for name in running for p in self._partitions(name))
         self._within_hour = len(snapshot.memory.starts)

@@ -73,3 +73,6 @@ controller_seed
 controller_seconds
 resume_seed
 resume_seconds
+
+# urllib calls it.
+_.redirect_request

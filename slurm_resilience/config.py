@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -214,6 +215,22 @@ class ResumeSettings(_Section, frozen=True):
     """Bytes of standard input that are kept for later attempts, where it is a pipe."""
 
 
+class SinkSettings(_Section, frozen=True):
+    """A place to which sresctld sends events: exactly one of ``url``, ``command`` and ``file``."""
+
+    url: str = ""
+    token_file: str = ""
+    """A file with the token that ``url`` wants (`Authorization: Bearer`); sresctld's user reads
+    it."""
+    command: tuple[str, ...] = ()
+    file: str = ""
+    kinds: tuple[str, ...] = ()
+    """Kinds of events; empty: all."""
+    heartbeat: float = 0.0
+    """Seconds between two signs of life. 0: one, when sresctld starts."""
+    timeout: float = 10.0
+
+
 class Config(_Section, frozen=True):
     controller: ControllerSettings = ControllerSettings()
     wire: WireSettings = WireSettings()
@@ -224,6 +241,8 @@ class Config(_Section, frozen=True):
     recovery: RecoverySettings = RecoverySettings()
     replace: ReplaceSettings = ReplaceSettings()
     resume: ResumeSettings = ResumeSettings()
+    sinks: dict[str, SinkSettings] = {}
+    """By a name of the site's choice."""
     slurm_bin: str = ""
     """Directory of Slurm's commands. Empty: looked up on PATH."""
 
@@ -245,6 +264,8 @@ def parse(text: str, where: str = "configuration") -> Config:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {_plain(str(error))}") from None
     _check_ranges(config, where)
+    for name, sink in config.sinks.items():
+        _check_sink(sink, name, f"{where}: sinks.{name}")
     return config
 
 
@@ -346,6 +367,36 @@ _POSITIVE = {
         "max_per_hour",
     ),
 }
+
+
+_SINK_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def _check_sink(sink: SinkSettings, name: str, where: str) -> None:
+    if not _SINK_NAME.fullmatch(name):
+        raise ConfigError(f"{where}: a sink's name has letters, digits, - and _, 64 at most")
+    if sum(map(bool, (sink.url, sink.command, sink.file))) != 1:
+        raise ConfigError(f"{where}: write exactly one of url, command and file")
+    if sink.url and not sink.url.startswith(("https://", "http://")):
+        raise ConfigError(f"{where}.url must begin with https:// or http://")
+    if sink.token_file and not sink.url.startswith("https://"):
+        raise ConfigError(f"{where}.token_file: a token is sent to an https:// url only")
+    paths = {"file": sink.file, "token_file": sink.token_file, "command": "".join(sink.command[:1])}
+    for key, path in paths.items():
+        if path and not path.startswith("/"):
+            raise ConfigError(f"{where}.{key} must be an absolute path")
+    if not 0 < sink.timeout <= _LONGEST_SINK_SECONDS:
+        raise ConfigError(
+            f"{where}.timeout must be greater than 0 and at most {_LONGEST_SINK_SECONDS:g} seconds"
+        )
+    if not (sink.heartbeat == 0 or 1 <= sink.heartbeat <= _LONGEST_HEARTBEAT_SECONDS):
+        raise ConfigError(
+            f"{where}.heartbeat must be 0, or 1 to {_LONGEST_HEARTBEAT_SECONDS:g} seconds"
+        )
+
+
+_LONGEST_SINK_SECONDS = 120.0
+_LONGEST_HEARTBEAT_SECONDS = 86400.0
 
 
 def _check_ranges(config: Config, where: str) -> None:

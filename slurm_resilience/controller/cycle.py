@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections.abc import Callable
 
 import msgspec
 
@@ -46,6 +47,8 @@ class Cycle:
         """Taken out of the inbox, and not in the journal yet: its disk was full."""
         self.stop = threading.Event()
         """Set to end between two acts."""
+        self.failing_sinks: Callable[[], tuple[tuple[str, str], ...]] = tuple
+        """Names of sinks that take no events, each with the reason."""
         actor.is_halted = self.is_halted
 
     def run_once(self) -> str:
@@ -102,6 +105,7 @@ class Cycle:
             returns_by_itself=slurm.returns_by_itself,
             flap_window=self._config.recovery.flap_window,
             recurrence_window=self._config.recovery.recurrence_window,
+            failing_sinks=self.failing_sinks(),
         )
 
     def _record(self, decision: Decision, diagnoses: dict[str, NodeDiagnosis]) -> None:

@@ -432,10 +432,22 @@ class Journal:
             values.append(before)
         return self._events(" AND ".join(where), values, limit)
 
-    def _events(self, where: str, values: Sequence[Any], limit: int) -> list[dict[str, Any]]:
+    def events_after(self, number: int, kinds: Sequence[str], limit: int) -> list[dict[str, Any]]:
+        """Return events with a higher id, oldest first: of these kinds; without one, all."""
+        where = f"id > ? AND kind IN ({','.join('?' for _ in kinds)})" if kinds else "id > ?"
+        return self._events(where, (number, *kinds), limit, "ASC")
+
+    def newest_event(self) -> int:
+        """Return the id of the newest event; 0: there is none."""
+        (number,) = self._db.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
+        return int(number)
+
+    def _events(
+        self, where: str, values: Sequence[Any], limit: int, order: str = "DESC"
+    ) -> list[dict[str, Any]]:
         rows = self._db.execute(
             "SELECT id, at, kind, node, job, incident, text, data FROM events"
-            f" WHERE {where} ORDER BY id DESC LIMIT ?",
+            f" WHERE {where} ORDER BY id {order} LIMIT ?",
             (*values, limit),
         ).fetchall()
         names = ("id", "at", "kind", "node", "job", "incident", "text")

@@ -32,6 +32,7 @@ from slurm_resilience.controller.observe import Sources, last_run
 from slurm_resilience.controller.probe import Dialer, Prober
 from slurm_resilience.controller.query.history_reader import HistoryReader
 from slurm_resilience.controller.registry import Registry, SupervisorRoll
+from slurm_resilience.controller.sinks.outflow import Outflow
 from slurm_resilience.controller.slurm_settings import SlurmSettings
 from slurm_resilience.errors import NotFound, SresError
 from slurm_resilience.model import Job, Node
@@ -133,14 +134,23 @@ class Controller:
         """Do one round; returns its sentence."""
         return self._cycle.run_once()
 
-    def run(self, stop: threading.Event) -> None:
-        """Repeat the cycle until ``stop``: at once when a message came, else every interval."""
+    def run(self, stop: threading.Event, outflow: Outflow | None = None) -> None:
+        """Repeat the cycle until ``stop``: at once when a message came, else every interval.
+
+        Args:
+            stop: ends it.
+            outflow: sends events out of sresctld; None: they stay in the journal.
+        """
         wake, last_gist = self.registry.wake, ""
         self._cycle.stop = stop
+        if outflow is not None:
+            self._cycle.failing_sinks = outflow.troubles
         while not stop.is_set():
             wake.clear()
             began = self._clock.monotonic()
             sentence = self.cycle()
+            if outflow is not None:
+                outflow.cycle_ended(sentence)
             # A second more of silence is no news.
             gist = _NUMBER.sub("", sentence)
             if gist != last_gist:
@@ -268,10 +278,14 @@ def _serve(config: Config, *, once: bool, dry_run: bool) -> None:
         config.recovery.mode,
         ", dry run" if dry_run else "",
     )
+    sinks = {} if dry_run else config.sinks
+    outflow = Outflow(sinks, Path(config.controller.state_dir), info.cluster, clock)
+    outflow.start()
     try:
-        controller.run(stop)
+        controller.run(stop, outflow)
     finally:
         server.stop()
+        outflow.stop()
         controller.close()
         log.info("sresctld ends")
 

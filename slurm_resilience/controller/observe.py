@@ -50,6 +50,8 @@ class SiteFacts(msgspec.Struct, frozen=True):
     """Slurm puts a DOWN node into service when its slurmd registers (ReturnToService)."""
     flap_window: float = 3600.0
     recurrence_window: float = 604800.0
+    failing_sinks: tuple[tuple[str, str], ...] = ()
+    """Names of sinks that take no events, each with the reason."""
 
     def can_repair(self, action: str) -> bool:
         """Tell whether `Action:Replace` or `Action:Reboot` can be done without a person."""

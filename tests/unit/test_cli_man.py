@@ -12,7 +12,7 @@ import pytest
 
 from slurm_resilience import errors
 from slurm_resilience.cli.main import cli
-from slurm_resilience.config import Config
+from slurm_resilience.config import Config, SinkSettings
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "man"
 
@@ -55,6 +55,12 @@ def test_every_key_is_in_the_page_with_its_default() -> None:
         for key in msgspec.structs.fields(type(table)):
             value = msgspec.json.encode(getattr(table, key.name)).decode().replace(",", ", ")
             assert f"{key.name} = {value}" in text, f"{field.name}.{key.name}"
+
+
+def test_every_key_of_a_sink_is_in_the_page() -> None:
+    text = page("sres.toml.5")
+    for key in msgspec.structs.fields(SinkSettings):
+        assert f"{key.name} = " in text, key.name
 
 
 def test_every_exit_code_is_in_the_page() -> None:

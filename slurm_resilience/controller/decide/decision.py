@@ -29,7 +29,7 @@ from slurm_resilience.controller.actions import (
     Transition,
 )
 from slurm_resilience.controller.decide import breaker
-from slurm_resilience.controller.decide.hints import leaked_gres, near_misses
+from slurm_resilience.controller.decide.hints import failing_sinks, leaked_gres, near_misses
 from slurm_resilience.controller.decide.intake import take_in
 from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
 from slurm_resilience.controller.decide.kill_failed import left_overs
@@ -110,6 +110,7 @@ def decide(
     actions += requeues(snapshot)
     actions += near_misses(snapshot)
     actions += leaked_gres(snapshot)
+    actions += failing_sinks(snapshot)
     actions += stale_labels(snapshot)
     actions += left_overs(snapshot, config)
     would = would_mark(snapshot, judged, config)

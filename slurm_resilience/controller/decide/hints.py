@@ -36,3 +36,9 @@ def leaked_gres(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
                 "`scontrol reconfigure` heals it"
             )
             yield RaiseAlarm(f"leak-{node.name}-{node.gres_used}", text, node.name)
+
+
+def failing_sinks(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
+    """Raise an alarm for sinks of events that people rely on in vain."""
+    for name, reason in snapshot.site.failing_sinks:
+        yield RaiseAlarm(f"sink-{name}", f"sink {name} {reason}; its events are kept for a day")

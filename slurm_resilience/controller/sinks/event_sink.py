@@ -1,0 +1,166 @@
+"""The kinds of sink: a web address, a command, a file. Each takes a batch of events, or raises."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from slurm_resilience import __version__
+from slurm_resilience.config import SinkSettings
+from slurm_resilience.errors import SresError
+
+MAX_ERROR_BYTES = 300
+# O_NONBLOCK: a FIFO that nothing reads must not be waited for.
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C"}
+
+
+class EventSink(Protocol):
+    """A place that takes events."""
+
+    def send(self, events: Sequence[dict[str, Any]]) -> None:
+        """Hand over a batch, oldest first.
+
+        Raises:
+            SresError: it was not taken; it is sent again.
+        """
+        ...
+
+
+def make_sink(settings: SinkSettings) -> EventSink:
+    """Return the sink that the configuration describes."""
+    if settings.url:
+        return WebSink(settings.url, settings.token_file, settings.timeout)
+    if settings.command:
+        return CommandSink(settings.command, settings.timeout)
+    return FileSink(Path(settings.file))
+
+
+class WebSink:
+    """POSTs `{"events": […]}` to an address; any 2xx takes it."""
+
+    def __init__(self, url: str, token_file: str, timeout: float) -> None:
+        self._url, self._token_file, self._timeout = url, token_file, timeout
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def send(self, events: Sequence[dict[str, Any]]) -> None:
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": f"slurm-resilience/{__version__}",
+        }
+        if self._token_file:
+            headers["Authorization"] = f"Bearer {_read_token(self._token_file)}"
+        body = msgspec.json.encode({"events": events})
+        request = urllib.request.Request(self._url, body, headers, method="POST")
+        try:
+            self._opener.open(request, timeout=self._timeout).close()
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise SresError(f"it answered {error.code} {error.reason}") from None
+        # ValueError: a URL or a header that http.client does not accept.
+        except (OSError, ValueError, urllib.error.URLError) as error:
+            raise SresError(str(getattr(error, "reason", "") or error)) from None
+        except Exception as error:  # http.client.HTTPException and its like: an answer that is none
+            raise SresError(f"it does not speak HTTP: {error!r}") from None
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Refuses redirections: the token is for the address that the site has written down."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _read_token(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SresError(f"token_file {path} cannot be read: {error}") from None
+
+
+class CommandSink:
+    """Starts a command with the events on its standard input, a line of JSON each; 0 takes them."""
+
+    def __init__(self, argv: Sequence[str], timeout: float) -> None:
+        self._argv, self._timeout = list(argv), timeout
+
+    def send(self, events: Sequence[dict[str, Any]]) -> None:
+        with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as lines:
+            lines.write(as_lines(events))
+            lines.seek(0)
+            try:
+                child = subprocess.Popen(
+                    self._argv,
+                    stdin=lines,
+                    stdout=subprocess.DEVNULL,
+                    stderr=said,
+                    env=_ENVIRONMENT,
+                    cwd="/",
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as error:
+                raise SresError(f"{self._argv[0]} cannot be started: {error}") from None
+            code = _wait(child, self._timeout)
+            if code == 0:
+                return
+            said.seek(0)
+            text = said.read(MAX_ERROR_BYTES).decode("utf-8", "replace").strip()
+            raise SresError(f"{self._argv[0]} ended with {code}{': ' if text else ''}{text}")
+
+
+def _wait(child: subprocess.Popen[bytes], seconds: float) -> int:
+    """Wait for the end of a command, of which nothing may stay.
+
+    Raises:
+        SresError: it took too long; it was killed.
+    """
+    try:
+        return child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        raise SresError(f"no end within {seconds:g} s; it was killed") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+class FileSink:
+    """Adds a line of JSON for each event to a file, which may be renamed at any time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_torn = False
+        """The last line is not whole: the disk was full."""
+
+    def send(self, events: Sequence[dict[str, Any]]) -> None:
+        # O_NONBLOCK: a FIFO that nothing reads must not be waited for.
+        flags = (
+            os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        )
+        text = as_lines(events)
+        try:
+            file = os.open(self._path, flags, 0o640)
+            try:
+                written = os.write(file, text)
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise SresError(f"{self._path}: {error.strerror}") from None
+        self._is_torn = written < len(text)
+        if self._is_torn:
+            raise SresError(f"{self._path}: the disk is full")
+
+
+def as_lines(events: Sequence[dict[str, Any]]) -> bytes:
+    """Return events as lines of JSON."""
+    return b"".join(msgspec.json.encode(event) + b"\n" for event in events)

@@ -479,7 +479,8 @@ class Journal:
         """
         state = step(self.state_of(node), event).state
         is_flap = event is NodeEvent.CAME_BACK
-        marked = at if state.is_marked else 0.0
+        # One that came back, and has no incident, was set DOWN by Slurm alone.
+        marked = at if state.is_marked and not is_flap else 0.0
         times = IncidentTimes(at, marked=marked, run_ended=at if is_flap else 0.0)
         with self._together():
             cursor = self._db.execute(

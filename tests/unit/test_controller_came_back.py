@@ -62,6 +62,21 @@ def test_its_incident_begins_with_the_look_at_what_came_back(tmp_path: Path) -> 
     journal = Journal(tmp_path / "journal.db")
     opened = journal.open_incident("n1", NodeEvent.CAME_BACK, "dead", "Action:Replace", "it", NOW)
     assert opened.state is NodeState.VALIDATING
-    assert opened.is_flap and opened.times.run_ended == NOW
+    assert opened.is_flap and opened.times.run_ended == NOW and not opened.times.marked
     assert journal.flaps(NOW - 1) == {"n1": 1}
     journal.close()
+
+
+@pytest.mark.parametrize("state", [NodeState.VALIDATING, NodeState.RETURNING])
+@pytest.mark.parametrize(
+    ("marked", "event"), [(0.0, NodeEvent.JUDGED_ANEW), (NOW - 60, NodeEvent.GONE_AGAIN)]
+)
+def test_lost_again_it_is_judged_anew_where_it_was_never_marked(
+    state: NodeState, marked: float, event: NodeEvent
+) -> None:
+    """It would go to replacement by a mark that no ceiling counts."""
+    times = {"marked": marked, "run_ended": NOW - 30, "resumed": NOW - 2000}
+    known = incident(state=state, is_flap=True, **times)
+    down = node(state="DOWN", reason=SLURMS)
+    seen = world(down, incidents=(known,), faults={"n1": DIED}, **dead())
+    assert [move.event for move in actions(seen, act.Transition)] == [event]

@@ -107,9 +107,16 @@ def test_any_sequence_of_events(events: list[NodeEvent]) -> None:
         if before.is_at_rest:
             assert event.is_a_persons
         if not state.is_under_way and before.is_under_way:
-            is_settled = event in (NodeEvent.CLOSED, NodeEvent.RECOVERED, NodeEvent.GAVE_UP)
+            is_settled = event in (
+                NodeEvent.CLOSED,
+                NodeEvent.RECOVERED,
+                NodeEvent.JUDGED_ANEW,
+                NodeEvent.GAVE_UP,
+            )
             assert is_settled or event.is_a_persons
-        if event in (NodeEvent.EMPTIED, NodeEvent.REPLACEMENT_FAILED):
+        # One that came back without an incident was DOWN: Slurm has no job on it.
+        was_down = before is NodeState.HEALTHY and event is NodeEvent.CAME_BACK
+        if was_down or event in (NodeEvent.EMPTIED, NodeEvent.REPLACEMENT_FAILED):
             was_emptied = True
         elif state is NodeState.SET_ASIDE or not state.is_under_way:
             was_emptied = False

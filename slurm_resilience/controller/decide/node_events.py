@@ -292,7 +292,8 @@ def _failed(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, cause: str
 ) -> Transition:
     if incident.is_flap:
-        return _move(incident, NodeEvent.GONE_AGAIN, cause)
+        event = NodeEvent.GONE_AGAIN if incident.times.marked else NodeEvent.JUDGED_ANEW
+        return _move(incident, event, cause)
     if incident.attempts >= config.replace.attempts:
         text = f"{cause}; given up after {incident.attempts} attempts, a person must look"
         return _move(incident, NodeEvent.GAVE_UP, text)

@@ -108,6 +108,8 @@ class NodeEvent(enum.StrEnum):
     """The node lives again and nothing is found on it: it is not replaced. A flap."""
     GONE_AGAIN = "gone-again"
     """The node that had come back by itself was lost again before it was in service."""
+    JUDGED_ANEW = "judged-anew"
+    """The same of a node that sresctld had never marked: it is judged like one in service."""
     GAVE_UP = "gave-up"
     """The replacement failed, or the node came and went, as often as the configuration allows."""
     RESUMED = "resumed"
@@ -196,6 +198,7 @@ TABLE: Mapping[tuple[NodeState, NodeEvent], Step] = {
     (_S.VALIDATING, _E.CLOSED): Step(_S.HEALTHY),
     (_S.VALIDATING, _E.REPLACEMENT_FAILED): Step(_S.EMPTY),
     (_S.VALIDATING, _E.GONE_AGAIN): Step(_S.EMPTY),
+    (_S.VALIDATING, _E.JUDGED_ANEW): Step(_S.HEALTHY),
     (_S.VALIDATING, _E.GAVE_UP): Step(_S.QUARANTINED),
     (_S.VALIDATING, _E.RELEASED): Step(_S.HEALTHY),
     (_S.VALIDATING, _E.TAKEN_OVER): Step(_S.HELD),
@@ -205,6 +208,7 @@ TABLE: Mapping[tuple[NodeState, NodeEvent], Step] = {
     (_S.RETURNING, _E.CLOSED): Step(_S.HEALTHY),
     (_S.RETURNING, _E.REPLACEMENT_FAILED): Step(_S.EMPTY),
     (_S.RETURNING, _E.GONE_AGAIN): Step(_S.EMPTY),
+    (_S.RETURNING, _E.JUDGED_ANEW): Step(_S.HEALTHY),
     (_S.RETURNING, _E.GAVE_UP): Step(_S.QUARANTINED),
     (_S.RETURNING, _E.ASKED_ANEW): Step(_S.HELD),
     (_S.RETURNING, _E.TAKEN_OVER): Step(_S.HELD),

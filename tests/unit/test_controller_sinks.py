@@ -21,7 +21,7 @@ from slurm_resilience.controller.journal import Journal
 from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
 from slurm_resilience.controller.sinks import delivery as rules
 from slurm_resilience.controller.sinks.delivery import Delivery
-from slurm_resilience.controller.sinks.event_sink import EventSink, make_sink
+from slurm_resilience.controller.sinks.event_sink import ALIVE, EventSink, make_sink
 from slurm_resilience.controller.sinks.outflow import Outflow, Pulse, SinkWorker
 from slurm_resilience.errors import SresError
 
@@ -64,7 +64,7 @@ class MoodySink:
 
     @property
     def texts(self) -> list[str]:
-        return [event["text"] for event in self.took if event["kind"] != rules.ALIVE]
+        return [event["text"] for event in self.took if event["kind"] != ALIVE]
 
 
 class Site:
@@ -229,7 +229,7 @@ def test_alive_comes_at_the_start_and_then_as_often_as_asked(site: Site) -> None
         site.beat()
         drain(worker)
         site.clock.move(10.0)
-    assert [event["kind"] for event in sink.took] == [rules.ALIVE] * 3
+    assert [event["kind"] for event in sink.took] == [ALIVE] * 3
     assert sink.took[0]["text"] == "all is well"
     worker.close()
 
@@ -412,8 +412,8 @@ def test_the_threads_send_what_cycles_wrote(site: Site, receiver: Any, tmp_path:
     outflow.cycle_ended("nothing to do")
     outflow.start()
     outflow.stop()
-    assert json.loads(path.read_text())["kind"] == rules.ALIVE
-    assert [body["events"][0]["kind"] for _, _, body in receiver.got] == [rules.ALIVE]
+    assert json.loads(path.read_text())["kind"] == ALIVE
+    assert [body["events"][0]["kind"] for _, _, body in receiver.got] == [ALIVE]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-
-from slurm_resilience.controller.pages import public_event
 
 MAX_BATCH_EVENTS = 100
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0
@@ -19,8 +16,6 @@ TROUBLE_AFTER_SECONDS = 300.0
 """An alarm is raised when a sink has taken nothing for this long."""
 PULSE_SECONDS = 60.0
 """`alive` is sent only if a cycle has ended within this time: its absence is the news."""
-ALIVE = "alive"
-"""The kind of what is sent to show that sresctld works."""
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -102,16 +97,3 @@ def trouble(delivery: Delivery, busy_since: float, moment: float) -> str:
         return ""
     reason = delivery.error or "it does not answer"
     return f"has taken no event for {(moment - min(starts)) / 60:.0f} min: {reason}"
-
-
-def as_sent(event: Mapping[str, Any], cluster: str) -> dict[str, Any]:
-    """Return an event of the journal as sinks get it: without what any user may not read."""
-    at = datetime.datetime.fromtimestamp(event["at"], datetime.UTC)
-    time = at.isoformat(timespec="milliseconds")
-    return {"cluster": cluster, "time": time, **public_event(dict(event))}
-
-
-def alive(cluster: str, sentence: str, now: float) -> dict[str, Any]:
-    """Return what shows that sresctld works, with the sentence of its last cycle."""
-    event = {"id": 0, "at": now, "kind": ALIVE, "node": "", "job": 0, "incident": 0}
-    return as_sent({**event, "text": sentence, "data": {}}, cluster)

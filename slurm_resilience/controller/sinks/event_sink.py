@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import signal
 import subprocess
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,9 +18,12 @@ import msgspec
 
 from slurm_resilience import __version__
 from slurm_resilience.config import SinkSettings
+from slurm_resilience.controller.pages import public_event
 from slurm_resilience.errors import SresError
 
 MAX_ERROR_BYTES = 300
+ALIVE = "alive"
+"""The kind of what is sent to show that sresctld works."""
 # O_NONBLOCK: a FIFO that nothing reads must not be waited for.
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C"}
@@ -164,3 +168,16 @@ class FileSink:
 def as_lines(events: Sequence[dict[str, Any]]) -> bytes:
     """Return events as lines of JSON."""
     return b"".join(msgspec.json.encode(event) + b"\n" for event in events)
+
+
+def as_sent(event: Mapping[str, Any], cluster: str) -> dict[str, Any]:
+    """Return an event of the journal as sinks get it: without what any user may not read."""
+    at = datetime.datetime.fromtimestamp(event["at"], datetime.UTC)
+    time = at.isoformat(timespec="milliseconds")
+    return {"cluster": cluster, "time": time, **public_event(dict(event))}
+
+
+def alive(cluster: str, sentence: str, now: float) -> dict[str, Any]:
+    """Return what shows that sresctld works, with the sentence of its last cycle."""
+    event = {"id": 0, "at": now, "kind": ALIVE, "node": "", "job": 0, "incident": 0}
+    return as_sent({**event, "text": sentence, "data": {}}, cluster)

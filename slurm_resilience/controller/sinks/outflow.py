@@ -17,7 +17,7 @@ from slurm_resilience.config import SinkSettings
 from slurm_resilience.controller.journal import Journal
 from slurm_resilience.controller.sinks import delivery as rules
 from slurm_resilience.controller.sinks.delivery import Delivery
-from slurm_resilience.controller.sinks.event_sink import EventSink, make_sink
+from slurm_resilience.controller.sinks.event_sink import EventSink, alive, as_sent, make_sink
 from slurm_resilience.errors import SresError
 
 log = logging.getLogger("sresctld.sinks")
@@ -100,7 +100,7 @@ class SinkWorker:
     def _send(self, journal: Journal, moment: float) -> bool:
         now = self._clock.now()
         if rules.wants_alive(self._progress, self._settings.heartbeat, self._pulse.moment, moment):
-            self._sink.send([rules.alive(self._cluster, self._pulse.sentence, now)])
+            self._sink.send([alive(self._cluster, self._pulse.sentence, now)])
             self._note_success(Delivery(self._progress.sent, alive_at=moment))
             return True
         newest = journal.newest_event()
@@ -110,7 +110,7 @@ class SinkWorker:
         if dropped:
             log.warning("sink %s: %d events are more than a day old: not sent", self.name, dropped)
         if fresh:
-            self._sink.send([rules.as_sent(event, self._cluster) for event in fresh])
+            self._sink.send([as_sent(event, self._cluster) for event in fresh])
         # Without a match there is nothing up to the newest event that this sink is to get.
         up_to = events[-1]["id"] if events else newest
         if events:

@@ -42,7 +42,7 @@ class EventSink(Protocol):
 
 
 def make_sink(settings: SinkSettings) -> EventSink:
-    """Return the sink that the configuration describes."""
+    """Return the sink of a table of the configuration."""
     if settings.url:
         return WebSink(settings.url, settings.token_file, settings.timeout)
     if settings.command:

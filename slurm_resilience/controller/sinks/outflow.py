@@ -25,7 +25,7 @@ log = logging.getLogger("sresctld.sinks")
 LOOK_SECONDS = 0.5
 """Between two looks for new events when no cycle has ended."""
 END_SECONDS = 2.0
-"""What the threads are waited for when sresctld ends."""
+"""The time that the threads get to send the rest when sresctld ends."""
 
 
 class Pulse:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from house import PACKAGE, ROOT
+from test_imports import COMMON, MAY_IMPORT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PLACE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*|\w+\.\w+)`")
@@ -26,6 +27,14 @@ def test_the_layout_has_a_row_for_every_folder() -> None:
     said = {name for row in rows("Layout") for name in re.findall(r"`(\w+)/`", row[0])}
     there = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert said == there
+
+
+def test_the_layout_says_what_a_room_may_import() -> None:
+    """As `MAY_IMPORT` has it: what is said here and what is checked there are the same."""
+    for room, _, may_import in rows("Layout"):
+        for name in re.findall(r"`(\w+)/`", room):
+            said = set(re.findall(r"`(\w+)`", may_import))
+            assert said == MAY_IMPORT[name] - COMMON, name
 
 
 def test_where_to_change_names_places_that_exist() -> None:

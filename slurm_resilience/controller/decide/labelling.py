@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import assert_never
 
 from slurm_resilience.controller.actions import TakeLabelsOff
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
@@ -31,8 +32,10 @@ def labels_for(incident: Incident) -> Mapping[str, str]:
             health = VALIDATING
         case NodeState.QUARANTINED:
             health = UNSCHEDULABLE
-        case _:
+        case NodeState.HEALTHY | NodeState.SUSPECT | NodeState.HELD:
             return {}
+        case _ as other:
+            assert_never(other)
     check, sign, text = incident.reason.partition(": ")
     is_of_a_check = incident.kind == "sick" and bool(sign) and " " not in check
     return {

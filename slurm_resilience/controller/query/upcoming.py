@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
@@ -116,8 +116,16 @@ def _of_incident(
             return NextAct("tried again", because, "it answers, sound, from another boot", due)
         case NodeState.RETURNING:
             return NextAct("in service", because, "Slurm does not take it", waits_for="Slurm")
-        case _:
+        case (
+            NodeState.SET_ASIDE
+            | NodeState.EMPTY
+            | NodeState.HEALTHY
+            | NodeState.QUARANTINED
+            | NodeState.HELD
+        ):
             return _of_repair(snapshot, config, incident, node, running)
+        case _ as other:
+            assert_never(other)
 
 
 def _of_repair(

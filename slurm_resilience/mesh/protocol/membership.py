@@ -10,6 +10,7 @@ The owner calls `step` for every event, then `tick`; and `tick` again at `wake_a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import assert_never
 
 import msgspec
 
@@ -96,6 +97,8 @@ class Membership:
             case OutcomeFound(code=code):
                 if code == 0:
                     side.finish()
+            case _ as other:
+                assert_never(other)
         return side.drain()
 
     def tick(self, now: float) -> list[Effect]:

@@ -86,7 +86,7 @@ class CheckSettings(_Section, frozen=True):
 
 
 class DetectSettings(_Section, frozen=True):
-    """When silence becomes death."""
+    """Times after which a silent node is probed, and counts as dead."""
 
     silent_after: float = 1.5
     """Seconds without a beat until the node is probed."""
@@ -105,8 +105,8 @@ class DetectSettings(_Section, frozen=True):
 
 class BreakerSettings(_Section, frozen=True):
     """Numbers of nodes that may fail together, which do not grow with the cluster. Past them, the
-    fault is more likely sresctld's own or the network's: the breaker trips, and no node is marked
-    or replaced."""
+    fault is more likely sresctld's own or the network's: the breaker trips. Then no node is
+    replaced, and only what moves supervised jobs is marked."""
 
     window: float = 120.0
     """Seconds that count as one moment for the limits `…_at_once`."""

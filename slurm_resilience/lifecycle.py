@@ -1,4 +1,4 @@
-"""Runs a directory of lifecycle scripts: what a fresh or replaced node does before it joins.
+"""Run a directory of lifecycle scripts: what a fresh or replaced node does before it joins.
 
     python -m slurm_resilience.lifecycle --dir /etc/slurm-resilience/lifecycle --log FILE NODE
 

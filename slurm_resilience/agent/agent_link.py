@@ -156,7 +156,7 @@ class AgentLink:
                 log.debug("sresctld sent %s", type(message).__name__)
 
     def _answer(self, session: int, answer: NodeAnswer) -> None:
-        """Put up an answer, in any thread."""
+        """Queue an answer, in any thread."""
         self._answers.put((session, answer))
         self._wakeup.ring()
 

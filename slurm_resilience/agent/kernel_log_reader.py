@@ -1,4 +1,4 @@
-"""Follows the kernel log: sleeps in select() until a line is there, never polls."""
+"""Follow the kernel log: sleep in select() until a line is there, never poll."""
 
 from __future__ import annotations
 

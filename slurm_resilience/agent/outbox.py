@@ -34,7 +34,7 @@ class Outbox:
         self._cleared: dict[Key, None] = {}
 
     def result(self, result: CheckResult) -> bool:
-        """Put up a check's result; True when it differs from the one before in more than words."""
+        """Queue a check's result; True when it differs from the one before in more than words."""
         with self._lock:
             before = self._results.get(result.check)
             self._results[result.check] = result
@@ -51,7 +51,7 @@ class Outbox:
         return True
 
     def change(self, change: GroupingChange) -> None:
-        """Put up what the kernel log's incidents became."""
+        """Queue what the kernel log's incidents became."""
         with self._lock:
             healed = [k for k, f in self._findings.items() if heals(f, change.recovered)]
             for key in (*change.cleared, *healed):
@@ -67,7 +67,7 @@ class Outbox:
             self._wake()
 
     def note(self, finding: Finding) -> None:
-        """Put up something that is said once, whenever sresctld can be reached."""
+        """Queue something that is said once, whenever sresctld can be reached."""
         with self._lock:
             self._notes.append(finding)
         self._wake()

@@ -1,4 +1,4 @@
-"""`sres node`: hold the commands on nodes."""
+"""`sres node`: the group of commands on nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diagnose: what is each node's trouble, if any? Pure: a snapshot in, diagnoses out.
+"""Diagnose each node's trouble, if it has one. Pure: a snapshot in, diagnoses out.
 
 `RULES` is the whole judgement, in order: the first rule that answers decides. A rule is a small
 function of one node's `NodeCase`.

@@ -1,4 +1,4 @@
-"""Heard: the wire's handler, and the messages that wait for the cycle.
+"""Inbox: answer what the last cycle knows, and keep the rest for the next one.
 
 `authorize` says what is permitted, the registry knows what is connected; the inbox keeps what the
 cycle must read, and answers from what the last cycle published. It decides nothing. Every method

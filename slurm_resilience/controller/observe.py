@@ -62,7 +62,7 @@ class Repairs(msgspec.Struct, frozen=True):
     """The repairs that run, or have just ended."""
 
     runs: Mapping[int, Run] = {}
-    """By incident id: the latest attempt."""
+    """By incident id: the latest try."""
     stopped: frozenset[str] = frozenset()
     """Nodes whose repair was stopped for a person, and has not ended yet."""
 

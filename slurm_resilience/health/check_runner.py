@@ -1,4 +1,4 @@
-"""Runs checks: time limits, exceptions and log lines are here, so that they are in no check.
+"""Run checks: time limits, exceptions and log lines are here, so that they are in no check.
 
 A check that raises, hangs or cannot tell is *unjudged*: it never makes a node sick, and never
 vouches for one.

@@ -1,4 +1,4 @@
-"""Speaking to a lab's keeper: one JSON line there, one back. Standard library only."""
+"""Speak to a lab's keeper: one JSON line there, one back. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets every user reach a directory that lies in a private home, in one mount namespace.
+"""Let every user reach a directory that lies in a private home, in one mount namespace.
 
 A home of mode 0700 keeps all others from a checkout in it, and so from the commands that Slurm runs
 as them. Nothing is changed in the home: each directory on the way is covered by a tmpfs with the

@@ -141,7 +141,7 @@ class KeyChanged(msgspec.Struct, frozen=True, tag="changed"):
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag="finding"):
-    """An observer (sresd, sresctld, the supervisor) says this of a node."""
+    """An observer, such as a supervisor, says this of a node."""
 
     node: str
     reason: str

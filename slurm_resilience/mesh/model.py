@@ -1,4 +1,4 @@
-"""The words that peers exchange, and the frozen picture that every decision is made from. Pure.
+"""The data that messages carry, and the frozen picture that every decision is made from. Pure.
 
 A *seat* is a place in the training (rank 0 … world-1 of the full world); a *peer* is a process that
 sits on one. A replaced process takes the same seat with a higher incarnation. A *generation* is one

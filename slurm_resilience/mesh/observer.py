@@ -1,4 +1,4 @@
-"""Looking at a training from outside, and telling it what is known of a node.
+"""Look at a training from outside, and tell it what is known of a node.
 
 The supervisor does so: it takes no seat and never forms a generation.
 """

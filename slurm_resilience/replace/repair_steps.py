@@ -10,7 +10,7 @@ from slurm_resilience.replace.program import RunHost, write_in_place
 
 STEP = "step"
 TAKEN_SECONDS = 10.0
-"""Slurm shows an order at once; after so long it did not take it."""
+"""An order that Slurm does not show within this time was not taken."""
 
 
 class ReachedStep(NamedTuple):

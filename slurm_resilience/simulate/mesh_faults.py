@@ -79,7 +79,7 @@ class Excuses:
         self._until[process_id] = max(until, self._until.get(process_id, 0.0))
 
     def has(self, process_id: str) -> bool:
-        """Return if a process may be given up although it lives."""
+        """Tell whether a process may be given up although it lives."""
         return self._until.get(process_id, 0.0) >= self._schedule.now
 
 

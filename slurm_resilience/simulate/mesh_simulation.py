@@ -117,7 +117,7 @@ class MeshRun:
         return self._full_at > calm or self._outcome is not None
 
     def _lives(self, view: View) -> bool:
-        """Return if a world may still step: one of its processes runs, and was not told to leave.
+        """Tell whether a world may still step: one of its processes runs, not told to leave.
         What only such a process still holds is lost with it."""
         members = (self.processes[member.peer.id] for member in view.members)
         return any(

@@ -25,12 +25,12 @@ class Endpoint(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Return if the process runs, or is stopped."""
+        """Tell whether the process runs, or is stopped."""
         ...
 
     @property
     def powered(self) -> bool:
-        """Return if its machine is up: a dead process's kernel still answers."""
+        """Tell whether its machine is up: a dead process's kernel still answers."""
         ...
 
     def receive(self, connection: SimConnection, item: Any) -> None:
@@ -87,14 +87,14 @@ class SimNetwork:
     # -- cuts ---------------------------------------------------------------------------------
 
     def blocked(self, one: str, other: str) -> bool:
-        """Return if nothing passes between two processes."""
+        """Tell whether nothing passes between two processes."""
         if self._islands and self._islands.get(one, 0) != self._islands.get(other, 0):
             return True
         return bool(self._broken) and frozenset((one, other)) in self._broken
 
     @property
     def whole(self) -> bool:
-        """Return if there is no cut."""
+        """Tell whether there is no cut."""
         return not self._islands and not self._broken
 
     def cut(self, islands: dict[str, int]) -> None:

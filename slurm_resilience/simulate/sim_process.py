@@ -171,12 +171,12 @@ class SimProcess:
 
     @property
     def alive(self) -> bool:
-        """Return if the process runs, or is stopped."""
+        """Tell whether the process runs, or is stopped."""
         return self.state in (ProcessState.RUNNING, ProcessState.STOPPED)
 
     @property
     def powered(self) -> bool:
-        """Return if its machine is up."""
+        """Tell whether its machine is up."""
         return self.state is not ProcessState.UNPOWERED
 
     # -- life ---------------------------------------------------------------------------------

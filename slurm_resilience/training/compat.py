@@ -1,4 +1,4 @@
-"""Hold everything that is taken from torch without being promised by it.
+"""Hold every use of what torch does not document.
 
 Recovery inside the process needs some of what torch keeps to itself: gloo has no abort, a world
 that failed must be forgotten without waiting for its members, changed parameters are told by their

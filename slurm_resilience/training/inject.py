@@ -118,7 +118,7 @@ def armed() -> tuple[Rule, ...]:
 
 
 def possible() -> bool:
-    """Were any rules given? A cheaper question than `armed`."""
+    """Tell whether any rules were given: a cheaper question than `armed`."""
     return _armed
 
 
@@ -139,7 +139,7 @@ def point(phase: Phase, *, step: int = -1, rank: int = -1) -> None:
 
 
 def fits(rule: Rule, phase: str, step: int, rank: int, seat: int, incarnation: int) -> bool:
-    """Is this the moment that a rule means? Pure."""
+    """Tell whether this is the moment that a rule means. Pure."""
     return (
         rule.phase == phase
         and rule.step in (None, step)

@@ -1,4 +1,4 @@
-"""Gets a process out of its block when its world is over, from the mesh's threads."""
+"""Get a process out of its block when its world is over, from the mesh's threads."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ MAX_KEYS = 10_000
 
 
 class Rate:
-    """So many events a second for each key, and a few more at once after a quiet time."""
+    """A rate for each key: this many events a second, and a few more at once after a quiet time."""
 
     def __init__(self, per_second: float, at_once: float) -> None:
         self._per_second = per_second

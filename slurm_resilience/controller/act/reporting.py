@@ -10,7 +10,7 @@ from slurm_resilience.controller.journal import Incident, Journal
 
 
 class Reporter:
-    """The acts' only way into the journal's history. Each line is written before it returns."""
+    """Write what an act did into the journal's history. Each line is written before it returns."""
 
     def __init__(self, journal: Journal, clock: Clock) -> None:
         self._journal = journal

@@ -20,7 +20,7 @@ from slurm_resilience.controller.journal import HOUR_SECONDS, BreakerState, Faul
 from slurm_resilience.controller.observe import ClusterSnapshot
 
 SHOWN_NODES = 20
-"""An alarm names so many."""
+"""An alarm names this many."""
 
 
 class BreakerReview(NamedTuple):

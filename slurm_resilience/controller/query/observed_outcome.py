@@ -1,4 +1,4 @@
-"""The outcome of a fault that was only observed: did people do what sresctld would have? Pure."""
+"""Compare what people did about a fault with what sresctld would have done. Pure."""
 
 from __future__ import annotations
 

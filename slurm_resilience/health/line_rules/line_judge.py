@@ -1,4 +1,4 @@
-"""Judges a line by the rules, and counts the lines whose number matters. Pure."""
+"""Judge a line by the rules, and count the lines whose number matters. Pure."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class ProcessSpec(msgspec.Struct, frozen=True):
 
 
 def may_renice() -> bool:
-    """May this process take back a niceness? (Only root and who has RLIMIT_NICE may.)"""
+    """Tell whether this process may take back a niceness: only root and RLIMIT_NICE allow it."""
     allowed = []
 
     def attempt() -> None:  # in a thread of its own, which takes its niceness with it

@@ -15,7 +15,7 @@ from slurm_resilience.launcher.processes.process import Process, may_renice
 
 _NICE = 10
 _PAUSE_SECONDS = 5.0
-"""Seconds after a recovery, if no rank says that it is over."""
+"""From a recovery to the start of standbys, if no rank says that it is over."""
 _FIRST_PAUSE_SECONDS = 10.0
 """Seconds after the start."""
 _DEATHS = 3

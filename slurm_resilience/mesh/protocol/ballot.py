@@ -152,7 +152,7 @@ class Ballot:
 
     @property
     def is_full(self) -> bool:
-        """Return if all members have voted for it."""
+        """Tell whether all members have voted for it."""
         return self._members <= self.voted
 
 

@@ -116,7 +116,7 @@ class Contacts:
             self._ended_on_purpose.add(connection)
 
     def ends_on_purpose(self, connection: int) -> bool:
-        """Return if the end of a connection says nothing of its peer's life."""
+        """Tell whether the end of a connection says nothing of its peer's life."""
         return connection in self._ended_on_purpose
 
     def close(self, connection: int) -> Contact | None:

@@ -27,8 +27,8 @@ from slurm_resilience.mesh.protocol.departures import Departures
 from slurm_resilience.mesh.protocol.side import ROUNDING_SECONDS, Side
 
 LAST_COPY = 3
-"""So many times longer a peer is waited for that alone holds a part of the model: without it, the
-training falls back to its last checkpoint, or ends."""
+"""A peer that alone holds a part of the model is waited for this many times longer: without it,
+the training falls back to its last checkpoint, or ends."""
 LAST_JUDGE = 10
 """After so many abort timeouts in the block of an ended generation a process ends itself. The other
 members judge it sooner, but they may all be gone, and peers that come later know nothing of its
@@ -48,7 +48,7 @@ class Election:
         """The world that this process, as the lead, has asked for."""
 
     def awaits(self, peer_id: str) -> bool:
-        """Return if the world that this process has asked for waits for the vote of a peer."""
+        """Tell whether the world that this process has asked for waits for the vote of a peer."""
         return self._ballot is not None and peer_id in self._ballot.missing
 
     def look_around(self, now: float) -> None:
@@ -71,7 +71,7 @@ class Election:
         side.timers.wake_at = side.wake_at
 
     def _may_assemble(self, now: float) -> bool:
-        """Return if this process is outside of any world that goes on, and all others are too."""
+        """Tell whether this process and all others are outside of any world that goes on."""
         side = self._side
         if side.standing.evicted or side.standing.finished or side.me.seat < 0:
             return False
@@ -255,12 +255,12 @@ class Election:
         return self._ballot is None or self._lead_of(side.present()).peer.id == lead
 
     def _holds_its_vote(self, lead: str, now: float) -> bool:
-        """Return if another lead than this one may form a world with this process's vote."""
+        """Tell whether another lead than this one may form a world with this process's vote."""
         held_for = self._promise.held_for(now)
         return held_for not in ("", lead) and held_for in self._side.contacts
 
     def _is_being_formed(self) -> bool:
-        """Return if there is a world that this process is about to enter."""
+        """Tell whether there is a world that this process is about to enter."""
         side = self._side
         return side.generation.goes_on and side.status.generation < side.generation.number
 
@@ -312,7 +312,7 @@ class Election:
             side.send(lead, GenerationEnded(GenerationEnd(view.generation, text)))
 
     def _is_elsewhere(self, view: View) -> bool:
-        """Return if a living world is known of which the lead of a new one cannot know: it would
+        """Tell whether a living world is known of which the lead of a new one cannot know: it would
         have made a higher number."""
         newest = self._side.generation.number
         return any(

@@ -121,7 +121,7 @@ class GenerationState:
         return self._older_end if self.stage is Stage.LATE else self.end
 
     def holds(self, peer_id: str) -> bool:
-        """Return if a peer is a member of it."""
+        """Tell whether a peer is a member of it."""
         return self.view is not None and self.view.rank_of(peer_id) >= 0
 
     def adopt(self, view: View, now: float) -> GenerationEnd | None:

@@ -159,12 +159,12 @@ class Side:
         return view if fresh and self.generation.end is None else None
 
     def is_alone(self) -> bool:
-        """Has this process never been in a world, and is no other here? Then it may have come when
-        the training was over."""
+        """Tell whether this process has never been in a world, and no other is here: it may have
+        come when the training was over."""
         return self.generation.worked is None and not self.contacts.seated()
 
     def all_done(self) -> bool:
-        """Are all done that would be in the next generation? Spares do not count."""
+        """Tell whether all are done that would be in the next generation. Spares do not count."""
         if self.standing.finished:
             return True
         present = self.present()

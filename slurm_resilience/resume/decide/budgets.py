@@ -1,4 +1,4 @@
-"""Tell when another attempt would only burn the allocation. Pure.
+"""Tell when another attempt would only waste the allocation. Pure.
 
 A crash loop is the same failure at the same place without progress, however long a run takes. A
 program that reports no progress may still make some, so a failure after a long run is the same one

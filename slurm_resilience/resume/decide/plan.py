@@ -30,7 +30,7 @@ class PlanFacts(msgspec.Struct, frozen=True):
     batch_host: str = ""
     """The node that runs the batch script; empty for salloc."""
     swap_failed: str = ""
-    """The reason for which a swap failed in this incident; empty: none was tried."""
+    """The reason for which a swap failed since the step ended; empty: none was tried."""
     living_nodes: tuple[str, ...] = ()
     """Nodes on which a living step runs; empty: the step has ended, or has to end."""
     seconds_left: float | None = None

@@ -80,7 +80,7 @@ def report(step: int) -> None:
 
 
 def leads(job: SaveJob) -> bool:
-    """Is this the rank that speaks for all? A group that is gone has no ranks."""
+    """Tell whether this rank speaks for all. A group that is gone has no ranks."""
     with contextlib.suppress(Exception):
         return SaveAgreement(job.group).leads
     return False

@@ -1,4 +1,4 @@
-"""Forms torch's process groups for one generation, and leaves them."""
+"""Form torch's process groups for one generation, and leave them."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Traffic(NamedTuple):
     """Seconds."""
 
     def under_way(self) -> bool:
-        """Return if a message may be in the middle of its way. Pure."""
+        """Tell whether a message may be in the middle of its way. Pure."""
         if self.since_data < REST_SECONDS:
             return True
         moved = min(self.since_data, self.since_acknowledged)

@@ -1,4 +1,4 @@
-"""Trains by a recipe; no code is needed. Started by the launcher in each rank.
+"""Train by a recipe; no code is needed. Started by the launcher in each rank.
 
 python -m slurm_resilience.launcher --recipe FILE.toml
 """

@@ -50,7 +50,7 @@ def through(generation: int, step: int, others: Iterable[PeerStatus]) -> bool | 
 def come_through(
     mesh: Mesh, view: View, status: PeerStatus, together: Callable[[], None], abort_timeout: float
 ) -> None:
-    """Return if this process shall finish its step.
+    """Tell whether this process shall finish its step.
 
     Args:
         mesh: says how the world ended, and how far the others are.

@@ -1,4 +1,4 @@
-"""Brings every member's state to one step, and keeps what the next fault will need."""
+"""Bring every member's state to one step, and keep what the next fault will need."""
 
 from __future__ import annotations
 

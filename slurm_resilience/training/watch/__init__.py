@@ -1,4 +1,4 @@
-"""Sees that training stands still, and says whose fault it is; sees who is slow.
+"""See that training stands still and whose fault it is, and which rank is slow.
 
 `Watch` is the public door; nothing here loads torch.
 """

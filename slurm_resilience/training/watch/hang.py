@@ -1,4 +1,4 @@
-"""Training stands still: whose fault is it? Pure.
+"""Find whose fault it is that training stands still. Pure.
 
 A peer that is not heard of has stopped as a whole, or its machine is gone. One that is heard of but
 has entered fewer collectives than the others holds them up: they wait in the one that it has not

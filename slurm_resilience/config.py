@@ -60,6 +60,11 @@ class AgentSettings(_Section, frozen=True):
     check_interval: float = 60.0
     sysroot: str = "/"
     """Directory below which the checks read /proc and /sys."""
+    health_log: str = ""
+    """File of the node's health log, a line of JSON for each change. Empty: health.jsonl in the
+    directory that systemd gives sresd (LogsDirectory=), and none without systemd."""
+    health_log_bytes: int = 10_000_000
+    """Bytes of one file of the health log; four older ones are kept. 0: no health log."""
     fence_after: float = 15.0
     """A node that reaches neither sresctld, slurmctld nor any peer for this long ends its
     auto-resume steps. 0 switches fencing off."""
@@ -80,6 +85,8 @@ class CheckSettings(_Section, frozen=True):
     """Each executable in it is a check of the site's own."""
     profile: str = ""
     """The hardware that a node should have: a node type that is known, or a TOML file."""
+    services: tuple[str, ...] = ()
+    """systemd's units that must run on the node."""
     corrected_memory_errors: int = 10
     zombies: int = 20
     open_files_percent: float = 80.0
@@ -420,9 +427,7 @@ def _check_ranges(config: Config, where: str) -> None:
                     f"{where}: {section.name}.{field.name} is in seconds, and must be at most "
                     f"{longest:g}"
                 )
-    for name, period in config.checks.periods.items():
-        if not (math.isfinite(period) and period > 0):
-            raise ConfigError(f"{where}: checks.periods.{name} must be greater than 0")
+    _check_checks(config.checks, where)
     if not 0 < config.controller.port < 65536:
         raise ConfigError(f"{where}: controller.port must be between 1 and 65535")
     if config.detect.silent_after <= 2 * config.agent.beat:
@@ -438,3 +443,12 @@ def _check_ranges(config: Config, where: str) -> None:
             f"{where}: detect.dead_after_unsupervised must be 0 (Slurm's SlurmdTimeout), or at "
             f"least detect.dead_after ({config.detect.dead_after} s)"
         )
+
+
+def _check_checks(checks: CheckSettings, where: str) -> None:
+    for name, period in checks.periods.items():
+        if not (math.isfinite(period) and period > 0):
+            raise ConfigError(f"{where}: checks.periods.{name} must be greater than 0")
+    for unit in checks.services:
+        if not unit or unit.startswith("-") or set(unit) & set(" *?["):
+            raise ConfigError(f"{where}: checks.services: '{unit}' is no name of a unit")

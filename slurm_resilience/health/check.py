@@ -72,6 +72,9 @@ class Check:
     in_child: bool = False
     """The probe may hang in the kernel or in a driver: it runs in a process that can be killed. The
     type that the probe says it returns is what the judge is given."""
+    absent: Callable[[CheckContext], str] | None = None
+    """Returns why this node has nothing to look at, so that the check passes and no process is
+    started; empty: look."""
     remembers: int = 0
     """Earlier readings that the judge is given."""
     source: str = ""

@@ -7,13 +7,21 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
-from slurm_resilience.health.checks.accelerator import neuron_devices
-from slurm_resilience.health.checks.gpu import gpu_count, gpu_health
+from slurm_resilience.health.checks.accelerator import amd_gpus, neuron_devices
+from slurm_resilience.health.checks.gpu import (
+    gpu_count,
+    gpu_health,
+    gpu_libraries,
+    gpu_processes,
+    mig_devices,
+)
 from slurm_resilience.health.checks.host import (
+    clock_sync,
     edac_counters,
     memory,
     open_files,
     pcie_errors,
+    services,
     stuck_processes,
     zombies,
 )
@@ -22,12 +30,15 @@ from slurm_resilience.health.checks.storage import (
     disk,
     filesystem_readonly,
     inodes,
+    nvme_disks,
     shared_mounts,
 )
 
 log = logging.getLogger("sresd.checks")
 
 GROUP = "slurm_resilience.checks"
+OTHER_SOURCES = frozenset({"gpu_events"})
+"""Parts of sresd that are no checks, and that checks.disabled switches off as well."""
 BUILT_IN: tuple[Check, ...] = (
     filesystem_readonly.CHECK,
     disk.CHECK,
@@ -44,6 +55,13 @@ BUILT_IN: tuple[Check, ...] = (
     zombies.CHECK,
     shared_mounts.CHECK,
     gpu_health.CHECK,
+    gpu_processes.CHECK,
+    mig_devices.CHECK,
+    gpu_libraries.CHECK,
+    amd_gpus.CHECK,
+    nvme_disks.CHECK,
+    clock_sync.CHECK,
+    services.CHECK,
 )
 
 
@@ -54,7 +72,7 @@ def checks(disabled: tuple[str, ...] = ()) -> tuple[Check, ...]:
         check = _load(point)
         checks_by_name[check.name] = check
     for name in disabled:
-        if checks_by_name.pop(name, None) is None:
+        if checks_by_name.pop(name, None) is None and name not in OTHER_SOURCES:
             log.warning("checks.disabled names '%s', which is no check", name)
     return tuple(checks_by_name.values())
 

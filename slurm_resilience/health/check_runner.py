@@ -100,6 +100,8 @@ class CheckRunner:
             first=self._first.get(check.name),
             earlier=tuple(earlier),
         )
+        if check.absent is not None and (why := check.absent(context)):
+            return Judgement(why)
         if check.in_child:
             reading = self._children.probe(check, context)
             return self._judge(check, reading, context)

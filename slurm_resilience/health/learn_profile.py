@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from slurm_resilience.health.check import CheckContext, Unjudged
 from slurm_resilience.health.check_child import ChildProbes
 from slurm_resilience.health.checks.accelerator import neuron_devices
-from slurm_resilience.health.checks.gpu import gpu_health
+from slurm_resilience.health.checks.gpu import gpu_health, mig_devices
 from slurm_resilience.health.checks.gpu.gpu_health import GpusHealth
 from slurm_resilience.health.checks.network import efa_devices, infiniband_ports
 from slurm_resilience.health.node_profile import NodeProfile
@@ -37,6 +38,7 @@ def learn(context: CheckContext) -> tuple[NodeProfile, tuple[Finding, ...]]:
         efa_devices=efa or None,
         neuron_devices=len(neuron) or None,
         infiniband_rate=rate,
+        mig_devices=_mig_devices(context) if gpus.gpus else None,
     )
     return profile, tuple(findings)
 
@@ -48,6 +50,15 @@ def _gpus(context: CheckContext) -> GpusHealth:
         return GpusHealth(error=str(reason))
     assert isinstance(gpus, GpusHealth)
     return gpus
+
+
+def _mig_devices(context: CheckContext) -> dict[str, int] | None:
+    """Return the parts of the GPUs by their kind; None where none is divided, or none answers."""
+    try:
+        layouts = ChildProbes().probe(mig_devices.CHECK, context)
+    except Unjudged:
+        return None
+    return dict(Counter(part for one in layouts for part in one.parts)) or None
 
 
 def _same(numbers: Iterable[int]) -> int | None:
@@ -63,5 +74,11 @@ def as_toml(profile: NodeProfile) -> str:
         value = getattr(profile, name)
         if name == "name" or value in (None, ""):
             continue
-        lines.append(f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}")
+        lines.append(f"{name} = {_as_toml_value(value)}")
     return "\n".join(lines)
+
+
+def _as_toml_value(value: str | int | dict[str, int]) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f'"{key}" = {count}' for key, count in value.items()) + " }"
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -18,3 +18,5 @@ class NodeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     neuron_devices: int | None = None
     infiniband_rate: str = ""
     """As the port says it, e.g. `400 Gb/sec`."""
+    mig_devices: dict[str, int] | None = None
+    """Parts of all GPUs by their kind, e.g. `{"1g.10gb" = 7}`; empty: no GPU is divided."""

@@ -1,13 +1,19 @@
 /* A libnvidia-ml.so.1 without a GPU: what it answers stands in the file that $NVML_STUB names, a
  * `name=value` a line, read anew at each call. A name may begin with `gpu0.` for one GPU alone.
  * count, init (the code that nvmlInit returns), handle (the code that a GPU's handle returns),
- * recovery, corrected, uncorrected, pending, failed, ecc, sram, clocks, width, max_width, links,
- * links_up. A value of -3 is "not supported". */
+ * recovery, corrected, uncorrected, pending, failed, retired, retirement, ecc, sram, clocks, width,
+ * max_width, generation, max_generation, load, temperature, margin, fabric (its state),
+ * fabric_status, fabric_mask, links, links_up, mig (MIG devices), slices (of each), process (a
+ * pid). A value of -3 is "not supported".
+ * `event=GPU XID` is an event, in the order of the lines; `event=0 -15` makes the wait return 15.
+ * Those that stand there when an event set is made are past. `hang=1` lets the wait never return. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { SUCCESS = 0, NOT_SUPPORTED = 3, LOST = 15 };
+enum { SUCCESS = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10, LOST = 15 };
+enum { XID_EVENT = 8, POLL_MICROSECONDS = 5000 };
 
 static long look(const char *name, long otherwise)
 {
@@ -23,18 +29,26 @@ static long look(const char *name, long otherwise)
     return otherwise;
 }
 
+/* A handle is the GPU's number and 1; that of a MIG device has its own number, and 1, above. */
+static long gpu_of(void *device) { return ((long)device & 0xffff) - 1; }
+
 static long of_gpu(void *device, const char *name, long otherwise)
 {
     char full[128];
-    snprintf(full, sizeof full, "gpu%ld.%s", (long)device - 1, name);
+    snprintf(full, sizeof full, "gpu%ld.%s", gpu_of(device), name);
     return look(full, look(name, otherwise));
+}
+
+static int put_or(void *device, const char *name, unsigned *value, long otherwise)
+{
+    long found = of_gpu(device, name, otherwise);
+    *value = found < 0 ? 0 : (unsigned)found;
+    return found == -NOT_SUPPORTED ? NOT_SUPPORTED : SUCCESS;
 }
 
 static int put(void *device, const char *name, unsigned *value)
 {
-    long found = of_gpu(device, name, 0);
-    *value = found < 0 ? 0 : (unsigned)found;
-    return found == -NOT_SUPPORTED ? NOT_SUPPORTED : SUCCESS;
+    return put_or(device, name, value, 0);
 }
 
 int nvmlInitWithFlags(unsigned flags) { (void)flags; return (int)look("init", SUCCESS); }
@@ -73,7 +87,7 @@ struct pci {
 int nvmlDeviceGetPciInfo_v3(void *device, struct pci *info)
 {
     memset(info, 0, sizeof *info);
-    snprintf(info->bus_id, sizeof info->bus_id, "00000000:%02lX:00.0", (long)device);
+    snprintf(info->bus_id, sizeof info->bus_id, "00000000:%02lX:00.0", gpu_of(device) + 1);
     return SUCCESS;
 }
 
@@ -99,6 +113,23 @@ int nvmlDeviceGetRemappedRows(void *device, unsigned *corrected, unsigned *uncor
     put(device, "uncorrected", uncorrected);
     put(device, "pending", pending);
     return put(device, "failed", failed);
+}
+
+int nvmlDeviceGetRetiredPages(void *device, int cause, unsigned *count, unsigned long long *pages)
+{
+    unsigned retired = 0;
+    int code = put_or(device, "retired", &retired, -NOT_SUPPORTED);
+    if (cause == 1)
+        retired = 0; /* all of them for single bits */
+    for (unsigned at = 0; pages && at < retired; at++)
+        pages[at] = at;
+    *count = retired;
+    return code;
+}
+
+int nvmlDeviceGetRetiredPagesPendingStatus(void *device, unsigned *pending)
+{
+    return put(device, "retirement", pending);
 }
 
 int nvmlDeviceGetTotalEccErrors(void *device, int kind, int counter, unsigned long long *count)
@@ -131,18 +162,172 @@ int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *rea
 
 int nvmlDeviceGetCurrPcieLinkWidth(void *device, unsigned *width)
 {
-    *width = (unsigned)of_gpu(device, "width", 16);
-    return SUCCESS;
+    return put_or(device, "width", width, 16);
 }
 
 int nvmlDeviceGetMaxPcieLinkWidth(void *device, unsigned *width)
 {
-    *width = (unsigned)of_gpu(device, "max_width", 16);
+    return put_or(device, "max_width", width, 16);
+}
+
+int nvmlDeviceGetCurrPcieLinkGeneration(void *device, unsigned *generation)
+{
+    return put_or(device, "generation", generation, 5);
+}
+
+int nvmlDeviceGetMaxPcieLinkGeneration(void *device, unsigned *generation)
+{
+    return put_or(device, "max_generation", generation, 5);
+}
+
+struct load { unsigned gpu, memory; };
+
+int nvmlDeviceGetUtilizationRates(void *device, struct load *load)
+{
+    load->memory = 0;
+    return put(device, "load", &load->gpu);
+}
+
+int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *degrees)
+{
+    (void)sensor;
+    return put_or(device, "temperature", degrees, 40);
+}
+
+struct margin { unsigned version; int degrees; };
+
+int nvmlDeviceGetMarginTemperature(void *device, struct margin *margin)
+{
+    margin->degrees = (int)of_gpu(device, "margin", 50);
     return SUCCESS;
+}
+
+struct fabric {
+    unsigned version;
+    unsigned char cluster[16];
+    unsigned status, clique, state, mask;
+};
+
+int nvmlDeviceGetGpuFabricInfoV(void *device, struct fabric *info)
+{
+    put(device, "fabric_status", &info->status);
+    put(device, "fabric_mask", &info->mask);
+    return put(device, "fabric", &info->state);
 }
 
 int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active)
 {
     *active = (long)link < of_gpu(device, "links_up", of_gpu(device, "links", 0));
     return (long)link < of_gpu(device, "links", 0) ? SUCCESS : 2;
+}
+
+int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending)
+{
+    int code = put_or(device, "mig", current, -NOT_SUPPORTED);
+    *pending = *current = *current > 0;
+    return code;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *count)
+{
+    (void)device;
+    *count = 7;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **part)
+{
+    *part = (void *)((long)device | (long)(index + 1) << 16);
+    return (long)index < of_gpu(device, "mig", 0) ? SUCCESS : NOT_FOUND;
+}
+
+int nvmlDeviceGetName(void *device, char *name, unsigned length)
+{
+    long slices = of_gpu(device, "slices", 1);
+    if ((long)device >> 16)
+        snprintf(name, length, "NVIDIA H100 80GB HBM3 MIG %ldg.%ldgb", slices, 10 * slices);
+    else
+        snprintf(name, length, "NVIDIA H100 80GB HBM3");
+    return SUCCESS;
+}
+
+struct process { unsigned pid; unsigned long long memory; unsigned gpu_part, compute_part; };
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *found)
+{
+    unsigned pid = 0;
+    put(device, "process", &pid);
+    *count = pid > 0;
+    if (pid && found)
+        *found = (struct process){ .pid = pid, .memory = 1 << 20 };
+    return pid && !found ? TOO_SMALL : SUCCESS;
+}
+
+/* --- events ------------------------------------------------------------------------------- */
+
+static long past; /* of one process there is one event set */
+
+/* Return the number of events; `gpu` and `xid` are those of number `at`, counted from 0. */
+static long events(long at, long *gpu, long *xid)
+{
+    const char *path = getenv("NVML_STUB");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char line[256];
+    long count = 0, named, code;
+    while (file && fgets(line, sizeof line, file))
+        if (strchr(line, '\n') && sscanf(line, "event=%ld %ld", &named, &code) == 2) {
+            if (count++ == at) {
+                *gpu = named;
+                *xid = code;
+            }
+        }
+    if (file)
+        fclose(file);
+    return count;
+}
+
+int nvmlEventSetCreate(void **set)
+{
+    long none;
+    past = events(-1, &none, &none);
+    *set = &past;
+    return SUCCESS;
+}
+
+int nvmlEventSetFree(void *set) { (void)set; return SUCCESS; }
+
+int nvmlDeviceGetSupportedEventTypes(void *device, unsigned long long *kinds)
+{
+    (void)device;
+    *kinds = XID_EVENT | 3;
+    return SUCCESS;
+}
+
+int nvmlDeviceRegisterEvents(void *device, unsigned long long kinds, void *set)
+{
+    (void)device, (void)set;
+    return kinds & XID_EVENT ? SUCCESS : 2;
+}
+
+struct event {
+    void *device;
+    unsigned long long kind, data;
+    unsigned gpu_part, compute_part;
+};
+
+int nvmlEventSetWait_v2(void *set, struct event *event, unsigned milliseconds)
+{
+    long gpu = 0, xid = 0, waited = 0;
+    (void)set;
+    while (events(past, &gpu, &xid) <= past || look("hang", 0)) {
+        if (waited >= 1000L * milliseconds && !look("hang", 0))
+            return TIMEOUT;
+        usleep(POLL_MICROSECONDS);
+        waited += POLL_MICROSECONDS;
+    }
+    past++;
+    if (xid < 0)
+        return (int)-xid;
+    *event = (struct event){ .device = (void *)(gpu + 1), .kind = XID_EVENT, .data = (unsigned long long)xid };
+    return SUCCESS;
 }

@@ -200,6 +200,11 @@ def _fabric(gpu: GpuFacts) -> list[SmiFault]:
         return [SmiFault("fabric", Severity.REBOOT, text)]
     if state in ("in progress", "not started"):
         return [SmiFault("fabric", Severity.MONITOR, f"joining the NVLink fabric: {state}")]
+    if faults := fact(gpu, "fabric/faults"):
+        # It recovers by itself from what names a recovery.
+        heals = all(fault.endswith("recovery") for fault in faults.split(", "))
+        severity = Severity.MONITOR if heals else Severity.REBOOT
+        return [SmiFault("fabric", severity, f"a fault of the NVLink fabric: {faults}")]
     return []
 
 

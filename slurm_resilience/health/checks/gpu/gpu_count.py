@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
+from slurm_resilience.health.checks.gpu.nvml_session import no_gpu_expected
 from slurm_resilience.model import Finding, Severity
 
 
@@ -81,6 +82,8 @@ CHECK = Check(
     probe,
     judge,
     timeout=30.0,
+    in_child=True,
+    absent=no_gpu_expected,
     source="NVML, Slurm's Gres",
     threshold="fewer GPUs answer than Slurm hands out",
     asks_for=(Severity.REBOOT,),

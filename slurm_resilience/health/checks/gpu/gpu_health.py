@@ -6,39 +6,22 @@ process, and nothing holds a GPU open afterwards, so that it can be reset.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
+from slurm_resilience.health.checks.gpu.nvml_facts import read_facts
 from slurm_resilience.health.documents.reading import document_finding
 from slurm_resilience.health.documents.smi_facts import SmiOutput
 from slurm_resilience.health.documents.smi_judge import judge_smi
 from slurm_resilience.health.node_profile import NodeProfile
 from slurm_resilience.model import Finding, Severity
 
-RECOVERY_ACTIONS = (
-    "none",
-    "gpu reset",
-    "node reboot",
-    "drain p2p",
-    "drain and reset",
-    "imex",
-    "bus reset",
-    "system reboot",
-)
-"""Names of the values of NVML's field 230, in words that Xid 154 uses too."""
-RECOVERY_FIELD = 230
-THROTTLES = {
-    0x8: "hw_slowdown",
-    0x20: "sw_thermal_slowdown",
-    0x40: "hw_thermal_slowdown",
-    0x80: "hw_power_brake_slowdown",
-}
 LINKS = 18
 """NVLinks of the products that have most."""
+BUSY_PERCENT = 50
+"""Load from which a GPU uses its highest PCIe generation; an idle one lowers it."""
 
 
 class GpusHealth(NamedTuple):
@@ -63,7 +46,7 @@ def probe(context: CheckContext) -> GpusHealth:
     facts, links = [], []
     try:
         for index in range(int(pynvml.nvmlDeviceGetCount())):
-            gpu = _read(pynvml, index)
+            gpu = read_facts(pynvml, index)
             facts.append(gpu)
             links.append(_links(pynvml, index) if len(gpu) > 2 else (0, 0))
     except pynvml.NVMLError as error:
@@ -71,105 +54,6 @@ def probe(context: CheckContext) -> GpusHealth:
     finally:
         pynvml.nvmlShutdown()
     return GpusHealth(tuple(facts), tuple(links))
-
-
-def _read(nvml: Any, index: int) -> dict[str, str]:
-    """Return the facts that a GPU and its driver know; an old driver knows fewer."""
-    gpu = {"id": f"GPU {index}"}
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    except nvml.NVMLError as error:
-        return gpu | {"error": _words(nvml, error)}
-    for look in (_identity, _recovery, _memory, _clocks, _lanes):
-        try:
-            gpu |= look(nvml, handle)
-        except nvml.NVMLError as error:
-            if error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
-                return gpu | {"error": _words(nvml, error)}
-        except (AttributeError, TypeError):
-            continue  # a library older than this fact
-    return gpu
-
-
-def _words(nvml: Any, error: Any) -> str:
-    """Return an error in the words of nvidia-smi, which pynvml does not use for all of them."""
-    words = {
-        nvml.NVML_ERROR_GPU_IS_LOST: "GPU is lost",
-        nvml.NVML_ERROR_RESET_REQUIRED: "GPU requires reset",
-    }
-    return words.get(error.value, str(error))
-
-
-def _identity(nvml: Any, handle: Any) -> dict[str, str]:
-    bus = nvml.nvmlDeviceGetPciInfo(handle).busId
-    return {"id": bus.decode() if isinstance(bus, bytes) else str(bus)}
-
-
-def _recovery(nvml: Any, handle: Any) -> dict[str, str]:
-    (value,) = nvml.nvmlDeviceGetFieldValues(handle, [RECOVERY_FIELD])
-    action = int(value.value.uiVal)
-    if value.nvmlReturn or not 0 <= action < len(RECOVERY_ACTIONS):
-        return {}
-    return {"gpu_recovery_action": RECOVERY_ACTIONS[action]}
-
-
-def _memory(nvml: Any, handle: Any) -> dict[str, str]:
-    facts: dict[str, str] = {}
-
-    def put(read: Callable[[], dict[str, str]]) -> None:
-        try:
-            facts.update(read())
-        except nvml.NVMLError as error:
-            # Else this product, or this library, does not count it.
-            if error.value not in (
-                nvml.NVML_ERROR_NOT_SUPPORTED,
-                nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-            ):
-                raise
-        except AttributeError:
-            return  # pynvml is older than this fact
-
-    def rows() -> dict[str, str]:
-        _, uncorrected, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
-        return {
-            "remapped_rows_uncorrectable": str(uncorrected),
-            "remapped_rows_pending": "Yes" if pending else "No",
-            "remapped_rows_failure": "Yes" if failed else "No",
-        }
-
-    def errors() -> dict[str, str]:
-        count = nvml.nvmlDeviceGetTotalEccErrors(
-            handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-        )
-        return {"ecc_errors_uncorrected_volatile_total": str(count)}
-
-    def sram() -> dict[str, str]:
-        status = nvml.c_nvmlEccSramErrorStatus_v1_t()
-        nvml.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
-        return {"sram_threshold_exceeded": "Yes" if status.bThresholdExceeded else "No"}
-
-    for read in (rows, errors, sram):
-        put(read)
-    return facts
-
-
-def _clocks(nvml: Any, handle: Any) -> dict[str, str]:
-    try:
-        mask = int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-    except nvml.NVMLError as error:
-        if error.value != nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
-            raise
-        mask = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))  # its name before 12.2
-    return {
-        f"clocks_event_reasons/{name}": "Active" for bit, name in THROTTLES.items() if mask & bit
-    }
-
-
-def _lanes(nvml: Any, handle: Any) -> dict[str, str]:
-    return {
-        "current_link_width": str(nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
-        "max_link_width": str(nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)),
-    }
 
 
 def _links(nvml: Any, index: int) -> tuple[int, int]:
@@ -194,7 +78,7 @@ def judge(seen: GpusHealth, context: CheckContext) -> Judgement:
     reading = judge_smi(SmiOutput(seen.gpus), profile)
     findings = tuple(
         msgspec.structs.replace(one, check=CHECK.name, at=context.now)
-        for one in (*reading.findings, *_nvlinks(seen, profile))
+        for one in (*reading.findings, *_nvlinks(seen, profile), *_slow_lanes(seen, context))
     )
     text = "; ".join(one.text for one in findings)
     return Judgement(text or f"{len(seen.gpus)} GPUs without a fault", findings)
@@ -214,6 +98,33 @@ def _nvlinks(seen: GpusHealth, profile: NodeProfile) -> list[Finding]:
     return found
 
 
+def _slow_lanes(seen: GpusHealth, context: CheckContext) -> list[Finding]:
+    """Find GPUs whose PCIe lanes were slow at work twice in a row: one reading may have seen the
+    moment in which the load began."""
+    before: GpusHealth = context.earlier[-1] if context.earlier else GpusHealth()
+    slow_before = {gpu["id"] for gpu in before.gpus if _is_slow(gpu)}
+    return [
+        document_finding(
+            "pcie",
+            Severity.REBOOT,
+            f"GPU {gpu['id']}: PCIe generation {gpu['current_link_gen']} of {gpu['max_link_gen']} "
+            "under load",
+            gpu["id"].lower(),
+            "pcie_generation",
+        )
+        for gpu in seen.gpus
+        if gpu["id"] in slow_before and _is_slow(gpu)
+    ]
+
+
+def _is_slow(gpu: dict[str, str]) -> bool:
+    facts = [gpu.get(name, "") for name in ("current_link_gen", "max_link_gen", "gpu_util")]
+    if not all(fact.isdecimal() for fact in facts):
+        return False
+    now, most, load = map(int, facts)
+    return now < most and load >= BUSY_PERCENT
+
+
 CHECK = Check(
     "gpu_health",
     probe,
@@ -221,7 +132,9 @@ CHECK = Check(
     timeout=60.0,
     period=300.0,
     in_child=True,
+    remembers=1,
     source="NVML",
-    threshold="the recovery action; any uncorrected error, failed or pending remap; lanes, NVLinks",
+    threshold="the recovery action; any uncorrected error, failed or pending remap; lanes, their "
+    "generation under load; NVLinks, fabric; no temperature margin",
     asks_for=(Severity.REPLACE, Severity.REBOOT, Severity.RESET, Severity.MONITOR),
 )

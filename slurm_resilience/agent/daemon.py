@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,11 @@ from slurm_resilience import __version__
 from slurm_resilience.agent import identity
 from slurm_resilience.agent.agent_link import AgentLink, Wakeup
 from slurm_resilience.agent.check_loop import CheckLoop
+from slurm_resilience.agent.events import gpu_events
+from slurm_resilience.agent.events.gpu_events import GpuEvents
 from slurm_resilience.agent.facts import SlurmFacts
+from slurm_resilience.agent.finding_intake import FindingIntake
+from slurm_resilience.agent.health_log import HealthLog, log_path
 from slurm_resilience.agent.isolation import Isolation
 from slurm_resilience.agent.kernel_log_reader import KernelLogReader
 from slurm_resilience.agent.left_over import end_left_over
@@ -68,7 +73,8 @@ class Daemon:
         self._clock = clock
         self._turn = itertools.count()
         self._wakeup = Wakeup()
-        self.outbox = Outbox(self._wakeup.ring)
+        self._health_log = self._open_health_log()
+        self.outbox = Outbox(self._wakeup.ring, self._health_log)
         hello = NodeHello(identity.boot_id(), identity.instance(), __version__)
         beat = settings.agent.beat
         self._checks = CheckLoop(settings, facts, self.outbox, clock, stop)
@@ -86,17 +92,33 @@ class Daemon:
             self.dial, hello, self.outbox, self._wakeup, beat, clock, stop, answerers
         )
 
+    def _open_health_log(self) -> HealthLog | None:
+        agent = self._settings.agent
+        path = log_path(agent, dict(os.environ))
+        if path is None:
+            return None
+        boot_id = identity.boot_id()
+        return HealthLog(path, agent.health_log_bytes, self._node, boot_id, self._clock)
+
     def run(self, kernel_log: Path) -> int:
         """Run until `stop` is set; return the exit code."""
         agent = self._settings.agent
+        intake = FindingIntake(self.outbox)
         reader = KernelLogReader(
-            kernel_log, agent.accept_injected, self.outbox, self._clock, self._stop
+            kernel_log, agent.accept_injected, self.outbox, intake, self._clock, self._stop
+        )
+        events = GpuEvents(
+            self._settings, self._facts, self.outbox, intake, self._clock, self._stop
         )
         self._kernel_log = reader
         log.info("sresd %s watches node %s", __version__, self._node)
         link = self._start("link", self.link.run)
+        health_log = self._health_log
+        writer = self._start("health_log", health_log.run) if health_log else None
         self._start("kernel_log", reader.run)
         self._start("checks", self._checks.run)
+        if gpu_events.NAME not in self._settings.checks.disabled:
+            self._start(gpu_events.NAME, events.run)
         isolation = Isolation(
             self._settings,
             self._node,
@@ -112,8 +134,12 @@ class Daemon:
         while not self._stop.wait(LISTEN_INTERVAL_SECONDS):
             pass
         reader.wake()
+        events.wake()
         self._wakeup.ring()
         link.join(GOODBYE_SECONDS)
+        if health_log and writer:
+            health_log.close()
+            writer.join(GOODBYE_SECONDS)
         return 1 if self._failed else 0
 
     def dial(self) -> Connection:

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_resilience.agent.agent_link import Wakeup
+from slurm_resilience.agent.finding_intake import FindingIntake
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.daemon_log import last_lines
-from slurm_resilience.health.grouping import FindingGroup, absorb
 from slurm_resilience.health.kernel_log import Classifier
-from slurm_resilience.model import CheckResult, Finding, Severity
+from slurm_resilience.model import CheckResult
 
 log = logging.getLogger("sresd.kernel_log")
 
@@ -82,14 +82,20 @@ class KernelLogReader:
     """
 
     def __init__(
-        self, path: Path, accept_injected: bool, outbox: Outbox, clock: Clock, stop: threading.Event
+        self,
+        path: Path,
+        accept_injected: bool,
+        outbox: Outbox,
+        intake: FindingIntake,
+        clock: Clock,
+        stop: threading.Event,
     ) -> None:
         self._path = path
         self._outbox = outbox
+        self._intake = intake
         self._clock = clock
         self._stop = stop
         self._classifier = Classifier(accept_injected)
-        self._incidents: tuple[FindingGroup, ...] = ()
         self._wakeup = Wakeup()
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
 
@@ -132,18 +138,9 @@ class KernelLogReader:
         """Classify one line and put up what it changes."""
         self._lines.append(line[:KEPT_LINE_CHARACTERS])
         for finding in self._classifier.feed(line, self._clock.now(), booted):
-            change = absorb(self._incidents, finding)
-            self._incidents = change.incidents
-            if change.report is not None:
-                _log(change.report)
-            self._outbox.change(change)
+            self._intake.from_log(finding)
 
     def _put_up(self, verdict: str, text: str) -> None:
         result = CheckResult("kernel_log", "pass" if verdict == "pass" else "unjudged", text)
         if self._outbox.result(result):
             log.log(logging.INFO if verdict == "pass" else logging.WARNING, "%s", text)
-
-
-def _log(finding: Finding) -> None:
-    level = logging.INFO if finding.severity is Severity.MONITOR else logging.WARNING
-    log.log(level, "%s: %s [%s]", finding.severity, finding.text, finding.evidence)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from slurm_resilience.agent.health_log import HealthLog
 from slurm_resilience.health.grouping import GroupingChange, heals
-from slurm_resilience.model import FAULTY, CheckResult, Finding
+from slurm_resilience.model import FAULTY, CheckResult, Finding, Severity
 from slurm_resilience.wire.messages import Report
 
 Key = tuple[str, str, str]
@@ -20,9 +21,12 @@ all kept: they come from the machine, and name its parts."""
 class Outbox:
     """Thread safe. Each entry calls ``wake`` when there is something new to send."""
 
-    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, wake: Callable[[], None] = lambda: None, health_log: HealthLog | None = None
+    ) -> None:
         self._lock = threading.Lock()
         self._wake = wake
+        self._health_log = health_log
         self._results: dict[str, CheckResult] = {}
         self._held: dict[str, tuple[Finding, ...]] = {}
         """Findings of each check's last judged run: an unjudged run does not take them back."""
@@ -47,6 +51,8 @@ class Outbox:
             if before is not None and _same(before, result):
                 return False
             self._new_results[result.check] = result
+            if self._health_log is not None:
+                self._health_log.result(result)
         self._wake()
         return True
 
@@ -58,7 +64,11 @@ class Outbox:
                 if self._findings.pop(key, None):
                     self._new_findings.pop(key, None)
                     self._cleared[key] = None
+                    if self._health_log is not None:
+                        self._health_log.cleared(key)
             if change.report is not None:
+                if self._health_log is not None:
+                    self._health_log.finding(change.report)
                 self._findings[change.report.key] = change.report
                 self._new_findings[change.report.key] = change.report
                 self._cleared.pop(change.report.key, None)
@@ -70,12 +80,22 @@ class Outbox:
         """Queue something that is said once, whenever sresctld can be reached."""
         with self._lock:
             self._notes.append(finding)
+            if self._health_log is not None:
+                self._health_log.finding(finding)
         self._wake()
 
     def kernel_findings(self) -> tuple[Finding, ...]:
         """Return the kernel log's findings that hold now."""
         with self._lock:
             return tuple(self._findings.values())
+
+    def awaits_reset(self) -> bool:
+        """Tell whether something that holds now asks for a GPU's reset."""
+        with self._lock:
+            held = (finding for findings in self._held.values() for finding in findings)
+            return any(
+                finding.severity is Severity.RESET for finding in (*self._findings.values(), *held)
+            )
 
     def results(self) -> tuple[CheckResult, ...]:
         """Return the last result of each check."""

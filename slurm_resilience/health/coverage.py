@@ -30,7 +30,7 @@ class CoverageRow(NamedTuple):
 
 def coverage_rows() -> tuple[CoverageRow, ...]:
     """Return all rows: the checks, the Xids, the other kinds of lines."""
-    return (*map(_check, BUILT_IN), *_xids(), *map(_line, ALL_RULES))
+    return (*map(_check, BUILT_IN), _events(), *_xids(), *map(_line, ALL_RULES))
 
 
 def _check(check: Check) -> CoverageRow:
@@ -45,6 +45,18 @@ def _check(check: Check) -> CoverageRow:
         f"{child}, at most {check.timeout:g} s",
         pace,
         "tests/unit/test_health_checks*.py",
+    )
+
+
+def _events() -> CoverageRow:
+    return CoverageRow(
+        "gpu_events",
+        "NVML's event set",
+        "any Xid, as in the kernel log; the same within a second is one",
+        tuple(dict.fromkeys(verdict_of(row.action) for row in xid.table().values())),
+        "in a process that lives on, killed after 30 s without a beat",
+        PACE_OF_LOG,
+        "tests/unit/test_agent_gpu_events.py",
     )
 
 

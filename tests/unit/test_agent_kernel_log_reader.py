@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_resilience.agent.finding_intake import FindingIntake
 from slurm_resilience.agent.kernel_log_reader import READ_BYTES, KernelLogReader, KernelLogSource
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import SystemClock
@@ -27,7 +28,10 @@ class Following:
         self.outbox = Outbox(self.news.set)
         self.stop = threading.Event()
         clock = SystemClock()
-        self.follower = KernelLogReader(path, accept_injected, self.outbox, clock, self.stop)
+        intake = FindingIntake(self.outbox)
+        self.follower = KernelLogReader(
+            path, accept_injected, self.outbox, intake, clock, self.stop
+        )
         self.thread = threading.Thread(target=self.follower.run, daemon=True)
         self.thread.start()
 

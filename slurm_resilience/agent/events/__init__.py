@@ -1,0 +1,1 @@
+"""Errors of GPUs that the NVIDIA driver tells by events."""

@@ -1,0 +1,55 @@
+"""Take in what the kernel log and the driver tell, and put up what it makes of the incidents."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+
+from slurm_resilience.agent.outbox import Outbox
+from slurm_resilience.health.gpu_event import GpuEvent, event_finding, is_told
+from slurm_resilience.health.grouping import FindingGroup, absorb
+from slurm_resilience.model import Finding, Severity
+
+log = logging.getLogger("sresd.kernel_log")
+
+KEPT_XIDS = 256
+"""Xids of the kernel log with which an event is compared."""
+
+
+class FindingIntake:
+    """Thread safe: both sources have a thread of their own, and one list of incidents."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._lock = threading.Lock()
+        self._incidents: tuple[FindingGroup, ...] = ()
+        self._logged: deque[Finding] = deque(maxlen=KEPT_XIDS)
+
+    def from_log(self, finding: Finding) -> None:
+        """Take a finding of the kernel log."""
+        with self._lock:
+            if finding.check == "xid":
+                self._logged.append(finding)
+            self._add(finding)
+
+    def from_driver(self, event: GpuEvent, at: float) -> None:
+        """Take an event, unless the kernel log has told of it already.
+
+        Args:
+            event: what the driver told.
+            at: when, seconds since the epoch.
+        """
+        finding = event_finding(event, at)
+        with self._lock:
+            if not is_told(finding, self._logged):
+                self._add(finding)
+
+    def _add(self, finding: Finding) -> None:
+        change = absorb(self._incidents, finding)
+        self._incidents = change.incidents
+        if change.report is not None:
+            told = change.report
+            level = logging.INFO if told.severity is Severity.MONITOR else logging.WARNING
+            log.log(level, "%s: %s [%s]", told.severity, told.text, told.evidence)
+        self._outbox.change(change)

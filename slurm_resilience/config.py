@@ -85,6 +85,10 @@ class CheckSettings(_Section, frozen=True):
     """Each executable in it is a check of the site's own."""
     profile: str = ""
     """The hardware that a node should have: a node type that is known, or a TOML file."""
+    nhc_config: str = ""
+    """A configuration of LBNL Node Health Check, whose most used lines are judged."""
+    nhc_asks_for: Literal["monitor", "reset", "reboot", "replace"] = "monitor"
+    """The severity of a line of it that does not hold."""
     services: tuple[str, ...] = ()
     """systemd's units that must run on the node."""
     corrected_memory_errors: int = 10

@@ -19,6 +19,7 @@ from slurm_resilience.health.checks.host import (
     clock_sync,
     edac_counters,
     memory,
+    nhc_config,
     open_files,
     pcie_errors,
     services,
@@ -62,6 +63,7 @@ BUILT_IN: tuple[Check, ...] = (
     nvme_disks.CHECK,
     clock_sync.CHECK,
     services.CHECK,
+    nhc_config.CHECK,
 )
 
 

@@ -1,0 +1,1 @@
+"""Lines of a configuration of LBNL Node Health Check (NHC), judged without a shell."""

@@ -152,7 +152,7 @@ def _measure(lab: Lab, place: Path, seconds: float, lines: int) -> dict[str, Any
         started = lab.popen([str(SRESD), "--node", NODE], node=NODE, stderr=log, env=env)
     try:
         sresd = _find(place)
-        _wait(lambda: "services" in heard.verdicts and "gpu_events" in heard.verdicts, place)
+        _wait(lambda: "nhc_config" in heard.verdicts and "gpu_events" in heard.verdicts, place)
         cpu, memory = _cost(sresd, seconds)
         delays = _delays(lab, heard, lines)
     finally:

@@ -130,7 +130,9 @@ def test_a_kernel_line_is_told_with_the_nodes_identity(world: World, wait_for: W
         return {r["check"]: r["verdict"] for report in reports for r in report["results"]}
 
     wait_for(lambda: len(verdicts()) >= 6, 10, "every check has a result")
-    assert {name for name, verdict in verdicts().items() if verdict == "unjudged"} == set()
+    unjudged = {name for name, verdict in verdicts().items() if verdict == "unjudged"}
+    # Of a virtual machine's clock the kernel may know nothing.
+    assert unjudged <= {"clock_sync"}
 
 
 def _step(lab: Lab, node: str, **env: str) -> tuple[int, subprocess.Popen[str]]:

@@ -296,6 +296,16 @@ def test_a_probe_in_a_child_that_cannot_tell_is_unjudged(tmp_path: Path) -> None
     assert (result.verdict, result.text) == ("unjudged", "/proc/self/mounts cannot be read")
 
 
+def test_a_child_loads_the_module_of_its_check_alone(tmp_path: Path) -> None:
+    assert check_child._module_of(shared_mounts.CHECK) == shared_mounts.__name__
+    changed = dataclasses.replace(shared_mounts.CHECK, timeout=7.0)
+    assert check_child._module_of(changed) == "", "the module's is another one"
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "mounts").write_text("")
+    for check in (shared_mounts.CHECK, changed):
+        assert run_one(check, CheckContext(sysroot=tmp_path)).verdict == "pass"
+
+
 def test_a_child_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is a FIFO that has no writer: to open it takes forever."""
     (tmp_path / "proc" / "self").mkdir(parents=True)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nvml_library import StubDriver, built_library, stub_driver
 
 from slurm_resilience.clock import SystemClock
+from slurm_resilience.health import learn_profile
 from slurm_resilience.health.check import Check, CheckContext, Expected
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.checks.gpu import (
@@ -21,6 +22,7 @@ from slurm_resilience.health.checks.gpu import (
     mig_devices,
 )
 from slurm_resilience.health.node_profile import NodeProfile
+from slurm_resilience.health.profile_files import load_profile
 from slurm_resilience.model import CheckResult
 
 Look = Callable[..., CheckResult]
@@ -295,3 +297,14 @@ def test_where_slurm_expects_no_gpu_the_library_is_not_asked(look: Look, check: 
 def test_a_driver_that_is_away_is_unjudged(look: Look, check: Check) -> None:
     result = look("init=9", check=check)
     assert (result.verdict, result.text) == ("unjudged", "NVML does not answer: Driver Not Loaded")
+
+
+def test_a_profile_is_learned_from_the_driver(driver: StubDriver, tmp_path: Path) -> None:
+    driver.says("mig=7")
+    profile, findings = learn_profile.learn(CheckContext(tmp_path))
+    assert findings == ()
+    assert (profile.gpus, profile.nvlinks, profile.pcie_width) == (2, 18, 16)
+    assert profile.mig_devices == {"1g.10gb": 14}
+    file = tmp_path / "ours.toml"
+    file.write_text(learn_profile.as_toml(profile), encoding="utf-8")
+    assert load_profile(str(file)).mig_devices == profile.mig_devices

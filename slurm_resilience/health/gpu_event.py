@@ -6,6 +6,7 @@ fatal, comes before it; with Xid 154 the driver's recovery action is asked for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -15,6 +16,9 @@ from slurm_resilience.model import Finding
 
 SAME_SECONDS = 1.0
 """The same Xid of the same GPU from both sources within this time is one error."""
+
+
+_BUS = re.compile(r"(?P<domain>[0-9a-f]+):(?P<rest>[0-9a-f]+:[0-9a-f]+)(?:\.[0-9a-f])?")
 
 
 class GpuEvent(msgspec.Struct, frozen=True):
@@ -50,8 +54,8 @@ def event_finding(event: GpuEvent, at: float) -> Finding:
 
 def _address(gpu: str) -> str:
     """Return an address as the kernel log writes it: `0000:3b:00`."""
-    domain, _, rest = gpu.lower().partition(".")[0].partition(":")
-    return f"{int(domain, 16):04x}:{rest}" if rest else gpu.lower()
+    match = _BUS.fullmatch(gpu.lower())
+    return f"{int(match['domain'], 16):04x}:{match['rest']}" if match else gpu.lower()
 
 
 def is_told(finding: Finding, logged: Iterable[Finding]) -> bool:

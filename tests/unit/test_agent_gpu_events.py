@@ -174,6 +174,24 @@ def test_a_process_that_dies_is_started_again(driver: StubDriver, events: Events
     events.says("following 2 GPUs")
 
 
+def test_what_is_no_line_of_ours_ends_the_wait(
+    driver: StubDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library may write to the same place."""
+    module = tmp_path / "noisy.py"
+    module.write_text("print('NVRM: hello', flush=True)\ninput()\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(gpu_events.gpu_event_child, "__name__", "noisy")
+    events = Events(tmp_path)
+    events.says("the driver's library writes lines of its own")
+    events.end()
+
+
+@pytest.mark.parametrize("gpu", ["", "GPU", "x:y:z", "00000000:3B:00.0", "000D:01:00"])
+def test_any_address_makes_a_finding(gpu: str) -> None:
+    assert event_finding(GpuEvent(gpu, 79), 5.0).subject in (gpu.lower(), "0000:3b:00")
+
+
 @pytest.mark.parametrize(
     ("gres", "state", "said"),
     [

@@ -104,13 +104,16 @@ class GpuEvents:
 
     def _follow(self) -> GpuEventLine:
         """Run the process until it ends, hangs, or must let the GPUs go; return its last line."""
-        child = subprocess.Popen(
-            [sys.executable, "-m", gpu_event_child.__name__],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-m", gpu_event_child.__name__],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return GpuEventLine(ended=f"no process can be started: {error.strerror}")
         assert child.stdout is not None
         try:
             return self._read(child.stdout.fileno())
@@ -131,7 +134,10 @@ class GpuEvents:
                 return GpuEventLine(ended="the process that waits for events has died")
             *lines, partial = (partial + data).split(b"\n")
             for line in lines:
-                said = msgspec.json.decode(line, type=GpuEventLine)
+                try:
+                    said = msgspec.json.decode(line, type=GpuEventLine)
+                except msgspec.MsgspecError:
+                    return GpuEventLine(ended="the driver's library writes lines of its own")
                 if said.event is not None:
                     self._intake.from_driver(said.event, self._clock.now())
                 if said.following:

@@ -12,8 +12,10 @@ Needs nothing but Python's own library, so that any training script can import i
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import stat
 from pathlib import Path
 
 FENCE = "token"
@@ -22,6 +24,7 @@ LEFT = "left"
 first step that counts there again."""
 PROGRESS = "progress"
 MAX_PROGRESS_BYTES = 1 << 20
+MAX_TOKEN_BYTES = 1000
 MAX_STEP = 2**63 - 1
 
 
@@ -47,16 +50,39 @@ def is_current() -> bool:
     if not own_token or not directory:
         return True
     try:
-        current = (Path(directory) / FENCE).read_text(encoding="utf-8").strip() == own_token
+        current = read_token(Path(directory) / FENCE) == own_token
         return current and not _left_behind(Path(directory))
     except (OSError, ValueError):
         return False
 
 
+def read_file(path: Path, most_bytes: int) -> bytes:
+    """Return the first bytes of a file in a folder that others may reach.
+
+    Raises:
+        OSError: it cannot be read; or it is a link or a pipe, which is neither followed nor waited
+            for.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(errno.ELOOP, "not a regular file", str(path))
+        return file.read(most_bytes)
+
+
+def read_token(path: Path) -> str:
+    """Return the word in a file; what is no text is no word of ours either.
+
+    Raises:
+        OSError: as `read_file`.
+    """
+    return read_file(path, MAX_TOKEN_BYTES).decode("utf-8", "replace").strip()
+
+
 def _left_behind(directory: Path) -> bool:
     node = os.environ.get("SRES_NODE") or os.environ.get("SLURMD_NODENAME", "")
     try:
-        first = int((directory / LEFT / node).read_text(encoding="utf-8")) if node else 0
+        first = int(read_token(directory / LEFT / node)) if node else 0
     except FileNotFoundError:
         return False
     except ValueError:
@@ -94,8 +120,8 @@ def reported_at(directory: str) -> float:
 def read_progress(directory: str) -> int:
     """Return the last reported step; -1 when there is none, or none that can be understood."""
     try:
-        with (Path(directory) / PROGRESS).open("rb") as file:
-            step = int(json.loads(file.read(MAX_PROGRESS_BYTES))["step"])
+        text = read_file(Path(directory) / PROGRESS, MAX_PROGRESS_BYTES)
+        step = int(json.loads(text)["step"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return -1  # the program writes it: there may be anything
     return step if 0 <= step <= MAX_STEP else -1

@@ -7,6 +7,7 @@ progress is in the same directory.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -194,9 +195,16 @@ def _make_own(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     # Nothing is written into another user's folder, or through a link to elsewhere.
-    info = path.lstat()
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+    if not _is_own(path):
         raise PermissionError(f"{path} is not ours")
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        info = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
 
 
 def revoke_older(base: Path, job: int, own: str, restarts: int) -> None:
@@ -204,12 +212,16 @@ def revoke_older(base: Path, job: int, own: str, restarts: int) -> None:
 
     A directory whose token names the present restart stays: it is another supervised srun's.
     """
-    with contextlib.suppress(OSError):
-        for directory in base.glob(f"{FOLDER}*/{os.geteuid()}/job-{job}-*"):
-            token = _read(directory / attempt.FENCE).split(".")
-            earlier = len(token) == 3 and token[1] != str(restarts)
-            if str(directory) != own and earlier:
-                shutil.rmtree(directory, ignore_errors=True)
+    user = str(os.geteuid())
+    for folder in (base / FOLDER / user, base / f"{FOLDER}-{user}" / user):
+        if not _is_own(folder):
+            continue  # another user could have put anything there
+        with contextlib.suppress(OSError):
+            for directory in folder.glob(f"job-{job}-*"):
+                token = _read(directory / attempt.FENCE).split(".")
+                earlier = len(token) == 3 and token[1] != str(restarts)
+                if str(directory) != own and earlier:
+                    shutil.rmtree(directory, ignore_errors=True)
 
 
 def raise_fence(directory: str, token: str) -> str:
@@ -263,11 +275,10 @@ def holds(directory: str, token: str) -> bool:
     if not directory:
         return True
     try:
-        return (Path(directory) / attempt.FENCE).read_text(encoding="utf-8").strip() == token
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError):
-        return True
+        return attempt.read_token(Path(directory) / attempt.FENCE) == token
+    except OSError as error:
+        # A link, a pipe or a socket in its place is no fence of ours.
+        return error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO)
 
 
 def remove(directory: str) -> None:
@@ -281,6 +292,6 @@ def remove(directory: str) -> None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return attempt.read_token(path)
     except OSError:
         return ""

@@ -8,6 +8,8 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -181,6 +183,71 @@ def test_an_earlier_life_is_revoked_and_a_sibling_is_not(
     assert all(Path(path).exists() for path in (sibling, other, own))
     as_task(monkeypatch, old, "12.0.4")
     assert not attempt.is_current()
+
+
+def within_seconds(call: Callable[[], object]) -> object:
+    """Return what a call returns; it fails where the call waits for ever, or raises."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(call)
+        try:
+            return asked.result(timeout=20)
+        except TimeoutError:
+            for path in _PIPES:
+                os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))  # or the pool would wait too
+            raise
+
+
+_PIPES: list[Path] = []
+
+
+def plant_pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    _PIPES.append(path)
+
+
+@pytest.mark.parametrize("planted", ["pipe", "bytes", "huge"])
+@pytest.mark.parametrize("folder", [".sres", ".sres-x"])
+def test_what_others_plant_holds_no_supervisor_up(
+    tmp_path: Path, planted: str, folder: str
+) -> None:
+    """In a shared folder any user can make one that looks like ours, before the job starts."""
+    own = fence.open_directory(tmp_path, 12, 3)
+    directory = tmp_path / folder / str(os.geteuid()) / "job-12-1"
+    directory.mkdir(parents=True)
+    token = directory / attempt.FENCE
+    if planted == "pipe":
+        plant_pipe(token)
+    elif planted == "bytes":
+        token.write_bytes(b"\xff\xfe")
+    else:
+        with token.open("wb") as file:
+            file.truncate(1 << 40)
+    within_seconds(lambda: fence.revoke_older(tmp_path, 12, own, restarts=1))
+    assert directory.exists()
+
+
+def test_only_own_folders_are_looked_at_for_earlier_attempts(tmp_path: Path) -> None:
+    own = fence.open_directory(tmp_path, 12, 3)
+    other = tmp_path / ".sres-x" / str(os.geteuid()) / "job-12-1"
+    other.mkdir(parents=True)
+    (other / attempt.FENCE).write_text("12.0.1\n")
+    fence.revoke_older(tmp_path, 12, own, restarts=1)
+    assert other.exists()
+
+
+def test_a_pipe_in_place_of_the_fence_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = fence.open_directory(tmp_path, 12, 99)
+    as_task(monkeypatch, directory, "12.0.1")
+    for name in (attempt.FENCE, attempt.PROGRESS):
+        plant_pipe(Path(directory) / name)
+    assert within_seconds(attempt.is_current) is False
+    assert within_seconds(lambda: fence.holds(directory, "12.0.1")) is False
+    assert within_seconds(lambda: attempt.read_progress(directory)) == -1
+    assert fence.raise_fence(directory, "12.0.1") == ""
+    assert attempt.is_current()
 
 
 def test_a_directory_that_is_moved_away_is_told_of(

@@ -16,6 +16,16 @@ from slurm_resilience.wire.messages import (
 )
 from slurm_resilience.wire.server import Client
 
+MAX_OTHER_NODES = 100
+"""Announced nodes that the last cycle did not see in Slurm's configuration: they may be new there.
+"""
+MAX_NODES_UNSEEN = 10_000
+"""The same before the first cycle, which sees none."""
+MAX_NAME_CHARACTERS, MAX_TEXT_CHARACTERS = 255, 4096
+"""More of a node's name, and of another text, is not kept."""
+
+OfJob = AttemptStarted | AttemptEnded | RequeueRequest
+
 
 class InboxMessage(msgspec.Struct, frozen=True):
     """A message of a supervisor or an administrator, for the cycle."""
@@ -33,3 +43,29 @@ class Heard(msgspec.Struct, frozen=True):
     """Supervised jobs that no supervisor cares for any more."""
     known_agents: Mapping[str, KnownAgent] = {}
     """The agents that the journal expects to speak."""
+
+
+def without_ballast(message: OfJob, names: Mapping[str, str]) -> OfJob:
+    """Return a message with no more in it than a cycle may use: it may have to wait for one.
+
+    Any user's program can send it, as large as a frame may be, and while Slurm cannot be read many
+    of them wait.
+
+    Args:
+        message: as it came.
+        names: the nodes that the last cycle saw, each by its own name: with these the message takes
+            no memory for names.
+    """
+    if isinstance(message, AttemptEnded):
+        return msgspec.structs.replace(message, outcome=message.outcome[:MAX_TEXT_CHARACTERS])
+    if isinstance(message, RequeueRequest):
+        return msgspec.structs.replace(message, reason=message.reason[:MAX_TEXT_CHARACTERS])
+    nodes, others = [], 0
+    for name in dict.fromkeys(message.nodes):
+        if name in names:
+            nodes.append(names[name])
+        elif others < (MAX_OTHER_NODES if names else MAX_NODES_UNSEEN):
+            nodes.append(name[:MAX_NAME_CHARACTERS])
+            others += 1
+    step = message.step[:MAX_NAME_CHARACTERS]
+    return msgspec.structs.replace(message, nodes=tuple(nodes), step=step)

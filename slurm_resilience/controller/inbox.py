@@ -16,7 +16,7 @@ from typing import Any
 from slurm_resilience.clock import Clock
 from slurm_resilience.controller import authorize
 from slurm_resilience.controller.authorize import NodePlace
-from slurm_resilience.controller.heard import InboxMessage
+from slurm_resilience.controller.heard import InboxMessage, without_ballast
 from slurm_resilience.controller.job_lookups import JobLookups
 from slurm_resilience.controller.node_requests import NodeRequests
 from slurm_resilience.controller.pages import StatusPages, public_event
@@ -85,6 +85,8 @@ class Inbox:
         self._lock = threading.Lock()
         self._waiting: deque[InboxMessage] = deque()
         self._addresses: authorize.Addresses = {}
+        self._names: Mapping[str, str] = {}
+        """Slurm's nodes, each by its own name."""
         self._jobs: Mapping[int, Job] = {}
         self._verdicts: Mapping[str, NodeVerdict] = {}
         self._status = StatusPages({})
@@ -153,7 +155,8 @@ class Inbox:
         elif isinstance(message, AttemptStarted | AttemptEnded | RequeueRequest):
             if isinstance(message, RequeueRequest) and not self._may_requeue(client):
                 return
-            self._put(InboxMessage(client, int(client.subject), message))
+            kept = without_ballast(message, self._names)
+            self._put(InboxMessage(client, int(client.subject), kept))
 
     def _put(self, heard: InboxMessage) -> None:
         uid, now = heard.connection.uid, self._clock.monotonic()
@@ -233,6 +236,7 @@ class Inbox:
             self._addresses = {
                 node.name: NodePlace(node.address, node.port, node.hostname) for node in nodes
             }
+            self._names = {name: name for name in self._addresses}
             self._jobs = jobs
 
     def take(self) -> tuple[InboxMessage, ...]:

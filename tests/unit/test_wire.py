@@ -897,6 +897,27 @@ def test_what_users_say_leaves_room_for_an_administrator(
     assert len(heard) == 31 and heard[-1].message == PauseRequest("by hand")
 
 
+def test_what_waits_for_a_round_takes_little_memory(sresctld: Sresctld) -> None:
+    """A round may be long in coming, while Slurm cannot be read: a thousand messages of a user may
+    wait, and each frame of his has room for a hundred thousand names."""
+    program = run_as(
+        ALICE,
+        sresctld,
+        "c = connect('job', '7')\n"
+        "names = ('n1', 'far', *('%x' % n for n in range(80000)), 'n1', 'x' * 9999)\n"
+        "c.send(AttemptStarted(1, names))\n"
+        "c.send(AttemptEnded(1, 1, 'again ' * 80000))\n"
+        "c.send(RequeueRequest('again ' * 80000))\n"
+        "print(c.ask(EvidenceRequest(())).asked, flush=True)\n",
+    )
+    assert said_by(program) == "True\n"
+    started, *others = (heard.message for heard in sresctld.inbox.take())
+    assert isinstance(started, AttemptStarted)
+    assert started.nodes[:2] == ("n1", "far") and len(started.nodes) < 200
+    assert len(others) == 2
+    assert all(len(msgspec.msgpack.encode(message)) < 10_000 for message in (started, *others))
+
+
 def test_root_may_pause(sresctld: Sresctld) -> None:
     with sresctld.connect() as connection:
         assert connection.ask(PauseRequest("by hand")) == Status({"paused": "by hand"})

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from slurm_resilience.errors import UsageError
+from slurm_resilience.training.data.cache.fingerprint import fingerprint
 from slurm_resilience.training.data.loader import ReplayLoader
 from slurm_resilience.training.process_group import ProcessGroups
 from slurm_resilience.training.recovery.healer import HealProgress
@@ -26,6 +27,7 @@ class Loaders:
         self._cached = cached
         self._all: dict[str, ReplayLoader] = {}
         self._asked: dict[str, tuple[int, object]] = {}
+        self._sources: dict[str, object] = {}
         self._told: set[str] = set()
 
     def __len__(self) -> int:
@@ -57,9 +59,11 @@ class Loaders:
         size = len(source) if hasattr(source, "__len__") else -1
         asked = (type(source), size, global_batch, steps, repr(sorted(loader_kwargs.items())))
         before = self._asked.get(name)
-        if before is not None and before[0] == group.view.generation and before[1] != asked:
+        again = before is not None and before[0] == group.view.generation
+        if before is not None and again and (before[1] != asked or self._is_other(name, source)):
             raise UsageError(f"there is another loader with name={name!r}: give each its own name")
         self._asked[name] = group.view.generation, asked
+        self._sources[name] = source
         rank, world = group.rank, group.view.size
         loader = self._all.get(name)
         if loader is None:
@@ -72,6 +76,7 @@ class Loaders:
                 rank=rank,
                 world=world,
                 steps=steps,
+                name=name,
                 **loader_kwargs,
             )
             self._all[name] = loader
@@ -79,9 +84,15 @@ class Loaders:
             loader.rewind()
             loader.reshare(rank, world)
         self._place(name, loader)
-        if before is not None and before[0] == group.view.generation:
+        if again:
             self._tell_over(name, loader)
         return loader
+
+    def _is_other(self, name: str, source: object) -> bool:
+        """Tell whether a source is not the one that the loader of this name was asked for last, as
+        far as can be seen. Its batches would be taken for those of the first."""
+        before = self._sources[name]
+        return source is not before and fingerprint(source) != fingerprint(before)
 
     def _tell_over(self, name: str, loader: ReplayLoader) -> None:
         """Warn of a spent loader that is asked again in one world, as by a loop over epochs."""

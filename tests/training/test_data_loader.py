@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import subprocess
 import sys
 import threading
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain, islice
@@ -25,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.data import ReplayLoader
+from slurm_resilience.training.data.cache.fingerprint import fingerprint
 from slurm_resilience.training.data.source import SampleError
 from slurm_resilience.training.loaders import Loaders
 from slurm_resilience.training.recovery.healer import HealProgress
@@ -296,7 +298,7 @@ class Plain(Dataset):  # type: ignore[type-arg]
         return self.base + index
 
 
-def test_another_dataset_gets_none_of_it(tmp_path: Path) -> None:
+def test_another_dataset_gets_none_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same type and length, other contents: settings, arrays, a function's closure, a split."""
 
     def shifted(by: int) -> Any:
@@ -321,6 +323,76 @@ def test_another_dataset_gets_none_of_it(tmp_path: Path) -> None:
     assert first(torch.utils.data.Subset(whole, range(20))) == [0, 1, 2, 3]
     assert first(torch.utils.data.Subset(whole, range(20, 40))) == [20, 21, 22, 23]
     assert first(np.arange(8)) == [0, 1, 2, 3]
+    assert first(plain, collate_fn=functools.partial(scaled, by=2)) == [0, 2, 4, 6]
+    assert first(plain, collate_fn=functools.partial(scaled, by=3)) == [0, 3, 6, 9]
+    assert first(Slotted(1)) == [1, 2, 3, 4]
+    assert first(Slotted(2)) == [2, 3, 4, 5]
+    assert first(deque(range(4))) == [0, 1, 2, 3]  # an object of C
+    assert first(deque(range(1, 5))) == [1, 2, 3, 4]
+    assert first(plain, collate_fn=by_setting) == [0, 5, 10, 15]
+    monkeypatch.setattr(sys.modules[__name__], "SETTING", 6)
+    assert first(plain, collate_fn=by_setting) == [0, 6, 12, 18]
+
+
+SETTING = 5
+
+
+def by_setting(samples: list[int]) -> torch.Tensor:
+    return torch.tensor(samples) * SETTING
+
+
+def scaled(samples: list[int], by: int) -> torch.Tensor:
+    return torch.tensor(samples) * by
+
+
+class Slotted:
+    """A dataset whose setting is in no ``__dict__``."""
+
+    __slots__ = ("__base",)
+
+    def __init__(self, base: int) -> None:
+        self.__base = base
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return self.__base + index
+
+
+def test_a_program_with_other_arguments_gets_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`for n in 128 512; do srun python train.py --max-len $n; done`, in one job."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "--max-len", "128"])
+    short = fingerprint(Plain(0))
+    assert short == fingerprint(Plain(0))
+    monkeypatch.setattr(sys, "argv", ["train.py", "--max-len", "512"])
+    assert short != fingerprint(Plain(0))
+
+
+def test_two_loaders_of_a_training_share_no_batches(tmp_path: Path) -> None:
+    """Also where nothing tells their sources apart: each has a name."""
+    loaders = Loaders(HealProgress(), cached=True)
+    group: Any = SimpleNamespace(rank=0, view=SimpleNamespace(size=1, generation=1))
+    told = iter([(1,), (2,)])
+
+    def batch(name: str) -> Any:
+        (by,) = next(told)
+        how = {"cache": tmp_path / "c", "collate_fn": lambda samples: [s * by for s in samples]}
+        how |= {"fingerprint": "the same", "shuffle": False}
+        return next(iter(loaders.open(name, range(1, 9), 2, None, group, how)))
+
+    assert [batch("one"), batch("other")] == [[1, 2], [2, 4]]
+    loaders.close()
+
+
+def test_another_dataset_under_a_name_is_refused() -> None:
+    """A validation set as long as the training set must not get the training's batches."""
+    loaders = Loaders(HealProgress(), cached=False)
+    group: Any = SimpleNamespace(rank=0, view=SimpleNamespace(size=1, generation=1))
+    loaders.open("data", torch.arange(12.0), 2, None, group, {})
+    with pytest.raises(UsageError, match="another loader with name='data'"):
+        loaders.open("data", torch.arange(12.0) + 1, 2, None, group, {})
+    loaders.close()
 
 
 def test_the_bound_holds_and_a_giant_goes_by(

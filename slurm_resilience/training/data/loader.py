@@ -81,6 +81,7 @@ class ReplayLoader:
         threads: samples of a map-style dataset that are read at the same time (it must bear that).
         fingerprint: stands for the source's contents; empty: found by looking at it.
         autocommit: count a batch as consumed when it is given.
+        name: tells this loader from others of the training, which never share its batches.
 
     Attributes:
         samples: (share,) int64, sample indices of the last share; empty for whole batches.
@@ -115,6 +116,7 @@ class ReplayLoader:
         threads: int = 1,
         fingerprint: str = "",
         autocommit: bool = True,
+        name: str = "",
     ) -> None:
         if min(prefetch_length, lookback_length, max_bytes) < 0 or threads < 1:
             raise UsageError(
@@ -130,7 +132,7 @@ class ReplayLoader:
         self._warn = warn_once()
         opening = Opening(source)
         known = None if is_opener(source) else about(source)
-        words: list[Any] = [fingerprint or look_at(source, collate_fn), seed, shuffle]
+        words: list[Any] = [fingerprint or look_at(source, collate_fn), name, seed, shuffle]
         words += [global_batch, drop_last]
         words += [known.length] if known and known.kind == "map" else ["stream", epochs]
         self._home = BatchCache(identity(words), cache, max_bytes, self._warn)

@@ -1,10 +1,11 @@
 """Name a source in a few bytes, without reading a sample from it.
 
 Two sources with the same fingerprint would share cached batches, so it looks at all that can be
-seen at no cost: types, the files of their code, settings, paths, the bytes of small arrays and a
-part of large ones. When in doubt it differs; the price is a cold cache, never a wrong batch. What
-it cannot see is a change of the data behind an unchanged path: name it with ``fingerprint=``, or
-give the dataset an attribute ``fingerprint`` that changes with it.
+seen at no cost: types, the files of their code, settings (the program's arguments too), paths, the
+bytes of small arrays and a part of large ones. When in doubt it differs; the price is a cold cache,
+never a wrong batch. What it cannot see is a change of the data behind an unchanged path, or of an
+environment variable: name it with ``fingerprint=``, or give the dataset an attribute
+``fingerprint`` that changes with it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ _DEEP = 6
 _MANY = 4096
 _BLOCK = 4096
 _BLOCKS = 32
+_PICKLE = 5
+"""The protocol in which an object tells what it is made of without copying large parts."""
 _NAMES = ("fingerprint", "_fingerprint")
 """Attributes by which a source names its own contents (the second is Hugging Face's)."""
 
@@ -33,7 +36,8 @@ def fingerprint(*things: Any) -> str:
     """32 hex digits that stand for ``things``; the same in every process that makes them alike."""
     digest = hashlib.blake2b(digest_size=16)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    for text in chain(_file(main), *(_words(thing, _DEEP, ()) for thing in things)):
+    of_things = (_words(thing, _DEEP, ()) for thing in things)
+    for text in chain(_file(main), _words(sys.argv[1:], 2, ()), *of_things):
         digest.update(len(text).to_bytes(8, "little"))
         digest.update(text)
     return digest.hexdigest()
@@ -84,6 +88,10 @@ def _parts(thing: Any, deep: int, above: tuple[int, ...]) -> Iterator[bytes]:
         yield thing.__qualname__.encode()
         cells = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
         yield from _all((thing.__code__, thing.__defaults__, *cells), deep, above)
+        for name in thing.__code__.co_names:
+            # A setting of the module's. Other things there may change with every call.
+            if isinstance(value := thing.__globals__.get(name), bool | int | float | str):
+                yield f"{name}={value!r}".encode(errors="surrogatepass")
     elif isinstance(thing, MethodType):
         yield from _all((thing.__func__, thing.__self__), deep, above)
     elif isinstance(thing, type):
@@ -103,7 +111,7 @@ def _parts(thing: Any, deep: int, above: tuple[int, ...]) -> Iterator[bytes]:
 def _object(thing: Any, deep: int, above: tuple[int, ...]) -> Iterator[bytes]:
     module = sys.modules.get(type(thing).__module__)
     yield from _file(getattr(module, "__file__", None))
-    given = vars(thing) if hasattr(thing, "__dict__") else {}
+    given = _members(thing)
     for name in _NAMES:
         if isinstance(own := given.get(name, getattr(type(thing), name, None)), str):
             yield own.encode()
@@ -111,6 +119,34 @@ def _object(thing: Any, deep: int, above: tuple[int, ...]) -> Iterator[bytes]:
     for name in sorted(map(str, given)):
         yield name.encode()
         yield from _words(given.get(name), deep, above)
+    if not given and not hasattr(thing, "__dict__"):
+        yield from _words(_taken_apart(thing), deep, above)
+
+
+def _members(thing: Any) -> dict[str, Any]:
+    """Return what an object is made of, by name: its variables, and what it has in slots."""
+    members = {
+        name: getattr(thing, name)
+        for part in type(thing).__mro__
+        for name, member in vars(part).items()
+        if isinstance(member, MemberDescriptorType)
+        and not name.startswith("__")
+        and hasattr(thing, name)
+    }
+    return members | (vars(thing) if hasattr(thing, "__dict__") else {})
+
+
+def _taken_apart(thing: Any) -> Any:
+    """Return an object that shows nothing (one of C) as pickle would have it; None: it cannot be
+    had."""
+    try:
+        parts = thing.__reduce_ex__(_PICKLE)
+    except Exception:
+        return None  # a lock, an open file
+    if not isinstance(parts, tuple):
+        return parts
+    # What it holds comes last, one by one.
+    return [list(islice(one, _MANY)) if isinstance(one, Iterator) else one for one in parts]
 
 
 def _all(

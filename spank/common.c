@@ -51,6 +51,8 @@ void sres_forget_attempt(void)
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
 		unsetenv(names[i]);
+	/* slurmd sets it in a job that was requeued, and does not take it out of one that was not. */
+	unsetenv("SLURM_RESTART_COUNT");
 }
 
 void sres_refuse(void)

@@ -32,7 +32,7 @@ from slurm_resilience.resume.live_step.live_step import LiveStep
 from slurm_resilience.resume.live_step.live_steps import StepEnd
 from slurm_resilience.resume.live_step.seats import SeatMap
 from slurm_resilience.resume.recovery import NextAttempt, Recovery
-from slurm_resilience.resume.srun.command import AttemptCommand, leading_number, step_nodes
+from slurm_resilience.resume.srun.command import AttemptCommand, step_nodes
 from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.host_calls import HostCalls
 from slurm_resilience.resume.srun.srun_options import SrunCommand
@@ -136,7 +136,8 @@ class Supervisor:
             ),
             reports=host_calls.reports(ports),
         )
-        restarts = leading_number(environment.get("SLURM_RESTART_COUNT"))
+        # Not $SLURM_RESTART_COUNT: a job that was submitted by another one may have that one's.
+        restarts = job.restarts
         self._fence = Fence(client, job, restarts, host_calls)
         self._training = training.TrainingWatch(self._context, self._fence)
         self._recovery = Recovery(self._context, step_size, min_nodes)

@@ -293,10 +293,29 @@ def test_limits_hold_at_the_start_after_a_requeue(
     slurm.pass_time(300.0)
     slurm.start_now(1)
     slurm.pass_time(10.0)
-    again = supervisor_of(slurm, {"SLURM_RESTART_COUNT": "1"})
+    again = supervisor_of(slurm)
     monkeypatch.setattr(again, "_start", lambda *_, **__: pytest.fail("an attempt is started"))
     assert again.run() == 137
     assert "not started again: 10 attempts within an hour" in capfd.readouterr().err
+
+
+def test_the_starts_of_a_job_have_tokens_of_their_own(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that a requeued job has submitted inherits $SLURM_RESTART_COUNT: its first start and
+    the one after a requeue both find a 1 there."""
+    monkeypatch.chdir(tmp_path)
+    tokens = set()
+    for _ in range(2):
+        supervisor = supervisor_of(slurm, {"SLURM_RESTART_COUNT": "1"})
+        fence = supervisor._fence
+        tokens.add(plan_attempt(supervisor._context, 1, fence.restarts, ("n1",), "").attempt.token)
+        assert fence.restarts == slurm.job(1).restarts  # else it is never mended
+        slurm.requeue(1)
+        slurm.pass_time(300.0)
+        slurm.start_now(1)
+        slurm.pass_time(10.0)
+    assert tokens == {"1.0.1", "1.1.1"}
 
 
 @pytest.mark.parametrize(

@@ -347,6 +347,8 @@ def _plain(message: str) -> str:
     return message.replace("`", "'").replace("$.", "")
 
 
+SHORTEST_FENCE_SECONDS = 3.0
+"""A pulled cable is noticed no sooner, and the hiccup of a switch lasts as long."""
 _LONGEST_SECONDS = {
     "controller": {"interval": 60.0},
     "detect": {"dead_after": 3600.0, "probe_timeout": 60.0},
@@ -438,6 +440,12 @@ def _check_ranges(config: Config, where: str) -> None:
         raise ConfigError(
             f"{where}: detect.silent_after must be more than two beats (agent.beat is "
             f"{config.agent.beat} s), or one late packet is a silence"
+        )
+    fence, least = config.agent.fence_after, max(SHORTEST_FENCE_SECONDS, 3 * config.agent.beat)
+    if 0 < fence < least:
+        raise ConfigError(
+            f"{where}: agent.fence_after must be 0 (no fencing), or at least {least:g} s: a "
+            "shorter cut is no reason to end steps"
         )
     if config.detect.dead_after <= config.detect.silent_after:
         raise ConfigError(f"{where}: detect.dead_after must be more than detect.silent_after")

@@ -37,6 +37,11 @@ def test_without_a_file_the_defaults_hold(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("controller = 3", "'controller' is a table"),
         ("[detect]\nsilent_after = 0.6", "more than two beats"),
         ("[detect]\ndead_after = 1.0", "dead_after must be more than"),
+        ("[agent]\nfence_after = 1", "agent.fence_after must be 0 (no fencing), or at least 3 s"),
+        (
+            "agent = { beat = 2, fence_after = 5 }\ndetect = { silent_after = 5, dead_after = 9 }",
+            "at least 6 s",
+        ),
         ("[detect]\ndead_after = nan", "detect.dead_after must be a finite number"),
         ("[replace]\ntimeout = inf", "replace.timeout must be a finite number"),
         ("not toml", "not valid TOML"),

@@ -52,7 +52,11 @@ def status(cluster: ClusterView, form: str) -> None:
         "health": by_value(views, "health"),
         "sresd": by_value(views, "sresd"),
         "modes": by_value(views, "mode"),
-        "incidents": [view["incident"] for view in views if view["incident"]],
+        "incidents": [
+            *(view["incident"] for view in views if view["incident"]),
+            # Of nodes that Slurm does not list, and so none of the views.
+            *(data or {}).get("unlisted", []),
+        ],
         "gave_up": [view["gave_up"] for view in views if view["gave_up"]],
         "queue": queue(views),
         "jobs": job_views(data, jobs),

@@ -12,6 +12,7 @@ from slurm_resilience.config import Config
 from slurm_resilience.controller.actions import MarkNode
 from slurm_resilience.controller.alarms import FollowedAlarm
 from slurm_resilience.controller.decide.decision import Decision
+from slurm_resilience.controller.decide.intake import REMOVED_AFTER_SECONDS
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.journal import Incident
@@ -104,6 +105,11 @@ def status(
         "marks_now": sum(isinstance(action, MarkNode) for action in decision.actions),
         "breaker": breaker_view(decision.snapshot),
         "alarms": sorted((msgspec.to_builtins(a) for a in alarms.values()), key=_first_raised),
+        "unlisted": [
+            _unlisted_view(incident)
+            for name, incident in incidents.items()
+            if name not in snapshot.nodes
+        ],
         "nodes": nodes,
         "jobs": {
             str(job): {"attempt": s.attempt, "nodes": list(s.nodes), "since": s.since}
@@ -126,6 +132,12 @@ def incident_view(incident: Incident) -> dict[str, Any]:
     times, before = view.pop("times"), view.pop("before")
     view |= times | {f"{name}_before": value for name, value in before.items()}
     return view
+
+
+def _unlisted_view(incident: Incident) -> dict[str, Any]:
+    """Return the incident of a node that Slurm does not list, as flat, plain data."""
+    text = f"Slurm does not list it; after {REMOVED_AFTER_SECONDS:.0f} s it counts as removed"
+    return incident_view(incident) | {"reason": f"{text} ({incident.reason})"}
 
 
 def _first_raised(alarm: dict[str, Any]) -> float:

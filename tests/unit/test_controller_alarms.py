@@ -104,6 +104,21 @@ def test_an_alarm_is_published_while_its_cause_lasts(
     assert published(controller)["alarms"] == []
 
 
+def test_the_incident_of_a_node_that_is_not_listed_is_shown(
+    sresctld: tuple[Controller, FakeSlurm, FakeClock],
+) -> None:
+    """For a minute it is not known whether the node has left slurm.conf."""
+    controller, slurm, _ = sresctld
+    slurm.set_node(["n1"], state="fail", reason="Action:Replace")
+    controller.cycle()
+    assert published(controller)["unlisted"] == []
+    del slurm._nodes["n1"]
+    controller.cycle()
+    (unlisted,) = published(controller)["unlisted"]
+    assert (unlisted["node"], unlisted["state"]) == ("n1", "set-aside")
+    assert "Slurm does not list it" in unlisted["reason"]
+
+
 def test_a_pause_ends_no_alarm(sresctld: tuple[Controller, FakeSlurm, FakeClock]) -> None:
     controller, slurm, clock = sresctld
     slurm.set_node(["n1"], state="fail", reason="action:replace")

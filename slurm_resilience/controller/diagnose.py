@@ -74,6 +74,9 @@ _OWN = "|".join(
 )
 _SLURMS_OWN = re.compile(rf"(?:{_OWN})(?:(?:, | : )(?:{_OWN}))*")
 _ADDED_BY_SLURM = re.compile(rf"(?: : (?:{_OWN}))*")
+_POWER_FLAGS = frozenset(
+    {"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP", "PLANNED_DOWN"}
+)
 MIN_SILENT_PROBES = 2
 RECURS_AFTER_SECONDS = 60.0
 """A line of the kernel log that is this much younger than the answered one is a new fault. Lines
@@ -126,9 +129,12 @@ def diagnose(snapshot: ClusterSnapshot, config: Config) -> dict[str, NodeDiagnos
 
 
 def _powered_off(case: NodeCase) -> NodeDiagnosis | None:
-    if case.node.is_powered_off_on_purpose:
-        return case.is_("held", f"{case.node.state}: powered off by Slurm")
-    return None
+    node = case.node
+    if not node.is_powered_off_on_purpose:
+        return None
+    if node.flags & _POWER_FLAGS == {"POWERED_DOWN"} and _is_requested(node):
+        return None  # Slurm wakes no node that is out of service: the request would wait for ever
+    return case.is_("held", f"{node.state}: powered off by Slurm")
 
 
 def _expected_to_be_away(case: NodeCase) -> NodeDiagnosis | None:
@@ -148,7 +154,7 @@ def _unclear_reason(case: NodeCase) -> NodeDiagnosis | None:
 
 def _requested(case: NodeCase) -> NodeDiagnosis | None:
     node = case.node
-    if not (node.requested_action and is_out_of_service(node)):
+    if not _is_requested(node):
         return None
     if case.has_died_with_jobs:
         # It was to be left gracefully, and died meanwhile: its jobs must be freed now.
@@ -220,6 +226,10 @@ RULES: Sequence[Callable[[NodeCase], NodeDiagnosis | None]] = (
 def is_out_of_service(node: Node) -> bool:
     """Slurm starts no job on it because it is DOWN, draining or failing."""
     return node.is_fail or node.is_down or node.is_drain
+
+
+def _is_requested(node: Node) -> bool:
+    return bool(node.requested_action) and is_out_of_service(node)
 
 
 def is_speaking(snapshot: ClusterSnapshot, detect: DetectSettings, name: str) -> bool:

@@ -234,6 +234,16 @@ def test_silence_that_slurm_expects_is_no_death(state: str) -> None:
     assert verdict(world(node(state=state), **dead())).kind == "held"
 
 
+def test_a_request_for_a_node_that_stays_powered_down_is_heard() -> None:
+    """Slurm wakes no node that is out of service: what a failed power-up left, for one."""
+    for state in ("DOWN+FAIL+POWERED_DOWN", "IDLE+FAIL+NOT_RESPONDING+POWERED_DOWN"):
+        assert verdict(world(node(state=state, reason=REPLACE), **dead())).kind == "requested"
+    for state in ("IDLE+FAIL+POWERED_DOWN+POWER_UP", "DOWN+FAIL+POWERING_DOWN"):
+        assert verdict(world(node(state=state, reason=REPLACE), **dead())).kind == "held"
+    off = node(state="DOWN+FAIL+POWERED_DOWN", reason="ResumeTimeout reached")
+    assert verdict(world(off, **dead())).kind == "held"
+
+
 def test_a_node_in_maintenance_that_still_has_jobs_may_die() -> None:
     assert verdict(world(node(state="ALLOCATED+MAINTENANCE"), **dead())).kind == "dead"
 

@@ -320,6 +320,13 @@ def test_a_storm_marks_no_empty_nodes_for_jobs_that_look_for_none() -> None:
     )
     lost = (replace_(entry, lost=("m2",)),)
     assert marked(replace_(at_nine, nodes=("m1",)), watched=lost) == names
+    # Any user may ask for a requeue. It counts where the job has to leave a node, or has left one.
+    asked = PendingRequeue(9, "a node of mine died", True, 0, NOW - 1.0)
+    assert marked(at_nine, pending_requeues={9: asked}) == []
+    waits = replace_(at_nine, state="PENDING", nodes=())
+    assert marked(waits, pending_requeues={9: asked}) == []
+    had_one = (replace_(entry, nodes=("n1", "m2")),)
+    assert marked(waits, watched=had_one, pending_requeues={9: asked}) == names
     # Slurm offers no node that is DOWN.
     known = faults(*names, is_over=False)
     assert marked(replace_(at_nine, nodes=("m1",)), "DOWN", watched=lost, faults=known) == []

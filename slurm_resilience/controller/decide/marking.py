@@ -20,7 +20,12 @@ from slurm_resilience.controller.decide.breaker import SHOWN_NODES
 from slurm_resilience.controller.decide.escalation import escalated
 from slurm_resilience.controller.decide.jobs import runs_again
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
-from slurm_resilience.controller.diagnose import NOT_RESPONDING, NodeDiagnosis, is_speaking
+from slurm_resilience.controller.diagnose import (
+    NOT_RESPONDING,
+    NodeDiagnosis,
+    is_out_of_service,
+    is_speaking,
+)
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import Job, Node
 
@@ -197,13 +202,22 @@ def _is_recovering(snapshot: ClusterSnapshot, dead: Collection[str]) -> bool:
             continue
         requeue = snapshot.pending_requeues.get(job.id)
         if requeue is not None and not runs_again(job, requeue):
-            return True
+            # Any user may ask for a requeue: it must be one that follows from a node.
+            had = {*job.nodes, *entry.nodes}
+            if not requeue.wanted or any(_is_faulty(snapshot, dead, name) for name in had):
+                return True
         if job.state == "RUNNING" and entry.lost and len(job.nodes) < entry.size:
             return True
         held = {*job.nodes, *entry.lost}
         if job.state == "COMPLETING" and any(_is_gone(snapshot, dead, name) for name in held):
             return True
     return False
+
+
+def _is_faulty(snapshot: ClusterSnapshot, dead: Collection[str], name: str) -> bool:
+    """Tell whether a job has to leave a node, or has left it."""
+    node = snapshot.nodes.get(name)
+    return name in dead or node is None or is_out_of_service(node)
 
 
 def _is_gone(snapshot: ClusterSnapshot, dead: Collection[str], name: str) -> bool:

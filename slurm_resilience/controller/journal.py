@@ -145,6 +145,8 @@ class Fault(msgspec.Struct, frozen=True):
     partitions: tuple[str, ...]
     began: float
     is_over: bool = False
+    waits_for_pause: bool = False
+    """The node was not marked, and sresctld is paused."""
 
 
 class BreakerState(msgspec.Struct, frozen=True):

@@ -293,6 +293,34 @@ def test_what_a_storm_left_counts_once_more_when_the_breaker_closes() -> None:
     assert decision(seen, one).snapshot.memory.breaker.is_tripped
 
 
+def test_faults_that_a_pause_kept_from_marks_count_as_new_at_its_end() -> None:
+    """They are marked together then, however far apart they began."""
+    said = decision(
+        lost_nodes(2, 6, paused="a switch is exchanged", faults=faults("n1", ago=900.0))
+    )
+    held = said.snapshot.memory.faults
+    assert all(fault.waits_for_pause for fault in held.values())
+    said = decision(lost_nodes(2, 6, faults=held, now=NOW + 600.0))
+    assert [mark.node for mark in said.actions if isinstance(mark, act.MarkNode)] == ["n1", "n2"]
+    again = said.snapshot.memory.faults
+    assert {(fault.began, fault.waits_for_pause) for fault in again.values()} == {
+        (NOW + 600.0, False)
+    }
+    three = decision(lost_nodes(3, 6, faults=again, now=NOW + 660.0))
+    assert three.snapshot.memory.breaker.is_tripped
+    # Three that failed hours apart are three at once for those who mark them.
+    apart = faults("n1", "n2", ago=900.0, is_over=False, waits_for_pause=True)
+    assert decision(lost_nodes(3, 6, faults=apart)).snapshot.memory.breaker.is_tripped
+    # What a person has answered stays so, and what is marked was counted.
+    answered = BreakerState(reset_at=NOW - 800.0)
+    said = decision(lost_nodes(3, 6, faults=apart, breaker=answered))
+    assert not said.snapshot.memory.breaker.is_tripped
+    marked = world(
+        MARKED, incidents=(incident(),), faults=faults("n1", is_over=False), paused="x", **dead()
+    )
+    assert not decision(marked).snapshot.memory.faults["n1"].waits_for_pause
+
+
 def test_a_storm_marks_no_empty_nodes_for_jobs_that_look_for_none() -> None:
     """A job that ends, runs again, or was made smaller by its owner needs no node of the storm."""
     names = [f"n{i}" for i in range(1, 5)]

@@ -44,10 +44,10 @@ def review(
     present = _present(snapshot, _not_left_alone(snapshot, diagnoses, config))
     faults, notes = dict(snapshot.memory.faults), list[Note]()
     for name, cause in present.items():
-        known = faults.get(name)
-        if known is None or known.is_over:
-            faults[name] = Fault(name, cause, snapshot.nodes[name].partitions, snapshot.now)
-            notes.append(NoteFault(faults[name]))
+        fault = _as_it_counts(snapshot, name, cause)
+        if fault != faults.get(name):
+            faults[name] = fault
+            notes.append(NoteFault(fault))
     for name, fault in snapshot.memory.faults.items():
         if name in present or (name not in snapshot.nodes and not fault.is_over):
             continue
@@ -73,6 +73,22 @@ def review(
         faults |= {fault.node: fault for fault in lasting}
         notes += [NoteFault(fault) for fault in lasting]
     return BreakerReview(faults, state, tuple(notes))
+
+
+def _as_it_counts(snapshot: ClusterSnapshot, name: str, cause: str) -> Fault:
+    """Return a fault that is present. Those that a pause has kept from being marked are marked
+    together at its end: they count as if they began then, but for those that a person answered."""
+    known, incident = snapshot.memory.faults.get(name), snapshot.incidents.get(name)
+    is_paused = bool(snapshot.paused)
+    if known is None or known.is_over:
+        partitions = snapshot.nodes[name].partitions
+        return Fault(name, cause, partitions, snapshot.now, waits_for_pause=is_paused)
+    if is_paused:
+        is_marked = incident is not None and incident.state.is_marked
+        return msgspec.structs.replace(known, waits_for_pause=not is_marked)
+    is_answered = known.began <= snapshot.memory.breaker.reset_at
+    began = snapshot.now if known.waits_for_pause and not is_answered else known.began
+    return msgspec.structs.replace(known, began=began, waits_for_pause=False)
 
 
 def _not_left_alone(

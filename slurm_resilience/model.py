@@ -77,6 +77,14 @@ class Node(msgspec.Struct, frozen=True):
         )
 
     @property
+    def is_only_reserved(self) -> bool:
+        """It would be available, but for a maintenance reservation."""
+        return (
+            not self.is_available
+            and msgspec.structs.replace(self, flags=self.flags - {"MAINTENANCE"}).is_available
+        )
+
+    @property
     def is_powered_off_on_purpose(self) -> bool:
         return bool(self.flags & {"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "PLANNED_DOWN"})
 

@@ -400,6 +400,8 @@ def test_a_node_that_a_person_reserves_while_it_returns_is_left_as_it_is(
         sresctld.cycle()
     assert sresctld.slurm.node("n3").requested_action == ""
     assert len(runs) == 1
+    assert sresctld.incident.ended_by is NodeEvent.CLOSED
+    assert "released" not in sresctld.events()
 
 
 def test_a_crash_between_shrink_and_mark(sresctld: Controller, runs: dict[Path, Run]) -> None:

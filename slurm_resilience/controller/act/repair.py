@@ -182,7 +182,7 @@ class RepairActs:
         """Give the node back to Slurm, unless it is in service already or a person keeps it."""
         node = self._client.node(action.node)
         text = "Slurm shows it in service already"
-        if not node.is_available:
+        if not (node.is_available or node.is_only_reserved):
             known = snapshot.incidents[action.node]
             if is_kept_instead(node, known.action, snapshot.site.slurm_users):
                 log.info("%s is kept out meanwhile: %s: not resumed", node.name, node.reason)

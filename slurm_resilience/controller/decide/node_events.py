@@ -307,7 +307,7 @@ def _from_validating(
 ) -> Iterator[Action]:
     timeout = config.replace.return_timeout
     is_late = snapshot.now - incident.times.run_ended > timeout
-    if node.is_available:
+    if node.is_available or node.is_only_reserved:
         # A person (or Slurm) put it back. Its sresd may need a moment more: till then its silence
         # is that of the old boot. Later it is judged like any node in service.
         is_silent = life_of(snapshot, config.detect, node).kind in ("suspect", "dead")
@@ -380,11 +380,15 @@ def _from_returning(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
 ) -> Iterator[Action]:
     since_resume = snapshot.now - incident.times.resumed
-    if node.is_available:
+    # A maintenance reservation keeps jobs off a node that has come back all the same. What is found
+    # on it from now on is news.
+    if node.is_available or node.is_only_reserved:
         seconds = snapshot.now - incident.times.opened
         verb = "rebooted" if incident.action == REBOOT else "replaced"
         verb = "came back by itself" if incident.is_flap else verb
         text = f"{verb} and back in service after {seconds:.1f} s"
+        if node.is_only_reserved:
+            text = f"{text}, in a maintenance reservation"
         yield _move(incident, NodeEvent.CLOSED, text)
     elif node.requested_action and incident.reason_at not in ("", node.reason_at):
         by = node.reason_by or "an unknown user"
@@ -392,4 +396,8 @@ def _from_returning(
     elif node.requested_action and since_resume > RESUME_AGAIN_SECONDS:
         yield ReturnNode(node.name, incident.id)
     elif since_resume > config.replace.return_timeout:
+        if "MAINTENANCE" in node.flags and not is_out_of_service(node):
+            text = f"{node.state}: it was given back, and is judged anew after its reservation"
+            yield _move(incident, NodeEvent.CLOSED, text)
+            return
         yield _failed(snapshot, config, incident, f"after its resume the node is {node.state}")

@@ -54,9 +54,17 @@ class SteadyClock:
     def wait(self, event: threading.Event, seconds: float) -> bool:
         return self._clock.wait(event, seconds)
 
+    def machines(self) -> float:
+        """Return the machine's own date, in seconds since the epoch."""
+        return self._clock.now()
+
     def adopt(self) -> None:
         """Take over the machine's date. Only while nothing is timed by it."""
         self._offset = self._clock.now() - self._clock.monotonic()
+
+    def go_on_from(self, moment: float) -> None:
+        """Show this moment (epoch) or a later one from now on."""
+        self._offset = max(self._offset, moment - self._clock.monotonic())
 
 
 SYSTEM_CLOCK: Clock = SystemClock()

@@ -632,6 +632,28 @@ class Journal:
         last = "id IN (SELECT max(id) FROM incidents GROUP BY node)"
         return self._incidents_in((state for state in NodeState if state.is_at_rest), last)
 
+    def newest(self) -> float:
+        """Return when (epoch) the last event was written; 0: there is none."""
+        row = self._db.execute("SELECT at FROM events ORDER BY id DESC LIMIT 1").fetchone()
+        return float(row[0]) if row else 0.0
+
+    def set_back(self, now: float, seconds: float) -> None:
+        """Let nothing that counts lie in the future, and keep its age.
+
+        Args:
+            now: the machine's date (epoch).
+            seconds: by so much the journal is ahead of it.
+        """
+        with self._together():
+            self._db.execute("UPDATE events SET at = at - ? WHERE at > ?", (seconds, now))
+            self._db.execute("UPDATE missing SET since = since - ?", (seconds,))
+            for fault in self.faults().values():
+                self.put_fault(msgspec.structs.replace(fault, began=fault.began - seconds))
+            breaker = self.breaker()
+            self.put_breaker(
+                msgspec.structs.replace(breaker, reset_at=max(0.0, breaker.reset_at - seconds))
+            )
+
     # -- what the breaker, the ceilings and the diagnosis remember ----------------------------
 
     def memory(

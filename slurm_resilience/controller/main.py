@@ -52,6 +52,8 @@ PRUNE_SECONDS = 86400.0
 """Between two looks for what has become too old."""
 MAX_FILES = 65536
 """File descriptors, where the hard limit allows them."""
+SET_BACK_SECONDS = 1.0
+"""The machine's date went back where it is so much behind ours."""
 TICK_SECONDS = 0.25
 """Between two looks for a silence, and between two pushes of a requeued job."""
 _ENDED = ("COMPLETED", "CANCELLED", "FAILED")
@@ -90,6 +92,8 @@ class Controller:
         state_dir = Path(config.controller.state_dir)
         replacers = choose_replacers(config.replace, info, client, borders.host)
         self.journal = Journal(state_dir / "journal.db", borders.connect)
+        # What is under way is timed by the date that the last sresctld went by.
+        clock.go_on_from(self.journal.newest())
         self.journal.number_after(last_run(state_dir))
         self._prune()
         self.registry = Registry(clock)
@@ -157,13 +161,26 @@ class Controller:
                 log.info("%s", sentence)
                 last_gist = gist
             if self._cycle.is_quiet():
-                self._clock.adopt()
+                self._adopt_the_date()
             if began - self._pruned >= PRUNE_SECONDS:
                 self._prune()
             self._pause_between(stop, began)
         with contextlib.suppress(sqlite3.Error):
             # What an administrator said a moment before our end must hold after the next start.
             self._cycle.take_pauses()
+
+    def _adopt_the_date(self) -> None:
+        """Take over the machine's date. Where it went back, so does the journal: what lies in the
+        future would count until then."""
+        date = self._clock.machines()
+        back = self._clock.now() - date
+        if back > SET_BACK_SECONDS:
+            try:
+                self.journal.set_back(date, back)
+            except sqlite3.Error:
+                return  # a full disk; the next cycle says so
+            log.warning("the machine's date went back by %.0f s", back)
+        self._clock.adopt()
 
     def _prune(self) -> None:
         """Drop what is older than the configuration says, from the journal and from the disk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sqlite3
 import threading
@@ -18,7 +19,7 @@ from worlds import FakeClock, agent, config, finding
 from slurm_resilience.clock import SteadyClock
 from slurm_resilience.controller import actions
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
-from slurm_resilience.controller.journal import IncidentFacts, Journal
+from slurm_resilience.controller.journal import BreakerState, Fault, IncidentFacts, Journal
 from slurm_resilience.controller.main import Controller as Daemon
 from slurm_resilience.controller.main import only_one
 from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
@@ -357,6 +358,44 @@ def test_the_date_may_be_set_at_any_time() -> None:
     steady.adopt()
     assert steady.now() == clock.now()
     assert not steady.wait(threading.Event(), 1.0)
+
+
+def test_a_restart_goes_by_the_date_of_the_last_sresctld(tmp_path: Path) -> None:
+    """The machine's date was set back by an hour, and a repair is under way."""
+    clock, slurm, an_hour = FakeClock(), FakeSlurm(2), 3600.0
+    journal = Journal(tmp_path / "journal.db")
+    late = clock.now() + an_hour
+    journal.open_incident("n1", NodeEvent.REQUESTED, "requested", REPLACE, "asked", late)
+    journal.close()
+    settings = config(controller={"state_dir": str(tmp_path)})
+    daemon = Daemon(settings, slurm, slurm.info(), clock)  # type: ignore[arg-type]
+    with contextlib.closing(daemon):
+        clock.pass_time(5.0)
+        assert daemon._clock.now() == late + 5.0
+
+
+def test_the_journal_goes_back_with_the_date(tmp_path: Path) -> None:
+    """Else what lies in the future counts for as long: a breaker could not even be reset."""
+    clock, slurm, an_hour = FakeClock(), FakeSlurm(2), 3600.0
+    journal = Journal(tmp_path / "journal.db")
+    late = clock.now() + an_hour
+    journal.event(clock.now() - 9.0, "alarm", "written before")
+    journal.event(late - 60.0, NodeEvent.REPLACING, "replace-node n2", node="n2")
+    journal.event(late, "alarm", "look here")
+    journal.put_fault(Fault("n2", "", (), late - 600.0, is_over=True))
+    journal.put_breaker(BreakerState(reset_at=late - 900.0))
+    journal.put_missing("n3", late - 30.0)
+    journal.close()
+    settings = config(controller={"state_dir": str(tmp_path)})
+    daemon = Daemon(settings, slurm, slurm.info(), clock)  # type: ignore[arg-type]
+    with contextlib.closing(daemon):
+        daemon._adopt_the_date()
+        now, journal = clock.now(), daemon.journal
+        assert daemon._clock.now() == now
+        assert [event["at"] for event in journal.events()] == [now, now - 60.0, now - 9.0]
+        assert journal.faults()["n2"].began == now - 600.0
+        assert journal.breaker().reset_at == now - 900.0
+        assert journal.missing() == {"n3": now - 30.0}
 
 
 def test_old_incidents_and_their_runs_are_dropped(tmp_path: Path) -> None:

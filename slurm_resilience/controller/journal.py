@@ -724,6 +724,14 @@ class Journal:
         ).fetchall()
         return {str(node): int(number) for node, number in rows}
 
+    def alarms(self, since: float) -> frozenset[str]:
+        """Return the keys of the alarms that were raised since then (epoch)."""
+        rows = self._db.execute(
+            "SELECT json_extract(data, '$.key') FROM events WHERE kind = 'alarm' AND at > ?",
+            (since,),
+        ).fetchall()
+        return frozenset(str(key) for (key,) in rows if key)
+
     def released(self, since: float) -> dict[str, float]:
         """Return when (epoch) a person last took each node back since then."""
         rows = self._db.execute(

@@ -21,6 +21,7 @@ from slurm_resilience.controller.act.nodes import NodeActs
 from slurm_resilience.controller.act.notes import NoteWriter
 from slurm_resilience.controller.act.repair import RepairActs
 from slurm_resilience.controller.act.reporting import Reporter
+from slurm_resilience.controller.alarms import SHOWN_AFTER_SECONDS
 from slurm_resilience.controller.journal import Journal
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.probe import Prober
@@ -60,6 +61,7 @@ class Actor:
         self._dry_run = dry_run
         self._reporter = Reporter(journal, clock)
         self._alarms: set[str] = set()
+        self._raised_before = journal.alarms(clock.now() - SHOWN_AFTER_SECONDS)
         self._failed_at: dict[str, float] = {}
         self.is_halted: Callable[[], bool] = _never
         """Asked between two acts: whether a person or SIGTERM stops the rest of them."""
@@ -160,12 +162,19 @@ class Actor:
         if action.key in self._alarms:
             return
         self._alarms.add(action.key)
+        if action.key in self._raised_before:
+            return  # in the minutes before a restart of sresctld
         known = snapshot.incidents.get(action.node)
         if action.remember and known is not None and known.alarmed:
             return  # raised before a restart of sresctld
         log.warning("%s%s", f"{action.node}: " if action.node else "", action.text)
         self._reporter.event(
-            "alarm", action.text, node=action.node, job=action.job, incident=action.incident
+            "alarm",
+            action.text,
+            node=action.node,
+            job=action.job,
+            incident=action.incident,
+            key=action.key,
         )
         if action.remember:
             self._journal.note_alarm(action.incident)

@@ -252,6 +252,15 @@ class NoteAnswered(msgspec.Struct, frozen=True, tag=True):
     """Each with the time that it was found (by the node's clock)."""
 
 
+class NotePutBack(msgspec.Struct, frozen=True, tag=True):
+    """A person has put the node of an incident back into service during a pause."""
+
+    node: str
+    incident: int
+    at: float
+    """When that was seen (epoch); 0: the node is out of service once more."""
+
+
 class DropAnswers(msgspec.Struct, frozen=True, tag=True):
     """Forget that a person answered these findings: they are over, and new when found once more."""
 
@@ -293,6 +302,7 @@ Note = (
     | NoteMissing
     | NoteKept
     | NoteAnswered
+    | NotePutBack
     | DropAnswers
     | NoteFault
     | NoteBreaker

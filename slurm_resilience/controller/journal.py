@@ -44,6 +44,8 @@ class IncidentTimes(msgspec.Struct, frozen=True):
     """The program's end, or the node's return by itself: since then its return is judged."""
     resumed: float = 0.0
     closed: float = 0.0
+    put_back: float = 0.0
+    """A person put the node back during a pause: what was found until then was answered then."""
 
 
 class Incident(msgspec.Struct, frozen=True):
@@ -563,6 +565,12 @@ class Journal:
     def note_alarm(self, incident_id: int) -> None:
         """Remember that an incident's alarm was raised."""
         self._save(msgspec.structs.replace(self.incident(incident_id), alarmed=True))
+
+    def note_put_back(self, incident_id: int, at: float) -> None:
+        """Remember when (epoch) a person put the node back during a pause; 0: it is out again."""
+        incident = self.incident(incident_id)
+        times = msgspec.structs.replace(incident.times, put_back=at)
+        self._save(msgspec.structs.replace(incident, times=times))
 
     def note_evidence(self, incident_id: int, text: str) -> None:
         """Remember where an incident's evidence is, or why there is none."""

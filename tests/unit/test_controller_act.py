@@ -672,6 +672,62 @@ def test_an_alarm_is_said_once(sresctld: Controller) -> None:
     assert sresctld.events("alarm") == ["alarm"]
 
 
+def test_an_alarm_is_not_said_again_by_each_restart(sresctld: Controller) -> None:
+    """systemd starts it again after some seconds, whatever ends it, as often as that happens."""
+    sresctld.slurm.set_node(["n3"], state="fail", reason="action:replace")
+    for _ in range(4):
+        sresctld.cycle()
+        sresctld.restart()
+        sresctld.clock.pass_time(30)
+    assert sresctld.events("alarm") == ["alarm"]
+    # Long after, a restart tells of what lasts.
+    sresctld.clock.pass_time(600)
+    sresctld.restart()
+    sresctld.everybody_beats()
+    sresctld.cycle()
+    assert sresctld.events("alarm") == ["alarm", "alarm"]
+
+
+def test_a_resume_in_a_pause_answers_what_was_found_before_it(sresctld: Controller) -> None:
+    sresctld.registry.views["n3"] = agent("n3", findings=(finding(),))
+    sresctld.cycle()
+    assert sresctld.incident.state is NodeState.SET_ASIDE
+    sresctld.journal.pause("a switch is exchanged")
+    sresctld.cycle()
+    sresctld.slurm.set_node(["n3"], state="resume")
+    sresctld.cycle()
+    later = finding(subject="GPU 3", at=sresctld.clock.now() + 5)
+    sresctld.registry.views["n3"] = agent("n3", findings=(finding(), later))
+    for _ in range(3):
+        sresctld.cycle()
+    assert not sresctld.slurm.node("n3").is_fail
+    sresctld.journal.pause("")
+    sresctld.cycle()
+    assert sresctld.incident.state is NodeState.HEALTHY
+    assert set(sresctld.journal.acknowledged()["n3"]) == {("boot-1", *finding().key)}
+    sresctld.cycle()
+    assert sresctld.slurm.node("n3").is_fail
+
+
+def test_a_second_resume_in_a_pause_answers_as_well(sresctld: Controller) -> None:
+    sresctld.registry.views["n3"] = agent("n3", findings=(finding(),))
+    sresctld.cycle()
+    sresctld.journal.pause("a switch is exchanged")
+    sresctld.slurm.set_node(["n3"], state="resume")
+    sresctld.cycle()
+    later = finding(subject="GPU 3", at=sresctld.clock.now() + 5)
+    sresctld.registry.views["n3"] = agent("n3", findings=(finding(), later))
+    sresctld.slurm.set_node(["n3"], state="fail", reason=sresctld.incident.action)
+    sresctld.cycle()
+    sresctld.slurm.set_node(["n3"], state="resume")
+    sresctld.cycle()
+    sresctld.journal.pause("")
+    for _ in range(3):
+        sresctld.cycle()
+    assert sresctld.incident.state is NodeState.HEALTHY
+    assert not sresctld.slurm.node("n3").is_fail
+
+
 def test_a_zombie_runs_again_at_once(sresctld: Controller) -> None:
     job_id = sresctld.slurm.submit(3, no_kill=True)
     sresctld.slurm.power_off("n1")

@@ -240,7 +240,8 @@ class NodeActs:
         for side_act in transition.acts:
             self._do(side_act, incident)
         ends = incident.state.is_under_way and not transition.state.is_under_way
-        if action.event is NodeEvent.RELEASED and incident.ended_by is not NodeEvent.REMOVED:
+        is_answer = action.event is NodeEvent.RELEASED and not incident.times.put_back
+        if is_answer and incident.ended_by is not NodeEvent.REMOVED:
             self._acknowledge(snapshot, action.node)
         is_mark = action.event is NodeEvent.MARKED and node is not None
         if action.event in _FAILURES and node is not None and not is_out_of_service(node):

@@ -22,6 +22,7 @@ from slurm_resilience.controller.actions import (
     NoteMissing,
     NoteObserved,
     NotePause,
+    NotePutBack,
     NoteSupervised,
 )
 from slurm_resilience.controller.journal import PUT_BACK, Journal
@@ -59,7 +60,7 @@ class NoteWriter:
             case NoteAgent():
                 self._journal.put_agent(note.agent)
                 self._journal.forget_boots(note.agent.node, note.agent.boot_id)
-            case NoteMissing() | NoteKept() | NoteAnswered() | DropAnswers():
+            case NoteMissing() | NoteKept() | NoteAnswered() | NotePutBack() | DropAnswers():
                 self._node(note)
             case NoteFault() if note.is_forgotten:
                 self._journal.drop_fault(note.fault.node)
@@ -76,7 +77,9 @@ class NoteWriter:
                     self._registry.forget(note.node)
                 self._journal.drop_agent(note.node)
 
-    def _node(self, note: NoteMissing | NoteKept | NoteAnswered | DropAnswers) -> None:
+    def _node(
+        self, note: NoteMissing | NoteKept | NoteAnswered | NotePutBack | DropAnswers
+    ) -> None:
         """Write what people do with a node, or that Slurm does not list it."""
         match note:
             case NoteMissing():
@@ -88,6 +91,8 @@ class NoteWriter:
                     self._journal.event(self._clock.now(), PUT_BACK, text, node=note.node)
             case NoteAnswered():
                 self._journal.acknowledge(note.node, note.findings)
+            case NotePutBack():
+                self._journal.note_put_back(note.incident, note.at)
             case DropAnswers():
                 self._journal.drop_answers(note.node, note.findings)
 

@@ -36,6 +36,7 @@ from slurm_resilience.controller.decide.kill_failed import left_overs
 from slurm_resilience.controller.decide.labelling import stale_labels
 from slurm_resilience.controller.decide.marking import came_back, marks, requests, would_mark
 from slurm_resilience.controller.decide.node_events import (
+    answers_in_a_pause,
     answers_of_keepers,
     leave_rest,
     progress_of_all,
@@ -84,10 +85,11 @@ def decide(
     released = {answer.node for answer in answers if answer.event is NodeEvent.RELEASED}
     keepers = list(answers_of_keepers(snapshot))
     released |= {note.node for note in keepers if isinstance(note, NoteAnswered)}
+    in_pause = answers_in_a_pause(snapshot, config, diagnoses)
     # What a person has just put back into service is judged anew from the next cycle on.
     judged = {name: found for name, found in diagnoses.items() if name not in released}
     review = breaker.review(snapshot, judged, config)
-    notes = (*notes, *keepers, *review.notes)
+    notes = (*notes, *keepers, *in_pause, *review.notes)
     memory = msgspec.structs.replace(snapshot.memory, faults=review.faults, breaker=review.state)
     snapshot = msgspec.structs.replace(snapshot, memory=memory)
     if snapshot.paused:

@@ -15,6 +15,7 @@ from slurm_resilience.controller.actions import (
     MarkNode,
     NoteAnswered,
     NoteKept,
+    NotePutBack,
     ProbeNode,
     RaiseAlarm,
     ReturnNode,
@@ -85,6 +86,38 @@ def answers_of_keepers(snapshot: ClusterSnapshot) -> Iterator[NoteKept | NoteAns
             yield NoteAnswered(name, agent.faults_of_boot())
         if is_kept != (name in kept):
             yield NoteKept(name, is_kept)
+
+
+def answers_in_a_pause(
+    snapshot: ClusterSnapshot, config: Config, diagnoses: Mapping[str, NodeDiagnosis]
+) -> Iterator[NoteAnswered | NotePutBack]:
+    """Find the people who put a node with an incident back into service during a pause.
+
+    Its incident ends after the pause. What is found on it until now is answered by them, and what
+    comes later is news.
+    """
+    of_rest = {move.node for move in leave_rest(snapshot) if move.event is NodeEvent.RELEASED}
+    for incident in (*snapshot.incidents.values(), *snapshot.at_rest.values()):
+        if not (snapshot.paused or incident.times.put_back):
+            continue
+        name = incident.node
+        is_back = name in of_rest or _is_released(snapshot, config, incident, diagnoses.get(name))
+        if incident.times.put_back and not is_back:
+            yield NotePutBack(name, incident.id, 0.0)
+        elif is_back and not incident.times.put_back and _has_been_heard(snapshot, name):
+            agent = snapshot.agents.get(name)
+            # First: what is cut off after the next note would never be written.
+            yield NoteAnswered(name, agent.faults_of_boot() if agent is not None else {})
+            yield NotePutBack(name, incident.id, snapshot.now)
+
+
+def _is_released(
+    snapshot: ClusterSnapshot, config: Config, incident: Incident, diagnosis: NodeDiagnosis | None
+) -> bool:
+    return incident.node in snapshot.incidents and any(
+        isinstance(action, Transition) and action.event is NodeEvent.RELEASED
+        for action in progress(snapshot, config, incident, diagnosis)
+    )
 
 
 def progress_of_all(

@@ -45,6 +45,7 @@ MAX_SILENCE_SECONDS = 5.0
 """A node that comes back has beaten within this time."""
 OVERDUE_SECONDS = 60.0
 """Past its time limit, until a program that still runs is an alarm: its runner was killed."""
+REASON_GONE = "it was resumed, or its reason was taken back, or Slurm forgot both"
 MAX_OUTPUT = 200
 """Characters of the program's last line in a reason."""
 
@@ -61,7 +62,7 @@ def leave_rest(snapshot: ClusterSnapshot) -> Iterator[Transition]:
             if is_kept_instead(node, incident.action, snapshot.site.slurm_users):
                 yield _move(incident, NodeEvent.TAKEN_OVER, f"kept out by a person: {node.reason}")
             elif not is_out_of_service(node):
-                text = f"{node.state}: the node was put back into service"
+                text = f"{node.state}: {REASON_GONE}"
                 yield _move(incident, NodeEvent.RELEASED, text)
         elif not is_kept and not is_requested:
             text = f"{node.state}: no person keeps the node any more"
@@ -252,7 +253,7 @@ def _answer_of_a_person(
     if is_slurms and is_out_of_service(node):
         return None  # Slurm wrote a reason of its own over ours
     if not node.requested_action or not is_out_of_service(node):
-        return _move(incident, NodeEvent.RELEASED, f"{node.state}: the reason was taken back")
+        return _move(incident, NodeEvent.RELEASED, f"{node.state}: {REASON_GONE}")
     if node.requested_action != incident.action:
         text = f"{node.requested_action} was asked for instead"
         return _move(incident, NodeEvent.ASKED_ANEW, text)
@@ -297,7 +298,7 @@ def _from_repairing(
     has_reason = bool(node.reason) or (run is not None and bool(run.next_act))
     if not (has_reason and is_out_of_service(node)):
         # Node resume takes the reason away, or the state only (24.11), whatever the machine does.
-        yield _move(incident, NodeEvent.RELEASED, "an administrator resumed the node")
+        yield _move(incident, NodeEvent.RELEASED, f"{node.state}: {REASON_GONE}")
         return
     if run is None:
         return

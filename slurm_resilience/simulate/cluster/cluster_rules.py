@@ -232,6 +232,10 @@ class ClusterRules:
         self._supervisors.announced.add(job_id)
         self._jobs.described.add(job_id)
 
+    def listing(self) -> None:
+        """Take in that sresctld looks at all nodes: its next acts rest on what it sees."""
+        self._jobs.is_any_recovering = self._is_any_recovering()
+
     def node_serves(self, name: str) -> None:
         self.breaker.out.discard(name)
 
@@ -283,7 +287,9 @@ class ClusterRules:
             )
         silence = self._schedule.now - machine.seen_at
         is_rebooted = machine.power is Power.BOOTING and name in self.people.rebooting
-        if is_rebooted and silence < self._config.replace.silent_for:
+        # Between two beats a node that is sick cannot be known to have gone down.
+        is_silent = silence > self._config.detect.silent_after
+        if is_rebooted and is_silent and silence < self._config.replace.silent_for:
             text = f"{name} has been silent for {silence:.0f} s"
             self._break(ClusterRule.REBOOTING_NODE, text)
 
@@ -304,6 +310,8 @@ class ClusterRules:
             self._note(f"journal: {kind} {node} {text[:140]}")
         elif incident or kind == "requeue":
             self._note(f"journal: {kind} {node}{f' job {job}' if job else ''} {text[:100]}")
+        if incident:
+            self._written.opened.setdefault(incident, self._schedule.now)
         if kind == NodeEvent.REPLACING:
             self._written.starts.append(self._schedule.now)
         if kind != "alarm":
@@ -408,7 +416,7 @@ class ClusterRules:
         lately = [at for at in self._written.starts if now - at < HOUR_SECONDS + self._bound()]
         waiting = set()
         for incident in incidents:
-            if now - incident.times.opened < NOTICED_SECONDS:
+            if now - self._written.opened.get(incident.id, 0.0) < NOTICED_SECONDS:
                 continue  # the breaker has only just let it through
             if len(lately) >= replace.max_per_hour:
                 waiting.add(incident.node)  # for the hour's end
@@ -490,6 +498,9 @@ class ClusterRules:
             # Said between the last look and the mark: Slurm has kept nothing of it.
             self.people.forget(after.name)
             return
+        is_reworded = (after.reason, after.base) != (before.reason, before.base)
+        if not is_reworded and after.flags | {"REBOOT_REQUESTED"} == before.flags:
+            return  # its own order to Slurm, taken back for the person
         # The jobs of a node that died must be freed; its reason stays.
         is_freed = after.is_down and after.reason.startswith(before.reason)
         if not is_freed and hold.since < self._looked_at(after.name):
@@ -537,7 +548,7 @@ class ClusterRules:
         if is_dead and is_moved and is_supervised:
             return
         is_offered = is_dead and not jobs and not before.is_down
-        if is_offered and self.breaker.is_tripped() and self._is_any_recovering():
+        if is_offered and self.breaker.is_tripped() and self._jobs.is_any_recovering:
             return  # Slurm must not offer the dead node to a job that looks for another one
         if now - self.people.reset_at < self._config.breaker.window:
             return  # by the word of a person, all that had waited goes on
@@ -550,7 +561,8 @@ class ClusterRules:
         waited = self.breaker.age(name) if before.is_down and not is_apart else 0.0
         marks = self.breaker.marks.setdefault(is_apart, deque())
         marks.append((now - waited, name))
-        for mark in [mark for mark in marks if mark[0] < now - self._config.breaker.window]:
+        window = self._config.breaker.window - STALE_SECONDS
+        for mark in [mark for mark in marks if mark[0] < now - window]:
             marks.remove(mark)
         self._judge_marks(name, {node for _, node in marks}, is_apart)
 
@@ -578,12 +590,16 @@ class ClusterRules:
 
     def _is_any_recovering(self) -> bool:
         """Tell whether a supervised job must leave a dead node, or waits for a run or for nodes in
-        exchange."""
+        exchange because it had a faulty one."""
         for number in self._supervisors.announced:
             job = self._slurm.find_job(number)
-            nodes = job.nodes if job is not None else ()
-            is_lost = any(not self._machines[name].agent.speaks for name in nodes)
-            if is_lost or number in self._supervisors.asked or self._slurm.lacks_nodes(number):
+            if job is None:
+                continue
+            if any(not self._machines[name].agent.speaks for name in job.nodes):
+                return True
+            is_moved = number in self._supervisors.asked or self._slurm.lacks_nodes(number)
+            had_faulty = any(self._is_in_trouble(name) for name in job.nodes)
+            if is_moved and (had_faulty or self._jobs.lost(job, self._is_in_trouble)):
                 return True
         return False
 
@@ -726,6 +742,9 @@ class JobLosses:
     def __init__(self) -> None:
         self.described: set[int] = set()
         """Those whose own program says anything at all of its nodes."""
+        self.is_any_recovering = False
+        """At sresctld's last look a supervised job had to leave a dead node, or had left a faulty
+        one and waited for others."""
         self._left: dict[int, set[str]] = {}
         self._lost: dict[int, set[str]] = {}
         """Those of them that were seen in trouble since."""
@@ -755,6 +774,8 @@ class WrittenEvents:
     """Events that the journal got, and when."""
 
     def __init__(self) -> None:
+        self.opened: dict[int, float] = {}
+        """The first of each incident."""
         self.starts: list[float] = []
         """The starts of programs."""
         self.alarms: dict[str, deque[float]] = {}

@@ -70,6 +70,8 @@ BEAT_SECONDS = 0.5
 ACTIVE_SECONDS = 20.0
 """After the last thing that happened: sresctld's cycles become less frequent."""
 PROBE_SECONDS = 1.0
+SAY_AGAIN_SECONDS = 10.0
+"""Until a person looks whether `sres unpause` was heard."""
 USER = 1000
 """The first user of jobs, by uid."""
 
@@ -94,6 +96,11 @@ class WatchedController(Controller):
 
     before: Callable[[], None]
     after: Callable[[str], None]
+
+    @property
+    def date(self) -> float:
+        """The date that it goes by (epoch)."""
+        return self._clock.now()
 
     def cycle(self) -> str:
         self.before()
@@ -377,6 +384,8 @@ class SimDaemon:
         """Boundaries until sresctld is killed, or gets SIGTERM; 0: it does not."""
         self._second = contextlib.ExitStack()
         """The lock of a second sresctld, if it got it."""
+        self._is_to_pause = False
+        """The last word of a person on it."""
         self.cycles = 0
         self._able_since = math.inf
         self._busy = True
@@ -456,9 +465,7 @@ class SimDaemon:
         self._controller, self._able_since = None, math.inf
         self.kill_in = self.stop_in = 0
         self._world.endpoint.serves = False
-        query = "SELECT value FROM settings WHERE name = 'paused' AND value != ''"
-        is_paused = self._world.database.execute(query).fetchone() is not None
-        self._world.rules.daemon_down(is_paused)
+        self._world.rules.daemon_down(self._is_paused())
 
     def _before(self) -> None:
         self._world.beat()
@@ -508,11 +515,24 @@ class SimDaemon:
     def pause(self, reason: str) -> None:
         """Take an administrator's pause, or its end."""
         world = self._world
+        if not reason:
+            # `sres unpause` tells of a connection that is refused or lost: it is said once more.
+            self._is_to_pause = False
+            world.schedule.after(SAY_AGAIN_SECONDS, self._unpause_again)
         if self._controller is None:
             return
+        self._is_to_pause = bool(reason)
         self._say(PauseRequest(reason))
         order = OrderToHalt("a pause", world.schedule.now) if reason else None
         world.rules.people.halt = order
+
+    def _unpause_again(self) -> None:
+        if self._is_paused() and not self._is_to_pause:
+            self.pause("")
+
+    def _is_paused(self) -> bool:
+        query = "SELECT value FROM settings WHERE name = 'paused' AND value != ''"
+        return self._world.database.execute(query).fetchone() is not None
 
     def _say(self, message: Message) -> None:
         """Hand an administrator's message to sresctld, if it runs."""
@@ -543,8 +563,9 @@ class SimDaemon:
 
     def age_of_fault(self, name: str) -> float:
         """Return the seconds since a node's fault began, as the journal has it."""
-        fault = self._controller.journal.faults().get(name) if self._controller else None
-        return self._world.clock.now() - fault.began if fault is not None else 0.0
+        controller = self._controller
+        fault = controller.journal.faults().get(name) if controller else None
+        return controller.date - fault.began if controller and fault is not None else 0.0
 
     def knows(self, name: str) -> bool:
         """Tell whether sresctld has seen a node's present fault begin."""

@@ -86,6 +86,10 @@ class SlurmWatcher(Protocol):
         """Take in that jobs may start on a node again."""
         ...
 
+    def listing(self) -> None:
+        """Take in that sresctld lists all nodes."""
+        ...
+
 
 class PowerOrders(Protocol):
     """Carries out what Slurm is asked to power down, to power up and to reboot."""
@@ -352,6 +356,8 @@ class SimSlurm:
     def nodes(self) -> tuple[Node, ...]:
         self.listed_at = self._schedule.now
         self._enter()
+        if self.watcher is not None:
+            self.watcher.listing()
         if self.hidden:
             return tuple(n for n in self.entries.values() if n.name not in self.hidden)
         return tuple(self.entries.values())

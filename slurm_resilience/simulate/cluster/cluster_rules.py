@@ -180,6 +180,9 @@ class ClusterRules:
         if not after.reason:
             self._gives_back(name)
             self.people.forget(name)
+            if not after.is_available:
+                # Slurm alone may have taken it out: to keep it out then is no mark.
+                self.breaker.out.add(name)
 
     def job_lost(self, job: Job, node: str, author: str) -> None:
         if author != SRESCTLD or job.state != "RUNNING" or job.is_zombie:
@@ -438,14 +441,16 @@ class ClusterRules:
                 was_away = was_away and node.reason == NOT_RESPONDING and node.base == "DOWN"
                 # In mid-reboot Slurm adds to our Reason: one that could not be read for certain in
                 # those seconds holds the node for a person.
-                is_ours = bool(node.requested_action) or was_away
+                was_unclear = name in self.people.unclear.seen and last.get(name) == NodeState.HELD
+                is_added_to = node.reason.startswith("Action:") and not was_unclear
+                is_ours = bool(node.requested_action) or is_added_to or was_away
                 if not node.is_available and is_ours:
                     text = f"{name} is well, and {node.state} {node.reason!r}"
                     self._break(ClusterRule.AS_IT_SHOULD_BE, text)
             elif node.is_available and (not machine.lives or self._unanswered(name)):
                 in_service.append(f"{name} is dead or sick, and {node.state}")
-        # So many at once are left to a person.
-        if 0 < len(in_service) <= self._ceiling():
+        # So many at once are left to a person, who has reset the breaker long ago.
+        if in_service and not self.breaker.is_tripped():
             self._break(ClusterRule.AS_IT_SHOULD_BE, in_service[0])
 
     def daemon_ended(self, text: str) -> None:
@@ -603,14 +608,10 @@ class ClusterRules:
                 return True
         return False
 
-    def _ceiling(self) -> int:
-        limits = self._config.breaker
-        return min(limits.nodes_at_once, limits.partition_at_once)
-
     def _healthy_for(self, machine: SimMachine) -> float:
         """Seconds for which sresctld could see that a node lives and is healthy."""
         agent = machine.agent
-        if machine.fault is not None or machine.cut or not agent.speaks:
+        if machine.fault is not None or not agent.speaks:
             return 0.0
         since = max(agent.connected_at, self._bad_since.mended.get(machine.name, 0.0))
         return self._schedule.now - since

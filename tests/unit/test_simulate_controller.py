@@ -53,6 +53,8 @@ PINNED: dict[int, str] = {
     103679: "a reboot that had waited for the hour's end had just begun at the end",
     104240: "a mark came as the window of an earlier one ended",
     105123: "a node that Slurm alone had set DOWN was kept out when its return failed",
+    105737: "a request stood still whose node Slurm had not taken back",
+    106600: "a job came to an empty dead node as it was kept from others",
     770029: "a request for a requeue lifted the breaker's hold of empty nodes",
     91729: "a mark that rested on a look at a job which had to move",
     90300: "a sick node was rebooted by hand between two beats",

@@ -179,7 +179,6 @@ class ClusterRules:
             self._overrules(before)
         if not after.reason:
             self._gives_back(name)
-            self.people.forget(name)
             if not after.is_available:
                 # Slurm alone may have taken it out: to keep it out then is no mark.
                 self.breaker.out.add(name)
@@ -241,6 +240,7 @@ class ClusterRules:
 
     def node_serves(self, name: str) -> None:
         self.breaker.out.discard(name)
+        self.people.forget(name)
 
     def let_through(self, text: str) -> None:
         """Take in that a user's claim was believed which is not its own."""
@@ -545,7 +545,9 @@ class ClusterRules:
     def _count_mark(self, before: Node) -> None:
         """Count a mark, unless it is part of moving supervised jobs off a dead node."""
         now, name = self._schedule.now, before.name
-        jobs = self._slurm.jobs_on(name)
+        looked_at, started_at = self._looked_at(name), self._supervisors.started_at
+        # Those that have come since the last look are none of its reasons.
+        jobs = [job for job in self._slurm.jobs_on(name) if started_at[job.id] < looked_at]
         is_moved = bool(jobs) or now - self._bad_since.emptied.get(name, -1e9) < 3 * STALE_SECONDS
         is_dead = not self._machines[name].agent.speaks
         lasting = [job.id for job in jobs if job.state != "COMPLETING"]

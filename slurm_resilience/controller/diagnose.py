@@ -78,6 +78,8 @@ _POWER_FLAGS = frozenset(
     {"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP", "PLANNED_DOWN"}
 )
 MIN_SILENT_PROBES = 2
+MIN_TOGETHER = 2
+"""A single node that falls silent as the last one is no sign that this machine is cut off."""
 RECURS_AFTER_SECONDS = 60.0
 """A line of the kernel log that is this much younger than the answered one is a new fault. Lines
 that are closer belong together, and clocks are set."""
@@ -117,9 +119,10 @@ def diagnose(snapshot: ClusterSnapshot, config: Config) -> dict[str, NodeDiagnos
         config: thresholds (`[detect]`).
     """
     diagnoses = {}
+    is_deaf = hears_none(snapshot, config.detect)
     for name, node in snapshot.nodes.items():
         agent = snapshot.agents.get(name)
-        life = life_of(snapshot, config.detect, node)
+        life = life_of(snapshot, config.detect, node, is_deaf)
         case = NodeCase(node, agent, life, open_findings(snapshot, name), snapshot.site.slurm_users)
         diagnoses[name] = next(answer for rule in RULES if (answer := rule(case)) is not None)
     return diagnoses
@@ -317,8 +320,33 @@ def _gravity(finding: Finding) -> tuple[int, float]:
 # -- is it alive? -----------------------------------------------------------------------------
 
 
-def life_of(snapshot: ClusterSnapshot, detect: DetectSettings, node: Node) -> NodeDiagnosis:
-    """Judge by beats; where they are missing, by probes. Silence alone is never death."""
+def hears_none(snapshot: ClusterSnapshot, detect: DetectSettings) -> bool:
+    """Tell whether all nodes that were heard fell silent together, and nothing answers any more:
+    then this machine is more likely cut off than they are dead, and nothing proves their death."""
+    heard = [agent.heard_at for agent in snapshot.agents.values() if not agent.was_stopped]
+    last = max(heard, default=snapshot.moment)
+    if snapshot.moment - last <= detect.silent_after:
+        return False
+    if sum(last - at <= detect.dead_after for at in heard) < MIN_TOGETHER:
+        return False
+    return not any(
+        probe.started > last and probe.answer != "silent"
+        for probes in snapshot.probes.values()
+        for probe in probes
+    )
+
+
+def life_of(
+    snapshot: ClusterSnapshot, detect: DetectSettings, node: Node, is_deaf: bool | None = None
+) -> NodeDiagnosis:
+    """Judge by beats; where they are missing, by probes. Silence alone is never death.
+
+    Args:
+        snapshot: one observation.
+        detect: thresholds.
+        node: the node.
+        is_deaf: what `hears_none` says of the snapshot; None: not asked yet.
+    """
     agent = snapshot.agents.get(node.name)
     if agent is not None and not agent.was_stopped:
         if not agent.is_heard and snapshot.site.uptime < detect.start_grace:
@@ -340,9 +368,12 @@ def life_of(snapshot: ClusterSnapshot, detect: DetectSettings, node: Node) -> No
     elif node.is_responding:
         return NodeDiagnosis(node.name, "unknown", "no sresd has reported for it")
     else:
-        return life_without_sresd(snapshot, detect, node)
-    probes = [p for p in snapshot.probes.get(node.name, ()) if p.started > heard_at]
-    judged = _judge_probes(snapshot.moment, detect, node, probes, silence, sign)
+        return life_without_sresd(snapshot, detect, node, is_deaf)
+    probes = _telling_probes(snapshot, detect, node.name, heard_at, is_deaf)
+    # When sresctld hears again, all nodes get the time to be heard.
+    heard_for = snapshot.moment - snapshot.heard.since
+    counted = min(silence, heard_for)
+    judged = _judge_probes(snapshot.moment, detect, node, probes, counted, sign)
     answered = [p for p in probes if p.answer == "answered"]
     if answered:
         # What cannot be undone waits from here on: it lived, however long its sresd is missing.
@@ -351,17 +382,35 @@ def life_of(snapshot: ClusterSnapshot, detect: DetectSettings, node: Node) -> No
 
 
 def life_without_sresd(
-    snapshot: ClusterSnapshot, detect: DetectSettings, node: Node
+    snapshot: ClusterSnapshot, detect: DetectSettings, node: Node, is_deaf: bool | None = None
 ) -> NodeDiagnosis:
     """Judge a node for which no sresd beats, and from which Slurm itself gets no answer."""
     heard_at = snapshot.moment - NEVER_HEARD_SECONDS
-    probes = [p for p in snapshot.probes.get(node.name, ()) if p.started > heard_at]
+    probes = _telling_probes(snapshot, detect, node.name, heard_at, is_deaf)
     judged = _judge_probes(
         snapshot.moment, detect, node, probes, NEVER_HEARD_SECONDS, "Slurm gets no answer"
     )
     # All that is known of its silence are the probes.
     silence = _unanswered_for(snapshot.moment, probes)
     return msgspec.structs.replace(judged, silence=silence)
+
+
+def _telling_probes(
+    snapshot: ClusterSnapshot,
+    detect: DetectSettings,
+    name: str,
+    heard_at: float,
+    is_deaf: bool | None,
+) -> list[ProbeResult]:
+    """Return the probes of a node since it was heard, without those that no machine could have
+    answered: sresctld itself was cut off then, for all that is known."""
+    probes = [p for p in snapshot.probes.get(name, ()) if p.started > heard_at]
+    if not any(p.answer == "silent" for p in probes):
+        return probes
+    if hears_none(snapshot, detect) if is_deaf is None else is_deaf:
+        return [p for p in probes if p.answer != "silent"]
+    since = snapshot.heard.since
+    return [p for p in probes if p.answer != "silent" or p.started > since]
 
 
 def _unanswered_for(moment: float, probes: Sequence[ProbeResult]) -> float:

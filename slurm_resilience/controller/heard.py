@@ -43,6 +43,8 @@ class Heard(msgspec.Struct, frozen=True):
     """Supervised jobs that no supervisor cares for any more."""
     known_agents: Mapping[str, KnownAgent] = {}
     """The agents that the journal expects to speak."""
+    since: float = 0.0
+    """Some node was heard without a break since this moment (monotonic), up to the last message."""
 
 
 def without_ballast(message: OfJob, names: Mapping[str, str]) -> OfJob:

@@ -96,7 +96,7 @@ class Controller:
         clock.go_on_from(self.journal.newest())
         self.journal.number_after(last_run(state_dir))
         self._prune()
-        self.registry = Registry(clock)
+        self.registry = Registry(clock, config.detect.silent_after)
         for agent in self.journal.agents().values():
             self.registry.expect(agent.node, agent.boot_id, agent.instance)
         self.inbox = Inbox(

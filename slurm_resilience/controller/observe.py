@@ -201,5 +201,5 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
         supervised=supervised,
         pending_requeues=journal.pending_requeues(),
         paused=journal.paused,
-        heard=Heard(messages, abandoned, journal.agents()),
+        heard=Heard(messages, abandoned, journal.agents(), sources.registry.hearing_since()),
     )

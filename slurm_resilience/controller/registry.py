@@ -39,6 +39,8 @@ supervisor was killed without Slurm's own handling for longer."""
 
 MAX_GAP_SECONDS = 4.0
 """Between two messages of a node that beats without a break."""
+BREAK_SECONDS = 1.5
+"""Without a message of any node for longer, sresctld may have been cut off meanwhile."""
 
 
 class AgentPresence(enum.Enum):
@@ -152,11 +154,13 @@ class _Agent:
 class Registry:
     """Every connection of a node or a supervisor. Each method may be called from any thread."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, break_seconds: float = BREAK_SECONDS) -> None:
         self._clock = clock
+        self._break_seconds = break_seconds
         self._lock = threading.Lock()
         self._agents: dict[str, _Agent] = {}
         self._supervisors: dict[int, list[Client]] = {}
+        self._heard_at = self._hearing_since = clock.monotonic()
         self.wake = threading.Event()
         """Set when the cycle should look at once."""
 
@@ -172,6 +176,7 @@ class Registry:
                     # A node that was cut off comes back on a new connection.
                     agent.connection.close()
                 agent.connection = connection
+                self._hear(now)
                 agent.heard_at = agent.steady_since = now
                 agent.reported = False
                 if agent.presence is not AgentPresence.EXPECTED:
@@ -206,6 +211,7 @@ class Registry:
             now = self._clock.monotonic()
             if now - agent.heard_at > MAX_GAP_SECONDS:
                 agent.steady_since = now
+            self._hear(now)
             agent.heard_at = now
             if agent.presence is not AgentPresence.STOPPED:
                 agent.presence = AgentPresence.CONNECTED
@@ -222,7 +228,18 @@ class Registry:
                 return
             self.wake.set()
 
+    def _hear(self, now: float) -> None:
+        """Note that some node was heard."""
+        if now - self._heard_at > self._break_seconds:
+            self._hearing_since = now
+        self._heard_at = now
+
     # -- the cycle ----------------------------------------------------------------------------
+
+    def hearing_since(self) -> float:
+        """Return since when (monotonic) some node was heard without a break, up to the last one."""
+        with self._lock:
+            return self._hearing_since
 
     def expect(self, node: str, boot_id: str, instance: str) -> None:
         """Expect a node that the journal knows to speak."""

@@ -61,6 +61,10 @@ class TestRegistry(Registry):
         super().__init__(clock)  # type: ignore[arg-type]
         self.views: dict[str, AgentView] = {}
         self.peers: dict[int, list[Any]] = {}
+        self.since = 0.0
+
+    def hearing_since(self) -> float:
+        return self.since
 
     def agents(self) -> dict[str, AgentView]:
         return self.views

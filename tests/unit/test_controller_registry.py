@@ -22,6 +22,7 @@ from slurm_resilience.model import Finding, Severity
 from slurm_resilience.wire.messages import (
     AttemptEnded,
     AttemptStarted,
+    Beat,
     Message,
     NodeHello,
     Report,
@@ -377,3 +378,19 @@ def test_no_number_of_watched_findings_keeps_a_fault_out() -> None:
     assert seen is not None
     assert len(seen.findings) == MAX_FINDINGS
     assert [found[1] for found in seen.faults_of_boot()] == ["xid"]
+
+
+def test_hearing_begins_anew_after_a_break_of_all_nodes_and_not_of_one() -> None:
+    clock = FakeClock()
+    registry, peers = Registry(clock, 1.5), (Agent("n1"), Agent("n2"))
+    began = registry.hearing_since()
+    for peer in peers:
+        registry.opened(peer)
+    for _ in range(4):
+        clock.pass_time(1.0)
+        registry.take(peers[0], Beat(1))
+    registry.take(peers[1], Beat(1))
+    assert registry.hearing_since() == began
+    clock.pass_time(4.0)
+    registry.take(peers[1], Beat(2))
+    assert registry.hearing_since() == clock.monotonic()

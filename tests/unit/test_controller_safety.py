@@ -39,6 +39,7 @@ class Cluster(Controller):
         """When each silent node fell silent."""
         self.back: dict[str, float] = {}
         """When each node began to beat again."""
+        self.was_heard = True
         super().__init__(state_dir, nodes)
         replace = {"program": ("replace-node",), "backoff": 5.0, "silent_for": 5.0}
         self.config = config(**({"replace": replace} | settings))
@@ -55,6 +56,10 @@ class Cluster(Controller):
 
     def cycle(self) -> str:
         now = self.clock.monotonic()
+        is_heard = any(node.name not in self.gone for node in self.slurm.nodes())
+        if is_heard and not self.was_heard:
+            self.registry.since = now
+        self.was_heard = is_heard
         prober = self.prober
         assert isinstance(prober, TestProber)
         for node in self.slurm.nodes():
@@ -265,6 +270,49 @@ def test_forty_die_in_a_second_and_only_supervised_jobs_move(
         assert not cluster.gone.keys() & set(cluster.slurm.job(job_id).nodes)
     assert cluster.slurm.job(plain).state == "RUNNING"
     assert len(set(cluster.events("alarm"))) == 1
+
+
+@pytest.mark.parametrize("seconds", [5, 20, 60, 400])
+def test_a_cut_of_sresctlds_own_machine_ends_no_job_and_marks_no_node(
+    tmp_path: Path, starts: Starts, seconds: int
+) -> None:
+    """No node is heard, then one after the other is."""
+    cluster = Cluster(tmp_path, 8)
+    jobs = [cluster.slurm.submit(4) for _ in range(2)]
+    for job_id in jobs:
+        cluster.supervise(job_id)
+    names = [node.name for node in cluster.slurm.nodes()]
+    for name in names:
+        cluster.goes(name)
+    cluster.run_for(seconds)
+    for name in names:
+        cluster.returns(name)
+        cluster.run_for(0.5)
+    cluster.run_for(30)
+    assert [cluster.slurm.job(job_id).restarts for job_id in jobs] == [0, 0]
+    assert cluster.marked() == set() and starts.of_node == []
+    assert cluster.events("alarm", "detected", "marking", "breaker") == ["alarm"]
+
+
+def test_a_node_that_stays_dead_after_such_a_cut_is_found(tmp_path: Path, starts: Starts) -> None:
+    cluster = Cluster(tmp_path, 8)
+    names = [node.name for node in cluster.slurm.nodes()]
+    for name in names:
+        cluster.goes(name)
+    cluster.run_for(60)
+    for name in names[1:]:
+        cluster.returns(name)
+    cluster.run_for(20)
+    assert starts.of_node == ["n1"]
+    assert cluster.marked() == {"n1"}
+
+
+def test_the_last_node_that_is_heard_may_die_all_the_same(tmp_path: Path, starts: Starts) -> None:
+    cluster = Cluster(tmp_path, 2)
+    for name in ("n1", "n2"):
+        cluster.goes(name)
+        cluster.run_for(20)
+    assert cluster.marked() == {"n1", "n2"}
 
 
 def test_a_person_resets_the_breaker(tmp_path: Path, starts: Starts) -> None:

@@ -29,7 +29,12 @@ from slurm_resilience.controller.actions import (
     Transition,
 )
 from slurm_resilience.controller.decide import breaker
-from slurm_resilience.controller.decide.hints import failing_sinks, leaked_gres, near_misses
+from slurm_resilience.controller.decide.hints import (
+    failing_sinks,
+    leaked_gres,
+    near_misses,
+    unheard,
+)
 from slurm_resilience.controller.decide.intake import take_in
 from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
 from slurm_resilience.controller.decide.kill_failed import left_overs
@@ -113,6 +118,7 @@ def decide(
     actions += near_misses(snapshot)
     actions += leaked_gres(snapshot)
     actions += failing_sinks(snapshot)
+    actions += unheard(snapshot, config.detect)
     actions += stale_labels(snapshot)
     actions += left_overs(snapshot, config)
     would = would_mark(snapshot, judged, config)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from slurm_resilience.config import DetectSettings
 from slurm_resilience.controller.actions import RaiseAlarm
+from slurm_resilience.controller.diagnose import hears_none
 from slurm_resilience.controller.observe import ClusterSnapshot
 
 _GRES_IN_USE = re.compile(r":[1-9]\d*(?:\(|,|$)")
@@ -42,3 +44,16 @@ def failing_sinks(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
     """Raise an alarm for sinks of events that people rely on in vain."""
     for name, reason in snapshot.site.failing_sinks:
         yield RaiseAlarm(f"sink-{name}", f"sink {name} {reason}; its events are kept for a day")
+
+
+def unheard(snapshot: ClusterSnapshot, detect: DetectSettings) -> Iterator[RaiseAlarm]:
+    """Raise an alarm while no node at all is heard: nothing is done for them meanwhile."""
+    heard = [agent.heard_at for agent in snapshot.agents.values() if not agent.was_stopped]
+    last = max(heard, default=snapshot.moment)
+    if snapshot.moment - last > detect.dead_after and hears_none(snapshot, detect):
+        text = (
+            "no node at all is heard, and no probe is answered: that looks like this machine's own "
+            "network, so no node is taken for dead; mend it, or ask for each node yourself (`sres "
+            "node replace`)"
+        )
+        yield RaiseAlarm(f"unheard-{last:.0f}", text)

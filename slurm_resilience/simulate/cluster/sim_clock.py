@@ -25,6 +25,8 @@ class SimClock:
         self.waited: Callable[[], None] = lambda: None
         """Called at least every `SLICE_SECONDS` of a wait: beats arrive. In a long sleep nothing
         comes of them, and they arrive when it ends."""
+        self.behind = 0.0
+        """What is told now arrived so many seconds ago."""
         self.stirred = 0
         """Counts what may give sresctld work: a long sleep ends at once."""
 
@@ -32,7 +34,7 @@ class SimClock:
         return EPOCH_SECONDS + self._schedule.now + self.step
 
     def monotonic(self) -> float:
-        return BOOTED_SECONDS + self._schedule.now
+        return BOOTED_SECONDS + self._schedule.now - self.behind
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         schedule, stirred = self._schedule, self.stirred

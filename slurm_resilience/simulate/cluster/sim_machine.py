@@ -303,6 +303,10 @@ class Agent:
             machine.seen_at = machine.schedule.now
             machine.endpoint.received(connection, BEAT)
 
+    def has_spoken_since(self, moment: float) -> bool:
+        """Tell whether all its beats since then have arrived."""
+        return self.speaks and max(self.connected_at, self._cut_at) <= moment
+
     def find(self, severity: Severity, boot_id: str) -> None:
         """Read a line of the kernel log, and report it."""
         if boot_id != self._machine.boot_id or not self._machine.lives:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
 import socket
 import threading
 from collections import defaultdict, deque
@@ -12,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple, Protocol
 
 from slurm_resilience.clock import Clock
+
+log = logging.getLogger("sresctld")
 
 MAX_ANSWERS = 128
 """Kept of each node. At `GROWTH` they reach back for more than a day."""
@@ -44,24 +47,45 @@ _ERRORS_OF_THIS_MACHINE = frozenset(
 )
 
 
-def _is_of_this_machine(error: OSError) -> bool:
-    """Tell whether this machine could not even ask: no file descriptor, no network, no name
-    service. That says nothing about the node."""
-    if isinstance(error, socket.gaierror):
-        return error.errno == socket.EAI_AGAIN
-    return error.errno in _ERRORS_OF_THIS_MACHINE
+class AddressBook:
+    """Keeps what each name stood for when it was last looked up: a name that is gone from DNS or
+    from /etc/hosts says nothing about its machine. May be used from any thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, ...]] = {}
+        self._warned: set[str] = set()
+
+    def look_up(self, name: str) -> tuple[str, ...]:
+        """Return the addresses of a name, else its last known ones, if there are any."""
+        try:
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            known = self._known.get(name, ())
+            if name not in self._warned:
+                self._warned.add(name)
+                then = f"{', '.join(known)} is probed" if known else "it is not probed"
+                log.warning("the node address %s cannot be looked up: %s; %s", name, error, then)
+            return known
+        self._warned.discard(name)
+        self._known[name] = tuple(dict.fromkeys(str(one[4][0]) for one in found))
+        return self._known[name]
 
 
-def probe(address: str, port: int, timeout: float) -> Answer | None:
-    """Connect once. The kernel answers for slurmd however busy the node is, so load is no silence;
-    ``refused`` is a living machine without slurmd; None says nothing about it."""
-    try:
-        with socket.create_connection((address, port), timeout=timeout):
-            return "answered"
-    except ConnectionRefusedError:
-        return "refused"
-    except OSError as error:
-        return None if _is_of_this_machine(error) else "silent"
+def probe(addresses: Sequence[str], port: int, timeout: float) -> Answer | None:
+    """Connect to the first of a machine's addresses that takes it. The kernel answers for slurmd
+    however busy the node is, so load is no silence; ``refused`` is a living machine without slurmd;
+    None says nothing about it: this machine could not even ask."""
+    says: Answer | None = None
+    for address in addresses:
+        try:
+            with socket.create_connection((address, port), timeout=timeout):
+                return "answered"
+        except ConnectionRefusedError:
+            says = "refused"
+        except OSError as error:
+            if error.errno not in _ERRORS_OF_THIS_MACHINE:
+                says = says or "silent"
+    return says
 
 
 Answered = Callable[[float, Answer | None], None]
@@ -84,14 +108,16 @@ class ThreadDialer:
     def __init__(self, clock: Clock, timeout: float) -> None:
         self._clock = clock
         self._timeout = timeout
+        self._addresses = AddressBook()
         self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="probe")
 
     def dial(self, address: str, port: int, done: Answered) -> None:
         self._pool.submit(self._work, address, port, done)
 
     def _work(self, address: str, port: int, done: Answered) -> None:
+        addresses = self._addresses.look_up(address)
         started = self._clock.monotonic()
-        done(started, probe(address, port, self._timeout))
+        done(started, probe(addresses, port, self._timeout))
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -209,6 +209,14 @@ def faults(*names: str, ago: float = 60.0, **more: Any) -> dict[str, Fault]:
     return {name: Fault(name, began=NOW - ago, **(known | more)) for name in names}
 
 
+def test_a_silent_node_that_cannot_be_probed_is_an_alarm_and_no_more() -> None:
+    """Its name is gone from DNS, say."""
+    seen = world(node(), agents=(agent(silence=90.0),))
+    assert actions(seen, act.MarkNode) == []
+    (alarm,) = actions(seen, act.RaiseAlarm)
+    assert "cannot be probed" in alarm.text and alarm.node == "n1"
+
+
 def test_those_that_failed_a_moment_ago_count_whatever_became_of_them() -> None:
     assert actions(lost_nodes(1, 6, faults=faults("y1", "y2")), act.MarkNode) == []
     older = faults("y1", "y2", ago=121.0)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 
 import pytest
 from worlds import FakeClock
 
-from slurm_resilience.controller.probe import SERIES_END_SECONDS, Answered, Prober, probe
+from slurm_resilience.clock import SystemClock
+from slurm_resilience.controller.probe import (
+    SERIES_END_SECONDS,
+    Answered,
+    Prober,
+    ThreadDialer,
+    probe,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,11 +24,9 @@ from slurm_resilience.controller.probe import SERIES_END_SECONDS, Answered, Prob
     [
         (TimeoutError(), "silent"),
         (OSError(errno.EHOSTUNREACH, "no route to host"), "silent"),
-        (socket.gaierror(socket.EAI_NONAME, "unknown name"), "silent"),
         (ConnectionRefusedError(), "refused"),
         (OSError(errno.EMFILE, "too many open files"), None),
         (OSError(errno.ENETUNREACH, "network is unreachable"), None),
-        (socket.gaierror(socket.EAI_AGAIN, "temporary failure in name resolution"), None),
     ],
 )
 def test_what_an_error_says(
@@ -30,7 +36,60 @@ def test_what_an_error_says(
         raise error
 
     monkeypatch.setattr(socket, "create_connection", fail)
-    assert probe("n1", 6818, 1.0) == says
+    assert probe(("192.0.2.1",), 6818, 1.0) == says
+
+
+@pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_AGAIN])
+def test_a_name_that_is_gone_is_no_silence(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither before its address was known, nor after: that address is tried."""
+    names = {"n1": "192.0.2.1"}
+    tried: list[tuple[str, int]] = []
+
+    def look_up(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        if name not in names:
+            raise socket.gaierror(code, "no such name")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (names[name], 0))]
+
+    def connect(place: tuple[str, int], **_: object) -> socket.socket:
+        tried.append(place)
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    dialer = ThreadDialer(SystemClock(), 1.0)
+    answers: list[str | None] = []
+    for gone in (False, True):
+        if gone:
+            names.clear()
+        for name in ("n1", "n2"):
+            heard = threading.Event()
+
+            def done(_: float, answer: str | None, heard: threading.Event = heard) -> None:
+                answers.append(answer)
+                heard.set()
+
+            dialer.dial(name, 6818, done)
+            assert heard.wait(10)
+    dialer.close()
+    assert answers == ["answered", None, "answered", None]
+    assert tried == [("192.0.2.1", 6818)] * 2
+
+
+def test_a_machine_with_two_addresses_is_silent_only_on_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    says: dict[str, OSError] = {"::1": OSError(errno.ENETUNREACH, "no route")}
+
+    def connect(place: tuple[str, int], **_: object) -> socket.socket:
+        if place[0] in says:
+            raise says[place[0]]
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    assert probe(("::1", "192.0.2.1"), 6818, 1.0) == "answered"
+    assert probe(("::1",), 6818, 1.0) is None
+    says["192.0.2.1"] = TimeoutError()
+    assert probe(("::1", "192.0.2.1"), 6818, 1.0) == "silent"
 
 
 class Answering:

@@ -34,6 +34,7 @@ from slurm_resilience.controller.decide.hints import (
     leaked_gres,
     near_misses,
     unheard,
+    unprobed,
 )
 from slurm_resilience.controller.decide.intake import take_in
 from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
@@ -119,6 +120,7 @@ def decide(
     actions += leaked_gres(snapshot)
     actions += failing_sinks(snapshot)
     actions += unheard(snapshot, config.detect)
+    actions += unprobed(snapshot, diagnoses)
     actions += stale_labels(snapshot)
     actions += left_overs(snapshot, config)
     would = would_mark(snapshot, judged, config)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from slurm_resilience.config import DetectSettings
 from slurm_resilience.controller.actions import RaiseAlarm
-from slurm_resilience.controller.diagnose import hears_none
+from slurm_resilience.controller.diagnose import NodeDiagnosis, hears_none
 from slurm_resilience.controller.observe import ClusterSnapshot
 
 _GRES_IN_USE = re.compile(r":[1-9]\d*(?:\(|,|$)")
 """A count above zero in GresUsed, e.g. ``gpu:h100:2(IDX:0-1)``."""
+
+UNPROBED_SECONDS = 60.0
+"""The silence of a node that could not be probed even once, until a person is told."""
 
 
 def near_misses(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
@@ -57,3 +60,19 @@ def unheard(snapshot: ClusterSnapshot, detect: DetectSettings) -> Iterator[Raise
             "node replace`)"
         )
         yield RaiseAlarm(f"unheard-{last:.0f}", text)
+
+
+def unprobed(
+    snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis]
+) -> Iterator[RaiseAlarm]:
+    """Raise an alarm for silent nodes that this machine cannot even try to reach."""
+    for name, diagnosis in diagnoses.items():
+        agent = snapshot.agents.get(name)
+        if diagnosis.kind != "suspect" or agent is None or agent.silence < UNPROBED_SECONDS:
+            continue
+        if not any(probe.started > agent.heard_at for probe in snapshot.probes.get(name, ())):
+            text = (
+                f"no beat for {agent.silence:.0f} s, and it cannot be probed (can its address "
+                f"{snapshot.nodes[name].address} be looked up here?): nothing is done about it"
+            )
+            yield RaiseAlarm(f"unprobed-{name}-{agent.heard_at:.0f}", text, name)

@@ -26,7 +26,7 @@ class SimClock:
         """Called at least every `SLICE_SECONDS` of a wait: beats arrive. In a long sleep nothing
         comes of them, and they arrive when it ends."""
         self.behind = 0.0
-        """What is told now arrived so many seconds ago."""
+        """Messages that are handed on now arrived so many seconds ago."""
         self.stirred = 0
         """Counts what may give sresctld work: a long sleep ends at once."""
 

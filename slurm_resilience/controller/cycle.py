@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -14,13 +15,23 @@ from slurm_resilience.controller.actions import RaiseAlarm
 from slurm_resilience.controller.alarms import FollowedAlarm, follow
 from slurm_resilience.controller.decide.decision import Decision, decide
 from slurm_resilience.controller.decide.intake import pause_of
+from slurm_resilience.controller.decide.recovery_modes import check_names
 from slurm_resilience.controller.diagnose import SLURM_USERS, NodeDiagnosis, diagnose
 from slurm_resilience.controller.heard import InboxMessage
-from slurm_resilience.controller.observe import Blind, SiteFacts, Sources, observe
+from slurm_resilience.controller.observe import (
+    Blind,
+    ClusterSnapshot,
+    SiteFacts,
+    Sources,
+    observe,
+)
 from slurm_resilience.controller.slurm_settings import SlurmSettings
 from slurm_resilience.controller.status import for_supervisors, status
+from slurm_resilience.errors import ConfigError
 from slurm_resilience.model import REBOOT, REPLACE
 from slurm_resilience.wire.messages import PauseRequest
+
+log = logging.getLogger("sresctld")
 
 RECENTLY_MARKED_SECONDS = 60.0
 """A node that was marked within this time may be empty at any moment."""
@@ -38,11 +49,12 @@ class Cycle:
     ) -> None:
         self._sources = sources
         self._actor = actor
-        self._config = config
+        self._config = self._in_force = config
         self._settings = settings
         self._started = sources.clock.monotonic()
         self._alarms: dict[str, FollowedAlarm] = {}
         self._blind_since = 0.0
+        self._warned_of_modes = ""
         self._unwritten: tuple[InboxMessage, ...] = ()
         """Taken out of the inbox, and not in the journal yet: its disk was full."""
         self.stop = threading.Event()
@@ -69,8 +81,9 @@ class Cycle:
         messages = self._unwritten = (*self._unwritten, *snapshot.heard.messages)
         heard = msgspec.structs.replace(snapshot.heard, messages=messages)
         snapshot = msgspec.structs.replace(snapshot, heard=heard)
-        diagnoses = diagnose(snapshot, self._config)
-        decision = decide(snapshot, diagnoses, self._config)
+        config = self._in_force = self._with_modes(snapshot)
+        diagnoses = diagnose(snapshot, config)
+        decision = decide(snapshot, diagnoses, config)
         self._actor.take_note(decision.snapshot, decision.notes)
         self._unwritten = ()
         self._actor.act(decision.snapshot, decision.actions)
@@ -92,6 +105,24 @@ class Cycle:
             )
             for incident in incidents
         )
+
+    def _with_modes(self, snapshot: ClusterSnapshot) -> Config:
+        """Return the configuration with the modes that hold for Slurm's present partitions: when
+        one is removed or renamed (`scontrol reconfigure`), the nodes that it had keep its mode."""
+        if not self._config.recovery.partitions:
+            return self._config
+        journal = self._sources.journal
+        before = journal.named_modes()
+        try:
+            checked = check_names(self._config, snapshot.nodes.values(), before)
+        except ConfigError:
+            return self._config  # sresctld does not start with such a name
+        if checked.names != before:
+            journal.put_named_modes(checked.names)
+        if checked.warning not in ("", self._warned_of_modes):
+            log.warning("%s", checked.warning)
+        self._warned_of_modes = checked.warning
+        return checked.config
 
     def _site(self) -> SiteFacts:
         slurm = self._settings.now()
@@ -123,7 +154,7 @@ class Cycle:
                 )
                 for name, diagnosis in diagnoses.items()
             },
-            status(decision, diagnoses, self._config, incidents, self._alarms),
+            status(decision, diagnoses, self._in_force, incidents, self._alarms),
         )
         self._blind_since = 0.0
 

@@ -262,7 +262,7 @@ def _serve(config: Config, *, once: bool, dry_run: bool) -> None:
     info = commands.info()
     client, reading = choose(commands, info)
     nodes = client.nodes()
-    config = _modes_in_force(config, nodes)
+    _check_modes(config, nodes)
     log.info("Slurm is read through %s", reading)
     controller = Controller(config, client, info, clock, dry_run)
     if once:
@@ -307,7 +307,7 @@ def _serve(config: Config, *, once: bool, dry_run: bool) -> None:
         log.info("sresctld ends")
 
 
-def _modes_in_force(config: Config, nodes: Sequence[Node]) -> Config:
+def _check_modes(config: Config, nodes: Sequence[Node]) -> None:
     """Compare the names in `[recovery]` with those that Slurm has, or had at an earlier start.
 
     Raises:
@@ -318,9 +318,6 @@ def _modes_in_force(config: Config, nodes: Sequence[Node]) -> Config:
         checked = check_names(config, nodes, journal.named_modes())
         with contextlib.suppress(sqlite3.Error):  # a full disk; the first cycle says so
             journal.put_named_modes(checked.names)
-    if checked.warning:
-        log.warning("%s", checked.warning)
-    return checked.config
 
 
 def _allow_many_connections() -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from fake_slurm import FakeSlurm
 from worlds import (
     NOW,
+    FakeClock,
     agent,
     config,
     dead,
@@ -28,6 +30,7 @@ from slurm_resilience.controller import cycle
 from slurm_resilience.controller.decide.decision import decide
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.journal import Journal, ObservedFault
+from slurm_resilience.controller.main import Controller
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.query.history_reader import HistoryReader
 from slurm_resilience.controller.query.observed_outcome import review_view
@@ -262,3 +265,21 @@ def test_faults_of_nodes_that_are_left_alone_do_not_trip_the_breaker() -> None:
     assert marked == ["n1"]
     assert not left.snapshot.memory.breaker.is_tripped
     assert decision(seen, config()).snapshot.memory.breaker.is_tripped
+
+
+def test_nodes_keep_the_mode_of_a_partition_that_is_renamed_meanwhile(tmp_path: Path) -> None:
+    """`scontrol reconfigure` while sresctld runs: their protection must not end by that."""
+    protected = [node(name, partitions=("prod",)) for name in ("n1", "n2")]
+    slurm = FakeSlurm([*protected, node("n3", partitions=("main",))])
+    settings = config(
+        controller={"state_dir": str(tmp_path)}, recovery={"partitions": {"prod": "none"}}
+    )
+    daemon = Controller(settings, slurm, slurm.info(), FakeClock())  # type: ignore[arg-type]
+    daemon.cycle()
+    for known in protected:
+        slurm.put(msgspec.structs.replace(known, partitions=("production",)))
+    slurm.set_node(["n1", "n3"], state="fail", reason=REPLACE)
+    for _ in range(2):
+        daemon.cycle()
+    assert [known.node for known in daemon.journal.incidents()] == ["n3"]
+    daemon.close()

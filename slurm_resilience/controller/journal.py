@@ -344,6 +344,7 @@ class Journal:
         Raises:
             SresError: the file cannot be opened, or another version of sresctld wrote it.
         """
+        self._path = path
         self._number_after = 0
         self._agents: dict[str, KnownAgent] | None = None
         try:
@@ -931,6 +932,23 @@ class Journal:
     def pause(self, reason: str) -> None:
         """Pause with a reason, or go on with an empty one."""
         self._set("paused", reason)
+
+    def claim(self, cluster: str) -> None:
+        """Keep the name of the cluster that this journal is of.
+
+        Raises:
+            SresError: it is another one's.
+        """
+        known = self._setting("cluster")
+        if known not in ("", cluster):
+            raise SresError(
+                f"the journal {self._path} is of cluster {known}, and Slurm here is cluster "
+                f"{cluster}: nodes of the same name would be taken for each other's. Set another "
+                "controller.state_dir, or move the journal away (sresctld then starts with an "
+                "empty one, and is not paused)"
+            )
+        if not known and cluster:
+            self._set("cluster", cluster)
 
     def named_modes(self) -> NamedModes:
         """Return the names that had a mode of their own at the last start."""

@@ -262,7 +262,7 @@ def _serve(config: Config, *, once: bool, dry_run: bool) -> None:
     info = commands.info()
     client, reading = choose(commands, info)
     nodes = client.nodes()
-    _check_modes(config, nodes)
+    _check_journal(config, info.cluster, nodes)
     log.info("Slurm is read through %s", reading)
     controller = Controller(config, client, info, clock, dry_run)
     if once:
@@ -307,16 +307,20 @@ def _serve(config: Config, *, once: bool, dry_run: bool) -> None:
         log.info("sresctld ends")
 
 
-def _check_modes(config: Config, nodes: Sequence[Node]) -> None:
-    """Compare the names in `[recovery]` with those that Slurm has, or had at an earlier start.
+def _check_journal(config: Config, cluster: str, nodes: Sequence[Node]) -> None:
+    """Compare the journal with the cluster: its name, and the names in `[recovery]` with those that
+    Slurm has, or had at an earlier start.
 
     Raises:
         ConfigError: Slurm never had one of them.
+        SresError: the journal is another cluster's.
     """
     file = Path(config.controller.state_dir) / "journal.db"
     with contextlib.closing(Journal(file)) as journal:
-        checked = check_names(config, nodes, journal.named_modes())
         with contextlib.suppress(sqlite3.Error):  # a full disk; the first cycle says so
+            journal.claim(cluster)
+        checked = check_names(config, nodes, journal.named_modes())
+        with contextlib.suppress(sqlite3.Error):
             journal.put_named_modes(checked.names)
 
 

@@ -240,6 +240,18 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: int) -
         Journal(path)
 
 
+def test_a_journal_of_another_cluster_is_refused(tmp_path: Path) -> None:
+    """A copied state directory, say: its incidents are of other nodes with the same names."""
+    for cluster in ("blue", "blue", "green"):
+        journal = Journal(tmp_path / "journal.db")
+        if cluster == "green":
+            with pytest.raises(SresError, match="of cluster blue, and Slurm here is cluster green"):
+                journal.claim(cluster)
+        else:
+            journal.claim(cluster)
+        journal.close()
+
+
 def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     path.write_text("not a database, not at all" * 100)

@@ -192,6 +192,9 @@ class Finding(msgspec.Struct, frozen=True):
     evidence: str = ""
     """The raw line or value."""
     injected: bool = False
+    uptime: float = 0.0
+    """Seconds since the node's boot, where its kernel wrote that: they stay the same when the clock
+    is set. 0: not known."""
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -249,7 +249,7 @@ class NoteAnswered(msgspec.Struct, frozen=True, tag=True):
 
     node: str
     findings: Mapping[FindingOfBoot, float]
-    """Each with the time that it was found (by the node's clock)."""
+    """Each with the time that it was found (`faults_of_boot`)."""
 
 
 class NotePutBack(msgspec.Struct, frozen=True, tag=True):

@@ -82,7 +82,7 @@ MIN_TOGETHER = 2
 """A single node that falls silent as the last one is no sign that this machine is cut off."""
 RECURS_AFTER_SECONDS = 60.0
 """A line of the kernel log that is this much younger than the answered one is a new fault. Lines
-that are closer belong together, and clocks are set."""
+that are closer belong together."""
 NEVER_HEARD_SECONDS = 600.0
 """The silence of a node that no sresd reports for, and that does not answer Slurm either."""
 
@@ -264,7 +264,12 @@ def _is_answered(agent: AgentView, found: Finding, answered: Mapping[FindingOfBo
         return False
     # A check finds the same trouble in each round, and its answer ends when it finds it no more.
     is_of_a_check = found.check in agent.judged or found.check in agent.unjudged
-    return is_of_a_check or found.at - at <= RECURS_AFTER_SECONDS
+    if is_of_a_check:
+        return True
+    is_date = at > found.at / 2
+    if not is_date and not found.uptime:
+        return True  # seconds of the boot, and sresd is of another release now
+    return (found.at if is_date else found.uptime) - at <= RECURS_AFTER_SECONDS
 
 
 def is_a_persons(node: Node, slurm_users: Collection[str] = SLURM_USERS) -> bool:

@@ -246,8 +246,8 @@ class JournalMemory(msgspec.Struct, frozen=True):
     """The memory of the diagnosis, the ceilings and the breaker."""
 
     acknowledged: Mapping[str, Mapping[FindingOfBoot, float]] = {}
-    """Findings of each node that a person has answered, each with the boot and the time (of the
-    node's clock) that it was found in."""
+    """Findings of each node that a person has answered, each with the boot and the time that it
+    was found in: seconds of that boot, or by the node's date."""
     kept: frozenset[str] = frozenset()
     """Nodes without an incident that a person keeps out of service."""
     flaps: Mapping[str, int] = {}

@@ -73,8 +73,10 @@ class AgentView(msgspec.Struct, frozen=True):
     """It has said on this connection which findings hold: until then, none is no news."""
 
     def faults_of_boot(self) -> dict[FindingOfBoot, float]:
-        """Return what takes the node out of service, with its boot, and when it was found."""
-        return {(self.boot_id, *f.key): f.at for f in self.findings if f.severity in FAULTY}
+        """Return what takes the node out of service, with its boot, and when it was found: seconds
+        of that boot where they are known, else of the node's date."""
+        faults = [found for found in self.findings if found.severity in FAULTY]
+        return {(self.boot_id, *found.key): found.uptime or found.at for found in faults}
 
     @property
     def is_connected(self) -> bool:

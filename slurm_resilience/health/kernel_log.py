@@ -71,8 +71,10 @@ class Classifier:
         if entry.uptime is None:
             frame = unframe(line)
             return self.judge(frame.text, now, frame.facility, frame.program)
-        at = now if booted is None else booted + entry.uptime
-        return self.judge(entry.text, at, entry.facility)
+        if booted is None:
+            return self.judge(entry.text, now, entry.facility)
+        found = self.judge(entry.text, booted + entry.uptime, entry.facility)
+        return [msgspec.structs.replace(one, uptime=entry.uptime) for one in found]
 
     def judge(self, message: str, at: float, facility: int = 0, program: str = "") -> list[Finding]:
         """Return the findings of one message without its framing.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from worlds import agent, config, dead, finding, job, node, probes, verdict, world
+from worlds import NOW, agent, config, dead, finding, job, node, probes, verdict, world
 
 from slurm_resilience.controller.diagnose import (
     SLURM_USERS,
@@ -144,6 +144,23 @@ def test_what_the_kernel_writes_once_more_counts_again_and_what_a_check_still_fi
     for verdicts in ("judged", "unjudged"):
         held = msgspec.structs.replace(new, **{verdicts: ("xid",)})
         assert verdict(world(node(), agents=(held,), acknowledged=answered)).kind == "healthy"
+
+
+def test_a_clock_that_is_set_makes_no_new_line_of_an_old_one() -> None:
+    """A node booted with a wrong date, and its sresd is restarted once the date is right."""
+    first = finding(subject="0000:04:00", code="79", at=NOW - 7200.0, uptime=30.0)
+    answered = {"n1": agent(findings=(first,)).faults_of_boot()}
+    for at, uptime, kind in (
+        (NOW - 3600.0, 30.0, "healthy"),
+        (NOW - 3000.0, 630.0, "sick"),
+        (NOW - 3000.0, 0.0, "healthy"),  # an older sresd does not know
+    ):
+        read = agent(findings=(msgspec.structs.replace(first, at=at, uptime=uptime),))
+        assert verdict(world(node(), agents=(read,), acknowledged=answered)).kind == kind
+    # An answer of an earlier release is a date.
+    dated = {"n1": {("boot-1", *first.key): NOW - 3600.0}}
+    same = agent(findings=(msgspec.structs.replace(first, at=NOW - 3600.0),))
+    assert verdict(world(node(), agents=(same,), acknowledged=dated)).kind == "healthy"
 
 
 def test_a_dead_node_is_dead_whatever_it_said_before() -> None:

@@ -133,7 +133,8 @@ def test_a_grave_rule_holds_at_the_beginning_of_a_line() -> None:
 
 def test_a_record_has_its_own_time() -> None:
     line = "4,349,5000000,-;NVRM: Xid (PCI:0000:04:00): 79, x"
-    assert Classifier().feed(line, 900.0, booted=100.0)[0].at == 105.0
+    (found,) = Classifier().feed(line, 900.0, booted=100.0)
+    assert (found.at, found.uptime) == (105.0, 5.0)
     assert Classifier().feed(line, 900.0)[0].at == 900.0
 
 

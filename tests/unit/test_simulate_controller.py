@@ -148,7 +148,7 @@ def give_back_unseen(self: Any, _: Any, action: Any) -> None:
     self._reporter.report(ActOutcome(action.incident, NodeEvent.RESUMED, "state=resume"))
 
 
-def lives_always(_: Any, __: Any, node: Node) -> diagnose.NodeDiagnosis:
+def lives_always(_: Any, __: Any, node: Node, ___: Any = None) -> diagnose.NodeDiagnosis:
     return diagnose.NodeDiagnosis(node.name, "healthy", "")
 
 

@@ -147,7 +147,11 @@ class Controller:
         self.registry.peers, self.registry.views, self.prober.answers = peers, views, answers
 
     def everybody_beats(self) -> None:
-        self.registry.views = {node.name: agent(node.name) for node in self.slurm.nodes()}
+        heard_at = self.clock.monotonic()
+        self.registry.views = {
+            node.name: msgspec.structs.replace(agent(node.name), heard_at=heard_at)
+            for node in self.slurm.nodes()
+        }
 
     def is_dead(self, name: str) -> None:
         now = self.clock.monotonic()
@@ -683,6 +687,7 @@ def test_an_alarm_is_not_said_again_by_each_restart(sresctld: Controller) -> Non
         sresctld.cycle()
         sresctld.restart()
         sresctld.clock.pass_time(30)
+        sresctld.everybody_beats()
     assert sresctld.events("alarm") == ["alarm"]
     # Long after, a restart tells of what lasts.
     sresctld.clock.pass_time(600)

@@ -69,7 +69,7 @@ def test_an_incident_from_detected_to_closed(tmp_path: Path) -> None:
         assert (newest["kind"], newest["text"]) == (event, "why")
         assert newest["data"] == {"state": state}
     closed = journal.apply(first.id, NodeEvent.CLOSED, "back", 20.0)
-    assert msgspec.structs.astuple(closed.times) == (5.0, 10.0, 12.0, 13.0, 14.0, 20.0)
+    assert msgspec.structs.astuple(closed.times) == (5.0, 10.0, 12.0, 13.0, 14.0, 20.0, 0.0)
     assert closed.ended_by is NodeEvent.CLOSED
     assert journal.incidents() == [second]
     assert len(journal.incidents(open_only=False)) == 2

@@ -125,6 +125,21 @@ def test_a_restart_goes_on_where_it_was(site: Site) -> None:
     again.close()
 
 
+def test_a_new_sink_that_was_away_gets_what_came_before_a_restart(site: Site) -> None:
+    sink = MoodySink()
+    sink.refuses = True
+    site.beat()
+    worker = site.worker(sink)
+    drain(worker)
+    site.write("unheard")
+    worker.close()
+    sink.refuses = False
+    again = site.worker(sink)
+    drain(again)
+    assert sink.texts == ["unheard"]
+    again.close()
+
+
 def test_a_sink_that_refuses_gets_all_of_it_later(site: Site) -> None:
     sink = MoodySink()
     worker = site.worker(sink)

@@ -94,6 +94,8 @@ class SinkWorker:
         if not self._is_placed:
             sent = _read_sent(self._file, self._journal.newest_event())
             self._progress = msgspec.structs.replace(self._progress, sent=sent)
+            # Of a new sink that takes nothing yet: what happens before a restart is its too.
+            self._write_sent(sent)
             self._is_placed = True
         return self._journal
 

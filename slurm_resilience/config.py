@@ -434,6 +434,11 @@ def _check_ranges(config: Config, where: str) -> None:
                     f"{longest:g}"
                 )
     _check_checks(config.checks, where)
+    if not Path(config.controller.state_dir).is_absolute():
+        # Elsewhere it would be another directory, with a journal that knows of nothing.
+        raise ConfigError(
+            f"{where}: controller.state_dir must be an absolute path, such as /var/lib/sresctld"
+        )
     if not 0 < config.controller.port < 65536:
         raise ConfigError(f"{where}: controller.port must be between 1 and 65535")
     if config.detect.silent_after <= 2 * config.agent.beat:

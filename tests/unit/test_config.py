@@ -60,6 +60,13 @@ def test_a_named_file_must_exist(tmp_path: Path) -> None:
         config.load(tmp_path / "missing.toml")
 
 
+@pytest.mark.parametrize("path", ["", "var/lib/sresctld", "./here"])
+def test_a_state_directory_does_not_depend_on_where_sresctld_is_started(path: str) -> None:
+    """Elsewhere it would begin anew, with a journal that knows of nothing."""
+    with pytest.raises(ConfigError, match=r"controller\.state_dir must be an absolute path"):
+        config.parse(f"[controller]\nstate_dir = '{path}'")
+
+
 def test_a_node_has_its_own_mode_or_the_most_careful_of_its_partitions() -> None:
     text = """
         [recovery]

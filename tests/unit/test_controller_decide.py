@@ -117,6 +117,20 @@ def test_gres_on_any_node_of_the_job_forbids_a_swap() -> None:
     assert not marking.can_shrink(seen, the_job, "n1")
 
 
+def test_a_job_is_not_made_smaller_while_a_listing_lacks_one_of_its_nodes() -> None:
+    """It may be the one with the GPU."""
+    the_job = job(nodes=("n2", "n1"))
+    seen = world(
+        node(state="ALLOCATED"),
+        jobs=(the_job,),
+        watched=(supervised(),),
+        agents=(*dead()["agents"], agent("n2")),
+        probes=dead()["probes"],
+    )
+    (mark,) = actions(seen, act.MarkNode)
+    assert (mark.shrink, mark.requeued) == ((), (7,))
+
+
 def test_jobs_that_did_not_ask_do_not_die_by_us_sooner_than_by_slurm() -> None:
     def seen(silence: float, **more: Any) -> ClusterSnapshot:
         others = (job(7, ("n2", "n1")),)

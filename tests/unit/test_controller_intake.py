@@ -85,6 +85,14 @@ def test_a_node_that_slurm_shows_later_counts_from_then_on() -> None:
     assert (known.nodes, known.size, known.unseen) == (FOUR, 4, ())
 
 
+def test_a_node_that_a_listing_lacks_by_chance_is_of_the_step_all_the_same() -> None:
+    """Else the step would seem to need fewer nodes, and a job with GRES would be made smaller."""
+    seen = cluster(job(nodes=FOUR), STEP)
+    listed = {name: known for name, known in seen.nodes.items() if name != "n4"}
+    known = entry(msgspec.structs.replace(seen, nodes=listed))
+    assert (known.nodes, known.size) == (FOUR, 4)
+
+
 def test_as_many_nodes_as_were_lost_to_a_fault_come_before_the_queue() -> None:
     less = job(nodes=FOUR[:3])
     assert lifted(cluster(less, known=begun(), changed=(DEAD,))) == [RaisePriority(7, 1)]

@@ -147,7 +147,8 @@ def _announced(
     """
     job, known = snapshot.jobs.get(heard.job), snapshot.supervised.get(heard.job)
     held = set(job.nodes) if job else set()
-    announced = dict.fromkeys(name for name in message.nodes if name in snapshot.nodes)
+    # One of the job's own may be missing from this listing by chance: the step needs it all the same.
+    announced = dict.fromkeys(n for n in message.nodes if n in snapshot.nodes or n in held)
     lost: tuple[str, ...] = ()
     most = len(held)
     if known is not None and job is not None and known.restarts == job.restarts:

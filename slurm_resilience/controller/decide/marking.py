@@ -319,6 +319,8 @@ def can_shrink(snapshot: ClusterSnapshot, job: Job, node: str) -> bool:
     has_gres = bool(job.gres) or any(
         snapshot.nodes[name].gres for name in job.nodes if name in snapshot.nodes
     )
+    # A listing may lack a node by chance: whether it has GRES is not known then.
+    has_gres = has_gres or not snapshot.memory.missing.keys().isdisjoint(job.nodes)
     return (
         snapshot.site.permits_expansion
         and not has_gres

@@ -147,7 +147,7 @@ def _announced(
     """
     job, known = snapshot.jobs.get(heard.job), snapshot.supervised.get(heard.job)
     held = set(job.nodes) if job else set()
-    # One of the job's own may be missing from this listing by chance: the step needs it all the same.
+    # One of the job's own may be missing from this listing by chance: the step needs it too.
     announced = dict.fromkeys(n for n in message.nodes if n in snapshot.nodes or n in held)
     lost: tuple[str, ...] = ()
     most = len(held)

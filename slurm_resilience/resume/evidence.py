@@ -58,6 +58,7 @@ def gather_evidence(
         # A node may be at fault as well: the person's word counts.
         cancelled=cancelled and not reported,
         stopped_by_us=end.stopped_by_us,
+        trained=end.late_code != 0,
         ends=representative(ends),
         timed_out=step.timed_out,
         log=step.log.explain() if end.code != 0 else None,

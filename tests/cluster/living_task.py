@@ -2,7 +2,8 @@
 mesh, and steps with them.
 
 Each task writes ``log.SEAT.INCARNATION``: one line of JSON a step. The training is done when the
-file ``end`` is there; a rank ends with the code in ``die.SEAT`` when there is such a file.
+file ``end`` is there; a rank ends with the code in ``die.SEAT`` when there is such a file. With a
+file ``after``, rank 0 goes on after the training for so many seconds, and ends with the code in it.
 """
 
 from __future__ import annotations
@@ -93,3 +94,8 @@ while (view := mesh.meet(60)) is not None:
 mesh.close()
 if here.seat == 0:
     meet.outcome(int(sys.argv[1]) if len(sys.argv) > 1 else 0, last, "as asked")
+    if Path("after").exists():
+        seconds, code = Path("after").read_text().split()
+        time.sleep(float(seconds))
+        Path("after.done").touch()
+        sys.exit(int(code))

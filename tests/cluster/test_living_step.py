@@ -30,6 +30,7 @@ class Run:
         nodes: int = 4,
         code: int = 0,
         launcher: str = "",
+        config: Path | None = None,
     ) -> None:
         self.lab = lab
         self.folder = folder
@@ -42,6 +43,7 @@ class Run:
         words = ["sbatch", "--parsable", f"--nodes={nodes}", "--exclusive", "--output=log"]
         words += ["--open-mode=append", *sbatch, str(script)]
         env = {"SRES_EVENTS": str(folder / "events")}
+        env |= {} if config is None else {"SRES_CONFIG": str(config)}
         done = lab.run(words, cwd=folder, env=env, check=True)
         self.id = done.stdout.strip().split(";")[0]
 
@@ -94,6 +96,21 @@ def finish(run: Run, wait_for: WaitFor, code: int = 0) -> None:
     run.end()
     wait_for(lambda: f"srun ended with {code}" in run.ended(), 30, run)
     wait_for(lambda: all_idle(run.lab), 60, "every node is idle again")
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_program_has_more_to_do_after_its_training(
+    start: Callable[..., Run], wait_for: WaitFor, tmp_path: Path, code: int
+) -> None:
+    """It saves the whole model, say, for longer than `resume.grace`: it is not ended for that."""
+    (tmp_path / "sres.toml").write_text("[resume]\ngrace = 0.5\n")
+    run = start(config=tmp_path / "sres.toml")
+    (run.folder / "after").write_text(f"5 {code}")
+    run.end()
+    wait_for(lambda: f"srun ended with {code}" in run.ended(), 60, run)
+    assert (run.folder / "after.done").exists()
+    assert ("what came after it failed: exit code 3" in run.text()) == (code == 3)
+    assert len({line["token"] for line in run.lines(0)}) == 1 and not run.lines(0, 1)
 
 
 def test_a_node_loses_its_power(start: Callable[..., Run], wait_for: WaitFor) -> None:

@@ -64,6 +64,13 @@ def test_the_exit_code_alone_never_blames_a_node(code: int) -> None:
     assert classify(ending(code=code, faulty={"n2": "dead"})).nodes == ("n2",)
 
 
+def test_what_failed_after_a_training_that_ended_well_is_not_trained_again() -> None:
+    cause = classify(ending(code=3, trained=True))
+    assert cause.kind == "done" and "what came after it: exit code 3" in cause.reason
+    assert classify(ending(code=3, trained=True, faulty={"n2": "no beat"})).kind == "node"
+    assert classify(ending(code=143, trained=True, cancelled=True)).kind == "user"
+
+
 def test_all_faulty_nodes_are_named_with_their_reasons() -> None:
     cause = classify(ending(faulty={"n3": "Xid 79", "n1": "no beat"}))
     assert (cause.nodes, cause.reason) == (("n1", "n3"), "n1: no beat; n3: Xid 79")

@@ -416,6 +416,18 @@ def test_the_training_s_own_outcome_ends_all(script: Script, lost: bool) -> None
     assert (finish.code, finish.reported_by_training) == (3, True)
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_after_a_training_that_ended_well_the_program_s_own_code_counts(
+    script: Script, code: int
+) -> None:
+    _, end = script.tell(TrainingEnded(0, 20, ""))
+    assert end == EndSteps(EndManner.IN_THEIR_TIME, "")
+    told = StepsEnded({0: code}, (0, code), {"n3": "no beat"} if code else {})
+    finish = only(script.tell(told), EndAttempt)
+    assert (finish.code, finish.late_code, finish.reported_by_training) == (code, code, not code)
+    assert finish.faulty == told.faulty
+
+
 def test_the_user_s_signal_ends_all(script: Script) -> None:
     script.lose()
     script.find("n7")

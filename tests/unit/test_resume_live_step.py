@@ -24,6 +24,7 @@ from slurm_resilience.mesh.model import Peer
 from slurm_resilience.mesh.observer import Picture
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.live_step.live_plan import LiveStepState
 from slurm_resilience.resume.live_step.live_step import LiveStep
 from slurm_resilience.resume.live_step.live_steps import StepEnd
 from slurm_resilience.resume.live_step.seats import NodeSlot, SeatMap
@@ -42,6 +43,7 @@ LIMITS = ResumeSettings(grace=0.2, diagnosis_wait=0.05, swap_wait=60.0)
 SRUN = """#!/bin/sh
 echo "$@" >> sruns
 until [ -e end ]; do sleep 0.1; done
+exit $(cat end)
 """
 
 
@@ -236,6 +238,42 @@ def test_the_user_s_signal_ends_every_srun(site: Site) -> None:
     site.wait(site.over.is_set)
     assert site.end is not None and not site.end.stopped_by_us
     assert not any(step.running for step in site.signals.steps)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_a_program_does_after_its_training_is_part_of_it(
+    site: Site, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It evaluates, saves the whole model, or goes on with the next line of a script."""
+    site.show((), 1)
+    site.outcome(0)
+    assert not site.over.wait(10 * LIMITS.grace) and site.first.running
+    (site.folder / "end.new").write_text(f"{code}\n")
+    (site.folder / "end.new").rename(site.folder / "end")
+    site.wait(site.over.is_set)
+    assert site.end is not None and site.end.code == code
+    assert (site.end.late_code, site.end.reported_by_training) == (code, code == 0)
+    failed = "the training had ended well; what came after it failed: exit code 3"
+    assert (failed in capfd.readouterr().err) == (code != 0)
+
+
+def test_a_node_that_dies_after_the_training_is_not_waited_for(site: Site) -> None:
+    site.show((), 1)
+    site.outcome(0)
+    site.wait(lambda: site.live._plan.state is LiveStepState.ENDING)
+    site.verdict("n2", "dead")
+    site.wait(site.over.is_set)
+    assert site.end is not None
+    assert (site.end.code, site.end.faulty, site.end.late_code) == (137, {"n2": "no beat"}, 137)
+
+
+def test_processes_that_never_leave_their_training_are_not_waited_for(site: Site) -> None:
+    site.show((1,), 1)
+    site.outcome(0)
+    assert not site.over.wait(10 * LIMITS.grace), "the others may have more to do"
+    site.show((0, 1, 2), 1)
+    site.wait(site.over.is_set)
+    assert site.end is not None and (site.end.code, site.end.late_code) == (0, 0)
 
 
 def test_without_its_plan_a_step_is_only_waited_for(site: Site) -> None:

@@ -34,6 +34,8 @@ class Ending(msgspec.Struct, frozen=True):
     cancelled: bool = False
     """Slurm said that the step was cancelled, before we had it ended."""
     stopped_by_us: bool = False
+    trained: bool = False
+    """The training in it had ended well: what failed came after it."""
     ends: tuple[TaskEnd, ...] = ()
     """Those of the tasks, in the order in which they were told; empty: they are not known."""
     timed_out: bool = False
@@ -90,6 +92,10 @@ def classify(ending: Ending) -> Cause:
         names = tuple(sorted(ending.faulty))
         reasons = "; ".join(f"{name}: {ending.faulty[name]}" for name in names)
         return Cause("node", reasons, names, Category.HARDWARE)
+    if ending.trained:
+        # Another attempt would train once more.
+        text = f"the training had ended well; what came after it: {describe(ending.code)}"
+        return Cause("done", text)
     return _program(ending)
 
 

@@ -127,6 +127,10 @@ class StepsEnded(msgspec.Struct, frozen=True):
 
     codes: dict[int, int]
     """Exit codes, by the number of the step."""
+    failed: tuple[int, int] = (0, 0)
+    """The step and exit code of what failed after the training had ended well; code 0: nothing."""
+    faulty: dict[str, str] = {}
+    """Nodes that were lost after that, with the reason."""
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -266,8 +270,10 @@ class SayJoinFailed(msgspec.Struct, frozen=True):
 class EndManner(Enum):
     """The manner in which the steps end."""
 
+    IN_THEIR_TIME = "in their time"
+    """The training ended well: the program may have more to do (evaluate, save the model)."""
     BY_THEMSELVES = "by themselves"
-    """The training is over: its tasks end, or are ended after a grace."""
+    """The training gave up: its tasks end, or are ended after a grace."""
     WITH_GRACE = "with grace"
     AT_ONCE = "at once"
 
@@ -293,6 +299,8 @@ class EndAttempt(msgspec.Struct, frozen=True):
     noticed: float | None = None
     """Monotonic: when the trouble began that ended it."""
     reported_by_training: bool = False
+    late_code: int = 0
+    """The exit code of what failed after the training had ended well; 0: nothing did."""
 
 
 Action = (

@@ -535,7 +535,7 @@ class LivePlan:
                 text = f"the training ended at step {training_step}: {reason}" if code else ""
                 self._begin_end(EndAttempt(0, code, faulty, reported_by_training=True))
                 yield StopSearches()
-                yield EndSteps(EndManner.BY_THEMSELVES, text)
+                yield EndSteps(EndManner.BY_THEMSELVES if code else EndManner.IN_THEIR_TIME, text)
             case UserEnded(step):
                 self._begin_end(EndAttempt(step, None, faulty))
                 yield StopSearches()
@@ -554,7 +554,12 @@ class LivePlan:
         if isinstance(event, StepsEnded) and self._finish is not None:
             self.state = advance(LIVE_STEP_TRANSITIONS, self.state, _S.OVER)
             yield StopSearches()
-            yield self._finish
+            step, code = event.failed
+            yield (
+                EndAttempt(step, code, self._finish.faulty | event.faulty, late_code=code)
+                if code
+                else self._finish
+            )
 
     def faulty_nodes(self) -> dict[str, str]:
         """Return the nodes that were lost and not replaced, with the reason."""

@@ -11,11 +11,17 @@ from slurm_resilience.errors import SresError
 from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.resume import fence, report
 from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.decide.classify import describe
 from slurm_resilience.resume.live_step import live_events as ev
 from slurm_resilience.resume.live_step import node_search
 from slurm_resilience.resume.live_step.join_step import join_command, join_variables
 from slurm_resilience.resume.live_step.live_plan import LivePlan, living_seats, steps_without
-from slurm_resilience.resume.live_step.live_steps import LiveSteps, StepEnd
+from slurm_resilience.resume.live_step.live_steps import (
+    END_LOOK_SECONDS,
+    RELEASE_SECONDS,
+    LiveSteps,
+    StepEnd,
+)
 from slurm_resilience.resume.live_step.losses import LostSeats
 from slurm_resilience.resume.live_step.node_search import NodeSearch
 from slurm_resilience.resume.live_step.seats import SeatMap
@@ -69,7 +75,7 @@ class LiveStep:
         self._mended = context.clock.monotonic()
         self._addresses = dict(addresses)
         self._plan = LivePlan(seat_map, context.limits)
-        self._steps = LiveSteps(context, step, self._plan.steps)
+        self._steps = LiveSteps(context, step, self._plan.steps, seat_map.per_task)
         self._searches: dict[ev.SearchKind, NodeSearch] = {}
         self._answers: deque[ev.Event] = deque()
         """Events that follow from actions: taken before anything else is looked at."""
@@ -95,6 +101,8 @@ class LiveStep:
         faulty = self._plan.faulty_nodes()
         while True:
             outcome = read_outcome(self._rendezvous)
+            if outcome is not None and outcome.code == 0:
+                return self._end_of_trained(faulty)
             if outcome is not None:
                 self._steps.let_end()
                 step = self._steps.step(0)
@@ -115,14 +123,25 @@ class LiveStep:
                 )
             self._context.wait_for_news(LOOK_SECONDS)
 
+    def _end_of_trained(self, faulty: dict[str, str]) -> StepEnd:
+        ended = self._in_their_time()
+        number, code = ended.failed
+        step = self._steps.step(number)
+        if code:
+            return StepEnd(code, step, faulty=faulty | ended.faulty, late_code=code)
+        return StepEnd(0, step, faulty=faulty, reported_by_training=True)
+
     def _pause(self) -> float:
         """Return the seconds until the next look, unless there is news."""
         now = self._context.clock.monotonic()
+        self._look_at_fence(now)
+        deadline = self._plan.next_deadline()
+        return LOOK_SECONDS if deadline is None else max(0.0, min(LOOK_SECONDS, deadline - now))
+
+    def _look_at_fence(self, now: float) -> None:
         if now - self._mended > MEND_SECONDS:
             self._mended = now
             self._mend_fence()
-        deadline = self._plan.next_deadline()
-        return LOOK_SECONDS if deadline is None else max(0.0, min(LOOK_SECONDS, deadline - now))
 
     # -- what happens -------------------------------------------------------------------------
 
@@ -302,6 +321,9 @@ class LiveStep:
         self._answers.append(ev.JoinStarted(action.step))
 
     def _end_steps(self, action: ev.EndSteps) -> None:
+        if action.manner is ev.EndManner.IN_THEIR_TIME:
+            self._answers.append(self._in_their_time())
+            return
         if action.manner is ev.EndManner.BY_THEMSELVES:
             if action.reason:
                 report.say(action.reason)
@@ -312,6 +334,50 @@ class LiveStep:
             self._steps.end(at_once=action.manner is ev.EndManner.AT_ONCE)
         self._answers.append(ev.StepsEnded(self._steps.codes()))
 
+    def _in_their_time(self) -> ev.StepsEnded:
+        """Wait for the end of all steps: the training has ended well, and its program may evaluate,
+        save the model, or go on with the next line of a script."""
+        context, steps = self._context, self._steps
+        steps.begin_last_part()
+        deadline = context.clock.monotonic() + context.limits.grace
+        left_nodes = {loss.slot.node for loss in self._plan.losses if loss.cause.blames_node}
+        faulty: dict[str, str] = {}
+        while steps.running:
+            context.wait_for_news(END_LOOK_SECONDS)
+            now = context.clock.monotonic()
+            self._look_at_fence(now)
+            steps.release(set(), RELEASE_SECONDS if now > deadline else None)
+            faulty = self._lost_at_the_end()
+            if faulty:
+                # What is left of the program may wait for what was lost, and nothing joins it now.
+                steps.end(at_once=True)
+            elif steps.ended_by_user() is not None:
+                steps.end(at_once=False)
+            elif now > deadline:
+                stuck = living_seats(self._training_seen(), self._plan.lost_peers)
+                steps.end_stuck(stuck, left_nodes)
+        number, code = steps.failed_since(left_nodes)
+        code = code or (1 if faulty else 0)
+        if code:
+            told = describe(code)
+            report.say(f"the training had ended well; what came after it failed: {told}")
+        return ev.StepsEnded(steps.codes(), (number, code), faulty)
+
+    def _lost_at_the_end(self) -> dict[str, str]:
+        """Return the nodes that have died with tasks that still ran, and the reasons."""
+        dead = {
+            name: verdict.reason
+            for name, verdict in self._context.link.faulty().items()
+            if verdict.verdict == "dead"
+        }
+        given_up = {node for node, _ in self._steps.failed_nodes()}
+        dead |= {node: "Slurm gave it up" for node in given_up if node not in dead}
+        return {
+            slot.node: dead[slot.node]
+            for slot in self._plan.seat_map.slots
+            if slot.node in dead and self._steps.hold_running(slot.seats)
+        }
+
     def _finish(self, action: ev.EndAttempt) -> None:
         step = self._steps.step(action.step)
         self._end = StepEnd(
@@ -321,6 +387,7 @@ class LiveStep:
             action.faulty,
             0.0 if action.noticed is None else self._epoch(action.noticed),
             action.reported_by_training,
+            action.late_code,
         )
 
     def _stop_searches(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,9 +11,9 @@ import msgspec
 from slurm_resilience.errors import SresError
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.transitions import advance
-from slurm_resilience.resume.live_step.seats import StepSeats
+from slurm_resilience.resume.live_step.seats import StepSeats, seats_of_tasks
 from slurm_resilience.resume.srun.close_sockets import close_sockets, connections
-from slurm_resilience.resume.srun.stderr_reader import EndedTasks
+from slurm_resilience.resume.srun.stderr_reader import EndedTasks, code_of
 from slurm_resilience.resume.srun.step import SrunStep, end_step
 
 RELEASE_SECONDS = 10.0
@@ -52,6 +52,18 @@ STEP_TRANSITIONS: dict[StepState, frozenset[StepState]] = {
 }
 
 
+class LastPart(msgspec.Struct, frozen=True):
+    """The part of a step that comes after its training has ended well."""
+
+    ended_before: int
+    """Ended tasks that were told before it."""
+    tells_all: bool
+    """srun had lost no task and no node by then, so its code is that of this part."""
+    code: int | None = None
+    """Exit code of the part, when the step was ended for tasks that were stuck; None: it was not.
+    """
+
+
 @dataclass(eq=False)
 class LiveSrun:
     """One step of the attempt."""
@@ -62,6 +74,8 @@ class LiveSrun:
     """Ended tasks that were read already."""
     was_connected: bool = False
     """srun had connections to its tasks when it lost the node."""
+    last_part: LastPart | None = None
+    """Since the training has ended well."""
     state: StepState = StepState.RUNNING
 
     def enter(self, state: StepState) -> None:
@@ -114,18 +128,24 @@ class StepEnd(msgspec.Struct, frozen=True):
     """Seconds since the epoch: when the trouble began; 0: none was noticed."""
     reported_by_training: bool = False
     """The training itself said how it ended."""
+    late_code: int = 0
+    """The exit code of what failed after the training had ended well; 0: nothing did."""
 
 
 class LiveSteps:
     """All of an attempt's steps, in the order in which they were started."""
 
-    def __init__(self, context: SupervisorContext, step: SrunStep, seats: StepSeats) -> None:
+    def __init__(
+        self, context: SupervisorContext, step: SrunStep, seats: StepSeats, per_task: int = 1
+    ) -> None:
         """
         Args:
             context: of the supervised srun.
             step: the first one.
             seats: of each step, by its number.
+            per_task: seats that one task fills.
         """
+        self._per_task = per_task
         self._context = context
         self._seats = seats
         self._sruns = {0: LiveSrun(step, 0)}
@@ -206,17 +226,19 @@ class LiveSteps:
                 return srun.number
         return None
 
-    def release(self, living_seats: set[int]) -> None:
+    def release(self, living_seats: set[int], pause: float | None = None) -> None:
         """End each srun that has not noticed that its step is over, since it lost a node.
 
         Args:
             living_seats: seats with a living process.
+            pause: seconds between two questions to Slurm; None: fewer where none lives.
         """
         silent = [
             srun for srun in self._waiting() if not living_seats & self._seats.held_by(srun.number)
         ]
         now = self._context.clock.monotonic()
-        pause = RELEASE_SECONDS if living_seats else RELEASE_AT_END_SECONDS
+        if pause is None:
+            pause = RELEASE_SECONDS if living_seats else RELEASE_AT_END_SECONDS
         if silent and now - self._asked >= pause:
             self._asked = now
             self._release(silent)
@@ -251,10 +273,58 @@ class LiveSteps:
                 srun.enter(StepState.RELEASED)
             self._end(srun, at_once=True)
 
+    def begin_last_part(self) -> None:
+        """Note what has ended already: the training has ended well, and what its program does
+        after it counts by itself."""
+        for srun in self:
+            before = len(srun.step.ended_tasks)
+            srun.last_part = LastPart(before, srun.state is StepState.RUNNING and not before)
+
+    def failed_since(self, left_nodes: Set[str]) -> tuple[int, int]:
+        """Return the step and the worst exit code of what failed in the last part; code 0: nothing
+        did.
+
+        Args:
+            left_nodes: those that were left before it; what Slurm tells of them is no news.
+        """
+        failed = [(_failed_in_last_part(srun, left_nodes), srun.number) for srun in self]
+        code, number = max(failed)
+        return number, code
+
+    def end_stuck(self, stuck_seats: Set[int], left_nodes: Set[str]) -> None:
+        """End each srun that waits for nothing but processes which never left the training.
+
+        Args:
+            stuck_seats: theirs.
+            left_nodes: as in `failed_since`.
+        """
+        for srun in self:
+            if not srun.step.running or srun.last_part is None:
+                continue
+            held = self._seats.held_by(srun.number)
+            if held & stuck_seats and not held - stuck_seats - self._seats_ended(srun):
+                code = _failed_in_last_part(srun, left_nodes)
+                srun.last_part = msgspec.structs.replace(srun.last_part, code=code)
+                self._end(srun, at_once=False)
+
+    def hold_running(self, seats: Sequence[int]) -> bool:
+        """Return whether an srun still has a task of these seats, as far as is known."""
+        return any(
+            srun.step.running
+            and srun.state is StepState.RUNNING
+            and set(seats) & self._seats.held_by(srun.number) - self._seats_ended(srun)
+            for srun in self
+        )
+
+    def _seats_ended(self, srun: LiveSrun) -> set[int]:
+        """Return the seats of tasks that have ended, well or not, as far as slurmstepd told."""
+        told = [end.task for end in srun.step.reports.ends()]
+        return {*seats_of_tasks(self._seats.all_of(srun.number), self._per_task, told)}
+
     def let_end(self) -> None:
         """Wait for the end of all steps, as long as the grace; then end them.
 
-        The training is over: its tasks end by themselves.
+        The training gave up: its tasks end by themselves.
         """
         clock = self._context.clock
         deadline = clock.monotonic() + self._context.limits.grace
@@ -283,3 +353,15 @@ class LiveSteps:
             grace=context.limits.grace,
             at_once=at_once,
         )
+
+
+def _failed_in_last_part(srun: LiveSrun, left_nodes: Set[str]) -> int:
+    """Return the worst exit code; 0: nothing failed."""
+    part, step = srun.last_part, srun.step
+    if part is None:
+        return 0
+    if part.code is not None:
+        return part.code
+    told = [t for t in step.ended_tasks[part.ended_before :] if not set(t.nodes) <= left_nodes]
+    codes = [code_of(tasks.how) for tasks in told]
+    return max([*codes, step.code if part.tells_all else 0])

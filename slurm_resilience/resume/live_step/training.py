@@ -32,7 +32,7 @@ from slurm_resilience.wire.frames import UNREADABLE
 
 NEWS_SECONDS = 1.0
 """Longest wait of the thread that hands news on, until it looks whether it has to end."""
-_RENDEZVOUS = ("mesh", "run/*/mesh")
+_RENDEZVOUS = ("mesh", "mesh.*", "run/*/mesh")
 """Below the directory: where the ranks meet by themselves, and through their launchers."""
 
 
@@ -59,8 +59,9 @@ def read_outcome(rendezvous: Path) -> TrainingOutcome | None:
 def forget(directory: str) -> None:
     """Remove what an earlier attempt wrote: it does not hold for the next one."""
     if directory:
-        for name in ("mesh", "run", "left"):
-            shutil.rmtree(Path(directory) / name, ignore_errors=True)
+        for name in ("mesh*", "run", "left"):
+            for path in Path(directory).glob(name):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

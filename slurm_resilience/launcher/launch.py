@@ -23,9 +23,9 @@ from slurm_resilience.launcher.processes.children import Children
 from slurm_resilience.launcher.processes.output import tail
 from slurm_resilience.launcher.processes.process import Process, ProcessSpec
 from slurm_resilience.launcher.processes.reaper import Reaper
-from slurm_resilience.launcher.processes.seat import Seat
+from slurm_resilience.launcher.processes.seat import Seat, TrainingStage
 from slurm_resilience.launcher.processes.standbys import Standbys
-from slurm_resilience.launcher.rendezvous_directory import next_incarnation
+from slurm_resilience.launcher.rendezvous_directory import is_complete, next_incarnation
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartDecision, judge
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -144,7 +144,8 @@ class Launcher:
             self._script_end.set_result(code)
         elif seat is not None:
             self._listen(reaped=process)  # its last words
-            self._vacated(seat, seat.end(code))
+            complete = code != exit_codes.DONE and is_complete(self._job.rendezvous.meet)
+            self._vacated(seat, seat.end(code, is_complete=complete))
         elif self._standbys.died(process):
             say(f"standby processes end with {exit_codes.describe(code)}: no more of them")
 
@@ -216,7 +217,9 @@ class Launcher:
     def _vacated(self, seat: Seat, end: ProcessEnd, pause: float = 0.0) -> None:
         """Decide what follows when a process left a seat."""
         decision = judge(tuple(seat.ends), self._job.rules)
-        if decision.do == "done":
+        if decision.do in ("done", "failed"):
+            if decision.do == "failed":
+                say(f"error: rank {seat.number}: {decision.reason}: it is not started again")
             seat.done = True
             self._standbys.at_most(sum(not seat.done for seat in self._seats))
         elif self._ending.goes_on:
@@ -295,7 +298,8 @@ class Launcher:
                 elif process.pid == note.ready:
                     self._standbys.now()
                 elif process.pid in (note.enters, note.leaves):
-                    seat.trains = process.pid == note.enters
+                    inside = process.pid == note.enters
+                    seat.stage = TrainingStage.INSIDE if inside else TrainingStage.LEFT
 
     def _broken(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """End for a bug of the launcher, and take the ranks along, rather than go on blind."""

@@ -19,7 +19,7 @@ from slurm_resilience.errors import MissingTool, SresError, UsageError
 from slurm_resilience.launcher import exit_codes
 from slurm_resilience.launcher.flags import MasterAddress, addresses, secret
 from slurm_resilience.launcher.node_rank import NodeRank
-from slurm_resilience.mesh.rendezvous import TrainingOutcome
+from slurm_resilience.mesh.rendezvous import TrainingOutcome, next_training
 
 _PREFIX = "sres-run-"
 _FRESH_SECONDS = 60.0
@@ -40,6 +40,8 @@ class RendezvousDirectory(msgspec.Struct, frozen=True):
     directory: Path | None = None
     """Shared by the nodes; remembers the seats' incarnations."""
     note: str = ""
+    passed: Path | None = None
+    """Made when this node's launcher has ended well; None: no other one comes after it."""
 
 
 def private_directory() -> Path:
@@ -136,10 +138,19 @@ def choose(
             note=note and f"{note}the ranks meet in a private directory",
         )
     directory = _directory(environment, here, endpoint)
-    if "SLURM_JOB_ID" not in environment:  # there the name is new for every start
+    passed: Path | None = None
+    if "SLURM_JOB_ID" in environment:  # the name is new for every step
+        node = environment.get("SLURMD_NODENAME") or os.uname().nodename
+        step = environment.get("SLURM_STEP_ID", "batch")
+        directory, passed = next_training(directory, f"{node}.{step}")
+    else:
         _refuse_complete(directory)
     return RendezvousDirectory(
-        f"dir:{directory}/mesh", shared, directory=directory, note=note and f"{note}{directory} is"
+        f"dir:{directory}/mesh",
+        shared,
+        directory=directory,
+        note=note and f"{note}{directory} is",
+        passed=passed,
     )
 
 
@@ -163,13 +174,26 @@ def _directory(environment: Mapping[str, str], here: NodeRank, endpoint: str | N
 
 def _refuse_complete(directory: Path) -> None:
     """Else the ranks would take themselves for late ones, and end as if they had trained."""
-    with suppress(OSError, msgspec.DecodeError):
-        ended = msgspec.json.decode((directory / "mesh/outcome").read_bytes(), type=TrainingOutcome)
-        if ended.code == exit_codes.DONE:
-            raise UsageError(
-                f"{directory}: a training that met here is complete (step {ended.step}): give this "
-                "one a new --rdzv-id, or remove the directory"
-            )
+    ended = _outcome(directory / "mesh")
+    if ended is not None and ended.code == exit_codes.DONE:
+        raise UsageError(
+            f"{directory}: a training that met here is complete (step {ended.step}): give this "
+            "one a new --rdzv-id, or remove the directory"
+        )
+
+
+def is_complete(meet: str) -> bool:
+    """Tell whether the training that meets here (`SRES_MEET`) is complete, as far as is known."""
+    kind, _, path = meet.partition(":")
+    ended = _outcome(Path(path)) if kind == "dir" else None
+    return ended is not None and ended.code == exit_codes.DONE
+
+
+def _outcome(meet: Path) -> TrainingOutcome | None:
+    try:
+        return msgspec.json.decode((meet / "outcome").read_bytes(), type=TrainingOutcome)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _secret(environment: Mapping[str, str], file: str | None) -> str:

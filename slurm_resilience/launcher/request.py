@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.launcher import flags, launch, rendezvous_directory
+from slurm_resilience.launcher import exit_codes, flags, launch, rendezvous_directory
 from slurm_resilience.launcher.launch_spec import LaunchSpec
 from slurm_resilience.launcher.node_rank import find_node_rank
 from slurm_resilience.launcher.processes.child_environment import NodeSeats
@@ -23,6 +23,7 @@ from slurm_resilience.launcher.processes.output import Streams
 from slurm_resilience.launcher.processes.reaper import Reaper
 from slurm_resilience.launcher.recipe_file import Recipe, read
 from slurm_resilience.launcher.restart_policy import RestartRules
+from slurm_resilience.mesh.rendezvous import note_passed
 
 _WARM = (
     "torch",
@@ -116,7 +117,10 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
             before=before,
             after=after,
         )
-        return launch.life(job, environment, guard)
+        code = launch.life(job, environment, guard)
+        if code == exit_codes.DONE:
+            note_passed(rendezvous.passed)
+        return code
     finally:
         rendezvous_directory.remove(private)
         guard.close()

@@ -27,6 +27,8 @@ class ProcessEnd(msgspec.Struct, frozen=True):
     """The reason why its peers wanted it replaced; empty: they did not."""
     trained: bool = False
     """It was in the middle of a training, and has not left it."""
+    complete: bool = False
+    """It had left its training, which was complete."""
 
 
 class RestartRules(msgspec.Struct, frozen=True):
@@ -43,10 +45,11 @@ class RestartRules(msgspec.Struct, frozen=True):
 class RestartDecision(msgspec.Struct, frozen=True):
     """The next step, and its reason."""
 
-    do: Literal["done", "replace", "end"]
+    do: Literal["done", "failed", "replace", "end"]
+    """failed: the seat stays empty, and the others go on; end: they are ended too."""
     reason: str
     code: int = 0
-    """For `end`: the launcher's exit code."""
+    """For `failed` and `end`: the launcher's exit code."""
 
 
 def judge(ends: Sequence[ProcessEnd], rules: RestartRules) -> RestartDecision:
@@ -68,6 +71,9 @@ def judge(ends: Sequence[ProcessEnd], rules: RestartRules) -> RestartDecision:
         return _within_budget(ends, rules, how)
     if last.code == exit_codes.STOP:
         return RestartDecision("end", how, last.code)
+    if last.complete:
+        # A new process would find nothing to train, and would not do what came after it either.
+        return RestartDecision("failed", f"{how}, after the training was complete", last.code)
     if last.code != exit_codes.POISONED and _again(ends, rules):
         return RestartDecision(
             "end", f"{how}; twice in a row at the same place ({last.place})", last.code

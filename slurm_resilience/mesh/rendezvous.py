@@ -223,6 +223,32 @@ def rendezvous_at(where: str, secret: str = "") -> Rendezvous:
     raise UsageError(f"SRES_MEET={where!r}: write dir:PATH or peers:HOST:PORT,HOST:PORT,…")
 
 
+def next_training(directory: Path, name: str) -> tuple[Path, Path]:
+    """Return the place of the first training of a step that one part of it has not done yet, and
+    the file that is to say that it has: a script may do several, one after the other.
+
+    Args:
+        directory: of the first one; the others lie beside it.
+        name: of the part, and of the step: one that joins begins with the first training, which
+            is over for it at once.
+    """
+    number, found = 0, directory
+    while (passed := found / "passed" / name).exists():
+        number += 1
+        found = directory.with_name(f"{directory.name}.{number}")
+    with contextlib.suppress(OSError):
+        found.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return found, passed
+
+
+def note_passed(passed: Path | None) -> None:
+    """Note that a training has ended well here, by `next_training`'s file."""
+    if passed is not None:
+        with contextlib.suppress(OSError):
+            passed.parent.mkdir(mode=0o700, exist_ok=True)
+            passed.touch()
+
+
 def _address(word: str) -> tuple[str, int]:
     host, _, port = word.strip().rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:

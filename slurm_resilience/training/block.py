@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import torch
@@ -18,7 +19,7 @@ from slurm_resilience.errors import UsageError, WireError
 from slurm_resilience.launcher import control_socket, exit_codes
 from slurm_resilience.mesh.mesh import Mesh, Stopped
 from slurm_resilience.mesh.model import GenerationEnd, View
-from slurm_resilience.mesh.rendezvous import rendezvous_at
+from slurm_resilience.mesh.rendezvous import next_training, note_passed, rendezvous_at
 from slurm_resilience.training import inject
 from slurm_resilience.training.exits import Exits
 from slurm_resilience.training.interrupter import Interrupter
@@ -95,7 +96,7 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
         def run(*args: Any, **more: Any) -> T | None:
             where = read_environment(os.environ)
             _refuse_again(getattr(function, "__name__", "?"), where.meet)
-            runner = BlockRunner(chosen, where)
+            runner = BlockRunner(chosen, *_next_training(where))
             _been.add(where.meet)
             return runner.run(lambda session: function(session, *args, **more))
 
@@ -116,10 +117,22 @@ def _refuse_again(name: str, meet: str) -> None:
         )
 
 
+def _next_training(where: RankEnvironment) -> tuple[RankEnvironment, Path | None]:
+    """Return where to meet when programs train one after the other in one step, and the file that
+    is to say that this one has."""
+    kind, _, path = where.meet.partition(":")
+    if kind != "dir" or not where.step:
+        return where, None
+    found, passed = next_training(Path(path), f"{where.seat}.{where.step}")
+    return where._replace(meet=f"dir:{found}"), passed
+
+
 class BlockRunner:
     """One process's loop around the block."""
 
-    def __init__(self, options: Options, where: RankEnvironment) -> None:
+    def __init__(
+        self, options: Options, where: RankEnvironment, passed: Path | None = None
+    ) -> None:
         self._options = options
         self._where = where
         self._groups: list[ProcessGroups] = []
@@ -155,6 +168,7 @@ class BlockRunner:
         )
         self._participant.mesh = self._mesh
         self._exits = Exits(self._mesh, met, self._participant)
+        self._passed = passed
         self._mesh.start()
 
     def run(self, block: Callable[[Session], T]) -> T | None:
@@ -179,6 +193,7 @@ class BlockRunner:
             self._mesh.close()
             control_socket.leaves()
         self._participant.finish()
+        note_passed(self._passed)
         if not self._finished_block:
             log.warning("the training ended without this process, which was not needed any more")
             if not self._where.incarnation and self._participant.attempt == 0:

@@ -31,6 +31,8 @@ class RankEnvironment(NamedTuple):
     """Those of the four parts that are on."""
     min_world: int = 0
     """As the launcher was told (--nnodes MIN:MAX); 0: nothing."""
+    step: str = ""
+    """The step's number, where the place to meet is that step's own by default; empty: else."""
 
 
 def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
@@ -55,6 +57,7 @@ def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
         address(environment, seats),
         _parts(environment),
         _number(environment, ("SRES_MIN_WORLD",), 0),
+        "" if environment.get("SRES_MEET") else environment.get("SLURM_STEP_ID", ""),
     )
 
 

@@ -267,6 +267,26 @@ def test_a_rank_may_say_that_the_training_gives_up(run: Run) -> None:
     assert "gave up" in run.err
 
 
+def test_what_fails_after_the_training_is_complete_fails_and_the_others_go_on(run: Run) -> None:
+    """A new process would find nothing to train, and end as if all had gone well."""
+    body = """
+from slurm_resilience.training import resilient
+write("started")
+resilient(lambda s: None)()
+write("trained")
+if seat == 1: sys.exit(3)
+wait("go")
+write("saved")
+"""
+    run.start(body, "--nproc=2")
+    run.read("trained.0.0")
+    until(lambda: "after the training was complete: it is not started again" in run.err, run.err)
+    run.touch("go")
+    assert run.end() == 3
+    run.read("saved.0.0")
+    assert not list(run.directory.glob("started.*.1"))
+
+
 def test_what_is_asked_for_wrongly_is_said_in_a_line_and_not_tried_again(run: Run) -> None:
     body = """
 from slurm_resilience.training import resilient
@@ -459,3 +479,34 @@ def test_nodes_that_share_a_directory(run: Run, tmp_path: Path) -> None:
     run.start(body, *flags, "--node-rank=1", env={"SRES_INCARNATION": "5"})
     assert run.end() == 0, run.err
     run.read("up.1.5")
+
+
+@pytest.mark.parametrize(
+    "start", ["-m slurm_resilience.launcher --nproc=1 --standby=0", ""], ids=["launcher", "python"]
+)
+def test_a_step_s_script_trains_one_model_after_the_other(tmp_path: Path, start: str) -> None:
+    """`srun bash -c "sres-run train.py 1 && sres-run train.py 2"`, two processes for two nodes."""
+    (tmp_path / "train.py").write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from slurm_resilience.training import resilient\n"
+        "name = sys.argv[1]\n"
+        "resilient(lambda s: Path(f'trained.{name}.{s.rank}of{s.world}').touch())()\n"
+    )
+    script = " && ".join(f"{sys.executable} {start} train.py {name}" for name in (1, 2))
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "NNODES": "2"}
+    step |= {"SRES_ADDRESS": "127.0.0.1", "SRES_DIR": str(tmp_path / "shared")}
+    nodes = [
+        subprocess.Popen(
+            ["sh", "-c", script],
+            cwd=tmp_path,
+            env=clean | step | {"SLURM_PROCID": n, "NODE_RANK": n, "SLURMD_NODENAME": f"n{n}"},
+            stderr=subprocess.PIPE,
+        )
+        for n in ("0", "1")
+    ]
+    told = [node.communicate(timeout=120)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], told
+    trained = sorted(path.name for path in tmp_path.glob("trained.*"))
+    assert trained == ["trained.1.0of2", "trained.1.1of2", "trained.2.0of2", "trained.2.1of2"]

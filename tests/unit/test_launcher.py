@@ -25,6 +25,7 @@ from slurm_resilience.launcher.rendezvous_directory import (
     next_incarnation,
 )
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartRules, judge
+from slurm_resilience.mesh.rendezvous import note_passed
 
 STEP = {
     "SLURM_JOB_ID": "7",
@@ -166,6 +167,22 @@ class TestMeeting:
             with pytest.raises(UsageError, match=r"complete \(step 7\): .* --rdzv-id"):
                 choose(*given)
             choose({"SLURM_JOB_ID": "3"}, *given[1:])
+
+    def test_a_step_does_several_trainings_one_after_the_other(self, tmp_path: Path) -> None:
+        """The second one must not take itself for a late part of the first, which is complete."""
+        step = {"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0", "SLURMD_NODENAME": "n1"}
+
+        def meet(**more: str) -> RendezvousDirectory:
+            return choose(step | more, here("2", 1, "job"), 2, tmp_path, "dir", str(tmp_path))
+
+        first, again = meet(), meet()
+        assert first.meet == again.meet == f"dir:{tmp_path}/run/job/mesh", "a launcher that failed"
+        note_passed(first.passed)
+        assert meet().meet == f"dir:{tmp_path}/run/job.1/mesh"
+        note_passed(meet().passed)
+        assert meet().meet == f"dir:{tmp_path}/run/job.2/mesh"
+        assert meet(SLURMD_NODENAME="n2").meet == first.meet, "it is not as far yet"
+        assert meet(SLURM_STEP_ID="1").meet == first.meet, "a step that joins begins anew"
 
     def test_shared_directory_by_run(self, tmp_path: Path) -> None:
         found = choose({}, here("2", 1, "job/1"), 2, tmp_path, "dir", str(tmp_path / "s"))
@@ -328,6 +345,13 @@ class TestVerdict:
         assert "in the middle of the training" in found.reason
         spent = judge([end(0, trained=True)] * 3, self.RULES)
         assert (spent.do, spent.code) == ("end", 1)
+
+    def test_what_fails_after_the_training_is_complete_is_not_replaced(self) -> None:
+        """A new process finds nothing to train, and would end as if all had gone well."""
+        found = judge([end(3, complete=True)], self.RULES)
+        assert (found.do, found.code) == ("failed", 3)
+        assert found.reason == "exit code 3, after the training was complete"
+        assert judge([end(0, complete=True)], self.RULES).do == "done"
 
     def test_the_same_bug_twice(self) -> None:
         bug = end(1, place="ValueError at a:1", error="ValueError: x")

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
+from enum import Enum
 from pathlib import Path
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.launcher.processes.process import Process
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartRules
+
+
+class TrainingStage(Enum):
+    """The stage of a seat's process: BEFORE → INSIDE → LEFT, as it tells."""
+
+    BEFORE = "not in the training yet"
+    INSIDE = "in the training"
+    LEFT = "not in the training any more"
 
 
 class Seat:
@@ -29,25 +38,39 @@ class Seat:
         self.ends: deque[ProcessEnd] = deque(maxlen=rules.replacements + 2)
         self.since = 0.0
         self.place = self.error = self.evicted = ""
-        self.trains = False
+        self.stage = TrainingStage.BEFORE
         self.logs: Path | None = None
 
     def sit(self, process: Process, incarnation: int) -> None:
         self.process, self.incarnation = process, incarnation
         self.since = SYSTEM_CLOCK.monotonic()
         self.place = self.error = self.evicted = ""
-        self.trains = False
+        self.stage = TrainingStage.BEFORE
 
     def refused(self, error: str) -> None:
         """Note that no process could take the seat."""
         self.since = SYSTEM_CLOCK.monotonic()
         self.place, self.error, self.evicted = "", error, ""
-        self.trains = False
+        self.stage = TrainingStage.BEFORE
 
-    def end(self, code: int) -> ProcessEnd:
+    def end(self, code: int, *, is_complete: bool = False) -> ProcessEnd:
+        """Note how its process ended.
+
+        Args:
+            code: of its exit.
+            is_complete: the training that the ranks meet for is.
+        """
         now = SYSTEM_CLOCK.monotonic()
-        lived = now - self.since
-        end = ProcessEnd(code, now, lived, self.place, self.error, self.evicted, self.trains)
+        end = ProcessEnd(
+            code,
+            now,
+            now - self.since,
+            self.place,
+            self.error,
+            self.evicted,
+            self.stage is TrainingStage.INSIDE,
+            complete=is_complete and self.stage is TrainingStage.LEFT,
+        )
         self.ends.append(end)
         self.process = None
         return end

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,9 @@ MOST_BYTES = 64 * 1024 * 1024
 KEEP_SECONDS = 30 * 86400.0
 """The file of a job that never came back is removed after this time."""
 LOST = "its supervisor was lost"
+LATEST_SECONDS = 1e11
+"""Seconds since the epoch that a date can be made of."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 
 
 class PastAttempt(msgspec.Struct, frozen=True):
@@ -189,9 +193,17 @@ def read(path: Path) -> list[PastAttempt]:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(number, "rb") as file:
             data = file.read(MOST_BYTES) if stat.S_ISREG(os.fstat(number).st_mode) else b""
-        return msgspec.json.decode(data, type=list[PastAttempt])
-    except (OSError, msgspec.DecodeError):
+        attempts = msgspec.json.decode(data, type=list[PastAttempt])
+    except (OSError, msgspec.DecodeError, RecursionError):
         return []
+    # A user may write there what he likes, and `sres job show` may be an administrator's.
+    return attempts if all(map(_makes_sense, attempts)) else []
+
+
+def _makes_sense(past: PastAttempt) -> bool:
+    times = (past.started, past.ending.ran_for if past.ending else 0.0)
+    known_nodes = all(map(_NAME.fullmatch, past.nodes))
+    return known_nodes and all(0.0 <= at <= LATEST_SECONDS for at in times)
 
 
 def read_all(directory: Path, job: int) -> list[list[PastAttempt]]:

@@ -82,6 +82,20 @@ def test_the_file_of_a_job_that_never_came_back_is_removed(tmp_path: Path) -> No
     assert not old.exists()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"started": 1e300}, {"started": -1e300}, {"nodes": ["n1\x1b[2J"]}, {"nodes": ["n[1-"]}],
+)
+def test_what_no_supervisor_wrote_is_none(tmp_path: Path, changes: dict[str, object]) -> None:
+    """An administrator looks at what any user may have put there."""
+    entry = {"number": 1, "restarts": 0, "nodes": ["n1"], "started": 5.0}
+    path = tmp_path / "job-12-a.history"
+    path.write_bytes(msgspec.json.encode([entry]))
+    assert len(read(path)) == 1
+    path.write_bytes(msgspec.json.encode([entry | changes]))
+    assert read(path) == []
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\xff"])
 def test_a_file_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     one = history(tmp_path, 0)

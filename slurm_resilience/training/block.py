@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -153,7 +154,7 @@ class BlockRunner:
             self._participant,
             self._groups,
             abort_timeout=options.abort_timeout,
-            event=self._event,
+            event=self._event_beside,
         )
         self._mesh = Mesh(
             met,
@@ -343,8 +344,17 @@ class BlockRunner:
             log.warning("generation %d: %d of %d ranks; %s", number, view.size, session.seats, text)
 
     def _event(self, name: str, **details: Any) -> None:
-        if self._options.on_event is not None:
+        """Call the user's hook. It logs, and a log that cannot be reached ends no training."""
+        if self._options.on_event is None:
+            return
+        try:
             self._options.on_event(name, {"time": SYSTEM_CLOCK.now(), **details})
+        except Exception:
+            log.exception("the hook on_event failed; the training goes on")
+
+    def _event_beside(self, name: str, **details: Any) -> None:
+        """Do so in a thread of its own: the others take a mesh that waits for a hook for dead."""
+        threading.Thread(target=self._event, args=(name,), kwargs=details, daemon=True).start()
 
     def _call(self, hook: Callable[[Any, Any], None] | None, end: GenerationEnd) -> None:
         if hook is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training import block
+from slurm_resilience.training.options import Options
 
 
 class Runs:
@@ -50,3 +52,29 @@ def test_a_second_training_is_refused(
 def test_who_is_alone_may_train_again(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SRES_MEET", "alone")
     assert [train(), train()] == ["trained", "trained"]
+
+
+def test_a_hook_that_fails_ends_no_training(caplog: pytest.LogCaptureFixture) -> None:
+    """It writes to a service of logs, say, which is away just when a node is lost."""
+
+    def hook(name: str, details: dict[str, Any]) -> None:
+        raise ConnectionError("no route to host")
+
+    runner = block.BlockRunner.__new__(block.BlockRunner)
+    runner._options = Options(on_event=hook)
+    runner._event("left", reason="seat 1 died")
+    assert "the hook on_event failed; the training goes on" in caplog.text
+
+
+def test_a_slow_hook_does_not_hold_the_mesh_up() -> None:
+    came, over = threading.Event(), threading.Event()
+
+    def hook(name: str, details: dict[str, Any]) -> None:
+        came.set()
+        over.wait(60)
+
+    runner = block.BlockRunner.__new__(block.BlockRunner)
+    runner._options = Options(on_event=hook)
+    runner._event_beside("hang", reason="step 7 stands still")
+    assert came.wait(60)
+    over.set()

@@ -153,6 +153,7 @@ def _measure(lab: Lab, place: Path, seconds: float, lines: int) -> dict[str, Any
     try:
         sresd = _find(place)
         _wait(lambda: "nhc_config" in heard.verdicts and "gpu_events" in heard.verdicts, place)
+        alive = len(_family(sresd))
         cpu, memory = _cost(sresd, seconds)
         delays = _delays(lab, heard, lines)
     finally:
@@ -168,6 +169,7 @@ def _measure(lab: Lab, place: Path, seconds: float, lines: int) -> dict[str, Any
         "efa_devices": EFA_DEVICES,
         "cpu_share": cpu,
         "rss_mb": memory,
+        "processes": alive,
         "lines": lines,
         "lines_lost": lines - len(delays),
         "kernel_line_to_report_p50_s": statistics.median(delays) if delays else None,

@@ -17,6 +17,7 @@ from slurm_resilience.health.checks.gpu import (
 )
 from slurm_resilience.health.checks.host import (
     clock_sync,
+    cpu_frequency,
     edac_counters,
     memory,
     nhc_config,
@@ -62,6 +63,7 @@ BUILT_IN: tuple[Check, ...] = (
     amd_gpus.CHECK,
     nvme_disks.CHECK,
     clock_sync.CHECK,
+    cpu_frequency.CHECK,
     services.CHECK,
     nhc_config.CHECK,
 )

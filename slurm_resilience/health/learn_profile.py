@@ -10,6 +10,7 @@ from slurm_resilience.health.check_child import ChildProbes
 from slurm_resilience.health.checks.accelerator import neuron_devices
 from slurm_resilience.health.checks.gpu import gpu_health, mig_devices
 from slurm_resilience.health.checks.gpu.gpu_health import GpusHealth
+from slurm_resilience.health.checks.host import cpu_frequency
 from slurm_resilience.health.checks.network import efa_devices, infiniband_ports
 from slurm_resilience.health.node_profile import NodeProfile
 from slurm_resilience.model import Finding
@@ -31,6 +32,7 @@ def learn(context: CheckContext) -> tuple[NodeProfile, tuple[Finding, ...]]:
     findings += gpu_health.judge(gpus, context).findings if not gpus.error else ()
     # Ports at different rates: which one a port should have is not to be told.
     rate = rates.pop() if len(rates) == 1 and not efa else ""
+    governors = {policy.governor for policy in cpu_frequency.probe(context)}
     profile = NodeProfile(
         gpus=len(gpus.gpus) or None,
         nvlinks=_same(up for up, _ in gpus.links),
@@ -39,6 +41,7 @@ def learn(context: CheckContext) -> tuple[NodeProfile, tuple[Finding, ...]]:
         neuron_devices=len(neuron) or None,
         infiniband_rate=rate,
         mig_devices=_mig_devices(context) if gpus.gpus else None,
+        cpu_governor=governors.pop() if len(governors) == 1 else "",
     )
     return profile, tuple(findings)
 

@@ -20,3 +20,5 @@ class NodeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As the port says it, e.g. `400 Gb/sec`."""
     mig_devices: dict[str, int] | None = None
     """Parts of all GPUs by their kind, e.g. `{"1g.10gb" = 7}`; empty: no GPU is divided."""
+    cpu_governor: str = ""
+    """As the kernel names it, e.g. `performance`."""

@@ -19,8 +19,9 @@ from slurm_resilience.errors import ConfigError
 from slurm_resilience.health.check import Check, CheckContext, Expected, Unjudged
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.checks.accelerator import amd_gpus
-from slurm_resilience.health.checks.host import clock_sync, services
+from slurm_resilience.health.checks.host import clock_sync, cpu_frequency, services
 from slurm_resilience.health.checks.storage import nvme_disks
+from slurm_resilience.health.node_profile import NodeProfile
 from slurm_resilience.model import CheckResult
 
 
@@ -194,6 +195,61 @@ def test_a_clock_that_was_in_step_or_is_a_machines_own(
             clock_sync.judge(seen, context)
     else:
         assert asked_for(clock_sync.judge(seen, context)) == ["monitor"]
+
+
+# --- frequency --------------------------------------------------------------------------------
+
+POLICY = "/sys/devices/system/cpu/cpufreq/policy{}"
+
+
+def policies(root: Path, governor: str, *allowed: int) -> CheckContext:
+    files: dict[str, object] = {}
+    for number, khz in enumerate(allowed):
+        folder = POLICY.format(number)
+        files |= {f"{folder}/scaling_governor": governor, f"{folder}/scaling_max_freq": khz}
+        files |= {f"{folder}/cpuinfo_max_freq": 3_500_000}
+    return lay_out(root, files)
+
+
+def test_a_cap_on_the_processors_is_named(tmp_path: Path) -> None:
+    check = cpu_frequency.CHECK
+    assert run(check, policies(tmp_path, "schedutil", 3_500_000, 3_500_000)).verdict == "pass"
+    result = run(check, policies(tmp_path, "schedutil", 3_500_000, 1_200_000))
+    assert result.text == "1 of 2 processors are capped: policy1 at 1200 of 3500 MHz"
+    assert run(check, CheckContext(tmp_path / "none")).text == "the kernel sets no frequency"
+
+
+def test_a_governor_counts_where_the_profile_names_one(tmp_path: Path) -> None:
+    context = policies(tmp_path, "powersave", 3_500_000)
+    wants = dataclasses.replace(
+        context, expected=Expected(profile=NodeProfile(cpu_governor="performance"))
+    )
+    result = run(cpu_frequency.CHECK, wants)
+    assert result.text == (
+        "1 of 1 processors have the governor powersave, the profile expects performance"
+    )
+
+
+cpu_policies = st.builds(
+    cpu_frequency.CpuPolicy,
+    words,
+    st.sampled_from(["", "performance", "powersave"]),
+    st.integers(0, 9),
+    st.integers(0, 9),
+)
+
+
+@given(st.lists(cpu_policies), st.sampled_from(["", "performance"]))
+def test_a_frequency_is_only_ever_watched(seen: list[cpu_frequency.CpuPolicy], wanted: str) -> None:
+    context = CheckContext(expected=Expected(profile=NodeProfile(cpu_governor=wanted)))
+    findings = cpu_frequency.judge(tuple(seen), context).findings
+    assert {str(one.severity) for one in findings} <= {"monitor"}
+    assert ("capped" in {one.code for one in findings}) == any(
+        0 < one.allowed < one.highest for one in seen
+    )
+    assert ("governor" in {one.code for one in findings}) == any(
+        wanted and one.governor == "powersave" for one in seen
+    )
 
 
 # --- services ---------------------------------------------------------------------------------

@@ -60,6 +60,14 @@ def test_the_rate_of_ports_that_all_run_alike(gpus: None, tmp_path: Path) -> Non
     assert learn_profile.learn(CheckContext(tmp_path))[0].infiniband_rate == ""
 
 
+def test_the_governor_that_all_processors_have(gpus: None, tmp_path: Path) -> None:
+    name = "sys/devices/system/cpu/cpufreq/policy{}/scaling_governor"
+    tree(tmp_path, {name.format(at): "performance" for at in range(2)})
+    assert learn_profile.learn(CheckContext(tmp_path))[0].cpu_governor == "performance"
+    tree(tmp_path, {name.format(1): "powersave"})
+    assert learn_profile.learn(CheckContext(tmp_path))[0].cpu_governor == ""
+
+
 def config(tmp_path: Path) -> str:
     file = tmp_path / "sres.toml"
     file.write_text(f'[agent]\nsysroot = "{tmp_path}"\n', encoding="utf-8")

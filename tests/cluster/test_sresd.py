@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nvml_library import StubDriver, built_library
 
 from slurm_resilience.lab import Lab, LabSpec
 
@@ -69,13 +71,14 @@ def _address(lab: Lab, node: str) -> str:
 class World:
     """A lab with sresd on every node and the recorder on ctl."""
 
-    def __init__(self, lab: Lab, logs: Path) -> None:
+    def __init__(self, lab: Lab, logs: Path, env: dict[str, str] | None = None) -> None:
         self.lab, self.logs = lab, logs
         self.controller = Controller(lab)
         self.sresd: dict[str, subprocess.Popen[str]] = {}
         for node in lab.nodes:
             log = (logs / f"{node}.log").open("w")
-            self.sresd[node] = lab.popen([SRESD, "--node", node], node=node, stderr=log)
+            words = [SRESD, "--node", node]
+            self.sresd[node] = lab.popen(words, node=node, stderr=log, env=env or {})
 
     def log(self, node: str) -> str:
         return (self.logs / f"{node}.log").read_text()
@@ -201,3 +204,50 @@ def test_once_in_a_node(world: World) -> None:
     assert verdicts["memory"] == verdicts["gpu_count"] == "pass"
     assert verdicts["kernel_log"] == "unjudged"
     assert done.returncode == document["exit_code"] == 1
+
+
+def test_an_error_that_the_driver_and_the_kernel_log_tell_is_one(
+    fresh_lab: Callable[[LabSpec], Lab], tmp_path: Path, wait_for: Wait
+) -> None:
+    """The driver is a library of our own, which a file drives; all else is the real thing."""
+    tmp_path.chmod(0o755)
+    driver = StubDriver(tmp_path / "state", built_library(tmp_path))
+    driver.says("")
+    root = tmp_path / "root"
+    (root / "sys").mkdir(parents=True)
+    (root / "proc").symlink_to("/proc")
+    agent = {"check_interval": 1.0, "sysroot": str(root), "health_log": str(tmp_path / "health")}
+    spec = dataclasses.replace(SPEC, nodes=1, gres="gpu:2", sres_options={"agent": agent})
+    env = {"NVML_STUB": str(driver.state), "LD_LIBRARY_PATH": str(driver.library)}
+    one = World(fresh_lab(spec), tmp_path, env)
+
+    def told(subject: str) -> list[dict[str, Any]]:
+        return [f for f in one.controller.findings("n1") if f["subject"] == subject]
+
+    def texts() -> set[str]:
+        reports = one.controller.heard("n1", "Report")
+        return {r["text"] for report in reports for r in report["results"]}
+
+    def kept() -> set[str]:
+        lines = map(json.loads, (tmp_path / "health").read_text().splitlines())
+        return {line["subject"] for line in lines if line["kind"] == "finding"}
+
+    try:
+        wait_for(lambda: "following 2 GPUs" in texts(), 20, "the events are followed")
+        driver.event(1, 79)
+        (finding,) = wait_for(lambda: told("0000:02:00"), 5, "the event is told")
+        assert (finding["check"], finding["code"], finding["severity"]) == ("xid", "79", "reboot")
+        driver.event(0, 79)
+        one.lab.kmsg("n1", XID.replace("91", "01"))
+        wait_for(lambda: told("0000:01:00"), 5, "what both tell is told")
+        one.lab.kmsg("n1", XID)
+        wait_for(lambda: told("0000:91:00"), 5, "a later line is told")
+        assert len(told("0000:01:00")) == 1
+        checked = {"2 GPUs, Slurm expects 2", "2 GPUs without a fault"}
+        wait_for(lambda: checked <= texts(), 20, "the checks have asked the driver too")
+        wait_for(
+            lambda: kept() == {"0000:01:00", "0000:02:00", "0000:91:00"}, 5, "the log has them"
+        )
+    finally:
+        one.end()
+        print(one.log("n1"))

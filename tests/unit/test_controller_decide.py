@@ -28,6 +28,7 @@ from worlds import (
 from slurm_resilience.controller import actions as act
 from slurm_resilience.controller.decide import breaker, marking
 from slurm_resilience.controller.decide.decision import decide
+from slurm_resilience.controller.decide.node_events import REASON_GONE
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState, SideAct, step
 from slurm_resilience.controller.diagnose import diagnose
 from slurm_resilience.controller.journal import BreakerState, Fault, JournalMemory, PendingRequeue
@@ -1005,6 +1006,8 @@ def test_a_person_who_resumes_the_node_stops_the_run() -> None:
     seen = world(node(), agents=(agent(),), incidents=(incident(state=NodeState.REPAIRING),))
     move = advance(seen)
     assert move.event is NodeEvent.RELEASED
+    # A slurmctld that has lost its state looks the same: the log blames no person for it.
+    assert move.reason == f"IDLE: {REASON_GONE}" and "Slurm forgot" in move.reason
     assert SideAct.STOP_PROGRAM in step(NodeState.REPAIRING, move.event).acts
 
 

@@ -42,6 +42,8 @@ class SimPower:
         self._random = random
         self._turns: Counter[str] = Counter()
         """Power cycles and reboots of each node that have ended."""
+        self._orders: dict[str, SimRun] = {}
+        """The last order of sresctld for each node."""
 
     # -- orders -------------------------------------------------------------------------------
 
@@ -73,6 +75,8 @@ class SimPower:
         """Take a reboot back; false: none was asked for, or it has begun."""
         is_asked = "REBOOT_REQUESTED" in node.flags
         if is_asked:
+            if self._host.watcher is not None:
+                self._host.watcher.run_terminated(self._orders[node.name])
             self._flags(node.name, SRESCTLD, minus={"REBOOT_REQUESTED"})
             self._turns[node.name] += 1
         return is_asked
@@ -179,7 +183,7 @@ class SimPower:
     def _tell(self, name: str, verb: str) -> None:
         """Tell the rules that a machine is about to be taken away."""
         intent = f"slurm-{name}-{self._turns[name]}"
-        run = SimRun(Path(intent), verb, name, self._schedule.now)
+        run = self._orders[name] = SimRun(Path(intent), verb, name, self._schedule.now)
         if self._host.watcher is not None:
             self._host.watcher.run_started(run)
         run.lives = False

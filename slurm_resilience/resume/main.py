@@ -9,12 +9,13 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_resilience.config import load
+from slurm_resilience.config import Config, load
 from slurm_resilience.errors import (
+    ConfigError,
     MissingTool,
     NotFound,
     NotPermitted,
@@ -94,7 +95,7 @@ def _prepare(
             "--auto-resume: srun --async returns at once, and nothing would watch the step; leave "
             "--async out, and write & behind srun to go on beside it"
         )
-    config = asked_config.result()
+    config = _config(asked_config, environment)
     client = CliClient(config.slurm_bin)
     asked_info, asked_nodes = pool.submit(client.info), pool.submit(_nodes, client)
     job = _job(client, bare, environment)
@@ -124,6 +125,25 @@ def _prepare(
         min_nodes=min_nodes,
     )
     return supervisor, link
+
+
+def _config(asked: Future[Config], environment: Mapping[str, str]) -> Config:
+    """Return the configuration. Where the site's own file cannot be used, the defaults hold: a job
+    of weeks, requeued while an administrator edits that file, does not fail for a typo in it.
+
+    Raises:
+        ConfigError: the file that the user named cannot be used.
+    """
+    try:
+        return asked.result()
+    except ConfigError as error:
+        if environment.get("SRES_CONFIG"):
+            raise
+        report.say(
+            "the site's configuration cannot be used, so the defaults hold here; tell your "
+            f"administrator: {error}"
+        )
+        return Config()
 
 
 def _has_plugin(table: OptionTable) -> bool:

@@ -120,7 +120,8 @@ def lay_out(place: Path) -> None:
     words = ["gcc", "-O2", "-shared", "-fPIC", "-o", str(place / "libnvidia-ml.so.1"), str(STUB)]
     subprocess.run(words, check=True)
     (place / "libcuda.so.1").write_bytes((place / "libnvidia-ml.so.1").read_bytes())
-    (place / "state").write_text(f"count={GPUS}\nlinks=18\n", encoding="utf-8")
+    (place / "driver").mkdir()
+    (place / "driver" / "state").write_text(f"count={GPUS}\nlinks=18\n", encoding="utf-8")
     profile = f"gpus = {GPUS}\nnvlinks = 18\npcie_width = 16\nefa_devices = {EFA_DEVICES}\n"
     (place / "profile.toml").write_text(profile, encoding="utf-8")
     root = place / "root"
@@ -147,7 +148,7 @@ def lay_out(place: Path) -> None:
 
 def _measure(lab: Lab, place: Path, seconds: float, lines: int) -> dict[str, Any]:
     heard = Heard(lab)
-    env = {"NVML_STUB": str(place / "state"), "LD_LIBRARY_PATH": str(place)}
+    env = {"NVML_STUB": str(place / "driver" / "state"), "LD_LIBRARY_PATH": str(place)}
     with (place / "sresd.log").open("w") as log:
         started = lab.popen([str(SRESD), "--node", NODE], node=NODE, stderr=log, env=env)
     try:
@@ -186,9 +187,8 @@ def _find(place: Path) -> psutil.Process:
         for process in psutil.process_iter():
             try:
                 words = process.cmdline()
-                if str(SRESD) in words[1:2] and process.environ().get("NVML_STUB") == str(
-                    place / "state"
-                ):
+                state = str(place / "driver" / "state")
+                if str(SRESD) in words[1:2] and process.environ().get("NVML_STUB") == state:
                     found.append(process)
             except psutil.Error:
                 continue  # it has ended meanwhile

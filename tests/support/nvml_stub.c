@@ -7,13 +7,17 @@
  * pid). A value of -3 is "not supported".
  * `event=GPU XID` is an event, in the order of the lines; `event=0 -15` makes the wait return 15.
  * Those that stand there when an event set is made are past. `hang=1` lets the wait never return. */
+#include <libgen.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { SUCCESS = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10, LOST = 15 };
-enum { XID_EVENT = 8, POLL_MICROSECONDS = 5000 };
+enum { XID_EVENT = 8 };
 
 static long look(const char *name, long otherwise)
 {
@@ -315,16 +319,42 @@ struct event {
     unsigned gpu_part, compute_part;
 };
 
+/* Wait until the file may have changed, at most so long: like the real driver, without polling. */
+static int wait_for_change(int watch, int milliseconds)
+{
+    struct pollfd file = { .fd = watch, .events = POLLIN };
+    char changes[4096];
+    int ready = poll(&file, 1, milliseconds);
+    if (ready > 0 && read(watch, changes, sizeof changes) < 0)
+        return 0;
+    return ready;
+}
+
+static long now_milliseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 int nvmlEventSetWait_v2(void *set, struct event *event, unsigned milliseconds)
 {
-    long gpu = 0, xid = 0, waited = 0;
+    long gpu = 0, xid = 0;
+    char folder[4096];
+    int watch = inotify_init1(IN_CLOEXEC), changed = 1;
     (void)set;
-    while (events(past, &gpu, &xid) <= past || look("hang", 0)) {
-        if (waited >= 1000L * milliseconds && !look("hang", 0))
-            return TIMEOUT;
-        usleep(POLL_MICROSECONDS);
-        waited += POLL_MICROSECONDS;
+    snprintf(folder, sizeof folder, "%s", getenv("NVML_STUB") ? getenv("NVML_STUB") : ".");
+    inotify_add_watch(watch, dirname(folder), IN_MODIFY | IN_MOVED_TO);
+    long until = now_milliseconds() + milliseconds, left = milliseconds;
+    while (events(past, &gpu, &xid) <= past && changed > 0) {
+        changed = left > 0 ? wait_for_change(watch, (int)left) : 0;
+        left = until - now_milliseconds();
     }
+    while (look("hang", 0))
+        wait_for_change(watch, -1);
+    close(watch);
+    if (changed <= 0)
+        return TIMEOUT;
     past++;
     if (xid < 0)
         return (int)-xid;

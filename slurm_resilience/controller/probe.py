@@ -59,7 +59,7 @@ class AddressBook:
         """Return the addresses of a name, else its last known ones, if there are any."""
         try:
             found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter: no name could be written so
             known = self._known.get(name, ())
             if name not in self._warned:
                 self._warned.add(name)

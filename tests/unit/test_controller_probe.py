@@ -12,6 +12,7 @@ from worlds import FakeClock
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.controller.probe import (
     SERIES_END_SECONDS,
+    AddressBook,
     Answered,
     Prober,
     ThreadDialer,
@@ -73,6 +74,10 @@ def test_a_name_that_is_gone_is_no_silence(code: int, monkeypatch: pytest.Monkey
     dialer.close()
     assert answers == ["answered", None, "answered", None]
     assert tried == [("192.0.2.1", 6818)] * 2
+
+
+def test_a_name_that_is_none_has_no_address() -> None:
+    assert AddressBook().look_up("n1..example") == ()
 
 
 def test_a_machine_with_two_addresses_is_silent_only_on_both(

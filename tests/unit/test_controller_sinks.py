@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
 import json
 import os
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -177,6 +179,30 @@ def test_an_alarm_tells_of_a_sink_that_takes_nothing(site: Site) -> None:
     sink.refuses = False
     drain(worker)
     assert worker.trouble() == "" and sink.texts == ["unheard"]
+    worker.close()
+
+
+def test_a_full_disk_silences_no_command_for_good(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pager of which nothing is heard any more, and nothing says so."""
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    paged = tmp_path / "paged"
+    page = SinkSettings(command=("/bin/sh", "-c", f"cat >>{paged}"))
+    worker = site.worker(make_sink(page), page)
+    drain(worker)
+    site.write("unheard")
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "TemporaryFile", full)
+        for _ in range(10):
+            assert not worker.step()
+            site.clock.move(rules.LONGEST_RETRY_SECONDS)
+    assert "No space left" in worker.trouble()
+    drain(worker)
+    assert worker.trouble() == "" and "unheard" in paged.read_text()
     worker.close()
 
 

@@ -70,14 +70,19 @@ class SinkWorker:
             return False
         self._busy_since = moment
         try:
-            return self._send(self._begun(), moment)
+            has_more = self._send(self._begun(), moment)
         except (SresError, sqlite3.Error) as error:
-            if self._progress.error != str(error):
-                log.warning("sink %s: %s; it is tried again", self.name, error)
-            self._progress = rules.refused(self._progress, str(error), moment)
-            return False
+            text = str(error)
+        except Exception as error:  # a full /tmp, say: a thread that ends is silent for good
+            text = f"{type(error).__name__}: {error}"
+        else:
+            return has_more
         finally:
             self._busy_since = 0.0
+        if self._progress.error != text:
+            log.warning("sink %s: %s; it is tried again", self.name, text)
+        self._progress = rules.refused(self._progress, text, moment)
+        return False
 
     def trouble(self) -> str:
         """Return why people cannot rely on this sink; empty: they can."""

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Hashable
 from typing import Any
+
+log = logging.getLogger("sres.training")
 
 
 class OnceCache:
     """The results of functions, by each function's place in the program."""
 
-    def __init__(self) -> None:
+    def __init__(self, entry: Callable[[], int] = lambda: 0) -> None:
+        """
+        Args:
+            entry: tells how often the block was entered.
+        """
+        self._entry = entry
         self._kept: dict[Hashable, Any] = {}
+        self._asked: dict[Hashable, tuple[int, Hashable]] = {}
+        """By key: the last entry of the block in which it was asked for, and with which values."""
+        self._told: set[Hashable] = set()
 
     def once(self, build: Callable[..., Any], *args: Any) -> Any:
         """Call it the first time; afterwards give what it gave.
@@ -21,9 +32,24 @@ class OnceCache:
             args: its arguments; others count as another thing to build.
         """
         key = (which(build), _known_again(args))
+        self._tell_other_values(key, build)
         if key not in self._kept:
             self._kept[key] = build(*args)
         return self._kept[key]
+
+    def _tell_other_values(self, key: Hashable, build: Callable[..., Any]) -> None:
+        """Warn where two calls in one entry of the block are taken for the same, and may not be:
+        the second is given what the first has built."""
+        now = (self._entry(), _values_of(build))
+        before = self._asked.get(key, now)
+        self._asked[key] = now
+        if before[0] == now[0] and before[1] != now[1] and key not in self._told:
+            self._told.add(key)
+            log.warning(
+                "s.once(%s): the same function was called before with other variables, and what it "
+                "built then is given again; give it what differs as an argument",
+                getattr(build, "__qualname__", build),
+            )
 
 
 def which(build: Callable[..., Any]) -> Hashable:
@@ -46,6 +72,22 @@ def which(build: Callable[..., Any]) -> Hashable:
     place = (function.__module__, name, code.co_filename, code, code.co_linetable)
     defaults = (_known_again(function.__defaults__), _words(function.__kwdefaults__ or {}))
     return (*place, *defaults, _owner(build))
+
+
+def _values_of(build: Callable[..., Any]) -> Hashable:
+    """Return what a function takes from around it: a method's object, a closure's variables."""
+    if isinstance(build, functools.partial):
+        return _values_of(build.func)
+    function = getattr(build, "__func__", build)
+    cells = getattr(function, "__closure__", None) or ()
+    held = [getattr(build, "__self__", None)]
+    for cell in cells:
+        try:
+            held.append(cell.cell_contents)
+        except ValueError:
+            held.append(None)  # not filled yet
+    plain = (bool, int, float, str, bytes, type(None))
+    return tuple(one if isinstance(one, plain) else id(one) for one in held)
 
 
 def _owner(build: Callable[..., Any]) -> Hashable:

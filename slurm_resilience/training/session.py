@@ -40,7 +40,7 @@ class Session:
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
-        self._built = OnceCache()
+        self._built = OnceCache(lambda: participant.attempt)
         self._update = Update(participant)
 
     # -- the world ----------------------------------------------------------------------------

@@ -105,3 +105,27 @@ def test_objects_that_are_called_are_known_by_themselves() -> None:
     built, one, two = OnceCache(), Maker(), Maker()
     assert built.once(one) is built.once(one)
     assert built.once(one) is not built.once(two)
+
+
+def test_two_that_are_taken_for_one_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """The discriminator would be the generator, without a word."""
+    entry = [0]
+    built = OnceCache(lambda: entry[0])
+    second = Plain()
+
+    def maker(size: int) -> Callable[[], list[int]]:
+        return lambda: [size]
+
+    for _ in range(2):  # after a fault all values may be others
+        entry[0] += 1
+        first = Plain()
+        built.once(first.build)
+        built.once(first.build)
+        built.once(maker(4))
+        built.once(maker(4))
+    assert caplog.text == ""
+    built.once(second.build)
+    built.once(second.build)
+    assert caplog.text.count("s.once(Plain.build): the same function was called before") == 1
+    assert built.once(maker(5)) == [4]
+    assert caplog.text.count("give it what differs as an argument") == 2

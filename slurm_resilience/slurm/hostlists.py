@@ -34,8 +34,12 @@ def expand(hostlist: str) -> tuple[str, ...]:
         nodes = NodeSet(text)
     except NodeSetException as error:
         raise UsageError(f"'{hostlist}' is not a hostlist: {error}") from None
-    if not nodes or len(nodes) > MAX_NODES:
-        raise UsageError(f"'{hostlist}' names {len(nodes)} nodes; write e.g. n1 or n[1-3,7]")
+    try:
+        count = len(nodes)
+    except OverflowError:  # the product of many brackets
+        raise UsageError(f"'{hostlist}' names more than {MAX_NODES} nodes") from None
+    if not count or count > MAX_NODES:
+        raise UsageError(f"'{hostlist}' names {count} nodes; write e.g. n1 or n[1-3,7]")
     return tuple(nodes)
 
 

@@ -212,6 +212,10 @@ def test_a_question_that_is_too_long_is_refused(journal: Journal, tmp_path: Path
     reader = HistoryReader(tmp_path / "journal.db")
     with pytest.raises(UsageError, match="at most 10000 nodes"):
         reader.read(StatusRequest("events", "n[1-20000]"))
+    # Any user asks, and no beat of a node is heard while such a list is read.
+    many = ",".join(f"r{i % 97}c{i % 89}n{i % 83}" for i in range(1000))
+    with pytest.raises(UsageError, match="characters is too long"):
+        reader.read(StatusRequest("events", node=many))
     with pytest.raises(UsageError, match="not a hostlist"):
         reader.read(StatusRequest("events", "n[1-"))
 

@@ -38,6 +38,7 @@ def test_expand(text: str, names: tuple[str, ...]) -> None:
         "a!b",
         "n[1-9999999]",
         "n" + "1" * 5000,
+        "n[1-3]" * 50,
     ],
 )
 def test_malformed_is_one_clear_line(text: str) -> None:

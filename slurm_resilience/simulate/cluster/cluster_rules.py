@@ -342,12 +342,24 @@ class ClusterRules:
         self._bad_since.look(self._machines, now)
         if standing.is_tripped():
             self.breaker.tripped_at = now
-        if max(able_since, self.breaker.tripped_at) + NOTICED_SECONDS <= now:
+        if self._hears_none():
+            self.breaker.deaf_at = now
+        if max(able_since, self.breaker.tripped_at, self.breaker.deaf_at) + NOTICED_SECONDS <= now:
             held = {incident.node for incident in incidents}
             for name in self._machines:
                 if name not in held and self.people.hold(name) is None:
                     self._look_at_node(name, standing)
         self._look_at_intents(standing, incidents, seconds)
+
+    def _hears_none(self) -> bool:
+        """Tell whether all nodes fell silent together: sresctld may be what is cut off."""
+        machines = self._machines.values()
+        if any(machine.agent.speaks or machine.reaches(Path.PROBES) for machine in machines):
+            return False
+        last = max(machine.seen_at for machine in machines)
+        together = self._config.detect.dead_after
+        # One alone is no such sign.
+        return sum(last - machine.seen_at <= together for machine in machines) > 1
 
     def _look_at_node(self, name: str, standing: DaemonView) -> None:
         now, machine, node = self._schedule.now, self._machines[name], self._slurm.entries[name]
@@ -450,7 +462,7 @@ class ClusterRules:
             elif node.is_available and (not machine.lives or self._unanswered(name)):
                 in_service.append(f"{name} is dead or sick, and {node.state}")
         # So many at once are left to a person, who has reset the breaker long ago.
-        if in_service and not self.breaker.is_tripped():
+        if in_service and not self.breaker.is_tripped() and not self._hears_none():
             self._break(ClusterRule.AS_IT_SHOULD_BE, in_service[0])
 
     def daemon_ended(self, text: str) -> None:
@@ -728,6 +740,8 @@ class BreakerView:
     def __init__(self) -> None:
         self.tripped_at = 0.0
         """When it was last seen tripped."""
+        self.deaf_at = 0.0
+        """When last no node at all could be heard."""
         self.is_tripped: Callable[[], bool] = lambda: False
         self.age: Callable[[str], float] = lambda _: 0.0
         """Tells the seconds since a node's fault began, as sresctld counts it."""

@@ -182,7 +182,7 @@ class SimPower:
 
     def _tell(self, name: str, verb: str) -> None:
         """Tell the rules that a machine is about to be taken away."""
-        intent = f"slurm-{name}-{self._turns[name]}"
+        intent = f"slurm-{verb}-{name}-{self._turns[name]}"
         run = self._orders[name] = SimRun(Path(intent), verb, name, self._schedule.now)
         if self._host.watcher is not None:
             self._host.watcher.run_started(run)

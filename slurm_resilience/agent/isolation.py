@@ -102,6 +102,8 @@ class Isolation:
         self._control: frozenset[tcp_probe.ProbeAddress] = frozenset()
         self._peers: frozenset[tcp_probe.ProbeAddress] = frozenset()
         self._learned = (0, 0.0)
+        self._is_resolved = False
+        """Names of the last welcome could be looked up."""
         self._last_reason = ""
         self._ended: set[str] = set()
         """Steps that were ended in this solitude; one that will not die is reported once."""
@@ -156,7 +158,7 @@ class Isolation:
         """Resolve the address of each peer while name servers can still be reached."""
         session, asked = self._learned
         now = self._clock.monotonic()
-        is_known = self._facts.cluster is not None
+        is_known = self._facts.cluster is not None and self._is_resolved
         if session == state.sessions and (is_known or now - asked < ASK_AGAIN_SECONDS):
             return
         port, host = self._settings.controller.port, self._settings.controller.host
@@ -168,10 +170,15 @@ class Isolation:
         else:
             control += [(one, cluster.slurmctld_port) for one in cluster.controllers]
             control += [] if host else [(one, port) for one in cluster.controllers]
-        self._control = _addresses(control)
+        addresses = _addresses(control)
         own = tcp_probe.own_addresses()
         peers = _addresses(_well_formed(state.peers))
-        self._peers = frozenset(peer for peer in peers if peer.ip not in own)
+        # Without name servers what was known still holds, and they are asked again: a node that
+        # knows no other one could never tell that it is cut off.
+        self._is_resolved = bool(addresses) and bool(peers or not state.peers)
+        self._control = addresses or self._control
+        if peers or not state.peers:
+            self._peers = frozenset(peer for peer in peers if peer.ip not in own)
         self._learned = (state.sessions, now)
         log.debug("control %s, peers %s", self._control, self._peers)
 

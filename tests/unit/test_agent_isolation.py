@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from fake_slurm import FakeSlurm
 
 from slurm_resilience import config
 from slurm_resilience.agent import steps, tcp_probe
@@ -187,6 +188,38 @@ def test_a_task_that_ignores_sigterm_is_killed(fake_step: FakeStep) -> None:
 class NoSlurm:
     def info(self) -> object:
         raise SlurmUnreachable("no answer")
+
+
+def test_names_that_cannot_be_looked_up_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that knows no other one could never tell that it is cut off."""
+    is_gone, looked_up = threading.Event(), tcp_probe.resolve
+    is_gone.set()
+
+    def resolve(host: str, port: int) -> tuple[tcp_probe.ProbeAddress, ...]:
+        return () if is_gone.is_set() else looked_up("192.0.2.7", port)
+
+    monkeypatch.setattr(tcp_probe, "resolve", resolve)
+    monkeypatch.setattr("slurm_resilience.agent.isolation.LOOK_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr("slurm_resilience.agent.isolation.LOOK_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr("slurm_resilience.agent.isolation.ASK_AGAIN_SECONDS", 0.05)
+    stop, state = threading.Event(), LinkState(True, ("n2:6818",), 1)
+    facts = SlurmFacts(FakeSlurm(2), "n1")
+    fence = Isolation(config.Config(), "n1", facts, lambda: state, Outbox(), SystemClock(), stop)
+    thread = threading.Thread(target=fence.run, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: facts.cluster)
+        assert fence.look().peers == 0
+        is_gone.clear()
+        wait_until(lambda: fence.look().peers == 1)
+        # What was known still holds in the next session.
+        is_gone.set()
+        state = state._replace(sessions=2)
+        wait_until(lambda: fence._learned[0] == 2)
+        assert fence.look().peers == 1
+    finally:
+        stop.set()
+        thread.join(5)
 
 
 def test_a_cut_off_node_ends_the_step_that_asked_and_no_other(

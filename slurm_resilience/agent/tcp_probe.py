@@ -43,7 +43,7 @@ def resolve(host: str, port: int) -> tuple[ProbeAddress, ...]:
     servers."""
     try:
         answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):
         return ()
     return tuple(ProbeAddress(int(family), sockaddr) for family, _, _, _, sockaddr in answers)
 

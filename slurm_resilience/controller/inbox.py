@@ -278,7 +278,7 @@ def _resolve(place: NodePlace) -> set[str]:
     for name in dict.fromkeys(name for name in (place.address, place.hostname) if name):
         try:
             found |= {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(name, None)}
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             failure = failure or f"the node address {name} cannot be resolved: {error}"
     if not found and failure:
         raise SresError(failure)

@@ -59,9 +59,10 @@ def resolve(host: str) -> list[str]:
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
         raise WireError(
-            f"the name {host} does not resolve ({error.strerror}); add it to DNS or /etc/hosts, or "
+            f"the name {host} does not resolve ({why}); add it to DNS or /etc/hosts, or "
             "set controller.host in sres.toml"
         ) from None
     return sorted({str(address[4][0]) for address in found})

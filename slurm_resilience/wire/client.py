@@ -80,7 +80,7 @@ class Connection:
         """
         try:
             sock = _connected(host, port, timeout)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter: a name that none could have
             raise WireError(f"sresctld does not answer at {host}:{port}: {error}") from None
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

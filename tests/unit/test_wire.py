@@ -1006,6 +1006,12 @@ def test_a_fault_of_ours_ends_one_connection_only(
     assert isinstance(other.ask(StatusRequest("status")), Status)
 
 
+def test_a_host_that_is_no_name_is_one_line_too() -> None:
+    """A typo in controller.host ended a thread of the supervisor, and sresd, with a traceback."""
+    with pytest.raises(WireError, match=r"does not answer at ctl\.\.example:1"):
+        Connection.open("ctl..example", 1, "query")
+
+
 def test_frames_too_large_to_send_are_refused_here() -> None:
     with pytest.raises(WireError, match="too large"):
         FRAMES.pack(Status({"x": "y" * MAX_FRAME_BYTES}))

@@ -59,6 +59,10 @@ def test_a_dead_node_is_replaced_when_it_was_silent_for_long_enough() -> None:
     [
         (world(node("n1"), agents=(agent(silence=2.0),)), "found dead in 2s, because no beat"),
         (
+            world(node("n1"), agents=(agent(silence=90.0),)),
+            "found dead after probes that could be answered, because no beat for 90.0 s",
+        ),
+        (
             world(
                 node("n1"),
                 agents=(agent(silence=12.0),),

@@ -28,6 +28,8 @@ class NextAct(msgspec.Struct, frozen=True):
     waits_for: str = ""
 
 
+OVERDUE_SECONDS = 5.0
+"""A node that should have been found dead so long ago waits for something else than its time."""
 _ANSWERS = "it answers before"
 _PERSON = "a person gives it a Reason of his own, or resumes it"
 _CANCEL = "the request is taken back (sres node cancel)"
@@ -74,8 +76,12 @@ def _of_fault(
 ) -> NextAct | None:
     """Find what comes next for a node without an incident."""
     if diagnosis.kind == "suspect":
-        due = snapshot.now + max(0.0, _until_dead(snapshot, config, diagnosis))
-        return NextAct("found dead", diagnosis.reason, _ANSWERS, due)
+        seconds = _until_dead(snapshot, config, diagnosis)
+        if seconds < -OVERDUE_SECONDS:
+            # No node at all is heard, or this one cannot be probed: see the alarms.
+            text = "probes that could be answered"
+            return NextAct("found dead", diagnosis.reason, _ANSWERS, waits_for=text)
+        return NextAct("found dead", diagnosis.reason, _ANSWERS, snapshot.now + max(0.0, seconds))
     if is_left:
         text = f"{diagnosis.reason}; jobs without auto-resume end by it"
         own = config.detect.dead_after_unsupervised

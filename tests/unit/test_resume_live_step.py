@@ -24,6 +24,7 @@ from slurm_resilience.mesh.model import Peer
 from slurm_resilience.mesh.observer import Picture
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.live_step import live_step
 from slurm_resilience.resume.live_step.live_plan import LiveStepState
 from slurm_resilience.resume.live_step.live_step import LiveStep
 from slurm_resilience.resume.live_step.live_steps import StepEnd
@@ -242,9 +243,10 @@ def test_the_user_s_signal_ends_every_srun(site: Site) -> None:
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_what_a_program_does_after_its_training_is_part_of_it(
-    site: Site, code: int, capfd: pytest.CaptureFixture[str]
+    site: Site, code: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It evaluates, saves the whole model, or goes on with the next line of a script."""
+    monkeypatch.setattr(live_step, "LATE_LINE_SECONDS", LIMITS.grace)
     site.show((), 1)
     site.outcome(0)
     assert not site.over.wait(10 * LIMITS.grace) and site.first.running
@@ -254,7 +256,9 @@ def test_what_a_program_does_after_its_training_is_part_of_it(
     assert site.end is not None and site.end.code == code
     assert (site.end.late_code, site.end.reported_by_training) == (code, code == 0)
     failed = "the training had ended well; what came after it failed: exit code 3"
-    assert (failed in capfd.readouterr().err) == (code != 0)
+    told = capfd.readouterr().err
+    assert "the training has ended well, and its program runs on: " in told
+    assert (failed in told) == (code != 0)
 
 
 def test_a_node_that_dies_after_the_training_is_not_waited_for(site: Site) -> None:

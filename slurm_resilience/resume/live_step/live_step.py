@@ -35,6 +35,8 @@ LOOK_SECONDS = 1.0
 """Between two looks when there is no news."""
 MEND_SECONDS = 10.0
 """Between two looks whether the fence stands."""
+LATE_LINE_SECONDS = 600.0
+"""Between two lines that a program still runs whose training has ended."""
 
 
 class LiveStep:
@@ -339,13 +341,19 @@ class LiveStep:
         save the model, or go on with the next line of a script."""
         context, steps = self._context, self._steps
         steps.begin_last_part()
-        deadline = context.clock.monotonic() + context.limits.grace
+        began = told = context.clock.monotonic()
+        deadline = began + context.limits.grace
         left_nodes = {loss.slot.node for loss in self._plan.losses if loss.cause.blames_node}
         faulty: dict[str, str] = {}
         while steps.running:
             context.wait_for_news(END_LOOK_SECONDS)
             now = context.clock.monotonic()
             self._look_at_fence(now)
+            if now - told > LATE_LINE_SECONDS:
+                told = now
+                report.say(
+                    f"the training has ended well, and its program runs on: {now - began:.0f} s"
+                )
             steps.release(set(), RELEASE_SECONDS if now > deadline else None)
             faulty = self._lost_at_the_end()
             if faulty:
@@ -359,8 +367,8 @@ class LiveStep:
         number, code = steps.failed_since(left_nodes)
         code = code or (1 if faulty else 0)
         if code:
-            told = describe(code)
-            report.say(f"the training had ended well; what came after it failed: {told}")
+            what = describe(code)
+            report.say(f"the training had ended well; what came after it failed: {what}")
         return ev.StepsEnded(steps.codes(), (number, code), faulty)
 
     def _lost_at_the_end(self) -> dict[str, str]:

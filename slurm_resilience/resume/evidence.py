@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import Ending
-from slurm_resilience.resume.decide.task_ends import TaskEnd, first_failure, representative
+from slurm_resilience.resume.decide.task_ends import TaskEnd, representative
 from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.live_step.live_steps import StepEnd
 from slurm_resilience.resume.srun.step import SrunStep
@@ -81,15 +81,15 @@ def _first_failed(end: StepEnd, ends: tuple[TaskEnd, ...]) -> str:
 def _is_cancelled(step: SrunStep, ends: tuple[TaskEnd, ...]) -> bool:
     """Return whether a person cancelled the step, before the supervisor itself had it ended.
 
-    Slurm says so among what the tasks print, so it counts only for this very step, and not where a
-    task got a signal that nothing but its own fault sends, before any other one ended: a program
-    that is being ended may crash on its way out.
+    Slurm says so among what the tasks print, so it counts only for this very step, and not where
+    the first task that failed got a signal that nothing but its own fault sends: a program that is
+    being ended may crash on its way out. srun's own words name no step, so they do not count either
+    where that task failed with a code of its own.
     """
-    first = first_failure(ends)
-    crashed = first is not None and first.by_signal and first.failed_by_itself
-    if crashed and first is next(end for end in ends if end.failed):
-        return False
+    first = next((end for end in ends if end.failed), None)
     by_itself = first is not None and first.failed_by_itself
+    if first is not None and by_itself and first.by_signal:
+        return False
     told = step.told_end
     return told.cancelled or (told.aborted and not by_itself)
 

@@ -177,12 +177,14 @@ class Recovery:
         """
         allocation = self._context.allocation
         allocation.left_nodes.update(chosen.leave)
+        suspected = cause.kind == "program"
+        if suspected:
+            allocation.suspects.update(chosen.leave)
         if chosen.kind == "relaunch":
             where = chosen.nodes or nodes
             self._give_back(chosen.leave)
             return where, f"the step runs again on {fold(where)} ({chosen.reason})"
         # Slurm would give a node that only this step suspects back at once.
-        suspected = cause.kind == "program"
         if not suspected:
             swap.shrink(allocation, chosen.leave)
         patience = SUSPECT_SECONDS if suspected else self._context.limits.swap_wait

@@ -85,6 +85,7 @@ class FakeSlurm:
         exclusive: bool = True,
         gres: str = "",
         step: bool = True,
+        excluded: tuple[str, ...] = (),
     ) -> int:
         """Submit a job and start it if there are nodes; its id."""
         job = Job(
@@ -97,6 +98,7 @@ class FakeSlurm:
             exclusive=exclusive,
             gres=gres,
             partition="main",
+            excluded_nodes=excluded,
         )
         self._next += 1
         self._jobs[job.id] = _Job(job, no_kill, nodes)
@@ -272,9 +274,10 @@ class FakeSlurm:
     def allocate_for(self, job: Job, nodes: int, wait: float, stop: Event | None = None) -> int:
         self._enter("allocate_for", job.id, nodes)
         self._entry(job.id)
-        if len(self._idle()) < nodes:
+        if len(set(self._idle()) - set(job.excluded_nodes)) < nodes:
             raise SlurmError("salloc: error: Unable to allocate resources: Connection timed out")
-        return self.submit(nodes, uid=job.uid, batch=False, step=False)
+        excluded = job.excluded_nodes
+        return self.submit(nodes, uid=job.uid, batch=False, step=False, excluded=excluded)
 
     def prefer_exchange(self, job: Job, nodes: int) -> dict[int, int]:
         self._enter("prefer_exchange", job.id, nodes)
@@ -396,7 +399,7 @@ class FakeSlurm:
 
     def _schedule(self) -> None:
         for entry in self._jobs.values():
-            idle = self._idle()
+            idle = [name for name in self._idle() if name not in entry.job.excluded_nodes]
             due = entry.job.state == "PENDING" and entry.begins <= self.now
             if not due or len(idle) < entry.wants:
                 continue

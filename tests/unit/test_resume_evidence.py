@@ -130,6 +130,14 @@ def test_a_crash_on_the_way_out_of_a_cancelled_step_is_no_fault(slurm: FakeSlurm
     assert ending(slurm, job, "", 139, ends=(SEGFAULT, killed), cancelled=True).kind == "program"
 
 
+def test_a_task_that_fails_for_want_of_the_cancelled_ones_is_no_fault(slurm: FakeSlurm) -> None:
+    """slurmstepd's own line is sometimes lost; srun's comes."""
+    killed = TaskEnd(0, 0, 0, 137, by_signal=True)
+    job = allocated(slurm)
+    assert ending(slurm, job, "", 137, ends=(killed, EXIT), aborted=True).kind == "user"
+    assert ending(slurm, job, "", 137, ends=(EXIT, killed), aborted=True).kind == "program"
+
+
 @pytest.mark.parametrize("stopped_by_us", [False, True])
 @pytest.mark.parametrize("word", ["cancelled", "aborted"])
 def test_a_person_who_cancels_as_a_node_dies_wins(

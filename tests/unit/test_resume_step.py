@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.resume.srun.step import SrunStep, end_step
+from slurm_resilience.slurm.client import StepInfo
 
 ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
 KILLED = "srun: error: n[1-2]: tasks 0-1: Killed"
@@ -79,6 +82,51 @@ def test_what_our_own_order_brings_about_is_no_persons_word(
     assert ended.wait(30)
     assert after.cancelled or after.aborted
     assert not any(after.told_end)
+    os.close(source)
+    os.close(sink)
+
+
+class AskedTwice:
+    """Slurm with one step; a person's or the supervisor's order makes srun say so.
+
+    Args:
+        step: the srun.
+        tell: has srun say it, and end.
+        at: "steps": as Slurm is asked for the second time; "cancel_step": by our order.
+    """
+
+    def __init__(self, step: SrunStep, tell: Callable[[], object], at: str) -> None:
+        self._step, self._tell, self._at = step, tell, at
+        self._asked = 0
+
+    def steps(self, job_id: int) -> tuple[StepInfo, ...]:
+        self._asked += 1
+        if self._asked == 2 and self._at == "steps":
+            self._tell()
+        return (StepInfo(job_id, "0", ("n1",), srun_host="n1", srun_pid=self._step.pid, tasks=1),)
+
+    def cancel_step(self, job_id: int, step: str, signal: str = "") -> None:
+        if self._at == "cancel_step":
+            self._tell()
+
+
+@pytest.mark.parametrize(("at", "cancelled"), [("steps", True), ("cancel_step", False)])
+def test_a_person_who_cancels_before_our_order_is_taken_wins(
+    at: str, cancelled: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended = threading.Event()
+    source, sink = os.pipe()
+    program = 'read go; printf "%s\n" "$1" >&2'
+    words = ["sh", "-c", program, "sh", f"{CANCELLED} ***"]
+    step = SrunStep(words, os.environ, ended.set, stdin=source)
+
+    def tell() -> None:
+        os.write(sink, b"go\n")
+        assert ended.wait(30)
+
+    client: Any = AskedTwice(step, tell, at)
+    end_step(step, client, 8, "n1", grace=0.0, at_once=True)
+    assert step.told_end.cancelled is cancelled
     os.close(source)
     os.close(sink)
 

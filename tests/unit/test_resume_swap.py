@@ -184,6 +184,25 @@ def relaunch_without(slurm: FakeSlurm, ours: Allocation, sick: str) -> None:
     assert Recovery(context, 2)._obtain(cause, plan, ("n2", "n3")) is not None
 
 
+def test_a_node_that_was_left_on_suspicion_does_not_come_back_in_exchange() -> None:
+    """No mark keeps Slurm from giving it out again."""
+    slurm = FakeSlurm(4)
+    ours = allocation(slurm, slurm.submit(3, step=False))
+    context: Any = SimpleNamespace(
+        allocation=ours,
+        limits=SimpleNamespace(swap_wait=0.0),
+        link=SimpleNamespace(doubts=lambda _: {}),
+    )
+    recovery = Recovery(context, 2)
+    first = Plan("relaunch", "n2 was the only one to fail", leave=("n2",), nodes=("n1", "n3"))
+    assert recovery._obtain(Cause("program", "it crashed", ("n2",)), first, ("n1", "n2", "n3"))
+    slurm.set_node(["n3"], state="fail", reason="Action:Replace")
+    second = Plan("swap", "1 of 2 nodes to be exchanged", leave=("n3",), take=1)
+    obtained = recovery._obtain(Cause("node", "no beat", ("n3",)), second, ("n1", "n3"))
+    assert obtained is not None
+    assert obtained[0] == ("n1", "n4")
+
+
 def test_a_relaunch_gives_the_sick_node_back() -> None:
     slurm = FakeSlurm(4)
     ours = allocation(slurm, slurm.submit(4, step=False))

@@ -64,6 +64,8 @@ class Allocation:
         """Those of its last step."""
         self.left_nodes: set[str] = set()
         """Nodes that an attempt had to leave: a spare is used once."""
+        self.suspects: set[str] = set()
+        """Those that were left though nothing marks them: Slurm may give one back in exchange."""
         self.excluded: tuple[str, ...] = ()
         """Nodes that an exchange may not bring: srun's own --exclude."""
 

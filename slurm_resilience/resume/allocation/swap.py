@@ -124,7 +124,8 @@ def _allocate(
 ) -> tuple[int, tuple[str, ...]] | None:
     """Return a helper job and its nodes. None: there is a doubt about one, which is ``avoided``
     from now on."""
-    client, excluded = allocation.client, (*allocation.excluded, *sorted(avoided))
+    client = allocation.client
+    excluded = (*allocation.excluded, *sorted(avoided | allocation.suspects))
     wanted = msgspec.structs.replace(allocation.job, excluded_nodes=excluded)
     helper = client.allocate_for(wanted, count, seconds, stop)
     with _given_up_on_error(client, helper):

@@ -345,7 +345,6 @@ def end_step(
         _is_accepted(lambda: client.cancel_step(job, name, "TERM"))
         if step.wait(grace):
             return
-    step.ends_by_us(killed=True)
     if info:
         ordered = _is_accepted(lambda: _cancel_shown(step, client, job, host))
         deadline = step.clock.monotonic() + CANCEL_SECONDS
@@ -357,6 +356,7 @@ def end_step(
                 step.wait(LAST_WORDS_SECONDS)
                 break
         step.tasks_ended_at = step.clock.monotonic() if ordered else None
+    step.ends_by_us(killed=True)
     step.kill()
     step.wait(KILL_SECONDS)
 
@@ -448,6 +448,8 @@ def _cancel_shown(step: SrunStep, client: SlurmClient, job: int, host: str) -> b
     """
     info = _shown_step(step, client, job, host)
     if info is not None:
+        # A person may have cancelled it while Slurm was asked.
+        step.ends_by_us(killed=True)
         client.cancel_step(job, info.step)
     return info is not None
 

@@ -470,8 +470,8 @@ class ResumeWorld:
 
     def end_task(self, step: SimStep, task: SimTask, code: int) -> None:
         """End one task by itself, or by a signal."""
-        if not task.alive:
-            return
+        if not task.alive or (task.hangs and code != 128 + SIGKILL):
+            return  # one that hangs in the kernel with a SIGKILL pending does nothing of its own
         if (
             code
             and step.killed_at is not None

@@ -157,8 +157,11 @@ class SimJobSlurm:
         world = self._world
         until = world.schedule.now + wait
 
+        def wanted() -> list[str]:
+            return [name for name in world.idle() if name not in job.excluded_nodes]
+
         def change() -> int:
-            idle = world.idle()
+            idle = wanted()
             if len(idle) < nodes:
                 raise SlurmError("salloc: error: Unable to allocate resources: queued and waiting")
             number = HELPER_BASE + world.next_pid()
@@ -166,7 +169,7 @@ class SimJobSlurm:
             return number
 
         def enough() -> bool:
-            return (stop is not None and stop.is_set()) or len(world.idle()) >= nodes
+            return (stop is not None and stop.is_set()) or len(wanted()) >= nodes
 
         world.pass_time(max(0.0, until - world.schedule.now), enough)
         if stop is not None and stop.is_set():

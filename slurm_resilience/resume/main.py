@@ -25,10 +25,17 @@ from slurm_resilience.errors import (
 )
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report
+from slurm_resilience.resume.own_marker import MARKER, is_called_back, own_marker
 from slurm_resilience.resume.srun import signals
 from slurm_resilience.resume.srun.command import GUARD
 from slurm_resilience.resume.srun.env_option import PROTOCOL
-from slurm_resilience.resume.srun.srun_options import OptionTable, SrunCommand, read_table, split
+from slurm_resilience.resume.srun.srun_options import (
+    CALLS_BACK,
+    OptionTable,
+    SrunCommand,
+    read_table,
+    split,
+)
 from slurm_resilience.resume.srun.step_size import OWN_OPTIONS, fewest_nodes, leave_spares
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.cli import CliClient
@@ -73,7 +80,7 @@ def supervise(srun: str, args: Sequence[str], environment: Mapping[str, str]) ->
 def _prepare(
     srun: str, args: Sequence[str], environment: Mapping[str, str], pool: ThreadPoolExecutor
 ) -> tuple[Supervisor, SupervisorLink]:
-    asked_table = pool.submit(read_table, srun)
+    asked_table = pool.submit(read_table, srun, environment)
     asked_config = pool.submit(load, environment.get("SRES_CONFIG") or None)
     from slurm_resilience.resume.supervisor import Supervisor  # takes as long as srun --help
 
@@ -117,7 +124,7 @@ def _prepare(
         placed,
         job,
         has_plugin=_has_plugin(table),
-        find_plugin=lambda: _has_plugin(read_table(srun)),
+        find_plugin=lambda: _has_plugin(read_table(srun, environment)),
         permits_expansion=info.permits_expansion,
         environment=environment,
         ports=info.srun_ports,
@@ -232,7 +239,12 @@ def run(srun: str, args: Sequence[str]) -> int:
     """Call `supervise` at a process border: errors become a line and a code."""
     _open_standard_streams()
     try:
-        return supervise(srun, args, dict(os.environ))
+        if is_called_back(os.environ):
+            raise UsageError(
+                f"{srun} {CALLS_BACK}: name Slurm's own srun, or have that program call it by its "
+                "full path, without --auto-resume and without sres run"
+            )
+        return supervise(srun, args, os.environ | {MARKER: own_marker()})
     except SresError as error:
         print(f"srun: error: sres: {error}", file=sys.stderr)
         return error.exit_code

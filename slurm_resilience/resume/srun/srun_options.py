@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -23,6 +23,8 @@ from slurm_resilience.errors import UsageError
 log = logging.getLogger(__name__)
 
 HELP_SECONDS = 10.0
+CALLS_BACK = "is no srun: it starts the supervisor again"
+"""In the words of a supervisor that was started by the srun of another one."""
 MORE_THAN_THE_FLAG = "auto-resume-"
 """The plugin registers its options that begin so only where one is on the line, so that shortened
 names of --auto-resume stay unambiguous (spank/srun.c)."""
@@ -268,13 +270,21 @@ def plugin_protocol(help_text: str) -> int:
     return int(match[1]) if match else 0
 
 
-def read_table(srun: str) -> OptionTable:
-    """Return the options of the program ``srun``; ``BUILTIN`` alone when it does not tell."""
+def read_table(srun: str, environment: Mapping[str, str] = os.environ) -> OptionTable:
+    """Return the options of the program ``srun``; ``BUILTIN`` alone when it does not tell.
+
+    Args:
+        srun: its path.
+        environment: the caller's.
+
+    Raises:
+        UsageError: it is a program that starts the supervisor again.
+    """
     # srun reads its defaults before it helps, and refuses a wrong one. A long COLUMNS overruns the
     # buffer in which Slurm wraps the help of plugins' options.
     environment = {
         name: value
-        for name, value in os.environ.items()
+        for name, value in environment.items()
         if name != "COLUMNS" and (name == "SLURM_CONF" or not name.startswith(("SLURM_", "SRUN_")))
     }
     try:
@@ -289,6 +299,8 @@ def read_table(srun: str) -> OptionTable:
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
+        if isinstance(error, subprocess.CalledProcessError) and CALLS_BACK in error.stderr:
+            raise UsageError(error.stderr.strip().rpartition("sres: ")[2]) from None
         log.info("%s --help: %s; options of this site's plugins are unknown", srun, error)
         return BUILTIN
     table = BUILTIN.extended(parse_help(answer.stdout))

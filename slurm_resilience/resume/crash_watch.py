@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from signal import SIGKILL
 
 from slurm_resilience.errors import SresError
 from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import describe_end
-from slurm_resilience.resume.decide.task_ends import TaskEnd
+from slurm_resilience.resume.decide.task_ends import TaskEnd, first_failure
+from slurm_resilience.resume.srun.stderr_reader import code_of
 from slurm_resilience.resume.srun.step import SrunStep, find_step
 
+LOST_CODE = 128 + SIGKILL
+"""Stands for the end of the tasks on a node that Slurm gave up."""
 CRASH_SECONDS = 0.5
 """From a task's crash to the end of the others. A step that is being cancelled says so by then."""
 
@@ -18,16 +23,27 @@ CRASH_SECONDS = 0.5
 class CrashWatch:
     """Looks at the ends of one step's tasks; asks the others to end after a crash."""
 
-    def __init__(self, context: SupervisorContext, step: SrunStep, *, lives: bool) -> None:
+    def __init__(
+        self,
+        context: SupervisorContext,
+        step: SrunStep,
+        *,
+        lives: bool,
+        has_begun: Callable[[], bool] = lambda: True,
+    ) -> None:
         """
         Args:
             context: of the supervised srun.
             step: its srun.
-            lives: the step is to go on without a task.
+            lives: the step is to go on without a task or a node.
+            has_begun: tells whether the tasks of such a step have begun to step together: until
+                then the others would wait for a lost one for ever.
         """
         self._context = context
         self._step = step
-        self._on = not lives and not _others_go_on(context)
+        self._lives = lives
+        self._has_begun = has_begun
+        self._on = lives or not _others_go_on(context)
         self._seen: float | None = None
         self._asked: float | None = None
         self.crash: TaskEnd | None = None
@@ -53,7 +69,7 @@ class CrashWatch:
         now = self._context.clock.monotonic()
         if self._asked is not None:
             return now - self._asked >= self._context.limits.grace
-        crash = self._step.reports.crash() if self._on else None
+        crash = self._find() if self._on else None
         if crash is None:
             return False
         if self._seen is None:
@@ -69,6 +85,22 @@ class CrashWatch:
         self.crash, self._asked, self.noticed = crash, now, self._context.clock.now()
         self._ask()
         return False
+
+    def _find(self) -> TaskEnd | None:
+        if not self._lives:
+            return self._step.reports.crash()
+        if self._has_begun():
+            return None
+        ends = tuple(self._step.ended_tasks)  # a copy: it grows in another thread
+        lost_nodes = tuple(self._step.failed_nodes)
+        known = first_failure(self._step.reports.ends())
+        if known is not None or not (ends or lost_nodes):
+            return known
+        # Without the plugin: in srun's words.
+        if ends:
+            nodes, tasks, how = ends[0]
+            return TaskEnd(0, 0, tasks[0], code_of(how), node=nodes[0])
+        return TaskEnd(0, 0, 0, LOST_CODE, by_signal=True, node=min(lost_nodes))
 
     def _ask(self) -> None:
         context = self._context

@@ -6,7 +6,7 @@ from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import Ending
 from slurm_resilience.resume.decide.task_ends import TaskEnd, representative
 from slurm_resilience.resume.fence import Fence
-from slurm_resilience.resume.live_step.live_steps import StepEnd
+from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
 from slurm_resilience.resume.srun.step import SrunStep
 
 _ENDED_BY = ("Killed", "Terminated")
@@ -33,11 +33,11 @@ def gather_evidence(
     """
     step = end.step
     ends = step.reports.ends()
-    cancelled = _is_cancelled(step, ends)
+    cancelled = end.word is EndWord.PERSON or _is_cancelled(step, ends)
     faulty = end.faulty | _faulty(context)
     state = context.allocation.job.state
     # A program that ended well, or was ended, does not wait for Slurm's answers.
-    reported = end.reported_by_training
+    reported = end.word is EndWord.TRAINING
     interrupted = "" if reported else context.user_ended(step, end.stopped_by_us)
     if end.code != 0 and not interrupted:
         state = context.allocation.refresh()

@@ -189,7 +189,7 @@ class Supervisor:
                 if following is None:
                     self._keeps_history = self._may_come_back(cause)
                     return self._last_code(step)
-                self._end_tasks_left(step)
+                self._end_tasks_left()
                 self._step_nodes = following.nodes
                 number += 1
         except SresError as error:
@@ -265,7 +265,12 @@ class Supervisor:
         kept_nodes: frozenset[str] = frozenset()
         watched: tuple[Path, Observer] | None = None
         looked = context.clock.monotonic()
-        crashes = CrashWatch(context, step, lives=self._training.lives)
+
+        def has_begun() -> bool:
+            return watched is not None and bool(watched[1].picture().running)
+
+        lives = self._training.lives
+        crashes = CrashWatch(context, step, lives=lives, has_begun=has_begun)
         while step.running:
             pause = SEATS_SECONDS if watched else ANNOUNCEMENT_SECONDS
             pause = pause if self._training.lives else FENCE_SECONDS
@@ -301,7 +306,7 @@ class Supervisor:
         if crashes.crash is not None:
             code, noticed = crashes.crash.code, crashes.noticed
             return StepEnd(code, step, stopped_by_us=True, noticed=noticed)
-        return StepEnd(step.code, step)
+        return self._training.told_end(step) or StepEnd(step.code, step)
 
     def _stop(self, step: SrunStep, bad: Mapping[str, NodeVerdict]) -> StepEnd:
         """End a step that must leave nodes."""
@@ -327,23 +332,25 @@ class Supervisor:
             dead=dead,
         )
 
-    def _end_tasks_left(self, step: SrunStep) -> None:
-        """Have no task of the last step run beside the next one.
+    def _end_tasks_left(self) -> None:
+        """Have no task of the last attempt run beside the next one.
 
         Raises:
             SresError: Slurm did not take the order to end them.
         """
-        if step.may_leave_tasks:
-            context = self._context
-            end_tasks_left(
-                step,
-                context.client,
-                self._allocation.id,
-                context.host,
-                patience=context.limits.swap_wait,
-                stop=self._user_stop,
-                say=report.say,
-            )
+        context = self._context
+        # A living attempt has several sruns.
+        for step in context.user_signals.steps:
+            if step.may_leave_tasks:
+                end_tasks_left(
+                    step,
+                    context.client,
+                    self._allocation.id,
+                    context.host,
+                    patience=context.limits.swap_wait,
+                    stop=self._user_stop,
+                    say=report.say,
+                )
 
     def _layout_pause(self, longest: float) -> float:
         return self._layout.pause(longest) if self._layout is not None else longest

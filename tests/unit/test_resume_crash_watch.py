@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from slurm_resilience.resume.crash_watch import CRASH_SECONDS, CrashWatch
 from slurm_resilience.resume.decide.task_ends import TaskEnd
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
+from slurm_resilience.resume.srun.stderr_reader import EndedTasks
 from slurm_resilience.resume.srun.task_reports import StepReports
 from slurm_resilience.slurm.client import StepInfo
 
@@ -38,7 +40,13 @@ class Clock:
 class Watched:
     """One step, its tasks' ends, and what Slurm is told."""
 
-    def __init__(self, *words: str, lives: bool = False, **environment: str) -> None:
+    def __init__(
+        self,
+        *words: str,
+        lives: bool = False,
+        has_begun: Callable[[], bool] = lambda: True,
+        **environment: str,
+    ) -> None:
         self.clock = Clock()
         self.signals: list[tuple[int, str, str]] = []
         self.user = ""
@@ -48,6 +56,8 @@ class Watched:
             aborted=False,
             running=True,
             pid=7,
+            ended_tasks=[],
+            failed_nodes=set(),
             ends_by_us=lambda killed: None,
         )
         steps = (StepInfo(12, "3", ("n1", "n2"), "n1", 7),)
@@ -64,7 +74,7 @@ class Watched:
             limits=SimpleNamespace(grace=GRACE),
             user_ended=lambda step, stopped_by_us: self.user,
         )
-        self.watch = CrashWatch(self.context, self.step, lives=lives)
+        self.watch = CrashWatch(self.context, self.step, lives=lives, has_begun=has_begun)
 
     def after(self, seconds: float) -> bool:
         """Look again after some time."""
@@ -130,6 +140,38 @@ def test_a_living_step_goes_on() -> None:
     seen.told(CRASHED)
     seen.after(3600.0)
     assert seen.signals == []
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [(CRASHED, ()), (FAILED, ()), (None, (EndedTasks(("n2",), (1,), "Exited with exit code 5"),))],
+)
+def test_a_living_step_that_has_not_begun_would_wait_for_ever(
+    end: TaskEnd | None, words: tuple[EndedTasks, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun = False
+    seen = Watched(lives=True, has_begun=lambda: begun)
+    seen.step.ended_tasks += words
+    if end is not None:
+        seen.told(end)
+    else:
+        assert not seen.watch.look()
+    assert not seen.after(CRASH_SECONDS)
+    assert seen.signals == [(12, "3", "TERM")]
+    assert seen.watch.crash is not None
+    assert (seen.watch.crash.task, seen.watch.crash.node) == (1, "" if end else "n2")
+    assert seen.after(GRACE)
+
+
+def test_a_living_step_that_lost_a_node_before_it_began_is_ended(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Slurm gave the node up, and srun goes on: there is no sresctld that would tell."""
+    seen = Watched(lives=True, has_begun=lambda: False)
+    seen.step.failed_nodes.add("n2")
+    assert not seen.watch.look()
+    assert not seen.after(CRASH_SECONDS)
+    assert seen.signals == [(12, "3", "TERM")]
 
 
 @pytest.mark.parametrize("state", [{"cancelled": True}, {"aborted": True}, {"running": False}])

@@ -15,7 +15,7 @@ from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.decide.classify import Cause, classify
 from slurm_resilience.resume.decide.task_ends import TaskEnd
 from slurm_resilience.resume.evidence import gather_evidence
-from slurm_resilience.resume.live_step.live_steps import StepEnd
+from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
 from slurm_resilience.resume.srun.step import ToldEnd
 from slurm_resilience.resume.srun.task_reports import StepReports
 
@@ -136,6 +136,13 @@ def test_a_task_that_fails_for_want_of_the_cancelled_ones_is_no_fault(slurm: Fak
     job = allocated(slurm)
     assert ending(slurm, job, "", 137, ends=(killed, EXIT), aborted=True).kind == "user"
     assert ending(slurm, job, "", 137, ends=(EXIT, killed), aborted=True).kind == "program"
+
+
+def test_a_living_step_s_old_crash_says_nothing_of_its_cancel(slurm: FakeSlurm) -> None:
+    """Its seat was filled again long before."""
+    killed = TaskEnd(0, 0, 0, 137, by_signal=True)
+    words: dict[str, Any] = {"ends": (SEGFAULT, killed), "cancelled": True}
+    assert ending(slurm, allocated(slurm), "", 139, word=EndWord.PERSON, **words).kind == "user"
 
 
 @pytest.mark.parametrize("stopped_by_us", [False, True])

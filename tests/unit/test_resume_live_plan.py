@@ -34,6 +34,7 @@ from slurm_resilience.resume.live_step.live_events import (
     NodesSuspected,
     SayEmpty,
     SayJoined,
+    SayStalled,
     SayWentOn,
     SearchEnded,
     SearchKind,
@@ -50,8 +51,11 @@ from slurm_resilience.resume.live_step.live_events import (
     UserEnded,
 )
 from slurm_resilience.resume.live_step.live_plan import (
+    GONE_SECONDS,
     JOIN_SECONDS,
     LIVE_STEP_TRANSITIONS,
+    LOOK_SECONDS,
+    STALL_SECONDS,
     LivePlan,
     LiveStepState,
 )
@@ -80,8 +84,10 @@ class Script:
         self.see(range(4))
 
     def tell(self, event: Event, after: float = 0.0) -> tuple[Action, ...]:
+        """Tell the plan; the lines on seats that do not step have a test of their own."""
         self.now += after
-        return self.plan.step(event, self.now)
+        actions = self.plan.step(event, self.now)
+        return tuple(action for action in actions if not isinstance(action, SayStalled))
 
     def see(self, running: Iterable[int], connected: Iterable[int] = ()) -> tuple[Action, ...]:
         """The training shows these seats; ``connected`` ones do not step yet."""
@@ -262,6 +268,68 @@ def test_a_launcher_that_fills_the_seat_by_itself_is_left_alone(script: Script) 
     script.see(range(4))
     assert script.tell(Tick(), LIMITS.diagnosis_wait) == ()
     assert script.plan.state is S.WHOLE
+
+
+def test_a_connection_that_closes_late_is_not_taken_for_a_living_process(script: Script) -> None:
+    """The observer still sees the dead process as the diagnosis is over."""
+    script.tell(TasksDied(0, (2,), "Killed"))
+    script.see((0, 1, 3), (2,))
+    assert script.tell(Tick(), LIMITS.diagnosis_wait) == ()
+    assert script.plan.state is S.WAITING
+    script.see((0, 1, 3))
+    only(script.tell(Tick(), LOOK_SECONDS), StartSearch)
+
+
+def test_a_process_that_lives_is_not_started_again_whatever_is_printed_of_it(
+    script: Script,
+) -> None:
+    script.tell(TasksDied(0, (2,), "Killed"))
+    script.see(range(4))
+    assert script.tell(Tick(), GONE_SECONDS) == ()
+    assert script.plan.state is S.WHOLE
+
+
+def test_an_empty_seat_is_filled_by_a_new_process_alone() -> None:
+    limits = ResumeSettings(max_relaunches=0)
+    script = Script(limits)
+    script.tell(TasksDied(0, (2,), "Killed"))
+    script.see((0, 1, 3))
+    only(script.tell(Tick(), limits.diagnosis_wait), SayEmpty)
+    script.see((0, 1, 3), (2,))
+    assert script.states() == [LostSeatState.EMPTY], "a late picture shows the dead process"
+    script.incarnations[2] = 1
+    script.see((0, 1, 3), (2,))
+    assert script.states() == [LostSeatState.FILLED]
+
+
+def stalls(script: Script, seconds: float) -> list[SayStalled]:
+    """Return what is said of seats that do not step, by a look after some time."""
+    script.now += seconds
+    actions = script.plan.step(Tick(), script.now)
+    return [action for action in actions if isinstance(action, SayStalled)]
+
+
+def test_seats_that_do_not_step_are_told_of_each_minute(script: Script) -> None:
+    """A node that died unseen looks alive to an observer: it stays in the world that is over."""
+    assert stalls(script, 3600.0) == []
+    script.see((1, 2, 3), (0,))
+    assert stalls(script, STALL_SECONDS - 1.0) == []
+    assert stalls(script, 1.0) == [SayStalled((0,), (), STALL_SECONDS)]
+    assert stalls(script, STALL_SECONDS - 1.0) == []
+    script.see((2,), (0, 1, 3))
+    script.lose()
+    assert stalls(script, 1.0) == [SayStalled((0, 1, 3), (2,), 2 * STALL_SECONDS)]
+    script.see((0, 1, 3))
+    assert stalls(script, 3600.0) == []
+
+
+def test_seats_that_are_left_over_while_others_step_are_not_told_of(script: Script) -> None:
+    """Whole replicas only: a seat without its replica waits."""
+    assert stalls(script, 1.0) == []
+    for _ in range(10):
+        script.training_step += 1
+        script.see((0, 1, 2), (3,))
+        assert stalls(script, STALL_SECONDS - 1.0) == []
 
 
 def test_tasks_that_die_again_and_again_leave_their_seat_empty(script: Script) -> None:

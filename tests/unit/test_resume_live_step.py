@@ -27,7 +27,7 @@ from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.live_step import live_step
 from slurm_resilience.resume.live_step.live_plan import LiveStepState
 from slurm_resilience.resume.live_step.live_step import LiveStep
-from slurm_resilience.resume.live_step.live_steps import StepEnd
+from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
 from slurm_resilience.resume.live_step.seats import NodeSlot, SeatMap
 from slurm_resilience.resume.report import EventLog
 from slurm_resilience.resume.srun.command import AttemptCommand
@@ -206,7 +206,7 @@ def test_a_dead_node_is_replaced_and_the_training_s_outcome_is_the_step_s(
     site.outcome(0)
     site.wait(site.over.is_set)
     assert site.end is not None
-    assert (site.end.code, site.end.reported_by_training, site.end.faulty) == (0, True, {})
+    assert (site.end.code, site.end.word, site.end.faulty) == (0, EndWord.TRAINING, {})
     assert sorted(site.events()) == ["joined", "joining", "nodes_ready", "noticed", "went_on"]
     assert site.events()[0] == "noticed" and site.events()[-1] == "joined"
     said = capfd.readouterr().err

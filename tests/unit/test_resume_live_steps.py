@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.resume.live_step import live_steps
-from slurm_resilience.resume.live_step.live_steps import LiveSteps, StepState
+from slurm_resilience.resume.live_step.live_steps import EndWord, LiveSteps, StepState
+from slurm_resilience.resume.srun.stderr_reader import EndedTasks
 from slurm_resilience.resume.srun.step import ToldEnd
+from slurm_resilience.slurm.client import StepInfo
 
 
 class HeldUpSrun:
@@ -19,8 +22,9 @@ class HeldUpSrun:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.pid, self.running, self.killed = 1 << 30, True, 0
-        self.code, self.ended_tasks = 0, ()
+        self.code, self.ended_tasks, self.may_leave_tasks = 0, (), False
         self.told_end, self.killed_by = ToldEnd(cancelled=False, aborted=False), 0
+        self.clock, self.tasks_ended_at = SYSTEM_CLOCK, 0.0
 
     def wait(self, seconds: float) -> bool:
         return False
@@ -32,7 +36,6 @@ class HeldUpSrun:
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> LiveSteps:
     """The steps of an attempt, of which one joined."""
-    monkeypatch.setattr(live_steps, "connections", lambda _: 0)
     monkeypatch.setattr(live_steps, "end_step", lambda step, *_, **__: step.kill())
     context: Any = SimpleNamespace(
         clock=SYSTEM_CLOCK,
@@ -40,7 +43,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> LiveSteps:
         allocation=SimpleNamespace(id=7),
         limits=SimpleNamespace(grace=0.0),
         host="n1",
-        host_calls=SimpleNamespace(start_srun=HeldUpSrun),
+        host_calls=SimpleNamespace(start_srun=HeldUpSrun, connections=lambda _: 0),
         wake=SimpleNamespace(set=lambda: None),
         user_signals=SimpleNamespace(starting=contextlib.nullcontext(), steps=[]),
         user_ended=lambda step, stopped_by_us: "",
@@ -83,3 +86,59 @@ def test_a_person_who_cancels_it_is_heard_while_srun_waits_for_a_lost_node(
     assert steps.ended_by_user() is None
     first.told_end = told
     assert steps.ended_by_user() == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "how", "number"),
+    [
+        (ToldEnd(True, False), "Killed", 0),
+        (ToldEnd(False, True), "Terminated", 0),
+        # Any task may print those words, and then fail.
+        (ToldEnd(True, True), "Segmentation fault", None),
+        (ToldEnd(False, False), "Killed", None),
+    ],
+)
+def test_a_person_who_cancels_it_is_heard_before_its_lost_node_is(
+    steps: LiveSteps, told: ToldEnd, how: str, number: int | None
+) -> None:
+    """srun waits for a node of whose loss nothing else knows; the tasks that it can reach end."""
+    first: Any = steps.step(0)
+    first.told_end = told
+    assert steps.ended_by_user() is None
+    first.ended_tasks = [EndedTasks(("n1",), (0,), how)]
+    assert steps.ended_by_user() == number
+    assert steps.word is (EndWord.SRUN if number is None else EndWord.PERSON)
+
+
+def test_a_signal_is_heard_before_a_lost_node_is(steps: LiveSteps) -> None:
+    context: Any = steps._context
+    context.user_ended = lambda step, stopped_by_us: "SIGINT twice"
+    assert steps.ended_by_user() is None
+    first: Any = steps.step(0)
+    first.ended_tasks = [EndedTasks(("n1",), (0,), "Killed")]
+    assert steps.ended_by_user() == 0
+
+
+def test_tasks_that_an_earlier_join_step_left_are_ended_before_the_next_one(
+    steps: LiveSteps,
+) -> None:
+    context: Any = steps._context
+    joined: Any = steps.step(1)
+    joined.may_leave_tasks, joined.clock, joined.tasks_ended_at = True, SYSTEM_CLOCK, None
+    context.allocation.user_stop = threading.Event()
+    shown = [StepInfo(7, "3", ("n1",), "n1", joined.pid, 1)]
+    cancelled: list[str] = []
+
+    def cancel(job: int, step: str) -> None:
+        cancelled.append(step)
+        shown.clear()
+
+    joined.ends_by_us = lambda killed: None
+    context.client = SimpleNamespace(steps=lambda _: tuple(shown), cancel_step=cancel)
+    seats: Any = steps._seats
+    seats.all_of = lambda number: (number,)
+    steps.end_tasks_left((0, 2))
+    assert cancelled == []
+    steps.end_tasks_left((1,))
+    assert cancelled == ["3"]
+    assert joined.tasks_ended_at is not None

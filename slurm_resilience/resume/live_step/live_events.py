@@ -252,6 +252,17 @@ class SayJoined(msgspec.Struct, frozen=True):
     training_step: int
 
 
+class SayStalled(msgspec.Struct, frozen=True):
+    """Report that no seat goes on."""
+
+    waiting: tuple[int, ...]
+    """Seats that stepped, and wait for others now; empty: none is left."""
+    lost: tuple[int, ...]
+    """Seats that are known to be lost."""
+    seconds: float
+    """Since the last sign of a step."""
+
+
 class SayEmpty(msgspec.Struct, frozen=True):
     """Report that seats stay empty."""
 
@@ -316,6 +327,7 @@ Action = (
     | EndJoin
     | SayWentOn
     | SayJoined
+    | SayStalled
     | SayEmpty
     | SayJoinFailed
     | EndSteps

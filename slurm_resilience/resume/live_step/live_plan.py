@@ -37,6 +37,7 @@ from slurm_resilience.resume.live_step.live_events import (
     SayEmpty,
     SayJoined,
     SayJoinFailed,
+    SayStalled,
     SayWentOn,
     SearchEnded,
     SearchKind,
@@ -64,6 +65,14 @@ from slurm_resilience.resume.live_step.seats import (
 JOIN_SECONDS = 1800.0
 """A join step's processes have to be seen within this time (they import, and build the model),
 and to step with the others within as long again."""
+
+GONE_SECONDS = 30.0
+"""A task that ended has its processes' connections closed within this time; one that still has
+them lives, whatever was printed of it."""
+LOOK_SECONDS = 1.0
+"""Between two looks for that."""
+STALL_SECONDS = 60.0
+"""Between two lines that most seats do not step."""
 
 _WAITED_FOR = {JoinState.STARTING: "were not seen", JoinState.CONNECTED: "did not step"}
 
@@ -108,6 +117,47 @@ def steps_without(seen: TrainingSeen, since: int, lost_peers: Set[str]) -> bool:
 def living_seats(seen: TrainingSeen, lost_peers: Set[str]) -> set[int]:
     """Return the seats with a living process."""
     return {peer.seat for peer in seen.peers if peer.id not in lost_peers}
+
+
+class StallWatch:
+    """Notices that seats wait for others, and none goes on, whatever the reason.
+
+    A node that died unseen looks alive to an observer: its seats stay in the world that is over.
+    """
+
+    def __init__(self) -> None:
+        self._stepped: set[str] = set()
+        """Ids of all processes that were seen to step: newcomers have nothing to go on with."""
+        self._step = -1
+        self._since: float | None = None
+        self._told = float("-inf")
+
+    def look(self, seen: TrainingSeen, lost_peers: Set[str], now: float) -> tuple[int, ...] | None:
+        """Return the seats that have waited for so long that it is to be told; None: none has.
+
+        Args:
+            seen: the training now.
+            lost_peers: ids of processes on lost nodes.
+            now: monotonic seconds.
+        """
+        self._stepped |= {peer.id for peer in seen.peers if peer.seat in seen.running}
+        waiting = {
+            peer.seat
+            for peer in seen.peers
+            if peer.id in self._stepped - lost_peers and peer.seat not in seen.running
+        }
+        goes_on = bool(seen.running) and not waiting
+        if goes_on or seen.step > self._step or self._since is None:
+            self._step = max(self._step, seen.step)
+            self._since = now
+        if goes_on or now - max(self._since, self._told) < STALL_SECONDS:
+            return None
+        self._told = now
+        return tuple(sorted(waiting))
+
+    def seconds(self, now: float) -> float:
+        """Return for how long they have waited."""
+        return 0.0 if self._since is None else now - self._since
 
 
 class TaskDeaths:
@@ -157,6 +207,7 @@ class LivePlan:
         self._searches: dict[SearchKind, tuple[LostSeats, ...]] = {}
         self._history = SeatHistory()
         self._deaths = TaskDeaths(limits.progress_after)
+        self._stall = StallWatch()
         self._seen = TrainingSeen(0, (), -1, ())
         self._kept_nodes: frozenset[str] = frozenset()
         """Nodes that should be left, but there is nowhere to go."""
@@ -222,7 +273,7 @@ class LivePlan:
                 yield SayWentOn(running, seats, now - loss.noticed)
             if loss.state is LostSeatState.JOINING and self._has_joined(loss):
                 yield from self._fill(loss)
-            elif loss.state is LostSeatState.EMPTY and self._is_alive(loss):
+            elif loss.state is LostSeatState.EMPTY and self._has_new_processes(loss):
                 loss.enter(LostSeatState.FILLED)
         self._update_state(now)
 
@@ -241,6 +292,10 @@ class LivePlan:
     def _is_alive(self, loss: LostSeats) -> bool:
         return living_seats(self._seen, self.lost_peers).issuperset(loss.seats)
 
+    def _has_new_processes(self, loss: LostSeats) -> bool:
+        new = {peer.seat for peer in self._seen.peers if peer.id not in loss.before.peers}
+        return new.issuperset(loss.seats)
+
     def _is_seen(self, join: JoinAttempt) -> bool:
         loss = self._loss(join.loss)
         return any(
@@ -249,9 +304,7 @@ class LivePlan:
         )
 
     def _has_joined(self, loss: LostSeats) -> bool:
-        new = {peer.seat for peer in self._seen.peers if peer.id not in loss.before.peers}
-        seats = set(loss.seats)
-        return seats <= new and seats <= set(self._seen.running)
+        return self._has_new_processes(loss) and set(loss.seats) <= set(self._seen.running)
 
     # -- what is lost -------------------------------------------------------------------------
 
@@ -362,13 +415,26 @@ class LivePlan:
 
     def _on_tick(self, now: float) -> Iterator[Action]:
         for loss in self.losses:
-            if loss.state is LostSeatState.DIAGNOSING and loss.due <= now:
+            if loss.state is not LostSeatState.DIAGNOSING or loss.due > now:
+                continue
+            is_shown = self._is_alive(loss) and not self._has_new_processes(loss)
+            if is_shown and now - loss.noticed < GONE_SECONDS:
+                loss.due = now + LOOK_SECONDS
+            else:
                 loss.enter(LostSeatState.LOST)
         yield from self._end_late_joins(now)
         for kind in SearchKind:
             yield from self._search(kind, now)
         self._update_state(now)
+        yield from self._tell_stall(now)
         yield from self._end_hopeless(now)
+
+    def _tell_stall(self, now: float) -> Iterator[Action]:
+        waiting = self._stall.look(self._seen, self.lost_peers, now)
+        if waiting is not None:
+            unfilled = [loss for loss in self.losses if loss.pending]
+            lost = sorted({seat for loss in unfilled for seat in loss.seats})
+            yield SayStalled(waiting, tuple(lost), self._stall.seconds(now))
 
     def _search(self, kind: SearchKind, now: float) -> Iterator[Action]:
         by_node = kind is SearchKind.NODES

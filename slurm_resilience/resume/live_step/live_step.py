@@ -19,6 +19,7 @@ from slurm_resilience.resume.live_step.live_plan import LivePlan, living_seats, 
 from slurm_resilience.resume.live_step.live_steps import (
     END_LOOK_SECONDS,
     RELEASE_SECONDS,
+    EndWord,
     LiveSteps,
     StepEnd,
 )
@@ -108,13 +109,13 @@ class LiveStep:
             if outcome is not None:
                 self._steps.let_end()
                 step = self._steps.step(0)
-                return StepEnd(outcome.code, step, faulty=faulty, reported_by_training=True)
-            self._steps.release(living_seats(self._training_seen(), self._plan.lost_peers))
+                return StepEnd(outcome.code, step, faulty=faulty, word=EndWord.TRAINING)
             number = self._steps.ended_by_user()
+            self._steps.release(living_seats(self._training_seen(), self._plan.lost_peers))
             if number is not None:
                 self._steps.end(at_once=False)
                 step = self._steps.step(number)
-                return StepEnd(step.code, step, faulty=faulty)
+                return StepEnd(step.code, step, faulty=faulty, word=self._steps.word_at_end())
             if not self._steps.running:
                 codes = self._steps.codes()
                 number = max(sorted(codes), key=lambda step: codes[step])
@@ -131,7 +132,7 @@ class LiveStep:
         step = self._steps.step(number)
         if code:
             return StepEnd(code, step, faulty=faulty | ended.faulty, late_code=code)
-        return StepEnd(0, step, faulty=faulty, reported_by_training=True)
+        return StepEnd(0, step, faulty=faulty, word=EndWord.TRAINING)
 
     def _pause(self) -> float:
         """Return the seconds until the next look, unless there is news."""
@@ -197,8 +198,9 @@ class LiveStep:
         if outcome is not None:
             self._tell(ev.TrainingEnded(outcome.code, outcome.step, outcome.reason))
             return
-        self._steps.release(living_seats(self._training_seen(), self._plan.lost_peers))
+        # Before an srun is released: what it was told of its end is not looked at any more then.
         number = self._steps.ended_by_user()
+        self._steps.release(living_seats(self._training_seen(), self._plan.lost_peers))
         if number is not None:
             self._tell(ev.UserEnded(number))
         elif not self._steps.running:
@@ -255,6 +257,10 @@ class LiveStep:
                 self._context.events.write("went_on", seats=running)
             case ev.SayJoined(loss, nodes, training_step):
                 self._report_joined(loss, nodes, training_step)
+            case ev.SayStalled(waiting, lost, seconds):
+                who = f"seats {_listed(waiting)} wait for others" if waiting else "no seat steps"
+                why = f"seats {_listed(lost)} are lost" if lost else "no loss is known yet"
+                report.say(f"{who} since {seconds:.0f} s; {why}")
             case ev.SayEmpty(seats, reason):
                 report.say(f"seats {_listed(seats)} stay empty: {reason}")
             case ev.SayJoinFailed(seats, node, reason):
@@ -288,7 +294,9 @@ class LiveStep:
                 return node_search.check_nodes(self._context, action)
             return node_search.replace_nodes(self._context, action, others_go_on, stop)
 
-        self._searches[action.kind] = NodeSearch(search, self._context.wake.set)
+        context = self._context
+        start = context.host_calls.start_thread
+        self._searches[action.kind] = NodeSearch(search, context.wake.set, start)
 
     def _start_join(self, action: ev.StartJoin) -> None:
         context, slot, found = self._context, action.slot, action.found
@@ -315,6 +323,8 @@ class LiveStep:
         if action.new_machine:
             context.link.forgive(slot.node)
         try:
+            if not action.new_machine:
+                self._steps.end_tasks_left(slot.seats)
             self._steps.start(action.step, argv, environment)
         except SresError as error:
             self._answers.append(ev.JoinFailed(action.step, str(error)))
@@ -394,9 +404,14 @@ class LiveStep:
             action.stopped_by_us,
             action.faulty,
             0.0 if action.noticed is None else self._epoch(action.noticed),
-            action.reported_by_training,
+            self._word(action),
             action.late_code,
         )
+
+    def _word(self, action: ev.EndAttempt) -> EndWord:
+        if action.reported_by_training:
+            return EndWord.TRAINING
+        return self._steps.word_at_end()
 
     def _stop_searches(self) -> None:
         for search in self._searches.values():

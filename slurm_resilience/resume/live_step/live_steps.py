@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
 import msgspec
 
 from slurm_resilience.errors import SresError
+from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.transitions import advance
 from slurm_resilience.resume.live_step.seats import StepSeats, seats_of_tasks
-from slurm_resilience.resume.srun.close_sockets import close_sockets, connections
 from slurm_resilience.resume.srun.stderr_reader import EndedTasks, code_of
-from slurm_resilience.resume.srun.step import SrunStep, end_step
+from slurm_resilience.resume.srun.step import SrunStep, end_step, end_tasks_left
 
 RELEASE_SECONDS = 10.0
 """Between two questions whether a step is over whose srun has not noticed."""
@@ -24,6 +25,8 @@ LAST_WORDS_SECONDS = 0.1
 """For what an srun still prints when its tasks are gone."""
 KILL_SECONDS = 5.0
 """For an srun to end that was killed."""
+KILLED_CODES = frozenset(128 + number for number in (SIGKILL, SIGTERM, SIGINT, SIGHUP))
+"""Exit codes of tasks that a person, Slurm or srun ended."""
 END_LOOK_SECONDS = 0.2
 """Between two looks whether the steps have ended by themselves."""
 
@@ -72,6 +75,8 @@ class LiveSrun:
     number: int
     tasks_read: int = 0
     """Ended tasks that were read already."""
+    read_when_told: int | None = None
+    """The same, when Slurm was first seen to have told of the step's end; None: it has not."""
     was_connected: bool = False
     """srun had connections to its tasks when it lost the node."""
     last_part: LastPart | None = None
@@ -86,11 +91,11 @@ class LiveSrun:
         """
         self.state = advance(STEP_TRANSITIONS, self.state, state)
 
-    def lose_node(self) -> None:
+    def lose_node(self, *, is_connected: bool) -> None:
         """Note that a node of it is gone."""
         if self.state is StepState.RUNNING:
             self.enter(StepState.NODE_LOST)
-        self.was_connected |= connections(self.step.pid) > 0
+        self.was_connected |= is_connected
 
     def read_end(self) -> bool:
         """Note that srun has ended; True at the first time, and unless it was ended by us."""
@@ -107,11 +112,38 @@ class LiveSrun:
     def cancelled(self) -> bool:
         """Return whether Slurm ended the step, for no lost node and not for us.
 
-        An srun that has lost a node may wait for it for minutes then.
+        An srun that has lost a node may wait for it for minutes then, also before anything else
+        knows of the loss: the step is over once its tasks end as they do when they are killed.
         """
-        told = self.step.told_end
+        if not self.note_told_end():
+            return False
         is_over = not self.step.running or self.state is StepState.NODE_LOST
-        return is_over and (told.cancelled or told.aborted)
+        return is_over or self.was_killed(self.read_when_told or 0)
+
+    def note_told_end(self) -> bool:
+        """Note which tasks ended before Slurm told that the step ends; return whether it did."""
+        told = self.step.told_end
+        if not (told.cancelled or told.aborted):
+            return False
+        if self.read_when_told is None:
+            self.read_when_told = self.tasks_read
+        return True
+
+    def was_killed(self, since: int = 0) -> bool:
+        """Return whether tasks were ended from outside, of those that ended from one on."""
+        ends = self.step.ended_tasks[since:]
+        return any(code_of(ended.how) in KILLED_CODES for ended in ends)
+
+
+class EndWord(Enum):
+    """The source of what is known of an attempt's end."""
+
+    SRUN = "srun"
+    """Its srun, and its tasks' own ends."""
+    TRAINING = "training"
+    """The training itself said how it ended."""
+    PERSON = "person"
+    """A person cancelled a step of a living attempt, whatever became of tasks long before."""
 
 
 class StepEnd(msgspec.Struct, frozen=True):
@@ -126,8 +158,7 @@ class StepEnd(msgspec.Struct, frozen=True):
     """Nodes that were lost and not replaced, with the reason."""
     noticed: float = 0.0
     """Seconds since the epoch: when the trouble began; 0: none was noticed."""
-    reported_by_training: bool = False
-    """The training itself said how it ended."""
+    word: EndWord = EndWord.SRUN
     late_code: int = 0
     """The exit code of what failed after the training had ended well; 0: nothing did."""
 
@@ -150,6 +181,8 @@ class LiveSteps:
         self._seats = seats
         self._sruns = {0: LiveSrun(step, 0)}
         self._asked = float("-inf")
+        self.word = EndWord.SRUN
+        """A person's, once one of them was cancelled."""
 
     def __iter__(self) -> Iterator[LiveSrun]:
         return iter(self._sruns.values())
@@ -195,16 +228,18 @@ class LiveSteps:
             dead_address: of the node, whose connections are closed at once: a new machine of its
                 name may be there soon. Empty: the node still works.
         """
+        host_calls = self._context.host_calls
         for srun in self:
             if srun.number in numbers and srun.step.running:
-                srun.lose_node()
+                srun.lose_node(is_connected=host_calls.connections(srun.step) > 0)
                 if dead_address:
-                    close_sockets(srun.step.pid, dead_address)
+                    host_calls.close_connections(srun.step, dead_address)
 
     def died(self) -> Iterator[tuple[int, EndedTasks]]:
         """Yield the tasks that ended badly since the last call, with the number of their step."""
         for srun in self:
             ended = not srun.step.running
+            srun.note_told_end()
             fresh = srun.step.ended_tasks[srun.tasks_read :]
             srun.tasks_read += len(fresh)
             yield from ((srun.number, tasks) for tasks in fresh)
@@ -221,10 +256,18 @@ class LiveSteps:
             if srun.state is StepState.RELEASED:
                 continue
             if srun.cancelled:
+                self.word = EndWord.PERSON
                 return srun.number
-            if not step.running and (step.killed_by or self._context.user_ended(step, False)):
+            is_over = not step.running or srun.was_killed()
+            if is_over and (step.killed_by or self._context.user_ended(step, False)):
                 return srun.number
         return None
+
+    def word_at_end(self) -> EndWord:
+        """Return a person's word also where he cancelled a step as we had all of them ended."""
+        if any(srun.note_told_end() and srun.was_killed(srun.read_when_told or 0) for srun in self):
+            self.word = EndWord.PERSON
+        return self.word
 
     def release(self, living_seats: set[int], pause: float | None = None) -> None:
         """End each srun that has not noticed that its step is over, since it lost a node.
@@ -256,13 +299,15 @@ class LiveSteps:
             if not srun.step.running:
                 continue
             # Slurm may wait for the lost node as well, if a new machine has its name.
-            silent = srun.was_connected and connections(srun.step.pid) == 0
+            silent = srun.was_connected and context.host_calls.connections(srun.step) == 0
             if srun.step.pid in running and not silent:
                 continue
             if not srun.step.wait(LAST_WORDS_SECONDS):
                 srun.enter(StepState.RELEASED)
                 srun.step.kill()
                 srun.step.wait(KILL_SECONDS)
+                # None of its processes lives but on the lost node, which may not write.
+                srun.step.tasks_ended_at = srun.step.clock.monotonic()
 
     def end_one(self, number: int) -> None:
         """End a join step that failed; the others go on."""
@@ -320,6 +365,25 @@ class LiveSteps:
         """Return the seats of tasks that have ended, well or not, as far as slurmstepd told."""
         told = [end.task for end in srun.step.reports.ends()]
         return {*seats_of_tasks(self._seats.all_of(srun.number), self._per_task, told)}
+
+    def end_tasks_left(self, seats: Collection[int]) -> None:
+        """Have no task of an earlier join step live beside the next one of its seats.
+
+        Raises:
+            SresError: Slurm did not take the order to end them.
+        """
+        for srun in self:
+            if srun.step.may_leave_tasks and set(seats) & set(self._seats.all_of(srun.number)):
+                context = self._context
+                end_tasks_left(
+                    srun.step,
+                    context.client,
+                    context.allocation.id,
+                    context.host,
+                    patience=0.0,
+                    stop=context.allocation.user_stop,
+                    say=report.say,
+                )
 
     def let_end(self) -> None:
         """Wait for the end of all steps, as long as the grace; then end them.

@@ -26,19 +26,24 @@ STOP_SECONDS = 30.0
 class NodeSearch:
     """One search. `found` is set, and ``wake`` called, when it is over."""
 
-    def __init__(self, search: Callable[[Event], FoundNodes | None], wake: Callable[[], None]):
+    def __init__(
+        self,
+        search: Callable[[Event], FoundNodes | None],
+        wake: Callable[[], None],
+        start_thread: Callable[[Callable[[], None], str], threading.Thread],
+    ) -> None:
         """
         Args:
             search: gets an event that is set when no answer is wanted any more.
             wake: called (in a thread) when the search is over.
+            start_thread: runs it.
         """
         self.found: FoundNodes | None = None
         self.over = False
         self._search = search
         self._wake = wake
         self._stop = Event()
-        self._thread = threading.Thread(target=self._run, name="node-search", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "node-search")
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Withdraw the request for nodes."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -20,6 +18,7 @@ from slurm_resilience.mesh.rendezvous import TrainingOutcome
 from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.fence import Fence
+from slurm_resilience.resume.live_step.live_steps import KILLED_CODES, EndWord, StepEnd
 from slurm_resilience.resume.live_step.living_program import (
     CHECKPOINTLESS,
     LAUNCHER,
@@ -27,11 +26,12 @@ from slurm_resilience.resume.live_step.living_program import (
     uses_training_library,
 )
 from slurm_resilience.resume.live_step.seats import SeatMap, seat_map
+from slurm_resilience.resume.srun.stderr_reader import code_of
 from slurm_resilience.resume.srun.step import SrunStep, find_step
 from slurm_resilience.wire.frames import UNREADABLE
 
-NEWS_SECONDS = 1.0
-"""Longest wait of the thread that hands news on, until it looks whether it has to end."""
+SAY_SECONDS = 60.0
+"""Between two lines that a training is not watched over yet."""
 _RENDEZVOUS = ("mesh", "mesh.*", "run/*/mesh")
 """Below the directory: where the ranks meet by themselves, and through their launchers."""
 
@@ -64,36 +64,6 @@ def forget(directory: str) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def observe(rendezvous: Path, on_news: Callable[[], None]) -> Iterator[Observer]:
-    """Watch the training.
-
-    Args:
-        rendezvous: what `find_rendezvous` returned.
-        on_news: called (in a thread) at every change.
-
-    Raises:
-        UsageError: the rendezvous cannot be used.
-    """
-    with Observer(f"dir:{rendezvous}") as observer:
-        over = threading.Event()
-
-        def hand_on() -> None:
-            while not over.is_set():
-                if observer.news.wait(NEWS_SECONDS):
-                    observer.news.clear()
-                    on_news()
-
-        thread = threading.Thread(target=hand_on, name="training", daemon=True)
-        thread.start()
-        try:
-            yield observer
-        finally:
-            over.set()
-            observer.news.set()
-            thread.join(timeout=2 * NEWS_SECONDS)
-
-
 class TrainingWatch:
     """The trainings of all attempts, as they announce themselves."""
 
@@ -101,6 +71,8 @@ class TrainingWatch:
         self._context = context
         self._fence = fence
         self._advised = False
+        self._told: float | None = None
+        """When it was said last that a training is not watched over, or could have been."""
         self.lives = bool(fence.directory) and can_live(context.command, context.environment)
         """Steps are started so that they outlive a node."""
 
@@ -114,7 +86,8 @@ class TrainingWatch:
         if rendezvous is None:
             return None
         try:
-            observer = stack.enter_context(observe(rendezvous, self._context.wake.set))
+            observing = self._context.host_calls.observe(rendezvous, self._context.wake.set)
+            observer = stack.enter_context(observing)
         except (SresError, OSError) as error:
             report.say(f"the training cannot be watched ({error}): it is stopped when a node dies")
             self.lives = False
@@ -132,6 +105,24 @@ class TrainingWatch:
             nodes: those that it was started on.
             observer: of the running training.
         """
+        known = self._seat_map(step, nodes, observer)
+        if known is None and observer.picture().running:
+            self._tell_unwatched()
+        return known
+
+    def _tell_unwatched(self) -> None:
+        now = self._context.clock.monotonic()
+        self._told = now if self._told is None else self._told
+        if now - self._told >= SAY_SECONDS:
+            self._told = now
+            report.say(
+                "the training steps, but nothing of it is started again yet when it is lost: not "
+                "all of its seats were seen together, or Slurm does not show its step"
+            )
+
+    def _seat_map(
+        self, step: SrunStep, nodes: tuple[str, ...], observer: Observer
+    ) -> SeatMap | None:
         picture = observer.picture()
         node_of_seat = {peer.seat: peer.node for peer in picture.peers}
         seats = max((peer.seats for peer in picture.peers), default=0)
@@ -141,6 +132,25 @@ class TrainingWatch:
         context = self._context
         info = find_step(step, context.client, context.allocation.id, context.host)
         return seat_map(nodes, node_of_seat, info.tasks if info else 0, seats)
+
+    def told_end(self, step: SrunStep) -> StepEnd | None:
+        """Return the end of a step as its training or a person told it; None: nothing was told.
+
+        Args:
+            step: it has ended, and not all of its seats have been seen.
+        """
+        if not self.lives:
+            return None
+        rendezvous = find_rendezvous(self._fence.directory)
+        outcome = read_outcome(rendezvous) if rendezvous is not None else None
+        if outcome is not None:
+            return StepEnd(outcome.code, step, word=EndWord.TRAINING)
+        told = step.told_end
+        killed = any(code_of(ended.how) in KILLED_CODES for ended in step.ended_tasks)
+        if killed and (told.cancelled or told.aborted):
+            # A task's own crash does not end such a step, so it does not explain the end either.
+            return StepEnd(step.code, step, word=EndWord.PERSON)
+        return None
 
     def advise(self) -> None:
         """Say once that the program could live on, but its step was not started so."""

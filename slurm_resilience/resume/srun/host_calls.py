@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from signal import Signals
 
+from slurm_resilience.mesh.observer import Observer
+from slurm_resilience.resume.observing import observe
 from slurm_resilience.resume.srun import signals
-from slurm_resilience.resume.srun.close_sockets import connections
+from slurm_resilience.resume.srun.close_sockets import close_sockets, connections
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.srun.task_reports import TaskReports
 
@@ -58,3 +62,24 @@ class HostCalls:
     def connections(self, step: SrunStep) -> int:
         """Return how many connections an srun has; -1 where the kernel does not tell."""
         return connections(step.pid)
+
+    def close_connections(self, step: SrunStep, address: str) -> None:
+        """Close an srun's connections to one machine, as if that machine had closed them."""
+        close_sockets(step.pid, address)
+
+    def observe(
+        self, rendezvous: Path, on_news: Callable[[], None]
+    ) -> AbstractContextManager[Observer]:
+        """Watch a training.
+
+        Args:
+            rendezvous: where it meets.
+            on_news: called (in a thread) at each change.
+        """
+        return observe(rendezvous, on_news)
+
+    def start_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
+        """Run something beside the supervisor's own loop."""
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread

@@ -172,6 +172,7 @@ def resume_report(figures: ResumeFigures) -> str:
         ("runs", figures.resume_runs),
         ("violations", figures.resume_violations),
         ("attempts", figures.resume_attempts),
+        ("join steps", figures.resume_joins),
         ("starts of the job", figures.resume_job_runs),
         ("ended well", figures.resume_ended_well),
         ("events", figures.resume_events),

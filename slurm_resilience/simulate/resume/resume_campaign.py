@@ -20,6 +20,8 @@ class ResumeFigures(msgspec.Struct):
     resume_runs: int = 0
     resume_violations: int = 0
     resume_attempts: int = 0
+    resume_joins: int = 0
+    """Join steps of trainings that live on without a lost node."""
     resume_job_runs: int = 0
     """Starts of the job: one, and one for each requeue."""
     resume_ended_well: int = 0
@@ -46,6 +48,7 @@ def run_sruns(seed: int, runs: int) -> ResumeFigures:
             text = traceback.format_exc(limit=-3)
         else:
             figures.resume_attempts += run.attempts
+            figures.resume_joins += run.joins
             figures.resume_job_runs += run.job_runs
             figures.resume_ended_well += run.code == 0
             figures.resume_events += run.events

@@ -7,13 +7,18 @@ from collections.abc import Callable
 from signal import SIGINT, SIGKILL, SIGTERM
 from typing import NamedTuple
 
-from slurm_resilience.simulate.resume.resume_world import NodeContact, ResumeWorld
+from slurm_resilience.simulate.resume.resume_world import ResumeWorld
 from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
 from slurm_resilience.simulate.resume.sim_link import DEAD_SECONDS, SimLink
+from slurm_resilience.simulate.resume.sim_nodes import NodeContact, SimStep
 
 FAULTS_SECONDS = 900.0
 """Faults happen in the beginning of a run."""
 FIRST_SIGNAL_CODE = 129
+SUSPECT_SECONDS = 1.5
+WRONG_SECONDS = 100.0
+"""A crash that would last for less than this is none, where nodes are suspected: a word of
+sresctld on a node that lives."""
 CANCEL_EARLY_SECONDS, CANCEL_SHARE = 60.0, 30.0
 """A fault's 5 to 400 s become a cancel from 2 s before a loss to 11 s after it."""
 
@@ -84,9 +89,15 @@ class ResumeFaults:
 
     def _lose(self, name: str, contact: NodeContact) -> None:
         self._world.lose_node(name, contact)
+        if self._world.site.living is not None:
+            self._suspect_later(name)
         self._world.schedule.after(
             DEAD_SECONDS + self._world.random.random(), lambda: self.link.judge(name)
         )
+
+    def _suspect_later(self, name: str) -> None:
+        later = SUSPECT_SECONDS + self._world.random.random()
+        self._world.schedule.after(later, lambda: self.link.suspect(name))
 
     def dies(self, name: str, _: float) -> None:
         self._lose(name, NodeContact.DEAD)
@@ -103,6 +114,9 @@ class ResumeFaults:
         self._world.nodes[name].eats_attempts = True
 
     def crashes(self, name: str, seconds: float) -> None:
+        if self._world.site.living is not None and seconds < WRONG_SECONDS:
+            self._suspect_later(name)  # wrongly
+            return
         for step in self._world.steps.values():
             for task in step.living():
                 if task.node == name:
@@ -158,19 +172,30 @@ class ResumeFaults:
 
     def cancel_step(self, _: str, seconds: float) -> None:
         world = self._world
-        for step in list(world.steps.values()):
+        steps = list(world.steps.values())
+        if world.site.living is not None and steps:
+            steps = [world.random.choice(steps)]  # an end of any of them ends them all
+        for step in steps:
             # Where the step is ending for another reason, or the supervisor's own order is on its
             # way, Slurm's words are not a person's. After SIGTERM srun's still are.
-            began = len(step.tasks) == len(step.nodes) * world.site.tasks_per_node
-            counts = step.srun.running and step.killed_at is None and began
+            counts = step.srun.running and step.killed_at is None and len(step.tasks) == step.size
             counts = counts and step.ordered != "KILL"
             first_failure, told_before = step.first_failure, step.end_is_told
             world.kill_step(step, "***")
             told = step.end_is_told and not told_before and not step.ordered
-            # After a task that failed by itself only Slurm's own line is believed, and it is not
-            # where that task crashed: what tasks print may look the same.
-            if counts and (not first_failure or (told and first_failure < FIRST_SIGNAL_CODE)):
+            if counts and (told or not first_failure) and self._is_believed(step, first_failure):
                 self._person_ended()
+
+    def _is_believed(self, step: SimStep, first_failure: int) -> bool:
+        """Return whether Slurm's words on a cancelled step are taken for a person's.
+
+        After a task that failed by itself only Slurm's own line is believed, and it is not where
+        that task crashed: what tasks print may look the same.
+        """
+        if step.srun.keeps_running:
+            # srun's line does not count after a cause of its own, such as a lost node.
+            return step.end_is_told or not step.lost_nodes
+        return first_failure < FIRST_SIGNAL_CODE
 
     def cancel_near_loss(self, name: str, seconds: float) -> None:
         """Cancel the step up to some seconds before or after one of its nodes is lost."""

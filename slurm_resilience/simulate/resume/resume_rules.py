@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from typing import NamedTuple
 
 from slurm_resilience.config import ResumeSettings
@@ -23,6 +24,7 @@ class ResumeRule(enum.StrEnum):
     ONE_RECOVERY = "exactly one recovery is under way"
     PERSON = "nothing is started again after a person has ended it"
     SPARES = "a spare is used once, and before the job is given up"
+    SEAT = "a lost seat is filled once"
     HELPERS = "each helper allocation is merged or given back"
     ENDS = "the supervisor comes to an end"
 
@@ -48,7 +50,7 @@ class AttemptBudget:
     """Counts the attempts by itself, from what was started and what was reported."""
 
     def __init__(self, limits: ResumeSettings) -> None:
-        self._limits = limits
+        self.limits = limits
         self.attempts: list[StartedAttempt] = []
 
     def start(self, attempt: StartedAttempt) -> str:
@@ -58,15 +60,46 @@ class AttemptBudget:
         one begins, and has been followed by one that knew no later step.
         """
         self.attempts.append(attempt)
-        if len(self.attempts) > self._limits.max_attempts:
-            return f"attempt {len(self.attempts)} of {self._limits.max_attempts} is started"
+        if len(self.attempts) > self.limits.max_attempts:
+            return f"attempt {len(self.attempts)} of {self.limits.max_attempts} is started"
         in_vain = 0
         for earlier, following in zip(self.attempts, self.attempts[1:], strict=False):
             recent = attempt.at - earlier.at < HOUR_SECONDS
             in_vain += recent and following.step_before <= earlier.step_before
-        if in_vain >= self._limits.max_per_hour and attempt.step_before <= self._before_last():
+        if in_vain >= self.limits.max_per_hour and attempt.step_before <= self._before_last():
             return f"{in_vain} attempts within an hour made no progress, and one more is started"
         return ""
 
     def _before_last(self) -> int:
         return self.attempts[-2].step_before if len(self.attempts) > 1 else -1
+
+
+class JoinBudget:
+    """Counts the join steps of one attempt by itself."""
+
+    def __init__(self, limits: ResumeSettings) -> None:
+        self._limits = limits
+        self._rows: dict[int, tuple[int, float]] = {}
+        """For each seat: its deaths in a row on one node, and when its last join step began."""
+
+    def start(self, seats: Collection[int], node: str, moved: bool, now: float) -> str:
+        """Count a join step; return what is wrong with it, empty: nothing.
+
+        One in a row begins on the same node, before the one before could have lived for long.
+
+        Args:
+            seats: that it fills.
+            node: its own.
+            moved: the seats were on another node; no task died that this one stands for.
+            now: seconds.
+        """
+        most = 0
+        for seat in seats:
+            deaths, began = self._rows.get(seat, (0, now))
+            deaths = 0 if now - began > self._limits.progress_after else deaths
+            deaths = 0 if moved else deaths + 1
+            self._rows[seat] = deaths, now
+            most = max(most, deaths)
+        if most <= self._limits.max_relaunches:
+            return ""
+        return f"{most} join steps in a row on {node}, after short lives"

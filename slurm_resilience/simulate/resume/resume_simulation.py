@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from random import Random
 from signal import Signals
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,6 +18,7 @@ from slurm_resilience.config import Config, ResumeSettings
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report
+from slurm_resilience.resume.live_step.living_program import CHECKPOINTLESS
 from slurm_resilience.resume.srun.host_calls import HostCalls
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.step import SrunStep
@@ -32,19 +35,22 @@ from slurm_resilience.simulate.resume.resume_rules import (
     ResumeRule,
 )
 from slurm_resilience.simulate.resume.resume_world import (
-    NodeContact,
     ResumeWorld,
-    SimNode,
     SiteSettings,
     SupervisorGone,
     TrainedProgram,
 )
 from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
 from slurm_resilience.simulate.resume.sim_link import SimLink
+from slurm_resilience.simulate.resume.sim_nodes import NodeContact, SimNode
 from slurm_resilience.simulate.resume.sim_srun import SimSrun
+from slurm_resilience.simulate.resume.sim_thread import SimThread
+from slurm_resilience.simulate.resume.sim_training import LivingProgram, SimObserver
 
 MOST_FAULTS = 5
 JOB = 7
+LIVING_SHARE = 0.4
+"""Runs with a program that re-forms its own world."""
 
 
 class SimulatedResume(NamedTuple):
@@ -54,6 +60,8 @@ class SimulatedResume(NamedTuple):
     job_runs: int
     faults: list[str]
     events: int
+    joins: int
+    """Join steps of trainings that re-form their own world."""
     code: int | None
     """The supervisor's exit code; None: it was killed."""
 
@@ -68,6 +76,17 @@ class SimReports(TaskReports):
 
 class DiedOfSignal(BaseException):
     """The supervisor ended by a signal of its own will."""
+
+
+class SimThreadHandle:
+    """The part of `threading.Thread` that a supervisor uses."""
+
+    def __init__(self, world: ResumeWorld, thread: SimThread) -> None:
+        self._world, self._thread = world, thread
+
+    def join(self, timeout: float | None = None) -> None:
+        """Let time pass until it has ended."""
+        self._world.pass_time(timeout or 0.0, lambda: self._thread.over)
 
 
 class SimHostCalls(HostCalls):
@@ -100,8 +119,30 @@ class SimHostCalls(HostCalls):
         return any(srun.pid == pid and srun.running for srun in self._world.sruns)
 
     def connections(self, step: SrunStep) -> int:
-        steps = self._world.steps.values()
-        return sum(len({task.node for task in s.tasks}) for s in steps if s.srun is step)
+        steps = [s for s in self._world.steps.values() if s.srun is step]
+        if self._world.site.living is None:
+            return sum(len({task.node for task in s.tasks}) for s in steps)
+        nodes = self._world.nodes
+        open_to = {
+            task.node
+            for s in steps
+            for task in s.tasks
+            if task.alive or nodes[task.node].contact is not NodeContact.FINE
+        }
+        closed: set[str] = getattr(step, "closed", set())
+        return sum(nodes[name].shown.address not in closed for name in open_to)
+
+    def close_connections(self, step: SrunStep, address: str) -> None:
+        if isinstance(step, SimSrun):
+            step.closed.add(address)
+
+    def observe(self, rendezvous: Path, on_news: Callable[[], None]) -> AbstractContextManager[Any]:
+        training = self._world.progress.training
+        assert training is not None
+        return contextlib.nullcontext(SimObserver(training, on_news))
+
+    def start_thread(self, run: Callable[[], None], name: str) -> Any:
+        return SimThreadHandle(self._world, self._world.start_thread(run))
 
 
 def plan_faults(random: Random, kinds: Collection[ResumeFault]) -> list[PlannedResumeFault]:
@@ -118,15 +159,27 @@ def plan_faults(random: Random, kinds: Collection[ResumeFault]) -> list[PlannedR
     ]
 
 
-def _site(random: Random, base: Path) -> SiteSettings:
+def _site(random: Random, base: Path, seed: int, size: int) -> SiteSettings:
+    program, tasks_per_node = _program(random), random.randint(1, 2)
     return SiteSettings(
         base,
-        _program(random),
-        tasks_per_node=random.randint(1, 2),
+        program,
+        tasks_per_node=tasks_per_node,
         slurmd_timeout=random.choice((30.0, 300.0)),
         no_kill=random.random() < 0.5,
         kill_on_bad_exit=random.random() < 0.5,
+        # Drawn apart, so that a seed without such a program is the same run as ever.
+        living=_living(Random(f"living {seed}"), size, tasks_per_node),
     )
+
+
+def _living(random: Random, size: int, tasks_per_node: int) -> LivingProgram | None:
+    """Return what a training asks for that re-forms its own world; None: the program does not."""
+    if random.random() >= LIVING_SHARE:
+        return None
+    # A launcher counts on being the only one on its node.
+    ranks_per_task = random.choice((1, 1, 2)) if tasks_per_node == 1 else 1
+    return LivingProgram(ranks_per_task, random.randint(1, max(1, size)))
 
 
 def _job(random: Random, nodes: list[str], gres: str) -> Job:
@@ -188,7 +241,7 @@ class ResumeRun:
         self.world = world = ResumeWorld(
             random,
             trace,
-            _site(random, base),
+            _site(random, base, seed, self.size),
             _job(random, names[: self.size + inside], gres),
             {name: SimNode(_node(name, gres)) for name in names},
             self.limits,
@@ -223,6 +276,7 @@ class ResumeRun:
             world.supervisor.incarnation + 1,
             [fault.kind.value for fault in self.faults],
             world.schedule.count,
+            world.seen.joins,
             code,
         )
 
@@ -231,6 +285,9 @@ class ResumeRun:
         host_calls = SimHostCalls(world)
         client = SimJobSlurm(world, host_calls.name, host_calls.pid)
         environment = {"SLURM_RESTART_COUNT": str(world.job.restarts)}
+        living = world.site.living
+        if living is not None:
+            environment[CHECKPOINTLESS] = "1"
         words = [*self.words, "--input=none", "train"]
         user_command = split(words, BUILTIN)
         command, environment = leave_spares(user_command, world.job, environment)
@@ -269,8 +326,10 @@ class ResumeRun:
             self.world.note(f"the supervisor gives up: {error}")
             return error.exit_code
         finally:
+            self.world.end_threads()
             for srun in self.world.sruns:
                 srun.ends(-9)  # they die with the supervisor
+            self.world.progress.training = None
 
     def _check_code(self, code: int | None) -> None:
         world = self.world

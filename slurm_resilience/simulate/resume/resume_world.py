@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 
 from slurm_resilience.config import ResumeSettings
-from slurm_resilience.model import Job, Node
+from slurm_resilience.model import Job
 from slurm_resilience.resume.attempt import FENCE, PROGRESS
 from slurm_resilience.resume.decide.task_ends import NodeBegan, TaskEnd
 from slurm_resilience.simulate.cluster.sim_clock import BOOTED_SECONDS, SimClock
@@ -27,10 +26,16 @@ from slurm_resilience.simulate.resume.resume_rules import (
     ResumeRule,
     StartedAttempt,
 )
+from slurm_resilience.simulate.resume.sim_nodes import NodeContact, SimNode, SimStep, SimTask
 from slurm_resilience.simulate.resume.sim_srun import SimSrun, words_of_end
+from slurm_resilience.simulate.resume.sim_thread import SimThread
+from slurm_resilience.simulate.resume.sim_training import (
+    CHECKPOINT_SECONDS,
+    LivingProgram,
+    SimTraining,
+)
 from slurm_resilience.simulate.schedule import Schedule
 
-CHECKPOINT_SECONDS = 20.0
 SICK_CRASH_SECONDS = 15.0
 """A node that eats attempts ends a task of each after this time."""
 INTERRUPT_SECONDS = 1.0
@@ -42,7 +47,11 @@ LAUNCH_SECONDS = 15.0
 ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
 KILLED_SECONDS = 0.5
 """Two ends within this time are not told apart."""
+NOT_RESPONDING = "Not responding"
+"""Slurm's own Reason."""
 LOOK_SECONDS = 5.0
+PERSON_SECONDS = 1500.0
+"""A supervisor that a person has ended is over after this time: Slurm may be away meanwhile."""
 EPOCH_SECONDS = 1_700_000_000.0
 """The time of day at the start of a run: before the one of the files that it makes."""
 SHORTEST_WAIT_SECONDS = 0.001
@@ -53,60 +62,6 @@ RUN_SECONDS = 60_000.0
 
 class SupervisorGone(BaseException):
     """The supervisor was killed: nothing of it runs any more, not even its clean-up."""
-
-
-class NodeContact(enum.Enum):
-    """The ways in which a node is reached."""
-
-    FINE = "it answers"
-    CUT = "its tasks live, and nothing reaches it"
-    DEAD = "it has no power"
-
-
-@dataclass
-class SimNode:
-    """One node: as it is, and as Slurm shows it."""
-
-    shown: Node
-    contact: NodeContact = NodeContact.FINE
-    eats_attempts: bool = False
-    """A fault that no check sees: tasks crash on it."""
-    holds_tasks: bool = False
-    """Its tasks hang in the kernel, and do not die of SIGKILL for a while."""
-
-
-@dataclass(eq=False)
-class SimTask:
-    """One task of a step."""
-
-    number: int
-    node: str
-    alive: bool = True
-    hangs: bool = False
-    """It got SIGKILL while it hung in the kernel."""
-    code: int = 0
-
-
-@dataclass(eq=False)
-class SimStep:
-    """A step in Slurm's books."""
-
-    name: str
-    nodes: tuple[str, ...]
-    srun: SimSrun
-    tasks: list[SimTask] = field(default_factory=list)
-    lost_nodes: set[str] = field(default_factory=set)
-    """Nodes of whose end Slurm has told srun."""
-    killed_at: float | None = None
-    ordered: str = ""
-    """The supervisor has ordered its end by this signal; Slurm may not have taken the order yet."""
-    end_is_told: bool = False
-    """slurmstepd has said that it was cancelled, which it does once."""
-    first_failure: int = 0
-    """Code of the first task that failed, of those of which slurmstepd could tell; 0: none did."""
-
-    def living(self) -> list[SimTask]:
-        return [task for task in self.tasks if task.alive]
 
 
 @dataclass(frozen=True)
@@ -138,6 +93,8 @@ class SiteSettings:
     slurmd_timeout: float
     no_kill: bool
     kill_on_bad_exit: bool
+    living: LivingProgram | None = None
+    """The program re-forms its own world; None: it does not."""
 
 
 @dataclass
@@ -152,6 +109,8 @@ class TrainedWork:
     """Some attempt of the program has ended well."""
     srun_saw_it: bool = False
     """Its srun lived then, and could tell."""
+    training: SimTraining | None = None
+    """The present attempt's, where the program re-forms its own world."""
 
 
 @dataclass
@@ -164,6 +123,9 @@ class SupervisorProcess:
     gone_at: float = float("inf")
     """When it is killed."""
     on_gone: Callable[[], None] = lambda: None
+    threads: list[SimThread] = field(default_factory=list)
+    running: SimThread | None = None
+    """The thread that has its turn; None: the supervisor's own."""
 
 
 @dataclass
@@ -194,6 +156,8 @@ class SeenByRules:
     """Nodes of the job that an attempt has left for good."""
     fewest_nodes: int = 0
     """The step may go on with so few; 0: with no fewer than it has."""
+    joins: int = 0
+    """Join steps that were started."""
     given_back: set[int] = field(default_factory=set)
     """Helpers that the supervisor has given back, or tried to."""
 
@@ -250,12 +214,32 @@ class ResumeWorld:
         Raises:
             SupervisorGone: it was killed meanwhile.
         """
-        until = self.schedule.now + max(SHORTEST_WAIT_SECONDS, seconds)
+        seconds = max(SHORTEST_WAIT_SECONDS, seconds)
+        if self.supervisor.running is not None:
+            self.supervisor.running.pass_time(seconds, enough)
+            return
+        until = self.schedule.now + seconds
         if not enough():
             self.schedule.run(until, lambda: enough() or self.is_gone)
         if self.is_gone:
             self.supervisor.on_gone()
             raise SupervisorGone
+
+    def start_thread(self, run: Callable[[], None]) -> SimThread:
+        """Run something of the supervisor beside its own loop."""
+
+        def set_running(thread: Any) -> None:
+            self.supervisor.running = thread
+
+        thread = SimThread(self.schedule, run, set_running)
+        self.supervisor.threads.append(thread)
+        return thread
+
+    def end_threads(self) -> None:
+        """End the supervisor's threads, with it."""
+        for thread in self.supervisor.threads:
+            thread.end()
+        self.supervisor.threads.clear()
 
     @property
     def is_gone(self) -> bool:
@@ -274,12 +258,17 @@ class ResumeWorld:
         """Look from time to time for an srun that runs, and else for a line in the log."""
         now = self.schedule.now
         # A node that died unseen is for Slurm and sresctld to notice: srun goes on meanwhile.
-        if any(srun.running for srun in self.sruns):
+        training = self.progress.training
+        stalls = training is not None and training.stalls
+        if any(srun.running for srun in self.sruns) and not stalls:
             self.seen.busy_at = now
         if now - max(self.seen.busy_at, self.seen.spoke_at) > SILENCE_SECONDS:
             self.broken(ResumeRule.SILENCE, "nothing runs, and the log says nothing of it")
         if now > RUN_SECONDS:
             self.broken(ResumeRule.ENDS, "it still goes on")
+        ended = self.seen.person_ended_at
+        if ended is not None and now - ended > PERSON_SECONDS:
+            self.broken(ResumeRule.PERSON, f"it was ended at {ended:.1f} s, and still goes on")
         self.schedule.after(LOOK_SECONDS, self.look)
 
     def next_pid(self) -> int:
@@ -290,6 +279,9 @@ class ResumeWorld:
     def srun_started(self, srun: SimSrun) -> None:
         """Check that an attempt may begin now, and begin it."""
         self.note(f"srun starts on {','.join(srun.wanted)}, attempt {srun.token}")
+        if srun.is_join:
+            self._join_started(srun)
+            return
         others = [other for other in self.sruns if other.running]
         if others:
             self.broken(ResumeRule.ONE_RECOVERY, "two sruns of one supervisor run")
@@ -304,18 +296,48 @@ class ResumeWorld:
         )
         if wrong:
             self.broken(ResumeRule.BUDGETS, wrong)
+        if self.site.living is not None and srun.keeps_running:
+            self.progress.training = SimTraining(self, srun, self.site.living)
         self.sruns.append(srun)
         self.schedule.after(self.random.uniform(0.02, 0.3), self._make_step, srun)
 
-    def requeue_asked(self) -> None:
-        """Check that a supervisor may have the job requeued now."""
-        self._check_person()
+    def _join_started(self, srun: SimSrun) -> None:
+        """Check that lost seats may be filled now, and begin a join step."""
+        training = self.progress.training
+        assert training is not None
+        if self.seen.requeue_asked_at is not None:
+            self.broken(ResumeRule.ONE_RECOVERY, "seats are filled after the job was requeued")
+        if self.job.state == "RUNNING":
+            self._check_person()
+        again = self.seen.left_nodes & set(srun.wanted)
+        if again:
+            self.broken(ResumeRule.SPARES, f"{','.join(sorted(again))} is used again")
+        training.check_join(srun)
+        self.seen.joins += 1
+        self.sruns.append(srun)
+        self.schedule.after(self.random.uniform(0.02, 0.3), self._make_step, srun)
+
+    def requeue_asked(self, asked_at: float) -> None:
+        """Check that a supervisor may have the job requeued now.
+
+        Args:
+            asked_at: when it began to ask. A person may have ended the job meanwhile.
+        """
+        ended = self.seen.person_ended_at
+        if ended is not None and ended < asked_at:
+            self._check_person()
         good = [name for name in self.job.nodes if self._is_good(name)]
-        last = self.sruns[-1].wanted if self.sruns else ()
+        last = self._last_nodes()
         needed = self.seen.fewest_nodes or len(last)
         if self.job.state == "RUNNING" and len(good) >= needed > 0:
             self.broken(ResumeRule.SPARES, f"{','.join(good)} could be used, and it is requeued")
         self.seen.requeue_asked_at = self.schedule.now
+
+    def _last_nodes(self) -> Sequence[str]:
+        """Return the nodes of the last attempt, as it had them at its end."""
+        if self.progress.training is not None:
+            return self.progress.training.nodes
+        return self.sruns[-1].wanted if self.sruns else ()
 
     def _is_good(self, name: str) -> bool:
         node = self.nodes[name]
@@ -327,7 +349,7 @@ class ResumeWorld:
         again = self.seen.left_nodes & set(srun.wanted)
         if again:
             self.broken(ResumeRule.SPARES, f"{','.join(sorted(again))} is used again")
-        last = self.sruns[-1].wanted if self.sruns else ()
+        last = self._last_nodes()
         self.seen.left_nodes |= {name for name in last if name not in srun.wanted}
 
     def _check_person(self) -> None:
@@ -353,7 +375,8 @@ class ResumeWorld:
             srun.says(f"srun: Job {self.job.id} step creation temporarily disabled, retrying")
             self.schedule.after(1.0, self._make_step, srun)
             return
-        step = SimStep(str(next(self._numbers)), srun.wanted, srun)
+        per_node = srun.ntasks // len(srun.wanted) or self.site.tasks_per_node
+        step = SimStep(str(next(self._numbers)), srun.wanted, srun, tasks_per_node=per_node)
         self.steps[step.name] = step
         for node_id, name in enumerate(step.nodes):
             self.schedule.after(self.random.uniform(0.01, 0.2), self._begin, step, node_id, name)
@@ -378,12 +401,17 @@ class ResumeWorld:
         if ended is not None and ended < srun.started - BOOTED_SECONDS:
             self._check_person()
         self._check_writers(step, name)
-        first = node_id * self.site.tasks_per_node
-        for number in range(first, first + self.site.tasks_per_node):
-            step.tasks.append(SimTask(number, name))
+        first = node_id * step.tasks_per_node
+        tasks = [SimTask(n, name) for n in range(first, first + step.tasks_per_node)]
+        step.tasks += tasks
         if srun.reports.target and self.random.random() > 0.05:
             srun.reports.take(NodeBegan(int(step.name), node_id, name))
-        if len(step.tasks) == len(step.nodes) * self.site.tasks_per_node:
+        if srun.keeps_running and self.progress.training is not None:
+            self.progress.training.begin(step, name, tasks)
+            if self.nodes[name].eats_attempts:
+                later = SICK_CRASH_SECONDS
+                self.schedule.after(later, self.end_task, step, tasks[0], 128 + SIGSEGV)
+        elif len(step.tasks) == step.size:
             self._run_program(step)
 
     def _launch_failed(self, step: SimStep, name: str) -> None:
@@ -441,27 +469,35 @@ class ResumeWorld:
         self.schedule.after(CHECKPOINT_SECONDS, self._checkpoint, step, self.progress.done_seconds)
 
     def _checkpoint(self, step: SimStep, before: float) -> None:
-        whole = len(step.living()) == len(step.nodes) * self.site.tasks_per_node
+        whole = len(step.living()) == step.size
         reached = all(self.nodes[name].contact is NodeContact.FINE for name in step.nodes)
         if not (whole and reached and self.may_write(step.srun)):
             return
-        self.progress.done_seconds = before + CHECKPOINT_SECONDS
         directory = step.srun.variables.get("SRES_DIR", "")
-        if self.site.program.reports and directory:
-            self.progress.told_step += 1
-            path = Path(directory) / PROGRESS
-            path.write_text(json.dumps({"step": self.progress.told_step}))
+        self.checkpoint(before + CHECKPOINT_SECONDS, Path(directory) if directory else None)
         self._checkpoint_later(step)
+
+    def checkpoint(self, done_seconds: float, directory: Path | None) -> None:
+        """Keep the work so far; report it, if the program does."""
+        self.progress.done_seconds = done_seconds
+        if self.site.program.reports and directory is not None:
+            self.progress.told_step += 1
+            path = directory / PROGRESS
+            path.write_text(json.dumps({"step": self.progress.told_step}))
 
     def _done(self, step: SimStep) -> None:
         """All tasks end well, if all of them are there to take part."""
-        whole = len(step.living()) == len(step.nodes) * self.site.tasks_per_node
+        whole = len(step.living()) == step.size
         if whole and all(self.nodes[name].contact is NodeContact.FINE for name in step.nodes):
-            self.progress.ended_well = True
-            self.progress.srun_saw_it |= step.srun.running
-            self.note("the program ends well")
+            self.program_ended_well(step.srun.running)
             for task in step.living():
                 self.end_task(step, task, 0)
+
+    def program_ended_well(self, srun_saw_it: bool) -> None:
+        """Note that the program has done all of its work."""
+        self.progress.ended_well = True
+        self.progress.srun_saw_it |= srun_saw_it
+        self.note("the program ends well")
 
     def _fail(self, step: SimStep, code: int) -> None:
         living = step.living()
@@ -478,7 +514,7 @@ class ResumeWorld:
             and self.schedule.now - step.killed_at < KILLED_SECONDS
         ):
             code = 128 + SIGKILL  # which of the two came first cannot be told
-        task.alive, task.code = False, code
+        self._lose_task(task, code)
         reachable = self.nodes[task.node].contact is NodeContact.FINE
         if reachable:
             step.first_failure = step.first_failure or code
@@ -488,8 +524,15 @@ class ResumeWorld:
         if code and step.killed_at is None:
             self._lose_collective(step)
 
+    def _lose_task(self, task: SimTask, code: int) -> None:
+        task.alive, task.code = False, code
+        if self.progress.training is not None:
+            self.progress.training.task_gone(task)
+
     def _lose_collective(self, step: SimStep) -> None:
         """Have the other tasks of a step notice that one is gone."""
+        if step.srun.keeps_running:
+            return
         # They wait in a collective; some libraries notice at once, others by a time-out.
         longest = self.site.program.collective_seconds
         for other in step.living():
@@ -512,7 +555,8 @@ class ResumeWorld:
             srun.reports.take(end)
         if task.code:
             srun.says(f"srun: error: {task.node}: task {task.number}: {words_of_end(task.code)}")
-            if self.site.kill_on_bad_exit and step.killed_at is None:
+            ends_others = self.site.kill_on_bad_exit and not srun.keeps_running
+            if ends_others and step.killed_at is None:
                 srun.says(f"srun: Terminating StepId={self.job.id}.{step.name}")
                 self.kill_step(step, "")
         self._settle_step(step)
@@ -520,19 +564,27 @@ class ResumeWorld:
     def _settle_step(self, step: SimStep) -> None:
         """End the srun of a step, and take the step off the books, when all tasks are known to
         have ended."""
-        unknown = {task.node for task in step.living()} | {
-            name
-            for name in step.nodes
-            if self.nodes[name].contact is not NodeContact.FINE and name not in step.lost_nodes
-        }
-        missing = len(step.tasks) < len(step.nodes) * self.site.tasks_per_node
-        if unknown - step.lost_nodes or (missing and step.killed_at is None):
+        silent = {n for n in step.nodes if self.nodes[n].contact is not NodeContact.FINE}
+        if step.srun.keeps_running:
+            silent &= step.silent_nodes  # tasks that ended long before are not waited for
+        unknown = {task.node for task in step.living()} | (silent - step.lost_nodes)
+        missing = len(step.tasks) < step.size
+        waited_for = unknown - step.lost_nodes
+        if waited_for and step.srun.keeps_running and self._is_lost(step, waited_for):
+            # srun waits for a lost node by itself; Slurm's books do so for a while.
+            self.schedule.after(self.random.uniform(1.0, 60.0), self._take_off_books, step)
+        if waited_for or (missing and step.killed_at is None):
             return
         code = max((task.code for task in step.tasks), default=1)
         if step.lost_nodes or missing:
             code = max(code, 137)
         self.schedule.after(self.random.uniform(0.02, 0.2), step.srun.ends, code)
         self.schedule.after(self.random.uniform(0.05, 1.5), self._take_off_books, step)
+
+    def _is_lost(self, step: SimStep, nodes: set[str]) -> bool:
+        """Return whether Slurm knows that these nodes are lost, and no task lives on others."""
+        known = all(self.nodes[n].shown.is_down or n not in self.job.nodes for n in nodes)
+        return known and not {task.node for task in step.living()} - nodes
 
     def _take_off_books(self, step: SimStep) -> None:
         self.steps.pop(step.name, None)
@@ -576,6 +628,8 @@ class ResumeWorld:
         node = self.nodes[task.node]
         if node.contact is not NodeContact.FINE:
             return
+        if task.killed_at is None:
+            task.killed_at = self.schedule.now
         delay = self.random.uniform(0.02, 0.6)
         if node.holds_tasks:
             task.hangs = True
@@ -640,14 +694,21 @@ class ResumeWorld:
             return
         self.note(f"{name}: {contact.value}")
         node.contact = contact
+        for step in self.steps.values():
+            if any(task.node == name for task in step.living()):
+                step.silent_nodes.add(name)
         if contact is NodeContact.DEAD:
             for step in self.steps.values():
                 for task in step.living():
                     if task.node == name:
-                        task.alive, task.code = False, 128 + SIGKILL
-        for step in self.steps.values():
+                        self._lose_task(task, 128 + SIGKILL)
+        for step in list(self.steps.values()):
             if name in step.nodes and step.killed_at is None:
                 self._lose_collective(step)
+            if name in step.nodes and step.srun.keeps_running:
+                self._settle_step(step)
+        if self.progress.training is not None:
+            self.progress.training.node_gone(name)
         if name == self.job.batch_host and self.job.state == "RUNNING":
             self.supervisor.gone_at = self.schedule.now
         self.schedule.after(self.site.slurmd_timeout, self._silent, name)
@@ -658,7 +719,7 @@ class ResumeWorld:
             self.schedule.at(self.books.slurmctld_back + 1.0, self._silent, name)
             return
         if node.contact is not NodeContact.FINE and not node.shown.is_down:
-            self.set_down(name, "Not responding")
+            self.set_down(name, NOT_RESPONDING)
 
     def show(self, name: str, **changes: Any) -> None:
         """Change what Slurm shows of a node."""
@@ -669,7 +730,8 @@ class ResumeWorld:
         """Set a node DOWN: Slurm takes it out of its job, or ends the job."""
         self.note(f"Slurm shows {name} DOWN ({reason})")
         self.show(name, base="DOWN", reason=reason)
-        self.cut_off_tasks_end(name)
+        if self.site.living is None or reason != NOT_RESPONDING:
+            self.cut_off_tasks_end(name)  # where Slurm is alone, no sresd ends them
         job = self.job
         if name not in job.nodes or job.state != "RUNNING":
             return
@@ -679,7 +741,10 @@ class ResumeWorld:
                 if name in step.nodes:
                     step.srun.says(f"srun: error: Node failure on {name}")
                     step.lost_nodes.add(name)
-                    self.kill_step(step, "")
+                    if step.srun.keeps_running:
+                        self._settle_step(step)
+                    else:
+                        self.kill_step(step, "")
             return
         self.end_job("NODE_FAIL", requeue=job.requeue)
 
@@ -688,7 +753,7 @@ class ResumeWorld:
         for step in self.steps.values():
             for task in step.living():
                 if task.node == name and self.nodes[name].contact is NodeContact.CUT:
-                    task.alive, task.code = False, 128 + SIGKILL
+                    self._lose_task(task, 128 + SIGKILL)
 
     # -- the job ------------------------------------------------------------------------------
 
@@ -710,6 +775,10 @@ class ResumeWorld:
                 name for name in step.nodes if self.nodes[name].contact is not NodeContact.FINE
             )
             self.kill_step(step, "")
+        in_books = {step.srun.pid for step in self.steps.values()}
+        for srun in self.sruns:
+            if srun.keeps_running and srun.running and srun.pid not in in_books:
+                self.schedule.after(self.random.uniform(0.02, 0.5), srun.ends, 137)
         if self.job.is_batch:
             self.schedule.after(self.random.uniform(0.0, 1.0), self.signal, SIGTERM, False)
             self.supervisor.gone_at = min(
@@ -737,6 +806,9 @@ class ResumeWorld:
         gone = set(self.job.nodes) - set(keep)
         self.note(f"the job leaves {','.join(sorted(gone))}")
         self.job = msgspec.structs.replace(self.job, nodes=keep)
+        for step in list(self.steps.values()):
+            if step.srun.keeps_running:
+                self._settle_step(step)
         for step in self.steps.values():
             for task in step.living():
                 if task.node in gone:

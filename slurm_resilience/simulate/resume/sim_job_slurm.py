@@ -100,7 +100,7 @@ class SimJobSlurm:
                     step.nodes,
                     srun_host=self._host,
                     srun_pid=step.srun.pid,
-                    tasks=len(step.nodes) * world.site.tasks_per_node,
+                    tasks=step.size,
                 )
                 for step in world.steps.values()
             )
@@ -122,11 +122,13 @@ class SimJobSlurm:
         self._change(f"shrink the job to {','.join(keep)}", change)
 
     def requeue(self, job_id: int) -> None:
+        asked_at = self._world.schedule.now
+
         def change() -> None:
             world = self._world
             if not (world.job.is_batch and world.job.requeue):
                 raise SlurmError("Requested operation is presently disabled")
-            world.requeue_asked()
+            world.requeue_asked(asked_at)
             world.end_job("REQUEUED", requeue=True, word="DUE TO JOB REQUEUE")
 
         self._change("requeue the job", change)

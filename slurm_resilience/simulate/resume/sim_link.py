@@ -6,8 +6,10 @@ from typing import Any
 
 from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.resume.supervisor_link import SupervisorLink
-from slurm_resilience.simulate.resume.resume_world import NodeContact, ResumeWorld
+from slurm_resilience.simulate.resume.resume_world import ResumeWorld
+from slurm_resilience.simulate.resume.sim_nodes import NodeContact
 from slurm_resilience.wire.messages import (
+    AttemptStarted,
     Evidence,
     Message,
     NodeVerdict,
@@ -37,8 +39,19 @@ class SimLink(SupervisorLink):
         """Have sresctld hear a message, if it is there."""
         world = self._world
         if isinstance(message, RequeueRequest) and self.connected.is_set():
-            world.requeue_asked()
+            world.requeue_asked(world.schedule.now)
             world.schedule.after(world.random.uniform(0.05, 2.0), self._requeue)
+
+    def moved(self, message: AttemptStarted) -> None:
+        """Announce other nodes; sresctld then tells what it knows of them."""
+        super().moved(message)
+        if self.connected.is_set():
+            self.ask(message.nodes)
+
+    def suspect(self, name: str) -> None:
+        """sresctld tells that a node has fallen silent: rightly, or not."""
+        if self.connected.is_set() and not self._world.is_gone:
+            self._hear(Evidence((NodeVerdict(name, "suspect", "no beat for 2 s"),)))
 
     def ask(self, nodes: tuple[str, ...]) -> None:
         """Have sresctld tell again what it knows."""

@@ -41,15 +41,39 @@ class SimSrun(SrunStep):
         self._world = world
         self.wanted: tuple[str, ...] = ()
         """The nodes that it asks for."""
-        self.overlaps = False
         self.variables: dict[str, str] = {}
         self.interrupted_at = float("-inf")
+        self.ntasks = 0
+        """--ntasks; 0: not given."""
+        self.words: frozenset[str] = frozenset()
+        """Those of its command line."""
+        self.ordered_to_end = False
+        """The supervisor has ordered its end."""
+        self.closed: set[str] = set()
+        """Addresses to which the supervisor has closed its connections."""
         super().__init__(*arguments, **options)
         self.log: Any = NoLog()
 
     @property
     def token(self) -> str:
         return self.variables["SRES_TOKEN"]
+
+    @property
+    def is_join(self) -> bool:
+        return self.variables.get("SRES_STEP", "0") != "0"
+
+    @property
+    def overlaps(self) -> bool:
+        return "--overlap" in self.words
+
+    @property
+    def keeps_running(self) -> bool:
+        """Return whether the loss of a node or a task does not end it."""
+        return "--no-kill" in self.words
+
+    def ends_by_us(self, *, killed: bool) -> None:
+        self.ordered_to_end = True
+        super().ends_by_us(killed=killed)
 
     def _launch(
         self,
@@ -58,15 +82,15 @@ class SimSrun(SrunStep):
         stdin: int | None,
         relay_stderr: bool,
     ) -> Any:
-        count = 0
+        count, self.words = 0, frozenset(argv[1:])
         for word in argv[1:]:
             name, _, value = word.partition("=")
             if name == env_option.OPTION:
                 self.variables = env_option.read_option_value(value)
             elif name == "--nodelist":
                 self.wanted = expand(value)
-            elif name == "--overlap":
-                self.overlaps = True
+            elif name == "--ntasks":
+                self.ntasks = int(value)
             elif name == "--nodes" or word.startswith("-N"):
                 count = int(value or word[2:])
         self.wanted = self.wanted or self._world.job.nodes[: count or None]

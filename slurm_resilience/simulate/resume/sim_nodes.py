@@ -1,0 +1,76 @@
+"""Simulated nodes, steps and tasks, as they are and as Slurm sees them."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from slurm_resilience.model import Node
+
+if TYPE_CHECKING:
+    from slurm_resilience.simulate.resume.sim_srun import SimSrun
+
+
+class NodeContact(enum.Enum):
+    """The ways in which a node is reached."""
+
+    FINE = "it answers"
+    CUT = "its tasks live, and nothing reaches it"
+    DEAD = "it has no power"
+
+
+@dataclass
+class SimNode:
+    """One node: as it is, and as Slurm shows it."""
+
+    shown: Node
+    contact: NodeContact = NodeContact.FINE
+    eats_attempts: bool = False
+    """A fault that no check sees: tasks crash on it."""
+    holds_tasks: bool = False
+    """Its tasks hang in the kernel, and do not die of SIGKILL for a while."""
+
+
+@dataclass(eq=False)
+class SimTask:
+    """One task of a step."""
+
+    number: int
+    node: str
+    alive: bool = True
+    hangs: bool = False
+    """It got SIGKILL while it hung in the kernel."""
+    code: int = 0
+    killed_at: float | None = None
+    """When Slurm sent it SIGKILL."""
+
+
+@dataclass(eq=False)
+class SimStep:
+    """A step in Slurm's books."""
+
+    name: str
+    nodes: tuple[str, ...]
+    srun: SimSrun
+    tasks: list[SimTask] = field(default_factory=list)
+    lost_nodes: set[str] = field(default_factory=set)
+    """Nodes of whose end Slurm has told srun."""
+    silent_nodes: set[str] = field(default_factory=set)
+    """Nodes that were lost while tasks of it ran there."""
+    killed_at: float | None = None
+    ordered: str = ""
+    """The supervisor has ordered its end by this signal; Slurm may not have taken the order yet."""
+    end_is_told: bool = False
+    """slurmstepd has said that it was cancelled, which it does once."""
+    first_failure: int = 0
+    """Code of the first task that failed, of those of which slurmstepd could tell; 0: none did."""
+    tasks_per_node: int = 1
+
+    @property
+    def size(self) -> int:
+        """Return how many tasks it has when all have begun."""
+        return len(self.nodes) * self.tasks_per_node
+
+    def living(self) -> list[SimTask]:
+        return [task for task in self.tasks if task.alive]

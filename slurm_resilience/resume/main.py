@@ -5,6 +5,7 @@ All is checked before anything is started: an error is one line, and nothing has
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -232,7 +233,12 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(UsageError.exit_code)
-    sys.exit(run(argv[1], argv[3:]))
+    code = run(argv[1], argv[3:])
+    # Without taking the interpreter apart: nothing here needs it, and the user would wait for it.
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def run(srun: str, args: Sequence[str]) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 import msgspec
 
@@ -260,8 +261,19 @@ SIGNATURES: tuple[Signature, ...] = (
         "an exception that the program did not catch",
     ),
 )
-_COMPILED = tuple((signature, re.compile(signature.pattern)) for signature in SIGNATURES)
-_ANY = re.compile("|".join(f"(?:{signature.pattern})" for signature in SIGNATURES))
+
+
+@cache
+def _any() -> re.Pattern[str]:
+    """Return what every signature fits: made when a log is read, which few sruns need."""
+    return re.compile("|".join(f"(?:{signature.pattern})" for signature in SIGNATURES))
+
+
+@cache
+def _compiled() -> tuple[tuple[Signature, re.Pattern[str]], ...]:
+    return tuple((signature, re.compile(signature.pattern)) for signature in SIGNATURES)
+
+
 _RANK = re.compile(
     r"^\s*\[?(?:rank|Rank|default)\s?(?P<named>\d+)\]?:|^\s*(?P<label>\d+): |"
     r"\[[Rr]ank (?P<quoted>\d+)\]"
@@ -304,9 +316,9 @@ def recognize(line: str, number: int = 0) -> LogLine | None:
     """
     line = line[:LINE_LIMIT_CHARACTERS]
     # Our own lines quote what others said, Slurm's and sresctld's reasons among it.
-    if line.startswith("sres: ") or not _ANY.search(line):
+    if line.startswith("sres: ") or not _any().search(line):
         return None
-    signature = next(known for known, pattern in _COMPILED if pattern.search(line))
+    signature = next(known for known, pattern in _compiled() if pattern.search(line))
     rank = _RANK.search(line)
     shown = "".join(char if char.isprintable() else " " for char in line).strip()
     return LogLine(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from enum import Enum
 from signal import SIGKILL
 
 from slurm_resilience.errors import SresError
@@ -20,6 +21,14 @@ CRASH_SECONDS = 0.5
 """From a task's crash to the end of the others. A step that is being cancelled says so by then."""
 
 
+class TrainingStage(Enum):
+    """The progress of a program that may re-form its own world."""
+
+    UNKNOWN = "nothing was heard of it"
+    GATHERS = "some of its processes wait for the others"
+    STEPS = "they step together, and go on without one that is lost"
+
+
 class CrashWatch:
     """Looks at the ends of one step's tasks; asks the others to end after a crash."""
 
@@ -29,21 +38,22 @@ class CrashWatch:
         step: SrunStep,
         *,
         lives: bool,
-        has_begun: Callable[[], bool] = lambda: True,
+        training: Callable[[], TrainingStage] = lambda: TrainingStage.STEPS,
     ) -> None:
         """
         Args:
             context: of the supervised srun.
             step: its srun.
             lives: the step is to go on without a task or a node.
-            has_begun: tells whether the tasks of such a step have begun to step together: until
-                then the others would wait for a lost one for ever.
+            training: tells how far the tasks of such a step are: until they step together, the
+                others would wait for a lost one for ever.
         """
         self._context = context
         self._step = step
         self._lives = lives
-        self._has_begun = has_begun
-        self._on = lives or not _others_go_on(context)
+        self._training = training
+        self._others_go_on = _others_go_on(context)
+        self._on = lives or not self._others_go_on
         self._seen: float | None = None
         self._asked: float | None = None
         self.crash: TaskEnd | None = None
@@ -89,10 +99,14 @@ class CrashWatch:
     def _find(self) -> TaskEnd | None:
         if not self._lives:
             return self._step.reports.crash()
-        if self._has_begun():
+        stage = self._training()
+        if stage is TrainingStage.STEPS:
             return None
         ends = tuple(self._step.ended_tasks)  # a copy: it grows in another thread
         lost_nodes = tuple(self._step.failed_nodes)
+        if stage is TrainingStage.UNKNOWN and not lost_nodes:
+            # Nothing says yet that its tasks need each other: as with any other program.
+            return None if self._others_go_on else self._step.reports.crash()
         known = first_failure(self._step.reports.ends())
         if known is not None or not (ends or lost_nodes):
             return known

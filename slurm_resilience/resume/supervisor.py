@@ -20,7 +20,7 @@ from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report, requeue_report
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.context import SupervisorContext
-from slurm_resilience.resume.crash_watch import CrashWatch
+from slurm_resilience.resume.crash_watch import CrashWatch, TrainingStage
 from slurm_resilience.resume.decide.budgets import spent
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
 from slurm_resilience.resume.evidence import gather_evidence
@@ -266,11 +266,12 @@ class Supervisor:
         watched: tuple[Path, Observer] | None = None
         looked = context.clock.monotonic()
 
-        def has_begun() -> bool:
-            return watched is not None and bool(watched[1].picture().running)
+        def stage() -> TrainingStage:
+            if watched is None:
+                return TrainingStage.UNKNOWN
+            return TrainingStage.STEPS if watched[1].picture().running else TrainingStage.GATHERS
 
-        lives = self._training.lives
-        crashes = CrashWatch(context, step, lives=lives, has_begun=has_begun)
+        crashes = CrashWatch(context, step, lives=self._training.lives, training=stage)
         while step.running:
             pause = SEATS_SECONDS if watched else ANNOUNCEMENT_SECONDS
             pause = pause if self._training.lives else FENCE_SECONDS

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from slurm_resilience.resume.crash_watch import CRASH_SECONDS, CrashWatch
+from slurm_resilience.resume.crash_watch import CRASH_SECONDS, CrashWatch, TrainingStage
 from slurm_resilience.resume.decide.task_ends import TaskEnd
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.stderr_reader import EndedTasks
@@ -44,7 +43,7 @@ class Watched:
         self,
         *words: str,
         lives: bool = False,
-        has_begun: Callable[[], bool] = lambda: True,
+        stage: TrainingStage = TrainingStage.STEPS,
         **environment: str,
     ) -> None:
         self.clock = Clock()
@@ -74,7 +73,7 @@ class Watched:
             limits=SimpleNamespace(grace=GRACE),
             user_ended=lambda step, stopped_by_us: self.user,
         )
-        self.watch = CrashWatch(self.context, self.step, lives=lives, has_begun=has_begun)
+        self.watch = CrashWatch(self.context, self.step, lives=lives, training=lambda: stage)
 
     def after(self, seconds: float) -> bool:
         """Look again after some time."""
@@ -149,8 +148,7 @@ def test_a_living_step_goes_on() -> None:
 def test_a_living_step_that_has_not_begun_would_wait_for_ever(
     end: TaskEnd | None, words: tuple[EndedTasks, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    begun = False
-    seen = Watched(lives=True, has_begun=lambda: begun)
+    seen = Watched(lives=True, stage=TrainingStage.GATHERS)
     seen.step.ended_tasks += words
     if end is not None:
         seen.told(end)
@@ -163,11 +161,27 @@ def test_a_living_step_that_has_not_begun_would_wait_for_ever(
     assert seen.after(GRACE)
 
 
+@pytest.mark.parametrize("end", [CRASHED, FAILED])
+def test_a_program_of_which_nothing_was_heard_is_treated_as_any_other(
+    end: TaskEnd, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It may be started by the launcher, and not use the library."""
+    seen = Watched(lives=True, stage=TrainingStage.UNKNOWN)
+    seen.told(end)
+    assert not seen.after(CRASH_SECONDS)
+    assert bool(seen.signals) is (end is CRASHED)
+    kept = Watched("--kill-on-bad-exit=0", lives=True, stage=TrainingStage.UNKNOWN)
+    kept.told(end)
+    assert not kept.after(CRASH_SECONDS)
+    assert kept.signals == []
+
+
+@pytest.mark.parametrize("stage", [TrainingStage.UNKNOWN, TrainingStage.GATHERS])
 def test_a_living_step_that_lost_a_node_before_it_began_is_ended(
-    capfd: pytest.CaptureFixture[str],
+    stage: TrainingStage, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Slurm gave the node up, and srun goes on: there is no sresctld that would tell."""
-    seen = Watched(lives=True, has_begun=lambda: False)
+    seen = Watched(lives=True, stage=stage)
     seen.step.failed_nodes.add("n2")
     assert not seen.watch.look()
     assert not seen.after(CRASH_SECONDS)

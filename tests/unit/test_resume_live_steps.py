@@ -142,3 +142,19 @@ def test_tasks_that_an_earlier_join_step_left_are_ended_before_the_next_one(
     steps.end_tasks_left((1,))
     assert cancelled == ["3"]
     assert joined.tasks_ended_at is not None
+
+
+def test_a_person_who_cancels_an_srun_that_is_about_to_be_released_is_heard(
+    steps: LiveSteps,
+) -> None:
+    joined: Any = steps.step(1)
+    steps.lose_node([1], "")
+
+    def wait(seconds: float) -> bool:
+        joined.told_end = ToldEnd(cancelled=False, aborted=True)
+        return False
+
+    joined.wait = wait
+    steps.release(set())
+    assert joined.killed == 0
+    assert steps.ended_by_user() == 1

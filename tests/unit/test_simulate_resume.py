@@ -42,7 +42,7 @@ ONCE_BROKEN = (
     # A node that was left on suspicion came back in exchange.
     5036769,
     # A person's cancel of a living step, whose srun waited for a lost node, or long after a crash.
-    *(285, 614, 902, 999, 1021, 1368, 6347),
+    *(285, 614, 902, 999, 1021, 1368, 6347, 14150, 20456, 38836, 7002734, 7007417),
     # Tasks of a living step's other sruns that were killed.
     *(5290, 6130),
     # A task or a node that was lost before the training had begun.
@@ -50,7 +50,7 @@ ONCE_BROKEN = (
     # A connection that closed late was taken for a living process.
     2294,
     # Nothing was said while no seat stepped.
-    *(103, 412),
+    *(103, 412, 13984, 22075),
 )
 """Seeds that broke a rule."""
 

@@ -110,8 +110,8 @@ class LiveStep:
                 self._steps.let_end()
                 step = self._steps.step(0)
                 return StepEnd(outcome.code, step, faulty=faulty, word=EndWord.TRAINING)
-            number = self._steps.ended_by_user()
             self._steps.release(living_seats(self._training_seen(), self._plan.lost_peers))
+            number = self._steps.ended_by_user()
             if number is not None:
                 self._steps.end(at_once=False)
                 step = self._steps.step(number)
@@ -198,9 +198,8 @@ class LiveStep:
         if outcome is not None:
             self._tell(ev.TrainingEnded(outcome.code, outcome.step, outcome.reason))
             return
-        # Before an srun is released: what it was told of its end is not looked at any more then.
-        number = self._steps.ended_by_user()
         self._steps.release(living_seats(self._training_seen(), self._plan.lost_peers))
+        number = self._steps.ended_by_user()
         if number is not None:
             self._tell(ev.UserEnded(number))
         elif not self._steps.running:
@@ -299,6 +298,11 @@ class LiveStep:
         self._searches[action.kind] = NodeSearch(search, context.wake.set, start)
 
     def _start_join(self, action: ev.StartJoin) -> None:
+        number = self._steps.ended_by_user()
+        if number is not None:
+            # Since the last look.
+            self._answers.append(ev.UserEnded(number))
+            return
         context, slot, found = self._context, action.slot, action.found
         if action.new_machine:
             context.events.write("nodes_ready", nodes=[slot.node])

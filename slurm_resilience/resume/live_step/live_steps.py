@@ -302,7 +302,8 @@ class LiveSteps:
             silent = srun.was_connected and context.host_calls.connections(srun.step) == 0
             if srun.step.pid in running and not silent:
                 continue
-            if not srun.step.wait(LAST_WORDS_SECONDS):
+            # A person who has cancelled it meanwhile is heard at the next look.
+            if not srun.step.wait(LAST_WORDS_SECONDS) and not srun.note_told_end():
                 srun.enter(StepState.RELEASED)
                 srun.step.kill()
                 srun.step.wait(KILL_SECONDS)

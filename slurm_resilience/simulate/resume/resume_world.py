@@ -47,6 +47,8 @@ LAUNCH_SECONDS = 15.0
 ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
 KILLED_SECONDS = 0.5
 """Two ends within this time are not told apart."""
+KILLED_TASKS_SECONDS = 1.0
+"""Tasks that are killed have ended, and their ends are told, after this time."""
 NOT_RESPONDING = "Not responding"
 """Slurm's own Reason."""
 LOOK_SECONDS = 5.0
@@ -307,7 +309,7 @@ class ResumeWorld:
         assert training is not None
         if self.seen.requeue_asked_at is not None:
             self.broken(ResumeRule.ONE_RECOVERY, "seats are filled after the job was requeued")
-        if self.job.state == "RUNNING":
+        if self.job.state == "RUNNING" and not self._is_just_cancelled(self.schedule.now):
             self._check_person()
         again = self.seen.left_nodes & set(srun.wanted)
         if again:
@@ -316,6 +318,12 @@ class ResumeWorld:
         self.seen.joins += 1
         self.sruns.append(srun)
         self.schedule.after(self.random.uniform(0.02, 0.3), self._make_step, srun)
+
+    def _is_just_cancelled(self, at: float) -> bool:
+        """Return whether a person ended the program too short before for a living step's supervisor
+        to know: srun's words are believed once its tasks end as they do when they are killed."""
+        ended = self.seen.person_ended_at
+        return ended is not None and at - ended < KILLED_TASKS_SECONDS
 
     def requeue_asked(self, asked_at: float) -> None:
         """Check that a supervisor may have the job requeued now.
@@ -397,8 +405,9 @@ class ResumeWorld:
         if node.contact is not NodeContact.FINE:
             self.schedule.after(LAUNCH_SECONDS, self._launch_failed, step, name)
             return
-        ended = self.seen.person_ended_at
-        if ended is not None and ended < srun.started - BOOTED_SECONDS:
+        ended, started = self.seen.person_ended_at, srun.started - BOOTED_SECONDS
+        forgiven = srun.is_join and self._is_just_cancelled(started)
+        if ended is not None and ended < started and not forgiven:
             self._check_person()
         self._check_writers(step, name)
         first = node_id * step.tasks_per_node

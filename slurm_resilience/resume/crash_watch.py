@@ -21,7 +21,7 @@ CRASH_SECONDS = 0.5
 """From a task's crash to the end of the others. A step that is being cancelled says so by then."""
 
 
-class TrainingStage(Enum):
+class GatheringStage(Enum):
     """The progress of a program that may re-form its own world."""
 
     UNKNOWN = "nothing was heard of it"
@@ -38,7 +38,7 @@ class CrashWatch:
         step: SrunStep,
         *,
         lives: bool,
-        training: Callable[[], TrainingStage] = lambda: TrainingStage.STEPS,
+        training: Callable[[], GatheringStage] = lambda: GatheringStage.STEPS,
     ) -> None:
         """
         Args:
@@ -100,11 +100,11 @@ class CrashWatch:
         if not self._lives:
             return self._step.reports.crash()
         stage = self._training()
-        if stage is TrainingStage.STEPS:
+        if stage is GatheringStage.STEPS:
             return None
         ends = tuple(self._step.ended_tasks)  # a copy: it grows in another thread
         lost_nodes = tuple(self._step.failed_nodes)
-        if stage is TrainingStage.UNKNOWN and not lost_nodes:
+        if stage is GatheringStage.UNKNOWN and not lost_nodes:
             # Nothing says yet that its tasks need each other: as with any other program.
             return None if self._others_go_on else self._step.reports.crash()
         known = first_failure(self._step.reports.ends())

@@ -20,7 +20,7 @@ from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report, requeue_report
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.context import SupervisorContext
-from slurm_resilience.resume.crash_watch import CrashWatch, TrainingStage
+from slurm_resilience.resume.crash_watch import CrashWatch, GatheringStage
 from slurm_resilience.resume.decide.budgets import spent
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
 from slurm_resilience.resume.evidence import gather_evidence
@@ -266,10 +266,10 @@ class Supervisor:
         watched: tuple[Path, Observer] | None = None
         looked = context.clock.monotonic()
 
-        def stage() -> TrainingStage:
+        def stage() -> GatheringStage:
             if watched is None:
-                return TrainingStage.UNKNOWN
-            return TrainingStage.STEPS if watched[1].picture().running else TrainingStage.GATHERS
+                return GatheringStage.UNKNOWN
+            return GatheringStage.STEPS if watched[1].picture().running else GatheringStage.GATHERS
 
         crashes = CrashWatch(context, step, lives=self._training.lives, training=stage)
         while step.running:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slurm_resilience.resume.crash_watch import CRASH_SECONDS, CrashWatch, TrainingStage
+from slurm_resilience.resume.crash_watch import CRASH_SECONDS, CrashWatch, GatheringStage
 from slurm_resilience.resume.decide.task_ends import TaskEnd
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.stderr_reader import EndedTasks
@@ -43,7 +43,7 @@ class Watched:
         self,
         *words: str,
         lives: bool = False,
-        stage: TrainingStage = TrainingStage.STEPS,
+        stage: GatheringStage = GatheringStage.STEPS,
         **environment: str,
     ) -> None:
         self.clock = Clock()
@@ -148,7 +148,7 @@ def test_a_living_step_goes_on() -> None:
 def test_a_living_step_that_has_not_begun_would_wait_for_ever(
     end: TaskEnd | None, words: tuple[EndedTasks, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    seen = Watched(lives=True, stage=TrainingStage.GATHERS)
+    seen = Watched(lives=True, stage=GatheringStage.GATHERS)
     seen.step.ended_tasks += words
     if end is not None:
         seen.told(end)
@@ -166,19 +166,19 @@ def test_a_program_of_which_nothing_was_heard_is_treated_as_any_other(
     end: TaskEnd, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It may be started by the launcher, and not use the library."""
-    seen = Watched(lives=True, stage=TrainingStage.UNKNOWN)
+    seen = Watched(lives=True, stage=GatheringStage.UNKNOWN)
     seen.told(end)
     assert not seen.after(CRASH_SECONDS)
     assert bool(seen.signals) is (end is CRASHED)
-    kept = Watched("--kill-on-bad-exit=0", lives=True, stage=TrainingStage.UNKNOWN)
+    kept = Watched("--kill-on-bad-exit=0", lives=True, stage=GatheringStage.UNKNOWN)
     kept.told(end)
     assert not kept.after(CRASH_SECONDS)
     assert kept.signals == []
 
 
-@pytest.mark.parametrize("stage", [TrainingStage.UNKNOWN, TrainingStage.GATHERS])
+@pytest.mark.parametrize("stage", [GatheringStage.UNKNOWN, GatheringStage.GATHERS])
 def test_a_living_step_that_lost_a_node_before_it_began_is_ended(
-    stage: TrainingStage, capfd: pytest.CaptureFixture[str]
+    stage: GatheringStage, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Slurm gave the node up, and srun goes on: there is no sresctld that would tell."""
     seen = Watched(lives=True, stage=stage)

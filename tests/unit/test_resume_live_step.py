@@ -254,7 +254,7 @@ def test_what_a_program_does_after_its_training_is_part_of_it(
     (site.folder / "end.new").rename(site.folder / "end")
     site.wait(site.over.is_set)
     assert site.end is not None and site.end.code == code
-    assert (site.end.late_code, site.end.reported_by_training) == (code, code == 0)
+    assert (site.end.late_code, site.end.word is EndWord.TRAINING) == (code, code == 0)
     failed = "the training had ended well; what came after it failed: exit code 3"
     told = capfd.readouterr().err
     assert "the training has ended well, and its program runs on: " in told

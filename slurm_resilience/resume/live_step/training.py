@@ -143,6 +143,9 @@ class TrainingWatch:
             return None
         rendezvous = find_rendezvous(self._fence.directory)
         outcome = read_outcome(rendezvous) if rendezvous is not None else None
+        if outcome is not None and outcome.code == 0 and step.code:
+            # What failed may have come after it; another attempt would train once more.
+            return StepEnd(step.code, step, late_code=step.code)
         if outcome is not None:
             return StepEnd(outcome.code, step, word=EndWord.TRAINING)
         told = step.told_end

@@ -222,7 +222,10 @@ class SimTraining:
     def _connect(self, rank: SimRank) -> None:
         world, schedule = self.world, self.world.schedule
         node = world.nodes[rank.peer.node]
-        if not rank.alive or rank.task.hangs or self.mesh.stage is MeshStage.OVER:
+        if not rank.alive or rank.task.hangs:
+            return
+        if self.mesh.stage is MeshStage.OVER:
+            self._exit_later(rank, 0)
             return
         if node.contact is not NodeContact.FINE:
             return
@@ -345,7 +348,9 @@ class SimTraining:
         mesh.stage = MeshStage.OVER
         outcome = TrainingOutcome(0, mesh.generation, "all steps are done")
         (self.directory / "mesh" / "outcome").write_bytes(msgspec.json.encode(outcome))
-        world.program_ended_well(any(s.running and not s.ordered_to_end for s in world.sruns))
+        told = any(srun.running and not srun.ordered_to_end for srun in world.sruns)
+        # A task that failed, and was not started again, is part of what srun tells of the program.
+        world.program_ended_well(told and len(writers) == self.seats)
         for rank in self.ranks:
             self._exit_later(rank, 0)
         self._publish()

@@ -134,15 +134,18 @@ static const char *own_value(spank_t sp, const struct step_view *view, const cha
  */
 static void look_for_fence(spank_t sp, const char *directory)
 {
-	char path[PATH_MAX];
+	char path[PATH_MAX], node[HOST_NAME_MAX + 1];
 	int local;
 
 	if (spank_get_item(sp, S_TASK_ID, &local) != ESPANK_SUCCESS || local != 0)
 		return;
 	if (snprintf(path, sizeof(path), "%s/token", directory) < (int)sizeof(path) && access(path, F_OK) == 0)
 		return;
-	slurm_error("sres: this node does not see %s: programs that ask attempt.is_current() write nothing here; "
-		    "start srun in a directory that all nodes share", directory);
+	/* Newer releases of srun do not say which node a line comes from. */
+	if (spank_getenv(sp, "SLURMD_NODENAME", node, sizeof(node)) != ESPANK_SUCCESS)
+		snprintf(node, sizeof(node), "this node");
+	slurm_error("sres: %s does not see %s: programs that ask attempt.is_current() write nothing there; "
+		    "start srun in a directory that all nodes share", node, directory);
 }
 
 /* Say once on each node that its plugin cannot read what the supervisor wants of the tasks. */

@@ -74,7 +74,8 @@ def test_output_of_the_first_attempt_is_kept(site: Site, mode: list[str]) -> Non
         assert lines == ["attempt 2"]
     else:
         assert lines[0] == "attempt 1" and lines[-1] == "attempt 2"
-        assert [line for line in lines if line.startswith("sres: attempt 2 starts on n1")]
+        # On any node of the job: the step before may still be ending on its first one.
+        assert [line for line in lines if line.startswith("sres: attempt 2 starts on n")], lines
 
 
 def test_each_task_s_own_output_is_kept_too(site: Site) -> None:

@@ -115,7 +115,8 @@ class NodesOf:
     def __str__(self) -> str:
         newest = events(self._lab)[-25:]
         told = [f"{e['node']} {e['kind']}: {e['text']}" for e in newest]
-        return "\n".join((str(self._lab.node_states()), *told))
+        reasons = self._lab.run(["sinfo", "--noheader", "-N", "-o", "%N %T: %E by %U"]).stdout
+        return "\n".join((str(self._lab.node_states()), reasons, *told))
 
 
 def all_idle(lab: Lab) -> bool:

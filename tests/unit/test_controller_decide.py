@@ -1124,6 +1124,17 @@ def test_a_node_in_service_before_its_sresd_speaks_is_waited_for() -> None:
     assert advance(seen).event is NodeEvent.CLOSED
 
 
+def test_a_resume_of_a_node_that_is_still_away_is_not_overruled() -> None:
+    known = incident(state=NodeState.VALIDATING, boot_before="boot-1", run_ended=NOW - 901.0)
+    gone = {"agents": (agent(silence=900.0),), "probes": {"n1": probes("silent", "silent")}}
+    resumed = world(node(state="IDLE+NOT_RESPONDING"), incidents=(known,), **gone)
+    assert advance(resumed).event is NodeEvent.RELEASED
+    waits = world(
+        node(state="IDLE+FAIL+NOT_RESPONDING", reason=REPLACE), incidents=(known,), **gone
+    )
+    assert advance(waits).event is NodeEvent.REPLACEMENT_FAILED
+
+
 @pytest.mark.parametrize("state", [s for s in NodeState if s.is_coming_back])
 def test_a_person_who_drains_a_node_on_its_way_back_keeps_it(state: NodeState) -> None:
     drained = node(state="IDLE+DRAIN", reason="I look at it")

@@ -57,6 +57,7 @@ PINNED: dict[int, str] = {
     106600: "a job came to an empty dead node as it was kept from others",
     112240: "a reboot was asked for in the place of a replacement that had begun",
     112321: "all nodes fell silent together",
+    131634: "a resume of a node that was still away was overruled",
     770029: "a request for a requeue lifted the breaker's hold of empty nodes",
     91729: "a mark that rested on a look at a job which had to move",
     90300: "a sick node was rebooted by hand between two beats",

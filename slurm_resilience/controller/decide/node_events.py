@@ -356,6 +356,9 @@ def _from_validating(
         yield _failed(snapshot, config, incident, fault)
     elif _is_back(snapshot, incident, node):
         yield ReturnNode(node.name, incident.id)
+    elif is_late and not is_out_of_service(node):
+        # A person resumed it meanwhile: silent, it is judged like any node in service.
+        yield _move(incident, NodeEvent.RELEASED, f"{node.state}: {REASON_GONE}")
     elif is_late:
         cause = f"the node did not come back within {timeout:.0f} s"
         yield _failed(snapshot, config, incident, cause)

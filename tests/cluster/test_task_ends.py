@@ -59,7 +59,7 @@ def test_the_words_of_another_job_do_not_stop_recovery(
     program = failing(tmp_path, f"cat {tmp_path}/words >&2; sleep 1; kill -ABRT $$")
     job = Job(lab, tmp_path, srun=f"srun --auto-resume=1 -K {program}", nodes=2)
     wait_for(lambda: job.running_on(2, 2) or len(job.running_on(1, 2)) == 2, 60, job)
-    assert "recovered: attempt 2" in wait_for(job.log, 10, job)
+    wait_for(lambda: "recovered: attempt 2" in job.log(), 30, job)
     assert "task 1 on n2 ended with exit code 134 (SIGABRT)" in job.log(), job
     end(job, wait_for)
 

@@ -184,6 +184,7 @@ class ResumeFaults:
             world.kill_step(step, "***")
             told = step.end_is_told and not told_before and not step.ordered
             if counts and (told or not first_failure) and self._is_believed(step, first_failure):
+                world.seen.cancelled_step = step
                 self._person_ended()
 
     def _is_believed(self, step: SimStep, first_failure: int) -> bool:

@@ -158,6 +158,8 @@ class SeenByRules:
     """Nodes of the job that an attempt has left for good."""
     fewest_nodes: int = 0
     """The step may go on with so few; 0: with no fewer than it has."""
+    cancelled_step: SimStep | None = None
+    """The step that he has cancelled, if it was one."""
     joins: int = 0
     """Join steps that were started."""
     given_back: set[int] = field(default_factory=set)
@@ -322,8 +324,11 @@ class ResumeWorld:
     def _is_just_cancelled(self, at: float) -> bool:
         """Return whether a person ended the program too short before for a living step's supervisor
         to know: srun's words are believed once its tasks end as they do when they are killed."""
-        ended = self.seen.person_ended_at
-        return ended is not None and at - ended < KILLED_TASKS_SECONDS
+        ended, step = self.seen.person_ended_at, self.seen.cancelled_step
+        if ended is None:
+            return False
+        hangs = step is not None and any(task.hangs for task in step.living())
+        return hangs or at - ended < KILLED_TASKS_SECONDS
 
     def requeue_asked(self, asked_at: float) -> None:
         """Check that a supervisor may have the job requeued now.

@@ -55,6 +55,9 @@ cpus_alloc
 time_left
 work_dir
 
+# For the training's own log: the last comparison of replicas.
+compared
+
 # Says to a reader of a plan that a route passes on what its source has just received itself.
 relay
 

@@ -67,6 +67,9 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
         checkpointer: a `Checkpointer`, the fallback when no peer has the state.
         checksum: compare replicas before and after healing.
         trainable_only: heal only parameters that train (LoRA adapters).
+        digest_every: steps between two comparisons of replicas, by checksums; 0: none. Default:
+            100, or as many as keep it below 1 % of the time. Ranks are compared after each
+            healing too.
         partner_every: steps between in-memory copies on a partner node; 0: none.
         health_check: called with the session before the block is entered again; an exception or
             False has this process replaced.

@@ -6,8 +6,11 @@ import logging
 from typing import Any
 
 from slurm_resilience.errors import UsageError
+from slurm_resilience.training.content_digest import content_digest
 from slurm_resilience.training.data.cache.fingerprint import fingerprint
 from slurm_resilience.training.data.loader import ReplayLoader
+from slurm_resilience.training.guards import split_sources
+from slurm_resilience.training.guards.replica_check import RankWords
 from slurm_resilience.training.process_group import ProcessGroups
 from slurm_resilience.training.recovery.healer import HealProgress
 
@@ -29,6 +32,7 @@ class Loaders:
         self._asked: dict[str, tuple[int, object]] = {}
         self._sources: dict[str, object] = {}
         self._told: set[str] = set()
+        self._batch_word = 0
 
     def __len__(self) -> int:
         return len(self._all)
@@ -54,8 +58,10 @@ class Loaders:
             loader_kwargs: further arguments of `ReplayLoader`.
 
         Raises:
-            UsageError: the name belongs to another loader.
+            UsageError: the name belongs to another loader, or the source is split by rank already,
+                or by nothing.
         """
+        split_sources.refuse(source, group.view, group.rank)
         size = len(source) if hasattr(source, "__len__") else -1
         asked = (type(source), size, global_batch, steps, repr(sorted(loader_kwargs.items())))
         before = self._asked.get(name)
@@ -104,6 +110,18 @@ class Loaders:
                 name,
                 loader.end,
             )
+
+    def look(self, loader: ReplayLoader, batch: Any) -> None:
+        """Note what a batch holds whose source splits by rank itself."""
+        if loader.kind == "batches":
+            self._batch_word = content_digest(batch)
+
+    def words(self) -> RankWords:
+        """Return what is compared between the ranks."""
+        at, stream = max((one.first_read for one in self._all.values()), default=(0, 0))
+        lengths = [(name, one.order.length) for name, one in self._all.items() if one.kind == "map"]
+        length = content_digest(sorted(lengths)) if lengths else 0
+        return RankWords(stream_at=at, stream=stream, length=length, batch=self._batch_word)
 
     def healed(self) -> None:
         """Go to the position that came with a new state."""

@@ -12,7 +12,7 @@ import torch
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.watch import Watch
 
-WHOLE = {"min_world": 1, "replica_size": 1, "max_faults": 1, "partner_every": 0}
+WHOLE = {"min_world": 1, "replica_size": 1, "max_faults": 1, "partner_every": 0, "digest_every": 0}
 """Options that are whole numbers, and the least of each."""
 SECONDS = ("patience", "start_patience", "collective_timeout", "abort_timeout", "silence")
 CALLED = ("health_check", "abort", "finalize", "on_event")
@@ -38,6 +38,7 @@ class Options:
     checkpointer: Any = None
     checksum: bool = False
     trainable_only: bool = False
+    digest_every: int | None = None
     partner_every: int = 0
     health_check: Callable[[Any], bool | None] | None = None
     abort: Callable[[Any, Any], None] | None = None
@@ -51,7 +52,7 @@ class Options:
         it."""
         for name, least in WHOLE.items():
             value = getattr(self, name)
-            if value is None and name == "min_world":
+            if value is None and name in ("min_world", "digest_every"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise _wrong(name, value, f"a whole number from {least} on")

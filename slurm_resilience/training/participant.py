@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd, PeerStatus, Phase, View
 from slurm_resilience.training import compat, inject
 from slurm_resilience.training.data.gradient_weights import GradientWeights
+from slurm_resilience.training.guards.rule_guards import RuleGuards
 from slurm_resilience.training.loaders import Loaders
 from slurm_resilience.training.module_hooks import ModuleHooks
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.process_group import ProcessGroups
 from slurm_resilience.training.rank_environment import RankEnvironment
-from slurm_resilience.training.recovery.commit_gate import come_through
+from slurm_resilience.training.recovery.commit_gate import PEER_WORD_SECONDS, come_through
 from slurm_resilience.training.recovery.exceptions import Interrupted
 from slurm_resilience.training.recovery.healer import Healer
 from slurm_resilience.training.update_count import UpdateCount
 from slurm_resilience.training.watch import Watch
 from slurm_resilience.training.watch.progress import COLLECTIVE
+
+log = logging.getLogger("sres.training")
 
 WRITING_SECONDS = 0.1
 """While the last checkpoint is written, the end of its world is looked for this often."""
@@ -44,6 +48,7 @@ class Participant:
         self.weights = GradientWeights()
         self.hooks = ModuleHooks(self.point)
         self.updates = UpdateCount()
+        self.guards = RuleGuards(options.digest_every)
         self.updating = False
         """Between the begin and the end of an update."""
         self.attempt = 0
@@ -82,12 +87,14 @@ class Participant:
         self._group, self._view = group, group.view
         self.attempt += 1
         self.weights.enter()
+        self.guards.replicas.enter(group.view.size)
         if self.watch is not None:
             self.watch.enter(self.mesh.me.id, self.where.seat, compat.collective_counter())
 
     def leave(self) -> None:
         """Leave the world; its group is kept until nothing of it is on its way."""
         self.updating = False
+        self.guards.state.enter(None, {}, tell=False)
         self.hooks.stop_listening()
         if self._group is not None:
             for thing in self.healer.released():
@@ -151,7 +158,7 @@ class Participant:
         Raises:
             UsageError: an update is under way, or nothing is tracked.
             RuntimeError: an earlier update was left by an exception.
-            Interrupted: a model in parts, and no rank finishes this step.
+            Interrupted: the world is over, or a model is in parts and no rank finishes this step.
         """
         if self.updating:
             raise UsageError("s.update() inside of s.update()")
@@ -160,6 +167,14 @@ class Participant:
                 "nothing is tracked: s.track(model=…, opt=…) comes before the first step"
             )
         self.refuse_void()
+        self._leave_if_cut()
+        self.guards.state.begin()
+        if self.guards.replicas.due(self.step):
+            if self.watch is not None:
+                self.watch.mark(COLLECTIVE)
+            words = self.loaders.words()
+            compare = self.guards.replicas.compare
+            compare(self.group, self.step, words, self.healer.replica_words)
         # Gradients are complete here, and another rank may have committed already: from now on
         # the step is finished even if the world ends meanwhile.
         self.updating = True
@@ -169,6 +184,32 @@ class Participant:
             self.watch.mark("update")
         self.healer.progress.dirty = True
         self.point("update")
+
+    def _leave_if_cut(self) -> None:
+        """Leave the block where a collective may have failed: a loop that caught its error would
+        commit a gradient that was reduced in part, and the others would be healed from it.
+
+        Raises:
+            Interrupted: the world is over.
+        """
+        mesh = self.mesh
+        if not self.group.lost_connection() and mesh.end is None and not mesh.evicted:
+            return
+        if mesh.end is None and not mesh.evicted:
+            mesh.wait_for_end(PEER_WORD_SECONDS)
+        end = mesh.end
+        # Ranks leave for one that joins when their steps are done.
+        joins = end is not None and end.kind == "join"
+        if (end is None or joins) and not mesh.evicted:
+            return
+        reason = mesh.evicted or (end.reason if end is not None else "")
+        log.warning(
+            "step %d is not committed: its world had ended before s.update() (%s). If the loop "
+            "catches errors of forward or backward, let them leave the function",
+            self.step,
+            reason,
+        )
+        raise Interrupted(reason)
 
     def _come_through(self) -> None:
         """Wait until all ranks of a model in parts have their gradients."""
@@ -210,6 +251,7 @@ class Participant:
             # Not earlier: an interruption before it is counted would make a whole state void.
             self.updating = False
         self.healer.committed()
+        self.guards.state.commit()
         self.weights.committed()
         if self.watch is not None:
             self.watch.commit(progress.step)

@@ -161,6 +161,8 @@ class Session:
         participant.check()
         participant.point("recovery")
         participant.healer.heal(objects, group, participant.mesh)
+        tell = group.rank == 0
+        participant.guards.state.enter(participant.healer.tracked, objects, tell=tell)
         participant.hooks.arm_backward(objects.values())
         participant.say("running")
         control_socket.ready()
@@ -215,6 +217,8 @@ class Session:
         try:
             while (batch := self._next(batches)) is not END:
                 self._participant.weights.given(loader)
+                if self._participant.guards.replicas.looks_at_batches:
+                    self._participant.loaders.look(loader, batch)
                 yield batch
         finally:
             self._participant.updates.loop_left()
@@ -239,6 +243,12 @@ class Session:
     def healing(self) -> dict[str, Any]:
         """Result of the last `track`: ``kind``, ``step``, ``reason``, ``bytes``, ``seconds``."""
         return dict(self._participant.healer.last)
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """Result of the last comparison of replicas: ``step``, ``equal``, ``seconds`` that it took,
+        and ``every`` (steps until the next); empty before the first one."""
+        return dict(self._participant.guards.replicas.last)
 
     # -- the commit point ---------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ class Life:
 
     def track(self, **objects: Any) -> str:
         """Heal; returns by what."""
-        group: Any = SimpleNamespace(view=self.view, rank=self.rank)
+        group: Any = SimpleNamespace(view=self.view, rank=self.rank, backend="gloo")
         self.healer.heal(objects, group, None)  # type: ignore[arg-type]
         return str(self.healer.last["kind"])
 

@@ -336,6 +336,7 @@ LATER = {
         "session",
         "block",
     ),
+    "training/guards": ("recovery", "recipes", "session", "block", "participant", "loaders"),
     "training/recovery": ("recipes", "session", "block", "loaders"),
 }
 

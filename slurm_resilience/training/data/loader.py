@@ -154,6 +154,7 @@ class ReplayLoader:
             reader = MapReader(opening, self.order, collate, threads)
         else:
             reader = StreamReader(opening, self.kind == "items", self.order, collate, epochs)
+        self._reader = reader
         if self.kind == "batches":
             self.weight = 1.0
         self.end = last(self.order.per_epoch if found.length else None, epochs, steps)
@@ -214,6 +215,12 @@ class ReplayLoader:
         """Sample indices of the last share, (share,) int64; empty for whole batches. Worked out
         when asked for: most steps never ask."""
         return self._which()
+
+    @property
+    def first_read(self) -> tuple[int, int]:
+        """The first batch that this process read of a stream of samples, counted from 1, and a
+        checksum of its first samples, which every rank should have alike; else (0, 0)."""
+        return getattr(self._reader, "first_read", (0, 0))
 
     @property
     def position(self) -> int:

@@ -16,11 +16,15 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from slurm_resilience.errors import SresError, UsageError
+from slurm_resilience.training.content_digest import content_digest
 from slurm_resilience.training.data.order import SampleOrder, mix, share
 
 Kind = Literal["map", "items", "batches"]
 """map: samples by index; items: an IterableDataset, one sample after the other; batches: anything
 else that can be iterated, a torch DataLoader among them."""
+
+FIRST_SAMPLES = 4
+"""Samples of a stream that are compared between the ranks."""
 
 Collate = Callable[[list[Any]], Any]
 
@@ -220,6 +224,9 @@ class StreamReader:
         self._at = 0
         """Batches of this epoch that were taken."""
         self._end: int | None = None
+        self.first_read = (0, 0)
+        """The first batch that this process read, counted from 1, and a checksum of its first
+        samples as they were before they are shared out; (0, 0): none was read."""
 
     def read(self, number: int, rank: int, world: int, before: Before) -> SourceSample:
         try:
@@ -229,6 +236,8 @@ class StreamReader:
                 return SourceSample("end")
             note = {"epoch": self._epoch, "at": self._at, "size": 0}
             if self._items:
+                if not self.first_read[0]:
+                    self.first_read = (number + 1, content_digest(taken[:FIRST_SAMPLES]))
                 begin, end = share(len(taken), rank, world)
                 note["size"] = len(taken)
                 begin = min(begin, len(taken) - 1)

@@ -133,6 +133,11 @@ class ProcessGroups:
             self.adopt_sockets()
             self._forming = False
 
+    def lost_connection(self) -> bool:
+        """Tell whether a call of this process may have failed in the group: it was cut, or one of
+        its connections has ended. A connection's end is told once."""
+        return self._sockets.lost()
+
     def hold(self, thing: Any) -> None:
         """Keep what refers to the group (a DDP wrapper) as long as the group itself."""
         self._holders.append(thing)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import socket
 import struct
 import termios
@@ -157,6 +158,7 @@ class GroupSockets:
         self._cut_at: float | None = None
         self._closed = False
         self._lock = threading.Lock()
+        self._poll = select.poll()
 
     def begin(self) -> None:
         """Remember what is open."""
@@ -169,6 +171,17 @@ class GroupSockets:
             # A connection of an earlier world may have got a second descriptor meanwhile.
             if inode not in known and descriptor not in but:
                 self._inodes[descriptor] = inode
+                self._poll.register(descriptor, select.POLLRDHUP)
+
+    def lost(self) -> bool:
+        """Tell whether the group was cut, or a connection has ended since this was asked last: by
+        the death of its other side, or by gloo, which closes it after an error."""
+        if self._cut_at is not None:
+            return True
+        ended = self._poll.poll(0)
+        for descriptor, _ in ended:
+            self._poll.unregister(descriptor)
+        return bool(ended)
 
     @seen("2.13")
     def cut(self) -> int:

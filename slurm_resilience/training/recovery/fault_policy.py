@@ -17,8 +17,8 @@ from slurm_resilience.training.state.errors import HealFailed, StateError
 OF_COLLECTIVES = ("connection", "gloo", "nccl", "socket", "peer", "store", "timed out", "timeout")
 """Words that one of these is in when a collective fails because a peer is gone."""
 
-_OURS = __file__.rpartition("/")[0]
-"""Frames of files in here say nothing to who wrote the block."""
+_OURS = __file__.rpartition("/")[0].removesuffix("recovery")
+"""Frames of files in here say nothing to the author of a block; but those of a recipe do."""
 
 
 SHOWN = 600
@@ -61,7 +61,7 @@ class Faults:
         if isinstance(error, SresError) and not isinstance(error, HealFailed):
             return f"{at}{folded(str(error))}{where}"
         trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
             trace = trace.tb_next
         lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
         return at + "".join(lines).rstrip()
@@ -178,6 +178,10 @@ def verdict(
     return FaultDecision("again", end.reason)
 
 
+def _is_ours(file: str) -> bool:
+    return file.startswith(_OURS) and not file.startswith(_OURS + "recipes/")
+
+
 def _step(step: int) -> str:
     return f"step {step}" if step >= 0 else "the time before the first step"
 
@@ -186,6 +190,6 @@ def _line(error: BaseException) -> str:
     """Return the block's line that led to it."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = frame.filename
-        if not file.startswith((_OURS, "<")) and "site-packages" not in file:
+        if not _is_ours(file) and not file.startswith("<") and "site-packages" not in file:
             return f" ({file}:{frame.lineno})"
     return ""

@@ -13,6 +13,7 @@ from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import PeerStatus, Phase, View
 from slurm_resilience.training import state
+from slurm_resilience.training.guards.replica_check import refuse_other_frozen
 from slurm_resilience.training.options import Options
 from slurm_resilience.training.process_group import ProcessGroups
 from slurm_resilience.training.rank_environment import RankEnvironment
@@ -113,7 +114,7 @@ class Healer:
 
         Raises:
             UsageError: it was called in this world already, or the objects are sharded in another
-                way than `replica_size` says.
+                way than `replica_size` says, or frozen parameters differ between the ranks.
             Unrecoverable: state was lost and nothing has it.
             HealFailed: this rank's state changed after it was told to the others.
             RuntimeError: a member went away meanwhile.
@@ -177,6 +178,8 @@ class Healer:
         # A DDP of the user's own sends the parameters around when it is made, now.
         tracked.mark(values=True)
         self._switches = Switches(tracked.objects)
+        if self._options.trainable_only:
+            refuse_other_frozen(group, tracked.frozen_words())
         self.last = {"kind": found.kind, "step": found.step, "reason": found.reason}
         if report is not None:
             self.last |= {"bytes": report.received, "seconds": report.seconds}
@@ -261,6 +264,15 @@ class Healer:
             keeper.save(step, tracked.objects, self._disk_group)
         if self._partner is not None and self._partner.due(step):
             self._partner.snapshot(step, tracked)
+
+    @property
+    def tracked(self) -> state.Tracked | None:
+        """The state as one; None: nothing is tracked yet."""
+        return self._tracked
+
+    def replica_words(self) -> dict[str, int]:
+        """Return checksums by name of what is equal on all replicas."""
+        return self._tracked.replica_words() if self._tracked is not None else {}
 
     def written(self, timeout: float) -> bool:
         """Tell whether no checkpoint is under way any more, after so many seconds at most."""

@@ -55,7 +55,8 @@ def unwrap(thing: Any) -> Any:
 
 
 def kind_of(name: str, thing: Any) -> str:
-    """Tell whether it is a module, an optimizer, a tensor or another object.
+    """Tell whether it is a module, an optimizer, a tensor or another object. An optimizer that
+    keeps its state in its own way counts as another object.
 
     Raises:
         StateError: it is nothing that can be tracked.
@@ -69,7 +70,7 @@ def kind_of(name: str, thing: Any) -> str:
     if isinstance(thing, nn.Module):
         return "module"
     if isinstance(thing, torch.optim.Optimizer):
-        return "optimizer"
+        return "other" if has_own_state(thing) else "optimizer"
     if isinstance(thing, torch.Tensor):
         return "tensor"
     if callable(getattr(thing, "state_dict", None)) and callable(
@@ -78,6 +79,15 @@ def kind_of(name: str, thing: Any) -> str:
         return "other"
     raise StateError(
         f"{name} cannot be tracked: a {type(thing).__name__} has no state_dict and load_state_dict"
+    )
+
+
+def has_own_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether an optimizer keeps its state in its own way: it is moved by what its state_dict
+    gives then, and its load_state_dict takes."""
+    kind, plain = type(optimizer), torch.optim.Optimizer
+    return (
+        kind.state_dict is not plain.state_dict or kind.load_state_dict is not plain.load_state_dict
     )
 
 
@@ -97,6 +107,24 @@ def read_module(module: nn.Module, choice: Choice) -> dict[str, Any]:
         "buffers": {n: b for n, b in module.named_buffers() if choice.takes_buffer(n)},
         "extra": {n: m.get_extra_state() for n, m in _with_extra(module, choice)},
     }
+
+
+def written_by_forward(module: nn.Module) -> set[int]:
+    """Ids of the parameters that a forward writes to by design."""
+    return {id(p.weight) for p in module.modules() if getattr(p, "max_norm", None) is not None}
+
+
+def read_replica(module: nn.Module, choice: Choice) -> dict[str, Any]:
+    """Parameters that every replica has alike after a step."""
+    reshard(module)
+    free = written_by_forward(module)
+    return {n: p for n, p in module.named_parameters() if choice.takes(n, p) and id(p) not in free}
+
+
+def read_frozen(module: nn.Module, choice: Choice) -> dict[str, Any]:
+    """Parameters that are left out of the state because they never change."""
+    reshard(module)
+    return {n: p for n, p in module.named_parameters() if not choice.takes(n, p)}
 
 
 def land_module(
@@ -147,11 +175,16 @@ def read_optimizer(optimizer: torch.optim.Optimizer, left_out: set[int]) -> dict
             for number, p in enumerate(parameters)
             if id(p) not in left_out and p in optimizer.state
         },
-        "groups": [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in optimizer.param_groups
-        ],
+        "groups": options_of(optimizer),
     }
+
+
+def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Options of each group: learning rate and the like."""
+    return [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
 
 
 def land_optimizer(

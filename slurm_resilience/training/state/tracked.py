@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from slurm_resilience.training import compat
+from slurm_resilience.training.content_digest import content_digest
 from slurm_resilience.training.state import adapters, describe, rng
 from slurm_resilience.training.state.adapters import Choice
 from slurm_resilience.training.state.describe import (
@@ -20,9 +21,9 @@ from slurm_resilience.training.state.describe import (
     decode,
     encode,
 )
-from slurm_resilience.training.state.digest import digest
+from slurm_resilience.training.state.digest import by_name, digest
 from slurm_resilience.training.state.errors import StateError
-from slurm_resilience.training.state.rollback import RollbackPoint
+from slurm_resilience.training.state.rollback import RollbackPoint, sample
 
 
 class Tracked:
@@ -70,22 +71,35 @@ class Tracked:
         Valid until the next update. A tensor with gaps in memory is copied (dense ones of any
         stride are not).
         """
-        notes: list[ValueNote] = []
-        views: list[torch.Tensor] = []
-        numbers: dict[int, int] = {}
-
-        def keep(path: str, tensor: torch.Tensor) -> int:
-            if id(tensor) not in numbers:
-                numbers[id(tensor)] = len(notes)
-                notes.append(describe.describe_tensor(path, tensor))
-                views.append(describe.byte_view(tensor))
-            return numbers[id(tensor)]
-
-        # `values` keeps temporary tensors alive, whose ids would else be given again.
         values = {name: self._read(name) for name in self._objects}
-        objects = {name: encode(value, name, keep) for name, value in values.items()}
-        states = encode(rng.pack(rng.read()), "rng", keep)
-        return Capture(StateDescriptor(tuple(notes), objects, states), tuple(views))
+        return _captured(values, rng.pack(rng.read()))
+
+    def replica_words(self) -> dict[str, int]:
+        """Return checksums by name of what is equal on all replicas after every step, whatever the
+        training: parameters, options of optimizers, schedulers.
+
+        Ranks may differ rightfully in buffers, and in objects of the training's own. An optimizer's
+        tensors are left out: where they differ, the parameters do one step later.
+        """
+        values: dict[str, Any] = {}
+        for name, thing in self._objects.items():
+            kind = self._kinds[name]
+            if kind == "module":
+                values[name] = adapters.read_replica(thing, self._choice)
+            elif kind == "optimizer":
+                values[name] = adapters.options_of(thing)
+            elif isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
+                values[name] = thing.state_dict()
+        return by_name(_captured(values, None))
+
+    def frozen_words(self) -> dict[str, int]:
+        """Return checksums by name, of a sample of their bytes, of the parameters that are not
+        state, and are never sent."""
+        return {
+            f"{name}.{path}": content_digest(sample(parameter))
+            for name, module in self._modules().items()
+            for path, parameter in adapters.read_frozen(module, self._choice).items()
+        }
 
     def prepare(self, descriptor: StateDescriptor) -> list[torch.Tensor]:
         """Make place for a peer's state.
@@ -168,6 +182,11 @@ class Tracked:
         """Names of parameters that changed since the last mark; nothing is put back."""
         return self._marks.changed() if self._marks is not None else ()
 
+    def written(self) -> tuple[str, ...]:
+        """Names of parameters whose content is seen to have changed since the last mark, by looking
+        at pieces of some; cheap enough for every step."""
+        return self._marks.written() if self._marks is not None else ()
+
     def digest(self) -> str:
         """Checksum of the state without the random states; equal on bit-equal replicas."""
         return digest(self.capture())
@@ -196,3 +215,22 @@ class Tracked:
         optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
         scalers = [o for o in self._objects.values() if compat.is_gradient_scaler(o)]
         return RollbackPoint(self._modules(), optimizers, scalers)
+
+
+def _captured(values: dict[str, Any], states: Any) -> Capture:
+    """Describe values by name, and random states, as they lie in memory."""
+    notes: list[ValueNote] = []
+    views: list[torch.Tensor] = []
+    numbers: dict[int, int] = {}
+
+    def keep(path: str, tensor: torch.Tensor) -> int:
+        # The caller's `values` keep temporary tensors alive, whose ids would else be given again.
+        if id(tensor) not in numbers:
+            numbers[id(tensor)] = len(notes)
+            notes.append(describe.describe_tensor(path, tensor))
+            views.append(describe.byte_view(tensor))
+        return numbers[id(tensor)]
+
+    objects = {name: encode(value, name, keep) for name, value in values.items()}
+    random = encode(states, "rng", keep)
+    return Capture(StateDescriptor(tuple(notes), objects, random), tuple(views))

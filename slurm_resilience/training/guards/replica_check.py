@@ -1,0 +1,294 @@
+"""Compare the ranks with each other: replicas that should be equal, and what the loaders give.
+
+Ranks that hold the same part of the model exchange one checksum of its parameters, of the options
+of its optimizers and of its schedulers: when the second update of each world begins, one step after
+a healing, and again every so many steps. An optimizer's own tensors are not summed up: where they
+differ, the parameters do one step later. All of it is one small collective before an update, so it
+is left like any other when a rank dies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from slurm_resilience.clock import SYSTEM_CLOCK, Clock
+from slurm_resilience.errors import UsageError
+from slurm_resilience.training.process_group import ProcessGroups
+
+log = logging.getLogger("sres.training")
+
+EVERY_STEPS = 100
+"""Steps between two comparisons, at least, where the training names no number."""
+SHARE_OF_TIME = 0.01
+"""The part of a training's time for comparisons, at most, where it names no number."""
+FIRST_UPDATES = 2
+"""Updates of each world before which ranks are compared: at the first one what the loaders gave, at
+the second the replicas too."""
+SHOWN = 3
+"""Names, or ranks, in a line."""
+
+
+class RankWords(NamedTuple):
+    """A rank's numbers, as they are exchanged; 0: nothing to compare."""
+
+    every: int = 1
+    """Steps after which this rank would compare again."""
+    state: int = 0
+    """Checksum of what is equal on all replicas."""
+    stream_at: int = 0
+    """The first batch that this process read of a stream, counted from 1."""
+    stream: int = 0
+    """Checksum of the first samples there, before they are shared out."""
+    length: int = 0
+    """Checksum of the lengths of datasets."""
+    batch: int = 0
+    """Checksum of a batch whose source splits by rank itself."""
+
+
+class RankDifference(NamedTuple):
+    """Something about the ranks that should be otherwise."""
+
+    what: str
+    """A field of `RankWords`."""
+    ranks: tuple[int, ...]
+    """Those that differ from most others; of equal batches: those that have the same one."""
+
+
+def differences(rows: Sequence[RankWords], replica_size: int) -> list[RankDifference]:
+    """Find what the ranks should have in common and have not, or the other way round. Pure.
+
+    Args:
+        rows: of each rank.
+        replica_size: ranks that hold one copy of the model together.
+    """
+    found = []
+    parts = [range(part, len(rows), replica_size) for part in range(replica_size)]
+    if odd := [rank for part in parts for rank in _odd(rows, part, "state")]:
+        found.append(RankDifference("state", tuple(sorted(odd))))
+    everyone = range(len(rows))
+    if odd := _odd(rows, everyone, "length"):
+        found.append(RankDifference("length", tuple(odd)))
+    by_number = defaultdict(list)
+    for rank in everyone:
+        by_number[rows[rank].stream_at].append(rank)
+    if odd := [rank for ranks in by_number.values() for rank in _odd(rows, ranks, "stream")]:
+        found.append(RankDifference("stream", tuple(sorted(odd))))
+    for part in parts:
+        # Ranks of one replica may share a batch, as tensor-parallel ones do.
+        many = Counter(rows[rank].batch for rank in part if rows[rank].batch)
+        same = [rank for rank in part if many[rows[rank].batch] > 1]
+        if same:
+            found.append(RankDifference("batch", tuple(same)))
+            break
+    return found
+
+
+def _odd(rows: Sequence[RankWords], ranks: Iterable[int], field: str) -> list[int]:
+    """Return the ranks that differ from most; of equally many, the lowest rank is right."""
+    words = {rank: getattr(rows[rank], field) for rank in ranks}
+    many = Counter(word for word in words.values() if word)
+    if len(many) < 2:
+        return []
+    usual = max(many, key=lambda word: many[word])  # the first one of the greatest
+    return [rank for rank, word in words.items() if word and word != usual]
+
+
+def steps_between(seconds: float, each: float) -> int:
+    """Return the steps between two comparisons that keep them below `SHARE_OF_TIME`. Pure.
+
+    Args:
+        seconds: of one comparison.
+        each: seconds of a step.
+    """
+    return max(EVERY_STEPS, math.ceil(seconds / (SHARE_OF_TIME * max(each, 1e-6))))
+
+
+class ReplicaCheck:
+    """The comparisons of one process.
+
+    Args:
+        every: steps between two; None: `EVERY_STEPS`, or more where they would take more than
+            `SHARE_OF_TIME`; 0: never.
+        clock: tells the time.
+    """
+
+    def __init__(self, every: int | None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._every = every
+        self._clock = clock
+        self._updates = 0
+        """Updates of this world that began."""
+        self._alone = True
+        self._before = (0, 0.0)
+        """Step and end of the comparison before."""
+        self._next = 0
+        self._told: set[str] = set()
+        self.last: dict[str, Any] = {}
+        """Result of the last comparison of replicas: ``step``, ``equal``, ``seconds`` that it took,
+        and ``every`` (steps until the next one)."""
+
+    def enter(self, size: int) -> None:
+        """Begin a new world of so many ranks."""
+        self._updates = 0
+        self._alone = size == 1
+
+    @property
+    def looks_at_batches(self) -> bool:
+        """True while the next comparison is one of what the loaders give."""
+        return self._updates < FIRST_UPDATES and self._every != 0 and not self._alone
+
+    def due(self, step: int) -> bool:
+        """Count an update that begins; tell whether the ranks are compared before it.
+
+        Args:
+            step: committed steps, the same on every rank.
+        """
+        self._updates += 1
+        if self._every == 0 or self._alone:
+            return False
+        return self._updates <= FIRST_UPDATES or step >= self._next
+
+    def compare(
+        self,
+        group: ProcessGroups,
+        step: int,
+        given: RankWords,
+        state_words: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """Compare all ranks; every rank of the world comes here before the same update.
+
+        Args:
+            group: the world.
+            step: committed steps.
+            given: what the loaders gave.
+            state_words: checksums by name of what is equal on all replicas.
+
+        Raises:
+            RuntimeError: a rank went away meanwhile.
+        """
+        began = self._clock.monotonic()
+        first = self._updates == 1
+        names = {} if first else state_words()
+        every = self._wanted(step, began, self._clock.monotonic() - began)
+        rows = _exchange(group, given._replace(state=_sum(names), every=every))
+        found = differences(rows, group.view.replica_size)
+        for one in found:
+            if one.what == "state":
+                self._tell_state(group, step, names, one.ranks)
+            else:
+                self._tell(group, _LINES[one.what].format(ranks=_ranks(one.ranks)))
+        every = max(row.every for row in rows)  # the same on every rank
+        self._next = step + every
+        now = self._clock.monotonic()
+        self._before = (step, now)
+        if not first:
+            equal = all(one.what != "state" for one in found)
+            self.last = {"step": step, "equal": equal, "seconds": now - began, "every": every}
+
+    def _wanted(self, step: int, now: float, seconds: float) -> int:
+        """Return the steps until the next comparison, as this rank sees it."""
+        if self._every:
+            return self._every
+        before, then = self._before
+        if self._updates == 1 or step <= before:
+            return EVERY_STEPS
+        return steps_between(seconds, (now - then) / (step - before))
+
+    def _tell_state(
+        self, group: ProcessGroups, step: int, names: Mapping[str, int], odd: tuple[int, ...]
+    ) -> None:
+        usual, differ = _names_that_differ(group, names, odd)
+        self._tell(
+            group,
+            f"step {step}: replicas differ: {_ranks(odd)} from rank {usual} in {_some(differ)}. "
+            "Something changes it there alone, or belongs to the state and is not tracked "
+            "(schedule, scaler, averages, an optimizer's own attributes)",
+        )
+
+    def _tell(self, group: ProcessGroups, line: str) -> None:
+        key = line.partition(":")[2]
+        if group.rank == 0 and key not in self._told:
+            self._told.add(key)
+            log.error("%s", line)
+
+
+def refuse_other_frozen(group: ProcessGroups, names: Mapping[str, int]) -> None:
+    """Refuse a training whose ranks have different frozen parameters, which are never sent.
+
+    Args:
+        group: the world; all ranks come here.
+        names: checksums by name of this rank's frozen parameters.
+
+    Raises:
+        UsageError: on every rank; says which ranks differ, and in what.
+        RuntimeError: a rank went away meanwhile.
+    """
+    rows = _exchange(group, RankWords(state=_sum(names)))
+    for one in differences(rows, group.view.replica_size):
+        usual, differ = _names_that_differ(group, names, one.ranks)
+        raise UsageError(
+            f"frozen parameters differ: {_ranks(one.ranks)} from rank {usual} in {_some(differ)}. "
+            "With trainable_only they are never sent: seed before you build, or load them"
+        )
+
+
+def _names_that_differ(
+    group: ProcessGroups, names: Mapping[str, int], odd: tuple[int, ...]
+) -> tuple[int, list[str]]:
+    """Return a rank that has what is usual, and what the first odd rank has otherwise."""
+    by_rank: list[Any] = [None] * group.view.size
+    dist.all_gather_object(by_rank, dict(names))
+    size = group.view.replica_size
+    usual = next(r for r in range(odd[0] % size, len(by_rank), size) if r not in odd)
+    theirs, others = by_rank[odd[0]], by_rank[usual]
+    return usual, [name for name in theirs if theirs[name] != others.get(name)]
+
+
+_LINES = {
+    "stream": (
+        "s.loader: {ranks} read other samples from this stream than the others: it is split by "
+        "rank already, or shuffled anew on each rank. s.loader splits it once more, so samples "
+        "never come: give every rank the same stream"
+    ),
+    "length": (
+        "s.loader: on {ranks} the dataset has another length than elsewhere: it is split by rank "
+        "already. s.loader splits it once more, so samples never come: give the whole dataset"
+    ),
+    "batch": (
+        "s.loader: {ranks} were given the same batch: this source does not split by rank, and "
+        "global_batch has no effect on it. Give its dataset"
+    ),
+}
+
+
+def _exchange(group: ProcessGroups, mine: RankWords) -> list[RankWords]:
+    device = "cuda" if group.backend == "nccl" else "cpu"
+    words = torch.tensor(mine, dtype=torch.int64, device=device)
+    rows = [torch.empty_like(words) for _ in range(group.view.size)]
+    dist.all_gather(rows, words)
+    return [RankWords(*row.tolist()) for row in rows]
+
+
+def _sum(names: Mapping[str, int]) -> int:
+    """One number for all of them; 0: there are none."""
+    if not names:
+        return 0
+    total = hashlib.blake2b(repr(sorted(names.items())).encode(), digest_size=8)
+    return int.from_bytes(total.digest(), "little") >> 1 | 1
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    words = _some([str(rank) for rank in ranks])
+    return f"rank {words}" if len(ranks) == 1 else f"ranks {words}"
+
+
+def _some(words: Sequence[str]) -> str:
+    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
+    return ", ".join(words[:SHOWN]) + more

@@ -1,0 +1,18 @@
+"""The watch over the rules, in one process."""
+
+from __future__ import annotations
+
+from slurm_resilience.training.guards.replica_check import ReplicaCheck
+from slurm_resilience.training.guards.state_watch import StateWatch
+
+
+class RuleGuards:
+    """They outlive every world.
+
+    Args:
+        digest_every: steps between two comparisons of replicas; None: as often as is cheap.
+    """
+
+    def __init__(self, digest_every: int | None) -> None:
+        self.replicas = ReplicaCheck(digest_every)
+        self.state = StateWatch()

@@ -1,0 +1,164 @@
+"""See changes of the state outside of updates while they happen, not at the next fault."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from slurm_resilience.training.content_digest import content_digest
+from slurm_resilience.training.state import Tracked
+from slurm_resilience.training.state.adapters import has_own_state
+
+log = logging.getLogger("sres.training")
+
+CLOSELY = 2
+"""Updates of each world, after the first, before which everything is looked at. Later it is the
+steps of schedulers, and pieces of some parameters, of others each time."""
+
+
+class StateWatch:
+    """Watches what is tracked, in each world from its healing on. Each warning comes once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+        self.enter(None, {}, tell=False)
+
+    def enter(self, tracked: Tracked | None, objects: dict[str, Any], *, tell: bool) -> None:
+        """Begin a new world.
+
+        Args:
+            tracked: the state, just marked.
+            objects: name → what the training tracks.
+            tell: this rank warns, for all.
+        """
+        self._tracked = tracked
+        self._tell = tell
+        self._updates = 0
+        self._schedules = {
+            name: one for name, one in objects.items() if isinstance(_steps(one), int)
+        }
+        self._optimizers = {
+            name: one for name, one in objects.items() if isinstance(one, torch.optim.Optimizer)
+        }
+        self._others = {
+            name: one
+            for name, one in objects.items()
+            if not isinstance(one, torch.Tensor | nn.Module | torch.optim.Optimizer)
+            and name not in self._schedules
+        }
+        # The objects themselves, so that no other one gets their id.
+        self._states = {name: one.state for name, one in self._optimizers.items()}
+        self._counts: dict[str, Any] = {}
+        self._contents: dict[str, int] = {}
+        self.commit()
+
+    def begin(self) -> None:
+        """Look for changes since the last update, or since the healing; warn of them."""
+        turn = self._updates
+        self._updates += 1
+        if self._tracked is None:
+            return
+        for name, count in self._counts.items():
+            if _steps(self._schedules[name]) != count:
+                self._warn(
+                    f"{name} steps outside of s.update(): after a fault ranks go on with different "
+                    f"learning rates. Put {name}.step() inside of `with s.update():`"
+                )
+        if turn > CLOSELY:
+            if changed := self._tracked.written():
+                self._warn_changed(changed)
+            return
+        changed = self._tracked.changed()
+        if turn == 0:
+            changed += tuple(n for n, one in self._optimizers.items() if self._replaced(n, one))
+        if turn == 1:
+            self._look_for_hidden_state()
+        changed += tuple(
+            name for name, one in self._others.items() if self._contents[name] != _content(one)
+        )
+        if changed and turn == 0:
+            self._warn(
+                f"{_some(changed)} changed between s.track and the first s.update(). That is done "
+                "again after each fault, and undoes the training: load weights, and set them, "
+                "before s.track (in what s.once builds)"
+            )
+        elif changed:
+            self._warn_changed(changed)
+
+    def commit(self) -> None:
+        """Note what an update has left."""
+        for name, one in self._schedules.items():
+            self._counts[name] = _steps(one)
+        if self._updates <= CLOSELY:
+            self._contents = {name: _content(one) for name, one in self._others.items()}
+
+    def _look_for_hidden_state(self) -> None:
+        for name, one in self._optimizers.items():
+            if hidden := hidden_state(one):
+                self._warn(
+                    f"{name} keeps state where no peer finds it ({_some(hidden)}), so a replaced "
+                    "rank begins without it. Keep it in its `state`, or give the optimizer a "
+                    "state_dict and load_state_dict of its own"
+                )
+
+    def _replaced(self, name: str, optimizer: torch.optim.Optimizer) -> bool:
+        """Tell whether a load_state_dict gave an optimizer another state."""
+        return optimizer.state is not self._states[name] and bool(optimizer.state)
+
+    def _warn_changed(self, changed: tuple[str, ...]) -> None:
+        self._warn(
+            f"{_some(changed)} changed between two updates: a fault meanwhile takes that for the "
+            "state, or loses it. Change it inside of `with s.update():`; for a validation with "
+            "other weights use a module of its own"
+        )
+
+    def _warn(self, line: str) -> None:
+        key = line.partition(":")[0].partition(" changed ")[2] or line
+        if self._tell and key not in self._told:
+            self._told.add(key)
+            log.warning("%s", line)
+
+
+def hidden_state(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """Return the attributes of an optimizer that hold state beside `state` and `param_groups`. One
+    with a state_dict of its own is trusted. Pure."""
+    if type(optimizer).__module__.startswith("torch.") or has_own_state(optimizer):
+        return ()
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return tuple(
+        name
+        for name, value in vars(optimizer).items()
+        if name not in ("state", "param_groups", "defaults")
+        and any(_holds_state(one, optimizer, known) for one in _items(value))
+    )
+
+
+def _holds_state(thing: Any, optimizer: torch.optim.Optimizer, known: set[int]) -> bool:
+    if isinstance(thing, torch.optim.Optimizer):
+        return thing.state is not optimizer.state
+    return isinstance(thing, torch.Tensor) and id(thing) not in known
+
+
+def _items(value: Any) -> list[Any]:
+    """Return a value, or what a container holds."""
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _steps(thing: Any) -> Any:
+    """Return how often a scheduler has stepped; None: it is none."""
+    return getattr(thing, "last_epoch", None)
+
+
+def _content(thing: Any) -> int:
+    return content_digest(thing.state_dict())
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

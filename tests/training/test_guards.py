@@ -1,0 +1,155 @@
+"""The guards' findings, as pure functions of the words that ranks exchange."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from state_ranks import view_of
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, TensorDataset
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.mesh.model import PeerStatus
+from slurm_resilience.training.content_digest import content_digest
+from slurm_resilience.training.guards import split_sources
+from slurm_resilience.training.guards.replica_check import (
+    EVERY_STEPS,
+    RankDifference,
+    RankWords,
+    ReplicaCheck,
+    differences,
+    steps_between,
+)
+from slurm_resilience.training.state.rollback import SAMPLED, ContentSample
+
+pytestmark = pytest.mark.training
+
+
+def found(rows: list[RankWords], replica_size: int = 1) -> list[RankDifference]:
+    return differences(rows, replica_size)
+
+
+def test_ranks_that_agree_are_not_told_of() -> None:
+    assert not found([RankWords(state=5, stream_at=1, stream=7, length=3)] * 4)
+
+
+def test_the_ranks_that_differ_from_most_are_named() -> None:
+    rows = [RankWords(state=5), RankWords(state=6), RankWords(state=5)]
+    assert found(rows) == [RankDifference("state", (1,))]
+    # Of two, the lower rank is taken to be right.
+    assert found(rows[1:]) == [RankDifference("state", (1,))]
+
+
+def test_only_ranks_with_the_same_part_are_compared() -> None:
+    rows = [RankWords(state=5), RankWords(state=6)] * 2
+    assert not found(rows, 2)
+    assert found([*rows[:3], RankWords(state=7)], 2) == [RankDifference("state", (3,))]
+
+
+def test_a_stream_is_compared_where_the_same_batch_was_read() -> None:
+    rows = [RankWords(stream_at=1, stream=7), RankWords(stream_at=4, stream=8), RankWords()]
+    assert not found(rows)
+    assert found([rows[0], RankWords(stream_at=1, stream=9)]) == [RankDifference("stream", (1,))]
+
+
+def test_equal_batches_are_named_where_a_source_splits_by_itself() -> None:
+    rows = [RankWords(batch=1), RankWords(batch=2), RankWords(batch=1)]
+    assert found(rows) == [RankDifference("batch", (0, 2))]
+    # Ranks of one replica may share a batch.
+    assert not found([RankWords(batch=1), RankWords(batch=1)], 2)
+
+
+def test_ranks_are_compared_at_the_first_two_updates_and_then_now_and_then() -> None:
+    check = ReplicaCheck(None)
+    check.enter(2)
+    assert [check.due(step) for step in range(2)] == [True, True]
+    never, alone = ReplicaCheck(0), ReplicaCheck(None)
+    never.enter(2)
+    alone.enter(1)
+    assert not never.due(0) and not alone.due(0)
+
+
+def test_comparing_takes_a_hundredth_of_the_time_at_most() -> None:
+    # A step of one second, checksums of half a second: every 50 steps would do.
+    assert steps_between(seconds=0.5, each=1.0) == EVERY_STEPS
+    assert steps_between(seconds=5.0, each=1.0) == 500
+
+
+def test_contents_are_told_apart() -> None:
+    x = torch.arange(4.0)
+    assert content_digest([x, {"a": 1}]) == content_digest([x.clone(), {"a": 1}])
+    other = [[x + 1, {"a": 1}], [x, {"a": 2}], [x.double(), {"a": 1}], (x, {"a": 1})]
+    assert len({content_digest(one) for one in other} | {content_digest([x, {"a": 1}])}) == 5
+
+
+def test_a_write_that_torch_does_not_count_is_seen() -> None:
+    parameters = [nn.Parameter(torch.zeros(3)) for _ in range(SAMPLED + 3)]
+    sample = ContentSample(parameters)
+    sample.take()  # the last three: the first turn is the second window
+    assert sample.differ() == set()
+    parameters[SAMPLED + 1].data.add_(1)
+    assert sample.differ() == {SAMPLED + 1}
+    sample.take()  # the first ones
+    parameters[SAMPLED].data.add_(1)
+    assert sample.differ() == set()
+    parameters[2].data = torch.ones(3)
+    assert sample.differ() == {2}
+
+
+DATA = TensorDataset(torch.arange(8.0))
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    _distributed: Any = None
+
+    def __iter__(self) -> Any:
+        return iter(range(8))
+
+
+class Own(Sampler[int]):
+    """It may split by rank, or not."""
+
+
+def refused(source: Any, rank: int = 1, world: int = 2) -> str:
+    view = view_of([PeerStatus()] * world)
+    try:
+        split_sources.refuse(source, view, rank)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def test_sources_that_s_loader_splits_are_taken() -> None:
+    for source in (DATA, Stream(), [1, 2], lambda: DATA):
+        assert refused(source) == ""
+
+
+def test_a_stream_that_says_it_is_split_is_refused() -> None:
+    stream = Stream()
+    stream._distributed = SimpleNamespace(rank=1, world_size=2)
+    assert "split by rank already (rank 1 of 2)" in refused(stream)
+    assert refused(DataLoader(stream)) == ""
+
+
+@pytest.mark.parametrize("how", [{}, {"shuffle": True}, {"batch_size": 2, "drop_last": True}])
+def test_a_dataloader_that_nothing_splits_is_refused(how: dict[str, Any]) -> None:
+    assert "does not split by rank" in refused(DataLoader(DATA, **how))
+    assert refused(DataLoader(DATA, **how), rank=0, world=1) == ""
+
+
+def test_a_dataloader_that_splits_is_taken() -> None:
+    assert refused(DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 1))) == ""
+    assert "rank 0 of 2, and this is rank 1 of 2" in refused(
+        DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 0))
+    )
+    # What its batches hold is compared between the ranks.
+    assert refused(DataLoader(DATA, sampler=Own())) == ""
+    assert refused(DataLoader(Stream())) == ""
+
+
+def test_a_refusal_names_the_collate_function_that_is_needed() -> None:
+    assert "collate_fn=…" not in refused(DataLoader(DATA))
+    assert "collate_fn=…" in refused(DataLoader(DATA, collate_fn=list))

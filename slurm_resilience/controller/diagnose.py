@@ -51,12 +51,14 @@ SLURM_USERS = frozenset({"root", "slurm"})
 """Users that Slurm's daemons run as, besides the SlurmUser of this site."""
 NOT_RESPONDING = "Not responding"
 """Slurm's own reason for a node that it has set DOWN because it heard nothing of it."""
+REBOOTED = "Node unexpectedly rebooted"
+"""The reason that 26.05 writes over that one when the node registers again."""
 # The reasons that slurmctld and slurmd write themselves, whole, as 22.05 to 26.05 have them. Every
 # other one was written by a person (or another program), and stays.
 _OWN = "|".join(
     (
         NOT_RESPONDING,
-        r"Node unexpectedly rebooted",
+        REBOOTED,
         r"Kill task failed",
         r"Prolog error",
         r"Epilog error",

@@ -28,6 +28,11 @@ def test_a_node_that_died_in_a_storm_is_given_back(breaker: BreakerState) -> Non
     assert came_back(breaker=breaker) == ["n1"]
 
 
+def test_it_is_where_slurm_has_written_that_it_rebooted() -> None:
+    """26.05 does, over its "Not responding"."""
+    assert came_back(node(state="DOWN", reason="Node unexpectedly rebooted")) == ["n1"]
+
+
 @pytest.mark.parametrize(
     "what",
     [

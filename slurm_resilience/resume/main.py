@@ -235,9 +235,11 @@ def main() -> None:
         sys.exit(UsageError.exit_code)
     code = run(argv[1], argv[3:])
     # Without taking the interpreter apart: nothing here needs it, and the user would wait for it.
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # None: it was closed when Python started.
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.flush()
     os._exit(code)
 
 

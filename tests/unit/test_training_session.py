@@ -30,7 +30,7 @@ def session() -> Any:
     """The session of rank 0 in a world that goes on."""
     participant: Any = Participant(read_environment({"RANK": "0", "WORLD_SIZE": "1"}), Options())
     participant.mesh = SimpleNamespace(end=None, evicted="", knock=threading.Event())
-    participant._group = SimpleNamespace(rank=0)
+    participant._group = SimpleNamespace(rank=0, lost_connection=lambda: False)
     participant.healer.progress.step = 0
     return Session(participant)
 

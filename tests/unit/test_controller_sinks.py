@@ -206,6 +206,20 @@ def test_a_full_disk_silences_no_command_for_good(
     worker.close()
 
 
+def test_a_journal_that_could_not_be_read_for_a_moment_is_no_lasting_trouble(site: Site) -> None:
+    worker = site.worker(MoodySink())
+    drain(worker)
+    journal, worker._journal = worker._journal, None
+    file, worker._journal_file = worker._journal_file, site.directory / "none" / "\0"
+    worker.step()
+    worker._journal, worker._journal_file = journal, file
+    site.clock.move(2 * rules.TROUBLE_AFTER_SECONDS)
+    assert worker.trouble()
+    drain(worker)
+    assert not worker.trouble()
+    worker.close()
+
+
 def test_a_date_that_jumps_back_does_not_silence_a_sink(site: Site) -> None:
     sink = MoodySink()
     worker = site.worker(sink)

@@ -108,7 +108,8 @@ class SinkWorker:
         now = self._clock.now()
         if rules.wants_alive(self._progress, self._settings.heartbeat, self._pulse.moment, moment):
             self._sink.send([alive(self._cluster, self._pulse.sentence, now)])
-            self._note_success(Delivery(self._progress.sent, alive_at=moment))
+            self._note_success()
+            self._progress = Delivery(self._progress.sent, alive_at=moment)
             return True
         newest = journal.newest_event()
         progress = rules.rewound(self._progress, newest)
@@ -122,14 +123,15 @@ class SinkWorker:
         up_to = events[-1]["id"] if events else newest
         if events:
             self._write_sent(up_to)
-        if events or not progress.failures:
-            self._note_success(rules.taken(progress, up_to))
+        if fresh:
+            self._note_success()
+        # Also without an event: what failed was the journal, which can be read again.
+        self._progress = rules.taken(progress, up_to)
         return bool(events)
 
-    def _note_success(self, progress: Delivery) -> None:
+    def _note_success(self) -> None:
         if self._progress.failures:
             log.info("sink %s takes events again", self.name)
-        self._progress = progress
 
     def _write_sent(self, number: int) -> None:
         """Remember the progress over a restart. Where that fails, the next start sends again."""

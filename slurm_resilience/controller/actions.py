@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
-from slurm_resilience.controller.journal import (
+from slurm_resilience.controller.journal.records import (
     NO_FACTS,
     BreakerState,
     Fault,

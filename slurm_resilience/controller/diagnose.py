@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from slurm_resilience.config import Config, DetectSettings
-from slurm_resilience.controller.journal import FindingOfBoot
+from slurm_resilience.controller.journal.records import FindingOfBoot
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.probe import ProbeResult
 from slurm_resilience.controller.registry import AgentView

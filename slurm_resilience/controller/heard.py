@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from slurm_resilience.controller.journal import KnownAgent
+from slurm_resilience.controller.journal.records import KnownAgent
 from slurm_resilience.wire.messages import (
     AttemptEnded,
     AttemptStarted,

@@ -27,7 +27,8 @@ from slurm_resilience.controller.cycle import Cycle
 from slurm_resilience.controller.decide.recovery_modes import check_names, with_each_node
 from slurm_resilience.controller.inbox import Inbox
 from slurm_resilience.controller.job_lookups import JobLookups
-from slurm_resilience.controller.journal import Journal, open_database
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.journal_file import open_database
 from slurm_resilience.controller.observe import Sources, last_run
 from slurm_resilience.controller.probe import Dialer, Prober
 from slurm_resilience.controller.query.history_reader import HistoryReader

@@ -15,10 +15,10 @@ from slurm_resilience.clock import Clock
 from slurm_resilience.config import ReplaceSettings
 from slurm_resilience.controller.heard import Heard
 from slurm_resilience.controller.inbox import Inbox
-from slurm_resilience.controller.journal import (
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import (
     NO_MEMORY,
     Incident,
-    Journal,
     JournalMemory,
     PendingRequeue,
     Supervised,

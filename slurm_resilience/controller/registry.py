@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from slurm_resilience.clock import Clock
-from slurm_resilience.controller.journal import FindingOfBoot, Supervised
+from slurm_resilience.controller.journal.records import FindingOfBoot, Supervised
 from slurm_resilience.model import FAULTY, Finding, Job
 from slurm_resilience.wire.messages import (
     AttemptEnded,

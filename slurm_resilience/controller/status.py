@@ -15,7 +15,7 @@ from slurm_resilience.controller.decide.decision import Decision
 from slurm_resilience.controller.decide.intake import REMOVED_AFTER_SECONDS
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis
-from slurm_resilience.controller.journal import Incident
+from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.query.upcoming import next_acts
 from slurm_resilience.controller.registry import AgentView

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from slurm_resilience.controller.journal import Journal
+from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.demo.phases import Account, Fault, account
 from slurm_resilience.errors import LabError
 from slurm_resilience.lab import Lab

@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from slurm_resilience.controller.journal import Journal
+from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.lab import Lab
 
 # What each task writes: one line of JSON, complete or absent (O_APPEND, one write).

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from jobs import Job, NodesOf, all_idle, events, kinds
 
-from slurm_resilience.controller.journal import BreakerState, Journal
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import BreakerState
 from slurm_resilience.lab import Lab, LabSpec
 from slurm_resilience.lab.programs import own_bin
 from slurm_resilience.model import REPLACE

@@ -8,7 +8,8 @@ import pytest
 
 from slurm_resilience import config
 from slurm_resilience.controller.decide.recovery_modes import check_names, with_each_node
-from slurm_resilience.controller.journal import Journal, NamedModes
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import NamedModes
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.model import Node
 

@@ -20,12 +20,8 @@ from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeSta
 from slurm_resilience.controller.diagnose import diagnose
 from slurm_resilience.controller.inbox import Inbox
 from slurm_resilience.controller.job_lookups import JobLookups
-from slurm_resilience.controller.journal import (
-    IncidentFacts,
-    Journal,
-    PendingRequeue,
-    Supervised,
-)
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import IncidentFacts, PendingRequeue, Supervised
 from slurm_resilience.controller.observe import Blind, ClusterSnapshot, SiteFacts, Sources
 from slurm_resilience.controller.probe import Answer, Prober, ProbeResult
 from slurm_resilience.controller.registry import AgentView, Registry, SupervisorRoll

@@ -10,7 +10,8 @@ from worlds import NOW, actions, agent, config, dead, finding, incident, node, w
 
 from slurm_resilience.controller import actions as act
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
-from slurm_resilience.controller.journal import BreakerState, Fault, Journal
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import BreakerState, Fault
 
 SLURMS = "Not responding"
 DIED = Fault("n1", "", (), NOW - 60, is_over=True)

@@ -31,7 +31,12 @@ from slurm_resilience.controller.decide.decision import decide
 from slurm_resilience.controller.decide.node_events import REASON_GONE
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState, SideAct, step
 from slurm_resilience.controller.diagnose import diagnose
-from slurm_resilience.controller.journal import BreakerState, Fault, JournalMemory, PendingRequeue
+from slurm_resilience.controller.journal.records import (
+    BreakerState,
+    Fault,
+    JournalMemory,
+    PendingRequeue,
+)
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import REBOOT, REPLACE, Node, Severity
 from slurm_resilience.replace.repair_order import Run

@@ -24,12 +24,8 @@ from worlds import (
 
 from slurm_resilience.controller import actions as act
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
-from slurm_resilience.controller.journal import (
-    IncidentFacts,
-    Journal,
-    MachineIdentity,
-    Repair,
-)
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import IncidentFacts, MachineIdentity, Repair
 from slurm_resilience.model import REBOOT, REPLACE, Severity
 
 NEEDS_REBOOT = agent(findings=(finding(Severity.REBOOT),))

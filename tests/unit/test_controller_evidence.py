@@ -15,7 +15,8 @@ from slurm_resilience.controller.act import evidence_collector
 from slurm_resilience.controller.act.evidence_collector import EvidenceCollector, prune_evidence
 from slurm_resilience.controller.act.reporting import Reporter
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
-from slurm_resilience.controller.journal import Incident, Journal
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.observe import last_run
 from slurm_resilience.errors import WireError
 from slurm_resilience.model import REPLACE, CheckResult

@@ -22,7 +22,7 @@ from slurm_resilience.controller.decide.intake import LEAST_UNSEEN, take_in
 from slurm_resilience.controller.decide.jobs import priorities
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.heard import Heard, InboxMessage
-from slurm_resilience.controller.journal import Supervised
+from slurm_resilience.controller.journal.records import Supervised
 from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
 from slurm_resilience.model import Job
 from slurm_resilience.slurm import parse

@@ -22,7 +22,7 @@ from slurm_resilience.controller.decide.intake import notes_of
 from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.heard import InboxMessage
-from slurm_resilience.controller.journal import PendingRequeue, Supervised
+from slurm_resilience.controller.journal.records import PendingRequeue, Supervised
 from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
 from slurm_resilience.controller.registry import AgentPresence, AgentView
 from slurm_resilience.model import Job, Node

@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
-from slurm_resilience.controller.journal import (
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.journal_file import SCHEMA_VERSION
+from slurm_resilience.controller.journal.records import (
     CLOSED_BREAKER,
-    SCHEMA_VERSION,
     BreakerState,
     Fault,
     Incident,
     IncidentFacts,
-    Journal,
     KnownAgent,
     MachineIdentity,
     PendingRequeue,
@@ -264,7 +264,8 @@ def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
-from slurm_resilience.controller.journal import PendingRequeue, Journal
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import PendingRequeue
 journal = Journal(sys.argv[1])
 number = 0
 while True:

@@ -14,7 +14,8 @@ from slurm_resilience.controller import actions as act
 from slurm_resilience.controller.act.left_over_acts import LeftOverActs
 from slurm_resilience.controller.act.reporting import Reporter
 from slurm_resilience.controller.actions import ClearLeftOver
-from slurm_resilience.controller.journal import LEFT_OVER_REMAINS, Journal
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import LEFT_OVER_REMAINS
 from slurm_resilience.errors import WireError
 from slurm_resilience.wire.messages import EndLeftOver, LeftOverEnded, NodeAnswer
 

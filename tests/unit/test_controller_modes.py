@@ -29,7 +29,8 @@ from slurm_resilience.controller import actions as act
 from slurm_resilience.controller import cycle
 from slurm_resilience.controller.decide.decision import decide
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
-from slurm_resilience.controller.journal import Journal, ObservedFault
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import ObservedFault
 from slurm_resilience.controller.main import Controller
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.query.history_reader import HistoryReader

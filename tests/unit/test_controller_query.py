@@ -27,7 +27,8 @@ from slurm_resilience.cli.view import queue
 from slurm_resilience.config import Config
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.diagnose import diagnose
-from slurm_resilience.controller.journal import BreakerState, EventFilter, Journal
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import BreakerState, EventFilter
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.query.history_reader import HistoryReader
 from slurm_resilience.controller.query.upcoming import next_acts

@@ -19,7 +19,8 @@ from worlds import FakeClock, agent, config, finding
 from slurm_resilience.clock import SteadyClock
 from slurm_resilience.controller import actions
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
-from slurm_resilience.controller.journal import BreakerState, Fault, IncidentFacts, Journal
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import BreakerState, Fault, IncidentFacts
 from slurm_resilience.controller.main import Controller as Daemon
 from slurm_resilience.controller.main import only_one
 from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts

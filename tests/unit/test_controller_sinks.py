@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from slurm_resilience.config import ConfigError, SinkSettings, parse
 from slurm_resilience.controller.decide.hints import failing_sinks
-from slurm_resilience.controller.journal import Journal
+from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
 from slurm_resilience.controller.sinks import delivery as rules
 from slurm_resilience.controller.sinks.delivery import Delivery

@@ -138,7 +138,7 @@ def test_a_lifecycle_is_an_enum_and_not_three_booleans() -> None:
 # --- who changes a state --------------------------------------------------------------------
 
 WRITES = re.compile(r"\b(INSERT INTO|UPDATE) incidents\b")
-JOURNAL = "controller/journal.py"
+JOURNAL = "controller/journal/incident_table.py"
 
 
 def test_a_nodes_state_is_written_by_the_journal_alone() -> None:

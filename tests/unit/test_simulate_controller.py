@@ -27,7 +27,8 @@ from slurm_resilience.controller.decide import (
     replacing,
 )
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
-from slurm_resilience.controller.journal import Journal, Supervised
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import Supervised
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import Node
 from slurm_resilience.simulate.cluster import cluster_faults

@@ -12,7 +12,7 @@ from slurm_resilience.controller.decide.decision import Decision, decide
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis, diagnose
 from slurm_resilience.controller.heard import Heard
-from slurm_resilience.controller.journal import (
+from slurm_resilience.controller.journal.records import (
     Incident,
     IncidentTimes,
     JournalMemory,

@@ -22,7 +22,7 @@ from slurm_resilience.controller.act.notes import NoteWriter
 from slurm_resilience.controller.act.repair import RepairActs
 from slurm_resilience.controller.act.reporting import Reporter
 from slurm_resilience.controller.alarms import SHOWN_AFTER_SECONDS
-from slurm_resilience.controller.journal import Journal
+from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.probe import Prober
 from slurm_resilience.controller.registry import Registry

@@ -18,7 +18,8 @@ import msgspec
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.controller.act.reporting import Reporter
-from slurm_resilience.controller.journal import Incident, Journal
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.errors import SresError
 from slurm_resilience.wire.frames import UNREADABLE
 from slurm_resilience.wire.messages import NodeAnswer, NodeEvidence, SendEvidence

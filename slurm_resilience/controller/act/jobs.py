@@ -16,7 +16,8 @@ from slurm_resilience.controller.actions import (
     ShrinkJob,
     StartPendingJob,
 )
-from slurm_resilience.controller.journal import Journal, PendingRequeue
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import PendingRequeue
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.registry import Registry
 from slurm_resilience.errors import SresError

@@ -11,7 +11,7 @@ from slurm_resilience.clock import Clock
 from slurm_resilience.controller.act.evidence_collector import Ask
 from slurm_resilience.controller.act.reporting import Reporter
 from slurm_resilience.controller.actions import ClearLeftOver
-from slurm_resilience.controller.journal import LEFT_OVER_REMAINS
+from slurm_resilience.controller.journal.records import LEFT_OVER_REMAINS
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.errors import SresError
 from slurm_resilience.slurm.client import SlurmClient

@@ -25,12 +25,8 @@ from slurm_resilience.controller.actions import (
 from slurm_resilience.controller.decide.labelling import labels_for
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, SideAct, step
 from slurm_resilience.controller.diagnose import is_out_of_service, persons_reason
-from slurm_resilience.controller.journal import (
-    Incident,
-    IncidentFacts,
-    Journal,
-    MachineIdentity,
-)
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import Incident, IncidentFacts, MachineIdentity
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.probe import Prober
 from slurm_resilience.errors import SresError

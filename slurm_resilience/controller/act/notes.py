@@ -25,7 +25,8 @@ from slurm_resilience.controller.actions import (
     NotePutBack,
     NoteSupervised,
 )
-from slurm_resilience.controller.journal import PUT_BACK, Journal
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import PUT_BACK
 from slurm_resilience.controller.registry import Registry
 
 log = logging.getLogger("sresctld")

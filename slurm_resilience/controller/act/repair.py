@@ -19,12 +19,8 @@ from slurm_resilience.controller.actions import (
 )
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
 from slurm_resilience.controller.diagnose import is_kept_instead, is_speaking, open_findings
-from slurm_resilience.controller.journal import (
-    Incident,
-    IncidentFacts,
-    Journal,
-    MachineIdentity,
-)
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import Incident, IncidentFacts, MachineIdentity
 from slurm_resilience.controller.observe import ClusterSnapshot, repair_order
 from slurm_resilience.controller.probe import Prober
 from slurm_resilience.controller.registry import Registry

@@ -6,7 +6,8 @@ from typing import Any
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.controller.actions import ActOutcome
-from slurm_resilience.controller.journal import Incident, Journal
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import Incident
 
 
 class Reporter:

@@ -16,7 +16,7 @@ from slurm_resilience.config import BreakerSettings, Config
 from slurm_resilience.controller.actions import Note, NoteBreaker, NoteFault, RaiseAlarm
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis
-from slurm_resilience.controller.journal import HOUR_SECONDS, BreakerState, Fault
+from slurm_resilience.controller.journal.records import HOUR_SECONDS, BreakerState, Fault
 from slurm_resilience.controller.observe import ClusterSnapshot
 
 SHOWN_NODES = 20

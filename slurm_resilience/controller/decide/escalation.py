@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from slurm_resilience.config import Config
 from slurm_resilience.controller.diagnose import NodeDiagnosis
-from slurm_resilience.controller.journal import Incident
+from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import REBOOT, REPLACE
 

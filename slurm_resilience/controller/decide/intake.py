@@ -23,7 +23,7 @@ from slurm_resilience.controller.actions import (
 )
 from slurm_resilience.controller.decide import breaker
 from slurm_resilience.controller.heard import InboxMessage
-from slurm_resilience.controller.journal import KnownAgent, PendingRequeue, Supervised
+from slurm_resilience.controller.journal.records import KnownAgent, PendingRequeue, Supervised
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import Job
 from slurm_resilience.wire.messages import (

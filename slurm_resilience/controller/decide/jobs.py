@@ -19,7 +19,7 @@ from slurm_resilience.controller.actions import (
 )
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis
-from slurm_resilience.controller.journal import PendingRequeue
+from slurm_resilience.controller.journal.records import PendingRequeue
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import Job
 

@@ -7,7 +7,7 @@ from typing import assert_never
 
 from slurm_resilience.controller.actions import TakeLabelsOff
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
-from slurm_resilience.controller.journal import Incident
+from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import REBOOT
 from slurm_resilience.slurm.node_labels import (

@@ -34,7 +34,7 @@ from slurm_resilience.controller.diagnose import (
     life_of,
     open_findings,
 )
-from slurm_resilience.controller.journal import Incident
+from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import REBOOT, Node
 from slurm_resilience.replace.repair_order import Run

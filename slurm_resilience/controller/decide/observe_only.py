@@ -23,7 +23,7 @@ from slurm_resilience.controller.decide.intake import is_removed
 from slurm_resilience.controller.decide.marking import Marking
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis, is_a_persons
-from slurm_resilience.controller.journal import (
+from slurm_resilience.controller.journal.records import (
     WOULD_REPLACE,
     Incident,
     IncidentTimes,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from slurm_resilience.config import Config, RecoveryMode
-from slurm_resilience.controller.journal import NamedModes
+from slurm_resilience.controller.journal.records import NamedModes
 from slurm_resilience.errors import ConfigError, UsageError
 from slurm_resilience.model import Node
 from slurm_resilience.slurm.hostlists import expand

@@ -28,7 +28,7 @@ from slurm_resilience.controller.diagnose import (
     life_without_sresd,
     open_findings,
 )
-from slurm_resilience.controller.journal import HOUR_SECONDS, Incident
+from slurm_resilience.controller.journal.records import HOUR_SECONDS, Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import Node
 

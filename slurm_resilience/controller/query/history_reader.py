@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from slurm_resilience.controller.journal import EventFilter, Journal
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import EventFilter
 from slurm_resilience.controller.pages import PAGE_BYTES
 from slurm_resilience.controller.query.observed_outcome import review_view
 from slurm_resilience.controller.status import incident_view

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from slurm_resilience.controller.journal import WOULD_REPLACE, ObservedFault
+from slurm_resilience.controller.journal.records import WOULD_REPLACE, ObservedFault
 
 _OUTCOMES = (
     # The strongest act of people first.

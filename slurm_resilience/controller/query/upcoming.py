@@ -12,7 +12,7 @@ from slurm_resilience.controller.decide import replacing
 from slurm_resilience.controller.decide.marking import mode_of
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis, life_of
-from slurm_resilience.controller.journal import HOUR_SECONDS, Incident
+from slurm_resilience.controller.journal.records import HOUR_SECONDS, Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import REBOOT, Node
 

@@ -14,7 +14,7 @@ import msgspec
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import SinkSettings
-from slurm_resilience.controller.journal import Journal
+from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.sinks import delivery as rules
 from slurm_resilience.controller.sinks.delivery import Delivery
 from slurm_resilience.controller.sinks.event_sink import EventSink, alive, as_sent, make_sink

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from slurm_resilience.config import Config
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
-from slurm_resilience.controller.journal import HOUR_SECONDS, Incident
+from slurm_resilience.controller.journal.records import HOUR_SECONDS, Incident
 from slurm_resilience.model import REBOOT, REPLACE, Job, Node
 from slurm_resilience.simulate.cluster.sim_host import SimHost, SimRun
 from slurm_resilience.simulate.cluster.sim_machine import Path, Power, SimMachine

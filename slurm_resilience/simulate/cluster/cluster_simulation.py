@@ -20,7 +20,7 @@ import msgspec
 
 from slurm_resilience.config import BreakerSettings, Config, ControllerSettings, ReplaceSettings
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
-from slurm_resilience.controller.journal import Incident
+from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.main import Borders, Controller, only_one
 from slurm_resilience.controller.probe import Answered
 from slurm_resilience.errors import SresError

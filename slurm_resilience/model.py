@@ -14,6 +14,11 @@ import msgspec
 REPLACE = "Action:Replace"
 REBOOT = "Action:Reboot"
 
+INJECTED_MARK = "(injected)"
+"""Ends the text of a finding that a person made for a drill, and so of all that follows from it."""
+INJECTED = "injected"
+"""The check of a finding that announces a fault for which no check speaks: a crash, a cut cable."""
+
 
 class Node(msgspec.Struct, frozen=True):
     """One line of `scontrol show node`."""
@@ -192,6 +197,7 @@ class Finding(msgspec.Struct, frozen=True):
     evidence: str = ""
     """The raw line or value."""
     injected: bool = False
+    """A program wrote it, not the kernel: a drill, or nothing at all."""
     uptime: float = 0.0
     """Seconds since the node's boot, where its kernel wrote that: they stay the same when the clock
     is set. 0: not known."""

@@ -17,6 +17,7 @@ from slurm_resilience import __version__
 from slurm_resilience.agent import identity
 from slurm_resilience.agent.agent_link import AgentLink, Wakeup
 from slurm_resilience.agent.check_loop import CheckLoop
+from slurm_resilience.agent.drill_window import DrillWindow, drill_file
 from slurm_resilience.agent.events import gpu_events
 from slurm_resilience.agent.events.gpu_events import GpuEvents
 from slurm_resilience.agent.facts import SlurmFacts
@@ -34,6 +35,7 @@ from slurm_resilience.daemon_log import KEPT_LINES, RecentLines
 from slurm_resilience.errors import AuthError, WireError
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import (
+    ChangeDrill,
     EndLeftOver,
     LogTail,
     NodeEvidence,
@@ -80,7 +82,11 @@ class Daemon:
         self._checks = CheckLoop(settings, facts, self.outbox, clock, stop)
         self._recent = recent
         self._kernel_log: KernelLogReader | None = None
+        self._drill = DrillWindow(
+            drill_file(), identity.boot_id(), settings.agent.accept_injected, clock
+        )
         answerers = {
+            ChangeDrill.kind: Answerer(ChangeDrill, self._drill.change),
             SendLog.kind: Answerer(SendLog, self._log_tail),
             SendEvidence.kind: Answerer(SendEvidence, self._evidence),
             EndLeftOver.kind: Answerer(
@@ -102,10 +108,9 @@ class Daemon:
 
     def run(self, kernel_log: Path) -> int:
         """Run until `stop` is set; return the exit code."""
-        agent = self._settings.agent
         intake = FindingIntake(self.outbox)
         reader = KernelLogReader(
-            kernel_log, agent.accept_injected, self.outbox, intake, self._clock, self._stop
+            kernel_log, self._drill, self.outbox, intake, self._clock, self._stop
         )
         events = GpuEvents(
             self._settings, self._facts, self.outbox, intake, self._clock, self._stop

@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_resilience.agent.agent_link import Wakeup
+from slurm_resilience.agent.drill_window import DrillWindow
 from slurm_resilience.agent.finding_intake import FindingIntake
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.daemon_log import last_lines
 from slurm_resilience.health.kernel_log import Classifier
+from slurm_resilience.health.log_frame import record
 from slurm_resilience.model import CheckResult
 
 log = logging.getLogger("sresd.kernel_log")
@@ -84,18 +86,19 @@ class KernelLogReader:
     def __init__(
         self,
         path: Path,
-        accept_injected: bool,
+        drill: DrillWindow,
         outbox: Outbox,
         intake: FindingIntake,
         clock: Clock,
         stop: threading.Event,
     ) -> None:
         self._path = path
+        self._drill = drill
         self._outbox = outbox
         self._intake = intake
         self._clock = clock
         self._stop = stop
-        self._classifier = Classifier(accept_injected)
+        self._classifier = Classifier(drill.is_always)
         self._wakeup = Wakeup()
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
 
@@ -127,17 +130,26 @@ class KernelLogReader:
     def _follow(self, source: KernelLogSource) -> None:
         booted = self._clock.now() - self._clock.monotonic() if source.is_device else None
         self._put_up("pass", f"following {self._path}")
+        is_from_before = source.is_device
         while not self._stop.is_set():
             for line in source.read():
-                self.feed(line, booted)
+                self.feed(line, booted, is_from_before)
                 if self._stop.is_set():
                     return
+            is_from_before = False
             select.select([source.fileno(), self._wakeup.fileno()], [], [])
 
-    def feed(self, line: str, booted: float | None = None) -> None:
-        """Classify one line and put up what it changes."""
+    def feed(self, line: str, booted: float | None = None, is_from_before: bool = False) -> None:
+        """Classify one line and put up what it changes.
+
+        Args:
+            line: as it was read.
+            booted: when this kernel started; records then carry their own time.
+            is_from_before: it was there before the log was opened.
+        """
         self._lines.append(line[:KEPT_LINE_CHARACTERS])
-        for finding in self._classifier.feed(line, self._clock.now(), booted):
+        is_drill = self._drill.covers(record(line).uptime if is_from_before else None)
+        for finding in self._classifier.feed(line, self._clock.now(), booted, is_drill):
             self._intake.from_log(finding)
 
     def _put_up(self, verdict: str, text: str) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import msgspec
 
 from slurm_resilience.agent.check_loop import context
+from slurm_resilience.agent.drill_window import DrillWindow, drill_file
 from slurm_resilience.agent.facts import SlurmFacts
+from slurm_resilience.agent.identity import boot_id
 from slurm_resilience.agent.kernel_log_reader import KernelLogSource
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
@@ -17,6 +19,7 @@ from slurm_resilience.health import check_registry
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.grouping import FindingGroup, absorb
 from slurm_resilience.health.kernel_log import Classifier
+from slurm_resilience.health.log_frame import record
 from slurm_resilience.health.program_checks import with_programs
 from slurm_resilience.model import FAULTY, CheckResult
 
@@ -54,12 +57,14 @@ def kernel_log(settings: Config, clock: Clock) -> CheckResult:
         source = KernelLogSource(path)
     except OSError as error:
         return CheckResult("kernel_log", "unjudged", f"{path} cannot be read: {error.strerror}")
-    classifier = Classifier(settings.agent.accept_injected)
+    drill = DrillWindow(drill_file(), boot_id(), settings.agent.accept_injected, clock)
+    classifier = Classifier(drill.is_always)
     booted = clock.now() - clock.monotonic()
     outbox = Outbox()
     incidents: tuple[FindingGroup, ...] = ()
     for line in source.read():
-        for finding in classifier.feed(line, clock.now(), booted):
+        is_drill = drill.covers(record(line).uptime)
+        for finding in classifier.feed(line, clock.now(), booted, is_drill):
             change = absorb(incidents, finding)
             incidents = change.incidents
             outbox.change(change)

@@ -17,7 +17,17 @@ from slurm_resilience.controller.journal.records import FindingOfBoot
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.probe import ProbeResult
 from slurm_resilience.controller.registry import AgentView
-from slurm_resilience.model import FAULTY, REBOOT, REPLACE, SEVERITIES, Finding, Node, Severity
+from slurm_resilience.model import (
+    FAULTY,
+    INJECTED,
+    INJECTED_MARK,
+    REBOOT,
+    REPLACE,
+    SEVERITIES,
+    Finding,
+    Node,
+    Severity,
+)
 
 Kind = Literal[
     "healthy",
@@ -85,6 +95,8 @@ MIN_TOGETHER = 2
 RECURS_AFTER_SECONDS = 60.0
 """A line of the kernel log that is this much younger than the answered one is a new fault. Lines
 that are closer belong together."""
+ANNOUNCED_SECONDS = 30.0
+"""A silence that begins this close to the announcement of an injected fault is that fault's."""
 NEVER_HEARD_SECONDS = 600.0
 """The silence of a node that no sresd reports for, and that does not answer Slurm either."""
 
@@ -125,6 +137,8 @@ def diagnose(snapshot: ClusterSnapshot, config: Config) -> dict[str, NodeDiagnos
     for name, node in snapshot.nodes.items():
         agent = snapshot.agents.get(name)
         life = life_of(snapshot, config.detect, node, is_deaf)
+        if life.kind in ("dead", "suspect") and _is_announced(snapshot, agent):
+            life = msgspec.structs.replace(life, reason=f"{life.reason} {INJECTED_MARK}")
         case = NodeCase(node, agent, life, open_findings(snapshot, name), snapshot.site.slurm_users)
         diagnoses[name] = next(answer for rule in RULES if (answer := rule(case)) is not None)
     return diagnoses
@@ -226,6 +240,17 @@ RULES: Sequence[Callable[[NodeCase], NodeDiagnosis | None]] = (
     _as_it_lives,
 )
 """In this order; the first answer counts. The last one always answers."""
+
+
+def _is_announced(snapshot: ClusterSnapshot, agent: AgentView | None) -> bool:
+    """Tell whether a silent node's last words were that a person injects a fault."""
+    if agent is None:
+        return False
+    fell_silent = snapshot.now - agent.silence
+    return any(
+        one.check == INJECTED and one.injected and abs(fell_silent - one.at) <= ANNOUNCED_SECONDS
+        for one in agent.findings
+    )
 
 
 def is_out_of_service(node: Node) -> bool:

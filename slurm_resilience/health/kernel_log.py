@@ -2,7 +2,8 @@
 
 Understands what dmesg, journald, syslog and /dev/kmsg make of one message: a prefix never changes
 the classification. A record of /dev/kmsg also tells who wrote it: the facility is 0 for the kernel
-and cannot be forged by a program, so anything else is an injected line.
+and cannot be forged by a program, so anything else is an injected line. Such a line is only
+watched, except during a drill.
 
 The kernel quotes users in lines of its own: the name and the file of a program that crashed, the
 options of a mount in a user's namespace. So a fault of the machine counts only where the line
@@ -19,7 +20,7 @@ import msgspec
 from slurm_resilience.health import xid
 from slurm_resilience.health.line_rules.line_judge import LineJudge, RuleMatch
 from slurm_resilience.health.log_frame import record, unframe
-from slurm_resilience.model import Finding, Severity
+from slurm_resilience.model import INJECTED, INJECTED_MARK, Finding, Severity
 
 MAX_EVIDENCE_CHARACTERS = 400
 """Characters of a line kept as evidence."""
@@ -38,6 +39,7 @@ _DRIVER = "NVRM: "
 """Begins each line of a record of several lines."""
 _GPU_NAMED = re.compile(rf"^NVRM: The NVIDIA GPU (?:PCI:)?{_BDF}\s*$")
 _FATAL = re.compile(r"^,?\s*Fatal\b")
+_ANNOUNCED = re.compile(r"^sres: injected fault (?P<fault>[a-z0-9-]{1,40})\b")
 _OF_A_PROGRAM = re.compile(
     r".{0,15}(?:\[[0-9]+\]|\([0-9]+\)| invoked oom-killer:|: page allocation failure)",
     re.DOTALL,
@@ -55,7 +57,9 @@ class Classifier:
         self._lines_left = 0
         self._rules = LineJudge()
 
-    def feed(self, line: str, now: float, booted: float | None = None) -> list[Finding]:
+    def feed(
+        self, line: str, now: float, booted: float | None = None, is_drill: bool = False
+    ) -> list[Finding]:
         """Return the findings of one line (or of one /dev/kmsg record, which may hold several
         lines).
 
@@ -63,6 +67,7 @@ class Classifier:
             line: as it was read.
             now: when it was read, seconds since the epoch.
             booted: when this kernel started; records then carry their own time.
+            is_drill: the line was written during a drill: a program's counts too.
 
         Findings that ask for nothing (Xid 45) come with severity ``none``: they still belong to an
         incident.
@@ -70,13 +75,21 @@ class Classifier:
         entry = record(line)
         if entry.uptime is None:
             frame = unframe(line)
-            return self.judge(frame.text, now, frame.facility, frame.program)
+            return self.judge(frame.text, now, frame.facility, frame.program, is_drill)
         if booted is None:
-            return self.judge(entry.text, now, entry.facility)
-        found = self.judge(entry.text, booted + entry.uptime, entry.facility)
+            return self.judge(entry.text, now, entry.facility, is_drill=is_drill)
+        at = booted + entry.uptime
+        found = self.judge(entry.text, at, entry.facility, is_drill=is_drill)
         return [msgspec.structs.replace(one, uptime=entry.uptime) for one in found]
 
-    def judge(self, message: str, at: float, facility: int = 0, program: str = "") -> list[Finding]:
+    def judge(
+        self,
+        message: str,
+        at: float,
+        facility: int = 0,
+        program: str = "",
+        is_drill: bool = False,
+    ) -> list[Finding]:
         """Return the findings of one message without its framing.
 
         Args:
@@ -85,6 +98,7 @@ class Classifier:
             facility: 0 for the kernel; anything else is a program's.
             program: the author's name in a saved log; empty for the kernel. Its lines count like
                 the kernel's where a rule names it, else as injected.
+            is_drill: injected lines count.
         """
         findings = []
         lines = message.split("\n")
@@ -95,11 +109,13 @@ class Classifier:
             if program and (match := self._rules.judge(text, at, program)):
                 findings.append(_by_rule(match, text, at))
             elif found := self._line(text, at, of_program):
-                marked = self._mark(found, facility or (1 if program else 0))
+                marked = self._mark(found, facility or (1 if program else 0), is_drill)
                 findings += [marked] if marked else []
         return findings
 
     def _line(self, text: str, at: float, of_program: bool) -> Finding | None:
+        if announced := _ANNOUNCED.match(text):
+            return _announced(announced, at)
         found = None if of_program else self._nvidia(text, at)
         return found or self._other(text, at, of_program)
 
@@ -124,18 +140,32 @@ class Classifier:
             return _lost(self._named, text, at)
         return None
 
-    def _mark(self, finding: Finding, facility: int) -> Finding | None:
+    def _mark(self, finding: Finding, facility: int, is_drill: bool) -> Finding | None:
         if facility == 0:
             return finding
-        if self._accept_injected:
-            return msgspec.structs.replace(finding, injected=True)
+        if self._accept_injected or is_drill:
+            text = f"{finding.text} {INJECTED_MARK}"
+            return msgspec.structs.replace(finding, injected=True, text=text)
         if finding.severity is Severity.NONE:
             return None  # it would only take back what the kernel itself has said
         text = (
             f"{finding.text}; a program wrote this line, so nothing is done "
-            "(agent.accept_injected is off)"
+            "(no drill is open, and agent.accept_injected is off)"
         )
         return msgspec.structs.replace(finding, injected=True, severity=Severity.MONITOR, text=text)
+
+
+def _announced(match: re.Match[str], at: float) -> Finding:
+    """Make the finding of a fault that `sres inject` is about to bring about: it is only told."""
+    return Finding(
+        check=INJECTED,
+        severity=Severity.MONITOR,
+        text=f"a person injects {match['fault']}",
+        at=at,
+        code=match["fault"],
+        evidence=match.string[:MAX_EVIDENCE_CHARACTERS],
+        injected=True,
+    )
 
 
 def _by_rule(match: RuleMatch, text: str, at: float) -> Finding:

@@ -201,6 +201,25 @@ class RunCheck(msgspec.Struct, frozen=True):
     check: str
 
 
+class ChangeDrill(msgspec.Struct, frozen=True):
+    """A question, and perhaps an order: during a drill the lines count that programs write into the
+    node's kernel log."""
+
+    kind: ClassVar[str] = "drill"
+    change: Literal["none", "open", "close"] = "none"
+    seconds: float = 0.0
+    """The length of the drill that is opened."""
+
+
+class DrillAnswer(msgspec.Struct, frozen=True):
+    """The answer to `ChangeDrill`."""
+
+    seconds_left: float
+    """0: no drill is open."""
+    is_always: bool = False
+    """Such lines count without a drill as well (agent.accept_injected)."""
+
+
 class NodeQuestion(msgspec.Struct, frozen=True, tag=True):
     """root or SlurmUser has sresctld ask a node; the answer is a `NodeAnswer`."""
 

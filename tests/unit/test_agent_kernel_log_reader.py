@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from slurm_resilience.agent.drill_window import DrillWindow
 from slurm_resilience.agent.finding_intake import FindingIntake
 from slurm_resilience.agent.kernel_log_reader import READ_BYTES, KernelLogReader, KernelLogSource
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.model import Finding, Severity
+from slurm_resilience.wire.messages import ChangeDrill
 
 XID = "NVRM: Xid (PCI:0000:%02x:00): %d, x"
 KMSG = Path("/dev/kmsg")
@@ -29,9 +31,8 @@ class Following:
         self.stop = threading.Event()
         clock = SystemClock()
         intake = FindingIntake(self.outbox)
-        self.follower = KernelLogReader(
-            path, accept_injected, self.outbox, intake, clock, self.stop
-        )
+        self.drill = DrillWindow(path.with_name("drill.json"), "boot", accept_injected, clock)
+        self.follower = KernelLogReader(path, self.drill, self.outbox, intake, clock, self.stop)
         self.thread = threading.Thread(target=self.follower.run, daemon=True)
         self.thread.start()
 
@@ -72,6 +73,40 @@ def test_writers_come_and_go(fifo: Path, following: Following) -> None:
         with fifo.open("w", encoding="utf-8") as log:
             log.write(XID % (1, code) + "\n")
         assert following.wait(lambda f, w=wanted: f.severity == w).subject == "0000:01:00"
+
+
+def test_a_programs_line_counts_during_a_drill_alone(fifo: Path, following: Following) -> None:
+    def write(bus: int) -> None:
+        with fifo.open("w", encoding="utf-8") as log:
+            log.write("<12>" + XID % (bus, 79) + "\n")
+
+    write(1)
+    before = following.wait(lambda f: f.subject == "0000:01:00")
+    assert (before.severity, before.injected) == (Severity.MONITOR, True)
+    following.drill.change(ChangeDrill("open", 600.0))
+    write(2)
+    during = following.wait(lambda f: f.subject == "0000:02:00")
+    assert (during.severity, during.injected) == (Severity.REBOOT, True)
+    assert during.text.endswith("(injected)")
+    following.drill.change(ChangeDrill("close"))
+    write(3)
+    assert following.wait(lambda f: f.subject == "0000:03:00").severity is Severity.MONITOR
+
+
+def test_a_line_from_before_counts_by_its_own_time(tmp_path: Path) -> None:
+    one = Following(tmp_path / "later")
+    one.drill.change(ChangeDrill("open", 600.0))
+    now = time.monotonic()
+    for bus, uptime in ((1, now - 500.0), (2, now + 1.0), (3, now + 700.0)):
+        line = f"12,1,{int(uptime * 1e6)},-;{XID % (bus, 79)}"
+        one.follower.feed(line, 0.0, is_from_before=True)
+    severities = {f.subject: f.severity for f in one.outbox.kernel_findings()}
+    assert severities == {
+        "0000:01:00": Severity.MONITOR,
+        "0000:02:00": Severity.REBOOT,
+        "0000:03:00": Severity.MONITOR,
+    }
+    one.end()
 
 
 def test_a_line_in_pieces_is_one_line(fifo: Path, following: Following) -> None:

@@ -169,6 +169,29 @@ def test_a_dead_node_is_dead_whatever_it_said_before() -> None:
     assert verdict(seen).kind == "dead"
 
 
+@pytest.mark.parametrize(
+    ("ago", "more", "is_marked"),
+    [
+        (8.0, {}, True),
+        (8.0, {"injected": False}, False),
+        (8.0, {"check": "xid"}, False),
+        (3600.0, {}, False),
+    ],
+)
+def test_a_silence_that_was_announced_is_marked_as_injected(
+    ago: float, more: dict[str, object], is_marked: bool
+) -> None:
+    announced = {"check": "injected", "code": "node-crash", "injected": True, "at": NOW - ago}
+    words = (finding(Severity.MONITOR, **(announced | more)),)
+    for silence, tried in ((1.6, ()), (6.0, probes("silent", "silent"))):
+        agents = (agent(silence=silence, findings=words),)
+        seen = verdict(world(node(), agents=agents, probes={"n1": tried}))
+        assert seen.kind in ("suspect", "dead")
+        assert seen.reason.endswith(" (injected)") == is_marked
+    alive = verdict(world(node(), agents=(agent(findings=words),)))
+    assert (alive.kind, alive.reason.endswith("(injected)")) == ("healthy", False)
+
+
 # -- people's words ---------------------------------------------------------------------------
 
 

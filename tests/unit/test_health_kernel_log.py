@@ -82,6 +82,23 @@ def test_a_line_that_a_program_wrote_is_marked_and_does_nothing() -> None:
     assert (taken.severity, taken.injected) == (Severity.REBOOT, True)
 
 
+def test_a_drill_is_as_if_injected_lines_were_accepted() -> None:
+    line = "12,349,872934736,-;NVRM: Xid (PCI:0000:04:00): 79, GPU has fallen off the bus."
+    assert Classifier().feed(line, 0.0, is_drill=True) == feed(line, accept=True)
+    assert feed(line, accept=True)[0].text.endswith(" (injected)")
+    own = line.replace("12,", "4,", 1)
+    (kernels,) = Classifier().feed(own, 0.0, is_drill=True)
+    assert not kernels.injected
+    assert "injected" not in kernels.text
+
+
+@pytest.mark.parametrize("priority", ["<12>", "", "12,3,4,-;", "4,3,4,-;"])
+def test_the_announcement_of_a_fault_asks_for_nothing(priority: str) -> None:
+    (told,) = feed(f"{priority}sres: injected fault node-crash", accept=True)
+    assert (told.check, told.severity, told.injected) == ("injected", Severity.MONITOR, True)
+    assert "node-crash" in told.text
+
+
 def test_a_line_that_a_program_wrote_takes_nothing_back() -> None:
     for text in ("162, x", "154, GPU recovery action changed from 0x1 (x) to 0x0 (None)"):
         line = f"12,349,872934736,-;NVRM: Xid (PCI:0000:04:00): {text}"

@@ -1,0 +1,1 @@
+"""Drills: open one on a node, and inject a fault."""

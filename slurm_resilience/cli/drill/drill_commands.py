@@ -1,0 +1,92 @@
+"""`sres drill open|close|status`: let injected lines count on a node for a while."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from slurm_resilience.cli.controller import ClusterView, pass_cluster
+from slurm_resilience.cli.shared_options import config_option, format_option, hostlist_argument
+from slurm_resilience.cli.tables import print_json
+from slurm_resilience.errors import UsageError, WireError
+from slurm_resilience.wire.frames import UNREADABLE
+from slurm_resilience.wire.messages import ChangeDrill, DrillAnswer
+
+ANSWER_SECONDS = 10.0
+MAX_MINUTES = 60
+
+
+@click.group()
+def drill() -> None:
+    """Open, close or show the drill of a node: while one is open, injected faults count there."""
+
+
+@drill.command("open")
+@hostlist_argument
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0, MAX_MINUTES, min_open=True),
+    default=10,
+    show_default=True,
+    help=f"Length; at most {MAX_MINUTES}. It ends by itself.",
+)
+@format_option
+@config_option
+@pass_cluster
+def open_drill(cluster: ClusterView, hostlist: str, minutes: float, form: str) -> None:
+    """Open a drill: lines count that programs write into the node's kernel log."""
+    if not minutes <= MAX_MINUTES:
+        raise UsageError("--minutes is a number")  # click lets `nan` through
+    _change(cluster, hostlist, ChangeDrill("open", minutes * 60), form)
+
+
+@drill.command("close")
+@hostlist_argument
+@format_option
+@config_option
+@pass_cluster
+def close_drill(cluster: ClusterView, hostlist: str, form: str) -> None:
+    """End a drill now. What was found in it stays until the node boots, or is resumed."""
+    _change(cluster, hostlist, ChangeDrill("close"), form)
+
+
+@drill.command("status")
+@hostlist_argument
+@format_option
+@config_option
+@pass_cluster
+def show_drill(cluster: ClusterView, hostlist: str, form: str) -> None:
+    """Show whether a drill is open, and for how long."""
+    _change(cluster, hostlist, ChangeDrill(), form)
+
+
+def _change(cluster: ClusterView, hostlist: str, wanted: ChangeDrill, form: str) -> None:
+    answers = {node: ask_drill(cluster, node, wanted) for node in cluster.named(hostlist)}
+    if form == "json":
+        shown = [{"node": node} | msgspec.to_builtins(told) for node, told in answers.items()]
+        print_json(shown)
+    else:
+        for node, told in answers.items():
+            click.echo(f"{node}: {in_words(told)}")
+
+
+def ask_drill(cluster: ClusterView, node: str, wanted: ChangeDrill) -> DrillAnswer:
+    """Have a node's sresd open or close its drill, or tell of it.
+
+    Raises:
+        SresError: it does not answer, or refuses.
+    """
+    body = cluster.ask_node(node, ChangeDrill.kind, wanted, ANSWER_SECONDS)
+    try:
+        return msgspec.msgpack.decode(body, type=DrillAnswer)
+    except UNREADABLE as error:
+        raise WireError(f"sresd on {node} answered what cannot be read: {error}") from None
+
+
+def in_words(told: DrillAnswer) -> str:
+    """Return one line for people."""
+    always = "; injected lines count without one as well (agent.accept_injected)"
+    if told.seconds_left > 0:
+        seconds = round(told.seconds_left)
+        return f"a drill is open for {seconds // 60}:{seconds % 60:02} minutes"
+    return "no drill is open" + (always if told.is_always else "")

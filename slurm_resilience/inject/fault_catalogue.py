@@ -1,0 +1,142 @@
+"""The faults that can be injected, each with what it should lead to. Pure.
+
+Most are lines in the node's kernel log, which sresd reads there as it reads the kernel's own. The
+others happen: the machine stops, or its cable is cut; a line announces them, so that what follows
+is known for a drill.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.health import xid
+from slurm_resilience.model import Severity
+
+Way = Literal["kernel-log", "crash", "cable"]
+
+USER_PRIORITY = "<12>"
+"""Facility 1 (a program's), level 4. The kernel lets no program write facility 0."""
+GPU = "0000:04:00"
+"""The GPU that the lines name where none is given."""
+
+_GPU = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}")
+_XID = re.compile(r"xid(?P<code>[0-9]{1,3})")
+
+
+class InjectedFault(NamedTuple):
+    """One fault that can be injected."""
+
+    name: str
+    meaning: str
+    asks_for: Severity
+    """The action that sresd's finding calls for; of a node that falls silent, sresctld's."""
+    lines: tuple[str, ...] = ()
+    """Lines of the kernel log; `{gpu}` is the GPU's address."""
+    way: Way = "kernel-log"
+
+
+CATALOGUE: tuple[InjectedFault, ...] = (
+    InjectedFault(
+        "xid79",
+        "a GPU has fallen off the bus",
+        Severity.REBOOT,
+        ("NVRM: Xid (PCI:{gpu}): 79, pid=0, name=sres, GPU has fallen off the bus.",),
+    ),
+    InjectedFault(
+        "xid94",
+        "a contained memory error: one program is hit",
+        Severity.JOB,
+        ("NVRM: Xid (PCI:{gpu}): 94, pid=0, name=sres, Contained memory error",),
+    ),
+    InjectedFault(
+        "ecc",
+        "a GPU's memory has lost data, and has no spare rows left (Xid 48, then 64)",
+        Severity.REPLACE,
+        (
+            "NVRM: Xid (PCI:{gpu}): 48, pid=0, name=sres, An uncorrectable double bit error",
+            "NVRM: Xid (PCI:{gpu}): 64, pid=0, name=sres, Row remapping failure",
+        ),
+    ),
+    InjectedFault(
+        "nvlink-down",
+        "a GPU's NVLink fails (Xid 74)",
+        Severity.RESET,
+        ("NVRM: Xid (PCI:{gpu}): 74, pid=0, name=sres, NVLink: fatal error on link 3",),
+    ),
+    InjectedFault(
+        "efa-down",
+        "an EFA device no longer answers its driver",
+        Severity.REPLACE,
+        ("efa 0000:00:1d.0: Admin queue is closed",),
+    ),
+    InjectedFault(
+        "fs-readonly",
+        "a file system turns read-only",
+        Severity.REBOOT,
+        ("EXT4-fs (nvme1n1p1): Remounting filesystem read-only",),
+    ),
+    InjectedFault(
+        "disk-lost",
+        "an NVMe disk is gone",
+        Severity.REBOOT,
+        ("nvme nvme1: Disabling device after reset failure: -19",),
+    ),
+    InjectedFault(
+        "memory",
+        "a memory module has lost data",
+        Severity.REPLACE,
+        ("EDAC MC0: 1 UE on mc#0csrow#0channel#0 (csrow:0 channel:0 page:0x79d6c8)",),
+    ),
+    InjectedFault(
+        "neuron",
+        "a Neuron device has lost data",
+        Severity.REPLACE,
+        ("NEURON_HW_ERR=SRAM_UNCORRECTABLE_ERROR affecting neuron devices",),
+    ),
+    InjectedFault(
+        "hang",
+        "a processor has hung with interrupts off",
+        Severity.REBOOT,
+        ("NMI watchdog: Watchdog detected hard LOCKUP on cpu 3",),
+    ),
+    InjectedFault("node-crash", "the machine stops at once", Severity.REPLACE, way="crash"),
+    InjectedFault("cable-cut", "the node is cut off (in a lab)", Severity.REPLACE, way="cable"),
+)
+
+
+def find_fault(name: str) -> InjectedFault:
+    """Return the fault of a name: one of the catalogue, or `xidN`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for fault in CATALOGUE:
+        if fault.name == name:
+            return fault
+    match = _XID.fullmatch(name)
+    row = xid.table().get(int(match["code"])) if match else None
+    if row is None:
+        known = ", ".join(fault.name for fault in CATALOGUE)
+        shown = "".join(char if char.isprintable() else "?" for char in name[:40])
+        raise UsageError(f"'{shown}' is no fault; there are {known}, and xidN for a known Xid")
+    line = f"NVRM: Xid (PCI:{{gpu}}): {row.code}, pid=0, name=sres, injected"
+    return InjectedFault(name, f"Xid {row.code}: {row.meaning}", row.action, (line,))
+
+
+def lines_of(fault: InjectedFault, gpu: str = GPU) -> tuple[str, ...]:
+    """Return the lines to write into the kernel log, as a program must write them.
+
+    Args:
+        fault: which one.
+        gpu: the address of the GPU that they name.
+
+    Raises:
+        UsageError: no address.
+    """
+    if not _GPU.fullmatch(gpu.lower()):
+        raise UsageError(f"'{gpu[:40]}' is no PCI address; write one such as {GPU}")
+    if fault.way != "kernel-log":
+        return (f"{USER_PRIORITY}sres: injected fault {fault.name}",)
+    return tuple(USER_PRIORITY + line.format(gpu=gpu.lower()) for line in fault.lines)

@@ -58,6 +58,9 @@ work_dir
 # For the training's own log: the last comparison of replicas.
 compared
 
+# DDP reads it at each forward; its `no_sync` sets it as well.
+_.require_backward_grad_sync
+
 # Says to a reader of a plan that a route passes on what its source has just received itself.
 relay
 

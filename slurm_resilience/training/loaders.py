@@ -88,7 +88,7 @@ class Loaders:
             self._all[name] = loader
         else:
             loader.rewind()
-            loader.reshare(rank, world)
+            loader.reshare(rank, world, microbatches=loader_kwargs.get("microbatches", 0))
         self._place(name, loader)
         if again:
             self._tell_over(name, loader)

@@ -86,6 +86,7 @@ class Participant:
         """Enter a new world."""
         self._group, self._view = group, group.view
         self.attempt += 1
+        self.updates.microbatch_step = None
         self.weights.enter()
         self.guards.replicas.enter(group.view.size)
         if self.watch is not None:
@@ -168,6 +169,8 @@ class Participant:
             )
         self.refuse_void()
         self._leave_if_cut()
+        if self.updates.microbatch_step is not None:
+            self.updates.microbatch_step.refuse_unfinished()
         self.guards.state.begin()
         if self.guards.replicas.due(self.step):
             if self.watch is not None:

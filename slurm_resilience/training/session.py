@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -13,9 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from slurm_resilience.errors import UsageError
 from slurm_resilience.launcher import control_socket
 from slurm_resilience.mesh.model import GenerationEnd
+from slurm_resilience.training.elastic.microbatch_step import MicrobatchStep
+from slurm_resilience.training.elastic.microbatches import MicrobatchSteps, step_length
+from slurm_resilience.training.elastic.rates import RatePolicy
 from slurm_resilience.training.once_cache import OnceCache
 from slurm_resilience.training.participant import Participant
 from slurm_resilience.training.watch import Watch
+from slurm_resilience.training.watch.progress import COLLECTIVE
 
 T = TypeVar("T")
 END = object()
@@ -222,6 +226,96 @@ class Session:
                 yield batch
         finally:
             self._participant.updates.loop_left()
+
+    def microbatches(
+        self,
+        source: Any,
+        net: nn.Module | Sequence[nn.Module],
+        *,
+        size: int,
+        count: int = 0,
+        per_rank: int = 0,
+        same_bits: bool = False,
+        rate: RatePolicy = "constant",
+        steps: int | None = None,
+        name: str = "data",
+        **loader_kwargs: Any,
+    ) -> Iterator[MicrobatchStep]:
+        """Yield steps, each made of microbatches that are numbered over the whole training. A step
+        is the same whatever the number of ranks is; only who computes which microbatch changes::
+
+            for step in s.microbatches(dataset, net, size=8, count=16):
+                for x, y in step:
+                    step.backward(loss(net(x), y))
+                with s.update():
+                    opt.step()
+
+        Gradients begin at zero with each step, and are those of all ranks after its last microbatch
+        (so no `zero_grad`, and no `no_sync`). Random numbers begin anew with each microbatch, from
+        its number.
+
+        Args:
+            source: a Dataset.
+            net: what is trained: as `ddp` wrapped it, or sharded by `fully_shard`, or a module that
+                each rank holds whole; or a sequence of such.
+            size: samples of a microbatch.
+            count: microbatches of a step, all ranks together.
+            per_rank: or those of each rank: then the batch changes with the world.
+            same_bits: add up gradients in an order that does not depend on the number of ranks, so
+                that the result is the same to the last bit.
+            rate: for ``per_rank``: ``constant``, ``linear``, ``sqrt``, or a function of the samples
+                of this world's step and of a full world's. It gives `MicrobatchStep.rate_factor`.
+            steps: end after this many steps in all; with ``count`` only.
+            name: tells several loaders apart.
+            loader_kwargs: further arguments of `ReplayLoader`.
+
+        Raises:
+            UsageError: arguments that contradict each other, a source of whole batches; with
+                ``same_bits``: a net that is sharded, ranks that compute in different ways.
+        """
+        participant = self._participant
+        length = step_length(
+            size=size,
+            count=count,
+            per_rank=per_rank,
+            world=self.world,
+            same_bits=same_bits,
+            rate=rate,
+        )
+        if steps is not None and not count:
+            raise UsageError("steps= needs count=; with per_rank= say how long by epochs=")
+        many = None if steps is None else steps * length
+        more = loader_kwargs | {"microbatches": length}
+        loader = participant.loaders.open(name, source, size, many, participant.group, more)
+        found = MicrobatchSteps(
+            [net] if isinstance(net, nn.Module) else list(net),
+            loader,
+            size=size,
+            length=length,
+            full=count or per_rank * self.seats,
+            same_bits=same_bits,
+            rate=rate,
+            device=self.device,
+            waits=self._waits_for_gradients,
+        )
+        return self._steps(loader, found)
+
+    def _waits_for_gradients(self) -> None:
+        if self._participant.watch is not None:
+            self._participant.watch.mark(COLLECTIVE)
+
+    def _steps(self, loader: Any, found: MicrobatchSteps) -> Iterator[MicrobatchStep]:
+        updates, batches = self._participant.updates, iter(loader)
+        try:
+            while True:
+                first = loader.next
+                given = self._next(batches)
+                if given is END:
+                    return
+                updates.microbatch_step = found.step(first, given)
+                yield updates.microbatch_step
+        finally:
+            updates.loop_left()
 
     def _next(self, batches: Iterator[Any]) -> Any:
         """Return the next batch, or `END`."""

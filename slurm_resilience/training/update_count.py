@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from slurm_resilience.training.elastic.microbatch_step import MicrobatchStep
+
 log = logging.getLogger("sres.training")
 
 MANY_BATCHES = 100
@@ -17,6 +19,8 @@ class UpdateCount:
         self._batches = 0
         self._updates: int | None = None
         """Since a loader gave a batch; None: no loop over a loader is under way."""
+        self.microbatch_step: MicrobatchStep | None = None
+        """The one under way, in a loop over microbatches."""
         self._warned_missing = False
         self._warned_second = False
 
@@ -35,6 +39,7 @@ class UpdateCount:
     def loop_left(self) -> None:
         """Note that no loop over a loader is under way."""
         self._updates = None
+        self.microbatch_step = None
 
     def updated(self, *, tell: bool) -> None:
         """Count an update. A fault between two for one batch would skip the second: warn.

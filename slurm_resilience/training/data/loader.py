@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import default_collate
@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training.data.cache.cache import BatchCache, identity
 from slurm_resilience.training.data.cache.fingerprint import fingerprint as look_at
+from slurm_resilience.training.data.microbatch_reader import MicrobatchReader
 from slurm_resilience.training.data.order import Indices, SampleOrder, last, share
 from slurm_resilience.training.data.prefetch import BatchTarget, Prefetcher
 from slurm_resilience.training.data.source import (
@@ -26,10 +27,28 @@ from slurm_resilience.training.data.source import (
     is_opener,
 )
 from slurm_resilience.training.data.warn_once import warn_once
+from slurm_resilience.training.elastic.plan import StepSpan, plan
 
 log = logging.getLogger("sres.data")
 
 STATE_VERSION = 1
+
+
+class Wanted(NamedTuple):
+    """A world's wishes besides rank and size."""
+
+    group: str
+    leader: bool
+    microbatches: int
+    """Those of a turn; 0: each turn is a share of one batch."""
+
+
+class Given(NamedTuple):
+    """Facts of the share that was given last."""
+
+    which: Callable[[], Indices] = lambda: np.empty(0, np.int64)
+    sizes: tuple[int, ...] = ()
+    """Samples of each of its microbatches."""
 
 
 class ReplayLoader:
@@ -82,6 +101,9 @@ class ReplayLoader:
         fingerprint: stands for the source's contents; empty: found by looking at it.
         autocommit: count a batch as consumed when it is given.
         name: tells this loader from others of the training, which never share its batches.
+        microbatches: 0, or: ``global_batch`` is the size of a microbatch, positions and ``steps``
+            count microbatches, and each turn gives the list of those microbatches that are this
+            rank's of the next so many.
 
     Attributes:
         samples: (share,) int64, sample indices of the last share; empty for whole batches.
@@ -117,17 +139,18 @@ class ReplayLoader:
         fingerprint: str = "",
         autocommit: bool = True,
         name: str = "",
+        microbatches: int = 0,
     ) -> None:
         if min(prefetch_length, lookback_length, max_bytes) < 0 or threads < 1:
             raise UsageError(
                 "prefetch_length, lookback_length and max_bytes cannot be negative,"
                 " and threads is at least 1"
             )
-        _check(rank, world, global_batch)
+        _check(rank, world, global_batch, microbatches)
         self.rank, self.world = rank, world
         self.autocommit = autocommit
-        self._which: Callable[[], Indices] = lambda: np.empty(0, np.int64)
-        self.weight = _weight(rank, world, global_batch)
+        self._given = Given()
+        self.weight = 1.0 if microbatches else _weight(rank, world, global_batch)
         self._base = 0
         self._warn = warn_once()
         opening = Opening(source)
@@ -137,10 +160,16 @@ class ReplayLoader:
         words += [known.length] if known and known.kind == "map" else ["stream", epochs]
         self._home = BatchCache(identity(words), cache, max_bytes, self._warn)
         self._home.settle(group, rank, leader)
-        self._names = (group, leader)
+        self._wanted = Wanted(group, leader, microbatches)
         found = known or self._home.about(lambda: about(opening()))
         opening.expected = found
         self.kind = found.kind
+        if microbatches and self.kind == "batches":
+            self._home.leave(remove=True)
+            raise UsageError(
+                "microbatches are made of samples: give the dataset itself, not a DataLoader or "
+                "another source of whole batches"
+            )
         self.order = SampleOrder(found.length or 0, global_batch, seed, shuffle, drop_last)
         collate: Callable[[list[Any]], Any] = collate_fn or default_collate
         reader: Reader
@@ -160,7 +189,7 @@ class ReplayLoader:
         self.end = last(self.order.per_epoch if found.length else None, epochs, steps)
         """Batches in the whole run; None: it never ends, or only the source knows."""
         self._feed = Prefetcher(
-            reader, self._place(), prefetch_length, lookback_length, self.end, self._warn
+            self._place(), prefetch_length, lookback_length, self.end, self._warn
         )
         self._closing = weakref.finalize(self, _close, self._feed, self._home)
 
@@ -191,30 +220,45 @@ class ReplayLoader:
         self._home.spent = False
         self._describe(number, found)
         if self.autocommit:
-            self._feed.commit(number + 1)
+            self._feed.commit(self._feed.next)
         return found
 
     def _describe(self, number: int, found: SourceSample) -> None:
         """Know ``samples`` and ``weight`` of the share that is given."""
         if self.kind == "batches":
             return
+        order = self.order
+        if self._wanted.microbatches:
+            sizes = tuple(found.note["sizes"])
+            own = plan(StepSpan(number, len(sizes)), self.world)[self.rank].own
+            # A stream's samples have no indices of their own.
+            own = own if self.kind == "map" else range(0)
+            none = np.empty(0, np.int64)
+            self._given = Given(
+                lambda: np.concatenate([none, *(order.indices(one) for one in own)]), sizes
+            )
+            return
         if self.kind == "map":
             size = self.order.size(number)
             begin, end = share(size, self.rank, self.world)
-            order = self.order
-            self._which = lambda: order.indices(number, begin, end)
+            self._given = Given(lambda: order.indices(number, begin, end))
         else:
             size = found.note["size"]
             begin, end = share(size, self.rank, self.world)
-            first = (found.note["at"] - 1) * self.order.global_batch
-            self._which = lambda: np.arange(first + begin, first + end, dtype=np.int64)
+            first = (found.note["at"] - 1) * order.global_batch
+            self._given = Given(lambda: np.arange(first + begin, first + end, dtype=np.int64))
         self.weight = _weight(self.rank, self.world, size)
 
     @property
     def samples(self) -> Indices:
         """Sample indices of the last share, (share,) int64; empty for whole batches. Worked out
         when asked for: most steps never ask."""
-        return self._which()
+        return self._given.which()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of each microbatch of the last turn, over all ranks."""
+        return self._given.sizes
 
     @property
     def first_read(self) -> tuple[int, int]:
@@ -260,7 +304,13 @@ class ReplayLoader:
         self._feed.move(position)
 
     def reshare(
-        self, rank: int, world: int, *, group: str | None = None, leader: bool | None = None
+        self,
+        rank: int,
+        world: int,
+        *,
+        group: str | None = None,
+        leader: bool | None = None,
+        microbatches: int = 0,
     ) -> None:
         """Go on at ``position`` in another world.
 
@@ -269,36 +319,41 @@ class ReplayLoader:
             world: data-parallel ranks in it.
             group: the replication group in it; None: as before.
             leader: whether this process leads that group; None: as before.
+            microbatches: of a turn in it; 0: as before.
 
         Raises:
             UsageError: more ranks than samples in a batch.
         """
-        _check(rank, world, self.order.global_batch)
+        before = self._wanted
+        wanted = Wanted(
+            before.group if group is None else group,
+            before.leader if leader is None else leader,
+            microbatches or before.microbatches,
+        )
+        _check(rank, world, self.order.global_batch, wanted.microbatches)
         if self.kind == "batches" and (rank, world) != (self.rank, self.world):
             self._warn(
                 "the world changed, but a source of whole batches keeps its own split: samples may"
                 " be left out or repeated; give the dataset itself to have none of that"
             )
         self.rank, self.world = rank, world
-        names = (
-            self._names[0] if group is None else group,
-            self._names[1] if leader is None else leader,
-        )
-        if names != self._names:
-            self._names = names
-            self._home.settle(names[0], rank, names[1])
-        if self.kind != "batches":
+        self._wanted = wanted
+        if wanted[:2] != before[:2]:
+            self._home.settle(wanted.group, rank, wanted.leader)
+        if self.kind != "batches" and not wanted.microbatches:
             self.weight = _weight(rank, world, self.order.global_batch)
         self._base = self.position
         self._feed.move(self._base, self._place())
 
     def _place(self) -> BatchTarget:
+        rank, world, stride = self.rank, self.world, self._wanted.microbatches
+        reader: Reader = self._reader
+        namer = _namer(self.order if self.kind == "map" else None, rank, world)
+        if stride:
+            reader = MicrobatchReader(reader, self.order, stride, self.end)
+            namer = _namer_of_steps(rank, world, stride, self.end)
         return BatchTarget(
-            self.rank,
-            self.world,
-            self._home.store,
-            self._home.group,
-            _namer(self.order if self.kind == "map" else None, self.rank, self.world),
+            rank, world, reader, self._home.store, self._home.group, namer, max(stride, 1)
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -359,10 +414,10 @@ def _weight(rank: int, world: int, size: int) -> float:
     return (end - begin) * world / size
 
 
-def _check(rank: int, world: int, global_batch: int) -> None:
-    if global_batch < 1 or not 0 <= rank < world:
+def _check(rank: int, world: int, global_batch: int, microbatches: int) -> None:
+    if global_batch < 1 or not 0 <= rank < world or microbatches < 0:
         raise UsageError(f"rank {rank} of {world} has no share of a batch of {global_batch}")
-    if world > global_batch:
+    if world > global_batch and not microbatches:
         raise UsageError(
             f"a batch of {global_batch} samples cannot be shared by {world} ranks:"
             " make global_batch larger"
@@ -379,3 +434,8 @@ def _namer(order: SampleOrder | None, rank: int, world: int) -> Callable[[int], 
         return f"{begin}-{end}"
 
     return name
+
+
+def _namer_of_steps(rank: int, world: int, stride: int, end: int | None) -> Callable[[int], str]:
+    """Names this rank's part of a step, by the number of microbatches that the step has."""
+    return lambda first: f"{rank}of{world}of{stride if end is None else min(stride, end - first)}"

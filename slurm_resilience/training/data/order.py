@@ -51,6 +51,14 @@ class SampleOrder(msgspec.Struct, frozen=True):
         first = number % self.per_epoch * self.global_batch
         return min(self.global_batch, self.length - first)
 
+    def samples_before(self, number: int) -> int:
+        """Count the samples of all batches before ``number``."""
+        if not self.length:  # a stream: its batches are taken to be full
+            return number * self.global_batch
+        epochs, rest = divmod(number, self.per_epoch)
+        whole = self.length if not self.drop_last else self.per_epoch * self.global_batch
+        return epochs * whole + rest * self.global_batch
+
     def share(self, number: int, rank: int, world: int) -> tuple[int, int]:
         """Return begin and end of rank ``rank`` of ``world`` in batch ``number``."""
         return share(self.size(number), rank, world)

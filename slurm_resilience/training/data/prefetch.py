@@ -34,10 +34,13 @@ class BatchTarget(NamedTuple):
 
     rank: int
     world: int
+    reader: Reader
     store: BatchStore
     group: ReplicaGroup | None
     share: Callable[[int], str]
     """Names the share of a batch in keys."""
+    stride: int = 1
+    """Numbers of the source that one batch takes."""
 
 
 class WindowLengths(NamedTuple):
@@ -57,7 +60,7 @@ class Prefetcher:
     """Batches ``next … next + ahead``, fetched before they are asked for.
 
     Args:
-        reader: the source.
+        place: the share that is wanted at first, and its reader.
         ahead: batches that are kept ready.
         behind: consumed batches that are kept.
         end: the first batch that the run does not have; None: the source says.
@@ -65,7 +68,6 @@ class Prefetcher:
 
     def __init__(
         self,
-        reader: Reader,
         place: BatchTarget,
         ahead: int,
         behind: int,
@@ -78,7 +80,6 @@ class Prefetcher:
         """The first batch that is not consumed."""
         self.end = end
         self._limit = end
-        self._reader = reader
         self._place = place
         self._lengths = WindowLengths(ahead, behind)
         self._asked = False
@@ -113,8 +114,8 @@ class Prefetcher:
                 return None
             if ready.loose:
                 self._keep_needed(number, ready.found)
-            self._before[number + 1] = ready.found._replace(batch=None)
-            self.next = number + 1
+            self.next = number + self._place.stride
+            self._before[self.next] = ready.found._replace(batch=None)
             self._changed.notify_all()
             return ready.found
 
@@ -152,11 +153,12 @@ class Prefetcher:
         """Batches before ``number`` are consumed."""
         with self._changed:
             self.committed = number
-            self._before = {k: f for k, f in self._before.items() if k >= number - 1}
+            kept = number - self._place.stride
+            self._before = {k: f for k, f in self._before.items() if k >= kept}
             self._tell()
 
     def before(self, number: int) -> SourceSample | None:
-        """Note and state after batch ``number - 1``, where a stream goes on; None: not known."""
+        """Note and state of what came before ``number``, where a stream goes on; None: unknown."""
         with self._changed:
             return self._before.get(number)
 
@@ -173,7 +175,7 @@ class Prefetcher:
             self._changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join(patience)
-        self._reader.close()
+        self._place.reader.close()
 
     def _tell(self) -> None:
         if self._place.group is not None:
@@ -210,7 +212,8 @@ class Prefetcher:
 
     def _wanted(self) -> int | None:
         """Return the first batch of the window that is not ready; None: nothing to do now."""
-        for number in range(self.next, self.next + max(self._lengths.ahead, int(self._asked))):
+        stride, ahead = self._place.stride, max(self._lengths.ahead, int(self._asked))
+        for number in range(self.next, self.next + ahead * stride, stride):
             if self.end is not None and number >= self.end:
                 return None
             if self._error is not None and self._error[0] == number:
@@ -248,7 +251,7 @@ class Prefetcher:
 
     def _fetch(self, place: BatchTarget, number: int) -> _Ready:
         try:
-            found = self._reader.read(
+            found = place.reader.read(
                 number, place.rank, place.world, lambda: self._previous(place, number)
             )
         except Exception:
@@ -263,8 +266,8 @@ class Prefetcher:
 
     def _previous(self, place: BatchTarget, number: int) -> SourceSample | None:
         known = self.before(number)
-        if known is None and number > 0:
-            known = self._stored(place, number - 1)
+        if known is None and number >= place.stride:
+            known = self._stored(place, number - place.stride)
         return known
 
     def _stored(self, place: BatchTarget, number: int) -> SourceSample | None:
@@ -290,10 +293,8 @@ class Prefetcher:
         committed = self.committed
         lowest = committed if place.group is None else place.group.lowest(committed)
         first = self.next
-        share = place.share(number)
-        return Window(
-            lowest - self._lengths.behind, lowest, first, first + self._lengths.ahead, share
-        )
+        behind, ahead = (length * place.stride for length in self._lengths)
+        return Window(lowest - behind, lowest, first, first + ahead, place.share(number))
 
     def _keep_needed(self, number: int, found: SourceSample) -> None:
         """Make room for the batch that is given now, or else say that it goes by uncached."""

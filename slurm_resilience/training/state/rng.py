@@ -36,6 +36,14 @@ def write(states: dict[str, Any]) -> None:
         numpy.random.set_state(states["numpy"])
 
 
+def seed(number: int) -> None:
+    """Begin all of them anew, from a number of 64 bits."""
+    torch.manual_seed(number)
+    random.seed(number)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(number & 0xFFFFFFFF)
+
+
 def pack(states: dict[str, Any]) -> dict[str, Any]:
     """Put bytes in place of tensors and of the 625 numbers of `random`."""
     packed = {

@@ -1,0 +1,257 @@
+"""Add up the gradients of a step's microbatches, over this rank's and over all ranks.
+
+Each microbatch's loss was weighed before its backward, so what is added up here is
+``sum(weight * gradient)``; it is divided once, by the sum of the weights of all ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.training import compat
+from slurm_resilience.training.elastic.plan import StepSpan, plan
+from slurm_resilience.training.elastic.reduction_tree import TreeNode, TreeSum
+from slurm_resilience.training.elastic.tree_exchange import sum_over_ranks
+
+
+class GradientSums(Protocol):
+    """One step's gradients, for all the nets that are trained together."""
+
+    def begin(self, step: StepSpan) -> None:
+        """Begin a step: there are no gradients."""
+
+    def before(self, *, last: bool) -> None:
+        """Prepare for the forward of a microbatch; ``last``: this rank makes no other."""
+
+    def after(self, number: int, *, counts: bool) -> None:
+        """Take the gradient of a microbatch, or drop it where it only padded."""
+
+    def finish(self, divisor: float) -> None:
+        """Give each parameter the gradient of the whole step."""
+
+
+class AveragedSums:
+    """Gradients of wrappers that average over the ranks themselves: DDP, FSDP, HSDP.
+
+    DDP exchanges with the last microbatch of a step alone, FSDP with each.
+    """
+
+    def __init__(self, nets: Sequence[nn.Module], world: int) -> None:
+        self._nets = nets
+        self._parameters = list(_trained(nets))
+        self._world = world
+
+    def begin(self, step: StepSpan) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def before(self, *, last: bool) -> None:
+        _let_synchronize(self._nets, last)
+
+    def after(self, number: int, *, counts: bool) -> None:
+        """Do nothing: autograd has added the gradient, with weight 0 where it only padded."""
+
+    def finish(self, divisor: float) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(self._world / divisor)
+
+
+class PlainSums:
+    """Gradients of nets that each rank holds whole, in the order that is fastest."""
+
+    def __init__(self, nets: Sequence[nn.Module], world: int) -> None:
+        self._layout = GradientLayout(nets)
+        self._world = world
+
+    def begin(self, step: StepSpan) -> None:
+        self._layout.clear()
+
+    def before(self, *, last: bool) -> None:
+        """Do nothing: no wrapper communicates."""
+
+    def after(self, number: int, *, counts: bool) -> None:
+        """Do nothing: autograd has added the gradient, with weight 0 where it only padded."""
+
+    def finish(self, divisor: float) -> None:
+        present = self._layout.present()
+        flats = self._layout.take()
+        if self._world > 1:
+            present = agreed(present)
+            for flat in flats:
+                dist.all_reduce(flat)
+        self._layout.put(flats, divisor, present)
+
+
+class TreeSums:
+    """Gradients of nets that each rank holds whole, in an order that the world does not change.
+
+    Until a step's end it keeps one sum for each whole node of this rank's part of the tree: for n
+    microbatches at most ``2 * log2(n) + 1`` copies of the gradient, as a rule one or two.
+    """
+
+    def __init__(self, nets: Sequence[nn.Module], rank: int, world: int) -> None:
+        self._nets = nets
+        self._layout = GradientLayout(nets)
+        self._rank = rank
+        self._world = world
+        self._step = StepSpan(0, 1)
+        self._present: list[int] = []
+        self._sum = TreeSum[list[torch.Tensor]](1, _add)
+
+    def begin(self, step: StepSpan) -> None:
+        self._step = step
+        self._sum = TreeSum(step.count, _add)
+        self._layout.clear()
+        self._present = self._layout.present()
+
+    def before(self, *, last: bool) -> None:
+        _let_synchronize(self._nets, False)
+
+    def after(self, number: int, *, counts: bool) -> None:
+        if counts:
+            present = self._layout.present()
+            self._present = [max(pair) for pair in zip(self._present, present, strict=True)]
+            self._sum.put(TreeNode(0, number - self._step.first), self._layout.take())
+        self._layout.clear()
+
+    def finish(self, divisor: float) -> None:
+        shares = plan(StepSpan(0, self._step.count), self._world)
+        present = agreed(self._present) if self._world > 1 else self._present
+        parts = [flats for _, flats in self._sum.parts]
+        self._sum = TreeSum(1, _add)
+        totals = []
+        for number, (size, dtype, device) in enumerate(self._layout.flats):
+            own = [part[number] for part in parts]
+            out = torch.empty(size, dtype=dtype, device=device)
+            sum_over_ranks(own, shares, self._step.count, out)
+            totals.append(out)
+        self._layout.put(totals, divisor, present)
+
+
+def sums_of(nets: Sequence[nn.Module], *, rank: int, world: int, same_bits: bool) -> GradientSums:
+    """Return what adds up the gradients of these nets.
+
+    Raises:
+        UsageError: they cannot be added up in this way.
+    """
+    sharded, wrapped = _is_sharded(nets), [_is_ddp(net) for net in nets]
+    if same_bits and sharded:
+        raise UsageError(
+            "same_bits=True needs nets that each rank holds whole: FSDP adds up gradients in an "
+            "order of its own. Leave it out, and results are equal up to rounding"
+        )
+    if any(wrapped) != all(wrapped) and not sharded:
+        raise UsageError("of the nets of s.microbatches, wrap all with s.ddp, or none")
+    if same_bits:
+        return TreeSums(nets, rank, world)
+    if sharded or all(wrapped):
+        return AveragedSums(nets, world)
+    return PlainSums(nets, world)
+
+
+def agreed(values: list[int]) -> list[int]:
+    """Add up whole numbers over all ranks, exactly."""
+    device = compat.wire_device(dist.group.WORLD)
+    numbers = torch.tensor(values, dtype=torch.int64, device=device)
+    dist.all_reduce(numbers)
+    return [int(number) for number in numbers.tolist()]
+
+
+class GradientLayout:
+    """The gradients of whole nets as flat tensors, one for each device and type, and back.
+
+    Sums are kept in float32 at least, whatever the parameters' type is.
+    """
+
+    def __init__(self, nets: Sequence[nn.Module]) -> None:
+        self._parameters = list(_trained(nets))
+        groups: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+        for parameter in self._parameters:
+            wide = torch.promote_types(parameter.dtype, torch.float32)
+            groups.setdefault((wide, parameter.device), []).append(parameter)
+        self._groups = groups
+
+    @property
+    def flats(self) -> list[tuple[int, torch.dtype, torch.device]]:
+        """Elements, type and device of each flat tensor."""
+        return [
+            (sum(parameter.numel() for parameter in group), dtype, device)
+            for (dtype, device), group in self._groups.items()
+        ]
+
+    def clear(self) -> None:
+        """Drop all gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def present(self) -> list[int]:
+        """Return 1 for each parameter that has a gradient, else 0."""
+        return [int(parameter.grad is not None) for parameter in self._parameters]
+
+    def take(self) -> list[torch.Tensor]:
+        """Copy the gradients; one that is not there is zero."""
+        found = []
+        for (dtype, device), group in self._groups.items():
+            pieces = [
+                torch.zeros(parameter.numel(), dtype=dtype, device=device)
+                if parameter.grad is None
+                else parameter.grad.detach().reshape(-1).to(dtype)
+                for parameter in group
+            ]
+            found.append(torch.cat(pieces))
+        return found
+
+    def put(self, flats: list[torch.Tensor], divisor: float, present: list[int]) -> None:
+        """Divide the sums, and give each parameter its own; none where no rank had one."""
+        there = dict(zip(map(id, self._parameters), present, strict=True))
+        for flat, group in zip(flats, self._groups.values(), strict=True):
+            flat.div_(divisor)
+            at = 0
+            for parameter in group:
+                piece = flat[at : at + parameter.numel()].view(parameter.shape)
+                at += parameter.numel()
+                parameter.grad = piece.to(parameter.dtype) if there[id(parameter)] else None
+
+
+def _add(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:
+    for one, two in zip(left, right, strict=True):
+        one.add_(two)
+    return left
+
+
+def _trained(nets: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
+    known: set[int] = set()
+    for net in nets:
+        for parameter in net.parameters():
+            if parameter.requires_grad and id(parameter) not in known:
+                known.add(id(parameter))
+                yield parameter
+
+
+def _is_ddp(net: nn.Module) -> bool:
+    return isinstance(compat.uncompiled(net), DistributedDataParallel)
+
+
+def _let_synchronize(nets: Sequence[nn.Module], wanted: bool) -> None:
+    """Say whether the backward of the next forward exchanges gradients, as `no_sync` does."""
+    for net in nets:
+        inside = compat.uncompiled(net)
+        if isinstance(inside, DistributedDataParallel):
+            inside.require_backward_grad_sync = wanted
+
+
+def _is_sharded(nets: Sequence[nn.Module]) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return False
+    kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
+    return any(isinstance(module, kinds) for net in nets for module in net.modules())

@@ -1,0 +1,151 @@
+"""One step of a training whose unit is the microbatch: what a loop over it sees."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.training.data.order import mix
+from slurm_resilience.training.elastic.gradient_sums import GradientSums, agreed
+from slurm_resilience.training.elastic.plan import StepSpan, plan
+from slurm_resilience.training.state import rng
+
+
+class Turn(enum.Enum):
+    """State of a step: WAITING → GIVEN → WAITING … → DONE."""
+
+    WAITING = "the next microbatch is to be asked for"
+    GIVEN = "a microbatch was given, and its backward is missing"
+    DONE = "the gradients of the whole step are there"
+
+
+class StepSetting(NamedTuple):
+    """Facts of a step that do not depend on its data."""
+
+    size: int
+    """Samples of a full microbatch."""
+    seed: int
+    rank: int
+    world: int
+    rate_factor: float
+    before_exchange: Callable[[], None]
+    """Called before the ranks exchange their gradients."""
+
+
+class MicrobatchStep:
+    """The microbatches of this rank in one step; iterate over them, once.
+
+    Attributes:
+        span: the microbatches of all ranks together, by global number.
+        samples: of all ranks in this step.
+        consumed: samples of all steps before: what a schedule should follow when the batch changes.
+        rate_factor: what to multiply the learning rate with, by the policy ``rate``.
+    """
+
+    def __init__(
+        self,
+        span: StepSpan,
+        batches: list[Any],
+        sizes: Sequence[int],
+        consumed: int,
+        sums: GradientSums,
+        setting: StepSetting,
+    ) -> None:
+        self.span = span
+        self.samples = sum(sizes)
+        self.consumed = consumed
+        self.rate_factor = setting.rate_factor
+        self._setting = setting
+        self._share = plan(span, setting.world)[setting.rank]
+        self._calls = self._share.calls
+        self._batches = batches
+        self._sizes = sizes
+        self._sums = sums
+        self._turn = Turn.WAITING
+        self._at = -1
+        self._tokens: int | None = None
+        sums.begin(span)
+
+    def __len__(self) -> int:
+        """Microbatches that this rank computes, those included that count for nothing."""
+        return len(self._calls)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give this rank's microbatches, each with the random state that is its own.
+
+        Raises:
+            UsageError: one was not followed by `backward`, or the step is over.
+        """
+        if self._turn is not Turn.WAITING or self._at >= 0:
+            raise UsageError("the microbatches of a step come once: loop over them once")
+        for at, (number, _) in enumerate(self._calls):
+            self._at, self._turn = at, Turn.GIVEN
+            self._sums.before(last=at == len(self._calls) - 1)
+            rng.seed(mix(mix(self._setting.seed) + number))
+            yield self._batches[number - self._share.first]
+            self.refuse_unfinished(whole=False)
+
+    @property
+    def number(self) -> int:
+        """Global number of the microbatch that was given last."""
+        return self._calls[max(self._at, 0)][0]
+
+    def backward(self, loss: torch.Tensor, tokens: int | None = None) -> None:
+        """Call ``loss.backward()``, weighed as a part of the whole step. After the last microbatch
+        every parameter has the gradient of the step, over all ranks.
+
+        Args:
+            loss: the mean over the microbatch's samples; with ``tokens`` the sum over those.
+            tokens: what the loss is a sum over. The gradient is then divided by the tokens of all
+                ranks in this step.
+
+        Raises:
+            UsageError: there is no microbatch to which the loss belongs.
+        """
+        if self._turn is not Turn.GIVEN:
+            raise UsageError("step.backward(loss) comes once for each microbatch of the step")
+        if self._at > 0 and (tokens is None) != (self._tokens is None):
+            raise UsageError("give step.backward tokens= for each microbatch, or for none")
+        number, counts = self._calls[self._at]
+        own = self._sizes[number - self.span.first] if tokens is None else 1
+        factor = own / self._setting.size if counts else 0.0
+        (loss if factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
+        self._sums.after(number, counts=counts)
+        if tokens is not None:
+            self._tokens = (self._tokens or 0) + (int(tokens) if counts else 0)
+        last = self._at == len(self._calls) - 1
+        if last:
+            self._finish()
+        self._turn = Turn.DONE if last else Turn.WAITING
+
+    def _finish(self) -> None:
+        self._setting.before_exchange()
+        total = self.samples
+        if self._tokens is not None:
+            total = agreed([self._tokens])[0] if self._setting.world > 1 else self._tokens
+            if total < 1:
+                raise UsageError("the ranks gave step.backward no tokens in this step: tokens=0")
+        self._sums.finish(total / self._setting.size)
+        # What is drawn between two steps is the same on every rank.
+        following = self.span.first + self.span.count
+        rng.seed(mix(mix(mix(self._setting.seed)) + following))
+
+    def refuse_unfinished(self, *, whole: bool = True) -> None:
+        """Refuse to go on without the gradients.
+
+        Args:
+            whole: of the whole step; else of the microbatches given so far.
+
+        Raises:
+            UsageError: some are missing.
+        """
+        if self._turn is Turn.GIVEN or (whole and self._turn is Turn.WAITING):
+            raise UsageError(
+                f"step.backward(loss) was called for {self._at + (self._turn is Turn.WAITING)} of "
+                f"this rank's {len(self._calls)} microbatches: call it once for each one before "
+                "s.update()"
+            )

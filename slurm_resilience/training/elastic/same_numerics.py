@@ -1,0 +1,90 @@
+"""See whatever would give the same microbatch other bits on another rank, or in another world."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from slurm_resilience.errors import UsageError
+
+
+def numerics(device: torch.device) -> dict[str, str]:
+    """Return all that decides by which kernels, in which order, this process computes."""
+    found = {
+        "torch": str(torch.__version__),
+        "threads (OMP_NUM_THREADS, torch.set_num_threads)": str(torch.get_num_threads()),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "device": device.type,
+    }
+    if device.type == "cuda":
+        found["device"] = torch.cuda.get_device_name(device)
+        found["deterministic algorithms"] = str(torch.are_deterministic_algorithms_enabled())
+        found["cuDNN's benchmark"] = str(torch.backends.cudnn.benchmark)
+    return found
+
+
+def refuse_differences(said: Sequence[dict[str, str]]) -> None:
+    """Compare what all ranks said.
+
+    Raises:
+        UsageError: two compute in different ways, or a GPU may compute differently each time.
+    """
+    for rank, words in enumerate(said):
+        for name, value in words.items():
+            if said[0].get(name) != value:
+                raise UsageError(
+                    f"same_bits=True: rank {rank} has another {name} than rank 0: {value!r}, and "
+                    f"{said[0].get(name)!r}; start all ranks alike"
+                )
+    if said[0].get("deterministic algorithms") == "False":
+        raise UsageError(
+            "same_bits=True on a GPU needs torch.use_deterministic_algorithms(True), and "
+            "CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment"
+        )
+
+
+def compare_ranks(device: torch.device, world: int) -> None:
+    """Compare this rank with all others. A collective.
+
+    Raises:
+        UsageError: they compute in different ways.
+    """
+    said: list[dict[str, str]] = [numerics(device)] * world
+    if world > 1:
+        dist.all_gather_object(said, numerics(device))
+    refuse_differences(said)
+
+
+class BufferWatch:
+    """Sees buffers that a forward changes: each rank's would depend on the microbatches it had."""
+
+    def __init__(self, nets: Sequence[nn.Module]) -> None:
+        self._nets = nets
+        self._before = self._copy()
+
+    def refuse_changes(self) -> None:
+        """Compare with the values at first.
+
+        Raises:
+            UsageError: a buffer has another value.
+        """
+        now = self._copy()
+        for name, before in self._before.items():
+            value = now.get(name)
+            if value is not None and value.shape == before.shape and not torch.equal(value, before):
+                raise UsageError(
+                    f"same_bits=True: forward changes the buffer {name}, which then depends on the "
+                    "rank. Use a norm without running averages (GroupNorm, LayerNorm), or "
+                    "put it into eval mode"
+                )
+
+    def _copy(self) -> dict[str, torch.Tensor]:
+        return {
+            name: buffer.detach().clone()
+            for net in self._nets
+            for name, buffer in net.named_buffers()
+        }

@@ -1,0 +1,89 @@
+"""A small training by microbatches. Every rank appends JSON lines to ``LOG/SEAT.PID.jsonl``."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from slurm_resilience.training import Session, resilient
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--log", type=Path, required=True)
+parser.add_argument("--steps", type=int, default=10)
+parser.add_argument("--late", action="store_true", help="replaced only after a step without it")
+words = parser.parse_args()
+SEATS = int(os.environ["SRES_SEATS"])
+SIZE, COUNT = 4, 8
+torch.set_num_threads(1)
+_log = (words.log / f"{os.environ['SRES_SEAT']}.{os.getpid()}.jsonl").open("a", buffering=1)
+
+
+def tell(event: str, *details: Any) -> None:
+    _log.write(json.dumps([time.monotonic(), event, *details]) + "\n")
+
+
+class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
+    def __len__(self) -> int:
+        return words.steps * SIZE * COUNT
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        x = torch.randn(8, generator=torch.Generator().manual_seed(index))
+        return x, x.sum().view(1).sin(), index
+
+
+def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 37), nn.Tanh(), nn.Dropout(0.2), nn.Linear(37, 1))
+    return net, torch.optim.AdamW(net.parameters(), 1e-2)
+
+
+def come_late() -> None:
+    """Wait until the others have made a step in a smaller world."""
+    stepped = re.compile(r'^\[[0-9.]+, "step", [0-9]+, [0-9]+, ([0-9]+)', re.MULTILINE)
+    deadline = time.monotonic() + 60
+    while not any(
+        int(world) < SEATS
+        for path in words.log.glob("*.jsonl")
+        for world in stepped.findall(path.read_text())
+    ):
+        if time.monotonic() > deadline:
+            sys.exit("no rank steps in a smaller world")
+        time.sleep(0.05)
+
+
+@resilient(min_world=1)
+def train(s: Session) -> nn.Module:
+    net, opt = s.once(build)
+    s.track(net=net, opt=opt)
+    wrapped = s.ddp(net)
+    for step in s.microbatches(Samples(), wrapped, size=SIZE, count=COUNT, same_bits=True):
+        own = range(len(step)) if s.world <= COUNT else ()
+        for number, (x, y, index) in zip(own, step, strict=True):
+            counts = step._calls[number][1]
+            # Told before it can count: if this world commits the step, every share is in it.
+            tell("batch", s.step, s.generation, index.tolist() if counts else [])
+            step.backward(nn.functional.mse_loss(wrapped(x), y))
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        with s.update():
+            opt.step()
+        tell("step", s.step, s.generation, s.world)
+        if words.late:
+            time.sleep(0.1)
+    return net
+
+
+if words.late and os.environ["SRES_INCARNATION"] != "0":
+    come_late()
+trained = train()
+parts = [parameter.detach().numpy().tobytes() for parameter in trained.parameters()]
+tell("end", hashlib.sha256(b"".join(parts)).hexdigest())

@@ -1,0 +1,194 @@
+"""Trainings by microbatches, in processes: the same result on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+pytestmark = pytest.mark.training
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from state_ranks import run  # noqa: E402
+from torch import nn  # noqa: E402
+
+from slurm_resilience.training.data import ReplayLoader  # noqa: E402
+from slurm_resilience.training.elastic.microbatches import MicrobatchSteps  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+STEPS, SIZE, COUNT = 10, 4, 8
+
+
+class Told(NamedTuple):
+    """The log of a whole run."""
+
+    events: list[list[Any]]
+    stderr: str
+
+    def of(self, name: str) -> list[list[Any]]:
+        return [details for _, event, *details in self.events if event == name]
+
+    @property
+    def digest(self) -> str:
+        digests = {details[0] for details in self.of("end")}
+        assert len(digests) == 1, digests
+        return str(digests.pop())
+
+    def every_sample_once(self, steps: int = STEPS) -> None:
+        """Assert it, of the batches that each step's last world was given."""
+        committed = {step - 1: generation for step, generation, _ in self.of("step")}
+        assert sorted(committed) == list(range(steps))
+        seen = [
+            index
+            for step, generation, indices in self.of("batch")
+            if committed[step] == generation
+            for index in indices
+        ]
+        assert sorted(seen) == list(range(steps * SIZE * COUNT))
+
+
+def launch(path: Path, ranks: int, *words: str, inject: str = "") -> Told:
+    """Run the program; nothing of the caller's own training or job is inherited."""
+    (logs := path / f"logs-{os.urandom(4).hex()}").mkdir()
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
+    more = {"OMP_NUM_THREADS": "1", "TMPDIR": str(path), "SRES_INJECT": inject}
+    program = ROOT / "tests/training/programs/elastic.py"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "slurm_resilience.launcher"),
+            *(f"--nproc-per-node={ranks}", "--standby=0", str(program)),
+            *("--log", str(logs), *words),
+        ],
+        cwd=path,
+        env=clean | more,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    lines = [line for file in logs.glob("*.jsonl") for line in file.read_text().splitlines()]
+    return Told(sorted(json.loads(line) for line in lines if line.endswith("]")), done.stderr)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    told = launch(tmp_path_factory.mktemp("two"), 2, f"--steps={STEPS}")
+    told.every_sample_once()
+    return told
+
+
+MORE = [3, 4, 8] if "SRES_TEST_SEEDS" in os.environ else [3, 4]
+
+
+@pytest.mark.parametrize("ranks", MORE)
+def test_the_result_has_the_same_bits_on_any_number_of_ranks(
+    two_ranks: Told, tmp_path: Path, ranks: int
+) -> None:
+    told = launch(tmp_path, ranks, f"--steps={STEPS}")
+    told.every_sample_once()
+    assert told.digest == two_ranks.digest
+
+
+def test_the_result_has_the_same_bits_when_a_rank_dies_and_comes_back(
+    two_ranks: Told, tmp_path: Path
+) -> None:
+    inject = "kill:rank=1,step=2,phase=backward"
+    told = launch(tmp_path, 3, f"--steps={STEPS}", "--late", inject=inject)
+    assert {world for _, _, world in told.of("step")} >= {2}, told.stderr[-4000:]
+    told.every_sample_once()
+    assert told.digest == two_ranks.digest
+
+
+# --- gradients under each wrapper -----------------------------------------------------------
+
+
+class Points(torch.utils.data.Dataset[Any]):
+    """Sample i: six numbers drawn from i, and their sine."""
+
+    fingerprint = "points"
+
+    def __len__(self) -> int:
+        return SIZE * COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        x = torch.randn(6, generator=torch.Generator().manual_seed(index))
+        return x, x.sum().sin().view(1), index
+
+
+def build() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 1))
+
+
+def wrap(kind: str, world: int) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    net = build()
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(net)
+    if kind in ("fsdp", "hsdp"):
+        shape = (world // 2, 2) if kind == "hsdp" else (1, world)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+        mesh = mesh if kind == "hsdp" else mesh["shard"]
+        for layer in net:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+    return net
+
+
+def gradients(rank: int, _: Any, kind: str, world: int, tokens: bool) -> list[Any]:
+    net = wrap(kind, world)
+    loader = ReplayLoader(
+        Points(), global_batch=SIZE, rank=rank, world=world, microbatches=COUNT, cache=False
+    )
+    steps = MicrobatchSteps(
+        [net],
+        loader,
+        size=SIZE,
+        length=COUNT,
+        full=COUNT,
+        same_bits=kind == "same bits",
+        rate="constant",
+        device=torch.device("cpu"),
+        waits=lambda: None,
+    )
+    step = steps.step(0, next(iter(loader)))
+    for x, y, index in step:
+        losses = (net(x) - y).square().view(-1)
+        if tokens:
+            step.backward((losses * (index % 3)).sum(), tokens=int((index % 3).sum()))
+        else:
+            step.backward(losses.mean())
+    loader.close()
+    whole = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in
+             net.parameters()]  # fmt: skip
+    return [gradient.tolist() for gradient in whole]
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "world"),
+    [("ddp", 3), ("fsdp", 2), ("fsdp", 3), ("hsdp", 4), ("plain", 3), ("same bits", 3)],
+)
+def test_gradients_are_those_of_the_whole_batch(
+    tmp_path: Path, kind: str, world: int, tokens: bool
+) -> None:
+    x, y, index = (torch.stack(column) for column in zip(*[
+        (a, b, torch.tensor(i)) for a, b, i in (Points()[i] for i in range(SIZE * COUNT))
+    ], strict=True))  # fmt: skip
+    net = build()
+    losses = (net(x) - y).square().view(-1)
+    weights = index % 3 if tokens else torch.ones_like(index)
+    ((losses * weights).sum() / weights.sum()).backward()
+    for told in run(gradients, world, tmp_path, kind, world, tokens):
+        for found, parameter in zip(told, net.parameters(), strict=True):
+            torch.testing.assert_close(torch.tensor(found), parameter.grad, rtol=1e-4, atol=1e-6)

@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from slurm_resilience.errors import CheckpointError, UsageError
+from slurm_resilience.training import thread_ends
 from slurm_resilience.training.checkpoint import loading, state_tree, writing
 from slurm_resilience.training.checkpoint.agreement import SaveAgreement, one_line
 from slurm_resilience.training.checkpoint.catalog import CheckpointCatalog
@@ -136,6 +137,7 @@ class Checkpointer:
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._work, name="sres-checkpoint", daemon=True)
             self._thread.start()
+            thread_ends.at_exit(self._end)
         if blocking:
             self.wait()
         return (time.perf_counter() - began) * 1e3 if planner is None else self.counts.staging_ms
@@ -154,6 +156,10 @@ class Checkpointer:
                 self._thread.join(timeout)
                 self._thread = None
         return done
+
+    def _end(self) -> None:
+        """At the end of the process: a training that ends well has called `close` before."""
+        self.close(thread_ends.PATIENCE_SECONDS)
 
     def readable(self) -> int:
         """Return the newest step that looks complete to this rank; -1: none. Cheap, no

@@ -15,6 +15,7 @@ import torch
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import UsageError
+from slurm_resilience.training import thread_ends
 from slurm_resilience.training.data.cache.codec import Packed, pack
 from slurm_resilience.training.data.cache.sharing import ReplicaGroup
 from slurm_resilience.training.data.cache.store import BatchKey, BatchStore, Window
@@ -167,7 +168,7 @@ class Prefetcher:
         with self._changed:
             self._before[number] = before
 
-    def stop(self, patience: float = 2.0) -> None:
+    def stop(self, patience: float = thread_ends.PATIENCE_SECONDS) -> None:
         """End the thread. One that hangs in the source is left behind, and ends when it returns."""
         with self._changed:
             self._stop.set()
@@ -185,6 +186,7 @@ class Prefetcher:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="sres-data", daemon=True)
             self._thread.start()
+            thread_ends.at_exit(self.stop)
 
     def _run(self) -> None:
         torch.set_num_threads(1)  # of this thread: collating must not take the training's cores

@@ -6,7 +6,6 @@ To drop the last reference to a group whose calls are still on their way can han
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import gc
 import sys
@@ -15,7 +14,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from slurm_resilience.clock import SYSTEM_CLOCK
-from slurm_resilience.training import compat
+from slurm_resilience.training import compat, thread_ends
 from slurm_resilience.training.process_group.group_sockets import GroupSockets
 
 KEEP_SECONDS = 2.0
@@ -46,13 +45,18 @@ class Graveyard:
         self._dead: deque[DeadGroups] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        atexit.register(self.seal)
+        self._lets_go = self._sealed = False
+        thread_ends.at_exit(self.seal)
 
     def bury(self, groups: list[Any], wrappers: list[Any], sockets: GroupSockets) -> None:
         """Keep these for a while, then let go of them."""
         until = SYSTEM_CLOCK.monotonic() + self._keep
+        dead = DeadGroups(until, groups, wrappers, sockets)
         with self._changed:
-            self._dead.append(DeadGroups(until, groups, wrappers, sockets))
+            if self._sealed:
+                _keep_for_ever(dead)
+                return
+            self._dead.append(dead)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="sres-groups", daemon=True)
                 self._thread.start()
@@ -63,17 +67,22 @@ class Graveyard:
 
     def seal(self) -> None:
         """At the end of the process: what is dead now is never let go of. Destructors that run
-        while the interpreter is taken down hang now and then."""
+        while the interpreter is taken down hang or abort the process; one that runs already is
+        waited for."""
         with self._changed:
+            self._sealed = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._lets_go, thread_ends.PATIENCE_SECONDS)
             for dead in self._dead:
-                for thing in (dead.groups, dead.wrappers):
-                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+                _keep_for_ever(dead)
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._dead:
+                while not self._dead and not self._sealed:
                     self._changed.wait()
+                if self._sealed:
+                    return
                 left = self._dead[0].until - SYSTEM_CLOCK.monotonic()
                 if left > 0:
                     self._changed.wait(min(left, CUT_AGAIN_SECONDS))
@@ -81,6 +90,7 @@ class Graveyard:
                 else:
                     kept = []
                     dead = self._dead.popleft()
+                    self._lets_go = True
             if kept:
                 for sockets in kept:
                     # Others may still write to this process.
@@ -88,6 +98,14 @@ class Graveyard:
                 continue
             _let_go(dead)
             del dead
+            with self._changed:
+                self._lets_go = False
+                self._changed.notify_all()
+
+
+def _keep_for_ever(dead: DeadGroups) -> None:
+    for things in (dead.groups, dead.wrappers):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(things))
 
 
 def _let_go(dead: DeadGroups) -> None:

@@ -21,6 +21,7 @@ import torch
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.mesh.model import View
+from slurm_resilience.training import thread_ends
 from slurm_resilience.training.state import describe
 from slurm_resilience.training.state.describe import Capture, StateDescriptor
 from slurm_resilience.training.state.errors import StateError
@@ -86,6 +87,7 @@ class Exchange:
         name = f"copies-{view.generation}"
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
+        thread_ends.at_exit(self.close)
 
     @property
     def busy(self) -> bool:
@@ -101,7 +103,7 @@ class Exchange:
         with self._quiet:
             return self._quiet.wait_for(lambda: not self._open or bool(self.error), timeout)
 
-    def close(self, timeout: float) -> None:
+    def close(self, timeout: float = thread_ends.PATIENCE_SECONDS) -> None:
         self._posted.put(None)
         self._thread.join(timeout)
 

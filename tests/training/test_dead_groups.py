@@ -1,0 +1,134 @@
+"""Groups of worlds that are over are let go of, and never while the interpreter is taken down."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from slurm_resilience.training import thread_ends  # noqa: E402
+from slurm_resilience.training.process_group import abort  # noqa: E402
+
+pytestmark = pytest.mark.training
+
+DEADLINE_SECONDS = 30.0
+
+
+class Connections:
+    """Those of a world without any."""
+
+    def cut(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class SlowGroup:
+    """A group with a destructor that waits."""
+
+    def __init__(self) -> None:
+        self.begun, self.go, self.gone = (threading.Event() for _ in range(3))
+
+    def wait(self) -> None:
+        self.begun.set()
+        self.go.wait(DEADLINE_SECONDS)
+        self.gone.set()
+
+
+class Held:
+    """The last reference of a world to its group."""
+
+    def __init__(self, group: SlowGroup) -> None:
+        self._group = group
+
+    def __del__(self) -> None:
+        self._group.wait()
+
+
+def bury(graveyard: abort.Graveyard, group: SlowGroup) -> None:
+    graveyard.bury([Held(group)], [], Connections())  # type: ignore[arg-type]  # a stand-in
+
+
+def test_the_end_of_the_process_waits_for_a_destructor_that_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thread_ends, "PATIENCE_SECONDS", DEADLINE_SECONDS)
+    graveyard, first, second = abort.Graveyard(0.0), SlowGroup(), SlowGroup()
+    bury(graveyard, first)
+    assert first.begun.wait(DEADLINE_SECONDS)
+    bury(graveyard, second)
+    sealed = threading.Thread(target=graveyard.seal)
+    sealed.start()
+    sealed.join(0.05)
+    assert sealed.is_alive(), "the destructor runs still"
+    first.go.set()
+    sealed.join(DEADLINE_SECONDS)
+    assert not sealed.is_alive()
+    assert first.gone.is_set()
+    # The second one is never let go of, and neither is what is left later.
+    third = SlowGroup()
+    bury(graveyard, third)
+    thread = graveyard._thread
+    assert thread is not None
+    thread.join(DEADLINE_SECONDS)
+    assert not thread.is_alive()
+    assert not second.begun.is_set()
+    assert not third.begun.is_set()
+
+
+def test_a_destructor_that_hangs_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_ends, "PATIENCE_SECONDS", 0.01)
+    graveyard, group = abort.Graveyard(0.0), SlowGroup()
+    bury(graveyard, group)
+    assert group.begun.wait(DEADLINE_SECONDS)
+    graveyard.seal()
+    assert not group.gone.is_set()
+    group.go.set()
+
+
+PROGRAM = """
+import os, sys, time
+import torch.distributed as dist
+from slurm_resilience.training import compat
+from slurm_resilience.training.process_group.abort import Graveyard
+class Connections:
+    def cut(self): pass
+    def close(self): pass
+KEEP = 0.05
+for number in range(24):
+    child = os.fork()
+    if child:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    graveyard = Graveyard(KEEP)
+    for group in range(4):
+        store = dist.FileStore(f"{sys.argv[1]}.{number}.{group}", 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        groups = list(compat.known_groups())
+        dist.destroy_process_group()
+        graveyard.bury(groups, [], Connections())
+        groups = None
+    # Around the moment in which the first one is let go of: each child a little later.
+    time.sleep(KEEP - 0.003 + 0.00025 * number)
+    sys.exit(3)
+"""
+
+
+def test_an_end_at_the_moment_of_a_destructor_keeps_its_exit_code(tmp_path: Path) -> None:
+    """CPython unwinds a thread that wants its lock then; through gloo's destructor that aborts."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, tmp_path / "store"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert Counter(done.stdout.split()) == {"3": 24}, done.stderr[-2000:]

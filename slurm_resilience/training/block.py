@@ -75,6 +75,9 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
             False has this process replaced.
         abort: called with the session and the `GenerationEnd` when a world is left.
         finalize: called with the session and the `GenerationEnd` before the next world is met.
+        on_resize: called with the session, the ranks before and the ranks now, when the block is
+            about to be entered in a world of another size than this process's last one; in a new
+            process, than the full world. An exception counts as one of the block.
         on_event: called with a name and a dict, for logs and metrics.
         watch: a `Watch` of one's own; False: none. It learns the hang limit from the step time.
         stacks: directory for every rank's stacks when training hangs; empty: not written.
@@ -141,6 +144,8 @@ class BlockRunner:
         self._where = where
         self._groups: list[ProcessGroups] = []
         self._finished_block = False
+        self._last_size = where.seats
+        """Ranks of the world that this process was in last; at first of the full world."""
         self._faults = fault_policy.Faults()
         self._hangs = fault_policy.Hangs()
         log_lines.speak(where.seat)
@@ -219,6 +224,7 @@ class BlockRunner:
                 self._tell_why(view)
                 inject.point("start", step=session.step, rank=session.rank)
                 self._event("formed", generation=view.counter, world=view.size)
+                self._tell_resize(view.size)
                 result = block(session)
                 participant.write_out()
             finally:
@@ -345,6 +351,12 @@ class BlockRunner:
         if end is not None and old and session.rank == old[0]:
             text, number = end.reason, view.counter
             log.warning("generation %d: %d of %d ranks; %s", number, view.size, session.seats, text)
+
+    def _tell_resize(self, size: int) -> None:
+        """Call the user's hook if the world has another size than the last one."""
+        before, self._last_size = self._last_size, size
+        if size != before and self._options.on_resize is not None:
+            self._options.on_resize(self._session, before, size)
 
     def _event(self, name: str, **details: Any) -> None:
         """Call the user's hook. It logs, and a log that cannot be reached ends no training."""

@@ -15,7 +15,7 @@ from slurm_resilience.training.watch import Watch
 WHOLE = {"min_world": 1, "replica_size": 1, "max_faults": 1, "partner_every": 0, "digest_every": 0}
 """Options that are whole numbers, and the least of each."""
 SECONDS = ("patience", "start_patience", "collective_timeout", "abort_timeout", "silence")
-CALLED = ("health_check", "abort", "finalize", "on_event")
+CALLED = ("health_check", "abort", "finalize", "on_resize", "on_event")
 
 
 def _cuda() -> bool:
@@ -43,6 +43,7 @@ class Options:
     health_check: Callable[[Any], bool | None] | None = None
     abort: Callable[[Any, Any], None] | None = None
     finalize: Callable[[Any, Any], None] | None = None
+    on_resize: Callable[[Any, int, int], None] | None = None
     on_event: Callable[[str, dict[str, Any]], None] | None = None
     watch: Any = None
     stacks: str | os.PathLike[str] = ""

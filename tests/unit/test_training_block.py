@@ -78,3 +78,16 @@ def test_a_slow_hook_does_not_hold_the_mesh_up() -> None:
     runner._event_beside("hang", reason="step 7 stands still")
     assert came.wait(60)
     over.set()
+
+
+def test_a_change_of_size_is_told_to_the_script() -> None:
+    """Not a world of the same size, and not the first one if it is full."""
+    told: list[tuple[Any, int, int]] = []
+    runner = block.BlockRunner.__new__(block.BlockRunner)
+    runner._options = Options(on_resize=lambda *words: told.append(words))
+    runner._session, runner._last_size = "session", 4  # type: ignore[assignment]
+    for size in (4, 3, 3, 2, 4):
+        runner._tell_resize(size)
+    assert told == [("session", 4, 3), ("session", 3, 2), ("session", 2, 4)]
+    runner._options = Options()
+    runner._tell_resize(1)

@@ -22,6 +22,7 @@ from slurm_resilience.training.options import Options
         ("silence", 0),
         ("abort_timeout", float("nan")),
         ("finalize", 3),
+        ("on_resize", "log"),
         ("backend", None),
         ("checkpointer", "directory"),
         ("watch", 5),

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from slurm_resilience.training.options import Options
-from slurm_resilience.training.participant import Participant
-from slurm_resilience.training.rank_environment import read_environment
-from slurm_resilience.training.session import Session
+from slurm_resilience.errors import UsageError  # noqa: E402
+from slurm_resilience.training.options import Options  # noqa: E402
+from slurm_resilience.training.participant import Participant  # noqa: E402
+from slurm_resilience.training.rank_environment import read_environment  # noqa: E402
+from slurm_resilience.training.session import Session  # noqa: E402
 
 
 class Batches:
@@ -97,3 +98,62 @@ def test_an_update_counts_as_under_way_until_its_step_is_counted(session: Any) -
         False,
         1,
     )
+
+
+# --- microbatches -------------------------------------------------------------------------------
+
+
+def points() -> Any:
+    x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    return torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+
+
+@pytest.fixture
+def alone(session: Any) -> Any:
+    """The session of a world of one rank, in which loaders can be opened."""
+    session._participant._group.view = SimpleNamespace(size=1, generation=1)
+    session._participant.loaders._cached = False
+    return session
+
+
+def train(session: Any, net: Any, **wishes: Any) -> list[tuple[int, int, float]]:
+    told = []
+    for step in session.microbatches(points(), net, size=4, **wishes):
+        for x, y in step:
+            step.backward((net(x) - y).square().mean())
+        told.append((step.span.first, step.samples, step.rate_factor))
+        with session.update():
+            pass
+    return told
+
+
+def test_a_training_by_microbatches_is_an_ordinary_loop(alone: Any) -> None:
+    net = torch.nn.Linear(3, 1)
+    assert train(alone, net, count=6) == [(0, 24, 1.0), (6, 24, 1.0), (12, 16, 1.0)]
+    assert alone.step == 3
+    assert net.weight.grad is not None
+    assert alone._participant.healer.progress.positions["data"]["position"] == 18
+    assert len(train(alone, net, count=5, steps=2, name="other", same_bits=True)) == 2
+
+
+def test_the_rate_of_a_smaller_world_follows_its_batch(alone: Any) -> None:
+    alone._participant.where = alone._participant.where._replace(seats=4)
+    told = train(alone, torch.nn.Linear(3, 1), per_rank=8, rate="sqrt")
+    assert told == [(0, 32, 0.5), (8, 32, 0.5)]
+    with pytest.raises(UsageError, match="steps= needs count="):
+        train(alone, torch.nn.Linear(3, 1), per_rank=8, steps=3, name="other")
+
+
+def test_an_update_before_all_backwards_is_refused(alone: Any) -> None:
+    net = torch.nn.Linear(3, 1)
+    for step in alone.microbatches(points(), net, size=4, count=4):
+        for x, _ in step:
+            step.backward(net(x).mean())
+            break
+        with pytest.raises(UsageError, match="was called for 1 of this rank's 4"), alone.update():
+            pass
+        break
+    assert alone.step == 0
+    with alone.update():  # after the loop, one of the program's own
+        pass
+    assert alone.step == 1

@@ -122,6 +122,13 @@ class TakeLabelsOff(msgspec.Struct, frozen=True, tag=True):
     node: str
 
 
+class RenewLabels(msgspec.Struct, frozen=True, tag=True):
+    """Write the labels of a node's incident once more: they are others by now."""
+
+    node: str
+    incident: int
+
+
 class RaiseAlarm(msgspec.Struct, frozen=True, tag=True):
     """Tell people something that they should know; once for each key."""
 
@@ -179,6 +186,7 @@ Action = (
     | Transition
     | ReturnNode
     | TakeLabelsOff
+    | RenewLabels
     | RaiseAlarm
     | ClearLeftOver
     | RequeueJob

@@ -12,6 +12,7 @@ from slurm_resilience.controller import actions as act
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import BreakerState, Fault
+from slurm_resilience.model import REBOOT, REPLACE
 
 SLURMS = "Not responding"
 DIED = Fault("n1", "", (), NOW - 60, is_over=True)
@@ -86,3 +87,36 @@ def test_lost_again_it_is_judged_anew_where_it_was_never_marked(
     down = node(state="DOWN", reason=SLURMS)
     seen = world(down, incidents=(known,), faults={"n1": DIED}, **dead())
     assert [move.event for move in actions(seen, act.Transition)] == [event]
+
+
+@pytest.mark.parametrize(
+    ("more", "is_back"),
+    [
+        ({}, True),
+        ({"attempts": 0}, False),
+        ({"instance_before": "machine-n1"}, False),
+        ({"instance_before": ""}, False),
+        ({"action": REBOOT}, False),
+        ({"agents": (agent(findings=(finding(check="lifecycle"),)),)}, False),
+        ({"agents": (agent(silence=30.0),)}, False),
+    ],
+)
+def test_a_request_that_failed_ends_when_it_brought_another_machine_that_is_sound(
+    more: dict[str, Any], is_back: bool
+) -> None:
+    """A script kept the new machine out, a person mended that: there is nothing left to ask for."""
+    agents = more.pop("agents", (agent(),))
+    known = {"instance_before": "machine-of-before", "attempts": 1, "kind": "requested"}
+    asked = incident(state=NodeState.EMPTY, next_try=NOW + 3600, **(known | more))
+    seen = world(node(state="IDLE+FAIL", reason=asked.action), agents=agents, incidents=(asked,))
+    events = [action.event for action in actions(seen, act.Transition)]
+    assert events == ([NodeEvent.CAME_BACK] if is_back else [])
+
+
+def test_a_request_that_failed_is_tried_again_while_the_new_machine_is_not_sound() -> None:
+    asked = incident(
+        state=NodeState.EMPTY, attempts=1, kind="requested", instance_before="machine-of-before"
+    )
+    sick = agent(findings=(finding(check="lifecycle"),))
+    seen = world(node(state="IDLE+FAIL", reason=REPLACE), agents=(sick,), incidents=(asked,))
+    assert actions(seen, act.StartReplacement) == [act.StartReplacement("n1", 1)]

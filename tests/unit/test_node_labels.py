@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import agent, decision, incident, node, world
+from worlds import actions, agent, decision, finding, incident, node, world
 
 from slurm_resilience.controller import actions as act
 from slurm_resilience.controller.decide.labelling import labels_for
@@ -115,3 +115,40 @@ def test_labels_that_have_outlived_their_incident_are_taken_off(
     rest = (last,) if last is not None else ()
     found = decision(world(seen, agents=(agent(),), at_rest=rest)).actions  # type: ignore[arg-type]
     assert [isinstance(one, act.TakeLabelsOff) for one in found].count(True) == is_stale
+
+
+FAILED = finding(check="lifecycle", subject="50-fit.sh", text="50-fit.sh failed (exit code 1)")
+
+
+def test_after_a_repair_the_labels_name_what_is_found_now() -> None:
+    known = incident(state=NodeState.EMPTY, kind="sick", reason="xid: Xid 79")
+    assert labels_for(known, (FAILED,))["fault-type"] == "xid"
+    tried = incident(state=NodeState.EMPTY, kind="sick", reason="xid: Xid 79", attempts=1)
+    assert labels_for(tried)["fault-type"] == "xid"
+    assert labels_for(tried, (FAILED,)) == {
+        "health-status": "pending-replacement",
+        "fault-type": "lifecycle",
+        "fault-reason": "50-fit.sh failed (exit code 1)",
+    }
+
+
+@pytest.mark.parametrize("state", [NodeState.EMPTY, NodeState.QUARANTINED])
+def test_labels_that_are_not_the_incidents_are_written_once_more(state: NodeState) -> None:
+    known = incident(state=state, attempts=1)
+    labels = labels_for(known, (FAILED,))
+    for comment, is_outdated in (
+        (with_labels("RMA 4711", labels), False),
+        ("a person wrote over it", True),
+        (with_labels("", labels_for(known)), True),
+    ):
+        seen = node("n1", "IDLE+FAIL", REPLACE, comment=comment)
+        speaks = (agent(findings=(FAILED,), judged=("lifecycle",)),)
+        of = {"at_rest" if state.is_at_rest else "incidents": (known,)}
+        found = actions(world(seen, agents=speaks, **of), act.RenewLabels)
+        assert found == ([act.RenewLabels("n1", 1)] if is_outdated else [])
+
+
+def test_a_node_that_a_person_keeps_gets_no_labels_once_more() -> None:
+    seen = node("n1", "IDLE+DRAIN", "RMA 4711")
+    known = incident(state=NodeState.HELD)
+    assert actions(world(seen, agents=(agent(),), at_rest=(known,)), act.RenewLabels) == []

@@ -9,8 +9,9 @@ import msgspec
 
 from slurm_resilience.config import Config
 from slurm_resilience.controller.decide.decision import Decision, decide
+from slurm_resilience.controller.decide.labelling import labels_for
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
-from slurm_resilience.controller.diagnose import NodeDiagnosis, diagnose
+from slurm_resilience.controller.diagnose import NodeDiagnosis, diagnose, open_findings
 from slurm_resilience.controller.heard import Heard
 from slurm_resilience.controller.journal.records import (
     Incident,
@@ -24,6 +25,7 @@ from slurm_resilience.controller.observe import ClusterSnapshot, Repairs, SiteFa
 from slurm_resilience.controller.probe import Answer, ProbeResult
 from slurm_resilience.controller.registry import AgentPresence, AgentView
 from slurm_resilience.model import REPLACE, Finding, Job, Node, Severity
+from slurm_resilience.slurm.node_labels import with_labels
 
 NOW, MOMENT = 1_000_000.0, 5_000.0
 CONFIG = Config()
@@ -151,7 +153,7 @@ def world(
         view.node: KnownAgent(view.node, view.boot_id, view.instance)
         for view in [*agents, *speaking]
     }
-    return ClusterSnapshot(
+    snapshot = ClusterSnapshot(
         nodes={known.name: known for known in [*nodes, *rest]},
         jobs={known.id: known for known in jobs},
         agents={known.node: known for known in [*agents, *speaking]},
@@ -164,6 +166,18 @@ def world(
         heard=Heard(heard, more.pop("abandoned", frozenset()), known_agents),
         **(known | more),
     )
+    return _labelled(snapshot)
+
+
+def _labelled(snapshot: ClusterSnapshot) -> ClusterSnapshot:
+    """Give each node without a Comment the labels that its incident has written there."""
+    nodes = dict(snapshot.nodes)
+    for known in (*snapshot.incidents.values(), *snapshot.at_rest.values()):
+        seen = nodes.get(known.node)
+        if seen is not None and not seen.comment:
+            comment = with_labels("", labels_for(known, open_findings(snapshot, known.node)))
+            nodes[known.node] = msgspec.structs.replace(seen, comment=comment)
+    return msgspec.structs.replace(snapshot, nodes=nodes)
 
 
 def verdict(seen: ClusterSnapshot, name: str = "n1", settings: Config = CONFIG) -> NodeDiagnosis:

@@ -98,6 +98,7 @@ class Actor:
             actions.OpenCameBack: nodes.open_came_back,
             actions.Transition: nodes.apply,
             actions.TakeLabelsOff: nodes.take_labels_off,
+            actions.RenewLabels: nodes.renew_labels,
             actions.StartReplacement: repair.start,
             actions.ContinueReplacement: repair.go_on,
             actions.ReturnNode: repair.give_back,

@@ -19,12 +19,13 @@ from slurm_resilience.controller.actions import (
     OpenCameBack,
     OpenRequested,
     ProbeNode,
+    RenewLabels,
     TakeLabelsOff,
     Transition,
 )
 from slurm_resilience.controller.decide.labelling import labels_for
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, SideAct, step
-from slurm_resilience.controller.diagnose import is_out_of_service, persons_reason
+from slurm_resilience.controller.diagnose import is_out_of_service, open_findings, persons_reason
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import Incident, IncidentFacts, MachineIdentity
 from slurm_resilience.controller.observe import ClusterSnapshot
@@ -38,8 +39,8 @@ from slurm_resilience.wire.messages import NodeVerdict
 log = logging.getLogger("sresctld")
 
 _FAILURES = frozenset({NodeEvent.GAVE_UP, NodeEvent.REPLACEMENT_FAILED, NodeEvent.GONE_AGAIN})
-TAKE_OFF_AGAIN_SECONDS = 60.0
-"""Until labels that Slurm still shows are taken off once more."""
+WRITE_AGAIN_SECONDS = 60.0
+"""Until labels that Slurm did not take are written or taken off once more."""
 
 
 class NodeActs:
@@ -62,7 +63,8 @@ class NodeActs:
         self._prober = prober
         self._notifier = notifier
         self._jobs = jobs
-        self._taken_off: dict[str, float] = {}
+        self._written: dict[tuple[str, str], float] = {}
+        """When (monotonic) a node's labels were written in a cycle of their own."""
         self._repair = repair
         self._clock = clock
 
@@ -255,7 +257,7 @@ class NodeActs:
         )
         if node is not None:
             # First, so that the event which ends an incident is the last of it.
-            self._label(node, msgspec.structs.replace(incident, state=transition.state))
+            self._label(node, msgspec.structs.replace(incident, state=transition.state), snapshot)
         self._reporter.report(ActOutcome(incident.id, action.event, action.reason, facts))
         level = logging.ERROR if action.event is NodeEvent.GAVE_UP else logging.INFO
         log.log(
@@ -294,15 +296,35 @@ class NodeActs:
 
     def take_labels_off(self, snapshot: ClusterSnapshot, action: TakeLabelsOff) -> None:
         """Take the labels off a node that has no incident."""
-        now = self._clock.monotonic()
-        if now - self._taken_off.get(action.node, -TAKE_OFF_AGAIN_SECONDS) < TAKE_OFF_AGAIN_SECONDS:
-            return
-        self._taken_off[action.node] = now
-        self._write_labels(snapshot.nodes[action.node], {})
+        self._write_again(snapshot, action.node, {})
 
-    def _label(self, node: Node, incident: Incident) -> None:
-        """Write the labels of an incident's state where `scontrol show node` shows them."""
-        self._write_labels(node, labels_for(incident))
+    def renew_labels(self, snapshot: ClusterSnapshot, action: RenewLabels) -> None:
+        """Write the labels of an incident as it is now: this cycle may have changed its state."""
+        incident = self._journal.incident(action.incident)
+        labels = labels_for(incident, open_findings(snapshot, action.node))
+        self._write_again(snapshot, action.node, labels)
+
+    def _write_again(self, snapshot: ClusterSnapshot, name: str, labels: Mapping[str, str]) -> None:
+        """Write labels that Slurm does not show, but not in each cycle."""
+        key, now = (name, str(labels)), self._clock.monotonic()
+        recent = now - WRITE_AGAIN_SECONDS
+        self._written = {known: at for known, at in self._written.items() if at > recent}
+        if key not in self._written:
+            self._written[key] = now
+            self._write_labels(snapshot.nodes[name], labels)
+
+    def _label(
+        self, node: Node, incident: Incident, snapshot: ClusterSnapshot | None = None
+    ) -> None:
+        """Write the labels of an incident's state where `scontrol show node` shows them.
+
+        Args:
+            node: the node as it was seen.
+            incident: with the state that it has from now on.
+            snapshot: the observation; None: what is found on the node is the incident's own.
+        """
+        found = open_findings(snapshot, node.name) if snapshot is not None else ()
+        self._write_labels(node, labels_for(incident, found))
 
     def _write_labels(self, seen: Node, labels: Mapping[str, str]) -> None:
         if with_labels(seen.comment, labels) == seen.comment:

@@ -39,7 +39,7 @@ from slurm_resilience.controller.decide.hints import (
 from slurm_resilience.controller.decide.intake import take_in
 from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
 from slurm_resilience.controller.decide.kill_failed import left_overs
-from slurm_resilience.controller.decide.labelling import stale_labels
+from slurm_resilience.controller.decide.labelling import outdated_labels, stale_labels
 from slurm_resilience.controller.decide.marking import came_back, marks, requests, would_mark
 from slurm_resilience.controller.decide.node_events import (
     answers_in_a_pause,
@@ -122,6 +122,7 @@ def decide(
     actions += unheard(snapshot, config.detect)
     actions += unprobed(snapshot, diagnoses)
     actions += stale_labels(snapshot)
+    actions += outdated_labels(snapshot)
     actions += left_overs(snapshot, config)
     would = would_mark(snapshot, judged, config)
     actions += would.looks

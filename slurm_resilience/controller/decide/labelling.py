@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import assert_never
 
-from slurm_resilience.controller.actions import TakeLabelsOff
+from slurm_resilience.controller.actions import RenewLabels, TakeLabelsOff
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
+from slurm_resilience.controller.diagnose import open_findings
 from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
-from slurm_resilience.model import REBOOT
+from slurm_resilience.model import REBOOT, SEVERITIES, Finding
 from slurm_resilience.slurm.node_labels import (
     FAULT_REASON,
     FAULT_TYPE,
@@ -17,14 +18,21 @@ from slurm_resilience.slurm.node_labels import (
     OLD_PREFIX,
     OURS,
     labels_of,
+    with_labels,
 )
 
 PENDING_REBOOT, PENDING_REPLACEMENT = "pending-reboot", "pending-replacement"
 VALIDATING, UNSCHEDULABLE = "validating", "unschedulable"
 
 
-def labels_for(incident: Incident) -> Mapping[str, str]:
-    """Return the labels that the node of an incident has; empty: none, it is well or a person's."""
+def labels_for(incident: Incident, found: Sequence[Finding] = ()) -> Mapping[str, str]:
+    """Return the labels that the node of an incident has; empty: none, it is well or a person's.
+
+    Args:
+        incident: with its state.
+        found: the faults that are found on the node now. Once it was repaired they count, and not
+            the one that the incident began with.
+    """
     match incident.state:
         case NodeState.SET_ASIDE | NodeState.EMPTY | NodeState.REPAIRING:
             health = PENDING_REBOOT if incident.action == REBOOT else PENDING_REPLACEMENT
@@ -36,13 +44,29 @@ def labels_for(incident: Incident) -> Mapping[str, str]:
             return {}
         case _ as other:
             assert_never(other)
+    kind, reason = _fault_of(incident, found)
+    return {HEALTH: health, FAULT_TYPE: kind, FAULT_REASON: reason}
+
+
+def _fault_of(incident: Incident, found: Sequence[Finding]) -> tuple[str, str]:
+    if incident.attempts and found:
+        worst = max(found, key=lambda finding: SEVERITIES.index(finding.severity))
+        return worst.check, worst.text
     check, sign, text = incident.reason.partition(": ")
     is_of_a_check = incident.kind == "sick" and bool(sign) and " " not in check
-    return {
-        HEALTH: health,
-        FAULT_TYPE: check if is_of_a_check else incident.kind,
-        FAULT_REASON: text if is_of_a_check else incident.reason,
-    }
+    return (check, text) if is_of_a_check else (incident.kind, incident.reason)
+
+
+def outdated_labels(snapshot: ClusterSnapshot) -> Iterator[RenewLabels]:
+    """Find nodes whose labels are not those of their incident: something else is found on them by
+    now, or a person has written over the Comment."""
+    for incident in (*snapshot.incidents.values(), *snapshot.at_rest.values()):
+        node = snapshot.nodes.get(incident.node)
+        if node is None:
+            continue
+        labels = labels_for(incident, open_findings(snapshot, node.name))
+        if labels and with_labels(node.comment, labels) != node.comment:
+            yield RenewLabels(node.name, incident.id)
 
 
 def stale_labels(snapshot: ClusterSnapshot) -> Iterator[TakeLabelsOff]:

@@ -30,7 +30,7 @@ from slurm_resilience.controller.diagnose import (
 )
 from slurm_resilience.controller.journal.records import HOUR_SECONDS, Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
-from slurm_resilience.model import Node
+from slurm_resilience.model import REPLACE, Node
 
 FRESH_SECONDS = 2.0
 """An answer to a probe says what is true now for this long."""
@@ -52,7 +52,7 @@ def readiness(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
 ) -> Readiness:
     """Judge whether the fault of an incident still stands."""
-    if incident.kind == "requested":
+    if incident.kind == "requested" and not _is_another_machine(snapshot, incident):
         return Readiness("start", "a person asked for it")
     if "MAINTENANCE" in node.flags:
         return Readiness("wait", "it is in a maintenance reservation")
@@ -82,6 +82,14 @@ def readiness(
         text = f"{life.reason}; it is given {config.replace.silent_for:.0f} s to come back"
         return Readiness("wait", text, is_aging)
     return Readiness("start", life.reason)
+
+
+def _is_another_machine(snapshot: ClusterSnapshot, incident: Incident) -> bool:
+    """Tell whether a replacement that has failed brought another machine all the same: what kept
+    that one out may be mended by now, and then there is nothing left to ask for."""
+    agent, before = snapshot.agents.get(incident.node), incident.before.instance
+    is_tried = bool(incident.attempts) and incident.action == REPLACE
+    return is_tried and agent is not None and before not in ("", agent.instance)
 
 
 def _is_due(snapshot: ClusterSnapshot, config: Config, incident: Incident) -> bool:

@@ -96,6 +96,27 @@ class CheckSettings(_Section, frozen=True):
     open_files_percent: float = 80.0
 
 
+class LifecycleSettings(_Section, frozen=True):
+    """Scripts that a node runs before its slurmd starts."""
+
+    directory: str = ""
+    """They lie here: `NN-name`, and HyperPod's `on_create.sh`. Empty: none are run."""
+    timeout: float = 600.0
+    """Seconds for one script."""
+    total_timeout: float = 1800.0
+    """Seconds for all of them."""
+    asks_for: Literal["monitor", "reboot", "replace"] = "reboot"
+    """The severity of a script that fails."""
+    start_slurmd: tuple[str, ...] = ("systemctl", "start", "slurmd")
+    """Run on the node after a run by request that ended well. Empty: nothing."""
+    state_dir: str = "/var/lib/sres-lifecycle"
+    """On the node's own disk: a replacement's empty one has no record of a run."""
+    log_dir: str = "/var/log/slurm-resilience/lifecycle"
+    resource_config: str = "/opt/ml/config/resource_config.json"
+    """HyperPod's description of the cluster, for `on_create.sh`; made anew where it is not
+    there."""
+
+
 class DetectSettings(_Section, frozen=True):
     """Times after which a silent node is probed, and counts as dead."""
 
@@ -247,6 +268,7 @@ class Config(_Section, frozen=True):
     wire: WireSettings = WireSettings()
     agent: AgentSettings = AgentSettings()
     checks: CheckSettings = CheckSettings()
+    lifecycle: LifecycleSettings = LifecycleSettings()
     detect: DetectSettings = DetectSettings()
     breaker: BreakerSettings = BreakerSettings()
     recovery: RecoverySettings = RecoverySettings()
@@ -359,6 +381,7 @@ _POSITIVE = {
     "controller": ("interval", "keep"),
     "agent": ("beat", "check_interval"),
     "checks": ("corrected_memory_errors", "zombies"),
+    "lifecycle": ("timeout", "total_timeout"),
     "detect": ("silent_after", "dead_after", "probe_timeout", "refused_after"),
     "breaker": (
         "window",
@@ -434,6 +457,7 @@ def _check_ranges(config: Config, where: str) -> None:
                     f"{longest:g}"
                 )
     _check_checks(config.checks, where)
+    _check_lifecycle(config.lifecycle, where)
     if not Path(config.controller.state_dir).is_absolute():
         # Elsewhere it would be another directory, with a journal that knows of nothing.
         raise ConfigError(
@@ -460,6 +484,13 @@ def _check_ranges(config: Config, where: str) -> None:
             f"{where}: detect.dead_after_unsupervised must be 0 (Slurm's SlurmdTimeout), or at "
             f"least detect.dead_after ({config.detect.dead_after} s)"
         )
+
+
+def _check_lifecycle(lifecycle: LifecycleSettings, where: str) -> None:
+    for key in ("directory", "state_dir", "log_dir", "resource_config"):
+        path = getattr(lifecycle, key)
+        if path and not Path(path).is_absolute():
+            raise ConfigError(f"{where}: lifecycle.{key} must be an absolute path")
 
 
 def _check_checks(checks: CheckSettings, where: str) -> None:

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 from slurm_resilience.agent.facts import SlurmFacts, gpus
+from slurm_resilience.agent.joining import lifecycle_check
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
@@ -48,9 +49,7 @@ class CheckLoop:
         self._clock = clock
         self._stop = stop
         self._failing: set[str] = set()
-        disabled = settings.checks.disabled
-        ours = check_registry.checks(disabled)
-        self._checks = with_programs(ours, settings.checks.directory, disabled)
+        self._checks = checks_of(settings)
         self._runner = CheckRunner(self._checks, CheckContext(), clock)
 
     def run(self) -> None:
@@ -97,6 +96,16 @@ class CheckLoop:
         if self._outbox.result(result):
             level = logging.WARNING if result.verdict == "fail" else logging.INFO
             log.log(level, "%s: %s: %s", result.check, result.verdict, result.text)
+
+
+def checks_of(settings: Config) -> tuple[Check, ...]:
+    """Return the checks of this node: ours, the site's, and that of its lifecycle scripts."""
+    disabled = settings.checks.disabled
+    ours = check_registry.checks(tuple(name for name in disabled if name != lifecycle_check.NAME))
+    programs = with_programs(ours, settings.checks.directory, disabled)
+    if lifecycle_check.NAME in disabled:
+        return programs
+    return (*programs, *lifecycle_check.checks_of_scripts(settings.lifecycle))
 
 
 def context(settings: Config, facts: SlurmFacts, again: bool = False) -> CheckContext:

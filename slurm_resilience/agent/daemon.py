@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_resilience import __version__
-from slurm_resilience.agent import identity
 from slurm_resilience.agent.agent_link import AgentLink, Wakeup
 from slurm_resilience.agent.check_loop import CheckLoop
 from slurm_resilience.agent.drill_window import DrillWindow, drill_file
@@ -24,6 +23,8 @@ from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.finding_intake import FindingIntake
 from slurm_resilience.agent.health_log import HealthLog, log_path
 from slurm_resilience.agent.isolation import Isolation
+from slurm_resilience.agent.joining import lifecycle_check
+from slurm_resilience.agent.joining.lifecycle_rerun import LifecycleRerun
 from slurm_resilience.agent.kernel_log_reader import KernelLogReader
 from slurm_resilience.agent.left_over import end_left_over
 from slurm_resilience.agent.machine_journal import machine_journal
@@ -33,6 +34,7 @@ from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
 from slurm_resilience.daemon_log import KEPT_LINES, RecentLines
 from slurm_resilience.errors import AuthError, WireError
+from slurm_resilience.lifecycle import identity
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import (
     ChangeDrill,
@@ -41,6 +43,7 @@ from slurm_resilience.wire.messages import (
     NodeEvidence,
     NodeHello,
     RunCheck,
+    RunLifecycle,
     SendEvidence,
     SendLog,
 )
@@ -80,6 +83,9 @@ class Daemon:
         hello = NodeHello(identity.boot_id(), identity.instance(), __version__)
         beat = settings.agent.beat
         self._checks = CheckLoop(settings, facts, self.outbox, clock, stop)
+        rerun = LifecycleRerun(
+            settings.lifecycle, node, lambda: self._checks.run_now(lifecycle_check.NAME)
+        )
         self._recent = recent
         self._kernel_log: KernelLogReader | None = None
         self._drill = DrillWindow(
@@ -92,6 +98,7 @@ class Daemon:
             EndLeftOver.kind: Answerer(
                 EndLeftOver, lambda asked: end_left_over(self._node, asked.jobs)
             ),
+            RunLifecycle.kind: Answerer(RunLifecycle, rerun.answer),
             RunCheck.kind: Answerer(RunCheck, lambda asked: self._checks.run_now(asked.check)),
         }
         self.link = AgentLink(

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_resilience.agent.identity import NODE_FILES
 from slurm_resilience.clock import Clock
 from slurm_resilience.errors import SresError, UsageError
+from slurm_resilience.lifecycle.identity import NODE_FILES
 from slurm_resilience.wire.messages import ChangeDrill, DrillAnswer
 
 log = logging.getLogger("sresd.drill")

@@ -16,11 +16,11 @@ from pathlib import Path
 import click
 
 from slurm_resilience import __version__, config, daemon_log
-from slurm_resilience.agent import identity
 from slurm_resilience.agent.daemon import Daemon
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SresError
+from slurm_resilience.lifecycle import identity
 from slurm_resilience.slurm.cli import CliClient
 
 

@@ -7,20 +7,18 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_resilience.agent.check_loop import context
+from slurm_resilience.agent.check_loop import checks_of, context
 from slurm_resilience.agent.drill_window import DrillWindow, drill_file
 from slurm_resilience.agent.facts import SlurmFacts
-from slurm_resilience.agent.identity import boot_id
 from slurm_resilience.agent.kernel_log_reader import KernelLogSource
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
-from slurm_resilience.health import check_registry
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.grouping import FindingGroup, absorb
 from slurm_resilience.health.kernel_log import Classifier
 from slurm_resilience.health.log_frame import record
-from slurm_resilience.health.program_checks import with_programs
+from slurm_resilience.lifecycle.identity import boot_id
 from slurm_resilience.model import FAULTY, CheckResult
 
 OK, WARNING, CRITICAL = 0, 1, 2
@@ -32,10 +30,7 @@ MOST_TOLD = 3
 def run(settings: Config, facts: SlurmFacts, clock: Clock) -> list[CheckResult]:
     """All results, the kernel log of this boot first."""
     results = [kernel_log(settings, clock)]
-    disabled = settings.checks.disabled
-    ours = check_registry.checks(disabled)
-    checks = with_programs(ours, settings.checks.directory, disabled)
-    CheckRunner(checks, context(settings, facts), clock).run(results.append)
+    CheckRunner(checks_of(settings), context(settings, facts), clock).run(results.append)
     return results
 
 

@@ -28,6 +28,10 @@ _COMMANDS = {
     "inject": ("drill.inject_command:inject", "Let a fault happen to a node, as a drill."),
     "job": ("job_commands:job", "Show jobs that run under srun --auto-resume=1."),
     "lab": ("lab:lab", "Run a real Slurm cluster on this machine, whose power can be cut."),
+    "lifecycle": (
+        "joining.lifecycle_commands:lifecycle",
+        "Run the scripts that a node runs before it joins.",
+    ),
     "node": ("node_commands:node", "List, replace, reboot and watch nodes."),
     "pause": ("pause:pause", "Stop sresctld from acting until further notice."),
     "replay": ("offline.replay_commands:replay_file", "Judge a saved log or a tool's output."),

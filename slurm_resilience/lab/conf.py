@@ -185,6 +185,13 @@ def _sres(spec: LabSpec, plan: ConfPlan, lab: PurePath) -> str:
             "max_per_hour": 1000,
         },
     }
+    if (scripts := spec.lifecycle_directory()) is not None:
+        tables["lifecycle"] = {
+            "directory": str(scripts),
+            "state_dir": "/run/sres-node/lifecycle",
+            "log_dir": "/run/sres-node/lifecycle/log",
+            "start_slurmd": [f"{lab}/bin/join-node"],
+        }
     top = ""
     for table, values in spec.sres_options.items():
         if isinstance(values, dict):

@@ -1,7 +1,8 @@
 """The lab's replacement program: ``replace-node replace|reboot NODE``, run by sresctld.
 
 Safe to run again at any time: an order that is under way already is joined, not repeated. Slurm's
-power saving switches nodes off by it too (``power-off``).
+power saving switches nodes off by it too (``power-off``), and a node whose lifecycle scripts ended
+well at last has its slurmd started (``join``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from slurm_resilience.lab.client import ask
 
 def main() -> None:
     """``SOCKET VERB NODE``; exits 0 when the new node has joined."""
-    if len(sys.argv) != 4 or sys.argv[2] not in ("replace", "reboot", "power-off"):
+    if len(sys.argv) != 4 or sys.argv[2] not in ("replace", "reboot", "power-off", "join"):
         sys.exit("usage: replace-node replace|reboot NODE")
     path, verb, node = sys.argv[1:]
     began = time.monotonic()

@@ -86,6 +86,7 @@ async def _obey(cluster: LabCluster, order: dict[str, Any], handles: list[int]) 
         "power-off": lambda node: node.power_off(),
         "reboot": lambda node: node.reboot(),
         "replace": lambda node: node.replace(),
+        "join": lambda node: node.join(),
         "cut": cluster.cut,
         "mend": cluster.mend,
     }

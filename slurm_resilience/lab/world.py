@@ -36,6 +36,10 @@ for node in $(scontrol show hostnames "$1"); do
     {program} replace "$node"
 done
 """
+# Run by sresd on the node: the keeper starts slurmd there.
+_JOIN = """#!/bin/sh
+exec {program} join "$(hostname)"
+"""
 _PROGRAM = """#!/bin/sh
 exec {program} "$@"
 """
@@ -70,6 +74,7 @@ def make_tree(lab: Path, name: str, spec: LabSpec, plan: conf.ConfPlan) -> None:
         ("replace-node", _PROGRAM),
         ("suspend-node", _SUSPEND),
         ("resume-node", _RESUME),
+        ("join-node", _JOIN),
     ):
         _write_program(lab / "bin" / name, text, ask_keeper)
     if (plugin := spec.plugin_file()) is not None:

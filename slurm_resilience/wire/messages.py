@@ -220,6 +220,37 @@ class DrillAnswer(msgspec.Struct, frozen=True):
     """Such lines count without a drill as well (agent.accept_injected)."""
 
 
+class RunLifecycle(msgspec.Struct, frozen=True):
+    """A question, and an order: run the node's lifecycle scripts once more."""
+
+    kind: ClassVar[str] = "run-lifecycle"
+    seconds: float = 550.0
+    """Until the asker gives up waiting; the scripts go on."""
+
+
+class ScriptEnd(msgspec.Struct, frozen=True):
+    """The end of one lifecycle script."""
+
+    name: str
+    rc: int | None
+    """None: it was skipped."""
+    seconds: float
+    text: str = ""
+    """The last line that it printed."""
+
+
+class LifecycleEnd(msgspec.Struct, frozen=True):
+    """The answer to `RunLifecycle`."""
+
+    is_well: bool
+    """All scripts ended well, and slurmd was started."""
+    text: str = ""
+    """The trouble; empty: there is none."""
+    scripts: tuple[ScriptEnd, ...] = ()
+    output: tuple[str, ...] = ()
+    """The last lines of the script that failed."""
+
+
 class NodeQuestion(msgspec.Struct, frozen=True, tag=True):
     """root or SlurmUser has sresctld ask a node; the answer is a `NodeAnswer`."""
 

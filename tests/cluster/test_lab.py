@@ -310,7 +310,10 @@ def test_a_node_whose_scripts_fail_never_joins(fresh_lab, tmp_path):
     seen = lab.status()["nodes"]["n2"]
     assert seen["state"] == "failed" and "50-fit.sh failed (exit code 1)" in seen["why"]
     assert "slurmd" not in seen["daemons"]
-    assert "disk of n2 is broken" in (lab.directory / "nodes/n2/log/lifecycle.log").read_text()
+    assert (
+        "disk of n2 is broken"
+        in (lab.directory / "nodes/n2/disk/lifecycle/log/50-fit.sh.log").read_text()
+    )
     assert "50-fit.sh" in (lab.directory / "nodes/n2/log/node.log").read_text()
     assert lab.node_states()["n1"] == "IDLE" and lab.node_states()["n2"] != "IDLE"
     done = lab.run([str(lab.directory / "bin" / "replace-node"), "replace", "n2"])

@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_resilience import __version__
-from slurm_resilience.agent import identity, once
+from slurm_resilience.agent import once
 from slurm_resilience.agent.main import sresd
+from slurm_resilience.lifecycle import identity
 from slurm_resilience.model import CheckResult, Finding, Severity
 
 

@@ -17,7 +17,7 @@ from slurm_resilience import config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "packaging" / "sres.toml"
-UNITS = ("sresctld.service", "sresd.service")
+UNITS = ("sresctld.service", "sresd.service", "sres-lifecycle.service")
 
 
 def uncommented() -> str:

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import signal
 import stat
+import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -22,6 +23,7 @@ from slurm_resilience.lab.machines.processes import Processes
 from slurm_resilience.lab.spec import LabSpec
 
 DISK = Path("/run/sres-node")
+LIFECYCLE_FOLDERS = ("--state", str(DISK / "lifecycle"), "--logs", str(DISK / "lifecycle/log"))
 # slurmctld compares boot times in whole seconds: a shorter time off goes unnoticed, and the node
 # hangs in its REBOOT state.
 SHORTEST_OFF_SECONDS = 2.0
@@ -140,27 +142,46 @@ class LabNode(Machine):
         scripts = self._spec.lifecycle_directory()
         if scripts is not None:
             self.why = f"runs the lifecycle scripts of {scripts}"
-            log = self.log / "lifecycle.log"
-            words = ["--dir", str(scripts), "--log", str(log), self.name]
-            argv = programs.quick("slurm_resilience.lifecycle", *words)
             said = self.log / "lifecycle-runner.log"
             said.unlink(missing_ok=True)
-            if await self.start("lifecycle", argv, said):
+            if await self.start("lifecycle", self._lifecycle_command(scripts), said):
                 lines = said.read_text(errors="replace").strip().splitlines()
-                last = lines[-1] if lines else f"the lifecycle runner failed; see {log}"
-                self._fail(last.removeprefix("lifecycle: error: "))
+                last = lines[-1] if lines else f"the lifecycle runner failed; see {said}"
+                self._fail(last.removeprefix("sres-lifecycle: error: "))
+                # It says why the node does not join.
+                if self._spec.daemons:
+                    self.start_daemon("sresd")
                 return
+        if await self._start_slurmd() and self._spec.daemons:
+            self.start_daemon("sresd")
+
+    def _lifecycle_command(self, scripts: Path) -> list[str]:
+        words = ["--dir", str(scripts), *LIFECYCLE_FOLDERS, self.name]
+        if (scripts / "on_create.sh").exists():
+            # Its runner asks Slurm, and needs more than the standard library.
+            return [sys.executable, "-m", "slurm_resilience.lifecycle", *words]
+        return programs.quick("slurm_resilience.lifecycle.main", *words)
+
+    async def join(self) -> None:
+        """Start slurmd on a node whose scripts had failed, and have ended well by now."""
+        if self.state == "joined":
+            return
+        if not self.powered or self._work is not None:
+            raise LabError(f"{self.name} is {self.state}: {self.why}; nothing was done")
+        if not await self._start_slurmd():
+            raise LabError(f"{self.name} did not join: {self.why}")
+
+    async def _start_slurmd(self) -> bool:
         self.why = "waits for slurmd"
         end = self.start_daemon("slurmd")
         deadline = time.monotonic() + SLURMD_START_SECONDS
         while not (self.disk / "slurmd.pid").exists():
             if end.done() or time.monotonic() > deadline:
                 self._fail(f"slurmd did not start; see {self.log / 'slurmd.log'}")
-                return
+                return False
             await asyncio.sleep(0.01)
-        if self._spec.daemons:
-            self.start_daemon("sresd")
         self.state, self.why = "joined", ""
+        return True
 
     def start_daemon(self, name: str) -> asyncio.Future[int]:
         """Start slurmd or sresd."""

@@ -1,0 +1,111 @@
+"""Run one script: in a session of its own, within its time, with its output in a bounded file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_resilience.clock import Clock
+from slurm_resilience.lifecycle.run_record import CANNOT_RUN, TIMED_OUT, ScriptResult
+from slurm_resilience.lifecycle.script_set import LifecycleScript
+
+MAX_LOG_BYTES = 1 << 20
+"""Bytes of a script's log: its beginning and its end; one older log is kept."""
+LOOK_SECONDS = 0.5
+"""Between two looks at the size of the log."""
+_LINE_CHARACTERS = 200
+_LEFT_OUT = b"\n== the middle of the output is left out ==\n"
+
+
+def run_script(
+    script: LifecycleScript,
+    node: str,
+    seconds: float,
+    log: Path,
+    environment: Mapping[str, str],
+    clock: Clock,
+) -> ScriptResult:
+    """Run a script to its end.
+
+    Args:
+        script: of the set.
+        node: the node's name in Slurm.
+        seconds: time limit; what it started in the background and left in its session goes too.
+        log: where its output goes; the one of its last run is kept beside it.
+        environment: of the script.
+        clock: of this machine.
+    """
+    if not (script.is_executable or script.runs_once):
+        return ScriptResult(script.name, None, 0.0, "it is not executable", script.digest)
+    with contextlib.suppress(FileNotFoundError):
+        log.replace(log.with_name(f"{log.name}.1"))
+    began = clock.monotonic()
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    output = os.open(log, flags, 0o640)
+    try:
+        rc = _end_of(script, node, seconds, output, environment, clock)
+        _bound(output)
+        text = _last_line(output)
+    finally:
+        os.close(output)
+    took = round(clock.monotonic() - began, 3)
+    return ScriptResult(script.name, rc, took, text, script.digest, at=clock.now())
+
+
+def _end_of(
+    script: LifecycleScript,
+    node: str,
+    seconds: float,
+    output: int,
+    environment: Mapping[str, str],
+    clock: Clock,
+) -> int:
+    try:
+        process = subprocess.Popen(
+            script.argv(node),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(environment),
+            cwd=script.working_directory,
+            start_new_session=True,
+        )
+    except OSError as error:
+        os.write(output, f"{script.name}: cannot be run: {error.strerror}\n".encode())
+        return CANNOT_RUN
+    deadline = clock.monotonic() + seconds
+    while True:
+        left = deadline - clock.monotonic()
+        try:
+            code = process.wait(max(0.0, min(left, LOOK_SECONDS)))
+        except subprocess.TimeoutExpired:
+            _bound(output)
+            if left > 0:
+                continue
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return TIMED_OUT
+        return code if code >= 0 else 128 - code
+
+
+def _bound(output: int) -> None:
+    """Take the middle out of a log that has grown too long. What the script writes goes behind the
+    end, wherever that is: the file is open for appending."""
+    size = os.fstat(output).st_size
+    if size <= MAX_LOG_BYTES:
+        return
+    tail = os.pread(output, MAX_LOG_BYTES // 4, size - MAX_LOG_BYTES // 4)
+    os.ftruncate(output, MAX_LOG_BYTES // 4)
+    os.write(output, _LEFT_OUT + tail)
+
+
+def _last_line(output: int) -> str:
+    size = os.fstat(output).st_size
+    tail = os.pread(output, 4096, max(0, size - 4096)).decode("utf-8", "replace")
+    lines = [" ".join(line.split()) for line in tail.splitlines() if line.strip()]
+    last = lines[-1][:_LINE_CHARACTERS] if lines else ""
+    return "".join(char if char.isprintable() else "?" for char in last)

@@ -1,0 +1,99 @@
+"""Lifecycle scripts on real Slurm: a node that was replaced runs them, and joins only if they end
+well; a person mends what is wrong, has them run again, and it joins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jobs import all_idle, events
+
+from slurm_resilience.lab import Lab, LabSpec
+from slurm_resilience.lab.programs import own_bin
+
+WaitFor = Callable[..., Any]
+SRES = str(own_bin() / "sres")
+
+
+def script(folder: Path, name: str, body: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def view(lab: Lab, node: str) -> dict[str, Any]:
+    done = lab.run([SRES, "node", "list", node, "--format", "json"])
+    return dict(json.loads(done.stdout)[0]) if done.stdout else {}
+
+
+def of_kind(lab: Lab, kind: str) -> list[str]:
+    return [event["text"] for event in events(lab) if event["kind"] == kind]
+
+
+def lifecycle_of(lab: Lab, node: str) -> str:
+    found = [one["text"] for one in view(lab, node)["findings"] if one["check"] == "lifecycle"]
+    return str(found[0]) if found else ""
+
+
+def ran(lab: Lab, node: str) -> list[str]:
+    """The scripts that have run on this node's present disk, in their order."""
+    return lab.run(["cat", "/run/sres-node/ran"], node=node).stdout.split()
+
+
+def test_a_replaced_node_runs_its_scripts_and_one_whose_script_fails_stays_out(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    scripts, mended = tmp_path / "scripts", tmp_path / "mended"
+    scripts.mkdir()
+    mended.touch()
+    script(scripts, "10-first", "echo 10-first >> /run/sres-node/ran")
+    fit = f'echo 50-fit >> /run/sres-node/ran; [ -e {mended} ] || {{ echo "no licence"; exit 3; }}'
+    script(scripts, "50-fit", fit)
+    # The next try is far away: what brings the node back is the run that a person asks for.
+    options = {"replace": {"backoff": 3600.0}, "agent": {"check_interval": 2.0}}
+    lab = fresh_lab(LabSpec(nodes=2, lifecycle=scripts, sres_options=options))
+    assert ran(lab, "n2") == ["10-first", "50-fit"]
+
+    # A node that was replaced runs them on its new disk, and joins.
+    old = lab.instance("n2")
+    lab.run([SRES, "node", "replace", "n2"], check=True)
+    wait_for(lambda: len(of_kind(lab, "closed")) == 1, 90, "n2 is replaced")
+    assert lab.instance("n2") != old and ran(lab, "n2") == ["10-first", "50-fit"]
+    wait_for(lambda: all_idle(lab), 60, "every node is idle")
+
+    # One whose script fails never joins, and its Comment and its findings name the script.
+    mended.unlink()
+    lab.run(["scontrol", "update", "nodename=n2", "comment=RMA 4711"], check=True)
+    lab.run([SRES, "node", "replace", "n2"], check=True)
+    wait_for(lambda: of_kind(lab, "replacement-failed"), 90, "the new node does not join")
+    wait_for(lambda: view(lab, "n2")["labels"].get("fault-type") == "lifecycle", 60, "the label")
+    shown = view(lab, "n2")
+    assert shown["labels"]["health-status"] == "pending-replacement"
+    assert shown["labels"]["fault-reason"] == "50-fit failed (exit code 3): no licence"
+    assert shown["comment"].startswith("RMA 4711 [sres ")
+    assert lifecycle_of(lab, "n2") == "50-fit failed (exit code 3): no licence"
+    assert "slurmd" not in lab.status()["nodes"]["n2"]["daemons"]
+    assert "FAIL" in shown["state"] and shown["reason"] == "Action:Replace"
+    listed = lab.run([SRES, "node", "list", "--fault-type", "lifecycle", "--format", "json"])
+    assert [one["node"] for one in json.loads(listed.stdout)] == ["n2"]
+
+    # A run that fails again changes nothing; a node in service is refused.
+    done = lab.run([SRES, "lifecycle", "run", "n2"])
+    assert done.returncode == 1 and "n2: | no licence" in done.stdout
+    refused = lab.run([SRES, "lifecycle", "run", "n1"])
+    assert refused.returncode == 2 and "n1 is in service" in refused.stderr
+    assert ran(lab, "n1") == ["10-first", "50-fit"]
+
+    # Mended, and run again: it joins, and its labels are gone.
+    mended.touch()
+    done = lab.run([SRES, "lifecycle", "run", "n2"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "n2: 2 scripts ran well" in done.stdout
+    wait_for(lambda: all_idle(lab), 60, "n2 is back")
+    wait_for(lambda: view(lab, "n2")["comment"] == "RMA 4711", 30, "its labels are off")
+    assert lifecycle_of(lab, "n2") == ""
+    done = lab.run(["srun", "-w", "n2", "hostname"])
+    assert done.stdout.strip() == "n2"

@@ -1,15 +1,12 @@
-"""`sres job`: show the jobs that auto-resume keeps alive. `sres explain`: read a job's log."""
+"""`sres job`: show the jobs that auto-resume keeps alive."""
 
 from __future__ import annotations
 
-import os
-import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
-import msgspec
 
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
 from slurm_resilience.cli.node_read import events_table
@@ -18,17 +15,8 @@ from slurm_resilience.cli.tables import clock_time, duration, plain, print_json,
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import NotFound, NotPermitted, UsageError
 from slurm_resilience.model import Job
-from slurm_resilience.resume.decide.signatures import (
-    LINE_LIMIT_CHARACTERS,
-    Explanation,
-    LogLine,
-    explain,
-)
 from slurm_resilience.resume.history import PastAttempt, read_all
 from slurm_resilience.slurm.hostlists import fold
-
-READ_BYTES = 256 * 1024 * 1024
-"""As much of the end of a longer log."""
 
 
 @click.group()
@@ -181,78 +169,3 @@ def _view(number: int, seen: dict[str, Any] | None, found: Job | None) -> dict[s
         "attempt": (seen or {}).get("attempt", 0),
         "since": (seen or {}).get("since", 0.0),
     }
-
-
-@click.command("explain")
-@click.argument("logfile", type=click.Path(path_type=Path))
-@format_option
-def explain_log(logfile: Path, form: str) -> None:
-    """Name the cause of each failure in LOGFILE, and the rank that failed first.
-
-    Nothing but the file is read: neither Slurm nor sresctld is asked.
-    """
-    try:
-        if not stat.S_ISREG(logfile.stat().st_mode):
-            raise UsageError(f"{logfile} is no regular file")
-        with logfile.open("rb") as file:
-            skipped = _go_to_the_end_part(file)
-            failures = list(explain(_lines(file)))
-    except FileNotFoundError:
-        raise NotFound(f"{logfile} does not exist") from None
-    except OSError as error:
-        raise UsageError(f"{logfile} cannot be read: {error.strerror}") from None
-    if form == "json":
-        data = {
-            "log": str(logfile),
-            "skipped_bytes": skipped,
-            "failures": [msgspec.to_builtins(failure) for failure in failures],
-        }
-        print_json(data)
-        return
-    if skipped:
-        size = READ_BYTES // (1024 * 1024)
-        click.echo(f"only the last {size} MiB were read; line numbers count from there")
-    if not failures:
-        click.echo("no line that is known to go with a failure")
-    for number, failure in enumerate(failures, 1):
-        click.echo("\n".join(_shown(number, failure)))
-
-
-def _go_to_the_end_part(file: BinaryIO) -> int:
-    """Go to the part that is read; return the number of bytes before it."""
-    size = os.fstat(file.fileno()).st_size
-    skipped = max(0, size - READ_BYTES)
-    if skipped:
-        file.seek(skipped)
-        file.readline(LINE_LIMIT_CHARACTERS)
-    return skipped
-
-
-def _lines(file: BinaryIO) -> Iterator[str]:
-    """Yield the lines, each as far as it is looked at; a carriage return ends one too."""
-    left = READ_BYTES
-    within = False
-    while left > 0 and (data := file.readline(LINE_LIMIT_CHARACTERS)):
-        left -= len(data)
-        begins, within = not within, not data.endswith(b"\n")
-        if begins:
-            # A progress bar's last state is what a terminal would show.
-            text = data.decode("utf-8", "replace").rstrip("\r\n")
-            yield text.rpartition("\r")[2]
-
-
-def _shown(number: int, failure: Explanation) -> Iterator[str]:
-    yield f"failure {number}: {failure.category}: {failure.reason}"
-    if failure.root is not None:
-        rank = "not named" if failure.rank is None else failure.rank
-        yield f"  rank    {rank}"
-        yield f"  root    {_line(failure.root)}"
-    for other in failure.others[:5]:
-        yield f"  {other.role[:12]:<12} {_line(other)}"
-    more = failure.lines - len(failure.others[:5]) - (failure.root is not None)
-    if more:
-        yield f"  and {more} more"
-
-
-def _line(line: LogLine) -> str:
-    return f"line {line.number} ({line.signature}): {line.text}"

@@ -23,7 +23,10 @@ _COMMANDS = {
     "check": ("check_commands:check", "Check the configuration, or the whole installation."),
     "drill": ("drill.drill_commands:drill", "Let injected faults count on a node for a while."),
     "events": ("past.event_commands:events", "List the journal's events, by what you look for."),
-    "explain": ("job_commands:explain_log", "Name the cause of a failure, from a job's log alone."),
+    "explain": (
+        "offline.explain_command:explain_path",
+        "Name the cause of a failure from a job's log, of a hang from its dumps.",
+    ),
     "incident": ("past.incident_commands:incident", "List incidents, or show one from end to end."),
     "inject": ("drill.inject_command:inject", "Let a fault happen to a node, as a drill."),
     "job": ("job_commands:job", "Show jobs that run under srun --auto-resume=1."),

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_resilience.cli import job_commands
-from slurm_resilience.cli.job_commands import explain_log
+from slurm_resilience.cli.offline import explain_command
+from slurm_resilience.cli.offline.explain_command import explain_path
 from slurm_resilience.errors import NotFound, SresError, UsageError
 from slurm_resilience.resume.decide.signatures import (
     MOST_SHOWN,
@@ -168,7 +168,7 @@ def test_any_text_can_be_explained(lines: list[str]) -> None:
 
 
 def run(*args: str) -> str:
-    result = CliRunner().invoke(explain_log, args, standalone_mode=False)
+    result = CliRunner().invoke(explain_path, args, standalone_mode=False)
     if result.exception:
         raise result.exception
     return result.output
@@ -198,7 +198,7 @@ def test_a_log_without_a_failure(tmp_path: Path) -> None:
 
 
 def test_of_a_large_log_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_commands, "READ_BYTES", 1000)
+    monkeypatch.setattr(explain_command, "READ_BYTES", 1000)
     log = tmp_path / "log"
     log.write_text("ValueError: early\n" + "x" * 5000 + "\n" + "\n" * 100 + "AssertionError: x\n")
     data = json.loads(run(str(log), "--format", "json"))
@@ -208,7 +208,9 @@ def test_of_a_large_log_the_end_is_read(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    refused: dict[str, type[SresError]] = {"absent": NotFound, ".": UsageError, "pipe": UsageError}
+    (tmp_path / "empty").mkdir()
+    refused: dict[str, type[SresError]] = {"absent": NotFound, "pipe": UsageError}
+    refused["empty"] = NotFound  # a directory is looked through for dumps
     for name, error in refused.items():
         with pytest.raises(error):
             run(str(tmp_path / name))

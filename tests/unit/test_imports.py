@@ -212,6 +212,7 @@ MAY_IMPORT = {
     "cli": COMMON
     | {
         "controller",
+        "flight",
         "health",
         "inject",
         "lab",
@@ -226,6 +227,7 @@ MAY_IMPORT = {
     "config": {"errors"},
     "controller": COMMON | {"replace", "slurm", "wire"},
     "demo": {"clock", "controller", "errors", "lab", "training"},
+    "flight": {"errors"},
     "health": COMMON,
     "inject": COMMON | {"health", "lab"},
     "lab": {"config", "errors", "slurm"},

@@ -27,6 +27,7 @@ class GatheringStage(Enum):
     UNKNOWN = "nothing was heard of it"
     GATHERS = "some of its processes wait for the others"
     STEPS = "they step together, and go on without one that is lost"
+    OVER = "they have ended their training well, and need each other no more"
 
 
 class CrashWatch:
@@ -46,7 +47,7 @@ class CrashWatch:
             step: its srun.
             lives: the step is to go on without a task or a node.
             training: tells how far the tasks of such a step are: until they step together, the
-                others would wait for a lost one for ever.
+                others would wait for a lost one for ever. After it they may have much to do.
         """
         self._context = context
         self._step = step
@@ -100,10 +101,11 @@ class CrashWatch:
         if not self._lives:
             return self._step.reports.crash()
         stage = self._training()
-        if stage is GatheringStage.STEPS:
+        lost_nodes = tuple(self._step.failed_nodes)
+        others_go_on = stage is GatheringStage.OVER and not lost_nodes
+        if others_go_on or stage is GatheringStage.STEPS:
             return None
         ends = tuple(self._step.ended_tasks)  # a copy: it grows in another thread
-        lost_nodes = tuple(self._step.failed_nodes)
         if stage is GatheringStage.UNKNOWN and not lost_nodes:
             # Nothing says yet that its tasks need each other: as with any other program.
             return None if self._others_go_on else self._step.reports.crash()

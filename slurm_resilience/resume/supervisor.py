@@ -267,9 +267,7 @@ class Supervisor:
         looked = context.clock.monotonic()
 
         def stage() -> GatheringStage:
-            if watched is None:
-                return GatheringStage.UNKNOWN
-            return GatheringStage.STEPS if watched[1].picture().running else GatheringStage.GATHERS
+            return training.stage_of(watched)
 
         crashes = CrashWatch(context, step, lives=self._training.lives, training=stage)
         while step.running:

@@ -176,7 +176,18 @@ def test_a_program_of_which_nothing_was_heard_is_treated_as_any_other(
     assert kept.signals == []
 
 
-@pytest.mark.parametrize("stage", [GatheringStage.UNKNOWN, GatheringStage.GATHERS])
+@pytest.mark.parametrize("end", [CRASHED, FAILED])
+def test_after_a_training_that_was_not_watched_over_the_others_go_on(end: TaskEnd) -> None:
+    """One of them may save the whole model while another has failed."""
+    seen = Watched(lives=True, stage=GatheringStage.OVER)
+    seen.told(end)
+    assert not seen.after(CRASH_SECONDS)
+    assert seen.signals == [] and seen.watch.crash is None
+
+
+@pytest.mark.parametrize(
+    "stage", [GatheringStage.UNKNOWN, GatheringStage.GATHERS, GatheringStage.OVER]
+)
 def test_a_living_step_that_lost_a_node_before_it_began_is_ended(
     stage: GatheringStage, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,7 @@ from slurm_resilience.mesh.model import Peer
 from slurm_resilience.mesh.observer import Picture
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.context import SupervisorContext
-from slurm_resilience.resume.live_step import live_step
+from slurm_resilience.resume.live_step import live_step, live_steps
 from slurm_resilience.resume.live_step.live_plan import LiveStepState
 from slurm_resilience.resume.live_step.live_step import LiveStep
 from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
@@ -35,6 +35,7 @@ from slurm_resilience.resume.srun.env_option import read_option_value
 from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.standard_input import StandardInput
+from slurm_resilience.resume.srun.stderr_reader import EndedTasks
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.supervisor_link import SupervisorLink
@@ -312,3 +313,115 @@ def test_slurm_gives_up_a_node_that_could_not_be_left(site: Site) -> None:
     site.wake.set()
     site.wait(lambda: ("find", "n2", True) in site.watched.told)
     site.outcome(0)
+
+
+def ended(task: int, how: str) -> EndedTasks:
+    return EndedTasks((f"n{task + 1}",), (task,), how)
+
+
+def finish_srun(site: Site, code: int) -> None:
+    (site.folder / "end.new").write_text(f"{code}\n")
+    (site.folder / "end.new").rename(site.folder / "end")
+    site.wait(site.over.is_set)
+
+
+def lose_n2(site: Site) -> None:
+    """n2 loses its power; n4 takes its place, and steps with the others."""
+    site.verdict("n2", "dead")
+    site.wait(lambda: "noticed" in site.events())
+    site.show((0, 2), 2)
+    site.wait(lambda: "joining" in site.events())
+    site.incarnations[1] = 1
+    site.show((0, 1, 2), 3)
+    site.wait(lambda: "joined" in site.events())
+
+
+def end_training(site: Site) -> None:
+    site.slurm.start_step(site.job, "localhost", site.first.pid)
+    site.show((), 3)
+    site.outcome(0)
+    site.wait(lambda: site.live._plan.state is LiveStepState.ENDING)
+
+
+@pytest.mark.parametrize("told_by", ["sresctld", "srun", "Slurm alone"])
+def test_a_second_node_that_dies_after_the_training_is_not_waited_for(
+    site: Site, told_by: str
+) -> None:
+    lose_n2(site)
+    end_training(site)
+    if told_by == "sresctld":
+        site.verdict("n3", "dead")
+    elif told_by == "srun":
+        site.first.failed_nodes.add("n3")
+        site.wake.set()
+    else:
+        site.slurm.set_node(["n3"], state="down", reason="Not responding")
+        site.wait(lambda: not site.first.running)
+        finish_srun(site, 0)
+    site.wait(site.over.is_set)
+    assert site.end is not None and site.end.late_code
+    assert set(site.end.faulty) == {"n3"}
+
+
+def test_a_new_machine_of_a_lost_node_s_name_is_not_that_node(site: Site) -> None:
+    site.first.failed_nodes.add("n2")
+    lose_n2(site)
+    site.slurm.set_node(["n2"], state="resume")
+    site.slurm.refusals.clear()
+    site.verdict("n3", "dead")
+    site.wait(lambda: site.events().count("noticed") == 2)
+    site.show((0, 1), 4)
+    site.wait(lambda: site.events().count("joining") == 2)
+    assert site.live.nodes == ("n1", "n4", "n2")
+    site.incarnations[2] = 1
+    site.show((0, 1, 2), 5)
+    site.wait(lambda: site.events().count("joined") == 2)
+    end_training(site)
+    assert not site.over.wait(5 * LIMITS.grace), "the program is ended for no reason"
+    finish_srun(site, 0)
+    assert site.end is not None and (site.end.code, site.end.faulty) == (0, {})
+
+
+@pytest.mark.parametrize("seen_first", [False, True])
+def test_a_program_that_fails_at_once_after_its_training_has_failed(
+    site: Site, seen_first: bool
+) -> None:
+    """Its end is told before the training's outcome is seen, which a file server may delay."""
+    site.show((), 1)
+    site.first.ended_tasks.append(ended(1, "Exited with exit code 3"))
+    if seen_first:
+        site.wake.set()
+        site.wait(lambda: site.live._plan.losses)
+    site.outcome(0)
+    finish_srun(site, 3)
+    assert site.end is not None and (site.end.code, site.end.late_code) == (3, 3)
+
+
+@pytest.mark.parametrize(("late", "code"), [(None, 0), (7, 7)])
+def test_a_task_that_died_in_the_training_does_not_fail_what_comes_after_it(
+    site: Site, late: int | None, code: int
+) -> None:
+    site.show((0, 2), 1)
+    site.first.ended_tasks.append(ended(1, "Exited with exit code 3"))
+    site.wait(lambda: "went_on" in site.events() or (site.show((0, 2), 2), False)[1])
+    end_training(site)
+    if late is not None:
+        site.first.ended_tasks.append(ended(2, f"Exited with exit code {late}"))
+    finish_srun(site, late or 3)
+    assert site.end is not None and (site.end.code, site.end.late_code) == (code, code)
+
+
+def test_a_join_step_that_has_not_begun_does_not_hold_the_end_up(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training ended without it; it may wait for its node for ever."""
+    monkeypatch.setattr(live_steps, "RELEASE_SECONDS", LIMITS.grace)
+    site.verdict("n2", "dead")
+    site.wait(lambda: "noticed" in site.events())
+    site.show((0, 2), 2)
+    site.wait(lambda: len(site.sruns()) == 2)
+    end_training(site)
+    site.wait(lambda: not site.signals.steps[1].running)
+    assert site.first.running
+    finish_srun(site, 0)
+    assert site.end is not None and (site.end.code, site.end.late_code) == (0, 0)

@@ -18,6 +18,7 @@ from slurm_resilience.resume.decide.plan import Plan
 from slurm_resilience.resume.live_step import live_plan
 from slurm_resilience.resume.live_step.live_events import Action, StartJoin
 from slurm_resilience.resume.live_step.live_plan import LivePlan, StallWatch
+from slurm_resilience.resume.live_step.live_step import LiveStep
 from slurm_resilience.resume.live_step.live_steps import LiveSteps
 from slurm_resilience.resume.recovery import NextAttempt
 from slurm_resilience.resume.srun.user_signals import UserSignals
@@ -51,6 +52,13 @@ ONCE_BROKEN = (
     2294,
     # Nothing was said while no seat stepped.
     *(103, 412, 13984, 22075),
+    # An end of a program that was its own, or a person's word that could not be heard: the rules
+    # did not know it.
+    *(8006712, 8009645, 8012793, 8016435, 8020778, 8021547, 9000534, 37),
+    # A task of a training died before Slurm showed its step, and was never started again.
+    9007270,
+    # A node died after a training that went on without a seat: Slurm ended the job.
+    9000753,
 )
 """Seeds that broke a rule."""
 
@@ -118,6 +126,10 @@ def no_text(*_: Any, **__: Any) -> str:
     return ""
 
 
+def no_nodes(*_: Any, **__: Any) -> dict[str, str]:
+    return {}
+
+
 Patch = tuple[Any, str, Callable[..., Any]]
 ENDLESS: tuple[Patch, ...] = (
     (plan, "spent", no_text),
@@ -139,6 +151,21 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         ResumeRule.FALSE_FAILURE,
         (Kind.TASK_CRASHES,),
         ((Supervisor, "_last_code", lambda *_: 1),),
+    ),
+    "what comes after a training does not count": (
+        ResumeRule.FALSE_SUCCESS,
+        (Kind.TASK_CRASHES,),
+        ((LiveSteps, "failed_since", lambda _: (0, 0)),),
+    ),
+    "a node that dies after a training is not noticed": (
+        ResumeRule.FALSE_SUCCESS,
+        (Kind.NODE_DIES,),
+        ((LiveSteps, "work_on", lambda *_: False), (LiveStep, "_lost_unheard_of", no_nodes)),
+    ),
+    "what comes after a training is ended": (
+        ResumeRule.FALSE_FAILURE,
+        (Kind.TASK_CRASHES,),
+        ((LiveSteps, "end_stuck", lambda self, _: self.end(at_once=False)),),
     ),
     "a wait is not told": (
         ResumeRule.SILENCE,

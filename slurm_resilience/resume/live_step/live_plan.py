@@ -617,6 +617,8 @@ class LivePlan:
         self._finish = finish
 
     def _when_ending(self, event: Event) -> Iterator[Action]:
+        if isinstance(event, TrainingSeen):
+            self._history.note(event.peers, event.running, event.generation, event.step)
         if isinstance(event, StepsEnded) and self._finish is not None:
             self.state = advance(LIVE_STEP_TRANSITIONS, self.state, _S.OVER)
             yield StopSearches()
@@ -634,6 +636,23 @@ class LivePlan:
             for loss in self.losses
             if loss.cause.blames_node and loss.pending
         }
+
+    def seats_left_out(self) -> set[int]:
+        """Return the lost seats without which the others stepped last."""
+        return self._lost_seats() - self.seats_lost_at_end()
+
+    def seats_lost_at_end(self) -> set[int]:
+        """Return the seats that are lost, and without which no world has stepped yet.
+
+        Where the training has ended well, they were lost after it: no world ends well without one
+        of its processes.
+        """
+        return self._lost_seats(self._history.newest)
+
+    def _lost_seats(self, since: int = 0) -> set[int]:
+        """Return the seats to be filled, or empty, that were lost in a generation or later."""
+        lost = [loss for loss in self.losses if loss.pending or loss.state is LostSeatState.EMPTY]
+        return {seat for loss in lost if loss.before.generation >= since for seat in loss.seats}
 
     def _join_of(self, step: int) -> JoinAttempt:
         return next(join for join in self.joins if join.step == step)

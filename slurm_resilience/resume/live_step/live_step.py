@@ -357,33 +357,41 @@ class LiveStep:
         steps.begin_last_part()
         began = told = context.clock.monotonic()
         deadline = began + context.limits.grace
-        left_nodes = {loss.slot.node for loss in self._plan.losses if loss.cause.blames_node}
         faulty: dict[str, str] = {}
         while steps.running:
             context.wait_for_news(END_LOOK_SECONDS)
             now = context.clock.monotonic()
             self._look_at_fence(now)
+            self._note_who_ended(now)
             if now - told > LATE_LINE_SECONDS:
                 told = now
                 report.say(
                     f"the training has ended well, and its program runs on: {now - began:.0f} s"
                 )
+            faulty |= self._lost_at_the_end()
             steps.release(set(), RELEASE_SECONDS if now > deadline else None)
-            faulty = self._lost_at_the_end()
             if faulty:
                 # What is left of the program may wait for what was lost, and nothing joins it now.
                 steps.end(at_once=True)
             elif steps.ended_by_user() is not None:
                 steps.end(at_once=False)
             elif now > deadline:
-                stuck = living_seats(self._training_seen(), self._plan.lost_peers)
-                steps.end_stuck(stuck, left_nodes)
-        number, code = steps.failed_since(left_nodes)
+                steps.end_stuck(living_seats(self._training_seen(), self._plan.lost_peers))
+                steps.end_not_begun()
+        self._note_who_ended(context.clock.monotonic())
+        faulty |= self._lost_unheard_of()
+        number, code = steps.failed_since()
         code = code or (1 if faulty else 0)
         if code:
             what = describe(code)
             report.say(f"the training had ended well; what came after it failed: {what}")
         return ev.StepsEnded(steps.codes(), (number, code), faulty)
+
+    def _note_who_ended(self, now: float) -> None:
+        """Take over what the training still shows: its last world may be seen later than its
+        outcome."""
+        self._plan.step(self._training_seen(), now)
+        self._steps.note_lost(self._plan.seats_left_out(), self._plan.seats_lost_at_end())
 
     def _lost_at_the_end(self) -> dict[str, str]:
         """Return the nodes that have died with tasks that still ran, and the reasons."""
@@ -392,13 +400,25 @@ class LiveStep:
             for name, verdict in self._context.link.faulty().items()
             if verdict.verdict == "dead"
         }
-        given_up = {node for node, _ in self._steps.failed_nodes()}
-        dead |= {node: "Slurm gave it up" for node in given_up if node not in dead}
-        return {
-            slot.node: dead[slot.node]
-            for slot in self._plan.seat_map.slots
-            if slot.node in dead and self._steps.hold_running(slot.seats)
-        }
+        given_up = list(self._steps.failed_nodes())
+        lost = {}
+        for slot in self._plan.seat_map.slots:
+            seats, reason = set(slot.seats), dead.get(slot.node, "")
+            # Where a step has lost a node of this name long ago, this one is a new machine.
+            if not reason and any(name == slot.node and seats & held for name, held in given_up):
+                reason = "Slurm gave it up"
+            if reason and self._steps.work_on(seats):
+                lost[slot.node] = reason
+            elif reason:
+                self._steps.lose_seats(seats)
+        return lost
+
+    def _lost_unheard_of(self) -> dict[str, str]:
+        """Return the nodes that Slurm gave up before anything else told of it, so that their step
+        was over for it."""
+        seats = self._steps.seats_unheard_of()
+        slots = [slot for slot in self._plan.seat_map.slots if seats & set(slot.seats)]
+        return self._context.allocation.bad([slot.node for slot in slots]) if slots else {}
 
     def _finish(self, action: ev.EndAttempt) -> None:
         step = self._steps.step(action.step)

@@ -56,15 +56,15 @@ STEP_TRANSITIONS: dict[StepState, frozenset[StepState]] = {
 
 
 class LastPart(msgspec.Struct, frozen=True):
-    """The part of a step that comes after its training has ended well."""
+    """The part of an attempt that comes after its training has ended well."""
 
-    ended_before: int
-    """Ended tasks that were told before it."""
-    tells_all: bool
-    """srun had lost no task and no node by then, so its code is that of this part."""
-    code: int | None = None
-    """Exit code of the part, when the step was ended for tasks that were stuck; None: it was not.
-    """
+    left_out: frozenset[int]
+    """Seats without which the others trained to the end: nothing counts that becomes of them."""
+    lost_at_end: frozenset[int]
+    """Seats that were known to be lost, and without which no world stepped: they were lost after
+    the training."""
+    read: dict[int, int]
+    """Ended tasks of each step that were read before, by its number."""
 
 
 @dataclass(eq=False)
@@ -79,8 +79,9 @@ class LiveSrun:
     """The same, when Slurm was first seen to have told of the step's end; None: it has not."""
     was_connected: bool = False
     """srun had connections to its tasks when it lost the node."""
-    last_part: LastPart | None = None
-    """Since the training has ended well."""
+    late_code: int | None = None
+    """Exit code of what came after the training, when the step was ended for tasks that were stuck;
+    None: it was not."""
     state: StepState = StepState.RUNNING
 
     def enter(self, state: StepState) -> None:
@@ -107,6 +108,11 @@ class LiveSrun:
             return False
         self.enter(following)
         return True
+
+    @property
+    def lost_node(self) -> bool:
+        """Return whether it has lost a node, or was ended for it: its code tells of that too."""
+        return self.state not in (StepState.RUNNING, StepState.ENDED)
 
     @property
     def cancelled(self) -> bool:
@@ -180,7 +186,8 @@ class LiveSteps:
         self._context = context
         self._seats = seats
         self._sruns = {0: LiveSrun(step, 0)}
-        self._asked = float("-inf")
+        self._asked = self._asked_begun = float("-inf")
+        self._last_part = LastPart(frozenset(), frozenset(), {})
         self.word = EndWord.SRUN
         """A person's, once one of them was cancelled."""
 
@@ -322,50 +329,121 @@ class LiveSteps:
     def begin_last_part(self) -> None:
         """Note what has ended already: the training has ended well, and what its program does
         after it counts by itself."""
-        for srun in self:
-            before = len(srun.step.ended_tasks)
-            srun.last_part = LastPart(before, srun.state is StepState.RUNNING and not before)
+        read = {srun.number: srun.tasks_read for srun in self}
+        self._last_part = LastPart(frozenset(), frozenset(), read)
 
-    def failed_since(self, left_nodes: Set[str]) -> tuple[int, int]:
+    def note_lost(self, left_out: Set[int], lost_at_end: Set[int]) -> None:
+        """Note which seats are lost (`LastPart`)."""
+        part = self._last_part
+        self._last_part = LastPart(frozenset(left_out), frozenset(lost_at_end), part.read)
+
+    def failed_since(self) -> tuple[int, int]:
         """Return the step and the worst exit code of what failed in the last part; code 0: nothing
-        did.
-
-        Args:
-            left_nodes: those that were left before it; what Slurm tells of them is no news.
-        """
-        failed = [(_failed_in_last_part(srun, left_nodes), srun.number) for srun in self]
+        did."""
+        failed = [(self._failed_in_last_part(srun), srun.number) for srun in self]
         code, number = max(failed)
         return number, code
 
-    def end_stuck(self, stuck_seats: Set[int], left_nodes: Set[str]) -> None:
+    def _counted_seats(self, srun: LiveSrun) -> set[int]:
+        """Return the seats of a step that took part in the training to its end."""
+        return self._seats.held_by(srun.number) - self._last_part.left_out
+
+    def _failed_in_last_part(self, srun: LiveSrun) -> int:
+        """Return the worst exit code; 0: nothing failed."""
+        counted = self._counted_seats(srun)
+        if srun.late_code is not None or not counted:
+            return srun.late_code or 0
+        codes = [code_of(ended.how) for ended in self._ended_in_last_part(srun)]
+        return max(0, *codes, srun.step.code if self._tells_all(srun) else 0)
+
+    def _ended_in_last_part(self, srun: LiveSrun) -> list[EndedTasks]:
+        """Return the tasks that ended badly after the training."""
+        part, counted = self._last_part, self._counted_seats(srun)
+        chosen = []
+        for index, ended in enumerate(tuple(srun.step.ended_tasks)):
+            seats = counted & self._seats_of_tasks(srun, ended.tasks)
+            if index < part.read.get(srun.number, 0):
+                # The plan took it for a loss in the training, before it knew of the training's end.
+                seats &= part.lost_at_end
+            if seats:
+                chosen.append(ended)
+        return chosen
+
+    def _tells_all(self, srun: LiveSrun) -> bool:
+        """Return whether an srun's own code is that of the last part: all that it lost counts."""
+        all_count = len(self._ended_in_last_part(srun)) == len(srun.step.ended_tasks)
+        return all_count and not srun.lost_node
+
+    def end_stuck(self, stuck_seats: Set[int]) -> None:
         """End each srun that waits for nothing but processes which never left the training.
 
         Args:
             stuck_seats: theirs.
-            left_nodes: as in `failed_since`.
         """
         for srun in self:
-            if not srun.step.running or srun.last_part is None:
+            if not srun.step.running:
                 continue
             held = self._seats.held_by(srun.number)
             if held & stuck_seats and not held - stuck_seats - self._seats_ended(srun):
-                code = _failed_in_last_part(srun, left_nodes)
-                srun.last_part = msgspec.structs.replace(srun.last_part, code=code)
+                srun.late_code = self._failed_in_last_part(srun)
                 self._end(srun, at_once=False)
 
-    def hold_running(self, seats: Sequence[int]) -> bool:
-        """Return whether an srun still has a task of these seats, as far as is known."""
+    def end_not_begun(self) -> None:
+        """End each join step that the training did not wait for, and that has no task yet: it may
+        wait for its node for ever."""
+        context = self._context
+        waiting = [
+            srun
+            for srun in self
+            if srun.number
+            and srun.step.running
+            and srun.step.reports.step is None
+            and not self._counted_seats(srun)
+        ]
+        now = context.clock.monotonic()
+        if not waiting or now - self._asked_begun < RELEASE_SECONDS:
+            return
+        self._asked_begun = now
+        try:
+            shown = context.client.steps(context.allocation.id)
+        except SresError:
+            return
+        begun = {info.srun_pid for info in shown if info.step.isdecimal()}
+        for srun in waiting:
+            if srun.step.pid not in begun:
+                self.end_one(srun.number)
+
+    def work_on(self, seats: Collection[int]) -> bool:
+        """Return whether an srun still has a task of these seats, as far as is known, that took
+        part in the training to its end."""
         return any(
             srun.step.running
-            and srun.state is StepState.RUNNING
-            and set(seats) & self._seats.held_by(srun.number) - self._seats_ended(srun)
+            and srun.state is not StepState.RELEASED
+            and set(seats) & self._counted_seats(srun) - self._seats_ended(srun)
             for srun in self
         )
 
+    def seats_unheard_of(self) -> set[int]:
+        """Return the seats of which no end is known, though their srun has ended, or was released
+        since Slurm said that the step is over."""
+        silent = [srun for srun in self if srun.step.code and not self._tells_all(srun)]
+        return {s for srun in silent for s in self._counted_seats(srun) - self._seats_ended(srun)}
+
+    def lose_seats(self, seats: Collection[int]) -> None:
+        """Note that the node of these seats is gone, in the last part, which goes on without it."""
+        numbers = [
+            srun.number
+            for srun in self
+            if srun.state is StepState.RUNNING and set(seats) & self._seats.held_by(srun.number)
+        ]
+        self.lose_node(numbers, "")
+
     def _seats_ended(self, srun: LiveSrun) -> set[int]:
         """Return the seats of tasks that have ended, well or not, as far as slurmstepd told."""
-        told = [end.task for end in srun.step.reports.ends()]
-        return {*seats_of_tasks(self._seats.all_of(srun.number), self._per_task, told)}
+        return self._seats_of_tasks(srun, [end.task for end in srun.step.reports.ends()])
+
+    def _seats_of_tasks(self, srun: LiveSrun, tasks: Sequence[int]) -> set[int]:
+        return {*seats_of_tasks(self._seats.all_of(srun.number), self._per_task, tasks)}
 
     def end_tasks_left(self, seats: Collection[int]) -> None:
         """Have no task of an earlier join step live beside the next one of its seats.
@@ -418,15 +496,3 @@ class LiveSteps:
             grace=context.limits.grace,
             at_once=at_once,
         )
-
-
-def _failed_in_last_part(srun: LiveSrun, left_nodes: Set[str]) -> int:
-    """Return the worst exit code; 0: nothing failed."""
-    part, step = srun.last_part, srun.step
-    if part is None:
-        return 0
-    if part.code is not None:
-        return part.code
-    told = [t for t in step.ended_tasks[part.ended_before :] if not set(t.nodes) <= left_nodes]
-    codes = [code_of(tasks.how) for tasks in told]
-    return max([*codes, step.code if part.tells_all else 0])

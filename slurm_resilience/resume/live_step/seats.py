@@ -129,6 +129,7 @@ class SeatHistory:
     _generations: dict[int, int] = field(default_factory=dict)
     _incarnations: dict[int, int] = field(default_factory=dict)
     _step: int = -1
+    _newest: int = 0
 
     def note(
         self, peers: Iterable[Peer], running: Iterable[int], generation: int, step: int
@@ -138,10 +139,11 @@ class SeatHistory:
         Args:
             peers: its living processes.
             running: seats that step together.
-            generation: in which they do.
+            generation: the newest one that any of them is in; ``running`` step in it.
             step: the newest one.
         """
         self._step = max(self._step, step)
+        self._newest = max(self._newest, generation)
         for peer in peers:
             self._peers.setdefault(peer.seat, set()).add(peer.id)
             known = self._incarnations.get(peer.seat, 0)
@@ -157,6 +159,11 @@ class SeatHistory:
             max((self._generations.get(seat, 0) for seat in chosen), default=0),
             self._step,
         )
+
+    @property
+    def newest(self) -> int:
+        """Return the newest generation that was seen; 0: none was."""
+        return self._newest
 
     def next_incarnation(self, seats: Iterable[int]) -> int:
         """Return how many processes sat on these seats before a new one."""

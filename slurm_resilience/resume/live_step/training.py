@@ -17,6 +17,7 @@ from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.mesh.rendezvous import TrainingOutcome
 from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.crash_watch import GatheringStage
 from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.live_step.live_steps import KILLED_CODES, EndWord, StepEnd
 from slurm_resilience.resume.live_step.living_program import (
@@ -56,6 +57,22 @@ def read_outcome(rendezvous: Path) -> TrainingOutcome | None:
         return None
 
 
+def stage_of(watched: tuple[Path, Observer] | None) -> GatheringStage:
+    """Return how far a training is of which not all seats have been seen.
+
+    Args:
+        watched: where it meets, and its observer; None: it has not announced itself.
+    """
+    if watched is None:
+        return GatheringStage.UNKNOWN
+    rendezvous, observer = watched
+    if observer.picture().running:
+        return GatheringStage.STEPS
+    outcome = read_outcome(rendezvous)
+    over = outcome is not None and outcome.code == 0
+    return GatheringStage.OVER if over else GatheringStage.GATHERS
+
+
 def forget(directory: str) -> None:
     """Remove what an earlier attempt wrote: it does not hold for the next one."""
     if directory:
@@ -71,6 +88,8 @@ class TrainingWatch:
         self._context = context
         self._fence = fence
         self._advised = False
+        self._node_of_seat: dict[int, str] = {}
+        """As the ranks of this attempt told it, those included that have died since."""
         self._told: float | None = None
         """When it was said last that a training is not watched over, or could have been."""
         self.lives = bool(fence.directory) and can_live(context.command, context.environment)
@@ -93,6 +112,7 @@ class TrainingWatch:
             self.lives = False
             return None
         self._context.wake.set()
+        self._node_of_seat.clear()
         return rendezvous, observer
 
     def seat_map(
@@ -117,14 +137,15 @@ class TrainingWatch:
             self._told = now
             report.say(
                 "the training steps, but nothing of it is started again yet when it is lost: not "
-                "all of its seats were seen together, or Slurm does not show its step"
+                "all of its seats were seen, or Slurm does not show its step"
             )
 
     def _seat_map(
         self, step: SrunStep, nodes: tuple[str, ...], observer: Observer
     ) -> SeatMap | None:
         picture = observer.picture()
-        node_of_seat = {peer.seat: peer.node for peer in picture.peers}
+        self._node_of_seat |= {peer.seat: peer.node for peer in picture.peers}
+        node_of_seat = self._node_of_seat
         seats = max((peer.seats for peer in picture.peers), default=0)
         all_nodes = set(nodes) <= set(node_of_seat.values())
         if not picture.running or not all_nodes or len(node_of_seat) < seats:

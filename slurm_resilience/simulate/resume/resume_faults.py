@@ -183,19 +183,26 @@ class ResumeFaults:
             first_failure, told_before = step.first_failure, step.end_is_told
             world.kill_step(step, "***")
             told = step.end_is_told and not told_before and not step.ordered
-            if counts and (told or not first_failure) and self._is_believed(step, first_failure):
+            believed = self._is_believed(step, first_failure, told)
+            if counts and (told or not first_failure) and believed:
                 world.seen.cancelled_step = step
                 self._person_ended()
 
-    def _is_believed(self, step: SimStep, first_failure: int) -> bool:
+    def _is_believed(self, step: SimStep, first_failure: int, told: bool) -> bool:
         """Return whether Slurm's words on a cancelled step are taken for a person's.
 
         After a task that failed by itself only Slurm's own line is believed, and it is not where
         that task crashed: what tasks print may look the same.
+
+        Args:
+            step: the step.
+            first_failure: code of the task that had failed by itself; 0: none had.
+            told: slurmstepd has told of this very cancel.
         """
         if step.srun.keeps_running:
-            # srun's line does not count after a cause of its own, such as a lost node.
-            return step.end_is_told or not step.lost_nodes
+            # srun's line does not count after a cause of its own, such as a lost node, and
+            # slurmstepd says nothing where it has told of the supervisor's own order before.
+            return told or not step.lost_nodes
         return first_failure < FIRST_SIGNAL_CODE
 
     def cancel_near_loss(self, name: str, seconds: float) -> None:

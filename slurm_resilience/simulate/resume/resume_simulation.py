@@ -179,7 +179,11 @@ def _living(random: Random, size: int, tasks_per_node: int) -> LivingProgram | N
         return None
     # A launcher counts on being the only one on its node.
     ranks_per_task = random.choice((1, 1, 2)) if tasks_per_node == 1 else 1
-    return LivingProgram(ranks_per_task, random.randint(1, max(1, size)))
+    min_world = random.randint(1, max(1, size))
+    late_seconds = random.choice((0.0, 0.0, random.uniform(0.0, 5.0), random.uniform(5.0, 300.0)))
+    late_code = random.choice((0, 0, 0, 0, 3, 139)) if late_seconds else 0
+    late_loss = random.uniform(0.0, late_seconds) if random.random() < 0.1 else None
+    return LivingProgram(ranks_per_task, min_world, late_seconds, late_code, late_loss)
 
 
 def _job(random: Random, nodes: list[str], gres: str) -> Job:
@@ -252,6 +256,7 @@ class ResumeRun:
         self.permits_expansion = random.random() < 0.8
         self.with_sresctld = random.random() < 0.75
         self.plan = ResumeFaults(world, self.faults)
+        world.progress.strike_node = lambda name: self.plan.dies(name, 0.0)
 
     def run(self) -> SimulatedResume:
         """Run until the program has ended for good."""
@@ -334,16 +339,17 @@ class ResumeRun:
     def _check_code(self, code: int | None) -> None:
         world = self.world
         world.note(f"the supervisor ends with {code}")
-        if code == 0 and not world.progress.ended_well:
+        progress = world.progress
+        if code == 0 and not progress.all_done:
             world.broken(ResumeRule.FALSE_SUCCESS, "the program has not ended well")
-        ended = world.seen.person_ended_at is not None
-        if code and world.progress.srun_saw_it and not ended and world.job.state == "RUNNING":
+        ended = world.seen.person_ended_at is not None or world.job.state != "RUNNING"
+        if code and progress.srun_saw_it and progress.all_done and not ended:
             world.broken(ResumeRule.FALSE_FAILURE, f"exit code {code}")
 
     def _comes_back(self) -> bool:
         """Start the job again where it was requeued."""
         world = self.world
-        if world.books.job_ended or world.progress.ended_well or world.job.state != "COMPLETING":
+        if world.books.job_ended or world.progress.all_done or world.job.state != "COMPLETING":
             return False
         world.supervisor.gone_at = float("inf")
         world.supervisor.on_signal = lambda *_: None

@@ -111,8 +111,17 @@ class TrainedWork:
     """Some attempt of the program has ended well."""
     srun_saw_it: bool = False
     """Its srun lived then, and could tell."""
+    late_tasks: list[SimTask] = field(default_factory=list)
+    """Those of a training that has ended well: what the program does after it is theirs."""
+    strike_node: Callable[[str], None] = lambda _: None
+    """Takes its power from a node, as a fault does."""
     training: SimTraining | None = None
     """The present attempt's, where the program re-forms its own world."""
+
+    @property
+    def all_done(self) -> bool:
+        """Return whether it has ended well, with all that comes after its training."""
+        return self.ended_well and not any(task.alive or task.code for task in self.late_tasks)
 
 
 @dataclass
@@ -507,11 +516,28 @@ class ResumeWorld:
             for task in step.living():
                 self.end_task(step, task, 0)
 
-    def program_ended_well(self, srun_saw_it: bool) -> None:
-        """Note that the program has done all of its work."""
+    def program_ended_well(self, srun_saw_it: bool, late_tasks: Sequence[SimTask] = ()) -> None:
+        """Note that the program has done all of its work, but for what comes after a training.
+
+        Args:
+            srun_saw_it: its srun lives, and can tell.
+            late_tasks: those that have more to do.
+        """
         self.progress.ended_well = True
         self.progress.srun_saw_it |= srun_saw_it
+        self.progress.late_tasks = list(late_tasks)
         self.note("the program ends well")
+
+    def check_order(self, step: SimStep) -> None:
+        """Check that the supervisor has a reason to end a step now, where its training has ended
+        well and its program has more to do."""
+        late = [task for task in self.progress.late_tasks if task.alive and not task.hangs]
+        if not self.progress.srun_saw_it or not any(task in late for task in step.tasks):
+            return
+        nodes = [self.nodes[task.node] for task in self.progress.late_tasks]
+        sound = all(n.contact is NodeContact.FINE and not n.shown.is_down for n in nodes)
+        if sound and self.job.state == "RUNNING" and self.seen.person_ended_at is None:
+            self.broken(ResumeRule.FALSE_FAILURE, f"step {step.name} has more to do, and is ended")
 
     def _fail(self, step: SimStep, code: int) -> None:
         living = step.living()
@@ -677,6 +703,11 @@ class ResumeWorld:
             srun.ends(-SIGKILL)
             step = self._step_of(srun)
             if step is not None:
+                if srun.killed_by_supervisor:
+                    self.check_order(step)
+                else:
+                    # Of what comes after a training it cannot tell any more.
+                    self.progress.srun_saw_it = False
                 # A child of srun has Slurm end the step; where that fails, Slurm notices late.
                 away = self.schedule.now < self.books.slurmctld_back or self.random.random() < 0.1
                 delay = self.random.uniform(30.0, 90.0) if away else self.random.uniform(0.05, 0.3)

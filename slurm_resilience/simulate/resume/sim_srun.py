@@ -63,6 +63,10 @@ class SimSrun(SrunStep):
         return self.variables.get("SRES_STEP", "0") != "0"
 
     @property
+    def killed_by_supervisor(self) -> bool:
+        return self._by_us.killed_srun
+
+    @property
     def overlaps(self) -> bool:
         return "--overlap" in self.words
 

@@ -36,6 +36,12 @@ class LivingProgram:
     """1; or the ranks of a launcher."""
     min_world: int
     """The training steps with so few seats."""
+    late_seconds: float = 0.0
+    """Its first rank goes on for so long after the training."""
+    late_code: int = 0
+    """The exit code of that."""
+    late_loss: float | None = None
+    """Its node loses its power after so many seconds of that."""
 
 
 class RankStage(enum.Enum):
@@ -100,6 +106,8 @@ class Watched:
     picture: Picture = field(default_factory=Picture)
     number: int = 0
     """Numbers the pictures: an older one that comes later is not shown."""
+    newest: int = 0
+    """The newest generation that was shown."""
     on_news: Callable[[], None] = lambda: None
     findings: dict[str, bool] = field(default_factory=dict)
     """Nodes that must be left, which newcomers are told too; True: dead."""
@@ -128,7 +136,9 @@ class SimTraining:
     @property
     def stalls(self) -> bool:
         """Return whether a world has worked, and none does now; not where that cannot be seen."""
-        nodes = [self.world.nodes[name] for name in self.nodes]
+        members = self.mesh.members
+        names = {r.peer.node for r in self.ranks if r.alive or r.peer.id in members}
+        nodes = [self.world.nodes[name] for name in names]
         unseen = all(n.contact is not NodeContact.FINE and not n.shown.is_down for n in nodes)
         return self.mesh.stage is MeshStage.WAITING and not unseen
 
@@ -343,17 +353,35 @@ class SimTraining:
         if mesh.stage is not MeshStage.STEPPING or mesh.generation != generation:
             return
         writers = [rank for rank in self._candidates() if self.may_write(rank)]
-        if not writers:
-            return
+        if not writers or self.mesh.members - {rank.peer.id for rank in self._candidates()}:
+            return  # no step ends without one of them: the next world ends it
         mesh.stage = MeshStage.OVER
         outcome = TrainingOutcome(0, mesh.generation, "all steps are done")
         (self.directory / "mesh" / "outcome").write_bytes(msgspec.json.encode(outcome))
         told = any(srun.running and not srun.ordered_to_end for srun in world.sruns)
-        # A task that failed, and was not started again, is part of what srun tells of the program.
-        world.program_ended_well(told and len(writers) == self.seats)
+        # A task that failed is part of what srun tells of the program, if the others were not seen
+        # to step without it.
+        seen = {rank.seat for rank in self.ranks if rank.stage is not RankStage.STARTS}
+        told = told and len(seen) == self.seats and self.watched.newest == mesh.generation
+        world.program_ended_well(told, [rank.task for rank in writers])
+        first = min(writers, key=lambda rank: rank.seat)
         for rank in self.ranks:
-            self._exit_later(rank, 0)
+            later = world.random.uniform(0.0, 3.0)
+            world.schedule.after(later, self._leave, rank, first.task)
         self._publish()
+
+    def _leave(self, rank: SimRank, late: SimTask) -> None:
+        """Have a rank leave a training that is over, and go on with what comes after it."""
+        self._show(rank, False)
+        if rank.task is not late:
+            self.world.end_task(rank.step, rank.task, 0)
+            return
+        program, schedule = self.program, self.world.schedule
+        if program.late_loss is not None:
+            schedule.after(program.late_loss, self.world.progress.strike_node, late.node)
+        schedule.after(
+            program.late_seconds, self.world.end_task, rank.step, late, program.late_code
+        )
 
     # -- how ranks go -------------------------------------------------------------------------
 
@@ -414,11 +442,13 @@ class SimTraining:
             world.schedule.after(random.uniform(0.5, 15.0), self._show_again, rank)
 
     def _show_again(self, rank: SimRank) -> None:
-        self._show(rank, rank.alive and rank.stage is not RankStage.STARTS)
+        connected = rank.stage is not RankStage.STARTS and self.mesh.stage is not MeshStage.OVER
+        self._show(rank, rank.alive and connected)
 
     def _see(self, number: int, picture: Picture) -> None:
         if number == self.watched.number:
             self.watched.picture = picture
+            self.watched.newest = max(self.watched.newest, picture.generation)
             self.watched.on_news()
 
     def told(self, node: str, *, dead: bool) -> None:

@@ -21,6 +21,10 @@ from slurm_resilience.errors import SresError, UsageError
 _COMMANDS = {
     "breaker": ("breaker_commands:breaker", "Show the breaker, or reset it."),
     "check": ("check_commands:check", "Check the configuration, or the whole installation."),
+    "deepcheck": (
+        "deepcheck.deepcheck_commands:deepcheck",
+        "Load nodes and the links between them, as jobs, and judge them.",
+    ),
     "drill": ("drill.drill_commands:drill", "Let injected faults count on a node for a while."),
     "events": ("past.event_commands:events", "List the journal's events, by what you look for."),
     "explain": (

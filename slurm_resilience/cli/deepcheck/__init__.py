@@ -1,0 +1,1 @@
+"""`sres deepcheck`."""

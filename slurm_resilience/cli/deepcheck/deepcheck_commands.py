@@ -1,0 +1,192 @@
+"""`sres deepcheck run|list`: load nodes, and the links between them, as Slurm jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from slurm_resilience.cli.controller import ClusterView, pass_cluster
+from slurm_resilience.cli.shared_options import config_option, format_option, hostlist_argument
+from slurm_resilience.cli.tables import print_json, table, user_name
+from slurm_resilience.errors import UsageError
+
+if TYPE_CHECKING:
+    from slurm_resilience.deepcheck.deep_run import DeepReport
+
+LOG_DIRECTORY = "/var/log/slurm-resilience"
+REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
+
+
+@click.group()
+def deepcheck() -> None:
+    """Load nodes and the links between them, and judge what they do."""
+
+
+@deepcheck.command("list")
+@format_option
+def list_deep_checks(form: str) -> None:
+    """List the checks of the instance level."""
+    from slurm_resilience.deepcheck.instance.instance_checks import INSTANCE_CHECKS
+
+    rows = [(one.name, "yes" if one.by_default else "only by name") for one in INSTANCE_CHECKS]
+    if form == "json":
+        print_json([{"check": name, "by_default": word == "yes"} for name, word in rows])
+    else:
+        click.echo(table(("CHECK", "RUNS"), rows))
+
+
+@deepcheck.command("run")
+@hostlist_argument
+@click.option(
+    "--level",
+    type=click.Choice(["instance", "cluster"]),
+    default="instance",
+    show_default=True,
+    help="Each node by itself, or the links between them.",
+)
+@click.option(
+    "--only", metavar="CHECKS", default="", help="Names, with commas, of instance checks."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1, 86400),
+    default=60,
+    show_default=True,
+    help="Time for which each load runs.",
+)
+@click.option(
+    "--wait",
+    "wait_minutes",
+    type=click.FloatRange(0, 10080),
+    default=0,
+    show_default=True,
+    help="Minutes to wait for the jobs on busy nodes.",
+)
+@click.option(
+    "--limit",
+    "limit_minutes",
+    type=click.IntRange(1, 10080),
+    default=240,
+    show_default=True,
+    help="Minutes after which the checks are ended.",
+)
+@click.option("--profile", default="", metavar="TYPE", help="Node type, or a profile's file.")
+@click.option(
+    "--threshold",
+    type=click.FloatRange(0, min_open=True),
+    metavar="GB/S",
+    help="Bus bandwidth that nodes have to reach together.",
+)
+@click.option(
+    "--largest",
+    "largest_bytes",
+    type=click.IntRange(4),
+    metavar="BYTES",
+    help="Largest message of the cluster level.",
+)
+@click.option(
+    "--log-dir",
+    default=LOG_DIRECTORY,
+    show_default=True,
+    metavar="DIR",
+    help="Takes a directory for this run.",
+)
+@click.option(
+    "--node-log",
+    default=f"{LOG_DIRECTORY}/deep-health-check.log",
+    show_default=True,
+    metavar="FILE",
+    help="On each node; %n stands for its name.",
+)
+@format_option
+@config_option
+@pass_cluster
+def run_deep_checks(
+    cluster: ClusterView,
+    /,
+    hostlist: str,
+    level: str,
+    only: str,
+    log_dir: str,
+    form: str,
+    wait_minutes: float,
+    **asked: Any,
+) -> int:
+    """Run deep checks on NODES, a hostlist.
+
+    They run as jobs in a reservation, which is removed at the end. Nodes that run jobs are waited
+    for (--wait) or left out; nodes that are down, drained or reserved are left out. No job is
+    ended, and no node's state is changed. It needs an operator's rights in Slurm, not sresctld.
+    """
+    from slurm_resilience.clock import SystemClock
+    from slurm_resilience.deepcheck.deep_run import DeepRun
+    from slurm_resilience.deepcheck.instance.instance_checks import chosen
+    from slurm_resilience.deepcheck.run_options import DeepRunOptions
+    from slurm_resilience.slurm.maintenance import MaintenanceClient
+
+    names = tuple(name for name in only.replace(" ", "").split(",") if name)
+    if names and level == "cluster":
+        raise UsageError("--only names checks of the instance level; leave it out")
+    chosen(names)
+    nodes = list(cluster.named(hostlist))
+    region = next((os.environ[one] for one in REGION_VARIABLES if os.environ.get(one)), "unknown")
+    options = DeepRunOptions(
+        only=names,
+        wait_seconds=60.0 * wait_minutes,
+        region=region,
+        config=cluster.config_path or os.environ.get("SRES_CONFIG", ""),
+        **asked,
+    )
+    clock = SystemClock()
+    folder = (
+        Path(log_dir)
+        / "deepcheck"
+        / time.strftime(f"%Y%m%dT%H%M%S-{os.getpid()}", time.localtime(clock.now()))
+    )
+    client = MaintenanceClient(cluster.config.slurm_bin)
+    run = DeepRun(client, clock, options, folder, lambda line: click.echo(line, err=True))
+    # TERM ends it as Ctrl-C does: its jobs and its reservation go with it.
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        report = run.run(level, nodes, user_name(cluster.uid))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    _show(report, form)
+    return report.exit_code
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _show(report: DeepReport, form: str) -> None:
+    from slurm_resilience.deepcheck.report_forms import collective_table
+
+    if form == "json":
+        data = msgspec.to_builtins(report)
+        for node, one in zip(data["nodes"], report.nodes, strict=True):
+            node["action"] = one.action.value
+        print_json({**data, "exit_code": report.exit_code})
+        return
+    for sweep in report.sweeps:
+        click.echo(collective_table(sweep))
+    for line in report.lines:
+        click.echo(line)
+    rows = [
+        (one.node, one.state.value, one.action.value, one.reason or _passed(one))
+        for one in report.nodes
+    ]
+    click.echo(table(("NODE", "STATE", "ACTION", "TEXT"), rows))
+    if report.logs:
+        click.echo(f"logs: {report.logs}")
+
+
+def _passed(node: Any) -> str:
+    return ", ".join(one.check for one in node.results if one.outcome == "passed")

@@ -1,0 +1,153 @@
+"""One run of deep checks: choose nodes, keep them, run a level, write the logs, give them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from slurm_resilience.clock import Clock
+from slurm_resilience.deepcheck.cluster_level import ClusterFindings, ClusterLevel
+from slurm_resilience.deepcheck.collective_math import Sweep
+from slurm_resilience.deepcheck.deep_logs import NodeLog, result_text, stamp
+from slurm_resilience.deepcheck.deep_results import DeepState, NodeDeepCheck, advanced
+from slurm_resilience.deepcheck.instance_level import InstanceLevel
+from slurm_resilience.deepcheck.kept_nodes import MaintenanceDoor, NodeKeeper
+from slurm_resilience.deepcheck.node_choice import DeepReadiness, NodeChoice
+from slurm_resilience.deepcheck.pairing import PairingConclusion
+from slurm_resilience.deepcheck.report_forms import (
+    FaultyNodeLine,
+    cluster_line,
+    collective_table,
+    faulty_line,
+)
+from slurm_resilience.deepcheck.run_options import DeepRunOptions
+from slurm_resilience.deepcheck.step_follower import StepFollower
+from slurm_resilience.deepcheck.step_lines import CheckEnded
+
+FAILED_EXIT_CODE = 11
+"""A node has failed, or the nodes together."""
+UNJUDGED_EXIT_CODE = 12
+"""None has failed, but one was skipped, or could not be judged."""
+
+
+class DeepReport(msgspec.Struct, frozen=True):
+    """The outcome of a run."""
+
+    level: str
+    nodes: tuple[NodeDeepCheck, ...]
+    sweeps: tuple[Sweep, ...] = ()
+    isolation: PairingConclusion | None = None
+    trouble: str = ""
+    """A fault of the nodes together."""
+    lines: tuple[str, ...] = ()
+    """The lines of the cluster's log that name a fault."""
+    logs: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        states = {node.state for node in self.nodes}
+        if self.trouble or DeepState.FAILED in states:
+            return FAILED_EXIT_CODE
+        return 0 if states == {DeepState.PASSED} else UNJUDGED_EXIT_CODE
+
+
+class DeepRun:
+    """A run over some nodes."""
+
+    def __init__(
+        self,
+        door: MaintenanceDoor,
+        clock: Clock,
+        options: DeepRunOptions,
+        log_directory: Path,
+        tell: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            door: Slurm, with an operator's rights.
+            clock: the time.
+            options: what to run.
+            log_directory: takes a directory of this run.
+            tell: takes a line of progress.
+        """
+        self._door = door
+        self._clock = clock
+        self._options = options
+        self._folder = log_directory
+        self._tell = tell
+        self._keeper = NodeKeeper(door, clock, tell)
+
+    def run(self, level: str, names: Sequence[str], user: str) -> DeepReport:
+        """Run one level on nodes; those that are busy or away are named and left alone.
+
+        Raises:
+            SresError: Slurm refused, and nothing was run.
+        """
+        options = self._options
+        choices = self._keeper.wait(names, options.limit_minutes, options.wait_seconds)
+        ready = [one.node for one in choices if one.readiness is DeepReadiness.READY]
+        skipped = tuple(_skipped(one) for one in choices if one.node not in ready)
+        for one in skipped:
+            self._tell(f"{one.node}: skipped: {one.reason}")
+        if not ready:
+            return DeepReport(level, skipped)
+        by_name = {node.name: node for node in self._door.nodes()}
+        nodes = [by_name[name] for name in ready]
+        cluster = ClusterLevel(nodes, options, self._tell) if level == "cluster" else None
+        with (
+            self._keeper.kept(ready, options.limit_minutes, user) as reservation,
+            StepFollower(self._door, self._clock) as follower,
+        ):
+            if cluster is None:
+                instance = InstanceLevel(nodes, options, self._tell, self._log_result)
+                instance.run(reservation, follower)
+                return DeepReport(
+                    level, (*instance.nodes.values(), *skipped), logs=str(self._folder)
+                )
+            return self._report(cluster.run(reservation, follower), skipped)
+
+    def _log_result(self, node: str, message: CheckEnded) -> None:
+        log = NodeLog(str(self._folder / f"{node}.log"))
+        log.add(result_text(stamp(self._clock.now()), message.result))
+
+    def _report(self, findings: ClusterFindings, skipped: tuple[NodeDeepCheck, ...]) -> DeepReport:
+        now = stamp(self._clock.now())
+        tables = [collective_table(sweep) for sweep in findings.sweeps]
+        lines = [
+            faulty_line(
+                now,
+                FaultyNodeLine(
+                    node,
+                    self._options.region,
+                    self._options.profile or "unknown",
+                    round(findings.isolation.minimum or 0.0, 3),
+                    round(findings.measured.get(node, 0.0), 3),
+                ),
+            )
+            for node in findings.isolation.slow
+        ]
+        lines += [
+            cluster_line(now, "warn", f"The path between {one} and {other} is slow")
+            for one, other in findings.isolation.slow_paths
+        ]
+        if findings.trouble:
+            lines.append(cluster_line(now, "error", findings.trouble))
+        passed = [node.node for node in findings.nodes if node.state is DeepState.PASSED]
+        done = cluster_line(now, "info", f"Cluster level: {len(passed)} nodes passed", nodes=passed)
+        log = NodeLog(str(self._folder / "cluster.log"))
+        log.add("".join(f"{text}\n" for text in (*tables, *lines, done)))
+        return DeepReport(
+            "cluster",
+            (*findings.nodes, *skipped),
+            findings.sweeps,
+            findings.isolation,
+            findings.trouble,
+            tuple(lines),
+            str(self._folder),
+        )
+
+
+def _skipped(choice: NodeChoice) -> NodeDeepCheck:
+    return advanced(NodeDeepCheck(choice.node), DeepState.SKIPPED, choice.reason)

@@ -1,0 +1,1 @@
+"""Checks of one node, which run in a step on it."""

@@ -1,0 +1,119 @@
+"""Follow steps: start them, hand their messages on as they come, and end them with their jobs."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from slurm_resilience.clock import Clock
+from slurm_resilience.deepcheck.step_lines import LineAssembler, StepMessage
+from slurm_resilience.slurm.maintenance import StepOrder
+
+STOP_GRACE_SECONDS = 10.0
+"""Seconds that srun has to end its job."""
+MAX_KEPT_LINES = 50
+
+
+class StepStarter(Protocol):
+    """Starts a job of one step."""
+
+    def start_step(self, order: StepOrder) -> subprocess.Popen[str]: ...
+
+
+class DeepStepEnd(NamedTuple):
+    """A step that has ended."""
+
+    code: int
+    said: str
+    """The last lines of what was no message: srun's complaints, a library's warnings."""
+
+
+class StepFollower:
+    """The steps that are under way; a context manager that leaves none behind."""
+
+    def __init__(self, starter: StepStarter, clock: Clock) -> None:
+        self._starter = starter
+        self._clock = clock
+        self._running: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> StepFollower:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def follow(
+        self,
+        orders: list[StepOrder],
+        limit_seconds: float,
+        heard: Callable[[StepMessage], None],
+    ) -> list[DeepStepEnd]:
+        """Run steps side by side to their ends.
+
+        Args:
+            orders: the steps.
+            limit_seconds: those that run longer are stopped.
+            heard: called with each message, in the caller's thread.
+        """
+        lines: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
+        steps = [self._starter.start_step(order) for order in orders]
+        self._running += steps
+        for number, step in enumerate(steps):
+            threading.Thread(target=_read, args=(number, step, lines), daemon=True).start()
+        deadline = self._clock.monotonic() + limit_seconds
+        assemblers = [LineAssembler() for _ in steps]
+        said: list[list[str]] = [[] for _ in steps]
+        for number, line in self._lines(lines, len(steps), deadline):
+            message = assemblers[number].feed(line)
+            if message is not None:
+                heard(message)
+            elif not line.startswith("@sres "):
+                said[number] = [*said[number], line.rstrip()][-MAX_KEPT_LINES:]
+        return [
+            DeepStepEnd(step.wait(), "\n".join(said[number])) for number, step in enumerate(steps)
+        ]
+
+    def _lines(
+        self, lines: queue.SimpleQueue[tuple[int, str | None]], readers: int, deadline: float
+    ) -> Iterator[tuple[int, str]]:
+        is_stopped = False
+        while readers:
+            left = deadline - self._clock.monotonic()
+            try:
+                number, line = lines.get(timeout=max(0.0, left) if not is_stopped else None)
+            except queue.Empty:
+                self.stop()
+                is_stopped = True
+                continue
+            if line is None:
+                readers -= 1
+            else:
+                yield number, line
+
+    def stop(self) -> None:
+        """End every srun, and its job with it: TERM first, on which srun cancels the job."""
+        for step in self._running:
+            if step.poll() is None:
+                step.terminate()
+        for step in self._running:
+            try:
+                step.wait(STOP_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                step.kill()
+                step.wait()
+        self._running.clear()
+
+
+def _read(
+    number: int,
+    step: subprocess.Popen[str],
+    lines: queue.SimpleQueue[tuple[int, str | None]],
+) -> None:
+    assert step.stdout is not None
+    with step.stdout:
+        for line in step.stdout:
+            lines.put((number, line))
+    lines.put((number, None))

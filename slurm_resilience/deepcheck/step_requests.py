@@ -1,0 +1,59 @@
+"""The orders that the programs of a deep check are given, as JSON on their command line. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slurm_resilience.deepcheck.collective_math import Collective
+
+
+class InstanceRequest(msgspec.Struct, frozen=True):
+    """The checks of one node."""
+
+    only: tuple[str, ...] = ()
+    """Names of checks; empty: those that run by default."""
+    gpus: int | None = None
+    """GPUs that Slurm hands out on the node."""
+    seconds: float = 60.0
+    """The time for which each load runs."""
+    profile: str = ""
+    """A node type or a file; empty: the node's own checks.profile."""
+    config: str = ""
+    """The configuration file; empty: the node's default."""
+    log: str = ""
+    """The node's log; `%n` stands for the node's name."""
+    scratch: str = ""
+    """The directory that the disk check writes into."""
+
+
+class RankGroup(msgspec.Struct, frozen=True):
+    """Nodes whose ranks measure a collective together."""
+
+    nodes: str
+    """A hostlist; the first node's first rank keeps the store where the ranks meet."""
+    address: str
+    port: int
+
+
+class CollectiveRequest(msgspec.Struct, frozen=True):
+    """Sweeps of groups of nodes, all at the same time."""
+
+    groups: tuple[RankGroup, ...]
+    collectives: tuple[Collective, ...] = tuple(Collective)
+    smallest_bytes: int = 8
+    largest_bytes: int = 4 << 20
+    factor: int = 8
+    gpus: bool = False
+    budget_seconds: float = 60.0
+    """A sweep ends early, after the size at which this time is over."""
+    limit_seconds: float = 120.0
+    """A rank waits for the others so long."""
+
+
+class BurnRequest(msgspec.Struct, frozen=True):
+    """A load of processors or GPUs whose results are known beforehand."""
+
+    gpus: bool
+    seconds: float
+    memory_share: float
+    """The share of the free memory that is written and read back."""

@@ -1,0 +1,111 @@
+"""Keep nodes free for work of our own: reservations, and steps within them.
+
+A reservation goes away by itself once no job has run in it for a while, so that nodes are not kept
+from their users when the command that made it was killed.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from slurm_resilience.slurm.cli import CliClient, _end_with_parent, environment
+from slurm_resilience.slurm.hostlists import expand, fold
+
+IDLE_PURGE = "00:02:00"
+"""Slurm removes a reservation in which no job has run for this long."""
+JOB_NAME = "sres-deepcheck"
+
+
+class Reservation(NamedTuple):
+    """One line of `scontrol show reservation`."""
+
+    name: str
+    nodes: tuple[str, ...]
+    starts_at: float
+    """Seconds since the epoch; 0 where it cannot be read."""
+
+
+class StepOrder(NamedTuple):
+    """A job of one step over all of its nodes."""
+
+    reservation: str
+    nodes: tuple[str, ...]
+    program: tuple[str, ...]
+    minutes: int
+    tasks_per_node: int = 1
+    gres: str = ""
+
+
+class MaintenanceClient(CliClient):
+    """`CliClient` with what needs an operator's rights and changes no node's state."""
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        """Return all reservations that are under way or planned."""
+        return read_reservations(self._run("scontrol", "show", "reservation", "-a", "-o"))
+
+    def reserve(self, name: str, nodes: Sequence[str], minutes: int, user: str) -> None:
+        """Keep nodes for a user's jobs.
+
+        Raises:
+            SlurmError: a job has begun on one of them meanwhile.
+            NotPermitted: this needs an operator's rights.
+        """
+        words = [f"reservationname={name}", "starttime=now", f"duration={minutes}"]
+        words += [f"users={user}", f"nodes={fold(nodes)}", f"flags=maint,purge_comp={IDLE_PURGE}"]
+        self._run("scontrol", "create", "reservation", *words)
+
+    def release(self, name: str) -> None:
+        """Remove a reservation; Slurm refuses while a job still ends in it."""
+        self._run("scontrol", "delete", f"reservationname={name}")
+
+    def cancel_jobs_in(self, reservation: str) -> None:
+        """End all jobs of a reservation."""
+        self._run("scancel", f"--reservation={reservation}", f"--name={JOB_NAME}")
+
+    def start_step(self, order: StepOrder) -> subprocess.Popen[str]:
+        """Start a job; its step's output comes through the process, which dies with this thread."""
+        return subprocess.Popen(
+            [self._path("srun"), *step_words(order)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment(),
+            # Ctrl-C is for the caller, which ends the job in order.
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+
+
+def step_words(order: StepOrder) -> list[str]:
+    """Return srun's words for a job."""
+    words = [f"--reservation={order.reservation}", f"--nodelist={fold(order.nodes)}"]
+    words += [f"--nodes={len(order.nodes)}", f"--ntasks-per-node={order.tasks_per_node}"]
+    words += ["--exclusive", "--mem=0", "--cpu-bind=none", "--overcommit"]
+    # A node that dies under the load ends neither the job nor the step of the others.
+    words += ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
+    words += [f"--job-name={JOB_NAME}", f"--time={order.minutes}", "--chdir=/", "--quiet"]
+    words += [f"--gres={order.gres}"] if order.gres else []
+    return [*words, *order.program]
+
+
+def read_reservations(text: str) -> tuple[Reservation, ...]:
+    """Return the reservations that `scontrol show reservation -o` prints."""
+    found = []
+    for line in text.splitlines():
+        fields = dict(re.findall(r"(\w+)=(\S*)", line))
+        if not fields.get("ReservationName"):
+            continue
+        nodes = fields.get("Nodes", "")
+        try:
+            starts_at = datetime.fromisoformat(fields.get("StartTime", "")).timestamp()
+        except ValueError:
+            starts_at = 0.0
+        names = expand(nodes) if nodes and nodes != "(null)" else ()
+        found.append(Reservation(fields["ReservationName"], names, starts_at))
+    return tuple(found)

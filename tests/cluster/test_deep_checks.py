@@ -1,0 +1,118 @@
+"""Deep checks as jobs of real Slurm: nodes pass, the slow cable is named, nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import Job, all_idle
+
+from slurm_resilience.lab import Lab, LabSpec
+from slurm_resilience.lab.programs import own_bin
+
+WaitFor = Callable[..., Any]
+SPEC = LabSpec(nodes=4, network=True, daemons=False)
+
+
+def words(folder: Path, *asked: str) -> list[str]:
+    logs = ["--log-dir", str(folder), "--node-log", str(folder / "%n.log")]
+    return [str(own_bin() / "sres"), "deepcheck", "run", *asked, *logs, "--format", "json"]
+
+
+def deepcheck(lab: Lab, folder: Path, *asked: str) -> tuple[int, dict[str, Any], str]:
+    """Return the exit code, the report and the progress."""
+    done = lab.run(words(folder, *asked), timeout=250)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def states(report: dict[str, Any]) -> dict[str, str]:
+    return {node["node"]: node["state"] for node in report["nodes"]}
+
+
+def reservations(lab: Lab) -> str:
+    return lab.run(["scontrol", "show", "reservation", "-o"], check=True).stdout
+
+
+def queue(lab: Lab) -> str:
+    return lab.run(["squeue", "-h", "-o", "%j %T"], check=True).stdout.strip()
+
+
+@pytest.fixture
+def lab(shared_lab: Callable[[LabSpec], Lab], wait_for: WaitFor) -> Lab:
+    lab = shared_lab(SPEC)
+    wait_for(lambda: all_idle(lab), 60, "every node is idle")
+    return lab
+
+
+def test_nodes_are_checked_beside_a_busy_one(lab: Lab, tmp_path: Path, wait_for: WaitFor) -> None:
+    job = Job(lab, tmp_path, "--nodelist=n4", nodes=1, srun="srun")
+    wait_for(lambda: job.state() == "RUNNING", 30, job)
+    asked = ("n[1-4]", "--only", "cpu_burn,gpu_count,dcgm_r4", "--seconds", "1")
+    code, report, told = deepcheck(lab, tmp_path, *asked)
+    passed = {"n1": "Passed", "n2": "Passed", "n3": "Passed"}
+    assert states(report) == {**passed, "n4": "Skipped"}, told
+    assert code == 12
+    outcomes = {one["check"]: one["outcome"] for one in report["nodes"][0]["results"]}
+    assert outcomes == {"gpu_count": "absent", "cpu_burn": "passed", "dcgm_r4": "absent"}
+    assert "n2: cpu_burn passed: cpu processors:" in told
+    assert "cpu_burn passed" in (tmp_path / "n3.log").read_text()
+    assert "cpu_burn passed" in (Path(report["logs"]) / "n3.log").read_text()
+    # The busy node's job has not noticed, and nothing is left behind.
+    assert job.state() == "RUNNING"
+    assert "No reservations" in reservations(lab)
+    job.let_end()
+    wait_for(lambda: all_idle(lab), 30, lab.node_states)
+
+
+def test_the_node_with_the_slow_cable_is_named_and_no_other(
+    lab: Lab, tmp_path: Path, wait_for: WaitFor
+) -> None:
+    slow = "root tbf rate 40mbit burst 32kbit latency 400ms"
+    lab.run(["tc", "qdisc", "add", "dev", "eth0", *slow.split()], node="n3", check=True)
+    try:
+        asked = ("n[1-4]", "--level", "cluster", "--largest", "1048576")
+        code, report, told = deepcheck(lab, tmp_path, *asked)
+    finally:
+        lab.run(["tc", "qdisc", "del", "dev", "eth0", "root"], node="n3", check=True)
+    assert states(report) == {"n1": "Passed", "n2": "Passed", "n3": "Failed", "n4": "Passed"}, told
+    assert code == 11
+    (line,) = map(json.loads, report["lines"])
+    assert line["node"] == "n3"
+    assert line["msg"].startswith("Encountered FaultyInstance. Replace the Instance. Region: ")
+    assert [sweep["collective"] for sweep in report["sweeps"]] == ["all_reduce", "all_gather"]
+    assert [row["wrong"] for sweep in report["sweeps"] for row in sweep["rows"]].count(0) > 4
+    assert "# Out of bounds values : 0 OK" in (Path(report["logs"]) / "cluster.log").read_text()
+    assert "No reservations" in reservations(lab)
+    wait_for(lambda: all_idle(lab), 30, lab.node_states)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_end_in_the_middle_leaves_no_job(
+    lab: Lab, tmp_path: Path, wait_for: WaitFor, number: int
+) -> None:
+    asked = words(tmp_path, "n[1-2]", "--only", "cpu_burn", "--seconds", "300")
+    process = lab.popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: queue(lab) == "sres-deepcheck RUNNING", 60, lambda: queue(lab))
+        process.send_signal(number)
+        process.wait(60)
+        wait_for(lambda: queue(lab) == "", 60, lambda: queue(lab))
+        if number != signal.SIGKILL:
+            assert process.returncode == 130
+            assert "No reservations" in reservations(lab)
+        else:
+            # Slurm removes it by itself; here a person does, who does not want to wait.
+            (line,) = reservations(lab).splitlines()
+            assert "PURGE_COMP=00:02:00" in line and "MAINT" in line
+            name = line.split()[0].partition("=")[2]
+            lab.run(["scontrol", "delete", f"reservationname={name}"], check=True)
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: all_idle(lab), 60, lab.node_states)

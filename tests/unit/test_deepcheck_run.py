@@ -1,0 +1,313 @@
+"""A run keeps nodes, gives them back however it ends, and names the bad one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event
+
+import msgspec
+import pytest
+
+from slurm_resilience.deepcheck.collective_math import Sweep, SweepRow
+from slurm_resilience.deepcheck.deep_results import DeepOutcome, DeepResult
+from slurm_resilience.deepcheck.deep_run import DeepReport, DeepRun
+from slurm_resilience.deepcheck.run_options import DeepRunOptions
+from slurm_resilience.deepcheck.step_lines import (
+    CheckBegun,
+    CheckEnded,
+    ChecksDone,
+    GroupSwept,
+    GroupTrouble,
+    StepMessage,
+    as_lines,
+)
+from slurm_resilience.deepcheck.step_requests import CollectiveRequest
+from slurm_resilience.errors import SlurmError, UsageError
+from slurm_resilience.model import Node
+from slurm_resilience.slurm.hostlists import expand
+from slurm_resilience.slurm.maintenance import Reservation, StepOrder
+
+Answer = Callable[[StepOrder], Sequence[StepMessage]]
+
+
+class StandStill:
+    """A clock that only waiting moves on."""
+
+    def __init__(self) -> None:
+        self.at = 1_700_000_000.0
+        self.waited: list[Callable[[], None]] = []
+
+    def now(self) -> float:
+        return self.at
+
+    def monotonic(self) -> float:
+        return self.at
+
+    def wait(self, event: Event, seconds: float) -> bool:
+        self.at += seconds
+        if self.waited:
+            self.waited.pop(0)()
+        return False
+
+
+class Door:
+    """Slurm, whose steps print what a test has them print."""
+
+    def __init__(self, nodes: Sequence[Node], answer: Answer) -> None:
+        self.shown = {node.name: node for node in nodes}
+        self.answer = answer
+        self.done: list[str] = []
+        self.refusals: list[str] = []
+        self.orders: list[StepOrder] = []
+        self.code = 0
+
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(self.shown.values())
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        return ()
+
+    def reserve(self, name: str, nodes: Sequence[str], minutes: int, user: str) -> None:
+        self.done.append(f"reserve {','.join(nodes)} for {user}")
+
+    def release(self, name: str) -> None:
+        if self.refusals:
+            raise SlurmError(self.refusals.pop())
+        self.done.append("release")
+
+    def cancel_jobs_in(self, reservation: str) -> None:
+        self.done.append("cancel")
+
+    def start_step(self, order: StepOrder) -> subprocess.Popen[str]:
+        self.orders.append(order)
+        lines = [
+            line
+            for number, message in enumerate(self.answer(order))
+            for line in as_lines(f"task{number}", message)
+        ]
+        program = f"print({chr(10).join(lines)!r}); raise SystemExit({self.code})"
+        return subprocess.Popen(
+            [sys.executable, "-S", "-c", program], stdout=subprocess.PIPE, text=True
+        )
+
+
+def node(number: int, base: str = "IDLE", **more: object) -> Node:
+    return Node(f"n{number}", base, address=f"10.0.0.{number}", **more)  # type: ignore[arg-type]
+
+
+def run(
+    door: Door,
+    folder: Path,
+    level: str,
+    clock: StandStill | None = None,
+    options: DeepRunOptions | None = None,
+    told: list[str] | None = None,
+) -> DeepReport:
+    tell = told.append if told is not None else lambda _: None
+    names = list(door.shown)
+    made = DeepRun(door, clock or StandStill(), options or DeepRunOptions(), folder, tell)
+    return made.run(level, names, "root")
+
+
+def passes(order: StepOrder) -> list[StepMessage]:
+    said: list[StepMessage] = []
+    for name in order.nodes:
+        result = DeepResult("disk", DeepOutcome.PASSED, "fine", output="fio says much")
+        said += [CheckBegun(name, "disk"), CheckEnded(name, result), ChecksDone(name)]
+    return said
+
+
+def test_every_node_passes_and_is_given_back(tmp_path: Path) -> None:
+    door = Door([node(1), node(2)], passes)
+    told: list[str] = []
+    report = run(door, tmp_path, "instance", told=told)
+    assert [(one.node, one.state) for one in report.nodes] == [("n1", "Passed"), ("n2", "Passed")]
+    assert report.exit_code == 0
+    assert door.done == ["reserve n1,n2 for root", "cancel", "release"]
+    assert "n1: disk passed: fine" in told
+    assert "fio says much" in (tmp_path / "n1.log").read_text()
+
+
+def test_nodes_with_other_gpus_get_a_job_of_their_own(tmp_path: Path) -> None:
+    door = Door([node(1, gres="gpu:8"), node(2)], passes)
+    assert run(door, tmp_path, "instance").exit_code == 0
+    assert {(order.nodes, order.gres) for order in door.orders} == {
+        (("n1",), "gpu:8"),
+        (("n2",), ""),
+    }
+
+
+def test_busy_and_held_nodes_are_named_and_left_alone(tmp_path: Path) -> None:
+    held = node(3, flags=frozenset({"DRAIN"}), reason="a person looks")
+    door = Door([node(1), node(2, "ALLOCATED"), held], passes)
+    report = run(door, tmp_path, "instance")
+    assert [(one.node, one.state) for one in report.nodes] == [
+        ("n1", "Passed"),
+        ("n2", "Skipped"),
+        ("n3", "Skipped"),
+    ]
+    assert "a person looks" in report.nodes[2].reason
+    assert report.exit_code == 12
+    assert door.done[0] == "reserve n1 for root"
+
+
+def test_nothing_is_reserved_where_no_node_is_ready(tmp_path: Path) -> None:
+    door = Door([node(1, "ALLOCATED")], passes)
+    assert run(door, tmp_path, "instance").exit_code == 12
+    assert door.done == []
+
+
+def test_a_busy_node_is_waited_for(tmp_path: Path) -> None:
+    door, clock = Door([node(1, "ALLOCATED")], passes), StandStill()
+    clock.waited = [lambda: None, lambda: door.shown.update(n1=node(1))]
+    report = run(door, tmp_path, "instance", clock, DeepRunOptions(wait_seconds=60))
+    assert report.exit_code == 0
+    # No longer than that.
+    door = Door([node(1, "ALLOCATED")], passes)
+    assert run(door, tmp_path, "instance", options=DeepRunOptions(wait_seconds=60)).exit_code == 12
+
+
+def test_a_node_that_ends_in_the_middle_is_unjudged(tmp_path: Path) -> None:
+    door = Door(
+        [node(1), node(2)], lambda order: [*passes(order)[:3], CheckBegun("n2", "cpu_burn")]
+    )
+    door.code = 1
+    report = run(door, tmp_path, "instance")
+    second = report.nodes[1]
+    assert (second.node, second.state) == ("n2", "Unjudged")
+    assert "during cpu_burn without a result (code 1)" in second.reason
+    assert report.exit_code == 12
+
+
+def test_an_interrupt_gives_the_nodes_back(tmp_path: Path) -> None:
+    def interrupted(_: StepOrder) -> list[StepMessage]:
+        raise KeyboardInterrupt
+
+    door = Door([node(1)], interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(door, tmp_path, "instance")
+    assert door.done == ["reserve n1 for root", "cancel", "release"]
+
+
+def test_a_reservation_that_is_still_in_use_is_tried_again(tmp_path: Path) -> None:
+    door = Door([node(1)], passes)
+    door.refusals = ["Requested reservation is in use"] * 3
+    assert run(door, tmp_path, "instance").exit_code == 0
+    assert door.done[-1] == "release"
+    told: list[str] = []
+    door.refusals = ["Requested reservation is in use"] * 1000
+    run(door, tmp_path, "instance", told=told)
+    assert "could not be removed (Requested reservation is in use)" in told[-1]
+
+
+# --- the cluster level ------------------------------------------------------------------------
+
+
+def cluster_of(
+    bandwidth: Callable[[set[str]], float | None], wrong: int = 0
+) -> Callable[[StepOrder], list[StepMessage]]:
+    """Steps whose groups reach a bandwidth, in GB/s of the algorithm."""
+
+    def answer(order: StepOrder) -> list[StepMessage]:
+        request = msgspec.json.decode(order.program[-1], type=CollectiveRequest)
+        said: list[StepMessage] = []
+        for number, group in enumerate(request.groups):
+            members = expand(group.nodes)
+            assert group.address == f"10.0.0.{members[0][1:]}"
+            rate = bandwidth(set(members))
+            if rate is None:
+                said.append(GroupTrouble(number, members[0], "RuntimeError: connection reset"))
+                continue
+            for collective in request.collectives:
+                size = request.largest_bytes
+                row = SweepRow(size, size // 4, size / rate / 1e9, wrong)
+                said.append(GroupSwept(number, Sweep(collective, len(members), (row,))))
+        return said
+
+    return answer
+
+
+def test_the_slow_node_is_named_and_no_other(tmp_path: Path) -> None:
+    door = Door(
+        [node(number) for number in range(1, 6)],
+        cluster_of(lambda members: 0.01 if "n4" in members else 1.0),
+    )
+    report = run(door, tmp_path, "cluster", options=DeepRunOptions(region="us-west-2"))
+    assert {one.node for one in report.nodes if one.state == "Failed"} == {"n4"}
+    assert {one.node for one in report.nodes if one.state == "Passed"} == {"n1", "n2", "n3", "n5"}
+    assert report.exit_code == 11
+    (line,) = report.lines
+    said = json.loads(line)
+    assert (said["level"], said["node"]) == ("error", "n4")
+    assert said["msg"] == (
+        "Encountered FaultyInstance. Replace the Instance. Region: us-west-2, InstanceType: "
+        "unknown. ERROR:Bandwidth has less than threshold: Expected minimum threshold :0.5,"
+        "NCCL Test output Bw: 0.01"
+    )
+    log = (tmp_path / "cluster.log").read_text()
+    assert line in log and "# Out of bounds values : 0 OK" in log
+    assert door.done[-1] == "release"
+
+
+def test_a_node_that_comes_to_no_result_is_named(tmp_path: Path) -> None:
+    door = Door(
+        [node(number) for number in range(1, 5)],
+        cluster_of(lambda members: None if "n2" in members else 1.0),
+    )
+    report = run(door, tmp_path, "cluster")
+    assert {one.node for one in report.nodes if one.state == "Failed"} == {"n2"}
+
+
+def test_a_healthy_cluster_passes(tmp_path: Path) -> None:
+    door = Door([node(number) for number in range(1, 5)], cluster_of(lambda _: 1.0))
+    report = run(door, tmp_path, "cluster")
+    assert report.exit_code == 0 and report.lines == ()
+
+
+def test_all_nodes_below_the_threshold_are_a_fault_of_the_whole(tmp_path: Path) -> None:
+    door = Door([node(number) for number in range(1, 5)], cluster_of(lambda _: 1.0))
+    report = run(door, tmp_path, "cluster", options=DeepRunOptions(threshold=80.0))
+    assert report.exit_code == 11
+    assert {one.state for one in report.nodes} == {"Unjudged"}
+    assert "at least 80 is expected, and no node is slower than the others" in report.trouble
+
+
+def test_a_sweep_without_a_result_is_a_fault_of_the_whole(tmp_path: Path) -> None:
+    door = Door(
+        [node(number) for number in range(1, 5)],
+        cluster_of(lambda members: 1.0 if len(members) == 2 else None),
+    )
+    report = run(door, tmp_path, "cluster")
+    assert {one.state for one in report.nodes} == {"Passed"}
+    assert report.exit_code == 11
+    assert "connection reset" in report.trouble
+
+
+def test_a_node_without_torch_is_unjudged_and_the_others_are_judged(tmp_path: Path) -> None:
+    speak = cluster_of(lambda _: 1.0)
+
+    def answer(order: StepOrder) -> list[StepMessage]:
+        if "n1" in order.nodes:
+            return [GroupTrouble(0, "n1", "torch is not installed", missing=True)]
+        return speak(order)
+
+    door = Door([node(number) for number in range(1, 6)], answer)
+    report = run(door, tmp_path, "cluster")
+    states = {one.node: one.state for one in report.nodes}
+    assert states.pop("n1") == "Unjudged"
+    assert set(states.values()) == {"Passed"}
+    assert report.sweeps and report.trouble == ""
+
+
+def test_one_node_alone_has_no_links_to_others(tmp_path: Path) -> None:
+    door = Door([node(1)], passes)
+    with pytest.raises(UsageError, match="needs two nodes or more"):
+        run(door, tmp_path, "cluster")
+    door = Door([node(1), node(2, gres="gpu:8")], passes)
+    with pytest.raises(UsageError, match="different GPUs"):
+        run(door, tmp_path, "cluster")
+    assert door.done == []

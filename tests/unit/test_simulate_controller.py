@@ -34,8 +34,8 @@ from slurm_resilience.model import Node
 from slurm_resilience.simulate.cluster import cluster_faults
 from slurm_resilience.simulate.cluster.cluster_campaign import CONTROLLER_CAMPAIGN
 from slurm_resilience.simulate.cluster.cluster_faults import FaultKind, PlannedFault, plan
-from slurm_resilience.simulate.cluster.cluster_rules import ClusterRule
 from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluster
+from slurm_resilience.simulate.cluster.rule_names import ClusterRule
 from slurm_resilience.simulate.cluster.sim_host import SimHost
 from slurm_resilience.simulate.cluster.sim_slurm import SimSlurm
 

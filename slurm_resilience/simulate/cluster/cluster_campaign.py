@@ -9,11 +9,11 @@ import msgspec
 
 from slurm_resilience.simulate.campaign import Campaign, SeedFailure
 from slurm_resilience.simulate.cluster.cluster_faults import FaultKind, PlannedFault, plan
-from slurm_resilience.simulate.cluster.cluster_rules import ClusterRule
 from slurm_resilience.simulate.cluster.cluster_simulation import (
     FAULTS_AN_HOUR,
     simulate_cluster,
 )
+from slurm_resilience.simulate.cluster.rule_names import ClusterRule
 from slurm_resilience.simulate.schedule import StandsStill
 
 KINDS = tuple(FaultKind)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from slurm_resilience.config import Config
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.journal.records import HOUR_SECONDS, Incident
-from slurm_resilience.model import REBOOT, REPLACE, Job, Node
+from slurm_resilience.model import Job, Node
+from slurm_resilience.simulate.cluster.rule_memory import (
+    BreakerView,
+    JobLosses,
+    PeoplesWords,
+    WellKnown,
+    WrittenEvents,
+)
+from slurm_resilience.simulate.cluster.rule_names import Broken, ClusterRule
 from slurm_resilience.simulate.cluster.sim_host import SimHost, SimRun
 from slurm_resilience.simulate.cluster.sim_machine import Path, Power, SimMachine
 from slurm_resilience.simulate.cluster.sim_slurm import (
@@ -35,59 +42,6 @@ LONGEST_ACT_SECONDS = 40.0
 SIGTERM = "SIGTERM"
 ALARMS_SECONDS, MOST_ALARMS = 600.0, 5
 """Alarms of one node, or of none, within so many seconds."""
-
-
-class ClusterRule(enum.StrEnum):
-    """The rules."""
-
-    UNSUPERVISED_JOB = "no job that is not supervised dies by sresctld sooner than by Slurm"
-    LIVING_NODE = "no node that lives and is healthy is replaced, unless a person asked for it"
-    PERSONS_NODE = "no node of a person is touched"
-    ONCE = "no intent acts twice"
-    LIVING_DOWN = "no node that beats or answers probes is set DOWN as dead"
-    MOST_PROGRAMS = "no more programs run than replace.max_running, and …_partition, allow"
-    MOST_MARKS = "no more nodes are marked within the window than the ceiling allows"
-    PROGRAM_ENDED = "no running program is ended without a person's word"
-    SICK_IN_SERVICE = "no node stays in service with a finding that takes it out"
-    RESUMED_SICK = "no node is given back with a finding of its present boot"
-    DEAD_UNNOTICED = "no dead node stays in service"
-    REBOOTING_NODE = "no node is replaced before a reboot by hand had its time (replace.silent_for)"
-    INTENT_ENDS = "each intent ends within a bound of time"
-    AS_IT_SHOULD_BE = "after the last fault the cluster comes to the state that it should have"
-    ALARMS = "alarms are no flood"
-    DAEMON_LIVES = "the daemon ends by itself for no fault"
-    GRES = "no job with GRES is made smaller: Slurm could not make it larger again"
-    QUEUE_JUMP = "no job goes before the queue for more nodes than it lost to faults"
-    NOT_ITS_OWN = "no user speaks for a node or for another user's job, or orders anything"
-    HALT = "nothing is begun after a pause or SIGTERM"
-    ONE_DAEMON = "of two sresctld on one state directory only one works"
-
-
-class Broken(NamedTuple):
-    """A rule that was broken, when, and by what."""
-
-    rule: ClusterRule
-    at: float
-    text: str
-
-
-class PersonsHold(NamedTuple):
-    """A person's word on a node."""
-
-    since: float
-    reason: str
-    asks: bool
-    """It is a request to sresctld; else the node is not to be touched."""
-
-
-class OrderToHalt:
-    """A pause, or SIGTERM: the act that is under way may end."""
-
-    def __init__(self, by: str, since: float) -> None:
-        self.by = by
-        self.since = since
-        self.subjects: set[str] = set()
-        """Nodes and jobs that were acted on since."""
 
 
 class DaemonView(Protocol):
@@ -639,161 +593,3 @@ class ClusterRules:
             return
         self._note(f"BROKEN: {rule}: {text}")
         self.broken.append(Broken(rule, self._schedule.now, text))
-
-
-class PeoplesWords:
-    """All that people said of nodes, and when."""
-
-    def __init__(self) -> None:
-        self._holds: dict[str, PersonsHold] = {}
-        self.last_word: dict[str, float] = {}
-        self.resumed_at: dict[str, float] = {}
-        """When a person put each node back into service, and it was not taken out since."""
-        self.reset_at = -1e9
-        """When a person answered the breaker's alarm."""
-        self.unclear = UnclearReasons()
-        self.reserved: dict[str, float] = {}
-        """Nodes in a maintenance reservation, and since when."""
-        self.rebooting: dict[str, float] = {}
-        """Nodes that a person reboots without a word to Slurm, and since when."""
-        self.halt: OrderToHalt | None = None
-        """The order to begin nothing more that stands."""
-
-    def say(self, name: str, node: Node, now: float) -> None:
-        """Take in a person's word."""
-        self.last_word[name] = now
-        self.resumed_at.pop(name, None)
-        if not node.reason:
-            self.resumed_at[name] = now
-        if node.reason:
-            # While it cannot be read for certain it holds the node all the same (`unclear`).
-            asks = node.reason in (REPLACE, REBOOT)
-            self._holds[name] = PersonsHold(now, node.reason, asks)
-        else:
-            self._holds.pop(name, None)
-
-    def forget(self, name: str) -> None:
-        """Take in that a node is in service again."""
-        self._holds.pop(name, None)
-
-    def asks(self, name: str) -> bool:
-        """Tell whether a person's request stands."""
-        hold = self._holds.get(name)
-        return hold is not None and hold.asks and not self.unclear.has(name)
-
-    def hold(self, name: str) -> PersonsHold | None:
-        """Return the word by which a person keeps a node."""
-        if self.unclear.has(name):
-            return PersonsHold(self.unclear.since[name], "a reason that is not understood", False)
-        hold = self._holds.get(name)
-        return None if hold is None or hold.asks else hold
-
-
-class UnclearReasons:
-    """Nodes whose reason cannot be read for certain: each may be a person's."""
-
-    def __init__(self) -> None:
-        self.since: dict[str, float] = {}
-        self.seen: dict[str, float] = {}
-        """When each was last unclear."""
-
-    def has(self, name: str) -> bool:
-        """Tell whether the reason is unclear now."""
-        return name in self.since
-
-    def begin(self, name: str, now: float) -> None:
-        """Take in that a node's reason is unclear from now on."""
-        self.since[name] = self.seen[name] = now
-
-    def end(self, name: str, now: float) -> None:
-        """Take in that it is clear, or gone."""
-        if self.since.pop(name, None) is not None:
-            self.seen[name] = now
-
-
-class WellKnown:
-    """Since when machines are dead, reached again, or left by supervised jobs."""
-
-    def __init__(self) -> None:
-        self.emptied: dict[str, float] = {}
-        self.dead: dict[str, float] = {}
-        self.kept: dict[str, float] = {}
-        """Nodes that were last seen with a job which a DOWN would end, and when."""
-        self.reserved: dict[str, float] = {}
-        """Nodes that were last seen in a maintenance reservation, and when."""
-        self.mended: dict[str, float] = {}
-        self.seen_to_die: set[str] = set()
-        """Nodes that sresctld knew to be dead when Slurm set them DOWN by itself."""
-
-    def look(self, machines: dict[str, SimMachine], now: float) -> None:
-        """Take in the machines' states."""
-        for name, machine in machines.items():
-            if machine.lives:
-                self.dead.pop(name, None)
-            else:
-                self.dead.setdefault(name, now)
-
-
-class BreakerView:
-    """The breaker, and the marks that it should count."""
-
-    def __init__(self) -> None:
-        self.tripped_at = 0.0
-        """When it was last seen tripped."""
-        self.deaf_at = 0.0
-        """When last no node at all could be heard."""
-        self.is_tripped: Callable[[], bool] = lambda: False
-        self.age: Callable[[str], float] = lambda _: 0.0
-        """Tells the seconds since a node's fault began, as sresctld counts it."""
-        self.knows: Callable[[str], bool] = lambda _: False
-        """Tells whether sresctld has seen a node's present fault begin."""
-        self.out: set[str] = set()
-        """Nodes that were marked, and have not been in service since."""
-        self.marks: dict[bool, deque[tuple[float, str]]] = {}
-        """Nodes that were marked, each with its time; those apart that Slurm had DOWN before."""
-
-
-class JobLosses:
-    """Nodes that jobs had in their present runs and do not have any more."""
-
-    def __init__(self) -> None:
-        self.described: set[int] = set()
-        """Those whose own program says anything at all of its nodes."""
-        self.is_any_recovering = False
-        """At sresctld's last look a supervised job had to leave a dead node, or had left a faulty
-        one and waited for others."""
-        self._left: dict[int, set[str]] = {}
-        self._lost: dict[int, set[str]] = {}
-        """Those of them that were seen in trouble since."""
-
-    def started(self, job: Job) -> None:
-        """Take in that a job runs, for the first time or again."""
-        self._left[job.id], self._lost[job.id] = set(), set()
-
-    def left(self, job: Job, nodes: Sequence[str]) -> None:
-        """Take in that a job does not hold these nodes any more."""
-        self._left.setdefault(job.id, set()).update(nodes)
-
-    def trouble(self, name: str) -> None:
-        """Take in that a node is out of service."""
-        for job, left in self._left.items():
-            if name in left:
-                self._lost.setdefault(job, set()).add(name)
-
-    def lost(self, job: Job, is_in_trouble: Callable[[str], bool]) -> set[str]:
-        """Return the nodes that a job lost to faults in its present run."""
-        lost = self._lost.setdefault(job.id, set())
-        lost |= {name for name in self._left.get(job.id, ()) if is_in_trouble(name)}
-        return lost - set(job.nodes)
-
-
-class WrittenEvents:
-    """Events that the journal got, and when."""
-
-    def __init__(self) -> None:
-        self.opened: dict[int, float] = {}
-        """The first of each incident."""
-        self.starts: list[float] = []
-        """The starts of programs."""
-        self.alarms: dict[str, deque[float]] = {}
-        """By node."""

@@ -30,12 +30,9 @@ from slurm_resilience.simulate.cluster.cluster_faults import (
     plan,
     strike,
 )
-from slurm_resilience.simulate.cluster.cluster_rules import (
-    SIGTERM,
-    Broken,
-    ClusterRules,
-    OrderToHalt,
-)
+from slurm_resilience.simulate.cluster.cluster_rules import SIGTERM, ClusterRules
+from slurm_resilience.simulate.cluster.rule_memory import OrderToHalt
+from slurm_resilience.simulate.cluster.rule_names import Broken
 from slurm_resilience.simulate.cluster.sim_clock import SimClock
 from slurm_resilience.simulate.cluster.sim_database import SimDatabase
 from slurm_resilience.simulate.cluster.sim_host import Manner, SimHost

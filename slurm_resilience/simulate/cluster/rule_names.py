@@ -1,0 +1,40 @@
+"""The rules of a simulated cluster, by name, and the record of a broken one."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+
+class ClusterRule(enum.StrEnum):
+    """The rules."""
+
+    UNSUPERVISED_JOB = "no job that is not supervised dies by sresctld sooner than by Slurm"
+    LIVING_NODE = "no node that lives and is healthy is replaced, unless a person asked for it"
+    PERSONS_NODE = "no node of a person is touched"
+    ONCE = "no intent acts twice"
+    LIVING_DOWN = "no node that beats or answers probes is set DOWN as dead"
+    MOST_PROGRAMS = "no more programs run than replace.max_running, and …_partition, allow"
+    MOST_MARKS = "no more nodes are marked within the window than the ceiling allows"
+    PROGRAM_ENDED = "no running program is ended without a person's word"
+    SICK_IN_SERVICE = "no node stays in service with a finding that takes it out"
+    RESUMED_SICK = "no node is given back with a finding of its present boot"
+    DEAD_UNNOTICED = "no dead node stays in service"
+    REBOOTING_NODE = "no node is replaced before a reboot by hand had its time (replace.silent_for)"
+    INTENT_ENDS = "each intent ends within a bound of time"
+    AS_IT_SHOULD_BE = "after the last fault the cluster comes to the state that it should have"
+    ALARMS = "alarms are no flood"
+    DAEMON_LIVES = "the daemon ends by itself for no fault"
+    GRES = "no job with GRES is made smaller: Slurm could not make it larger again"
+    QUEUE_JUMP = "no job goes before the queue for more nodes than it lost to faults"
+    NOT_ITS_OWN = "no user speaks for a node or for another user's job, or orders anything"
+    HALT = "nothing is begun after a pause or SIGTERM"
+    ONE_DAEMON = "of two sresctld on one state directory only one works"
+
+
+class Broken(NamedTuple):
+    """A rule that was broken, when, and by what."""
+
+    rule: ClusterRule
+    at: float
+    text: str

@@ -377,6 +377,10 @@ _LONGEST_SECONDS = {
     "agent": {"fence_after": 3600.0},
 }
 """Beyond this sresctld or sresd would do nothing for so long that it was meant in milliseconds."""
+_SHORTEST_SECONDS = {"controller": {"keep": 86400.0}, "recovery": {"recurrence_window": 3600.0}}
+"""Less was meant in days or hours: almost nothing would be remembered."""
+_PERCENT = "_percent"
+_WHOLE_PERCENT = 100.0
 _POSITIVE = {
     "controller": ("interval", "keep"),
     "agent": ("beat", "check_interval"),
@@ -444,18 +448,7 @@ def _check_ranges(config: Config, where: str) -> None:
             value = getattr(table, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            if not math.isfinite(value):
-                raise ConfigError(f"{where}: {section.name}.{field.name} must be a finite number")
-            positive = field.name in _POSITIVE.get(section.name, ())
-            if value < 0 or (positive and value == 0):
-                bound = "greater than 0" if positive else "0 or more"
-                raise ConfigError(f"{where}: {section.name}.{field.name} must be {bound}")
-            longest = _LONGEST_SECONDS.get(section.name, {}).get(field.name, math.inf)
-            if value > longest:
-                raise ConfigError(
-                    f"{where}: {section.name}.{field.name} is in seconds, and must be at most "
-                    f"{longest:g}"
-                )
+            _check_number(section.name, field.name, value, where)
     _check_checks(config.checks, where)
     _check_lifecycle(config.lifecycle, where)
     if not Path(config.controller.state_dir).is_absolute():
@@ -491,6 +484,33 @@ def _check_lifecycle(lifecycle: LifecycleSettings, where: str) -> None:
         path = getattr(lifecycle, key)
         if path and not Path(path).is_absolute():
             raise ConfigError(f"{where}: lifecycle.{key} must be an absolute path")
+
+
+def _check_number(table: str, key: str, value: float, where: str) -> None:
+    name = f"{where}: {table}.{key}"
+    if not math.isfinite(value):
+        raise ConfigError(f"{name} must be a finite number")
+    positive = key in _POSITIVE.get(table, ())
+    if value < 0 or (positive and value == 0):
+        raise ConfigError(f"{name} must be {'greater than 0' if positive else '0 or more'}")
+    longest = _LONGEST_SECONDS.get(table, {}).get(key, math.inf)
+    if value > longest:
+        raise ConfigError(f"{name} is in seconds, and must be at most {longest:g}")
+    shortest = _SHORTEST_SECONDS.get(table, {}).get(key, -math.inf)
+    if value < shortest:
+        raise ConfigError(f"{name} is in seconds, and must be at least {shortest:g}")
+    if key.endswith(_PERCENT):
+        _check_percent(value, name)
+
+
+def _check_percent(value: float, where: str) -> None:
+    """Refuse a fraction in the place of a percentage, and more than the whole."""
+    if 0 < value < 1:
+        raise ConfigError(
+            f"{where} is in percent: {value:g} looks like a fraction; write {100 * value:g} for it"
+        )
+    if value > _WHOLE_PERCENT:
+        raise ConfigError(f"{where} is in percent, and must be at most {_WHOLE_PERCENT:g}")
 
 
 def _check_checks(checks: CheckSettings, where: str) -> None:

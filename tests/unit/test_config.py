@@ -30,6 +30,14 @@ def test_without_a_file_the_defaults_hold(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("[controller]\ninterval = 0", "controller.interval must be greater than 0"),
         ("[controller]\ninterval = 2000", "interval is in seconds, and must be at most 60"),
         ("[detect]\ndead_after = 4000", "dead_after is in seconds, and must be at most 3600"),
+        (
+            "[checks]\nmemory_tolerance_percent = 0.05",
+            "memory_tolerance_percent is in percent: 0.05 looks like a fraction; write 5 for it",
+        ),
+        ("[checks]\ndisk_full_percent = 0.95", "write 95 for it"),
+        ("[checks]\nopen_files_percent = 800", "is in percent, and must be at most 100"),
+        ("[controller]\nkeep = 180", "keep is in seconds, and must be at least 86400"),
+        ("[recovery]\nrecurrence_window = 7", "is in seconds, and must be at least 3600"),
         ("[resume]\ngrace = -1", "resume.grace must be 0 or more"),
         ("[recovery]\nmode = 'auto'", "recovery.mode: 'auto' is no mode; write one of: none, obs"),
         ("[recovery]\nmode = 3", "recovery.mode: 3 is no mode"),
@@ -54,6 +62,12 @@ def test_each_mistake_is_named(text: str, says: str) -> None:
     assert says in str(caught.value)
     assert str(caught.value).startswith("sres.toml: ")
     assert "\n" not in str(caught.value)
+
+
+def test_the_ends_of_a_percentage_are_allowed() -> None:
+    text = "[checks]\nmemory_tolerance_percent = 0\ndisk_full_percent = 100"
+    checks = config.parse(text).checks
+    assert (checks.memory_tolerance_percent, checks.disk_full_percent) == (0.0, 100.0)
 
 
 def test_a_named_file_must_exist(tmp_path: Path) -> None:

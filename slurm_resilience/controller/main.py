@@ -22,7 +22,6 @@ from slurm_resilience import __version__, daemon_log
 from slurm_resilience.clock import Clock, SteadyClock, SystemClock
 from slurm_resilience.config import OPTION_HELP, Config, load
 from slurm_resilience.controller.act.actor import Actor
-from slurm_resilience.controller.act.evidence_collector import prune_evidence
 from slurm_resilience.controller.cycle import Cycle
 from slurm_resilience.controller.decide.recovery_modes import check_names, with_each_node
 from slurm_resilience.controller.inbox import Inbox
@@ -33,11 +32,11 @@ from slurm_resilience.controller.observe import Sources, last_run
 from slurm_resilience.controller.probe import Dialer, Prober
 from slurm_resilience.controller.query.history_reader import HistoryReader
 from slurm_resilience.controller.registry import Registry, SupervisorRoll
+from slurm_resilience.controller.retention import Retention
 from slurm_resilience.controller.sinks.outflow import Outflow
 from slurm_resilience.controller.slurm_settings import SlurmSettings
 from slurm_resilience.errors import NotFound, SresError
 from slurm_resilience.model import Job, Node
-from slurm_resilience.replace import program
 from slurm_resilience.replace.program import THIS_HOST, RunHost
 from slurm_resilience.replace.replacers import choose_replacers
 from slurm_resilience.slurm.choose import choose
@@ -49,8 +48,6 @@ log = logging.getLogger("sresctld")
 
 _NUMBER = re.compile(r"\d+\.\d+ s|\d+ s|\d+ probes")
 
-PRUNE_SECONDS = 86400.0
-"""Between two looks for what has become too old."""
 MAX_FILES = 65536
 """File descriptors, where the hard limit allows them."""
 SET_BACK_SECONDS = 1.0
@@ -89,14 +86,13 @@ class Controller:
         self._config = config
         # What waits for a time must not end, or begin anew, because the date was set.
         clock = self._clock = SteadyClock(clock)
-        self._host = borders.host
         state_dir = Path(config.controller.state_dir)
         replacers = choose_replacers(config.replace, info, client, borders.host)
         self.journal = Journal(state_dir / "journal.db", borders.connect)
         # What is under way is timed by the date that the last sresctld went by.
         clock.go_on_from(self.journal.newest())
         self.journal.number_after(last_run(state_dir))
-        self._prune()
+        self._retention = Retention(self.journal, clock, config.controller, borders.host)
         self.registry = Registry(clock, config.detect.silent_after)
         for agent in self.journal.agents().values():
             self.registry.expect(agent.node, agent.boot_id, agent.instance)
@@ -163,8 +159,7 @@ class Controller:
                 last_gist = gist
             if self._cycle.is_quiet():
                 self._adopt_the_date()
-            if began - self._pruned >= PRUNE_SECONDS:
-                self._prune()
+            self._retention.look()
             self._pause_between(stop, began)
         with contextlib.suppress(sqlite3.Error):
             # What an administrator said a moment before our end must hold after the next start.
@@ -182,16 +177,6 @@ class Controller:
                 return  # a full disk; the next cycle says so
             log.warning("the machine's date went back by %.0f s", back)
         self._clock.adopt()
-
-    def _prune(self) -> None:
-        """Drop what is older than the configuration says, from the journal and from the disk."""
-        self._pruned = self._clock.monotonic()
-        before = self._clock.now() - self._config.controller.keep
-        with contextlib.suppress(sqlite3.Error):  # a full disk; the next cycle says so
-            self.journal.prune(before)
-            state_dir = Path(self._config.controller.state_dir)
-            program.prune(state_dir / "runs", before, self.journal.has_incident, self._host)
-            prune_evidence(state_dir, before, self.journal.has_incident)
 
     def close(self) -> None:
         self._prober.close()

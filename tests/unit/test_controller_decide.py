@@ -820,6 +820,17 @@ def test_a_persons_resume_answers_what_was_found_meanwhile() -> None:
     assert decision(world(unclear, **kept)).notes == ()
 
 
+def test_a_reason_that_cannot_be_read_keeps_a_node_like_a_persons() -> None:
+    """It may be one: what was found until it is taken back is answered then."""
+    drained = node(state="IDLE+DRAIN", reason=REPLACE, reason_unclear=True)
+    taken = decision(world(drained, agents=(SICK,)))
+    assert taken.notes == (act.NoteKept("n1", True),)
+    assert decision(world(drained, agents=(SICK,), kept=frozenset({"n1"}))).notes == ()
+    clear = msgspec.structs.replace(drained, reason_unclear=False, reason="Not responding")
+    said = decision(world(clear, agents=(agent(),), kept=frozenset({"n1"})))
+    assert said.notes == (act.NoteKept("n1", False),)
+
+
 def test_an_answer_ends_when_the_check_finds_it_no_more() -> None:
     known = ("boot-1", "memory", "", "")
     answered: dict[str, Any] = {"acknowledged": {"n1": {known: 5.0}}}
@@ -1190,6 +1201,22 @@ def test_resumed_and_available_is_the_end() -> None:
         NodeEvent.CLOSED,
         "replaced and back in service after 300.0 s",
     )
+
+
+@pytest.mark.parametrize(
+    ("uptime", "opened", "text"),
+    [
+        (310.0, 300.0, "replaced and back in service after 300.0 s"),
+        (300.0, 300.0, "replaced and back in service"),  # opened by the sresctld before this one
+        (1000.0, -3240.0, "replaced and back in service"),
+    ],
+)
+def test_a_duration_is_left_out_where_the_date_may_have_been_set(
+    uptime: float, opened: float, text: str
+) -> None:
+    known = incident(state=NodeState.RETURNING, attempts=1, resumed=NOW - 1.0, opened=NOW - opened)
+    seen = world(node(), agents=(agent(),), incidents=(known,), uptime=uptime)
+    assert advance(seen).reason == text
 
 
 def test_a_resume_that_slurm_did_not_take_is_given_again() -> None:

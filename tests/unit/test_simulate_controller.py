@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_resilience.cli.simulate import simulate as command
-from slurm_resilience.controller import authorize, diagnose
+from slurm_resilience.controller import authorize, diagnose, retention
 from slurm_resilience.controller.act.actor import Actor
 from slurm_resilience.controller.act.nodes import NodeActs
 from slurm_resilience.controller.act.repair import RepairActs
@@ -122,6 +122,10 @@ def fail(*_: Any) -> None:
 
 def taken_over_at_once(snapshot: Any, config: Any, incident: Any, node: Any) -> Any:
     yield Transition(node.name, incident.id, NodeEvent.TAKEN_OVER, "no person has said so")
+
+
+def after_by_the_date(snapshot: Any, incident: Any) -> str:
+    return f" after {snapshot.now - incident.times.opened:.1f} s"
 
 
 def without_turns(*arguments: Any, **_: Any) -> Any:
@@ -343,6 +347,16 @@ MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]
         ClusterRule.QUEUE_JUMP,
         (Kind.USER_LIES, Kind.POWER),
         ((intake, "_announced", believe_the_nodes),),
+    ),
+    "any date is believed": (
+        ClusterRule.YOUNG_ROWS,
+        (Kind.CLOCK_STEP, Kind.KILL),
+        ((retention, "is_proven", lambda *_: True),),
+    ),
+    "durations go by the date alone": (
+        ClusterRule.DURATIONS,
+        (Kind.CLOCK_STEP, Kind.KILL, Kind.SICK_REBOOT),
+        ((node_events, "_after", after_by_the_date),),
     ),
     "any user speaks for any job": (
         ClusterRule.NOT_ITS_OWN,

@@ -45,6 +45,8 @@ MAX_SILENCE_SECONDS = 5.0
 """A node that comes back has beaten within this time."""
 OVERDUE_SECONDS = 60.0
 """Past its time limit, until a program that still runs is an alarm: its runner was killed."""
+START_SECONDS = 1.0
+"""sresctld opens no incident so soon after its start."""
 REASON_GONE = "it was resumed, or its reason was taken back, or Slurm forgot both"
 MAX_OUTPUT = 200
 """Characters of the program's last line in a reason."""
@@ -77,7 +79,7 @@ def answers_of_keepers(snapshot: ClusterSnapshot) -> Iterator[NoteKept | NoteAns
     known, kept = {*snapshot.incidents, *snapshot.at_rest}, snapshot.memory.kept
     for name, node in snapshot.nodes.items():
         is_out = is_out_of_service(node)
-        if node.reason_unclear or not (is_out or name in kept):
+        if not (is_out or name in kept):
             continue
         is_free = is_out and name not in known
         is_kept = is_free and is_kept_by_a_person(node, snapshot.site.slurm_users)
@@ -413,6 +415,15 @@ def _is_back(snapshot: ClusterSnapshot, incident: Incident, node: Node) -> bool:
     return bool(later_probes) and later_probes[-1].answer == "answered"
 
 
+def _after(snapshot: ClusterSnapshot, incident: Incident) -> str:
+    """Return the time that an incident took, in words; empty: it is not known. The machine's date
+    may have been set between the end of the sresctld that opened it and the start of this one."""
+    seconds = snapshot.now - incident.times.opened
+    # After a date in the future this sresctld begins at the last event, which may be the opening.
+    is_own = 0.0 <= seconds < snapshot.site.uptime - START_SECONDS
+    return f" after {seconds:.1f} s" if is_own else ""
+
+
 def _from_returning(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
 ) -> Iterator[Action]:
@@ -420,10 +431,9 @@ def _from_returning(
     # A maintenance reservation keeps jobs off a node that has come back all the same. What is found
     # on it from now on is news.
     if node.is_available or node.is_only_reserved:
-        seconds = snapshot.now - incident.times.opened
         verb = "rebooted" if incident.action == REBOOT else "replaced"
         verb = "came back by itself" if incident.is_flap else verb
-        text = f"{verb} and back in service after {seconds:.1f} s"
+        text = f"{verb} and back in service{_after(snapshot, incident)}"
         if node.is_only_reserved:
             text = f"{text}, in a maintenance reservation"
         yield _move(incident, NodeEvent.CLOSED, text)

@@ -28,6 +28,7 @@ from slurm_resilience.controller.journal.records import (
     JournalMemory,
     KnownAgent,
     NamedModes,
+    ProvenDate,
 )
 from slurm_resilience.errors import SresError
 
@@ -134,3 +135,11 @@ class Journal(EventTable, IncidentTable, FaultMemory, KnownPeers):
 
     def put_named_modes(self, names: NamedModes) -> None:
         write_setting(self._db, "named_modes", msgspec.json.encode(names).decode())
+
+    def proven_date(self) -> ProvenDate | None:
+        """Return the machine's date as it was seen last; None: never."""
+        text = read_setting(self._db, "proven_date")
+        return msgspec.json.decode(text, type=ProvenDate) if text else None
+
+    def put_proven_date(self, date: ProvenDate) -> None:
+        write_setting(self._db, "proven_date", msgspec.json.encode(date).decode())

@@ -221,6 +221,14 @@ class NamedModes(msgspec.Struct, frozen=True):
     """Each with its nodes."""
 
 
+class ProvenDate(msgspec.Struct, frozen=True):
+    """The machine's date, as it was seen last."""
+
+    seen: float
+    steady: float
+    """Seconds for which it has gone on by itself."""
+
+
 class EventFilter(msgspec.Struct, frozen=True):
     """The events to read. What is empty or 0 leaves all of them."""
 

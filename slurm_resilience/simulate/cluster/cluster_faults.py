@@ -21,6 +21,7 @@ from slurm_resilience.simulate.schedule import Schedule
 
 BURST_SECONDS = 60.0
 """Faults of one burst happen within this time."""
+YEAR_SECONDS = 365 * 86400.0
 PERSONS = ("alice", "bob", "alice@corp.example.com")
 REASONS = ("RMA 4711, keep out", "vendor on site, hands off", "action:replace", "Action: fan")
 LIKE_SLURMS = (
@@ -283,8 +284,15 @@ def _second_daemon(world: FaultyWorld, random: Random) -> None:
 
 
 def _clock_step(world: FaultyWorld, random: Random) -> None:
-    size = random.choice((0.5, 1.0, 2.0, 30.0, 3600.0))
-    world.clock.step += random.choice((1, -1)) * size
+    """Set the date: by the seconds of a drift, or by a slip of a year, which may be put right."""
+    size = random.choice((0.5, 1.0, 2.0, 30.0, 3600.0, YEAR_SECONDS)) * random.choice((1, -1))
+    world.clock.step += size
+    if abs(size) == YEAR_SECONDS and random.random() < 0.7:
+
+        def put_right() -> None:
+            world.clock.step -= size
+
+        world.schedule.after(random.uniform(5.0, 900.0), put_right)
 
 
 def _slurm_away(world: FaultyWorld, random: Random) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -42,6 +43,7 @@ LONGEST_ACT_SECONDS = 40.0
 SIGTERM = "SIGTERM"
 ALARMS_SECONDS, MOST_ALARMS = 600.0, 5
 """Alarms of one node, or of none, within so many seconds."""
+_DURATION = re.compile(r"back in service after (-?[\d.]+) s")
 
 
 class DaemonView(Protocol):
@@ -268,7 +270,11 @@ class ClusterRules:
         elif incident or kind == "requeue":
             self._note(f"journal: {kind} {node}{f' job {job}' if job else ''} {text[:100]}")
         if incident:
-            self._written.opened.setdefault(incident, self._schedule.now)
+            if kind in (NodeEvent.DETECTED, NodeEvent.REQUESTED):
+                # Anew, where a kill has undone the last one with the same number.
+                self._written.opened[incident] = self._schedule.now
+            opened = self._written.opened.setdefault(incident, self._schedule.now)
+            self._judge_duration(text, opened)
         if kind == NodeEvent.REPLACING:
             self._written.starts.append(self._schedule.now)
         if kind != "alarm":
@@ -280,6 +286,19 @@ class ClusterRules:
         if len(times) > MOST_ALARMS:
             about = f"of {node}" if node else "of the whole cluster"
             self._break(ClusterRule.ALARMS, f"{len(times)} alarms {about}: {text[:80]}")
+
+    def rows_dropped(self, rows: int) -> None:
+        """Take in that the journal forgets: no run is as long as the time that it keeps."""
+        self._break(ClusterRule.YOUNG_ROWS, f"{rows} rows, after {self._schedule.now:.0f} s")
+
+    def _judge_duration(self, text: str, opened: float) -> None:
+        written = _DURATION.search(text)
+        if written is None:
+            return
+        # It is counted up to the look that the cycle began with: a slow Slurm takes seconds since.
+        least, most = self._slurm.listed_at - opened, self._schedule.now - opened
+        if not least - STALE_SECONDS < float(written[1]) < most + STALE_SECONDS:
+            self._break(ClusterRule.DURATIONS, f"{text}; in truth after {most:.1f} s")
 
     # -- what must come about -------------------------------------------------------------------
 
@@ -511,9 +530,10 @@ class ClusterRules:
     def _count_mark(self, before: Node) -> None:
         """Count a mark, unless it is part of moving supervised jobs off a dead node."""
         now, name = self._schedule.now, before.name
-        looked_at, started_at = self._looked_at(name), self._supervisors.started_at
-        # Those that have come since the last look are none of its reasons.
-        jobs = [job for job in self._slurm.jobs_on(name) if started_at[job.id] < looked_at]
+        listed_at, started_at = self._slurm.listed_at, self._supervisors.started_at
+        # Those that have come since the last listing are none of its reasons: a later look at the
+        # node alone shows no job.
+        jobs = [job for job in self._slurm.jobs_on(name) if started_at[job.id] < listed_at]
         is_moved = bool(jobs) or now - self._bad_since.emptied.get(name, -1e9) < 3 * STALE_SECONDS
         is_dead = not self._machines[name].agent.speaks
         lasting = [job.id for job in jobs if job.state != "COMPLETING"]

@@ -251,7 +251,7 @@ class SimCluster:
         self.host.watcher = rules
         self.host.boundary = self.daemon.boundary
         self.database.boundary = self.daemon.boundary
-        self.database.written = rules.event_written
+        self.database.written, self.database.dropped = rules.event_written, rules.rows_dropped
         rules.breaker.age = self.daemon.age_of_fault
         rules.breaker.is_tripped, rules.breaker.knows = self.daemon.is_tripped, self.daemon.knows
         self.clock.stride, self.clock.waited = self.daemon.stride, self.beat

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+HISTORY = ("DELETE FROM events", "DELETE FROM incidents", "DELETE FROM observed")
 WRITES = ("INSERT", "UPDATE", "DELETE", "BEGIN", "COMMIT")
 
 
@@ -19,6 +20,8 @@ class SimDatabase(sqlite3.Connection):
     """Called before and after each write: sresctld may be killed there."""
     written: Callable[[Any], None] = staticmethod(lambda _: None)
     """Called with the row of each new event."""
+    dropped: Callable[[int], None] = staticmethod(lambda _: None)
+    """Called with the number of old events, incidents and faults that were dropped."""
 
     @classmethod
     def make(cls) -> SimDatabase:
@@ -38,6 +41,8 @@ class SimDatabase(sqlite3.Connection):
         cursor = super().execute(sql, parameters)
         if sql.startswith("INSERT INTO events"):
             self.written(parameters)
+        if sql.startswith(HISTORY) and cursor.rowcount > 0:
+            self.dropped(cursor.rowcount)
         self.boundary(f"after {sql[:40]}")
         return cursor
 

@@ -315,7 +315,8 @@ class SimSlurm:
             else:
                 self.keep(msgspec.structs.replace(node, flags=flags))
         elif rebooted and mode < 2 and self.jobs_on(name):
-            self.write(node, "DOWN", flags, REBOOTED, SLURM)
+            # As at a silence: its own text only where there is none.
+            self.write(node, "DOWN", flags, node.reason or REBOOTED, SLURM)
             self._lost(name, SLURM)
         else:
             self.keep(msgspec.structs.replace(node, flags=flags))

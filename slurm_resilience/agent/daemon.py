@@ -27,7 +27,7 @@ from slurm_resilience.agent.joining import lifecycle_check
 from slurm_resilience.agent.joining.lifecycle_rerun import LifecycleRerun
 from slurm_resilience.agent.kernel_log_reader import KernelLogReader
 from slurm_resilience.agent.left_over import end_left_over
-from slurm_resilience.agent.machine_journal import machine_journal
+from slurm_resilience.agent.machine_tools import gpu_state, machine_journal
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.agent.responder import Answerer
 from slurm_resilience.clock import Clock
@@ -190,6 +190,7 @@ class Daemon:
             self._recent.tail(KEPT_LINES, most),
             self.outbox.kernel_findings(),
             self.outbox.results(),
+            gpu_state(most // 2),
         )
 
     def _open(self, host: str) -> Connection:

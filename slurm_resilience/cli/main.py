@@ -27,6 +27,7 @@ _COMMANDS = {
     ),
     "drill": ("drill.drill_commands:drill", "Let injected faults count on a node for a while."),
     "events": ("past.event_commands:events", "List the journal's events, by what you look for."),
+    "evidence": ("past.evidence_command:save_evidence", "Save what a node can tell."),
     "explain": (
         "offline.explain_command:explain_path",
         "Name the cause of a failure from a job's log, of a hang from its dumps.",

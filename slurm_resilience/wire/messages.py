@@ -176,6 +176,8 @@ class NodeEvidence(msgspec.Struct, frozen=True):
     """The kernel log's that hold now."""
     results: tuple[CheckResult, ...]
     """The last result of each check."""
+    tools: Mapping[str, str] = {}
+    """The output of the tools of its GPUs, by name."""
 
 
 class EndLeftOver(msgspec.Struct, frozen=True):

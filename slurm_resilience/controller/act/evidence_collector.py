@@ -11,7 +11,7 @@ import logging
 import os
 import queue
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from slurm_resilience.controller.act.reporting import Reporter
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.errors import SresError
+from slurm_resilience.wire.evidence_files import evidence_files, evidence_in_words
 from slurm_resilience.wire.frames import UNREADABLE
 from slurm_resilience.wire.messages import NodeAnswer, NodeEvidence, SendEvidence
 
@@ -138,20 +139,13 @@ class EvidenceCollector:
         unfinished = directory.with_suffix(".new")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True, mode=0o700)
-        facts = {"node": incident.node, "incident": incident.id, "reason": incident.reason}
-        facts |= {"findings": evidence.findings, "checks": evidence.results}
-        _write(unfinished / "kernel.log", evidence.kernel_log)
-        _write(unfinished / "journal.log", evidence.journal)
-        _write(unfinished / "sresd.log", evidence.sresd_log)
-        _write(unfinished / "findings.json", [msgspec.json.encode(facts).decode()])
+        about = {"node": incident.node, "incident": incident.id, "reason": incident.reason}
+        for name, text in evidence_files(evidence, about).items():
+            _write(unfinished / name, text)
         unfinished.replace(directory)
-        count = len(evidence.findings) + sum(len(r.findings) for r in evidence.results)
-        return (
-            f"{directory}: {len(evidence.kernel_log)} lines of the kernel log, "
-            f"{len(evidence.journal)} of the journal, {count} findings"
-        )
+        return f"{directory}: {evidence_in_words(evidence)}"
 
 
-def _write(path: Path, lines: Iterable[str]) -> None:
+def _write(path: Path, text: str) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.writelines(f"{line}\n" for line in lines)
+        file.write(text)

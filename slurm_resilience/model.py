@@ -11,6 +11,11 @@ from typing import Literal
 
 import msgspec
 
+_NOT_FOR_JOBS = frozenset(
+    {"DRAIN", "FAIL", "NOT_RESPONDING", "MAINTENANCE", "POWERED_DOWN", "POWERING_DOWN"}
+)
+_POWERED_OFF = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "PLANNED_DOWN"})
+
 REPLACE = "Action:Replace"
 REBOOT = "Action:Reboot"
 
@@ -76,10 +81,8 @@ class Node(msgspec.Struct, frozen=True):
     @property
     def is_available(self) -> bool:
         """Slurm may start jobs here, now or when the present ones end."""
-        return self.base in ("IDLE", "ALLOCATED", "MIXED") and not (
-            self.flags
-            & {"DRAIN", "FAIL", "NOT_RESPONDING", "MAINTENANCE", "POWERED_DOWN", "POWERING_DOWN"}
-        )
+        is_up = self.base in ("IDLE", "ALLOCATED", "MIXED")
+        return is_up and self.flags.isdisjoint(_NOT_FOR_JOBS)
 
     @property
     def is_only_reserved(self) -> bool:
@@ -91,7 +94,7 @@ class Node(msgspec.Struct, frozen=True):
 
     @property
     def is_powered_off_on_purpose(self) -> bool:
-        return bool(self.flags & {"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "PLANNED_DOWN"})
+        return not self.flags.isdisjoint(_POWERED_OFF)
 
     @property
     def state(self) -> str:
@@ -106,7 +109,7 @@ class Node(msgspec.Struct, frozen=True):
     @property
     def near_miss(self) -> str:
         """The action that the reason nearly spells (wrong case, blank, trailing dot)."""
-        if self.requested_action or self.reason_unclear or not self.reason:
+        if not self.reason or self.requested_action or self.reason_unclear:
             return ""
         bare = "".join(self.reason.split()).rstrip(".,;!").lower()
         bare = bare.replace("_", ":").replace("=", ":")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import logging
 import os
 import re
@@ -29,6 +30,7 @@ from slurm_resilience.controller.job_lookups import JobLookups
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.journal_file import open_database
 from slurm_resilience.controller.observe import Sources, last_run
+from slurm_resilience.controller.pace import TICK_SECONDS, RoundCause, pause_before
 from slurm_resilience.controller.probe import Dialer, Prober
 from slurm_resilience.controller.query.history_reader import HistoryReader
 from slurm_resilience.controller.registry import Registry, SupervisorRoll
@@ -52,8 +54,12 @@ MAX_FILES = 65536
 """File descriptors, where the hard limit allows them."""
 SET_BACK_SECONDS = 1.0
 """The machine's date went back where it is so much behind ours."""
-TICK_SECONDS = 0.25
-"""Between two looks for a silence, and between two pushes of a requeued job."""
+NEW_SILENCE_SECONDS = 60.0
+"""A node that has been silent for longer needs no more frequent rounds than any other."""
+NEW_OBJECTS = 50_000
+"""New objects between two looks for garbage. A round over 10,000 nodes makes as many, all of which
+end with the next one: by Python's own pace, each would have every object of the process looked at.
+"""
 _ENDED = ("COMPLETED", "CANCELLED", "FAILED")
 
 
@@ -148,7 +154,7 @@ class Controller:
             self._cycle.failing_sinks = outflow.troubles
         while not stop.is_set():
             wake.clear()
-            began = self._clock.monotonic()
+            began, spent = self._clock.monotonic(), _processor_seconds()
             sentence = self.cycle()
             if outflow is not None:
                 outflow.cycle_ended(sentence)
@@ -160,7 +166,7 @@ class Controller:
             if self._cycle.is_quiet():
                 self._adopt_the_date()
             self._retention.look()
-            self._pause_between(stop, began)
+            self._pause_between(stop, began, _processor_seconds() - spent)
         with contextlib.suppress(sqlite3.Error):
             # What an administrator said a moment before our end must hold after the next start.
             self._cycle.take_pauses()
@@ -182,15 +188,37 @@ class Controller:
         self._prober.close()
         self.journal.close()
 
-    def _pause_between(self, stop: threading.Event, began: float) -> None:
-        """Wait for a reason to look: a message, a silence, work in progress, the interval."""
-        interval = self._config.controller.interval
-        silent_after = self._config.detect.silent_after
-        while not stop.is_set() and not self.registry.wake.is_set():
-            is_busy = self._cycle.is_busy() or self.registry.any_silent(silent_after)
-            if self._clock.monotonic() - began >= (TICK_SECONDS if is_busy else interval):
+    def _pause_between(self, stop: threading.Event, began: float, cost: float) -> None:
+        """Wait for a reason to look: a message, a silence, work in progress, the interval.
+
+        Args:
+            stop: ends it.
+            began: when the last round began (monotonic).
+            cost: processor seconds that it took.
+        """
+        wake, interval = self.registry.wake, self._config.controller.interval
+        while not stop.is_set():
+            cause = self._cause()
+            pause = pause_before(cause, interval, cost) - (self._clock.monotonic() - began)
+            if pause <= 0:
                 return
-            self._clock.wait(self.registry.wake, min(TICK_SECONDS, interval))
+            # What has woken us is set already, and would end no wait.
+            event = stop if cause is RoundCause.WOKEN else wake
+            self._clock.wait(event, min(pause, TICK_SECONDS, interval))
+
+    def _cause(self) -> RoundCause:
+        """Return the cause that the next round would have, if it began now."""
+        if self.registry.wake.is_set():
+            return RoundCause.WOKEN
+        silent_after = self._config.detect.silent_after
+        newly_silent = self.registry.any_silent(silent_after, NEW_SILENCE_SECONDS)
+        return RoundCause.BUSY if newly_silent or self._cycle.is_busy() else RoundCause.QUIET
+
+
+def _processor_seconds() -> float:
+    """Return the processor time of this thread, and of the commands that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_THREAD, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def find_job(client: SlurmClient, job_id: int) -> Job:
@@ -243,6 +271,7 @@ def serve(config: Config, *, once: bool, dry_run: bool) -> None:
 
 def _serve(config: Config, *, once: bool, dry_run: bool) -> None:
     _allow_many_connections()
+    gc.set_threshold(NEW_OBJECTS)
     clock = SystemClock()
     commands = CliClient(config.slurm_bin)
     info = commands.info()
@@ -268,6 +297,7 @@ def _serve(config: Config, *, once: bool, dry_run: bool) -> None:
         config.controller.port,
         munge_socket=config.wire.munge_socket or info.munge_socket,
         trusted_uids=frozenset({0, info.slurm_user_uid}),
+        beats=controller.registry.beaten,
     )
     # The nodes' addresses are needed before the first sresd says hello.
     controller.inbox.know(nodes, {})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -210,13 +210,7 @@ class Registry:
             agent = self._agents.get(connection.subject)
             if agent is None or agent.connection is not connection:
                 return  # an older connection of a node that has a newer one
-            now = self._clock.monotonic()
-            if now - agent.heard_at > MAX_GAP_SECONDS:
-                agent.steady_since = now
-            self._hear(now)
-            agent.heard_at = now
-            if agent.presence is not AgentPresence.STOPPED:
-                agent.presence = AgentPresence.CONNECTED
+            self._heard_from(agent, self._clock.monotonic())
             if isinstance(message, Beat | NodeAnswer):
                 return
             if isinstance(message, NodeHello):
@@ -229,6 +223,23 @@ class Registry:
                 agent.presence = AgentPresence.STOPPED
                 return
             self.wake.set()
+
+    def beaten(self, connections: Sequence[Client]) -> None:
+        """Note that the sresds of these nodes are alive."""
+        with self._lock:
+            now = self._clock.monotonic()
+            for connection in connections:
+                agent = self._agents.get(connection.subject)
+                if agent is not None and agent.connection is connection:
+                    self._heard_from(agent, now)
+
+    def _heard_from(self, agent: _Agent, now: float) -> None:
+        if now - agent.heard_at > MAX_GAP_SECONDS:
+            agent.steady_since = now
+        self._hear(now)
+        agent.heard_at = now
+        if agent.presence is not AgentPresence.STOPPED:
+            agent.presence = AgentPresence.CONNECTED
 
     def _hear(self, now: float) -> None:
         """Note that some node was heard."""
@@ -272,12 +283,14 @@ class Registry:
             agent = self._agents.get(node)
             return agent.view(node, self._clock.monotonic()) if agent is not None else None
 
-    def any_silent(self, longer_than: float) -> bool:
-        """Tell whether an agent is silent and was not stopped. Asked several times a second."""
+    def any_silent(self, longer_than: float, up_to: float) -> bool:
+        """Tell whether an agent has been silent for a time between these two (in seconds), and was
+        not stopped. Asked several times a second."""
         with self._lock:
             now = self._clock.monotonic()
+            latest, earliest = now - longer_than, now - up_to
             return any(
-                now - agent.heard_at > longer_than and agent.presence is not AgentPresence.STOPPED
+                earliest < agent.heard_at < latest and agent.presence is not AgentPresence.STOPPED
                 for agent in self._agents.values()
             )
 

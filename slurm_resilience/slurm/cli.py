@@ -26,7 +26,7 @@ from slurm_resilience.errors import (
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm import parse
 from slurm_resilience.slurm.client import ClusterInfo, StepInfo
-from slurm_resilience.slurm.hostlists import fold
+from slurm_resilience.slurm.hostlists import LastNodeLists, expand, fold
 
 log = logging.getLogger("sres.slurm")
 
@@ -81,9 +81,18 @@ class CliClient:
         self._timeout = timeout
         self._columns = ""
         self._names: dict[int, str] = {}
+        self._listed: dict[str, Node] = {}
+        """The last listing's nodes, each by its record."""
+        self._node_lists = LastNodeLists()
 
     def nodes(self) -> tuple[Node, ...]:
-        return parse.nodes(self._run("scontrol", "show", "node", "-a", "-d", "-o"))
+        # Of 10,000 nodes few have changed since the last listing: only their records are read.
+        text = self._run("scontrol", "show", "node", "-a", "-d", "-o")
+        last = self._listed
+        self._listed = {
+            record: last.get(record) or parse.node(record) for record in parse.node_records(text)
+        }
+        return tuple(self._listed.values())
 
     def node(self, name: str) -> Node:
         found = parse.nodes(self._run("scontrol", "show", "node", "-a", "-d", "-o", fold([name])))
@@ -92,7 +101,8 @@ class CliClient:
         return found[0]
 
     def jobs(self) -> tuple[Job, ...]:
-        return self._squeue()
+        self._node_lists.begin()
+        return self._squeue(expanded=self._node_lists.expand)
 
     def job(self, job_id: int) -> Job:
         try:
@@ -299,13 +309,13 @@ class CliClient:
             self._columns = parse.JOB_COLUMNS_EXCLUSIVE if has else parse.JOB_COLUMNS
         return self._columns
 
-    def _squeue(self, *words: str) -> tuple[Job, ...]:
+    def _squeue(self, *words: str, expanded: parse.Expand = expand) -> tuple[Job, ...]:
         # Array tasks are jobs of their own; %A is each one's real id.
         base = ("squeue", "-a", "-r", "-h", *words)
         mark = f"<{secrets.token_hex(8)}>"
         columns = self._run(*base, "-O", self._job_columns())
         text = self._run(*base, "-o", parse.job_format(mark))
-        return parse.jobs(text, mark, columns)
+        return parse.jobs(text, mark, columns, expanded)
 
     def _path(self, program: str) -> str:
         if self._bin:

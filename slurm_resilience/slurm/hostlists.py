@@ -49,3 +49,26 @@ def fold(names: Iterable[str]) -> str:
     for name in names:
         nodes.add(name)
     return str(nodes)
+
+
+class LastNodeLists:
+    """Expands hostlists, and remembers those of the last listing: in the next one most jobs hold
+    the nodes that they held. One listing at a time."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[str, ...]] = {}
+        self._now: dict[str, tuple[str, ...]] = {}
+
+    def begin(self) -> None:
+        """Begin a listing, and forget what the last one did not have."""
+        self._last, self._now = self._now, {}
+
+    def expand(self, hostlist: str) -> tuple[str, ...]:
+        """Return the names of a hostlist, as `expand` does.
+
+        Raises:
+            UsageError: malformed, or empty.
+        """
+        known = self._now.get(hostlist) or self._last.get(hostlist) or expand(hostlist)
+        self._now[hostlist] = known
+        return known

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -44,7 +44,7 @@ BEFORE_FREE_TEXT = frozenset(
 _AUTHOR = re.compile(r" \[(?P<by>[^\[\]]*)@(?P<at>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\]")
 _NEXT_LINE = " " * 8
 """Stands before the second and each later line of a reason."""
-_RECORD = re.compile(r"(?m)^(?=NodeName=)")
+_RECORD = "\nNodeName="
 
 # The state's suffix characters and FAILING, DRAINED etc. are how people are shown base + flags.
 _COMPOSITE = {
@@ -66,13 +66,29 @@ def nodes(text: str) -> tuple[Node, ...]:
     Raises:
         SlurmError: a line without a node's name or state.
     """
-    head, *records = _RECORD.split(text)
+    return tuple(node(record) for record in node_records(text))
+
+
+def node_records(text: str) -> list[str]:
+    """Return the parts of `scontrol show node -a -d -o` that `node` reads, one of each node.
+
+    Raises:
+        SlurmError: the text begins with something else.
+    """
+    head, *records = f"\n{text}".split(_RECORD)
     if "=" in head:
-        raise SlurmError(f"scontrol show node printed a line without 'NodeName': {head[:80]}")
-    return tuple(_node(record) for record in records)
+        raise SlurmError(
+            f"scontrol show node printed a line without 'NodeName': {head.lstrip()[:80]}"
+        )
+    return [f"NodeName={record}" for record in records]
 
 
-def _node(record: str) -> Node:
+def node(record: str) -> Node:
+    """Return the node of a record.
+
+    Raises:
+        SlurmError: it has no name or no state.
+    """
     record = record.rstrip()
     free = _FREE_TEXT.search(record)
     start = free.start() if free else len(record)
@@ -275,11 +291,21 @@ def has_exclusive_column(help_format: str) -> bool:
     return "Exclusive" in help_format.split()
 
 
-def jobs(text: str, mark: str, columns: str) -> tuple[Job, ...]:
+Expand = Callable[[str], tuple[str, ...]]
+"""Returns the names of a hostlist, as `hostlists.expand` does."""
+
+
+def jobs(text: str, mark: str, columns: str, expanded: Expand = expand) -> tuple[Job, ...]:
     """Jobs from the outputs of ``squeue -o job_format(mark)`` and ``squeue -O JOB_COLUMNS``, or
     ``JOB_COLUMNS_EXCLUSIVE``.
 
     A job that only one of them lists has come or gone in between, and is left out.
+
+    Args:
+        text: of the first.
+        mark: as in the format.
+        columns: of the second.
+        expanded: expands a node list.
 
     Raises:
         SlurmError: a record that does not have the asked form.
@@ -295,7 +321,7 @@ def jobs(text: str, mark: str, columns: str) -> tuple[Job, ...]:
     size = len(_JOB_FIELDS)
     if head.strip() or len(words) % size:
         raise SlurmError(f"squeue -o printed something unexpected: {text[:80]!r}")
-    found = (_job(words[i : i + size], extra) for i in range(0, len(words), size))
+    found = (_job(words[i : i + size], extra, expanded) for i in range(0, len(words), size))
     return tuple({job.id: job for job in found if job is not None}.values())
 
 
@@ -307,7 +333,7 @@ class _Columns(NamedTuple):
     """None: this squeue does not print it, and `%h` tells."""
 
 
-def _job(words: list[str], extra: dict[int, _Columns]) -> Job | None:
+def _job(words: list[str], extra: dict[int, _Columns], expanded: Expand) -> Job | None:
     if not words[0].isdecimal() or not words[1].isdecimal():
         raise SlurmError(f"squeue -o printed an unexpected record: {words[:4]!r}")
     job_id = int(words[0])
@@ -329,7 +355,7 @@ def _job(words: list[str], extra: dict[int, _Columns]) -> Job | None:
         qos=_clean(words[9]),
         reservation=_clean(words[10]),
         time_left=_clean(words[11]),
-        nodes=expand(nodelist) if nodelist else (),
+        nodes=expanded(nodelist) if nodelist else (),
         requeue=columns.requeue,
         restarts=columns.restarts,
         is_batch=columns.is_batch,

@@ -24,7 +24,9 @@ class FrameSeal:
     """Tags for the frames of one direction, in their order."""
 
     def __init__(self, key: bytes, use: bytes) -> None:
-        self._key = hashlib.blake2b(use, key=key).digest()
+        own_key = hashlib.blake2b(use, key=key).digest()
+        self._keyed = hashlib.blake2b(key=own_key, digest_size=TAG_BYTES)
+        """Before the first byte: every tag begins with it."""
         self._number = 0
 
     def close(self, body: bytes) -> bytes:
@@ -37,14 +39,23 @@ class FrameSeal:
         Raises:
             WireError: the tag is not that of the next frame.
         """
-        body, tag = sealed[:-TAG_BYTES], sealed[-TAG_BYTES:]
+        body = sealed[:-TAG_BYTES]
+        self.check(body, sealed[-TAG_BYTES:])
+        return body
+
+    def check(self, body: bytes, tag: bytes) -> None:
+        """Check that this is the tag of the next frame.
+
+        Raises:
+            WireError: it is not.
+        """
         if not hmac.compare_digest(tag, self.tag(body)):
             raise WireError("a frame was changed on its way, or comes from another program")
-        return body
 
     def tag(self, body: bytes) -> bytes:
         """Return the tag of the next frame."""
-        tag = hashlib.blake2b(self._number.to_bytes(8, "big"), key=self._key, digest_size=TAG_BYTES)
+        tag = self._keyed.copy()
+        tag.update(self._number.to_bytes(8, "big"))
         tag.update(body)
         self._number += 1
         return tag.digest()

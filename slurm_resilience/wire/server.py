@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import resource
@@ -18,6 +19,7 @@ import secrets
 import socket
 import threading
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -35,6 +37,7 @@ from slurm_resilience.wire.messages import (
     Proof,
     other_protocol,
 )
+from slurm_resilience.wire.node_reader import NodeReader
 from slurm_resilience.wire.served_connection import (
     NODES_CHUNK_BYTES,
     Client,
@@ -105,6 +108,7 @@ class Server:
         host: str = "",
         munge_socket: str = "",
         trusted_uids: frozenset[int] = frozenset({0}),
+        beats: Callable[[Sequence[Client]], None] | None = None,
     ) -> None:
         """
         Args:
@@ -113,6 +117,8 @@ class Server:
             host: address to listen on; empty: all of this machine's.
             munge_socket: munged's socket; empty: munge's default.
             trusted_uids: users who are not bounded: root and SlurmUser.
+            beats: hears which nodes have beaten, of many together; None: the handler hears of each
+                beat, as of any other message.
         """
         self._handler = handler
         self._munge_socket = munge_socket
@@ -126,6 +132,7 @@ class Server:
         self._log = _QuietLog()
         self._pools = _Pools()
         self._scratch = bytearray(NODES_CHUNK_BYTES)
+        self._nodes = NodeReader(self._loop, beats and functools.partial(self._beaten, beats))
         try:
             self._listener = _listen(host, port)
         except OSError as error:
@@ -167,11 +174,13 @@ class Server:
             for session in (*self._clients, *self._gate.sessions):
                 session.abort()
             self._loop.run_until_complete(asyncio.sleep(0))
+            self._nodes.close()
             self._pools.shutdown()
             self._loop.close()
 
     def _begin(self) -> None:
         self._loop.add_reader(self._listener, self._accept)
+        self._nodes.begin()
         self._loop.call_later(FRAME_SECONDS, self._sweep, {})
 
     # -- new connections ----------------------------------------------------------------------
@@ -210,6 +219,8 @@ class Server:
                         sock.setsockopt(socket.SOL_SOCKET, option, USERS_SOCKET_BUFFER_BYTES)
                 await self._loop.connect_accepted_socket(lambda: session, sock)
                 client = await self._handshake(session)
+            if client.role == "node":
+                self._nodes.add(session, sock)
             if client.role == "job":
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for keep, value in KEEPALIVE:
@@ -282,13 +293,21 @@ class Server:
             session.pause(Hold.HANDSHAKE)
             self._gate.hand_first_frame(session, body)
             return
+        if not session.is_counted:
+            self._handler.received(client, FRAMES.unpack(body))
+            return
         began = self._loop.time()
         self._handler.received(client, FRAMES.unpack(body))
-        if session.is_counted:
-            now = self._loop.time()
-            session.pause(Hold.TURN)
-            seconds = self._limits.pause(client.uid, now - began, now)
-            self._loop.call_later(seconds, session.resume, Hold.TURN)
+        now = self._loop.time()
+        session.pause(Hold.TURN)
+        seconds = self._limits.pause(client.uid, now - began, now)
+        self._loop.call_later(seconds, session.resume, Hold.TURN)
+
+    def _beaten(
+        self, tell: Callable[[Sequence[Client]], None], sessions: Sequence[ServedConnection]
+    ) -> None:
+        clients = self._clients
+        tell([clients[session] for session in sessions if session in clients])
 
     def begins(self, session: ServedConnection, size: int) -> None:
         if session.is_counted and session.sender is not None:
@@ -329,6 +348,7 @@ class Server:
             session.abort()
 
     def lost(self, session: ServedConnection) -> None:
+        self._nodes.remove(session)
         self._unread.pop(session, None)
         self._gate.give_up(session)
         client = self._clients.pop(session, None)

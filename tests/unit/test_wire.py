@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ from slurm_resilience.wire.messages import (
     PauseRequest,
     Proof,
     Refused,
+    Report,
     RequeueRequest,
     SendLog,
     Status,
@@ -156,8 +157,13 @@ class Sresctld:
             clock=Clock(),
         )
         self.inbox.know(NODES, {})
-        self.server = Server(self.inbox, 0, "127.0.0.1", munge_socket)
+        self.beaten: list[str] = []
+        self.server = Server(self.inbox, 0, "127.0.0.1", munge_socket, beats=self._beats)
         self.server.start()
+
+    def _beats(self, clients: Sequence[Client]) -> None:
+        self.beaten += [client.subject for client in clients]
+        self.registry.beaten(clients)
 
     def sweep(self) -> None:
         """Look for half messages, as it does from time to time; in the server's thread."""
@@ -844,6 +850,47 @@ def test_a_node_that_comes_back_replaces_its_old_connection(sresctld: Sresctld) 
     until(lambda: sresctld.registry.agents()["n1"].is_connected, "the new one counts")
     new.close()
     until(lambda: not sresctld.registry.agents()["n1"].is_connected, "it is gone")
+
+
+def test_beats_are_told_of_together_and_everything_else_one_by_one(sresctld: Sresctld) -> None:
+    with sresctld.connect("node", "n1") as sresd:
+        before = until(lambda: sresctld.registry.agent("n1"), "it is known")
+        for number in (0, 1 << 7, 1 << 8, 1 << 16, 1 << 32):
+            sresd.send(Beat(number))
+            until(lambda: sresctld.beaten, "it has beaten")
+            assert sresctld.beaten == ["n1"]
+            sresctld.beaten.clear()
+        after = sresctld.registry.agent("n1")
+        assert after is not None and after.heard_at > before.heard_at
+        sresd.send(NodeHello("boot", "machine"))
+        sresd.send(Beat(9))
+        until(lambda: sresctld.registry.agents()["n1"].boot_id, "its hello was read")
+        sresd.send(Report((), (), (), full=True))
+        until(lambda: sresctld.registry.agents()["n1"].reported, "its report was read")
+
+
+def test_a_beat_of_another_key_ends_the_connection(sresctld: Sresctld) -> None:
+    sock, challenge = sresctld.raw()
+    sock.sendall(FRAMES.pack(hello(challenge.nonce, sresctld, "node", "n1")))
+    assert isinstance(read(sock), Welcome)
+    wrong = seal.FrameSeal(b"x" * seal.KEY_BYTES, seal.FROM_CLIENT)
+    sock.sendall(FRAMES.frame(wrong.close(FRAMES.encode(Beat(1)))))
+    sealed = exactly(sock, FRAMES.unpack_length(exactly(sock, 4)))
+    answer = FRAMES.unpack(seal.FrameSeal(KEY, seal.FROM_SERVER).open(sealed))
+    assert isinstance(answer, Refused) and "changed on its way" in answer.reason
+    assert read(sock) is None and sresctld.beaten == []
+
+
+def test_a_node_that_goes_is_missed_at_once(sresctld: Sresctld) -> None:
+    sresd = sresctld.connect("node", "n1")
+    sresd.send(Beat(0))
+    until(lambda: sresctld.registry.agent("n1"), "it is known")
+    until(lambda: sresctld.registry.agents()["n1"].is_connected, "it is there")
+    sresctld.registry.wake.clear()
+    sresd.close()
+    until(lambda: not sresctld.registry.agents()["n1"].is_connected, "it is gone")
+    assert sresctld.registry.wake.is_set()
+    until(lambda: not sresctld.server.connections, "nothing is left of it")
 
 
 def test_a_supervisor_is_answered_and_heard(sresctld: Sresctld) -> None:

@@ -179,6 +179,11 @@ class RecoverySettings(_Section, frozen=True):
     """Replacements of one node within ``recurrence_window`` for faults that sresctld found; the
     next such fault has it kept out of service until a person has looked."""
 
+    validate: tuple[str, ...] = ()
+    """Run on a node after its repair, before it is given back, with its name behind it; it must end
+    well. Empty: the health checks alone decide."""
+    validate_timeout: float = 600.0
+
     def mode_of(self, node: str, partitions: Iterable[str] = ()) -> RecoveryMode:
         """Return a node's own mode, else the most careful one of its partitions, else the
         cluster's."""
@@ -396,7 +401,7 @@ _POSITIVE = {
         "check_per_hour",
         "quiet",
     ),
-    "recovery": ("flap_window", "recurrence_window", "max_replacements"),
+    "recovery": ("validate_timeout", "flap_window", "recurrence_window", "max_replacements"),
     "replace": (
         "timeout",
         "attempts",
@@ -451,6 +456,8 @@ def _check_ranges(config: Config, where: str) -> None:
             _check_number(section.name, field.name, value, where)
     _check_checks(config.checks, where)
     _check_lifecycle(config.lifecycle, where)
+    if config.recovery.validate and not Path(config.recovery.validate[0]).is_absolute():
+        raise ConfigError(f"{where}: recovery.validate must begin with an absolute path")
     if not Path(config.controller.state_dir).is_absolute():
         # Elsewhere it would be another directory, with a journal that knows of nothing.
         raise ConfigError(

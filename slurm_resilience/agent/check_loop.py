@@ -52,6 +52,11 @@ class CheckLoop:
         self._checks = checks_of(settings)
         self._runner = CheckRunner(self._checks, CheckContext(), clock)
 
+    def add(self, check: Check) -> None:
+        """Add a check, before the thread is started."""
+        self._checks = (*self._checks, check)
+        self._runner = CheckRunner(self._checks, CheckContext(), self._clock)
+
     def run(self) -> None:
         """Run the thread."""
         due = {check.name: self._clock.monotonic() for check in self._checks}

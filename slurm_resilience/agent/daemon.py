@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_resilience import __version__
+from slurm_resilience.agent import steps
 from slurm_resilience.agent.agent_link import AgentLink, Wakeup
 from slurm_resilience.agent.check_loop import CheckLoop
 from slurm_resilience.agent.drill_window import DrillWindow, drill_file
@@ -24,7 +25,9 @@ from slurm_resilience.agent.finding_intake import FindingIntake
 from slurm_resilience.agent.health_log import HealthLog, log_path
 from slurm_resilience.agent.isolation import Isolation
 from slurm_resilience.agent.joining import lifecycle_check
+from slurm_resilience.agent.joining.lifecycle_check import awaits_scripts
 from slurm_resilience.agent.joining.lifecycle_rerun import LifecycleRerun
+from slurm_resilience.agent.joining.validation import Validation
 from slurm_resilience.agent.kernel_log_reader import KernelLogReader
 from slurm_resilience.agent.left_over import end_left_over
 from slurm_resilience.agent.machine_tools import gpu_state, machine_journal
@@ -128,6 +131,10 @@ class Daemon:
         health_log = self._health_log
         writer = self._start("health_log", health_log.run) if health_log else None
         self._start("kernel_log", reader.run)
+        validation = self._validation()
+        if validation is not None:
+            self._checks.add(validation.check())
+            self._start("validation", validation.run)
         self._start("checks", self._checks.run)
         if gpu_events.NAME not in self._settings.checks.disabled:
             self._start(gpu_events.NAME, events.run)
@@ -153,6 +160,28 @@ class Daemon:
             health_log.close()
             writer.join(GOODBYE_SECONDS)
         return 1 if self._failed else 0
+
+    def _validation(self) -> Validation | None:
+        """Return what validates this node before it returns; None: nothing is configured."""
+        recovery, lifecycle = self._settings.recovery, self._settings.lifecycle
+        if not recovery.validate:
+            return None
+        state_dir = Path(lifecycle.state_dir)
+
+        def is_busy() -> bool:
+            return bool(steps.running(self._node)) or awaits_scripts(lifecycle, state_dir)
+
+        return Validation(
+            recovery.validate,
+            recovery.validate_timeout,
+            self._node,
+            identity.boot_id(),
+            state_dir,
+            lambda: self._facts.ask_node(again=True),
+            is_busy,
+            self._clock,
+            self._stop,
+        )
 
     def dial(self) -> Connection:
         """Try once to reach sresctld; several SlurmctldHosts take turns.

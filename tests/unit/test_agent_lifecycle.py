@@ -77,8 +77,8 @@ class Site:
         self.judged = 0
         self.rerun = self.made(self.settings)
 
-    def made(self, settings: LifecycleSettings, systemd: Path = Path("/nowhere")) -> LifecycleRerun:
-        return LifecycleRerun(settings, "n1", self.judge, systemd)
+    def made(self, settings: LifecycleSettings, **environ: str) -> LifecycleRerun:
+        return LifecycleRerun(settings, "n1", self.judge, environ)
 
     def judge(self) -> None:
         self.judged += 1
@@ -159,7 +159,7 @@ def test_one_run_at_a_time_and_the_asker_may_leave(site: Site, tmp_path: Path) -
     assert site.started.exists() and site.judged == 1
 
 
-def test_under_systemd_they_run_in_a_unit_of_their_own(site: Site, tmp_path: Path) -> None:
+def test_under_systemd_they_run_in_a_unit_of_their_own(site: Site) -> None:
     plain = site.rerun.command()
     assert plain[:4] == [sys.executable, "-m", "slurm_resilience.lifecycle", "--again"]
-    assert site.made(site.settings, tmp_path).command() == [*OWN_UNIT, *plain]
+    assert site.made(site.settings, INVOCATION_ID="7").command() == [*OWN_UNIT, *plain]

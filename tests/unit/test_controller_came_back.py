@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import NOW, actions, agent, config, dead, finding, incident, node, world
+from worlds import (
+    NOW,
+    actions,
+    agent,
+    config,
+    dead,
+    finding,
+    incident,
+    node,
+    probes,
+    world,
+)
 
 from slurm_resilience.controller import actions as act
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
@@ -120,3 +131,44 @@ def test_a_request_that_failed_is_tried_again_while_the_new_machine_is_not_sound
     sick = agent(findings=(finding(check="lifecycle"),))
     seen = world(node(state="IDLE+FAIL", reason=REPLACE), agents=(sick,), incidents=(asked,))
     assert actions(seen, act.StartReplacement) == [act.StartReplacement("n1", 1)]
+
+
+VALIDATED = {"validate": ("/usr/local/sbin/validate",), "validate_timeout": 600.0}
+
+
+@pytest.mark.parametrize(
+    ("judged", "settings", "is_given_back"),
+    [
+        (("validation",), VALIDATED, True),
+        (("disk",), VALIDATED, False),
+        (("disk",), {}, True),
+    ],
+)
+def test_a_node_is_given_back_once_its_sresd_has_validated_it(
+    judged: tuple[str, ...], settings: dict[str, Any], is_given_back: bool
+) -> None:
+    known = incident(state=NodeState.VALIDATING, run_ended=NOW - 60, instance_before="old-one")
+    seen = world(
+        node(state="IDLE+FAIL", reason=REPLACE),
+        agents=(agent(judged=judged),),
+        incidents=(known,),
+        probes={"n1": probes("answered")},
+    )
+    found = actions(seen, act.ReturnNode, config(recovery=settings))
+    assert found == ([act.ReturnNode("n1", 1)] if is_given_back else [])
+
+
+@pytest.mark.parametrize(
+    ("ended", "text"), [(1499.0, ""), (1501.0, "its sresd has not validated it")]
+)
+def test_a_validation_has_its_own_time_and_an_end(ended: float, text: str) -> None:
+    known = incident(state=NodeState.VALIDATING, run_ended=NOW - ended, attempts=1)
+    seen = world(
+        node(state="IDLE+FAIL", reason=REPLACE),
+        agents=(agent(unjudged=("validation",)),),
+        incidents=(known,),
+        probes={"n1": probes("answered")},
+    )
+    moves = actions(seen, act.Transition, config(recovery=VALIDATED))
+    assert [move.event for move in moves] == ([NodeEvent.REPLACEMENT_FAILED] if text else [])
+    assert all(text in move.reason for move in moves)

@@ -256,7 +256,7 @@ which."""
 
 DOORS = {
     # A room that imports another may use these modules of it alone.
-    ("agent", "lifecycle"): {"identity", "run_record"},
+    ("agent", "lifecycle"): {"identity", "run_record", "script_set"},
     ("lifecycle", "slurm"): {"cli", "client"},
     ("cli", "controller"): {
         "decide.node_lifecycle",

@@ -34,6 +34,15 @@ def checks_of_scripts(settings: LifecycleSettings) -> tuple[Check, ...]:
     return (Check(NAME, probe, judge, period=PERIOD_SECONDS),)
 
 
+def awaits_scripts(settings: LifecycleSettings, state_dir: Path) -> bool:
+    """Tell whether scripts are configured, and have not ended well in this boot."""
+    if not settings.directory:
+        return False
+    record = read_record(state_dir)
+    is_ours = record is not None and record.boot_id == identity.boot_id()
+    return not (record is not None and is_ours and record.outcome is RunOutcome.PASSED)
+
+
 def judge_record(
     record: RunRecord | None, boot_id: str, severity: Severity, log_dir: str
 ) -> Judgement:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from slurm_resilience.agent import steps
@@ -22,8 +23,8 @@ from slurm_resilience.wire.messages import LifecycleEnd, RunLifecycle, ScriptEnd
 
 log = logging.getLogger("sresd.lifecycle")
 
-SYSTEMD = Path("/run/systemd/system")
-"""There where systemd runs."""
+SYSTEMDS_MARK = "INVOCATION_ID"
+"""Set by systemd for each unit. Its directory in /run says less: a container may see the host's."""
 OWN_UNIT = ("systemd-run", "--wait", "--collect", "--quiet", "--unit=sres-lifecycle-again")
 MARGIN_SECONDS = 30.0
 """Beyond the scripts' own time limit."""
@@ -40,19 +41,19 @@ class LifecycleRerun:
         settings: LifecycleSettings,
         node: str,
         judge_again: Callable[[], object],
-        systemd: Path = SYSTEMD,
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
         """
         Args:
             settings: `[lifecycle]`.
             node: the node's name in Slurm.
             judge_again: has the check look at the record at once.
-            systemd: a directory that is there where systemd runs.
+            environ: of this sresd.
         """
         self._settings = settings
         self._node = node
         self._judge_again = judge_again
-        self._systemd = systemd
+        self._has_unit = SYSTEMDS_MARK in environ
         self._work: threading.Thread | None = None
         self._said = ""
 
@@ -93,7 +94,7 @@ class LifecycleRerun:
             *("--timeout", str(limits.timeout), "--total", str(limits.total_timeout)),
             *("--resource-config", limits.resource_config, self._node),
         ]
-        return [*OWN_UNIT, *words] if self._systemd.exists() else words
+        return [*OWN_UNIT, *words] if self._has_unit else words
 
     def _run(self) -> None:
         log.info("the lifecycle scripts run again, as a person has asked")

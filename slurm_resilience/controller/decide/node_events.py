@@ -47,6 +47,8 @@ OVERDUE_SECONDS = 60.0
 """Past its time limit, until a program that still runs is an alarm: its runner was killed."""
 START_SECONDS = 1.0
 """sresctld opens no incident so soon after its start."""
+VALIDATION = "validation"
+"""The check by which sresd reports the site's validation."""
 REASON_GONE = "it was resumed, or its reason was taken back, or Slurm forgot both"
 MAX_OUTPUT = 200
 """Characters of the program's last line in a reason."""
@@ -342,6 +344,8 @@ def _from_validating(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
 ) -> Iterator[Action]:
     timeout = config.replace.return_timeout
+    if config.recovery.validate:
+        timeout += config.recovery.validate_timeout
     is_late = snapshot.now - incident.times.run_ended > timeout
     if node.is_available or node.is_only_reserved:
         # A person (or Slurm) put it back. Its sresd may need a moment more: till then its silence
@@ -356,14 +360,23 @@ def _from_validating(
     fault = _fault_on_return(snapshot, config, incident, node)
     if fault:
         yield _failed(snapshot, config, incident, fault)
-    elif _is_back(snapshot, incident, node):
+    elif _is_back(snapshot, incident, node) and _is_validated(snapshot, config, node):
         yield ReturnNode(node.name, incident.id)
     elif is_late and not is_out_of_service(node):
         # A person resumed it meanwhile: silent, it is judged like any node in service.
         yield _move(incident, NodeEvent.RELEASED, f"{node.state}: {REASON_GONE}")
     elif is_late:
         cause = f"the node did not come back within {timeout:.0f} s"
+        if not _is_validated(snapshot, config, node):
+            cause += ", and its sresd has not validated it (recovery.validate)"
         yield _failed(snapshot, config, incident, cause)
+
+
+def _is_validated(snapshot: ClusterSnapshot, config: Config, node: Node) -> bool:
+    """Tell whether the node's sresd has ended the site's validation; a fault that it found is a
+    finding like any other."""
+    agent = snapshot.agents.get(node.name)
+    return not config.recovery.validate or (agent is not None and VALIDATION in agent.judged)
 
 
 def _fault_on_return(

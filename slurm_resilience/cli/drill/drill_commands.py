@@ -34,7 +34,10 @@ def drill() -> None:
 @config_option
 @pass_cluster
 def open_drill(cluster: ClusterView, hostlist: str, minutes: float, form: str) -> None:
-    """Open a drill: lines count that programs write into the node's kernel log."""
+    """Open a drill on nodes.
+
+    Lines count then that programs write into a node's kernel log.
+    """
     if not minutes <= MAX_MINUTES:
         raise UsageError("--minutes is a number")  # click lets `nan` through
     _change(cluster, hostlist, ChangeDrill("open", minutes * 60), form)
@@ -46,7 +49,10 @@ def open_drill(cluster: ClusterView, hostlist: str, minutes: float, form: str) -
 @config_option
 @pass_cluster
 def close_drill(cluster: ClusterView, hostlist: str, form: str) -> None:
-    """End a drill now. What was found in it stays until the node boots, or is resumed."""
+    """End a drill now.
+
+    What was found in it stays until the node boots, or is resumed.
+    """
     _change(cluster, hostlist, ChangeDrill("close"), form)
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.model import Peer
+from slurm_resilience.mesh.own_address import own_address
 
 PARTS = ("recovery", "state", "data", "rootless")
 
@@ -78,28 +79,8 @@ def this_peer(where: RankEnvironment) -> Peer:
 def address(environment: Mapping[str, str], seats: int) -> str:
     """Return the address that others can reach: SRES_ADDRESS; loopback where all ranks are on one
     machine; else the one of the route to MASTER_ADDR, or the host name's."""
-    given = environment.get("SRES_ADDRESS")
-    if given:
-        return given
     local = _number(environment, ("LOCAL_WORLD_SIZE",), 0)
-    if local == seats or seats == 1:
-        return "127.0.0.1"
-    master = environment.get("MASTER_ADDR", "")
-    for target in (master, socket.gethostname()):
-        found = _route_to(target) if target else ""
-        if found and not found.startswith("127."):
-            return found
-    return "127.0.0.1"
-
-
-def _route_to(target: str) -> str:
-    try:
-        # No packet is sent: the kernel only looks up the route.
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((target, 9))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""
+    return own_address(environment, local == seats or seats == 1)
 
 
 def _seat(environment: Mapping[str, str]) -> int:

@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import sys
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,8 +17,10 @@ from typing import Any
 
 from slurm_resilience.launcher import batch_directory, exit_codes, flags
 from slurm_resilience.launcher.control_socket import ControlSocket
+from slurm_resilience.launcher.group_restart import AttemptStage, GroupRestart
 from slurm_resilience.launcher.launch_spec import LaunchSpec
 from slurm_resilience.launcher.launcher_ending import LauncherEnding
+from slurm_resilience.launcher.launcher_world import LauncherWorld, WorldNews
 from slurm_resilience.launcher.processes.child_environment import common, of_rank
 from slurm_resilience.launcher.processes.children import Children
 from slurm_resilience.launcher.processes.output import tail
@@ -25,8 +28,11 @@ from slurm_resilience.launcher.processes.process import Process, ProcessSpec
 from slurm_resilience.launcher.processes.reaper import Reaper
 from slurm_resilience.launcher.processes.seat import Seat, TrainingStage
 from slurm_resilience.launcher.processes.standbys import Standbys
+from slurm_resilience.launcher.processes.warm_interpreter import WarmInterpreter
 from slurm_resilience.launcher.rendezvous_directory import is_complete, next_incarnation
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartDecision, judge
+from slurm_resilience.mesh.model import GenerationEnd, Peer
+from slurm_resilience.mesh.rendezvous import SharedDirectory
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -42,6 +48,10 @@ def say(text: str) -> None:
     with suppress(OSError, ValueError):
         sys.stderr.write(f"sres-run: {text}\n")
         sys.stderr.flush()
+
+
+def _moment(end: ProcessEnd) -> float:
+    return end.at
 
 
 class Launcher:
@@ -67,8 +77,8 @@ class Launcher:
             for local in range(job.node.ranks)
         ]
         self._script: Process | None = None
-        self._piped = any(streams.teed(bit) for streams in job.streams for bit in _BITS)
         self._ending = LauncherEnding()
+        self._group = GroupRestart(job.restart)
 
     def run(self) -> int:
         """From the pre-train script to the post-train script; returns the exit code."""
@@ -82,6 +92,9 @@ class Launcher:
         self._standbys = Standbys(
             self._loop, self._children, self._start_standby, self._job.standbys
         )
+        self._warm = WarmInterpreter(
+            self._loop, self._children, self._born_with, self._job.warm, say
+        )
         for number in (*_STOPS, *_PASSED_ON):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 self._loop.add_signal_handler(number, self._signalled, number)
@@ -90,7 +103,7 @@ class Launcher:
             return await self._train()
         finally:
             self._send(signal.SIGKILL)
-            self._standbys.dismiss()
+            self._dismiss_reserves()
 
     async def _train(self) -> int:
         if self._job.before:
@@ -102,10 +115,16 @@ class Launcher:
                 )
                 return code
         if not self._ending.stopped_by:
-            for seat in self._seats:
-                self._fill(seat)
+            self._meet_launchers()
+            if self._group.came_later:
+                say("waits for the other nodes: all ranks are started together")
+            else:
+                for seat in self._seats:
+                    self._fill(seat)
             self._standbys.soon(first=True)
+            self._warm.soon(first=True)
             await self._over
+            self._leave_launchers()
         code = self._ending.code(any_ended=any(seat.ends for seat in self._seats))
         if self._job.after:
             after = await self._run_script("post-train", self._job.after, SRES_EXIT_CODE=str(code))
@@ -117,24 +136,32 @@ class Launcher:
     # -- processes ----------------------------------------------------------------------------
 
     def _start_rank(self) -> Process:
-        return self._children.start(self._born_with, piped=self._piped)
+        return self._children.start(self._born_with, piped=self._job.piped)
 
     def _start_standby(self, nice: int) -> Process:
         modules = self._job.standby_modules
-        return self._children.start(self._born_with, modules, self._piped, nice)
+        return self._children.start(self._born_with, modules, self._job.piped, nice)
+
+    def _dismiss_reserves(self) -> None:
+        self._standbys.dismiss()
+        self._warm.dismiss()
 
     def _told(self, process: Process, word: dict[str, Any]) -> None:
+        if self._warm.told(process, word):
+            return
         seat = self._seat_of(process)
         if seat is not None and "place" in word:
             seat.place, seat.error = str(word["place"]), str(word["error"])
+            if word.get("group"):
+                self._group.grouped()
             # Its exit may wait for a thread that never ends; its seat must not.
-            self._loop.call_later(self._job.failed_grace, self._end_stuck, seat, process)
+            self._loop.call_later(self._job.grace.failed, self._end_stuck, seat, process)
         if "warm" in word:
             self._standbys.warm()
 
     def _end_stuck(self, seat: Seat, process: Process) -> None:
         if seat.process is process:
-            say(f"rank {seat.number}: failed {self._job.failed_grace:g} s ago, and does not end")
+            say(f"rank {seat.number}: failed {self._job.grace.failed:g} s ago, and does not end")
             process.signal(signal.SIGKILL)
 
     def _ended(self, process: Process, code: int) -> None:
@@ -144,9 +171,12 @@ class Launcher:
             self._script_end.set_result(code)
         elif seat is not None:
             self._listen(reaped=process)  # its last words
+            if self._group.is_ending:
+                self._left(seat, code)
+                return
             complete = code != exit_codes.DONE and is_complete(self._job.rendezvous.meet)
             self._vacated(seat, seat.end(code, is_complete=complete))
-        elif self._standbys.died(process):
+        elif not self._warm.died(process) and self._standbys.died(process):
             say(f"standby processes end with {exit_codes.describe(code)}: no more of them")
 
     def _seat_of(self, process: Process) -> Seat | None:
@@ -175,16 +205,17 @@ class Launcher:
     def _fill(self, seat: Seat) -> None:
         """Fill a seat: with a standby if there is one, else with a new process."""
         incarnation = next_incarnation(self._job.rendezvous, seat.number, seat.incarnation)
+        again = not seat.is_first
         order = self._order(seat, incarnation)
         while True:
-            standby = self._standbys.take()
+            standby = self._standbys.take() or self._fork(order, again)
             try:
                 process = standby or self._start_rank()
             except OSError as error:
                 seat.refused(f"no new process: {error.strerror}")
                 self._vacated(seat, seat.end(1), pause=_RETRY_SECONDS)
                 return
-            was_warm = process.warm
+            origin = process.origin
             for sink in self._children.sinks(process):
                 name = f"[{self._job.node.role}{seat.number}]:"
                 sink.point(self._job.streams[seat.local], seat.logs, name)
@@ -195,12 +226,14 @@ class Launcher:
                 if standby is not None:
                     continue  # it died just now; its end finds it on no seat
             break
-        if seat.ends:
-            who = "a new process" if standby is None else "a standby"
-            who = "a warm standby" if was_warm else who
-            say(f"rank {seat.number}: {who} (process {process.pid}, incarnation {incarnation})")
+        if again:
+            how = f"(process {process.pid}, incarnation {incarnation})"
+            say(f"rank {seat.number}: {origin.value} {how}")
         if standby is not None:
             self._standbys.soon()
+
+    def _fork(self, order: ProcessSpec, again: bool) -> Process | None:
+        return self._warm.fork(order, self._job.piped) if again else None
 
     def _order(self, seat: Seat, incarnation: int) -> ProcessSpec:
         streams = self._job.streams[seat.local]
@@ -212,11 +245,15 @@ class Launcher:
         files = [None if streams.teed(bit) else streams.file(bit, seat.logs) for bit in _BITS]
         stdout, stderr = (None if file is None else str(file) for file in files)
         environment = of_rank(self._own, self._job.node, seat.local, incarnation)
+        if self._group.port:
+            environment["MASTER_PORT"] = str(self._group.port)
         return ProcessSpec(self._job.kind, self._job.argv, environment, stdout, stderr)
 
     def _vacated(self, seat: Seat, end: ProcessEnd, pause: float = 0.0) -> None:
         """Decide what follows when a process left a seat."""
-        decision = judge(tuple(seat.ends), self._job.rules)
+        survivors = [other.process.pid for other in self._seats if other.process is not None]
+        as_group = end.code != exit_codes.DONE and not pause and self._group.is_lost(survivors)
+        decision = judge(self._ends_of_all() if as_group else tuple(seat.ends), self._job.rules)
         if decision.do in ("done", "failed"):
             if decision.do == "failed":
                 say(f"error: rank {seat.number}: {decision.reason}: it is not started again")
@@ -227,12 +264,53 @@ class Launcher:
                 say(f"rank {seat.number}: {decision.reason} after {end.lived:.1f} s")
                 if pause:
                     self._loop.call_later(pause, self._retry, seat)
+                elif as_group:
+                    self._end_all(f"rank {seat.number}: {decision.reason}")
                 else:
                     self._fill(seat)
                 return
             self._give_up(seat, end, decision)
         self._ending.last_codes.append(end.code)
         self._look_for_the_end()
+
+    def _ends_of_all(self) -> tuple[ProcessEnd, ...]:
+        """Return the ends that made all start again: whichever rank it was, it is one program."""
+        return tuple(sorted((end for seat in self._seats for end in seat.ends), key=_moment))
+
+    def _end_all(self, reason: str) -> None:
+        """End the ranks that are left, to start all again."""
+        say("all ranks are started again: their process group has ended")
+        self._group.end(reason)
+        left = [seat.process for seat in self._seats if seat.process is not None]
+        for process in left:
+            process.signal(signal.SIGTERM)
+            self._loop.call_later(self._job.grace.ended, self._kill_left, process)
+        self._start_all_again()
+
+    def _kill_left(self, process: Process) -> None:
+        if self._seat_of(process) is not None:
+            process.signal(signal.SIGKILL)
+
+    def _left(self, seat: Seat, code: int) -> None:
+        """Take a process that was ended with the others off its seat."""
+        seat.leave()
+        if not self._ending.goes_on:
+            self._ending.last_codes.append(code)
+            self._look_for_the_end()
+        else:
+            self._start_all_again()
+
+    def _start_all_again(self) -> None:
+        """Start them when none of the old ones is left, here and on the other nodes."""
+        if all(seat.process is None for seat in self._seats) and self._group.is_next():
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._group.begin_again()
+        for seat in self._seats:
+            seat.done = False
+            self._fill(seat)
+        self._warm.soon()
 
     def _retry(self, seat: Seat) -> None:
         if self._ending.goes_on:
@@ -243,14 +321,22 @@ class Launcher:
     def _look_for_the_end(self) -> None:
         empty = all(seat.process is None for seat in self._seats)
         done = all(seat.done for seat in self._seats)
-        if empty and (done or not self._ending.goes_on) and not self._over.done():
+        if empty and (not self._ending.goes_on or (done and self._group.is_done())):
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self._over.done():
             self._over.set_result(None)
 
     def _give_up(self, seat: Seat, end: ProcessEnd, decision: RestartDecision) -> None:
         """End everything, and say why."""
         self._ending.decision = decision
         # Of several nodes the others may go on, and the supervisor may start this one again.
-        alone = self._job.node.here.alone or decision.code == exit_codes.STOP
+        alone = (
+            self._job.node.here.alone
+            or decision.code == exit_codes.STOP
+            or self._group.world is not None
+        )
         what = "the training ends" if alone else "this node's launcher ends"
         say(
             f"error: {what}: rank {seat.number} (node {self._job.node.name}, local rank "
@@ -263,9 +349,59 @@ class Launcher:
         last = tail(file) if seat.logs is not None else []
         if last:
             say("\nsres-run:     ".join([f"  last lines of {file}:", *last]))
+        if self._group.world is not None:
+            self._group.world.stop(f"rank {seat.number}: {decision.reason}")
+        self._end_ranks()
+
+    def _end_ranks(self) -> None:
         self._send(signal.SIGTERM)
-        self._standbys.dismiss()
-        self._loop.call_later(self._job.grace, self._send, signal.SIGKILL)
+        self._dismiss_reserves()
+        self._loop.call_later(self._job.grace.ended, self._send, signal.SIGKILL)
+
+    # -- the launchers of other nodes ---------------------------------------------------------
+
+    def _meet_launchers(self) -> None:
+        spec, node = self._job.restart, self._job.node
+        if spec.meet is None:
+            return
+        # Counted beside the seats: the next launcher on this node rank has a higher number.
+        number = next_incarnation(self._job.rendezvous, node.seats + node.here.rank, -1)
+        me = Peer(
+            id=f"{node.here.rank:05d}.{number}.{uuid.uuid4().hex[:12]}",
+            seat=node.here.rank,
+            incarnation=number,
+            node=node.name,
+            host=spec.host,
+            pid=os.getpid(),
+            seats=node.here.nodes.most,
+        )
+        news = WorldNews(self._begun, self._over_elsewhere, self._finish, self._no_more)
+        place = SharedDirectory(spec.meet, self._job.rendezvous.secret)
+        world = LauncherWorld(self._loop, place, me, self._job.grace.ended, news)
+        self._group.world, self._group.came_later = world, number > 0
+        world.start()
+
+    def _leave_launchers(self) -> None:
+        if self._group.world is not None:
+            self._group.world.close()
+
+    def _begun(self, is_first: bool) -> None:
+        if self._ending.goes_on and self._group.has_begun(is_first):
+            self._begin_again()
+
+    def _over_elsewhere(self, end: GenerationEnd) -> None:
+        if end.kind == "stop":
+            self._no_more(end.reason)
+        elif self._ending.goes_on and self._group.stage is AttemptStage.RUNNING:
+            say(f"on another node: {end.reason}")
+            self._end_all(end.reason)
+
+    def _no_more(self, reason: str) -> None:
+        if self._ending.goes_on:
+            say(f"error: the training ends: {reason}")
+            self._ending.decision = RestartDecision("end", reason, 1)
+            self._end_ranks()
+            self._look_for_the_end()
 
     # -- words from outside -------------------------------------------------------------------
 
@@ -278,11 +414,11 @@ class Launcher:
             self._ending.stopped_by = number
             self._send(signal.SIGKILL)
         else:
-            if not self._ending.stopped_by and self._job.stop_limit is not None:
-                self._loop.call_later(self._job.stop_limit, self._send, signal.SIGKILL)
+            if not self._ending.stopped_by and self._job.grace.stopped is not None:
+                self._loop.call_later(self._job.grace.stopped, self._send, signal.SIGKILL)
             self._ending.stopped_by = self._ending.stopped_by or number
             self._send(number)
-        self._standbys.dismiss()
+        self._dismiss_reserves()
         self._look_for_the_end()
 
     def _listen(self, reaped: Process | None = None) -> None:
@@ -300,6 +436,7 @@ class Launcher:
                 elif process.pid in (note.enters, note.leaves):
                     inside = process.pid == note.enters
                     seat.stage = TrainingStage.INSIDE if inside else TrainingStage.LEFT
+                    self._group.recovers()
 
     def _broken(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """End for a bug of the launcher, and take the ranks along, rather than go on blind."""

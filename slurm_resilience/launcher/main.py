@@ -77,6 +77,14 @@ def _options(command: Any) -> Any:
     help="0: the whole life.",
 )
 @click.option(
+    "--restart",
+    type=click.Choice(["auto", "rank", "all"]),
+    default="auto",
+    show_default=True,
+    help="What is started again when a rank has failed. auto: all ranks where they are "
+    "in a process group of torch's, and the program does not recover by itself; else that rank.",
+)
+@click.option(
     "--standby",
     type=click.IntRange(0, 64),
     help="Warm processes that wait to replace a dead one; 0: none.  [default: 1]",
@@ -85,7 +93,13 @@ def _options(command: Any) -> Any:
     "--standby-import",
     multiple=True,
     metavar="MODULE",
-    help="What a standby imports in addition to torch; may be repeated.",
+    help="What a standby, or the warm interpreter, imports in addition to torch; may be repeated.",
+)
+@click.option(
+    "--warm/--no-warm",
+    default=None,
+    help="Start ranks again by forks of one interpreter that has imported torch.  "
+    "[default: for programs that use torch and not this library]",
 )
 @click.option("-m", "--module", is_flag=True, help="The script is a Python module.")
 @click.option("--no-python", is_flag=True, help="The script is a program of its own.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -16,16 +15,26 @@ import msgspec
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.launcher import exit_codes, flags, launch, rendezvous_directory
-from slurm_resilience.launcher.launch_spec import LaunchSpec
+from slurm_resilience.launcher.group_restart import RestartSpec, free_port
+from slurm_resilience.launcher.launch_spec import GracePeriods, LaunchSpec
 from slurm_resilience.launcher.node_rank import find_node_rank
 from slurm_resilience.launcher.processes.child_environment import NodeSeats
 from slurm_resilience.launcher.processes.output import Streams
 from slurm_resilience.launcher.processes.reaper import Reaper
+from slurm_resilience.launcher.processes.warm_interpreter import (
+    WarmSpec,
+    program_file,
+    program_front,
+)
+from slurm_resilience.launcher.program_traits import ProgramTraits, read_traits
 from slurm_resilience.launcher.recipe_file import Recipe, read
+from slurm_resilience.launcher.rendezvous_directory import RendezvousDirectory
 from slurm_resilience.launcher.restart_policy import RestartRules
+from slurm_resilience.launcher.warm_policy import WarmPlan, plan_warm
+from slurm_resilience.mesh.own_address import own_address
 from slurm_resilience.mesh.rendezvous import note_passed
 
-_WARM = (
+_TORCH = (
     "torch",
     "torch._dynamo",  # by the first optimizer, with sympy: more than half a second
     "torch.distributed",
@@ -35,11 +44,18 @@ _WARM = (
     "torch.nn.parallel",
     "torch.optim",
     "torch.utils.data",
+)
+"""The modules of torch that a training process has imported by the end of its first step."""
+
+_WARM = (
+    *_TORCH,
     "slurm_resilience.training.checkpoint",
     "slurm_resilience.training.data",
     "slurm_resilience.training.block",
 )
-"""The modules that a training process has imported by the end of its first step."""
+"""The same with the library's own."""
+
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri/renderD128")
 
 
 def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
@@ -98,6 +114,7 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
             virtual=given["virtual_local_rank"],
         )
         limit = given["shutdown_timeout"]
+        warm = _warm(given, kind, argv)
         job = LaunchSpec(
             node=node,
             rendezvous=rendezvous,
@@ -108,11 +125,13 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
                 Streams(redirects[local], tees[local], local in shown) for local in range(ranks)
             ),
             log_dir=_log_dir(given["log_dir"], here.run, any(redirects) or any(tees)),
-            standbys=0 if kind == "program" else wishes.standby,
+            standbys=_standbys(given, kind, wishes.standby, warm),
             standby_modules=(*_WARM, *given["standby_import"]),
-            grace=15.0 if limit is None else limit,
-            failed_grace=60.0 if limit is None else limit,
-            stop_limit=limit,
+            warm=warm,
+            restart=_restart(given, environment, node, rendezvous, warm.traits),
+            grace=GracePeriods(
+                15.0 if limit is None else limit, 60.0 if limit is None else limit, limit
+            ),
             incarnation=flags.number(environment, "SRES_INCARNATION"),
             before=before,
             after=after,
@@ -124,6 +143,62 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
     finally:
         rendezvous_directory.remove(private)
         guard.close()
+
+
+def _restart(
+    given: Mapping[str, Any],
+    environment: Mapping[str, str],
+    node: NodeSeats,
+    rendezvous: RendezvousDirectory,
+    traits: ProgramTraits,
+) -> RestartSpec:
+    """Return the ranks that are started again together, and where the nodes meet for that."""
+    alone, scope = node.here.alone, given["restart"]
+    plain = traits.uses_torch and not traits.uses_library
+    together = scope == "all" or (scope == "auto" and plain)
+    meets = rendezvous.directory is not None and not alone and together
+    if together and not alone and not meets:
+        launch.say("note: each node starts its ranks again by itself: there is no shared directory")
+    return RestartSpec(
+        scope,
+        0 if node.master is None else node.master[1],
+        own_port=alone and not given["master_port"] and not environment.get("MASTER_PORT"),
+        meet=rendezvous.directory / "launchers" if meets and rendezvous.directory else None,
+        host=own_address(environment, False),
+    )
+
+
+def _warm(given: Mapping[str, Any], kind: str, argv: tuple[str, ...]) -> WarmSpec:
+    """Return the warm interpreter that this node is to have.
+
+    Raises:
+        UsageError: it is asked for with a program that no interpreter can start.
+    """
+    if kind == "program":
+        if given["warm"]:
+            raise UsageError("--warm is for Python's programs; leave it out, or --no-python")
+        return WarmSpec(WarmPlan(False))
+    file = program_file(kind, argv[0])
+    try:
+        traits = None if file is None else read_traits(file.read_bytes())
+    except OSError:
+        traits = None
+    plan = plan_warm(
+        given["warm"],
+        given["standby"] is not None or given["recipe"] is not None,
+        traits,
+        any(Path(device).exists() for device in _GPU_DEVICES),
+    )
+    known = traits or ProgramTraits()
+    ours = known.uses_library or given["recipe"] is not None
+    modules = (*(_WARM if ours else _TORCH), *given["standby_import"])
+    return WarmSpec(plan, modules, known, program_front(kind, argv[0]))
+
+
+def _standbys(given: Mapping[str, Any], kind: str, wished: int, warm: WarmSpec) -> int:
+    """Count the standbys: a warm interpreter takes their place unless they are asked for."""
+    replaced = warm.plan.wanted and given["standby"] is None
+    return 0 if kind == "program" or replaced else wished
 
 
 class _Wishes(NamedTuple):
@@ -231,11 +306,7 @@ def _master(
     port = given["master_port"] or flags.number(environment, "MASTER_PORT")
     if not address:
         return None
-    if not port and alone:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = int(free.getsockname()[1])
-    return address, port or 29500
+    return address, port or (free_port() if alone else 29500)
 
 
 def _log_dir(given: str | None, run: str, used: bool) -> Path | None:

@@ -481,6 +481,117 @@ def test_nodes_that_share_a_directory(run: Run, tmp_path: Path) -> None:
     run.read("up.1.5")
 
 
+TOGETHER = """
+import json, os, sys, time
+from pathlib import Path
+here, rank = Path(sys.argv[1]), os.environ["RANK"]
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+alive = [path for path in here.glob("lives.*") if Path("/proc", path.read_text()).exists()]
+(here / f".{rank}").write_text(str(os.getpid()))
+(here / f".{rank}").rename(here / f"lives.{rank}.{attempt}")
+file = here / f"up.{rank}.{attempt}"
+words = {"pid": os.getpid(), "alive": [path.name for path in alive]}
+file.with_suffix(".new").write_text(json.dumps(words))
+file.with_suffix(".new").rename(file)
+while not (here / "go").exists():
+    time.sleep(0.01)
+if (here / f"fails.{rank}.{attempt}").exists():
+    raise SystemExit(9)
+"""
+"""It says which processes of earlier attempts live when it starts."""
+
+
+class Nodes:
+    """Launchers of two nodes on this machine."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.script = directory / "train.py"
+        self.script.write_text(TOGETHER)
+        self.launchers: list[subprocess.Popen[bytes]] = []
+
+    def start(self, node: int, *flags: str) -> subprocess.Popen[bytes]:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
+        words = ["--nnodes=2", "--nproc-per-node=2", "--standby=0", "--restart=all"]
+        words += [f"--node-rank={node}", "--rdzv-backend=dir"]
+        words += [f"--rdzv-endpoint={self.directory / 'shared'}", *flags]
+        words += [str(self.script), str(self.directory)]
+        with (self.directory / f"err{node}").open("ab") as err:
+            launcher = subprocess.Popen(
+                [sys.executable, "-m", "slurm_resilience.launcher", *words],
+                stderr=err,
+                stdin=subprocess.DEVNULL,
+                env=clean | {"SRES_ADDRESS": "127.0.0.1", "SRES_NODE": f"n{node}"},
+            )
+        self.launchers.append(launcher)
+        return launcher
+
+    def up(self, attempt: int, ranks: range = range(4)) -> list[dict[str, Any]]:
+        files = [self.directory / f"up.{rank}.{attempt}" for rank in ranks]
+        until(lambda: all(file.exists() for file in files), f"attempt {attempt}: {self.err}")
+        return [json.loads(file.read_text()) for file in files]
+
+    @property
+    def err(self) -> str:
+        return "".join(path.read_text() for path in sorted(self.directory.glob("err?")))
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Nodes]:
+    nodes = Nodes(tmp_path)
+    yield nodes
+    for launcher in nodes.launchers:
+        if launcher.poll() is None:
+            launcher.kill()
+            launcher.wait(10)
+
+
+def test_all_nodes_start_again_together(two: Nodes) -> None:
+    launchers = [two.start(0), two.start(1)]
+    first = two.up(0)
+    os.kill(first[3]["pid"], signal.SIGKILL)
+    second = two.up(1)
+    old = [name for rank in second for name in rank["alive"] if name.endswith(".0")]
+    assert old == [], "no rank starts before the last of the attempt before has ended"
+    os.kill(second[0]["pid"], signal.SIGKILL)
+    two.up(2)
+    (two.directory / "go").touch()
+    assert [launcher.wait(60) for launcher in launchers] == [0, 0], two.err
+    assert not (two.directory / "up.0.3").exists()
+    assert two.err.count("all ranks are started again") == 4
+    assert two.err.count("on another node: rank") == 2
+
+
+def test_a_lost_launcher_is_waited_for(two: Nodes) -> None:
+    """A node was exchanged: its new launcher starts nothing before all are there."""
+    staying, lost = two.start(0), two.start(1)
+    first = two.up(0)
+    lost.kill()
+    until(lambda: gone(first[0]["pid"]), f"the ranks that stay: {two.err}")
+    coming = two.start(1)
+    two.up(1)
+    (two.directory / "go").touch()
+    assert [launcher.wait(60) for launcher in (staying, coming)] == [0, 0], two.err
+
+
+def test_a_node_that_gives_up_ends_all(two: Nodes) -> None:
+    launchers = [two.start(0), two.start(1, "--max-restarts=0")]
+    first = two.up(0)
+    os.kill(first[2]["pid"], signal.SIGKILL)
+    assert [launcher.wait(60) for launcher in launchers] == [1, 137], two.err
+    assert "the training ends: rank 2: SIGKILL" in two.err
+
+
+def test_a_node_that_is_done_starts_again_with_the_others(two: Nodes) -> None:
+    """As under torchrun: no node is done before all are."""
+    launchers = [two.start(0), two.start(1)]
+    (two.directory / "fails.3.0").touch()
+    two.up(0)
+    (two.directory / "go").touch()
+    assert [launcher.wait(60) for launcher in launchers] == [0, 0], two.err
+    assert len(two.up(1)) == 4
+
+
 @pytest.mark.parametrize(
     "start", ["-m slurm_resilience.launcher --nproc=1 --standby=0", ""], ids=["launcher", "python"]
 )

@@ -1,4 +1,5 @@
 """Run in each rank's process before the user's program. Standard library only; run by path.
+fork_server.py loads it too, and its forks enter at `become`.
 
     python -u bootstrap.py FD PARENT [MODULE…]
 
@@ -6,12 +7,13 @@ It dies with its launcher, imports the modules (a warm standby; a cold start nam
 the socket FD for one order, and becomes the user's program as `python train.py` would have started
 it. Messages are lines of JSON. Launcher → here: ``{"kind": "script" | "module" | "program", "argv":
 […], "env": {…}, "stdout": PATH | null, "stderr": PATH | null}``. Here → launcher: ``{"warm": […]}``
-when the modules are there, and ``{"place": …, "error": …}`` when the program failed in Python.
+when the modules are there, and ``{"place": …, "error": …, "group": …}`` when the program failed in
+Python (group: it was in a process group of torch's).
 """
 
 import sys
 
-if not getattr(sys.flags, "safe_path", False):
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     del sys.path[0]  # this file's directory: its neighbours must not shadow the program's modules
 
 import ctypes
@@ -33,14 +35,14 @@ _STOP = 76
 """codes.STOP, which cannot be imported here."""
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """End when the launcher ends, however it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the kernel knew of our wish
         os._exit(1)
 
 
-def _import(names: list[str]) -> list[str]:
+def import_all(names: list[str]) -> list[str]:
     """Import what can be imported; a missing module only makes the start slower."""
     there = []
     for name in names:
@@ -52,7 +54,7 @@ def _import(names: list[str]) -> list[str]:
     return there
 
 
-def _send(link: socket.socket, **words: object) -> None:
+def send(link: socket.socket, **words: object) -> None:
     try:
         link.sendall(json.dumps(words).encode() + b"\n")
     except OSError:
@@ -90,7 +92,8 @@ def _run(kind: str, argv: list[str]) -> None:
     if kind == "module":
         if front:
             sys.path.insert(0, os.getcwd())  # noqa: PTH109
-        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+        _new_main()
+        runpy._run_module_as_main(argv[0])  # type: ignore[attr-defined]  # as `python -m` does
         return
     path = argv[0]
     if path.endswith(".zip") or os.path.isdir(path):  # noqa: PTH112
@@ -99,13 +102,30 @@ def _run(kind: str, argv: list[str]) -> None:
     if front:
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # noqa: PTH120
     # runpy.run_path would take `__main__` away again while threads and exit handlers still run.
-    main = types.ModuleType("__main__")
+    main = _new_main()
     main.__dict__.update(__file__=os.path.abspath(path), __cached__=None, __spec__=None)  # noqa: PTH100
-    main.__dict__["__builtins__"] = __builtins__
-    sys.modules["__main__"] = main
     with open(path, "rb") as file:  # noqa: PTH123
         code = compile(file.read(), main.__dict__["__file__"], "exec", dont_inherit=True)
     exec(code, main.__dict__)
+
+
+def _new_main() -> types.ModuleType:
+    """Make the program's `__main__`, which the modules that are loaded already find too."""
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # what a spawned process sends back is looked up there
+        sys.modules["__mp_main__"] = main
+    return main
+
+
+def _in_group() -> bool:
+    """Tell whether the program is in a process group of torch's, which is not loaded for that."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        return distributed is not None and bool(distributed.is_initialized())
+    except Exception:
+        return False
 
 
 def _place(error: BaseException) -> str:
@@ -142,13 +162,18 @@ def _show(error: BaseException) -> None:
 
 
 def main() -> None:
-    """Be born, wait, and become the user's program."""
+    """Be born, and wait."""
     fd, parent, *modules = sys.argv[1:]
-    _die_with(int(parent))
+    die_with(int(parent))
     link = socket.socket(fileno=int(fd))
     link.set_inheritable(False)
     if modules:
-        _send(link, warm=_import(modules))
+        send(link, warm=import_all(modules))
+    become(link)
+
+
+def become(link: socket.socket) -> None:
+    """Wait for the order, and become the user's program."""
     order = _receive(link)
     os.environ.update(order["env"])
     _point(1, order["stdout"])
@@ -159,19 +184,20 @@ def main() -> None:
             os.execvp(argv[0], argv)
         except OSError as error:
             print(f"{argv[0]}: cannot be run: {error.strerror}", file=sys.stderr)
-            _send(link, place="exec", error=f"{argv[0]}: {error.strerror}")
+            send(link, place="exec", error=f"{argv[0]}: {error.strerror}")
             sys.exit(126)
     try:
         _run(order["kind"], argv)
     except SystemExit as end:
         if end.code:
-            _send(link, place=_place(end), error=end.code if isinstance(end.code, str) else "")
+            said = end.code if isinstance(end.code, str) else ""
+            send(link, place=_place(end), error=said, group=_in_group())
         raise
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         line = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-        _send(link, place=_place(error), error=line[:1000])
+        send(link, place=_place(error), error=line[:1000], group=_in_group())
         if _is_usage(error):
             print(f"sres: {_asked_at(error)}{error}", file=sys.stderr)
             sys.exit(_STOP)

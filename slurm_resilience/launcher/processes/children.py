@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from slurm_resilience.launcher.flags import STDERR, STDOUT
 from slurm_resilience.launcher.processes.output import Sink
-from slurm_resilience.launcher.processes.process import Process
+from slurm_resilience.launcher.processes.process import FORK_SERVER, Process
 from slurm_resilience.launcher.processes.reaper import Reaper
 
 
@@ -47,7 +50,28 @@ class Children:
         Raises:
             OSError: the system refuses another process.
         """
-        process = Process(environment, modules, piped, nice)
+        return self._raise(Process.start(environment, modules, piped, nice))
+
+    def start_server(
+        self, environment: Mapping[str, str], modules: Sequence[str], nice: int = 0
+    ) -> Process:
+        """Start a warm interpreter; see fork_server.py.
+
+        Raises:
+            OSError: the system refuses another process.
+        """
+        return self._raise(Process.start(environment, modules, nice=nice, program=FORK_SERVER))
+
+    def fork(self, server: Process, piped: bool = False) -> Process:
+        """Let a warm interpreter make a new child; see `Process.fork`.
+
+        Raises:
+            OSError: it was not made.
+        """
+        return self._raise(Process.fork(server, piped))
+
+    def _raise(self, process: Process) -> Process:
+        """Look after a new child."""
         self._guard.mind(process.pid)
         self._loop.add_reader(process.pidfd, self._ended, process)
         self._loop.add_reader(process.link.fileno(), self._hear, process)
@@ -74,7 +98,17 @@ class Children:
             self._loop.remove_reader(sink.fd)
             sink.close()
         process.close()
+        self._reap_strays()
         return code
+
+    def _reap_strays(self) -> None:
+        """Reap orphans that came to this process while it waited for a fork."""
+        known = {self._guard.pid, *(process.pid for process in self._sinks)}
+        with suppress(OSError):  # a kernel without this file: they are reaped at the end
+            listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+            for pid in {int(word) for word in listed.split()} - known:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
 
     def _ended(self, process: Process) -> None:
         self._on_end(process, self.bury(process))

@@ -31,6 +31,10 @@ class Reaper:
                 os._exit(0)
         os.close(ear)
 
+    @property
+    def pid(self) -> int:
+        return self._pid
+
     def mind(self, group: int) -> None:
         """Kill this process group when the launcher dies."""
         self._say(b"+%d\n" % group)

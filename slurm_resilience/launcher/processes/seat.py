@@ -47,6 +47,15 @@ class Seat:
         self.place = self.error = self.evicted = ""
         self.stage = TrainingStage.BEFORE
 
+    @property
+    def is_first(self) -> bool:
+        """True until a process has sat here."""
+        return not self.since
+
+    def leave(self) -> None:
+        """Note that the process was ended together with all others: that is no failure of it."""
+        self.process = None
+
     def refused(self, error: str) -> None:
         """Note that no process could take the seat."""
         self.since = SYSTEM_CLOCK.monotonic()

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from slurm_resilience.launcher.processes.children import Children
 from slurm_resilience.launcher.processes.process import Process, may_renice
 
-_NICE = 10
-_PAUSE_SECONDS = 5.0
+NICE = 10
+PAUSE_SECONDS = 5.0
 """From a recovery to the start of standbys, if no rank says that it is over."""
-_FIRST_PAUSE_SECONDS = 10.0
+FIRST_PAUSE_SECONDS = 10.0
 """Seconds after the start."""
-_DEATHS = 3
+DEATHS = 3
 """So many in a row, and there are no more."""
 
 
@@ -43,7 +43,7 @@ class Standbys:
         self._children = children
         self._start = start
         self._wanted = most
-        self._nice = _NICE if most and may_renice() else 0
+        self._nice = NICE if most and may_renice() else 0
         self._waiting: list[Process] = []
         self._deaths = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -58,7 +58,7 @@ class Standbys:
     def soon(self, first: bool = False) -> None:
         """Start the missing ones, at a moment that disturbs no rank."""
         if self._timer is None and self._wanted:
-            pause = 0.0 if self._nice else _FIRST_PAUSE_SECONDS if first else _PAUSE_SECONDS
+            pause = 0.0 if self._nice else FIRST_PAUSE_SECONDS if first else PAUSE_SECONDS
             self._timer = self._loop.call_later(pause, self._fill)
 
     def now(self) -> None:
@@ -104,10 +104,10 @@ class Standbys:
 
     def _another_death(self) -> bool:
         self._deaths += 1
-        if self._deaths == _DEATHS:
+        if self._deaths == DEATHS:
             self._wanted = 0
             return True
         # Something is wrong with them; a loop would burn the processor.
         if self._timer is None and self._wanted:
-            self._timer = self._loop.call_later(_PAUSE_SECONDS, self._fill)
+            self._timer = self._loop.call_later(PAUSE_SECONDS, self._fill)
         return False

@@ -1,0 +1,154 @@
+"""Decide whether the end of one rank is the end of all, and remember that they are being ended.
+
+torch's process groups do not outlive a member. A program that makes one, and does not recover by
+itself, has to be started again as a whole, as torchrun does. Which kind a program is shows itself:
+the library's programs say so (control_socket.py), and ranks in a group hold a connection to its
+store (store_sockets.py).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from slurm_resilience.launcher.launcher_world import LauncherWorld
+from slurm_resilience.launcher.processes.store_sockets import is_on_port
+
+RestartScope = Literal["auto", "rank", "all"]
+"""--restart: decide by what the ranks do, or always the one that ended, or always all."""
+
+
+def free_port() -> int:
+    """Return a port of this machine that is free now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+class RestartSpec(msgspec.Struct, frozen=True):
+    """The wishes of the user, and what follows from them."""
+
+    scope: RestartScope = "auto"
+    port: int = 0
+    """MASTER_PORT; 0: unknown."""
+    own_port: bool = False
+    """The launcher has chosen it."""
+    meet: Path | None = None
+    """The directory in which the launchers of several nodes meet; None: each is for itself."""
+    host: str = ""
+    """Address of this node, for the other launchers."""
+
+
+class ProgramKind(Enum):
+    """UNKNOWN → RECOVERS or GROUP, as it shows itself."""
+
+    UNKNOWN = "it has shown nothing yet"
+    RECOVERS = "it recovers in its processes"
+    GROUP = "its ranks depend on each other"
+
+
+class AttemptStage(Enum):
+    """RUNNING → ENDING → WAITING → RUNNING, for all ranks of this node together; RUNNING → DONE,
+    and back when another node has to start again."""
+
+    RUNNING = "each rank for itself"
+    ENDING = "the ranks are being ended, to be started again together"
+    WAITING = "none is left, and the other nodes are waited for"
+    DONE = "all are done, and the other nodes may not be"
+
+
+class GroupRestart:
+    """The knowledge of one launcher.
+
+    Args:
+        spec: what the user wants.
+    """
+
+    def __init__(self, spec: RestartSpec) -> None:
+        fixed = {"rank": ProgramKind.RECOVERS, "all": ProgramKind.GROUP}
+        self.kind = fixed.get(spec.scope, ProgramKind.UNKNOWN)
+        self.stage = AttemptStage.RUNNING
+        self.port = spec.port
+        self._own_port = spec.own_port
+        self.came_later = False
+        """Another launcher sat here before: ranks are not started before all nodes are there."""
+        self.world: LauncherWorld | None = None
+        """The launchers of the other nodes, which start their ranks again with these; None: there
+        are none."""
+
+    @property
+    def is_ending(self) -> bool:
+        return self.stage is AttemptStage.ENDING
+
+    def end(self, reason: str) -> None:
+        """Note that all ranks are ended, here and on the other nodes."""
+        self.stage = AttemptStage.ENDING
+        if self.world is not None:
+            self.world.over(reason)
+
+    def is_next(self) -> bool:
+        """Note that no rank is left here. Returns whether the next attempt may begin at once."""
+        if self.world is None:
+            return True
+        if self.stage is AttemptStage.ENDING:
+            self.stage = AttemptStage.WAITING
+            if self.world.has_met:
+                self.world.ready()
+        return False
+
+    def is_done(self) -> bool:
+        """Note that all ranks here are done. Returns whether those of all nodes are."""
+        if self.world is None:
+            return True
+        if self.stage is not AttemptStage.DONE:
+            self.stage = AttemptStage.DONE
+            self.world.done()
+        return False
+
+    def has_begun(self, is_first: bool) -> bool:
+        """Note that all launchers are there. Returns whether the ranks are started again.
+
+        Args:
+            is_first: they were never together before.
+        """
+        if not is_first:
+            return self.stage in (AttemptStage.WAITING, AttemptStage.DONE)
+        if self.came_later or self.world is None:
+            return True
+        if self.stage in (AttemptStage.ENDING, AttemptStage.WAITING):
+            # The other nodes' ranks are of the attempt that has failed here already.
+            self.world.over("a rank failed before the nodes had met")
+        if self.stage is AttemptStage.WAITING:
+            self.world.ready()
+        return False
+
+    def begin_again(self) -> None:
+        """Note that all ranks are started again."""
+        self.stage = AttemptStage.RUNNING
+        if self._own_port:  # a process that a rank left behind may still listen on the old one
+            self.port = free_port()
+
+    def recovers(self) -> None:
+        """Note that the library runs in a rank."""
+        if self.kind is ProgramKind.UNKNOWN:
+            self.kind = ProgramKind.RECOVERS
+
+    def grouped(self) -> None:
+        """Note that a rank was in a process group."""
+        if self.kind is ProgramKind.UNKNOWN:
+            self.kind = ProgramKind.GROUP
+
+    def is_lost(self, survivors: Iterable[int]) -> bool:
+        """Tell whether all ranks have to be started again after one has ended.
+
+        Args:
+            survivors: process ids of the others.
+        """
+        if self.port and any(is_on_port(pid, self.port) for pid in survivors):
+            self.grouped()
+        return self.kind is ProgramKind.GROUP

@@ -1,0 +1,153 @@
+"""The launchers of a program's nodes as one world of the mesh: a generation is one attempt.
+
+torch's process groups span the nodes, so when one node has to start its ranks again, all have to,
+and none before the last rank of the old attempt has ended everywhere: else new ranks would meet old
+ones. That is what a generation of the mesh is. It ends for all when one says so or is lost, and the
+next one is formed when every launcher is there and ready, a new one on an exchanged node too.
+
+The mesh is used from a thread of its own; news come back into the launcher's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Literal, NamedTuple
+
+from slurm_resilience.errors import SresError, WireError
+from slurm_resilience.mesh.mesh import Mesh, Stopped
+from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
+from slurm_resilience.mesh.rendezvous import Rendezvous
+
+MEET_SECONDS = 600.0
+"""Seconds to wait for the other nodes, as torchrun does."""
+DONE_SECONDS = 300.0
+"""The same for nodes whose ranks are not done yet when ours are: torchrun's exit barrier."""
+_SPARE_SECONDS = 60.0
+"""Added to the time in which a node has to end its ranks."""
+_SILENCE_SECONDS = 30.0
+"""Without a word after which a node is taken for lost. A closed connection is known at once."""
+
+
+class WorldNews(NamedTuple):
+    """Functions that are called in the event loop."""
+
+    on_begin: Callable[[bool], None]
+    """Every launcher is there. True: for the first time, whatever ranks run; else none has a rank
+    of an earlier attempt."""
+    on_over: Callable[[GenerationEnd], None]
+    """The attempt is over: end the ranks, and say `ready`."""
+    on_done: Callable[[], None]
+    """The ranks of all nodes are done."""
+    on_failed: Callable[[str], None]
+    """There will be no more attempts."""
+
+
+class LauncherWorld:
+    """This launcher among the others.
+
+    Args:
+        loop: the launcher's event loop.
+        rendezvous: the place where the launchers find each other, and only they.
+        me: this launcher; its seat is the node rank.
+        grace: seconds that a node needs to end its ranks.
+        news: the answers to what happens.
+
+    Raises:
+        SresError: the rendezvous cannot be used.
+        OSError: no port can be listened on.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        rendezvous: Rendezvous,
+        me: Peer,
+        grace: float,
+        news: WorldNews,
+    ) -> None:
+        self._loop = loop
+        self._news = news
+        self._me = me
+        self._orders: queue.SimpleQueue[Literal["ready", "done"]] = queue.SimpleQueue()
+        self._view: View | None = None
+        self._told = 0
+        """The generation whose end was told."""
+        self._mesh = Mesh(
+            rendezvous,
+            me,
+            WorldRules(me.seats, me.seats, start_patience=MEET_SECONDS),
+            abort_timeout=grace + _SPARE_SECONDS,
+            silence=_SILENCE_SECONDS,
+            on_end=self._ended,
+        )
+        self._thread = threading.Thread(target=self._run, name="launchers", daemon=True)
+
+    @property
+    def has_met(self) -> bool:
+        """True: all launchers were there once."""
+        return self._view is not None
+
+    def start(self) -> None:
+        """Meet the others."""
+        self._mesh.start()
+        self._thread.start()
+
+    def over(self, reason: str) -> None:
+        """End the attempt on all nodes. Nothing to end: the next one has not begun."""
+        view = self._view
+        if view is not None:
+            self._mesh.over(GenerationEnd(view.generation, reason, self._me.id))
+
+    def ready(self) -> None:
+        """Say that no rank of the old attempt lives here."""
+        self._orders.put("ready")
+
+    def done(self) -> None:
+        """Say that all ranks here are done."""
+        self._orders.put("done")
+
+    def stop(self, reason: str) -> None:
+        """End the program on all nodes."""
+        generation = 0 if self._view is None else self._view.generation
+        self._mesh.stop(GenerationEnd(generation, reason, self._me.id, "stop"))
+
+    def close(self) -> None:
+        """Leave the others."""
+        self._mesh.close()
+
+    def _tell(self, function: Callable[..., None], *given: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the launcher has ended
+            self._loop.call_soon_threadsafe(function, *given)
+
+    def _ended(self, end: GenerationEnd) -> None:
+        if self._told != end.generation:
+            self._told = end.generation
+            self._tell(self._news.on_over, end)
+
+    def _run(self) -> None:
+        phase: Literal["ready", "done"] = "ready"
+        try:
+            while True:
+                generation = 0 if self._view is None else self._view.generation
+                self._mesh.say(PeerStatus(phase, generation))
+                view = self._mesh.meet(MEET_SECONDS if phase == "ready" else DONE_SECONDS)
+                if view is None:
+                    self._tell(self._news.on_done)
+                    return
+                is_first, self._view = self._view is None, view
+                self._mesh.say(PeerStatus("running", view.generation))
+                self._mesh.worked(view)
+                self._tell(self._news.on_begin, is_first)
+                phase = self._orders.get()
+        except TimeoutError as error:
+            if phase == "done":
+                self._tell(self._news.on_done)
+            else:
+                self._tell(self._news.on_failed, f"the other nodes did not come: {error}")
+        except (Stopped, WireError, SresError) as error:
+            self._tell(self._news.on_failed, str(error))

@@ -26,6 +26,10 @@ OURS = (
     "bare_send_gbps",
     "step_overhead",
     "checkpoint_restart_s",
+    "plain_sigkill_warm_s",
+    "plain_sigkill_cold_s",
+    "plain_import_warm_s",
+    "plain_import_cold_s",
 )
 RIVALS = (
     "torchrun_exception_all_s",

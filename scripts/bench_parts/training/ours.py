@@ -56,3 +56,25 @@ def hang() -> dict[str, float]:
         found = job.until(left, "detection")
         took = job.until(lambda ranks: downtime(ranks, at, SURVIVORS), "survivors' step")
         return {"hang_detect_s": found - at, "hang_recover_s": at + took - found}
+
+
+def plain(warm: bool) -> dict[str, float]:
+    """SIGKILL of one rank of a program without the library: all four are started again, by forks
+    of the warm interpreter or by new processes.
+
+    The second figure is the processor time that the four spend until torch is imported.
+    """
+    with Job(RUN_SECONDS) as job:
+        argv = [sys.executable, "-m", "slurm_resilience.launcher", "--standalone"]
+        argv += ["--nproc-per-node", str(WORLD), "--standby", "0"]
+        argv += ["--warm" if warm else "--no-warm", "--standby-import", "forks_wait"]
+        job.start([*argv, str(HERE / "workers" / "ddp.py")])
+        job.warm()
+        if warm:
+            ready = job.directory / "forks_wait"
+            job.until(lambda _: ready.exists() or None, "warm interpreter")
+        at = job.kill(VICTIM)
+        took = job.until(lambda ranks: downtime(ranks, at, range(WORLD), WORLD), "recovery")
+        spent = [float(file.read_text()) for file in job.directory.glob("import*.cpu")]
+        name = "warm" if warm else "cold"
+        return {f"plain_sigkill_{name}_s": took, f"plain_import_{name}_s": sum(spent)}

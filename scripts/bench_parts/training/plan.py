@@ -45,6 +45,16 @@ def parts(rivals: Rivals, repeats: int) -> list[Part]:
             lambda: ours.sigkill(warm=False),
         ),
         Part("SIGKILL, warm", ("sigkill_all_warm_s",), lambda: ours.sigkill(warm=True)),
+        Part(
+            "no library, SIGKILL, warm",
+            ("plain_sigkill_warm_s", "plain_import_warm_s"),
+            lambda: ours.plain(warm=True),
+        ),
+        Part(
+            "no library, SIGKILL, cold",
+            ("plain_sigkill_cold_s", "plain_import_cold_s"),
+            lambda: ours.plain(warm=False),
+        ),
         Part("hang", ("hang_detect_s", "hang_recover_s"), ours.hang),
     ]
     for fault in ("exception", "sigkill"):

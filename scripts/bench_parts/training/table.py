@@ -27,6 +27,8 @@ _FAULTS = (
         "torchft_sigkill_all_s",
     ),
     ("SIGKILL, all 4, standby", "sigkill_all_warm_s", "", "", ""),
+    ("  no library, warm", "plain_sigkill_warm_s", "torchrun_sigkill_all_s", "", ""),
+    ("  no library, cold", "plain_sigkill_cold_s", "torchrun_sigkill_all_s", "", ""),
     ("… from a disk checkpoint", "", "checkpoint_restart_s", "", ""),
     ("SIGSTOP until heard", "hang_detect_s", "", "", ""),
     ("  and on, the survivors", "hang_recover_s", "", "", ""),
@@ -38,6 +40,8 @@ _STORES = (
     ("TCPStore, racing", "tcpstore_racing"),
 )
 _OTHERS = (
+    ("imports of 4 ranks, no library, warm", "plain_import_warm_s", "s CPU"),
+    ("  cold", "plain_import_cold_s", "s CPU"),
     ("first batch after a restart", "first_batch_after_restart_s", "s"),
     ("  data pipeline built anew", "first_batch_rebuilt_s", "s"),
     ("state from a peer", "peer_restore_gbps", "GB/s"),

@@ -801,6 +801,28 @@ def test_a_persons_resume_holds_in_the_same_cycle() -> None:
     assert actions(seen, act.MarkNode) == []
 
 
+@pytest.mark.parametrize("state", [NodeState.SET_ASIDE, NodeState.QUARANTINED])
+def test_a_resume_while_sresctld_was_away_waits_for_the_findings_that_it_answers(
+    state: NodeState,
+) -> None:
+    """Else they would be new when the node's sresd tells them again."""
+    known = incident(state=state, kind="sick")
+    where: dict[str, Any] = (
+        {"at_rest": (known,)} if state is NodeState.QUARANTINED else {"incidents": (known,)}
+    )
+    silent = agent(spoke=False, reported=False)
+    assert actions(world(node(), agents=(silent,), uptime=3.0, **where), act.Transition) == []
+    for seen in (
+        world(node(), agents=(agent(),), uptime=3.0, **where),
+        world(node(), agents=(silent,), uptime=11.0, **where),
+        world(node(), uptime=3.0, **where),
+    ):
+        assert advance(seen).event is NodeEvent.RELEASED
+    kept: dict[str, Any] = {"kept": frozenset({"n1"}), "uptime": 3.0}
+    assert decision(world(node(), agents=(silent,), **kept)).notes == ()
+    assert decision(world(node(), agents=(agent(),), **kept)).notes != ()
+
+
 def test_a_persons_resume_answers_what_was_found_meanwhile() -> None:
     """The node has no incident: the person's drain came first."""
     drained = node(state="IDLE+DRAIN", reason="bad fan")

@@ -45,6 +45,8 @@ MAX_SILENCE_SECONDS = 5.0
 """A node that comes back has beaten within this time."""
 OVERDUE_SECONDS = 60.0
 """Past its time limit, until a program that still runs is an alarm: its runner was killed."""
+FIRST_WORD_SECONDS = 10.0
+"""After a start of sresctld, until each sresd that runs has connected and told its findings."""
 START_SECONDS = 1.0
 """sresctld opens no incident so soon after its start."""
 VALIDATION = "validation"
@@ -58,7 +60,7 @@ def leave_rest(snapshot: ClusterSnapshot) -> Iterator[Transition]:
     """Find the answers of people to whom a node was left."""
     for incident in snapshot.at_rest.values():
         node = snapshot.nodes.get(incident.node)
-        if node is None:
+        if node is None or _is_awaited(snapshot, incident.node):
             continue
         is_kept = is_kept_by_a_person(node, snapshot.site.slurm_users)
         is_requested = bool(node.requested_action) and is_out_of_service(node)
@@ -81,7 +83,7 @@ def answers_of_keepers(snapshot: ClusterSnapshot) -> Iterator[NoteKept | NoteAns
     known, kept = {*snapshot.incidents, *snapshot.at_rest}, snapshot.memory.kept
     for name, node in snapshot.nodes.items():
         is_out = is_out_of_service(node)
-        if not (is_out or name in kept):
+        if not (is_out or name in kept) or (not is_out and _is_awaited(snapshot, name)):
             continue
         is_free = is_out and name not in known
         is_kept = is_free and is_kept_by_a_person(node, snapshot.site.slurm_users)
@@ -209,7 +211,9 @@ def progress(
         case NodeState.SET_ASIDE | NodeState.EMPTY:
             answer = _answer_of_a_person(snapshot, incident, node)
             if answer is not None:
-                yield answer
+                is_put_back = answer.event is NodeEvent.RELEASED
+                if not (is_put_back and _is_awaited(snapshot, incident.node)):
+                    yield answer
             else:
                 yield from _towards_repair(snapshot, config, incident, node)
         case NodeState.REPAIRING:
@@ -245,6 +249,13 @@ def _has_been_heard(snapshot: ClusterSnapshot, name: str) -> bool:
     """Tell whether the node has told its findings, or is not waited for any more."""
     agent = snapshot.agents.get(name)
     return agent is None or agent.was_stopped or (agent.is_heard and agent.reported)
+
+
+def _is_awaited(snapshot: ClusterSnapshot, name: str) -> bool:
+    """Tell whether sresctld has just started, and the node has not told its findings yet: a person
+    who put it back in between has answered them, and they are not known."""
+    has_just_started = snapshot.site.uptime < FIRST_WORD_SECONDS
+    return has_just_started and not _has_been_heard(snapshot, name)
 
 
 def _answer_of_a_person(

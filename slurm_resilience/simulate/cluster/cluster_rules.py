@@ -320,7 +320,11 @@ class ClusterRules:
         if max(able_since, self.breaker.tripped_at, self.breaker.deaf_at) + NOTICED_SECONDS <= now:
             held = {incident.node for incident in incidents}
             for name in self._machines:
-                if name not in held and self.people.hold(name) is None:
+                if name in held:
+                    # One that a person put back in mid-repair is judged when its time to return
+                    # is over, and its incident with it.
+                    self._bad_since.kept[name] = now
+                elif self.people.hold(name) is None:
                     self._look_at_node(name, standing)
         self._look_at_intents(standing, incidents, seconds)
 

@@ -37,6 +37,9 @@ class Node(msgspec.Struct, frozen=True):
     reason_by: str = ""
     """The user who set the reason."""
     reason_at: str = ""
+    stale_reason: str = ""
+    """The reason that it had while it was in service: 24.11 keeps it at a node resume, and writes
+    its own behind it."""
     reason_unclear: bool = False
     """The reason's end could not be told for certain: `reason` may be more or less than it, and
     nothing is done to the node."""

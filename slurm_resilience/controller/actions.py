@@ -252,6 +252,13 @@ class NoteKept(msgspec.Struct, frozen=True, tag=True):
     is_kept: bool
 
 
+class NoteStale(msgspec.Struct, frozen=True, tag=True):
+    """A node in service has a reason that is over; empty: it has none any more."""
+
+    node: str
+    reason: str
+
+
 class NoteAnswered(msgspec.Struct, frozen=True, tag=True):
     """A person has put a node back into service: what is found on it is answered."""
 
@@ -309,6 +316,7 @@ Note = (
     | DropAgent
     | NoteMissing
     | NoteKept
+    | NoteStale
     | NoteAnswered
     | NotePutBack
     | DropAnswers

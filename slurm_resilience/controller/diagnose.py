@@ -299,10 +299,20 @@ def _is_answered(agent: AgentView, found: Finding, answered: Mapping[FindingOfBo
     return (found.at if is_date else found.uptime) - at <= RECURS_AFTER_SECONDS
 
 
+def current_reason(node: Node) -> str:
+    """Return a node's reason without what was over before Slurm set the node DOWN: it writes its
+    own behind an earlier one, which may be blank (`  : Not responding`)."""
+    stale, reason = node.stale_reason, node.reason
+    # A person who keeps a node that has died meanwhile has left a flag on it.
+    is_slurms_alone = node.is_down and not (node.is_drain or node.is_fail)
+    if stale and is_slurms_alone and reason.startswith(f"{stale} :"):
+        reason = reason[len(stale) :]
+    return reason.lstrip(" :")
+
+
 def is_a_persons(node: Node, slurm_users: Collection[str] = SLURM_USERS) -> bool:
     """Tell whether the reason is neither empty nor one of Slurm's own, set by Slurm's own user."""
-    # Slurm writes its own behind an earlier one, which may be blank: `  : Not responding`.
-    reason = node.reason.lstrip(" :")
+    reason = current_reason(node)
     is_slurms = bool(_SLURMS_OWN.fullmatch(reason)) and node.reason_by in slurm_users
     return bool(reason) and not is_slurms
 

@@ -184,7 +184,13 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
     messages = sources.inbox.take()
     for heard in messages:
         sources.roll.hear(heard.job, heard.connection, heard.message)
+    stale = journal.stale_reasons()
     by_name = {node.name: node for node in nodes}
+    by_name |= {
+        name: msgspec.structs.replace(by_name[name], stale_reason=reason)
+        for name, reason in stale.items()
+        if name in by_name
+    }
     memory = journal.memory(now, site.flap_window, site.recurrence_window)
     return ClusterSnapshot(
         now=now,

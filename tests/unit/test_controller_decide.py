@@ -823,6 +823,39 @@ def test_a_resume_while_sresctld_was_away_waits_for_the_findings_that_it_answers
     assert decision(world(node(), agents=(agent(),), **kept)).notes != ()
 
 
+def down_by_slurm(reason: str, state: str = "DOWN", **more: Any) -> Node:
+    return node(state=state, reason=reason, reason_by="slurm", **more)
+
+
+@pytest.mark.parametrize(
+    ("the_node", "is_held"),
+    [
+        (down_by_slurm("bad fan : Not responding"), True),
+        (down_by_slurm("bad fan : Not responding", stale_reason="bad fan"), False),
+        (down_by_slurm("bad fan : Not responding", "DOWN+DRAIN", stale_reason="bad fan"), True),
+        (down_by_slurm("bad fan : mine : Not responding", stale_reason="bad fan"), True),
+        (down_by_slurm("bad fans : Not responding", stale_reason="bad fan"), True),
+        (down_by_slurm("bad fan", stale_reason="bad fan"), True),
+    ],
+)
+def test_a_reason_that_is_over_holds_no_node(the_node: Node, is_held: bool) -> None:
+    """24.11 keeps a Reason at a node resume, and writes its own behind it."""
+    found = diagnose(world(the_node, **dead(silence=400.0)), CONFIG)["n1"]
+    assert (found.kind == "held") is is_held
+
+
+def test_a_reason_is_over_once_its_node_was_seen_in_service() -> None:
+    resumed_on_24_11 = node(reason="bad fan", reason_by="alice")
+    assert decision(world(resumed_on_24_11)).notes == (act.NoteStale("n1", "bad fan"),)
+    seen = msgspec.structs.replace(resumed_on_24_11, stale_reason="bad fan")
+    assert decision(world(seen)).notes == ()
+    # Given once more, it counts.
+    again = node(state="IDLE+DRAIN", reason="bad fan", stale_reason="bad fan", reason_by="alice")
+    assert act.NoteStale("n1", "") in decision(world(again)).notes
+    blank = node(stale_reason="bad fan")
+    assert decision(world(blank)).notes == (act.NoteStale("n1", ""),)
+
+
 def test_a_persons_resume_answers_what_was_found_meanwhile() -> None:
     """The node has no incident: the person's drain came first."""
     drained = node(state="IDLE+DRAIN", reason="bad fan")

@@ -474,6 +474,21 @@ def test_old_incidents_and_their_runs_are_dropped(tmp_path: Path) -> None:
 # -- a person comes first ---------------------------------------------------------------------
 
 
+def test_a_reason_that_stays_on_a_node_in_service_is_remembered(tmp_path: Path) -> None:
+    """24.11 keeps it at a node resume; Slurm's next one is written behind it."""
+    cluster = Cluster(tmp_path)
+    cluster.slurm.put(msgspec.structs.replace(cluster.slurm.node("n3"), reason="bad fan"))
+    cluster.run_for(2)
+    snapshot = cluster.observe()
+    assert isinstance(snapshot, ClusterSnapshot)
+    assert {node.stale_reason for node in snapshot.nodes.values()} == {"", "bad fan"}
+    cluster.slurm.put(msgspec.structs.replace(cluster.slurm.node("n3"), reason=""))
+    cluster.run_for(2)
+    snapshot = cluster.observe()
+    assert isinstance(snapshot, ClusterSnapshot)
+    assert snapshot.nodes["n3"].stale_reason == ""
+
+
 def test_nothing_more_is_done_after_a_stop_between_two_acts(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     snapshot = cluster.observe()

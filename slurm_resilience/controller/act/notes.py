@@ -23,6 +23,7 @@ from slurm_resilience.controller.actions import (
     NoteObserved,
     NotePause,
     NotePutBack,
+    NoteStale,
     NoteSupervised,
 )
 from slurm_resilience.controller.journal.journal import Journal
@@ -61,12 +62,12 @@ class NoteWriter:
             case NoteAgent():
                 self._journal.put_agent(note.agent)
                 self._journal.forget_boots(note.agent.node, note.agent.boot_id)
-            case NoteMissing() | NoteKept() | NoteAnswered() | NotePutBack() | DropAnswers():
+            case NoteMissing() | NoteKept() | NoteStale():
                 self._node(note)
-            case NoteFault() if note.is_forgotten:
-                self._journal.drop_fault(note.fault.node)
+            case NoteAnswered() | NotePutBack() | DropAnswers():
+                self._answer(note)
             case NoteFault():
-                self._journal.put_fault(note.fault)
+                self._fault(note)
             case NoteBreaker():
                 self._breaker(note)
             case NoteObserved():
@@ -78,10 +79,8 @@ class NoteWriter:
                     self._registry.forget(note.node)
                 self._journal.drop_agent(note.node)
 
-    def _node(
-        self, note: NoteMissing | NoteKept | NoteAnswered | NotePutBack | DropAnswers
-    ) -> None:
-        """Write what people do with a node, or that Slurm does not list it."""
+    def _node(self, note: NoteMissing | NoteKept | NoteStale) -> None:
+        """Write how Slurm lists a node: not at all, kept out by a person, with an old reason."""
         match note:
             case NoteMissing():
                 self._journal.put_missing(note.node, note.since)
@@ -90,12 +89,24 @@ class NoteWriter:
                 if not note.is_kept:
                     text = "no person keeps the node any more"
                     self._journal.event(self._clock.now(), PUT_BACK, text, node=note.node)
+            case NoteStale():
+                self._journal.put_stale_reason(note.node, note.reason)
+
+    def _answer(self, note: NoteAnswered | NotePutBack | DropAnswers) -> None:
+        """Write that a person put a node back, and what that answers."""
+        match note:
             case NoteAnswered():
                 self._journal.acknowledge(note.node, note.findings)
             case NotePutBack():
                 self._journal.note_put_back(note.incident, note.at)
             case DropAnswers():
                 self._journal.drop_answers(note.node, note.findings)
+
+    def _fault(self, note: NoteFault) -> None:
+        if note.is_forgotten:
+            self._journal.drop_fault(note.fault.node)
+        else:
+            self._journal.put_fault(note.fault)
 
     def _breaker(self, note: NoteBreaker) -> None:
         """Write the breaker's state, and its turns as events."""

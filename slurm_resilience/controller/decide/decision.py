@@ -46,6 +46,7 @@ from slurm_resilience.controller.decide.node_events import (
     answers_of_keepers,
     leave_rest,
     progress_of_all,
+    stale_reasons,
 )
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
 from slurm_resilience.controller.decide.observe_only import observe_only
@@ -95,7 +96,7 @@ def decide(
     # What a person has just put back into service is judged anew from the next cycle on.
     judged = {name: found for name, found in diagnoses.items() if name not in released}
     review = breaker.review(snapshot, judged, config)
-    notes = (*notes, *keepers, *in_pause, *review.notes)
+    notes = (*notes, *keepers, *in_pause, *review.notes, *stale_reasons(snapshot))
     memory = msgspec.structs.replace(snapshot.memory, faults=review.faults, breaker=review.state)
     snapshot = msgspec.structs.replace(snapshot, memory=memory)
     if snapshot.paused:

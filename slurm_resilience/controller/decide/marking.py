@@ -24,6 +24,7 @@ from slurm_resilience.controller.diagnose import (
     NOT_RESPONDING,
     REBOOTED,
     NodeDiagnosis,
+    current_reason,
     is_out_of_service,
     is_speaking,
 )
@@ -389,7 +390,7 @@ def came_back(
         known = name in snapshot.incidents or name in snapshot.at_rest
         if node is None or known or fault.cause or mode_of(snapshot, config, name) != "automatic":
             continue
-        is_slurms = node.is_down and node.reason.strip(" :") in (NOT_RESPONDING, REBOOTED)
+        is_slurms = node.is_down and current_reason(node).strip(" :") in (NOT_RESPONDING, REBOOTED)
         is_slurms = is_slurms and node.reason_by in snapshot.site.slurm_users
         is_well = diagnosis is not None and diagnosis.kind == "down"
         if not (is_slurms and is_well and is_speaking(snapshot, config.detect, name)):

@@ -16,6 +16,7 @@ from slurm_resilience.controller.actions import (
     NoteAnswered,
     NoteKept,
     NotePutBack,
+    NoteStale,
     ProbeNode,
     RaiseAlarm,
     ReturnNode,
@@ -93,6 +94,18 @@ def answers_of_keepers(snapshot: ClusterSnapshot) -> Iterator[NoteKept | NoteAns
             yield NoteAnswered(name, agent.faults_of_boot())
         if is_kept != (name in kept):
             yield NoteKept(name, is_kept)
+
+
+def stale_reasons(snapshot: ClusterSnapshot) -> Iterator[NoteStale]:
+    """Find the reasons that nodes in service have, and those that a person gave once more."""
+    for name, node in snapshot.nodes.items():
+        if node.reason_unclear:
+            continue
+        stale = node.reason
+        if is_out_of_service(node):
+            stale = "" if node.reason == node.stale_reason else node.stale_reason
+        if stale != node.stale_reason:
+            yield NoteStale(name, stale)
 
 
 def answers_in_a_pause(

@@ -65,6 +65,17 @@ class FaultMemory:
         rows = self._db.execute("SELECT node FROM kept").fetchall()
         return frozenset(str(node) for (node,) in rows)
 
+    def put_stale_reason(self, node: str, reason: str) -> None:
+        """Write the reason that a node in service has; empty: none."""
+        if reason:
+            self._db.execute("INSERT OR REPLACE INTO stale_reasons VALUES (?, ?)", (node, reason))
+        else:
+            self._db.execute("DELETE FROM stale_reasons WHERE node = ?", (node,))
+
+    def stale_reasons(self) -> dict[str, str]:
+        rows = self._db.execute("SELECT node, reason FROM stale_reasons").fetchall()
+        return {str(node): str(reason) for node, reason in rows}
+
     def forget_boots(self, node: str, boot: str) -> None:
         """Drop what was acknowledged in other boots of a node."""
         self._db.execute("DELETE FROM answered WHERE node = ? AND boot != ?", (node, boot))

@@ -18,6 +18,7 @@ import msgspec
 
 from slurm_resilience.launcher.launcher_world import LauncherWorld
 from slurm_resilience.launcher.processes.store_sockets import is_on_port
+from slurm_resilience.mesh.model import GenerationEnd
 
 RestartScope = Literal["auto", "rank", "all"]
 """--restart: decide by what the ranks do, or always the one that ended, or always all."""
@@ -103,7 +104,7 @@ class GroupRestart:
 
     def is_done(self) -> bool:
         """Note that all ranks here are done. Returns whether those of all nodes are."""
-        if self.world is None:
+        if self.world is None or self.kind is ProgramKind.RECOVERS:
             return True
         if self.stage is not AttemptStage.DONE:
             self.stage = AttemptStage.DONE
@@ -124,6 +125,24 @@ class GroupRestart:
             # The other nodes' ranks are of the attempt that has failed here already.
             self.world.over("a rank failed before the nodes had met")
         if self.stage is AttemptStage.WAITING:
+            self.world.ready()
+        return False
+
+    def ends_with(self, end: GenerationEnd, survivors: Iterable[int]) -> bool:
+        """Tell whether the ranks here have to end because the attempt is over on another node.
+
+        Args:
+            end: of the launchers' world.
+            survivors: process ids of the ranks here.
+        """
+        if self.stage is not AttemptStage.RUNNING:
+            return False
+        if end.kind == "fault":  # a rank there was in a process group
+            self.grouped()
+        if self.is_lost(survivors):
+            return True
+        # No rank here depends on the others, as far as is seen: they go on.
+        if self.world is not None and self.world.has_met:
             self.world.ready()
         return False
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from slurm_resilience.launcher import batch_directory, exit_codes, flags
 from slurm_resilience.launcher.control_socket import ControlSocket
-from slurm_resilience.launcher.group_restart import AttemptStage, GroupRestart
+from slurm_resilience.launcher.group_restart import GroupRestart, ProgramKind
 from slurm_resilience.launcher.launch_spec import LaunchSpec
 from slurm_resilience.launcher.launcher_ending import LauncherEnding
 from slurm_resilience.launcher.launcher_world import LauncherWorld, WorldNews
@@ -251,8 +251,8 @@ class Launcher:
 
     def _vacated(self, seat: Seat, end: ProcessEnd, pause: float = 0.0) -> None:
         """Decide what follows when a process left a seat."""
-        survivors = [other.process.pid for other in self._seats if other.process is not None]
-        as_group = end.code != exit_codes.DONE and not pause and self._group.is_lost(survivors)
+        failed = end.code != exit_codes.DONE and not pause
+        as_group = failed and self._group.is_lost(self._sitting())
         decision = judge(self._ends_of_all() if as_group else tuple(seat.ends), self._job.rules)
         if decision.do in ("done", "failed"):
             if decision.do == "failed":
@@ -272,6 +272,10 @@ class Launcher:
             self._give_up(seat, end, decision)
         self._ending.last_codes.append(end.code)
         self._look_for_the_end()
+
+    def _sitting(self) -> list[int]:
+        """Return the process ids of the ranks."""
+        return [seat.process.pid for seat in self._seats if seat.process is not None]
 
     def _ends_of_all(self) -> tuple[ProcessEnd, ...]:
         """Return the ends that made all start again: whichever rank it was, it is one program."""
@@ -392,12 +396,12 @@ class Launcher:
     def _over_elsewhere(self, end: GenerationEnd) -> None:
         if end.kind == "stop":
             self._no_more(end.reason)
-        elif self._ending.goes_on and self._group.stage is AttemptStage.RUNNING:
+        elif self._ending.goes_on and self._group.ends_with(end, self._sitting()):
             say(f"on another node: {end.reason}")
             self._end_all(end.reason)
 
     def _no_more(self, reason: str) -> None:
-        if self._ending.goes_on:
+        if self._ending.goes_on and self._group.kind is not ProgramKind.RECOVERS:
             say(f"error: the training ends: {reason}")
             self._ending.decision = RestartDecision("end", reason, 1)
             self._end_ranks()

@@ -47,6 +47,12 @@ class WorldNews(NamedTuple):
     """There will be no more attempts."""
 
 
+class _Order(NamedTuple):
+    phase: Literal["ready", "done"]
+    generation: int
+    """The one that it is said about; 0: none has begun yet."""
+
+
 class LauncherWorld:
     """This launcher among the others.
 
@@ -73,7 +79,7 @@ class LauncherWorld:
         self._loop = loop
         self._news = news
         self._me = me
-        self._orders: queue.SimpleQueue[Literal["ready", "done"]] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._view: View | None = None
         self._told = 0
         """The generation whose end was told."""
@@ -105,20 +111,30 @@ class LauncherWorld:
 
     def ready(self) -> None:
         """Say that no rank of the old attempt lives here."""
-        self._orders.put("ready")
+        self._orders.put(_Order("ready", self._generation))
 
     def done(self) -> None:
         """Say that all ranks here are done."""
-        self._orders.put("done")
+        self._orders.put(_Order("done", self._generation))
 
     def stop(self, reason: str) -> None:
         """End the program on all nodes."""
-        generation = 0 if self._view is None else self._view.generation
-        self._mesh.stop(GenerationEnd(generation, reason, self._me.id, "stop"))
+        self._mesh.stop(GenerationEnd(self._generation, reason, self._me.id, "stop"))
 
     def close(self) -> None:
         """Leave the others."""
         self._mesh.close()
+
+    @property
+    def _generation(self) -> int:
+        return 0 if self._view is None else self._view.generation
+
+    def _next_order(self) -> Literal["ready", "done"]:
+        """Wait for an order of the present attempt, or one from before the first."""
+        while True:
+            order = self._orders.get()
+            if order.generation in (0, self._generation):
+                return order.phase
 
     def _tell(self, function: Callable[..., None], *given: object) -> None:
         with suppress(RuntimeError):  # the loop is closed: the launcher has ended
@@ -133,8 +149,7 @@ class LauncherWorld:
         phase: Literal["ready", "done"] = "ready"
         try:
             while True:
-                generation = 0 if self._view is None else self._view.generation
-                self._mesh.say(PeerStatus(phase, generation))
+                self._mesh.say(PeerStatus(phase, self._generation))
                 view = self._mesh.meet(MEET_SECONDS if phase == "ready" else DONE_SECONDS)
                 if view is None:
                     self._tell(self._news.on_done)
@@ -143,7 +158,7 @@ class LauncherWorld:
                 self._mesh.say(PeerStatus("running", view.generation))
                 self._mesh.worked(view)
                 self._tell(self._news.on_begin, is_first)
-                phase = self._orders.get()
+                phase = self._next_order()
         except TimeoutError as error:
             if phase == "done":
                 self._tell(self._news.on_done)

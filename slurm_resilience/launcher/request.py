@@ -156,8 +156,10 @@ def _restart(
     alone, scope = node.here.alone, given["restart"]
     plain = traits.uses_torch and not traits.uses_library
     together = scope == "all" or (scope == "auto" and plain)
-    meets = rendezvous.directory is not None and not alone and together
-    if together and not alone and not meets:
+    # With a span of nodes a program goes on with fewer, so it recovers by itself.
+    several = not alone and node.here.nodes.least == node.here.nodes.most
+    meets = rendezvous.directory is not None and several and together
+    if together and several and not meets:
         launch.say("note: each node starts its ranks again by itself: there is no shared directory")
     return RestartSpec(
         scope,

@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -20,6 +20,7 @@ from slurm_resilience.launcher.group_restart import (
     ProgramKind,
     RestartSpec,
 )
+from slurm_resilience.launcher.launcher_world import LauncherWorld
 from slurm_resilience.launcher.processes.process import FORK_SERVER, Process, ProcessSpec
 from slurm_resilience.launcher.processes.store_sockets import is_on_port, sockets_on
 from slurm_resilience.launcher.processes.warm_interpreter import (
@@ -36,6 +37,7 @@ from slurm_resilience.launcher.warm_policy import (
     doubt_of_neighbours,
     plan_warm,
 )
+from slurm_resilience.mesh.model import GenerationEnd
 
 LIMIT_SECONDS = 30.0
 
@@ -622,3 +624,26 @@ class TestAttempts:
         assert not group.is_done()
         assert world.said == ["done"]
         assert group.has_begun(is_first=False)
+
+    def test_the_end_of_others_ends_what_depends_on_them(self) -> None:
+        lost, fault = GenerationEnd(1, "gone", kind="lost"), GenerationEnd(1, "rank 3: SIGKILL")
+        group, world = self.group(has_met=True)
+        assert group.ends_with(lost, [])
+        group.end("gone")
+        assert not group.ends_with(lost, []), "it does already"
+        unknown = GroupRestart(RestartSpec())
+        unknown.world = cast(LauncherWorld, world)
+        world.said.clear()
+        assert not unknown.ends_with(lost, [os.getpid()])
+        assert world.said == ["ready"], "else the others would give it up"
+        assert unknown.ends_with(fault, [])
+
+    def test_the_librarys_programs_go_on_whatever_becomes_of_other_launchers(self) -> None:
+        group, world = self.group(has_met=True)
+        group.kind = ProgramKind.UNKNOWN
+        group.recovers()
+        for kind in ("lost", "fault"):
+            assert not group.ends_with(GenerationEnd(1, "gone", kind=kind), [os.getpid()])
+        assert group.is_done(), "it waits for no other launcher"
+        assert not group.has_begun(is_first=False)
+        assert world.said == ["ready", "ready"]

@@ -86,7 +86,7 @@ def step_words(order: StepOrder) -> list[str]:
     """Return srun's words for a job."""
     words = [f"--reservation={order.reservation}", f"--nodelist={fold(order.nodes)}"]
     words += [f"--nodes={len(order.nodes)}", f"--ntasks-per-node={order.tasks_per_node}"]
-    words += ["--exclusive", "--mem=0", "--cpu-bind=none", "--overcommit"]
+    words += ["--exclusive", "--mem=0", "--cpu-bind=none"]
     # A node that dies under the load ends neither the job nor the step of the others.
     words += ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
     words += [f"--job-name={JOB_NAME}", f"--time={order.minutes}", "--chdir=/", "--quiet"]

@@ -23,7 +23,7 @@ from slurm_resilience.model import Severity
 PROGRAM = "slurm_resilience.deepcheck.torch_programs.burn_program"
 START_SECONDS = 300.0
 """Seconds for the start, and for memory to be written and read back."""
-GPU_MEMORY_SHARE, CPU_MEMORY_SHARE = 0.8, 0.1
+GPU_MEMORY_SHARE, CPU_MEMORY_SHARE = 0.8, 0.05
 
 
 def _run(gpus: bool, context: InstanceContext) -> DeepResult:

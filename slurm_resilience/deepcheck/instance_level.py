@@ -70,7 +70,6 @@ class InstanceLevel:
                 gpus=gpus_of(by_name[names[0]].gres),
                 seconds=self._options.seconds,
                 profile=self._options.profile,
-                config=self._options.config,
                 log=self._options.node_log,
             )
             program = as_program(PROGRAM, request)

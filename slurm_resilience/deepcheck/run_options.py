@@ -21,5 +21,4 @@ class DeepRunOptions(msgspec.Struct, frozen=True):
     largest_bytes: int | None = None
     """The largest message; None: by the kind of node."""
     region: str = "unknown"
-    config: str = ""
     node_log: str = ""

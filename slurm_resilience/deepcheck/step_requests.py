@@ -18,8 +18,6 @@ class InstanceRequest(msgspec.Struct, frozen=True):
     """The time for which each load runs."""
     profile: str = ""
     """A node type or a file; empty: the node's own checks.profile."""
-    config: str = ""
-    """The configuration file; empty: the node's default."""
     log: str = ""
     """The node's log; `%n` stands for the node's name."""
     scratch: str = ""

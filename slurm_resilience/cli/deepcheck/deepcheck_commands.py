@@ -129,19 +129,23 @@ def run_deep_checks(
     from slurm_resilience.deepcheck.deep_run import DeepRun
     from slurm_resilience.deepcheck.instance.instance_checks import chosen
     from slurm_resilience.deepcheck.run_options import DeepRunOptions
+    from slurm_resilience.health.profile_files import load_profile
     from slurm_resilience.slurm.maintenance import MaintenanceClient
 
     names = tuple(name for name in only.replace(" ", "").split(",") if name)
     if names and level == "cluster":
         raise UsageError("--only names checks of the instance level; leave it out")
     chosen(names)
+    # The cluster level needs the type's name alone, which may be one without a profile.
+    asked["profile"] = asked["profile"] or cluster.config.checks.profile
+    if asked["profile"] and level == "instance":
+        load_profile(asked["profile"])
     nodes = list(cluster.named(hostlist))
     region = next((os.environ[one] for one in REGION_VARIABLES if os.environ.get(one)), "unknown")
     options = DeepRunOptions(
         only=names,
         wait_seconds=60.0 * wait_minutes,
         region=region,
-        config=cluster.config_path or os.environ.get("SRES_CONFIG", ""),
         **asked,
     )
     clock = SystemClock()

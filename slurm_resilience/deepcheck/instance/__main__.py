@@ -42,7 +42,7 @@ def _tell(node: str, message: StepMessage) -> None:
 
 
 def _context(request: InstanceRequest, node: str, scratch: Path) -> InstanceContext:
-    settings = config.load(request.config or None)
+    settings = config.load(None)
     profile = request.profile or settings.checks.profile
     expected = Expected(
         gpus=request.gpus, profile=load_profile(profile) if profile else NodeProfile()

@@ -1233,6 +1233,17 @@ def test_a_node_that_does_not_come_back_is_tried_again() -> None:
     assert advance(returning(None, ended=901.0)).event is NodeEvent.REPLACEMENT_FAILED
 
 
+def test_a_silence_counts_from_when_any_node_was_heard_again() -> None:
+    """The power of the hall was away for an hour; some boot later than others."""
+    known = incident(state=NodeState.EMPTY)
+    replaces = config(replace=WAITING)
+    for heard_for, starts in ((299.0, 0), (301.0, 1)):
+        seen = world(MARKED, incidents=(known,), **dead(silence=3600.0))
+        heard = msgspec.structs.replace(seen.heard, since=seen.moment - heard_for)
+        seen = msgspec.structs.replace(seen, heard=heard)
+        assert len(actions(seen, act.StartReplacement, replaces)) == starts
+
+
 def test_a_node_that_a_person_puts_back_is_not_replaced_for_its_silence() -> None:
     """Its sresd may not run at all: from then on it is judged like any node in service."""
     for ended, event in ((899.0, None), (901.0, NodeEvent.RELEASED)):

@@ -205,6 +205,56 @@ def test_an_end_of_sresctld_anywhere_breaks_no_rule(
         assert any("kill -9" in line or "SIGTERM" in line for line in trace)
 
 
+def test_a_cluster_that_dies_whole_loses_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sresctld takes itself for cut off and does nothing, and Slurm requeues the jobs.
+
+    When the power is back, no node that boots a little later is replaced; a person resumes those
+    that Slurm leaves DOWN, and the jobs run again.
+    """
+    requeued: set[tuple[int, int]] = set()
+    again: set[tuple[int, int]] = set()
+    seed = 0
+
+    def power_fails(world: Any, random: Any) -> None:
+        jobs = [job for job in world.slurm.jobs() if job.state == "RUNNING"]
+        had = {job.id: job.restarts for job in jobs if job.requeue}
+        for machine in world.machines.values():
+            machine.power_off()
+        world.schedule.after(800.0, lost, world, had)
+        for machine in world.machines.values():
+            world.schedule.after(900.0, machine.boot, random.uniform(30.0, 36.0))
+        world.schedule.after(1000.0, resume, world)
+        world.schedule.after(1500.0, runs_again, world, had)
+
+    def lost(world: Any, had: dict[int, int]) -> None:
+        assert all(node.is_down for node in world.slurm.entries.values())
+        shown = {job.id: job for job in world.slurm.jobs()}
+        for number in [number for number in had if number not in shown]:
+            del had[number]  # its program's time was over before Slurm gave the nodes up
+        for number, restarts in had.items():
+            assert (shown[number].state, shown[number].restarts) == ("PENDING", restarts + 1)
+            requeued.add((seed, number))
+
+    def resume(world: Any) -> None:
+        down = [name for name, node in world.slurm.entries.items() if node.is_down]
+        if down:
+            world.slurm.set_by("alice", down, state="resume")
+
+    def runs_again(world: Any, had: dict[int, int]) -> None:
+        waiting = {job.id for job in world.slurm.jobs() if job.state == "PENDING"}
+        again.update((seed, number) for number in had if number not in waiting)
+
+    monkeypatch.setitem(cluster_faults.FAULTS, Kind.POWER, power_fails)  # type: ignore[arg-type]
+    for seed in range(12):  # the closures read it
+        trace: list[str] = []
+        faults = [PlannedFault(600.0, Kind.POWER, "whole")]
+        run = simulate_cluster(seed, trace, hours=0.7, faults=faults)
+        assert (seed, run.broken) == (seed, ())
+        assert not any("PROGRAM" in line for line in trace)
+    assert len(requeued) >= 5
+    assert again == requeued
+
+
 MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]]] = {
     "a failed act ends it": (
         ClusterRule.DAEMON_LIVES,

@@ -102,8 +102,10 @@ def _is_due(snapshot: ClusterSnapshot, config: Config, incident: Incident) -> bo
 
 def _counted(snapshot: ClusterSnapshot, name: str, silence: float) -> float:
     """Return the silence that counts: only what is later than a person's resume of the node, which
-    may still boot."""
-    return min(silence, snapshot.now - snapshot.memory.released.get(name, -inf))
+    may still boot, and than a time in which no node at all was heard. When the power of the hall is
+    back, some boot later than others."""
+    heard_for = snapshot.moment - snapshot.heard.since
+    return min(silence, heard_for, snapshot.now - snapshot.memory.released.get(name, -inf))
 
 
 def start_or_return(

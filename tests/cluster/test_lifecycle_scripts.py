@@ -97,3 +97,51 @@ def test_a_replaced_node_runs_its_scripts_and_one_whose_script_fails_stays_out(
     assert lifecycle_of(lab, "n2") == ""
     done = lab.run(["srun", "-w", "n2", "hostname"])
     assert done.stdout.strip() == "n2"
+
+
+PARAMETERS = {
+    "version": "1.0.0",
+    "workload_manager": "slurm",
+    "controller_group": "controller-machine",
+    "worker_groups": [{"instance_group_name": "worker-group-1", "partition_name": "main"}],
+    "fsx_dns_name": "",
+    "fsx_mountname": "",
+}
+
+
+def test_a_repaired_node_is_validated_and_hyperpods_script_knows_the_cluster(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    scripts, sound = tmp_path / "scripts", tmp_path / "sound"
+    scripts.mkdir()
+    (scripts / "provisioning_parameters.json").write_text(json.dumps(PARAMETERS))
+    copy = 'cat provisioning_parameters.json "$SAGEMAKER_RESOURCE_CONFIG_PATH"'
+    (scripts / "on_create.sh").write_text(f"#!/bin/bash\nset -e\n{copy} > /run/sres-node/seen\n")
+    body = f"echo validated >> /run/sres-node/ran\n[ -e {sound} ] || {{ echo too slow; exit 1; }}"
+    validate = script(tmp_path, "validate", body)
+    options = {
+        "recovery": {"validate": [str(validate)]},
+        "replace": {"backoff": 15.0},
+        "agent": {"check_interval": 2.0},
+    }
+    lab = fresh_lab(LabSpec(nodes=2, lifecycle=scripts, sres_options=options))
+    address = lab.node_fields()["n2"]["NodeAddr"]
+    seen = lab.run(["cat", "/run/sres-node/seen"], node="n2").stdout
+    config = json.loads(seen[seen.index('{\n "ClusterConfig"') :])
+    groups = {group["Name"]: group["Instances"] for group in config["InstanceGroups"]}
+    assert [one["InstanceName"] for one in groups["worker-group-1"]] == ["n1", "n2"]
+    assert groups["worker-group-1"][1]["CustomerIpAddress"] == address
+    assert groups["worker-group-1"][1]["InstanceId"] == lab.instance("n2")
+    # No node that joins by itself is validated: it may get a job at any moment.
+    assert ran(lab, "n1") == ran(lab, "n2") == []
+
+    # A new machine that fails its validation does not return; the next one passes.
+    lab.run([SRES, "node", "replace", "n2"], check=True)
+    wait_for(lambda: of_kind(lab, "replacement-failed"), 90, "the first one fails")
+    text = "the node came back sick: validation: too slow"
+    assert text in of_kind(lab, "replacement-failed")[0]
+    wait_for(lambda: view(lab, "n2")["labels"].get("fault-type") == "validation", 30, "the label")
+    sound.touch()
+    wait_for(lambda: len(of_kind(lab, "closed")) == 1, 90, "the second one is given back")
+    assert of_kind(lab, "resuming") == ["state=resume"] and ran(lab, "n2") == ["validated"]
+    wait_for(lambda: all_idle(lab), 60, "every node is idle")

@@ -566,6 +566,44 @@ def test_a_job_that_was_requeued_meanwhile_is_not_shrunk(sresctld: Controller) -
     assert "shrink" not in [call[0] for call in sresctld.slurm.calls]
 
 
+def test_nodes_that_die_together_are_marked_and_told_of_together(sresctld: Controller) -> None:
+    """Both leave the job in the one change that goes with the first mark."""
+    job_id = sresctld.slurm.submit(4)
+    peer = sresctld.supervise(job_id)
+    for name in ("n2", "n4"):
+        sresctld.is_dead(name)
+    sresctld.cycle()
+    assert sresctld.slurm.job(job_id).nodes == ("n1", "n3")
+    assert [name for name in ("n2", "n4") if not sresctld.slurm.node(name).is_down] == []
+    assert sorted(peer.told) == [("n2", "dead"), ("n4", "dead")]
+    assert sresctld.events("taken-out") == ["taken-out"] * 2
+
+
+@pytest.mark.parametrize("change", ["drain", "reason"])
+def test_a_node_that_changes_while_it_leaves_a_job_with_others_is_looked_at_anew(
+    sresctld: Controller, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    slurm = sresctld.slurm
+    job_id = slurm.submit(4)
+    peer = sresctld.supervise(job_id)
+    for name in ("n2", "n4"):
+        sresctld.is_dead(name)
+    shrink = slurm.shrink
+
+    def shrink_and_change(job: int, keep: Any) -> None:
+        shrink(job, keep)
+        if change == "drain":
+            slurm.set_node(["n4"], state="drain", reason="mine")
+        else:
+            slurm.put(msgspec.structs.replace(slurm.node("n4"), reason="new"))
+
+    monkeypatch.setattr(slurm, "shrink", shrink_and_change)
+    sresctld.cycle()
+    assert slurm.node("n2").is_down
+    assert not slurm.node("n4").is_down
+    assert peer.told == [("n2", "dead")]
+
+
 def test_a_shrink_that_slurm_refuses_becomes_a_requeue(sresctld: Controller) -> None:
     job_id = sresctld.slurm.submit(3)
     sresctld.supervise(job_id)

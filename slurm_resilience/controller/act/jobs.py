@@ -100,20 +100,27 @@ class JobActs:
             ),
         )
 
-    def shrink(self, change: ShrinkJob, node: str, incident: int) -> None:
+    def shrink(self, change: ShrinkJob, node: str, incident: int) -> tuple[str, ...]:
         """Take a dead node out of a job, or have the job followed while Slurm requeues it.
 
         Args:
             change: the job, and the nodes that it keeps.
             node: the dead node.
             incident: its incident; 0: none.
+
+        Returns:
+            All nodes that the job has left by this, others that died with it among them.
         """
         text = f"node {node} taken out of job {change.job}"
         job = self._client.job(change.job)
+        if job.state == "RUNNING" and set(change.keep) == set(job.nodes):
+            text = f"{text}, together with others that died"
+            self._reporter.event("taken-out", text, node=node, job=job.id, incident=incident)
+            return ()
         if job.state != "RUNNING" or not set(change.keep) < set(job.nodes):
             # Shrinking a job that is PENDING again would tell it which nodes to wait for.
             log.info("job %d is %s on other nodes now: not shrunk", job.id, job.state)
-            return
+            return ()
         try:
             self._client.shrink(change.job, change.keep)
             self._reporter.event("taken-out", text, node=node, job=job.id, incident=incident)
@@ -124,6 +131,8 @@ class JobActs:
             self._reporter.event("failed", text, node=node, job=job.id, incident=incident)
             if job.is_batch and job.requeue:
                 self.follow_dead_node(job, node)
+            return ()
+        return tuple(name for name in job.nodes if name not in change.keep)
 
     def follow_dead_node(self, job: Job, node: str) -> None:
         """Follow a job that Slurm requeues because one of its nodes died."""

@@ -39,6 +39,8 @@ from slurm_resilience.wire.messages import NodeVerdict
 log = logging.getLogger("sresctld")
 
 _FAILURES = frozenset({NodeEvent.GAVE_UP, NodeEvent.REPLACEMENT_FAILED, NodeEvent.GONE_AGAIN})
+_LEFT_BY_A_JOB = frozenset({"IDLE", "MIXED"})
+"""A node's state when a job has left it."""
 WRITE_AGAIN_SECONDS = 60.0
 """Until labels that Slurm did not take are written or taken off once more."""
 
@@ -67,6 +69,8 @@ class NodeActs:
         """When (monotonic) a node's labels were written in a cycle of their own."""
         self._repair = repair
         self._clock = clock
+        self._taken_out: tuple[ClusterSnapshot | None, frozenset[str]] = (None, frozenset())
+        """The nodes that jobs have left by acts of one cycle, with its observation."""
 
     def probe(self, snapshot: ClusterSnapshot, action: ProbeNode) -> None:
         node = snapshot.nodes[action.node]
@@ -75,7 +79,7 @@ class NodeActs:
     def mark(self, snapshot: ClusterSnapshot, action: MarkNode) -> None:
         """Take a node out of service, unless it has changed since it was observed."""
         node, seen = self._client.node(action.node), snapshot.nodes[action.node]
-        if (node.reason, node.base, node.flags) != (seen.reason, seen.base, seen.flags):
+        if not self._is_as_seen(snapshot, node, seen):
             reason = node.reason or "no reason"
             log.info("%s changed to %s (%s) meanwhile: not marked", node.name, node.state, reason)
             return
@@ -120,6 +124,16 @@ class NodeActs:
         # Now, while what happened is at the end of its logs, and nothing waits for the answer.
         self._repair.evidence.begin(incident)
 
+    def _is_as_seen(self, snapshot: ClusterSnapshot, node: Node, seen: Node) -> bool:
+        """Tell whether a node has not changed since it was observed, but for a job that it left by
+        an act of this same cycle: nodes that die together leave a job in one change."""
+        observed, emptied = self._taken_out
+        if observed is not snapshot or node.name not in emptied:
+            return (node.reason, node.base, node.flags) == (seen.reason, seen.base, seen.flags)
+        has_one_job_less = node.base in (seen.base, *_LEFT_BY_A_JOB)
+        flags = node.flags - {"COMPLETING"}
+        return has_one_job_less and (node.reason, flags) == (seen.reason, seen.flags)
+
     def _set_aside(
         self,
         snapshot: ClusterSnapshot,
@@ -140,7 +154,10 @@ class NodeActs:
             is_closed_first: it was set FAIL a moment ago, so that no job comes to it.
         """
         for change in action.shrink:
-            self._jobs.shrink(change, node.name, incident.id if incident else 0)
+            gone = self._jobs.shrink(change, node.name, incident.id if incident else 0)
+            observed, emptied = self._taken_out
+            already = emptied if observed is snapshot else frozenset()
+            self._taken_out = (snapshot, already.union(gone))
         text = f"Slurm has taken it; the node was {node.state}"
         against = self._against_down(snapshot, node.name) if is_closed_first else ""
         if against:

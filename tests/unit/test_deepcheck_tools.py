@@ -186,6 +186,30 @@ def test_neuron_counters(tools: Path, tmp_path: Path) -> None:
     assert run("neuron", context(tmp_path)).action is Severity.REPLACE
 
 
+NCCOM = """\
+     size(B)    count(elems)     type    time(us)    algbw(GB/s)    busbw(GB/s)
+    33554432        33554432    uint8         768          40.69          40.69
+Avg bus bandwidth:      40.6901GB/s
+"""
+
+
+def test_collectives_of_neuron_cores(tools: Path, tmp_path: Path) -> None:
+    assert run("neuron_collectives", context(tmp_path)).outcome is DeepOutcome.ABSENT
+    where = context(tmp_path, profile=NodeProfile(neuron_devices=2))
+    result = run("neuron_collectives", where)
+    assert (result.outcome, result.text) == (DeepOutcome.UNJUDGED, "neuron-ls is not installed")
+    devices = [{"neuron_device": number, "nc_count": 2} for number in range(2)]
+    tool(tools, "neuron-ls", json.dumps(devices))
+    tool(tools, "nccom-test", NCCOM, after='[ "$*" = "-r 4 allr" ] || exit 9')
+    result = run("neuron_collectives", where)
+    assert (result.outcome, result.text) == (
+        DeepOutcome.PASSED,
+        "4 cores reached 40.69 GB/s on average",
+    )
+    tool(tools, "nccom-test", "nrt_init failed\n", code=1)
+    assert run("neuron_collectives", where).outcome is DeepOutcome.UNJUDGED
+
+
 NCCL = """\
 # nThread 1 nGpus 2
     67108864      16777216     float     sum      -1   1234.5   54.36   54.36      0

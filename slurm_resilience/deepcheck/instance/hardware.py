@@ -46,7 +46,8 @@ def _neuron(context: InstanceContext) -> DeepResult:
     return _look("neuron", context, neuron_devices.CHECK)
 
 
-def _no_neuron(context: InstanceContext) -> str:
+def no_neuron(context: InstanceContext) -> str:
+    """Return that the node should have no Neuron device, where that is so."""
     if context.checks.expected.profile.neuron_devices or neuron_devices.probe(context.checks):
         return ""
     return "the node has no Neuron device, and the profile expects none"
@@ -63,5 +64,5 @@ def _no_efa(context: InstanceContext) -> str:
 
 
 GPU_COUNT = InstanceCheck("gpu_count", _gpus, no_gpu)
-NEURON = InstanceCheck("neuron", _neuron, _no_neuron)
+NEURON = InstanceCheck("neuron", _neuron, no_neuron)
 EFA_COUNT = InstanceCheck("efa_count", _efa, _no_efa)

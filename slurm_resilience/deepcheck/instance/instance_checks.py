@@ -11,6 +11,7 @@ from slurm_resilience.deepcheck.instance.efa_loopback import EFA_LOOPBACK
 from slurm_resilience.deepcheck.instance.hardware import EFA_COUNT, GPU_COUNT, NEURON
 from slurm_resilience.deepcheck.instance.instance_check import InstanceCheck
 from slurm_resilience.deepcheck.instance.local_collectives import COLLECTIVES
+from slurm_resilience.deepcheck.instance.neuron_collectives import NEURON_COLLECTIVES
 from slurm_resilience.deepcheck.instance.torch_burn import CPU_BURN, GPU_BURN
 from slurm_resilience.errors import UsageError
 
@@ -22,6 +23,7 @@ INSTANCE_CHECKS: tuple[InstanceCheck, ...] = (
     CPU_STRESS,
     DISK,
     EFA_LOOPBACK,
+    NEURON_COLLECTIVES,
     COLLECTIVES,
     GPU_BURN,
     DCGM_R2,

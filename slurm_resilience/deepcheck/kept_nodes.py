@@ -15,7 +15,7 @@ from slurm_resilience.deepcheck.node_choice import (
     choose_node,
     kept_nodes,
 )
-from slurm_resilience.errors import NotFound, SlurmError, SresError
+from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.slurm.hostlists import fold
 
 if TYPE_CHECKING:
@@ -93,12 +93,18 @@ class NodeKeeper:
             SresError: Slurm refuses, and nothing is kept.
         """
         name = f"sres-deepcheck-{secrets.token_hex(4)}"
+        is_refused = False
         try:
-            self._door.reserve(name, names, minutes, user)
+            try:
+                self._door.reserve(name, names, minutes, user)
+            except SresError as error:
+                is_refused = not isinstance(error, SlurmUnreachable)
+                raise
             yield name
         finally:
-            # Also where the answer to `reserve` was not waited for: it may have been made.
-            self._release(name)
+            # Also where the answer was not waited for, or did not come: it may have been made.
+            if not is_refused:
+                self._release(name)
 
     def _release(self, name: str) -> None:
         with suppress(SresError):

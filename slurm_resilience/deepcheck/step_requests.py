@@ -41,6 +41,8 @@ class CollectiveRequest(msgspec.Struct, frozen=True):
     smallest_bytes: int = 8
     largest_bytes: int = 4 << 20
     factor: int = 8
+    passes: int = 1
+    """The sizes are measured so many times, each a row."""
     gpus: bool = False
     budget_seconds: float = 60.0
     """A sweep ends early, after the size at which this time is over."""

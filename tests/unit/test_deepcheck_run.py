@@ -26,7 +26,13 @@ from slurm_resilience.deepcheck.step_lines import (
     as_lines,
 )
 from slurm_resilience.deepcheck.step_requests import CollectiveRequest
-from slurm_resilience.errors import SlurmError, UsageError
+from slurm_resilience.errors import (
+    NotPermitted,
+    SlurmError,
+    SlurmUnreachable,
+    SresError,
+    UsageError,
+)
 from slurm_resilience.model import Node
 from slurm_resilience.slurm.hostlists import expand
 from slurm_resilience.slurm.maintenance import Reservation, StepOrder
@@ -64,6 +70,7 @@ class Door:
         self.refusals: list[str] = []
         self.orders: list[StepOrder] = []
         self.code = 0
+        self.refused: SresError | None = None
 
     def nodes(self) -> tuple[Node, ...]:
         return tuple(self.shown.values())
@@ -72,6 +79,8 @@ class Door:
         return ()
 
     def reserve(self, name: str, nodes: Sequence[str], minutes: int, user: str) -> None:
+        if self.refused is not None:
+            raise self.refused
         self.done.append(f"reserve {','.join(nodes)} for {user}")
 
     def release(self, name: str) -> None:
@@ -191,6 +200,19 @@ def test_an_interrupt_gives_the_nodes_back(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(door, tmp_path, "instance")
     assert door.done == ["reserve n1 for root", "cancel", "release"]
+
+
+def test_a_reservation_that_slurm_refused_is_not_removed(tmp_path: Path) -> None:
+    door = Door([node(1)], passes)
+    door.refused = NotPermitted("Invalid user id")
+    with pytest.raises(NotPermitted):
+        run(door, tmp_path, "instance")
+    assert door.done == []
+    # Without an answer it may have been made all the same.
+    door.refused = SlurmUnreachable("no answer within 20 s")
+    with pytest.raises(SlurmUnreachable):
+        run(door, tmp_path, "instance")
+    assert door.done == ["cancel", "release"]
 
 
 def test_a_reservation_that_is_still_in_use_is_tried_again(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def _sweep(
     sizes = sweep_sizes(request.smallest_bytes, request.largest_bytes, request.factor)
     begun = SYSTEM_CLOCK.monotonic()
     rows: list[SweepRow] = []
-    for size in sizes:
+    for size in sizes * request.passes:
         rows.append(_measure(collective, size, rank, device))
         over = SYSTEM_CLOCK.monotonic() - begun > request.budget_seconds
         if _agreed(int(over), device):

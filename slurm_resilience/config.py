@@ -178,6 +178,8 @@ class RecoverySettings(_Section, frozen=True):
     max_replacements: int = 3
     """Replacements of one node within ``recurrence_window`` for faults that sresctld found; the
     next such fault has it kept out of service until a person has looked."""
+    max_repairs: int = 3
+    """The same for repairs of any kind of one machine, whatever nodes it was."""
 
     validate: tuple[str, ...] = ()
     """Run on a node after its repair, before it is given back, with its name behind it; it must end
@@ -401,7 +403,13 @@ _POSITIVE = {
         "check_per_hour",
         "quiet",
     ),
-    "recovery": ("validate_timeout", "flap_window", "recurrence_window", "max_replacements"),
+    "recovery": (
+        "validate_timeout",
+        "flap_window",
+        "recurrence_window",
+        "max_replacements",
+        "max_repairs",
+    ),
     "replace": (
         "timeout",
         "attempts",

@@ -178,7 +178,12 @@ def _sres(spec: LabSpec, plan: ConfPlan, lab: PurePath) -> str:
             "partition_per_hour": 1000,
             "check_per_hour": 1000,
         },
-        "recovery": {"max_flaps": 1000, "max_reboots": 1000, "max_replacements": 1000},
+        "recovery": {
+            "max_flaps": 1000,
+            "max_reboots": 1000,
+            "max_replacements": 1000,
+            "max_repairs": 1000,
+        },
         "replace": {
             "program": [f"{lab}/bin/replace-node"],
             "silent_for": 5.0,

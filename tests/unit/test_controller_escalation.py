@@ -52,7 +52,7 @@ def test_the_first_fault_reboots_and_the_next_one_replaces() -> None:
     "known",
     [
         repair(REBOOT, machine="the one before"),
-        repair(REBOOT, name="n2"),
+        repair(REBOOT, machine="machine-n2", name="n2"),
         repair(REPLACE),
     ],
 )
@@ -62,6 +62,44 @@ def test_another_machines_reboot_does_not_count(known: Repair) -> None:
 
 def test_a_reboot_of_an_unknown_machine_counts() -> None:
     assert mark(repairs=(repair(REBOOT, machine=""),)).action == REPLACE
+
+
+def test_a_reboot_counts_for_the_machine_under_another_name_too() -> None:
+    assert mark(repairs=(repair(REBOOT, name="n2"),)).action == REPLACE
+
+
+def lemon(repairs: int, **more: Any) -> Any:
+    """A silent node whose machine was repaired so often, as another node too."""
+    names = ("n7", "n1", "n1", "n1")
+    known = tuple(repair(REBOOT, 10 + i, "machine-n1", names[i]) for i in range(repairs))
+    seen = empty(replaced=0, **more)
+    memory = msgspec.structs.replace(seen.memory, repairs=known)
+    out = {"n1": node("n1", "DOWN", more.get("action", REPLACE))}
+    return msgspec.structs.replace(seen, memory=memory, nodes=out)
+
+
+@pytest.mark.parametrize("action", [REBOOT, REPLACE])
+def test_a_machine_that_was_repaired_too_often_is_a_lemon(action: str) -> None:
+    said = decision(lemon(3, action=action)).actions
+    (given_up,) = [a for a in said if isinstance(a, act.Transition)]
+    assert given_up.event is NodeEvent.GAVE_UP
+    assert "its machine machine-n1 is a lemon: repaired 3 times within 7 d" in given_up.reason
+    assert "(as n1, n7), a person must look" in given_up.reason
+    assert not [a for a in said if isinstance(a, act.StartReplacement)]
+
+
+def test_fewer_repairs_or_a_persons_request_make_no_lemon() -> None:
+    for seen in (lemon(2), lemon(3, kind="requested")):
+        assert len(actions(seen, act.StartReplacement)) == 1
+    later = config(recovery={"max_repairs": 4})
+    assert len(actions(lemon(3), act.StartReplacement, later)) == 1
+
+
+def test_a_new_machine_under_the_name_is_none() -> None:
+    seen = lemon(3)
+    agents = {"n1": msgspec.structs.replace(seen.agents["n1"], instance="machine-new")}
+    seen = msgspec.structs.replace(seen, agents=agents)
+    assert len(actions(seen, act.StartReplacement)) == 1
 
 
 def test_more_reboots_may_be_allowed() -> None:

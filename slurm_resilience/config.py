@@ -101,10 +101,11 @@ class LifecycleSettings(_Section, frozen=True):
 
     directory: str = ""
     """They lie here: `NN-name`, and HyperPod's `on_create.sh`. Empty: none are run."""
-    timeout: float = 600.0
+    timeout: float = 300.0
     """Seconds for one script."""
-    total_timeout: float = 1800.0
-    """Seconds for all of them."""
+    total_timeout: float = 600.0
+    """Seconds for all of them. A repaired node has `replace.return_timeout` to boot and run
+    them."""
     asks_for: Literal["monitor", "reboot", "replace"] = "reboot"
     """The severity of a script that fails."""
     start_slurmd: tuple[str, ...] = ("systemctl", "start", "slurmd")

@@ -38,7 +38,7 @@ from slurm_resilience.lifecycle.script_runner import MAX_LOG_BYTES, run_script
 from slurm_resilience.lifecycle.script_set import LifecycleScript, scripts_of
 
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-DEFAULT_TIMEOUT_SECONDS, DEFAULT_TOTAL_SECONDS = 600.0, 1800.0
+DEFAULT_TIMEOUT_SECONDS, DEFAULT_TOTAL_SECONDS = 300.0, 600.0
 LOG_NAME = "lifecycle.log"
 LOCK_NAME = "lock"
 

@@ -145,17 +145,20 @@ def wrap(kind: str, world: int) -> nn.Module:
     return net
 
 
-def gradients(rank: int, _: Any, kind: str, world: int, tokens: bool) -> list[Any]:
+def gradients(
+    rank: int, _: Any, kind: str, world: int, tokens: bool, size: int = SIZE
+) -> list[Any]:
     net = wrap(kind, world)
+    count = SIZE * COUNT // size
     loader = ReplayLoader(
-        Points(), global_batch=SIZE, rank=rank, world=world, microbatches=COUNT, cache=False
+        Points(), global_batch=size, rank=rank, world=world, microbatches=count, cache=False
     )
     steps = MicrobatchSteps(
         [net],
         loader,
-        size=SIZE,
-        length=COUNT,
-        full=COUNT,
+        size=size,
+        length=count,
+        full=count,
         same_bits=kind == "same bits",
         rate="constant",
         device=torch.device("cpu"),
@@ -174,6 +177,24 @@ def gradients(rank: int, _: Any, kind: str, world: int, tokens: bool) -> list[An
     return [gradient.tolist() for gradient in whole]
 
 
+def whole_batch(tokens: bool) -> list[torch.Tensor]:
+    """Return the gradients of all samples, computed at once."""
+    columns = zip(*(Points()[number] for number in range(SIZE * COUNT)), strict=True)
+    x, y, index = (torch.stack([torch.as_tensor(one) for one in column]) for column in columns)
+    net = build()
+    losses = (net(x) - y).square().view(-1)
+    weights = index % 3 if tokens else torch.ones_like(index)
+    ((losses * weights).sum() / weights.sum()).backward()
+    return [p.grad for p in net.parameters() if p.grad is not None]
+
+
+def equal(told: list[list[Any]], gradients: list[torch.Tensor]) -> None:
+    """Assert it, for what each rank told, up to rounding."""
+    for of in told:
+        for found, gradient in zip(of, gradients, strict=True):
+            torch.testing.assert_close(torch.tensor(found), gradient, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize(
     ("kind", "world"),
@@ -182,13 +203,11 @@ def gradients(rank: int, _: Any, kind: str, world: int, tokens: bool) -> list[An
 def test_gradients_are_those_of_the_whole_batch(
     tmp_path: Path, kind: str, world: int, tokens: bool
 ) -> None:
-    x, y, index = (torch.stack(column) for column in zip(*[
-        (a, b, torch.tensor(i)) for a, b, i in (Points()[i] for i in range(SIZE * COUNT))
-    ], strict=True))  # fmt: skip
-    net = build()
-    losses = (net(x) - y).square().view(-1)
-    weights = index % 3 if tokens else torch.ones_like(index)
-    ((losses * weights).sum() / weights.sum()).backward()
-    for told in run(gradients, world, tmp_path, kind, world, tokens):
-        for found, parameter in zip(told, net.parameters(), strict=True):
-            torch.testing.assert_close(torch.tensor(found), parameter.grad, rtol=1e-4, atol=1e-6)
+    equal(run(gradients, world, tmp_path, kind, world, tokens), whole_batch(tokens))
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "plain", "same bits"])
+def test_a_rank_without_a_microbatch_takes_part(tmp_path: Path, kind: str) -> None:
+    """Three ranks share two microbatches."""
+    size = SIZE * COUNT // 2
+    equal(run(gradients, 3, tmp_path, kind, 3, False, size), whole_batch(False))

@@ -46,10 +46,12 @@ class AveragedSums:
 
     def __init__(self, nets: Sequence[nn.Module], world: int) -> None:
         self._nets = nets
-        self._parameters = list(_trained(nets))
+        self._parameters: list[nn.Parameter] = []
         self._world = world
 
     def begin(self, step: StepSpan) -> None:
+        # In each step anew: a program may unfreeze some in the middle.
+        self._parameters = list(_trained(self._nets))
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -69,10 +71,12 @@ class PlainSums:
     """Gradients of nets that each rank holds whole, in the order that is fastest."""
 
     def __init__(self, nets: Sequence[nn.Module], world: int) -> None:
+        self._nets = nets
         self._layout = GradientLayout(nets)
         self._world = world
 
     def begin(self, step: StepSpan) -> None:
+        self._layout = GradientLayout(self._nets)
         self._layout.clear()
 
     def before(self, *, last: bool) -> None:
@@ -110,6 +114,7 @@ class TreeSums:
     def begin(self, step: StepSpan) -> None:
         self._step = step
         self._sum = TreeSum(step.count, _add)
+        self._layout = GradientLayout(self._nets)
         self._layout.clear()
         self._present = self._layout.present()
 
@@ -134,6 +139,8 @@ class TreeSums:
             out = torch.empty(size, dtype=dtype, device=device)
             sum_over_ranks(own, shares, self._step.count, out)
             totals.append(out)
+        # What a wrapper is used for besides goes on as usual.
+        _let_synchronize(self._nets, True)
         self._layout.put(totals, divisor, present)
 
 

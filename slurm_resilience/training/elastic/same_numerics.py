@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,7 +19,7 @@ def numerics(device: torch.device) -> dict[str, str]:
         "torch": str(torch.__version__),
         "threads (OMP_NUM_THREADS, torch.set_num_threads)": str(torch.get_num_threads()),
         "float32 matmul precision": torch.get_float32_matmul_precision(),
-        "processor": torch.backends.cpu.get_cpu_capability(),
+        "processor": f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}",
         "device": device.type,
     }
     if device.type == "cuda":
@@ -25,6 +27,15 @@ def numerics(device: torch.device) -> dict[str, str]:
         found["deterministic algorithms"] = str(torch.are_deterministic_algorithms_enabled())
         found["cuDNN's benchmark"] = str(torch.backends.cudnn.benchmark)
     return found
+
+
+def _processor() -> str:
+    """Return the processor's name as the kernel tells it; empty: it does not."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return ""
 
 
 def refuse_differences(said: Sequence[dict[str, str]]) -> None:

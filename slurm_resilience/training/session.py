@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from slurm_resilience.errors import UsageError
 from slurm_resilience.launcher import control_socket
 from slurm_resilience.mesh.model import GenerationEnd
+from slurm_resilience.training.elastic.gradient_sums import is_sharded
 from slurm_resilience.training.elastic.microbatch_step import MicrobatchStep
 from slurm_resilience.training.elastic.microbatches import MicrobatchSteps, step_length
 from slurm_resilience.training.elastic.rates import RatePolicy
@@ -285,10 +286,13 @@ class Session:
         if steps is not None and not count:
             raise UsageError("steps= needs count=; with per_rank= say how long by epochs=")
         many = None if steps is None else steps * length
-        more = loader_kwargs | {"microbatches": length}
+        nets = [net] if isinstance(net, nn.Module) else list(net)
+        sharded = same_bits and is_sharded(nets)
+        together = participant.options.replica_size if sharded else 1
+        more = loader_kwargs | {"microbatches": length, "together": together}
         loader = participant.loaders.open(name, source, size, many, participant.group, more)
         found = MicrobatchSteps(
-            [net] if isinstance(net, nn.Module) else list(net),
+            nets,
             loader,
             size=size,
             length=length,
@@ -296,9 +300,23 @@ class Session:
             same_bits=same_bits,
             rate=rate,
             device=self.device,
+            together=together,
+            group=self._same_shard(together),
             waits=self._waits_for_gradients,
         )
         return self._steps(loader, found)
+
+    def _same_shard(self, together: int) -> dist.ProcessGroup | None:
+        """Make the group of the ranks that hold the same shard as this one; None: all ranks."""
+        if together == 1:
+            return None
+        found: dist.ProcessGroup | None = None
+        with self._participant.group.more(for_collectives=True):
+            for shard in range(together):
+                ranks = list(range(shard, self.world, together))
+                group = dist.new_group(ranks)
+                found = group if self.rank in ranks else found
+        return found
 
     def _waits_for_gradients(self) -> None:
         if self._participant.watch is not None:

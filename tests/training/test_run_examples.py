@@ -79,6 +79,19 @@ def test_ddp_goes_on_with_one_rank_less(tmp_path: Path) -> None:
     assert any(disk.iterdir())
 
 
+def test_any_number_of_ranks_ends_with_the_same_bits(tmp_path: Path) -> None:
+    words = ("--standby=0", str(EXAMPLES / "elastic.py"), "--steps=12", "--same-bits")
+    alone = launch(tmp_path, "--nproc=1", *words, inject="")
+    assert alone.returncode == 0, alone.stderr[-4000:]
+    done = launch(tmp_path, "--nproc=2", *words)
+    # Alone, rank 0 may end before the other is back: of a rank that is not replaced no line tells.
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "rank 1: SIGKILL" in done.stderr, done.stderr[-4000:]
+    ends = [re.findall("^parameters (.+)$", one.stdout, re.MULTILINE) for one in (alone, done)]
+    assert len(ends[0]) == 1
+    assert ends[0] == ends[1], done.stderr[-4000:]
+
+
 def test_a_lost_shard_comes_from_the_other_copy(tmp_path: Path) -> None:
     done = launch(tmp_path, "--nproc=4", "--standby=0", str(EXAMPLES / "fsdp.py"), "--steps=10")
     found = went_on(done, 10)

@@ -78,8 +78,9 @@ class RankThreads:
     def all_gather_object(self, out: list[Any], value: Any) -> None:
         out[:] = self._exchange("all_gather_object", value)
 
-    def all_gather_into_tensor(self, out: torch.Tensor, value: torch.Tensor) -> None:
-        out.copy_(torch.cat(self._exchange("all_gather_into_tensor", value.clone())))
+    def all_gather(self, out: list[torch.Tensor], value: torch.Tensor, group: None) -> None:
+        for target, given in zip(out, self._exchange("all_gather", value.clone()), strict=True):
+            target.copy_(given)
 
     def all_to_all_single(
         self,
@@ -87,6 +88,7 @@ class RankThreads:
         value: torch.Tensor,
         output_split_sizes: list[int],
         input_split_sizes: list[int],
+        group: None,
     ) -> None:
         assert sum(input_split_sizes) == value.numel()
         given = self._exchange("all_to_all", (value.clone(), input_split_sizes))
@@ -99,7 +101,7 @@ class RankThreads:
 def in_threads(monkeypatch: pytest.MonkeyPatch, world: int, body: Callable[[int], Any]) -> Any:
     """Run ``body(rank)`` on a world of threads; return the answers, and the world."""
     ranks = RankThreads(world)
-    names = ("all_reduce", "all_gather_object", "all_gather_into_tensor", "all_to_all_single")
+    names = ("all_reduce", "all_gather_object", "all_gather", "all_to_all_single")
     door = SimpleNamespace(**{name: getattr(ranks, name) for name in names})
     door.group = SimpleNamespace(WORLD=None)
     for room in ROOMS:

@@ -35,6 +35,26 @@ def test_each_microbatch_has_one_rank_and_all_make_the_same_calls(
 
 
 @settings(deadline=None)
+@given(counts, st.integers(1, 12), st.integers(1, 5))
+def test_ranks_of_a_group_take_turns_and_each_round_is_the_same_in_any_world(
+    count: int, groups: int, together: int
+) -> None:
+    shares = plan(StepSpan(0, count), groups * together, together)
+    assert sorted(number for share in shares for number in share.own) == list(range(count))
+    assert len({len(share.calls) for share in shares}) == 1
+    rounds: dict[int, list[int]] = {}
+    for rank, share in enumerate(shares):
+        assert share.leaves == shares[rank - rank % together].leaves
+        for leaf, (number, counts) in zip(share.leaves, share.calls, strict=False):
+            rounds.setdefault(leaf, []).extend([number] if counts else [])
+            assert number // together == leaf or not counts
+    whole = range(0, count, together)
+    assert [sorted(rounds[leaf]) for leaf in sorted(rounds)] == [
+        list(range(begin, min(begin + together, count))) for begin in whole
+    ]
+
+
+@settings(deadline=None)
 @given(st.lists(st.tuples(worlds, st.integers(0, 20)), min_size=1, max_size=30), counts)
 def test_no_microbatch_is_lost_or_repeated_through_any_changes(
     changes: list[tuple[int, int]], count: int
@@ -59,10 +79,12 @@ def test_the_weights_of_all_calls_sum_to_one(sizes: list[int], world: int) -> No
     assert found == 1
 
 
-@pytest.mark.parametrize(("count", "world"), [(0, 2), (4, 0)])
-def test_a_step_without_microbatches_or_ranks_is_refused(count: int, world: int) -> None:
+@pytest.mark.parametrize(("count", "world", "together"), [(0, 2, 1), (4, 0, 1), (4, 3, 2)])
+def test_a_step_without_microbatches_or_ranks_is_refused(
+    count: int, world: int, together: int
+) -> None:
     with pytest.raises(UsageError, match="cannot be shared"):
-        plan(StepSpan(0, count), world)
+        plan(StepSpan(0, count), world, together)
 
 
 # --- the tree -------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ class Wanted(NamedTuple):
 
     group: str
     leader: bool
+    together: int
     microbatches: int
     """Those of a turn; 0: each turn is a share of one batch."""
 
@@ -104,6 +105,7 @@ class ReplayLoader:
         microbatches: 0, or: ``global_batch`` is the size of a microbatch, positions and ``steps``
             count microbatches, and each turn gives the list of those microbatches that are this
             rank's of the next so many.
+        together: with ``microbatches``: ranks that hold a model together and take turns.
 
     Attributes:
         samples: (share,) int64, sample indices of the last share; empty for whole batches.
@@ -140,6 +142,7 @@ class ReplayLoader:
         autocommit: bool = True,
         name: str = "",
         microbatches: int = 0,
+        together: int = 1,
     ) -> None:
         if min(prefetch_length, lookback_length, max_bytes) < 0 or threads < 1:
             raise UsageError(
@@ -160,7 +163,7 @@ class ReplayLoader:
         words += [known.length] if known and known.kind == "map" else ["stream", epochs]
         self._home = BatchCache(identity(words), cache, max_bytes, self._warn)
         self._home.settle(group, rank, leader)
-        self._wanted = Wanted(group, leader, microbatches)
+        self._wanted = Wanted(group, leader, together, microbatches)
         found = known or self._home.about(lambda: about(opening()))
         opening.expected = found
         self.kind = found.kind
@@ -230,7 +233,8 @@ class ReplayLoader:
         order = self.order
         if self._wanted.microbatches:
             sizes = tuple(found.note["sizes"])
-            own = plan(StepSpan(number, len(sizes)), self.world)[self.rank].own
+            step, together = StepSpan(number, len(sizes)), self._wanted.together
+            own = plan(step, self.world, together)[self.rank].own
             # A stream's samples have no indices of their own.
             own = own if self.kind == "map" else range(0)
             none = np.empty(0, np.int64)
@@ -328,6 +332,7 @@ class ReplayLoader:
         wanted = Wanted(
             before.group if group is None else group,
             before.leader if leader is None else leader,
+            before.together,
             microbatches or before.microbatches,
         )
         _check(rank, world, self.order.global_batch, wanted.microbatches)
@@ -350,8 +355,9 @@ class ReplayLoader:
         reader: Reader = self._reader
         namer = _namer(self.order if self.kind == "map" else None, rank, world)
         if stride:
-            reader = MicrobatchReader(reader, self.order, stride, self.end)
-            namer = _namer_of_steps(rank, world, stride, self.end)
+            together = self._wanted.together
+            reader = MicrobatchReader(reader, self.order, stride, self.end, together)
+            namer = _namer_of_steps(f"{rank}of{world}by{together}of", stride, self.end)
         return BatchTarget(
             rank, world, reader, self._home.store, self._home.group, namer, max(stride, 1)
         )
@@ -436,6 +442,6 @@ def _namer(order: SampleOrder | None, rank: int, world: int) -> Callable[[int], 
     return name
 
 
-def _namer_of_steps(rank: int, world: int, stride: int, end: int | None) -> Callable[[int], str]:
+def _namer_of_steps(prefix: str, stride: int, end: int | None) -> Callable[[int], str]:
     """Names this rank's part of a step, by the number of microbatches that the step has."""
-    return lambda first: f"{rank}of{world}of{stride if end is None else min(stride, end - first)}"
+    return lambda first: f"{prefix}{stride if end is None else min(stride, end - first)}"

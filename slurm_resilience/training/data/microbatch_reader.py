@@ -17,13 +17,17 @@ class MicrobatchReader:
         order: of a map-style dataset.
         stride: microbatches of a full step.
         end: the first microbatch that the run does not have; None: the source says.
+        together: ranks that hold a model together, see `plan`.
     """
 
-    def __init__(self, reader: Reader, order: SampleOrder, stride: int, end: int | None) -> None:
+    def __init__(
+        self, reader: Reader, order: SampleOrder, stride: int, end: int | None, together: int
+    ) -> None:
         self._reader = reader
         self._order = order
         self._stride = stride
         self._end = end
+        self._together = together
 
     def read(self, number: int, rank: int, world: int, before: Before) -> SourceSample:
         """Fetch the microbatches of a rank, of the step that begins at ``number``.
@@ -36,7 +40,7 @@ class MicrobatchReader:
 
     def _by_index(self, first: int, rank: int, world: int) -> SourceSample:
         count = self._stride if self._end is None else min(self._stride, self._end - first)
-        share = plan(StepSpan(first, count), world)[rank]
+        share = plan(StepSpan(first, count), world, self._together)[rank]
         wanted = share.own or [share.first]
         batches = [self._reader.read(number, 0, 1, _unknown).batch for number in wanted]
         sizes = [self._order.size(number) for number in range(first, first + count)]
@@ -53,7 +57,7 @@ class MicrobatchReader:
             found.append(read)
         if not found:
             return SourceSample("end")
-        share = plan(StepSpan(0, len(found)), world)[rank]
+        share = plan(StepSpan(0, len(found)), world, self._together)[rank]
         batches = [found[number].batch for number in share.own or [share.first]]
         last = found[-1]
         note: dict[str, Any] = {**last.note, "sizes": [one.note["size"] for one in found]}

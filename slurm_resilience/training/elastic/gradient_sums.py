@@ -13,11 +13,12 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.training import compat
-from slurm_resilience.training.elastic.plan import StepSpan, plan
+from slurm_resilience.training.elastic.plan import MicrobatchShare, StepSpan, plan
 from slurm_resilience.training.elastic.reduction_tree import TreeNode, TreeSum
 from slurm_resilience.training.elastic.tree_exchange import sum_over_ranks
 
@@ -31,8 +32,8 @@ class GradientSums(Protocol):
     def before(self, *, last: bool) -> None:
         """Prepare for the forward of a microbatch; ``last``: this rank makes no other."""
 
-    def after(self, number: int, *, counts: bool) -> None:
-        """Take the gradient of a microbatch, or drop it where it only padded."""
+    def after(self, call: int) -> None:
+        """Take the gradient of this rank's microbatch of that number, from 0."""
 
     def finish(self, divisor: float) -> None:
         """Give each parameter the gradient of the whole step."""
@@ -58,7 +59,7 @@ class AveragedSums:
     def before(self, *, last: bool) -> None:
         _let_synchronize(self._nets, last)
 
-    def after(self, number: int, *, counts: bool) -> None:
+    def after(self, call: int) -> None:
         """Do nothing: autograd has added the gradient, with weight 0 where it only padded."""
 
     def finish(self, divisor: float) -> None:
@@ -82,7 +83,7 @@ class PlainSums:
     def before(self, *, last: bool) -> None:
         """Do nothing: no wrapper communicates."""
 
-    def after(self, number: int, *, counts: bool) -> None:
+    def after(self, call: int) -> None:
         """Do nothing: autograd has added the gradient, with weight 0 where it only padded."""
 
     def finish(self, divisor: float) -> None:
@@ -98,22 +99,39 @@ class PlainSums:
 class TreeSums:
     """Gradients of nets that each rank holds whole, in an order that the world does not change.
 
-    Until a step's end it keeps one sum for each whole node of this rank's part of the tree: for n
-    microbatches at most ``2 * log2(n) + 1`` copies of the gradient, as a rule one or two.
+    Ranks that hold a copy together (FSDP over its replica alone) add up their own round; the tree
+    adds up the rounds, each rank for its shard. Until a step's end this keeps one sum for each
+    whole node of this rank's part of the tree: for n rounds at most ``2 * log2(n) + 1`` copies of
+    the gradient, as a rule one or two.
+
+    Args:
+        together: ranks that hold a copy together.
+        group: the ranks that hold the same shard; None: all ranks.
     """
 
-    def __init__(self, nets: Sequence[nn.Module], rank: int, world: int) -> None:
+    def __init__(
+        self,
+        nets: Sequence[nn.Module],
+        rank: int,
+        world: int,
+        together: int = 1,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         self._nets = nets
         self._layout = GradientLayout(nets)
         self._rank = rank
         self._world = world
-        self._step = StepSpan(0, 1)
+        self._together = together
+        self._group = group
+        self._shares: Sequence[MicrobatchShare] = ()
+        self._rounds = 1
         self._present: list[int] = []
         self._sum = TreeSum[list[torch.Tensor]](1, _add)
 
     def begin(self, step: StepSpan) -> None:
-        self._step = step
-        self._sum = TreeSum(step.count, _add)
+        self._shares = plan(StepSpan(0, step.count), self._world, self._together)
+        self._rounds = -(-step.count // self._together)
+        self._sum = TreeSum(self._rounds, _add)
         self._layout = GradientLayout(self._nets)
         self._layout.clear()
         self._present = self._layout.present()
@@ -121,15 +139,17 @@ class TreeSums:
     def before(self, *, last: bool) -> None:
         _let_synchronize(self._nets, False)
 
-    def after(self, number: int, *, counts: bool) -> None:
-        if counts:
+    def after(self, call: int) -> None:
+        leaves = self._shares[self._rank].leaves
+        if call < len(leaves):
             present = self._layout.present()
             self._present = [max(pair) for pair in zip(self._present, present, strict=True)]
-            self._sum.put(TreeNode(0, number - self._step.first), self._layout.take())
+            self._sum.put(TreeNode(0, leaves[call]), self._layout.take())
         self._layout.clear()
 
     def finish(self, divisor: float) -> None:
-        shares = plan(StepSpan(0, self._step.count), self._world)
+        peers = self._shares[self._rank % self._together :: self._together]
+        leaves = [share.leaves for share in peers]
         present = agreed(self._present) if self._world > 1 else self._present
         parts = [flats for _, flats in self._sum.parts]
         self._sum = TreeSum(1, _add)
@@ -137,32 +157,62 @@ class TreeSums:
         for number, (size, dtype, device) in enumerate(self._layout.flats):
             own = [part[number] for part in parts]
             out = torch.empty(size, dtype=dtype, device=device)
-            sum_over_ranks(own, shares, self._step.count, out)
+            sum_over_ranks(own, leaves, self._rounds, out, self._group)
             totals.append(out)
         # What a wrapper is used for besides goes on as usual.
         _let_synchronize(self._nets, True)
-        self._layout.put(totals, divisor, present)
+        # FSDP has averaged over the ranks of a copy.
+        self._layout.put(totals, divisor / self._together, present)
 
 
-def sums_of(nets: Sequence[nn.Module], *, rank: int, world: int, same_bits: bool) -> GradientSums:
+def sums_of(
+    nets: Sequence[nn.Module],
+    *,
+    rank: int,
+    world: int,
+    same_bits: bool,
+    together: int = 1,
+    group: dist.ProcessGroup | None = None,
+) -> GradientSums:
     """Return what adds up the gradients of these nets.
+
+    Args:
+        together: ranks that hold a copy of the nets together, if ``same_bits``.
+        group: the ranks that hold the same shard; None: all ranks.
 
     Raises:
         UsageError: they cannot be added up in this way.
     """
-    sharded, wrapped = _is_sharded(nets), [_is_ddp(net) for net in nets]
-    if same_bits and sharded:
-        raise UsageError(
-            "same_bits=True needs nets that each rank holds whole: FSDP adds up gradients in an "
-            "order of its own. Leave it out, and results are equal up to rounding"
-        )
+    sharded, wrapped = is_sharded(nets), [_is_ddp(net) for net in nets]
     if any(wrapped) != all(wrapped) and not sharded:
         raise UsageError("of the nets of s.microbatches, wrap all with s.ddp, or none")
+    if sharded:
+        _refuse_layout(nets, together if same_bits else world, same_bits=same_bits)
     if same_bits:
-        return TreeSums(nets, rank, world)
+        return TreeSums(nets, rank, world, together, group)
     if sharded or all(wrapped):
         return AveragedSums(nets, world)
     return PlainSums(nets, world)
+
+
+def _refuse_layout(nets: Sequence[nn.Module], ranks: int, *, same_bits: bool) -> None:
+    """Refuse nets that are not sharded, and averaged, over so many ranks by FSDP itself."""
+    for parameter in _trained(nets):
+        if not isinstance(parameter, DTensor):
+            if same_bits:
+                raise UsageError(
+                    "same_bits=True needs nets that each rank holds whole, or parameters that "
+                    "fully_shard has sharded, all of them"
+                )
+            continue
+        mesh = parameter.device_mesh
+        if mesh.size() != ranks or (same_bits and mesh.ndim != 1):
+            wanted = 's.mesh()["shard"]' if same_bits else "s.mesh()"
+            option = "same_bits=True" if same_bits else "without same_bits"
+            raise UsageError(
+                f"s.microbatches {option} needs fully_shard(…, mesh={wanted}), a mesh of {ranks} "
+                f"ranks; this net has one of {tuple(mesh.shape)}"
+            )
 
 
 def agreed(values: list[int]) -> list[int]:
@@ -191,7 +241,7 @@ class GradientLayout:
     def flats(self) -> list[tuple[int, torch.dtype, torch.device]]:
         """Elements, type and device of each flat tensor."""
         return [
-            (sum(parameter.numel() for parameter in group), dtype, device)
+            (sum(_local(parameter).numel() for parameter in group), dtype, device)
             for (dtype, device), group in self._groups.items()
         ]
 
@@ -209,9 +259,9 @@ class GradientLayout:
         found = []
         for (dtype, device), group in self._groups.items():
             pieces = [
-                torch.zeros(parameter.numel(), dtype=dtype, device=device)
+                torch.zeros(_local(parameter).numel(), dtype=dtype, device=device)
                 if parameter.grad is None
-                else parameter.grad.detach().reshape(-1).to(dtype)
+                else _local(parameter.grad).reshape(-1).to(dtype)
                 for parameter in group
             ]
             found.append(torch.cat(pieces))
@@ -224,9 +274,29 @@ class GradientLayout:
             flat.div_(divisor)
             at = 0
             for parameter in group:
-                piece = flat[at : at + parameter.numel()].view(parameter.shape)
-                at += parameter.numel()
-                parameter.grad = piece.to(parameter.dtype) if there[id(parameter)] else None
+                own = _local(parameter)
+                piece = flat[at : at + own.numel()].view(own.shape).to(parameter.dtype)
+                at += own.numel()
+                parameter.grad = _as(parameter, piece) if there[id(parameter)] else None
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of it that this rank holds."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _as(parameter: nn.Parameter, piece: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a gradient in the form that the parameter's gradient has."""
+    if not isinstance(parameter, DTensor):
+        return piece
+    return DTensor.from_local(
+        piece,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def _add(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -256,7 +326,8 @@ def _let_synchronize(nets: Sequence[nn.Module], wanted: bool) -> None:
             inside.require_backward_grad_sync = wanted
 
 
-def _is_sharded(nets: Sequence[nn.Module]) -> bool:
+def is_sharded(nets: Sequence[nn.Module]) -> bool:
+    """Tell whether FSDP, of either generation, holds any of the parameters."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return False

@@ -31,6 +31,8 @@ class StepSetting(NamedTuple):
     seed: int
     rank: int
     world: int
+    together: int
+    """Ranks that hold one copy of the nets together; 1 unless they are added up in a tree."""
     rate_factor: float
     before_exchange: Callable[[], None]
     """Called before the ranks exchange their gradients."""
@@ -60,7 +62,7 @@ class MicrobatchStep:
         self.consumed = consumed
         self.rate_factor = setting.rate_factor
         self._setting = setting
-        self._share = plan(span, setting.world)[setting.rank]
+        self._share = plan(span, setting.world, setting.together)[setting.rank]
         self._calls = self._share.calls
         self._batches = batches
         self._sizes = sizes
@@ -86,7 +88,7 @@ class MicrobatchStep:
             self._at, self._turn = at, Turn.GIVEN
             self._sums.before(last=at == len(self._calls) - 1)
             rng.seed(mix(mix(self._setting.seed) + number))
-            yield self._batches[number - self._share.first]
+            yield self._batches[min(at, len(self._batches) - 1)]
             self.refuse_unfinished(whole=False)
 
     @property
@@ -114,7 +116,7 @@ class MicrobatchStep:
         own = self._sizes[number - self.span.first] if tokens is None else 1
         factor = own / self._setting.size if counts else 0.0
         (loss if factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
-        self._sums.after(number, counts=counts)
+        self._sums.after(self._at)
         if tokens is not None:
             self._tokens = (self._tokens or 0) + (int(tokens) if counts else 0)
         last = self._at == len(self._calls) - 1

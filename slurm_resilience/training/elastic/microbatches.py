@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from slurm_resilience.errors import UsageError
@@ -57,6 +58,8 @@ class MicrobatchSteps:
         size: samples of a full microbatch.
         length: microbatches of a full step in this world.
         full: microbatches of a full step in the full world.
+        together: ranks that hold one copy of the nets together, where the world must not matter.
+        group: the ranks that hold the same shard of it; None: all ranks.
     """
 
     def __init__(
@@ -70,11 +73,15 @@ class MicrobatchSteps:
         same_bits: bool,
         rate: RatePolicy,
         device: torch.device,
+        together: int = 1,
+        group: dist.ProcessGroup | None = None,
         waits: Callable[[], None],
     ) -> None:
         rank, world = loader.rank, loader.world
         self._loader = loader
-        self._sums = sums_of(nets, rank=rank, world=world, same_bits=same_bits)
+        self._sums = sums_of(
+            nets, rank=rank, world=world, same_bits=same_bits, together=together, group=group
+        )
         self._buffers: BufferWatch | None = None
         if same_bits:
             compare_ranks(device, world)
@@ -82,7 +89,9 @@ class MicrobatchSteps:
         factor = rate_factor(rate, length * size, full * size)
         self._waits = waits
         seed = loader.order.seed
-        self._setting = StepSetting(size, seed, rank, world, factor, self._before_exchange)
+        self._setting = StepSetting(
+            size, seed, rank, world, together, factor, self._before_exchange
+        )
 
     def step(self, first: int, batches: list[Any]) -> MicrobatchStep:
         """Make the step that begins at a microbatch.

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from slurm_resilience.training.elastic.plan import MicrobatchShare
 from slurm_resilience.training.elastic.reduction_tree import TreeNode, TreeSum, nodes_of
 
 PIECE_BYTES = 32 << 20
@@ -19,25 +18,34 @@ PIECE_BYTES = 32 << 20
 
 
 def sum_over_ranks(
-    own: list[torch.Tensor], shares: Sequence[MicrobatchShare], count: int, out: torch.Tensor
+    own: list[torch.Tensor],
+    leaves: Sequence[range],
+    count: int,
+    out: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Add up all microbatches of a step. A collective of all ranks.
+    """Add up all leaves of a step. A collective of the group.
 
     Args:
         own: flat sums of this rank's nodes, from left to right. They are overwritten.
-        shares: of all ranks, of a step that begins at 0.
-        count: microbatches of the step.
+        leaves: of each rank of the group, in the order of the ranks.
+        count: leaves of the step.
         out: gets the total, the same on each rank.
+        group: the ranks; None: all.
     """
-    nodes = [nodes_of(share.own, count) for share in shares]
-    elements = max(PIECE_BYTES // out.element_size(), len(shares))
+    nodes = [nodes_of(of, count) for of in leaves]
+    elements = max(PIECE_BYTES // out.element_size(), len(nodes))
     for begin in range(0, out.numel(), elements):
         piece = out[begin : begin + elements]
-        _sum_piece([part[begin : begin + elements] for part in own], nodes, count, piece)
+        _sum_piece([part[begin : begin + elements] for part in own], nodes, count, piece, group)
 
 
 def _sum_piece(
-    own: list[torch.Tensor], nodes: Sequence[list[TreeNode]], count: int, out: torch.Tensor
+    own: list[torch.Tensor],
+    nodes: Sequence[list[TreeNode]],
+    count: int,
+    out: torch.Tensor,
+    group: dist.ProcessGroup | None,
 ) -> None:
     world = len(nodes)
     total = TreeSum[torch.Tensor](count, torch.Tensor.add_)
@@ -59,11 +67,12 @@ def _sum_piece(
         send.view(-1),
         output_split_sizes=[many * length for many in rows],
         input_split_sizes=[len(own) * length] * world,
+        group=group,
     )
     parts = iter(received.view(sum(rows), length))
     for of in nodes:
         for node in of:
             total.put(node, next(parts))
-    whole = out.new_empty(world * length)
-    dist.all_gather_into_tensor(whole, total.total().contiguous())
-    out.copy_(whole[: out.numel()])
+    whole = out.new_empty(world, length)
+    dist.all_gather(list(whole.unbind()), total.total().contiguous(), group=group)
+    out.copy_(whole.view(-1)[: out.numel()])

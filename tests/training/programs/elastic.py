@@ -61,6 +61,17 @@ def come_late() -> None:
         time.sleep(0.05)
 
 
+def wait_for_the_lost(s: Session) -> None:
+    """Wait until the world ends because the lost rank is back."""
+    deadline = time.monotonic() + 90
+    assert s.watch is not None
+    with s.watch.pause():
+        while time.monotonic() < deadline:
+            s.check()
+            time.sleep(0.05)
+    sys.exit("the lost rank does not come back")
+
+
 @resilient(min_world=1)
 def train(s: Session) -> nn.Module:
     net, opt = s.once(build)
@@ -77,8 +88,8 @@ def train(s: Session) -> nn.Module:
         with s.update():
             opt.step()
         tell("step", s.step, s.generation, s.world)
-        if words.late:
-            time.sleep(0.1)
+        if words.late and s.world < SEATS and s.step >= 4:
+            wait_for_the_lost(s)
     return net
 
 

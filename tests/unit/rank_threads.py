@@ -17,7 +17,7 @@ import torch
 from slurm_resilience.training.elastic import gradient_sums, same_numerics, tree_exchange
 
 ROOMS = (gradient_sums, same_numerics, tree_exchange)
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 240
 
 
 class RankThreads:

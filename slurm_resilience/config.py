@@ -245,6 +245,12 @@ class ResumeSettings(_Section, frozen=True):
     max_per_hour: int = 10
     """Attempts within an hour that made no progress, whatever their cause."""
     max_attempts: int = 1000
+    max_per_node: int = 3
+    """Attempts of less than an hour without progress that may end on one node; then it is not used
+    any more."""
+    backoff: float = 5.0
+    """Seconds to wait before a program is started again that failed twice in a row by itself;
+    doubled each time."""
     swap_wait: float = 3600.0
     """Seconds to wait for an idle node before the job is requeued instead."""
     requeue_wait: float = 60.0
@@ -404,6 +410,7 @@ _POSITIVE = {
         "check_per_hour",
         "quiet",
     ),
+    "resume": ("max_per_node",),
     "recovery": (
         "validate_timeout",
         "flap_window",

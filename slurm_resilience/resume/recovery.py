@@ -98,6 +98,8 @@ class Recovery:
                 continue
             told = f"{chosen.kind}: {chosen.reason}"
             context.link.send(AttemptEnded(attempt, history[-1].code, told))
+            if self._pauses_in_vain(chosen):
+                return None
             if chosen.kind == "stop":
                 if cause.kind in ("node", "program"):
                     report.say(f"not resumed: {cause.reason}; {chosen.reason}")
@@ -132,6 +134,20 @@ class Recovery:
                 relaunched=0.0,
             )
             return NextAttempt(new_nodes, block)
+
+    def _pauses_in_vain(self, chosen: Plan) -> bool:
+        """Wait before the plan is carried out; return whether the job was over by then."""
+        allocation = self._context.allocation
+        allocation.suspects.update(chosen.avoid)
+        if not chosen.pause:
+            return False
+        report.say(f"waiting for {chosen.pause:.0f} s: the program has failed more than once")
+        if self._context.clock.wait(allocation.user_stop, chosen.pause):
+            return True
+        if allocation.refresh() in ("RUNNING", "SUSPENDED"):
+            return False
+        report.say("not resumed: the job is over")
+        return True
 
     def _facts(self, swap_failed: str, doubtful: Iterable[str] = ()) -> PlanFacts:
         facts = self._context.allocation.facts(self.step_size, swap_failed)

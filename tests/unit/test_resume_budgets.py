@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -10,8 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.config import ResumeSettings
+from slurm_resilience.resume.decide.budgets import (
+    LONGEST_PAUSE_SECONDS,
+    nodes_that_eat_attempts,
+    pause_before_next,
+)
 from slurm_resilience.resume.decide.classify import Cause, Ending
-from slurm_resilience.resume.decide.plan import Plan, PlanFacts, plan
+from slurm_resilience.resume.decide.plan import Plan, PlanFacts, after_task, plan
+from slurm_resilience.resume.decide.signatures import Category, Explanation, LogLine, Role
+from slurm_resilience.resume.live_step.live_plan import DeathRow, TaskDeaths
 
 LIMITS = ResumeSettings()
 LONG = LIMITS.progress_after + 1
@@ -102,3 +110,174 @@ def test_no_node_is_left_without_a_pattern(
 ) -> None:
     history = [ending(first_failed=first, nodes=nodes, ran_for=60.0) for first, nodes in endings]
     assert chosen(*history, facts=facts).kind == "stop"
+
+
+LINE = "RuntimeError: shapes do not fit"
+
+
+def log(text: str, category: Category = Category.BUG, name: str = "python-error") -> Explanation:
+    root = LogLine(1, name, category, Role.ROOT, text)
+    return Explanation(category, "it failed", root=root)
+
+
+@given(runs=st.lists(st.floats(LONG, 1e6), min_size=10, max_size=10))
+def test_the_same_line_in_the_log_is_the_same_bug_however_long_a_run_takes(
+    runs: list[float],
+) -> None:
+    times = [
+        ending(ran_for=ran, log=log(f"[rank{n}]: 10:0{n}:00,123 {LINE}"))
+        for n, ran in enumerate(runs)
+    ]
+    kinds = [chosen(*times[:n]).kind for n in range(1, 10)]
+    assert kinds.index("stop") <= LIMITS.max_relaunches
+    assert "it is a bug" in chosen(*times[: LIMITS.max_relaunches + 1]).reason
+
+
+def test_a_line_that_names_another_step_is_another_place() -> None:
+    times = [
+        ending(ran_for=LONG * 2**n, log=log(f"loss is nan at step {n}", name="not-a-number"))
+        for n in range(4)
+    ]
+    assert chosen(*times).kind == "relaunch"
+
+
+def test_a_cause_that_may_pass_is_tried_more_often() -> None:
+    def tries(category: Category, count: int, ran_for: float) -> str:
+        same = ending(ran_for=ran_for, log=log("NCCL error", category, "nccl-error"))
+        return chosen(*[same] * count).kind
+
+    assert [tries(Category.BUG, n, 60.0) for n in (1, 2)] == ["relaunch", "stop"]
+    passing = [tries(Category.TRANSIENT, n, 60.0) for n in (1, 2, 3, 4)]
+    assert passing == ["relaunch"] * 3 + ["stop"]
+    assert (tries(Category.BUG, 1, 2.0), tries(Category.TRANSIENT, 1, 2.0)) == ("stop", "relaunch")
+
+
+ENDINGS = st.lists(
+    st.builds(
+        ending,
+        progressed=st.booleans(),
+        faulty=st.sampled_from(({}, {}, {"n1": "x"}, {"n1": "x", "n2": "y"}, {"": "lost"})),
+        first_failed=st.sampled_from(("", "n1", "n2", "n3")),
+        ran_for=st.sampled_from((20.0, 60.0, 7200.0)),
+        code=st.sampled_from((1, 137)),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(history=ENDINGS, backoff=st.floats(0.0, 1e4))
+def test_each_further_try_waits_longer_but_the_first_and_those_after_a_node_s_fault(
+    history: list[Ending], backoff: float
+) -> None:
+    limits = msgspec.structs.replace(LIMITS, backoff=backoff)
+    pauses = [pause_before_next(tuple(history[:n]), limits) for n in range(1, len(history) + 1)]
+    before = 0.0
+    for end, pause in zip(history, pauses, strict=True):
+        assert 0.0 <= pause <= LONGEST_PAUSE_SECONDS
+        if end.progressed or end.faulty:
+            assert pause == 0.0
+        else:
+            assert pause >= before
+        before = pause
+    assert pauses[0] == 0.0
+
+
+@given(backoff=st.floats(0.1, 1e3))
+def test_a_pause_doubles(backoff: float) -> None:
+    limits = msgspec.structs.replace(LIMITS, backoff=backoff)
+    pauses = [pause_before_next((ENDED,) * n, limits) for n in range(1, 40)]
+    assert pauses[1] == min(backoff, LONGEST_PAUSE_SECONDS)
+    assert all(two == min(2 * one, LONGEST_PAUSE_SECONDS) for one, two in pairwise(pauses[1:]))
+
+
+def test_a_pause_that_ends_beyond_the_time_limit_is_not_begun() -> None:
+    short = msgspec.structs.replace(FACTS, seconds_left=LIMITS.time_margin + LIMITS.backoff - 1)
+    tries = [ending(code=137)] * 2
+    assert chosen(*tries).pause == LIMITS.backoff
+    assert chosen(*tries, facts=short).kind == "stop"
+    assert chosen(*tries[:1], facts=short).kind == "relaunch"
+
+
+@given(history=ENDINGS, most=st.integers(1, 4))
+def test_a_node_that_eats_attempts_is_known_by_their_number(
+    history: list[Ending], most: int
+) -> None:
+    limits = msgspec.structs.replace(LIMITS, max_per_node=most)
+    eaten: dict[str, int] = {}
+    for end in history:
+        if end.progressed or end.ran_for >= 3600.0:
+            continue
+        for name in end.faulty or (end.first_failed,):
+            eaten[name] = eaten.get(name, 0) + 1
+    eaten.pop("", None)
+    expected = tuple(sorted(name for name, count in eaten.items() if count >= most))
+    assert nodes_that_eat_attempts(tuple(history), limits) == expected
+
+
+@given(
+    history=ENDINGS,
+    by_node=st.booleans(),
+    spares=st.integers(0, 2),
+    gres=st.booleans(),
+    permits=st.booleans(),
+)
+def test_a_node_that_eats_attempts_is_left_out_where_that_costs_no_way_on(
+    history: list[Ending], by_node: bool, spares: int, gres: bool, permits: bool
+) -> None:
+    extra = tuple(f"s{number}" for number in range(spares))
+    facts = msgspec.structs.replace(
+        FACTS,
+        job_nodes=(*NODES, *extra),
+        has_gres=gres,
+        permits_expansion=permits,
+        own_nodes=NODES,
+    )
+    limits = msgspec.structs.replace(LIMITS, max_per_node=3, max_attempts=1000)
+    tolerant = msgspec.structs.replace(limits, max_per_node=1000)
+    cause = Cause("node", "n3: dead", ("n3",)) if by_node else PROGRAM
+    with_limit = plan(cause, facts, tuple(history), limits)
+    without = plan(cause, facts, tuple(history), tolerant)
+    going_on = ("relaunch", "swap")
+    assert (with_limit.kind in going_on) == (without.kind in going_on)
+    eaters = set(nodes_that_eat_attempts(tuple(history), limits))
+    if with_limit.kind in going_on:
+        assert set(with_limit.avoid) == eaters
+    if "which is left out" in with_limit.reason:
+        assert eaters & set(NODES) <= set(with_limit.leave)
+        assert not eaters & set(with_limit.nodes)
+        kept = [name for name in NODES if name not in with_limit.leave]
+        assert with_limit.kind != "swap" or len(kept) + with_limit.take + spares == len(NODES)
+
+
+def deaths(lives: list[float], steps: list[int]) -> list[DeathRow]:
+    counted = TaskDeaths(LIMITS.progress_after)
+    now, rows = 0.0, []
+    for life, step in zip(lives, steps, strict=True):
+        now += life
+        rows.append(counted.died((0,), now, step))
+        counted.joined((0,), now)
+    return rows
+
+
+@given(lives=st.lists(st.floats(1.0, 1e5), min_size=6, max_size=6))
+def test_a_seat_that_dies_at_the_same_step_is_left_empty_however_long_it_lives(
+    lives: list[float],
+) -> None:
+    rows = deaths(lives, [1000] * 6)
+    assert [row.in_row for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert after_task(rows[LIMITS.max_relaunches].in_row, LIMITS).kind == "stop"
+
+
+def test_a_seat_whose_training_goes_on_is_filled_again() -> None:
+    long_lives = deaths([LONG] * 6, [1000 * n for n in range(6)])
+    assert [row.in_row for row in long_lives] == [1] * 6
+    assert after_task(1, LIMITS, long_lives[-1].in_all).kind == "join"
+    assert after_task(1, LIMITS, LIMITS.max_attempts).kind == "stop"
+    short_lives = deaths([60.0] * 4, [1000 * n for n in range(4)])
+    assert [row.in_row for row in short_lives] == [1, 2, 3, 4]
+
+
+def test_without_a_step_lives_of_the_same_length_are_a_row() -> None:
+    assert [row.in_row for row in deaths([LONG] * 5, [-1] * 5)] == [1, 1, 2, 3, 4]
+    assert [row.in_row for row in deaths([LONG, 2 * LONG, 4 * LONG], [-1] * 3)] == [1, 1, 1]

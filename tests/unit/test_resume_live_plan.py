@@ -58,6 +58,7 @@ from slurm_resilience.resume.live_step.live_plan import (
     STALL_SECONDS,
     LivePlan,
     LiveStepState,
+    StallWatch,
 )
 from slurm_resilience.resume.live_step.live_steps import STEP_TRANSITIONS, StepState
 from slurm_resilience.resume.live_step.losses import LOST_SEAT_TRANSITIONS, LostSeatState
@@ -572,3 +573,26 @@ def test_every_state_can_be_reached_and_left_for_an_end(
     while more := {state for state in table if table[state] & ends} - ends:
         ends |= more
     assert ends == set(table)
+
+
+def test_a_node_that_is_lost_again_and_again_is_left_for_good(script: Script) -> None:
+    """Each time another machine of its name had come back."""
+    for_good = []
+    for step in (1, 2, 3):
+        for_good.append(only(script.lose(), LeaveNode).for_good)
+        script.find(DEAD.node)
+        script.tell(JoinStarted(step))
+        script.incarnations[2] += 1
+        script.generation += 1
+        script.see((0, 1, 2, 3))
+        assert script.plan.state is S.WHOLE
+    assert for_good == [False, False, True]
+
+
+def test_newcomers_that_wait_for_others_are_told_of(script: Script) -> None:
+    """Those others may have died unseen: an observer takes them for living ones."""
+    script.see((0, 1), connected=(2, 3))
+    event = TrainingSeen(script.generation, (0, 1), script.training_step, script.plan._seen.peers)
+    watch = StallWatch()
+    looks = [watch.look(event, frozenset(), 30.0 * n) for n in range(4)]
+    assert looks == [None, None, (2, 3), None]

@@ -175,6 +175,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(live_step, "GONE_SECONDS", LIMITS.grace)
     (tmp_path / "srun.sh").write_text(SRUN)
     # Another process writes it: a child that a thread forks meanwhile would hold our file open for
     # writing, and the kernel executes no such file.

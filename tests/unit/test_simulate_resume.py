@@ -58,7 +58,19 @@ ONCE_BROKEN = (
     # A task of a training died before Slurm showed its step, and was never started again.
     9007270,
     # A node died after a training that went on without a seat: Slurm ended the job.
-    9000753,
+    *(9000753, 9008384),
+    # A newcomer waited for others that had died unseen, and nothing was said.
+    9015985,
+    # A person's cancel of a living step, one srun of which was killed a moment later.
+    9009614,
+    *(9008234, 9017922),
+    # An srun that had lost a task or a node was killed while its program had more to do.
+    *(9023509, 9027257),
+    # A job was requeued that a person had cancelled a moment before.
+    9023621,
+    # A connection that closed late after a training was taken for a process that hangs in it.
+    9025288,
+    9035331,
 )
 """Seeds that broke a rule."""
 
@@ -126,8 +138,8 @@ def no_text(*_: Any, **__: Any) -> str:
     return ""
 
 
-def no_nodes(*_: Any, **__: Any) -> dict[str, str]:
-    return {}
+def nothing_untold(*_: Any) -> tuple[dict[str, str], int]:
+    return {}, 0
 
 
 Patch = tuple[Any, str, Callable[..., Any]]
@@ -160,7 +172,7 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
     "a node that dies after a training is not noticed": (
         ResumeRule.FALSE_SUCCESS,
         (Kind.NODE_DIES,),
-        ((LiveSteps, "work_on", lambda *_: False), (LiveStep, "_lost_unheard_of", no_nodes)),
+        ((LiveSteps, "work_on", lambda *_: False), (LiveStep, "_look_for_untold", nothing_untold)),
     ),
     "what comes after a training is ended": (
         ResumeRule.FALSE_FAILURE,
@@ -176,6 +188,16 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         ResumeRule.BUDGETS,
         (Kind.TASK_CRASHES, Kind.SRUN_DIES),
         ((plan, "spent", no_text),),
+    ),
+    "a program with a bug does not wait": (
+        ResumeRule.BUDGETS,
+        (Kind.INTERRUPT,),
+        ((plan, "pause_before_next", lambda *_: 0.0),),
+    ),
+    "a bug is not found out": (
+        ResumeRule.BUDGETS,
+        (Kind.INTERRUPT,),
+        ((plan, "fault_of_program", no_text),),
     ),
     "an attempt follows a requeue": (
         ResumeRule.ONE_RECOVERY,

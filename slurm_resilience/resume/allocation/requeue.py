@@ -22,7 +22,8 @@ def requeue(
 ) -> None:
     """Ask sresctld, which also lifts Slurm's two minutes of waiting; else ask Slurm.
 
-    Nothing is asked once the user has ended this.
+    Nothing is asked once the user has ended this. Slurm requeues a cancelled job too, so it is
+    looked at once more.
 
     The requeue ends this very process, so nothing after it may matter.
 
@@ -34,7 +35,7 @@ def requeue(
         patience: seconds that sresctld is given.
     """
     clock = allocation.clock
-    if allocation.user_stop.is_set():
+    if allocation.state_now() not in ("RUNNING", "SUSPENDED") or allocation.user_stop.is_set():
         return
     if link.connected.is_set():
         link.refusal = ""
@@ -47,4 +48,6 @@ def requeue(
                 return
     why = f" ({link.refusal})" if link.refusal else ""
     report.say(f"sresctld does not requeue the job{why}: asking Slurm, which waits two minutes")
+    now = f"scontrol update jobid={allocation.id} StartTime=now"
+    report.say(f"{now} starts it at once, given by its owner as soon as it is PENDING")
     allocation.client.requeue(allocation.id)

@@ -1,16 +1,19 @@
-"""Tell when another attempt would only waste the allocation. Pure.
+"""Tell when another attempt would only waste the allocation, or should wait. Pure.
 
 A crash loop is the same failure at the same place without progress, however long a run takes. A
 program that reports no progress may still make some, so a failure after a long run is the same one
-only where the run was as long as the one before.
+only where the run was as long as the one before, or where the log names the same line.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 
 from slurm_resilience.config import ResumeSettings
-from slurm_resilience.resume.decide.classify import Ending, describe, killed
+from slurm_resilience.resume.decide.classify import Ending, category_of, describe, killed
+from slurm_resilience.resume.decide.signatures import Category, Explanation
 
 SHORT_LIFE_SECONDS = 10.0
 """A program that fails faster than this with an exit code of its own, on its first attempt, has a
@@ -20,6 +23,13 @@ ALIKE_SECONDS = 30.0
 place."""
 ALIKE_SHARE = 0.05
 HOUR_SECONDS = 3600.0
+LONGEST_PAUSE_SECONDS = 120.0
+"""Before a further attempt; a person who looks at the log meanwhile sees why nothing runs."""
+_VARIES = re.compile(
+    r"0x[0-9a-fA-F]+|\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d(?:[.,]\d+)?"
+    r"|\[?(?:rank|Rank|default)\s?\d+\]?:?"
+)
+"""The parts of a line that differ where the failure is the same: addresses, times, ranks."""
 
 
 def spent(history: tuple[Ending, ...], limits: ResumeSettings) -> str:
@@ -53,25 +63,22 @@ def fault_of_program(history: tuple[Ending, ...], limits: ResumeSettings) -> str
     """
     last = history[-1]
     what = describe(last.own_code)
+    by_itself = not killed(last.own_code) and not _may_pass(last)
     # Its own fault: it failed at once, by itself, and never got anywhere.
-    if (
-        len(history) == 1
-        and not last.progressed
-        and not killed(last.own_code)
-        and last.ran_for < SHORT_LIFE_SECONDS
-    ):
+    never_ran = len(history) == 1 and not last.progressed and last.ran_for < SHORT_LIFE_SECONDS
+    if by_itself and never_ran:
         return f"{what} after {last.ran_for:.1f} s without progress is the program's own"
     row = list(_in_a_row(history, limits))
     alike = [ending for ending in row if ending.own_code == last.own_code]
-    if not killed(last.own_code) and len(alike) >= 2:
-        return f"the program ended with {what} {len(alike)} times without progress"
+    if by_itself and len(alike) >= 2:
+        return f"the program ended with {what} {len(alike)} times without progress: it is a bug"
     if len(row) > limits.max_relaunches:
         return f"{len(row)} attempts in a row made no progress (resume.max_relaunches)"
     stuck = list(_without_progress(history))
     same = [ending for ending in stuck if _same_failure(ending, last)]
     if len(same) > limits.max_relaunches:
         return (
-            f"the program ended with {what} {len(same)} times after about {last.ran_for:.0f} s, "
+            f"the program ended with {what} {len(same)} times {_place(same, last)}, "
             "without reporting progress: it is a bug (resume.max_relaunches)"
         )
     alike = [ending for ending in stuck if ending.own_code == last.own_code]
@@ -81,6 +88,42 @@ def fault_of_program(history: tuple[Ending, ...], limits: ResumeSettings) -> str
             "(resume.max_same_failure)"
         )
     return ""
+
+
+def pause_before_next(history: tuple[Ending, ...], limits: ResumeSettings) -> float:
+    """Return the seconds to wait before a program is started again that failed by itself.
+
+    The first relaunch is at once, and so is one after a node's fault: its node has been left. Each
+    further one in a row without progress waits twice as long.
+
+    Args:
+        history: every ending so far, the last one included.
+        limits: `[resume]` of the configuration.
+    """
+    row = 0
+    for ending in reversed(history):
+        if ending.progressed or ending.faulty:
+            break
+        row += 1
+    doubled = min(row - 2, 16)  # far beyond the longest pause
+    return min(LONGEST_PAUSE_SECONDS, limits.backoff * 2.0**doubled) if row >= 2 else 0.0
+
+
+def nodes_that_eat_attempts(history: tuple[Ending, ...], limits: ResumeSettings) -> tuple[str, ...]:
+    """Return the nodes on which attempts end again and again, so that they are used no more.
+
+    An attempt counts for a node that was at fault in it, or the only one to fail, if it ran for
+    less than an hour and made no progress. A name counts, whatever machine has it.
+
+    Args:
+        history: every ending so far.
+        limits: `[resume]` of the configuration.
+    """
+    eaten: Counter[str] = Counter()
+    for ending in history:
+        if not ending.progressed and ending.ran_for < HOUR_SECONDS:
+            eaten.update({*ending.faulty} or {ending.first_failed})
+    return tuple(sorted(node for node, n in eaten.items() if node and n >= limits.max_per_node))
 
 
 def node_that_fails(history: tuple[Ending, ...]) -> str:
@@ -97,10 +140,38 @@ def node_that_fails(history: tuple[Ending, ...]) -> str:
     return nodes.pop()
 
 
+def _may_pass(ending: Ending) -> bool:
+    """Return whether the log names a cause that is often gone at the next try."""
+    return category_of(ending.first_failure, ending.log) is Category.TRANSIENT
+
+
 def _same_failure(one: Ending, other: Ending) -> bool:
-    apart = abs(one.ran_for - other.ran_for)
-    longest = max(one.ran_for, other.ran_for)
-    return one.own_code == other.own_code and apart <= max(ALIKE_SECONDS, ALIKE_SHARE * longest)
+    same_place = alike(one.ran_for, other.ran_for) or _same_line(one.log, other.log)
+    return one.own_code == other.own_code and same_place
+
+
+def alike(one: float, other: float) -> bool:
+    """Return whether two lives of so many seconds may have ended at the same place."""
+    return one == other or abs(one - other) <= max(ALIKE_SECONDS, ALIKE_SHARE * max(one, other))
+
+
+def _same_line(one: Explanation | None, other: Explanation | None) -> bool:
+    """Return whether two logs name the same fault of the program, word for word.
+
+    A line with a step's number in it tells of another place each time.
+    """
+    roots = [log.root for log in (one, other) if log is not None and log.root is not None]
+    if len(roots) < 2 or roots[0].category not in (Category.BUG, Category.OUT_OF_MEMORY):
+        return False
+    first, second = (_VARIES.sub("", root.text) for root in roots)
+    return roots[0].signature == roots[1].signature and first == second
+
+
+def _place(same: list[Ending], last: Ending) -> str:
+    """Return in words where a program failed each time."""
+    if all(alike(ending.ran_for, last.ran_for) for ending in same):
+        return f"after about {last.ran_for:.0f} s"
+    return "with the same line in its log"
 
 
 def _without_progress(history: tuple[Ending, ...]) -> Iterator[Ending]:

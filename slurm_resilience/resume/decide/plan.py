@@ -7,7 +7,13 @@ from typing import Literal
 import msgspec
 
 from slurm_resilience.config import ResumeSettings
-from slurm_resilience.resume.decide.budgets import fault_of_program, node_that_fails, spent
+from slurm_resilience.resume.decide.budgets import (
+    fault_of_program,
+    node_that_fails,
+    nodes_that_eat_attempts,
+    pause_before_next,
+    spent,
+)
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.slurm.hostlists import fold
 
@@ -62,6 +68,10 @@ class Plan(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...] = ()
     """For a relaunch: where. Empty: wherever the step ran. For a join: those to use, before the
     added ones."""
+    pause: float = 0.0
+    """Seconds to wait before it is done."""
+    avoid: tuple[str, ...] = ()
+    """Nodes that are not used again, and not taken back in an exchange."""
 
 
 class Supply(msgspec.Struct, frozen=True):
@@ -85,24 +95,45 @@ def plan(
     """
     if cause.kind in NO_WAY_ON:
         return Plan("stop", cause.reason)
-    chosen = _plan(cause, facts, history, limits)
+    eaters = nodes_that_eat_attempts(history, limits)
+    chosen = _plan(cause, facts, history, limits, eaters)
+    if eaters and chosen.kind not in ("relaunch", "swap"):
+        # To do without them is no reason to give up what works.
+        chosen = _plan(cause, facts, history, limits, ())
     left = facts.seconds_left
-    if chosen.kind in ("relaunch", "swap") and left is not None and left < limits.time_margin:
-        return Plan("stop", f"the job's time limit is {left:.0f} s away (resume.time_margin)")
+    if chosen.kind in ("relaunch", "swap"):
+        if left is not None and left - chosen.pause < limits.time_margin:
+            return Plan("stop", f"the job's time limit is {left:.0f} s away (resume.time_margin)")
+        return msgspec.structs.replace(chosen, avoid=eaters)
     return chosen
 
 
 def _plan(
-    cause: Cause, facts: PlanFacts, history: tuple[Ending, ...], limits: ResumeSettings
+    cause: Cause,
+    facts: PlanFacts,
+    history: tuple[Ending, ...],
+    limits: ResumeSettings,
+    eaters: tuple[str, ...],
 ) -> Plan:
     budget = spent(history, limits)
     if budget:
         return Plan("stop", budget)
     if facts.input_lost and not facts.living_nodes:
         return _without_input(cause, facts)
+    here = tuple(name for name in eaters if name in facts.job_nodes)
     if cause.kind == "program":
-        return _after_program(cause, facts, history, limits)
-    return _after_node(cause, facts)
+        return _after_program(cause, facts, history, limits, here)
+    return _without_eaters(cause, facts, here)
+
+
+def _without_eaters(cause: Cause, facts: PlanFacts, eaters: tuple[str, ...]) -> Plan:
+    """Plan what to do about a node's fault, and leave nodes that eat attempts as well."""
+    more = tuple(name for name in eaters if name not in cause.nodes)
+    chosen = _after_node(msgspec.structs.replace(cause, nodes=(*cause.nodes, *more)), facts)
+    if not eaters:
+        return chosen
+    why = f"too many attempts ended on {fold(eaters)} (resume.max_per_node), which is left out"
+    return msgspec.structs.replace(chosen, reason=f"{why}; {chosen.reason}")
 
 
 def _without_input(cause: Cause, facts: PlanFacts) -> Plan:
@@ -113,29 +144,41 @@ def _without_input(cause: Cause, facts: PlanFacts) -> Plan:
 
 
 def _after_program(
-    cause: Cause, facts: PlanFacts, history: tuple[Ending, ...], limits: ResumeSettings
+    cause: Cause,
+    facts: PlanFacts,
+    history: tuple[Ending, ...],
+    limits: ResumeSettings,
+    eaters: tuple[str, ...],
 ) -> Plan:
     reason = fault_of_program(history, limits)
-    if not reason:
-        return Plan("relaunch", "no node is at fault: again on the same nodes")
+    pause = pause_before_next(history, limits)
     suspect = node_that_fails(history)
-    if suspect in facts.job_nodes:
+    if reason and suspect in facts.job_nodes:
         chosen = _after_node(Cause("node", cause.reason, (suspect,)), facts)
         if chosen.kind in ("relaunch", "swap"):
             why = f"{suspect} was the only one to fail in each attempt, and is left"
             return msgspec.structs.replace(chosen, reason=f"{why}; {chosen.reason}")
-    return Plan("stop", f"no node is at fault, and {reason}")
+    if reason:
+        return Plan("stop", f"no node is at fault, and {reason}")
+    if eaters:
+        return _without_eaters(Cause("node", cause.reason), facts, eaters)
+    again = "no node is at fault: again on the same nodes"
+    later = f"{again}, after a pause of {pause:.0f} s" if pause else again
+    return Plan("relaunch", later, pause=pause)
 
 
-def after_task(deaths: int, limits: ResumeSettings) -> Plan:
+def after_task(deaths: int, limits: ResumeSettings, in_all: int = 0) -> Plan:
     """Plan what to do about a task of a living step that died on a healthy node.
 
     Args:
-        deaths: in a row on this seat, without a long life between them.
+        deaths: in a row on this seat, without a long life or without progress between them.
         limits: `[resume]` of the configuration.
+        in_all: deaths on this seat in this attempt.
     """
     if deaths > limits.max_relaunches:
         return Plan("stop", f"it died {deaths} times in a row (resume.max_relaunches)")
+    if in_all >= limits.max_attempts:
+        return Plan("stop", f"it died {in_all} times (resume.max_attempts)")
     return Plan("join", "no node is at fault: again on the same node")
 
 

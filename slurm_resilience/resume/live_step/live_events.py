@@ -188,6 +188,8 @@ class LeaveNode(msgspec.Struct, frozen=True):
     """Numbers of the steps that have seats on it."""
     next_step: int
     """Number of the first step that may write on a node of this name again."""
+    for_good: bool = False
+    """It was lost too often: no node of this name is taken in again."""
 
 
 class AskEvidence(msgspec.Struct, frozen=True):

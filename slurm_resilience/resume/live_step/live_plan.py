@@ -10,9 +10,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Set
+from dataclasses import dataclass
 from enum import Enum
 
 from slurm_resilience.config import ResumeSettings
+from slurm_resilience.resume.decide.budgets import alike
 from slurm_resilience.resume.decide.plan import after_task
 from slurm_resilience.resume.decide.transitions import advance
 from slurm_resilience.resume.live_step.join_step import JoinAttempt, JoinState
@@ -141,11 +143,15 @@ class StallWatch:
             now: monotonic seconds.
         """
         self._stepped |= {peer.id for peer in seen.peers if peer.seat in seen.running}
-        waiting = {
-            peer.seat
+        outside = [
+            peer
             for peer in seen.peers
-            if peer.id in self._stepped - lost_peers and peer.seat not in seen.running
-        }
+            if peer.id not in lost_peers and peer.seat not in seen.running
+        ]
+        stepped = {peer.seat for peer in outside if peer.id in self._stepped}
+        # Newcomers have something to go on with where there are others: those let them in soon.
+        newcomers = {peer.seat for peer in outside} - stepped if seen.running else set()
+        waiting = stepped | newcomers
         goes_on = bool(seen.running) and not waiting
         if goes_on or seen.step > self._step or self._since is None:
             self._step = max(self._step, seen.step)
@@ -160,8 +166,24 @@ class StallWatch:
         return 0.0 if self._since is None else now - self._since
 
 
+@dataclass
+class DeathRow:
+    """The deaths of one seat's tasks."""
+
+    in_row: int = 0
+    in_all: int = 0
+    step: int = -1
+    """The training's newest step at the last one; -1: it tells none."""
+    lived: float = 0.0
+    """Seconds before the last one, since its join step was started; 0: it was none's."""
+
+
 class TaskDeaths:
-    """Count the deaths in a row of each seat's tasks."""
+    """Count the deaths in a row of each seat's tasks.
+
+    A long life ends a row only where the training has gone on since: it may die at the same place
+    each time, however long it takes to come there.
+    """
 
     def __init__(self, long_life: float) -> None:
         """
@@ -169,20 +191,29 @@ class TaskDeaths:
             long_life: seconds; a death after so long begins a new row.
         """
         self._long_life = long_life
-        self._deaths: dict[int, int] = {}
+        self._rows: dict[int, DeathRow] = {}
         self._joined_at: dict[int, float] = {}
 
     def joined(self, seats: tuple[int, ...], now: float) -> None:
         """Note that a join step was started for these seats."""
         self._joined_at |= dict.fromkeys(seats, now)
 
-    def died(self, seats: tuple[int, ...], now: float) -> int:
-        """Count one death of these seats; return how many there were in a row."""
+    def died(self, seats: tuple[int, ...], now: float, step: int) -> DeathRow:
+        """Count one death of these seats; return the longest row.
+
+        Args:
+            seats: that lost their tasks at the same time.
+            now: monotonic seconds.
+            step: the training's newest one; -1: it tells none.
+        """
         for seat in seats:
+            row = self._rows.setdefault(seat, DeathRow())
             lived = now - self._joined_at.get(seat, float("-inf"))
-            before = 0 if lived > self._long_life else self._deaths.get(seat, 0)
-            self._deaths[seat] = before + 1
-        return max(self._deaths[seat] for seat in seats)
+            known = 0.0 if lived == float("inf") else lived
+            went_on = step > row.step if step >= 0 else not alike(lived, row.lived)
+            before = 0 if lived > self._long_life and went_on else row.in_row
+            self._rows[seat] = DeathRow(before + 1, row.in_all + 1, step, known)
+        return max((self._rows[seat] for seat in seats), key=lambda row: row.in_row)
 
 
 class LivePlan:
@@ -352,7 +383,9 @@ class LivePlan:
 
     def _lose_node(self, faulty: FaultyNode, slot: NodeSlot, now: float) -> Iterator[Action]:
         steps = tuple(n for n in range(len(self.steps)) if self.steps.held_by(n) & set(slot.seats))
-        yield LeaveNode(faulty, slot, steps, len(self.steps))
+        before = sum(loss.slot.node == slot.node and loss.cause.blames_node for loss in self.losses)
+        for_good = before + 1 >= self._limits.max_per_node
+        yield LeaveNode(faulty, slot, steps, len(self.steps), for_good)
         # A join step that was on its way to this node is lost with it.
         self._give_up([loss for loss in self.losses if loss.slot.rank == slot.rank])
         cause = LossCause.NODE_DEAD if faulty.dead else LossCause.NODE_MARKED
@@ -468,7 +501,8 @@ class LivePlan:
             if self._is_alive(loss):
                 loss.enter(LostSeatState.FILLED)  # by their own launcher
                 continue
-            plan = after_task(self._deaths.died(loss.seats, now), self._limits)
+            row = self._deaths.died(loss.seats, now, loss.before.step)
+            plan = after_task(row.in_row, self._limits, row.in_all)
             if plan.kind == "join":
                 chosen.append(loss)
                 continue

@@ -15,7 +15,12 @@ from slurm_resilience.resume.decide.classify import describe
 from slurm_resilience.resume.live_step import live_events as ev
 from slurm_resilience.resume.live_step import node_search
 from slurm_resilience.resume.live_step.join_step import join_command, join_variables
-from slurm_resilience.resume.live_step.live_plan import LivePlan, living_seats, steps_without
+from slurm_resilience.resume.live_step.live_plan import (
+    GONE_SECONDS,
+    LivePlan,
+    living_seats,
+    steps_without,
+)
 from slurm_resilience.resume.live_step.live_steps import (
     END_LOOK_SECONDS,
     RELEASE_SECONDS,
@@ -280,6 +285,9 @@ class LiveStep:
         name, seats = action.node.node, action.slot.seats
         report.say(f"node {name} must be left ({action.node.reason}); the step goes on without it")
         self._context.events.write("noticed", nodes=[name], seats=list(seats))
+        if action.for_good:
+            self._context.allocation.suspects.add(name)
+            report.say(f"{name} was lost too often (resume.max_per_node): it is not taken again")
         fence.exclude_node(self._attempt.directory, name, action.next_step)
         address = self._addresses.get(name, name) if action.node.dead else ""
         self._steps.lose_node(action.steps, address)
@@ -376,11 +384,13 @@ class LiveStep:
             elif steps.ended_by_user() is not None:
                 steps.end(at_once=False)
             elif now > deadline:
-                steps.end_stuck(living_seats(self._training_seen(), self._plan.lost_peers))
+                if now > deadline + GONE_SECONDS:
+                    steps.end_stuck(living_seats(self._training_seen(), self._plan.lost_peers))
                 steps.end_not_begun()
         self._note_who_ended(context.clock.monotonic())
-        faulty |= self._lost_unheard_of()
         number, code = steps.failed_since()
+        if not code and not faulty:
+            faulty, code = self._look_for_untold()
         code = code or (1 if faulty else 0)
         if code:
             what = describe(code)
@@ -413,12 +423,22 @@ class LiveStep:
                 self._steps.lose_seats(seats)
         return lost
 
-    def _lost_unheard_of(self) -> dict[str, str]:
-        """Return the nodes that Slurm gave up before anything else told of it, so that their step
-        was over for it."""
-        seats = self._steps.seats_unheard_of()
+    def _look_for_untold(self) -> tuple[dict[str, str], int]:
+        """Look for an end of tasks of which nothing else tells.
+
+        Returns:
+            The nodes that Slurm gave up, so that their step was over for it; and the exit code: not
+            0 where Slurm has ended the job, or cannot be asked.
+        """
+        seats, allocation = self._steps.seats_unheard_of(), self._context.allocation
         slots = [slot for slot in self._plan.seat_map.slots if seats & set(slot.seats)]
-        return self._context.allocation.bad([slot.node for slot in slots]) if slots else {}
+        if not slots:
+            return {}, 0
+        try:
+            over = allocation.refresh() not in ("RUNNING", "SUSPENDED")
+        except SresError:
+            over = True
+        return allocation.bad([slot.node for slot in slots]), int(over)
 
     def _finish(self, action: ev.EndAttempt) -> None:
         step = self._steps.step(action.step)

@@ -272,8 +272,12 @@ class LiveSteps:
 
     def word_at_end(self) -> EndWord:
         """Return a person's word also where he cancelled a step as we had all of them ended."""
-        if any(srun.note_told_end() and srun.was_killed(srun.read_when_told or 0) for srun in self):
-            self.word = EndWord.PERSON
+        for srun in self:
+            # An srun that dies by itself meanwhile tells of no task any more.
+            if srun.note_told_end() and (
+                srun.step.killed_by or srun.was_killed(srun.read_when_told or 0)
+            ):
+                self.word = EndWord.PERSON
         return self.word
 
     def release(self, living_seats: set[int], pause: float | None = None) -> None:
@@ -354,7 +358,9 @@ class LiveSteps:
         if srun.late_code is not None or not counted:
             return srun.late_code or 0
         codes = [code_of(ended.how) for ended in self._ended_in_last_part(srun)]
-        return max(0, *codes, srun.step.code if self._tells_all(srun) else 0)
+        # An srun that dies by itself takes what its tasks still do with it.
+        died = bool(srun.step.killed_by and counted - self._seats_ended(srun))
+        return max(0, *codes, srun.step.code if died or self._tells_all(srun) else 0)
 
     def _ended_in_last_part(self, srun: LiveSrun) -> list[EndedTasks]:
         """Return the tasks that ended badly after the training."""

@@ -11,6 +11,7 @@ from slurm_resilience.config import ResumeSettings
 SILENCE_SECONDS = 150.0
 """A person who looks at the log of a job in which nothing runs sees a line that is not older."""
 HOUR_SECONDS = 3600.0
+LONGEST_PAUSE_SECONDS = 120.0
 
 
 class ResumeRule(enum.StrEnum):
@@ -52,6 +53,26 @@ class AttemptBudget:
     def __init__(self, limits: ResumeSettings) -> None:
         self.limits = limits
         self.attempts: list[StartedAttempt] = []
+        self._bug_ends: list[float] = []
+        """When the program's own bug ended runs, in a row: nothing else has happened since."""
+
+    def failed_by_bug(self, at: float) -> None:
+        """Count the end of a run by the program's bug."""
+        self._bug_ends.append(at)
+
+    def disturb(self) -> None:
+        """Forget the row: something else has happened."""
+        self._bug_ends.clear()
+
+    def _loops(self, attempt: StartedAttempt) -> str:
+        """Return what is wrong with one more attempt at a program with a bug; empty: nothing."""
+        row = len(self._bug_ends)
+        if row > self.limits.max_relaunches:
+            return f"{row} runs in a row ended at the same bug, and one more is started"
+        pause = min(LONGEST_PAUSE_SECONDS, self.limits.backoff * 2 ** (row - 2)) if row > 1 else 0
+        if row and attempt.at - self._bug_ends[-1] < pause:
+            return f"{row} runs in a row ended at the same bug, and the next does not wait"
+        return ""
 
     def start(self, attempt: StartedAttempt) -> str:
         """Count an attempt; return what is wrong with it, empty: nothing.
@@ -59,7 +80,12 @@ class AttemptBudget:
         A run that is counted as one without progress has begun an hour ago at most, as the next
         one begins, and has been followed by one that knew no later step.
         """
+        if not self.attempts or attempt.step_before > self.attempts[-1].step_before:
+            self.disturb()
         self.attempts.append(attempt)
+        loops = self._loops(attempt)
+        if loops:
+            return loops
         if len(self.attempts) > self.limits.max_attempts:
             return f"attempt {len(self.attempts)} of {self.limits.max_attempts} is started"
         in_vain = 0

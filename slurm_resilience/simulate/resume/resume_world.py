@@ -478,13 +478,14 @@ class ResumeWorld:
         left = program.work_seconds - self.progress.done_seconds
         self.schedule.after(left, self._done, step)
         if program.fails_at is not None and program.fails_at < left:
-            self.schedule.after(program.fails_at, self._fail, step, program.fails_with)
+            self.schedule.after(program.fails_at, self._fail_by_bug, step)
         elif random.random() < program.crashes:
             self.schedule.after(
                 random.uniform(1.0, left), self._fail, step, random.choice((139, 137, 1))
             )
         bad = [task for task in step.tasks if self.nodes[task.node].eats_attempts]
         if bad:
+            self.seen.budget.disturb()
             self.schedule.after(SICK_CRASH_SECONDS, self.end_task, step, bad[0], 128 + SIGSEGV)
         self._checkpoint_later(step)
 
@@ -539,8 +540,15 @@ class ResumeWorld:
         if sound and self.job.state == "RUNNING" and self.seen.person_ended_at is None:
             self.broken(ResumeRule.FALSE_FAILURE, f"step {step.name} has more to do, and is ended")
 
+    def _fail_by_bug(self, step: SimStep) -> None:
+        living = step.living()
+        if living and step.killed_at is None and len(living) == step.size:
+            self.seen.budget.failed_by_bug(self.schedule.now)
+            self.end_task(step, self.random.choice(living), self.site.program.fails_with)
+
     def _fail(self, step: SimStep, code: int) -> None:
         living = step.living()
+        self.seen.budget.disturb()
         if living:
             self.end_task(step, self.random.choice(living), code)
 
@@ -560,6 +568,7 @@ class ResumeWorld:
             step.first_failure = step.first_failure or code
         self.note(f"task {task.number} of step {step.name} on {task.node} ends with {code}")
         if reachable:
+            step.untold.add(task.number)
             self.schedule.after(self.random.uniform(0.0, 0.2), self._told_end, step, task)
         if code and step.killed_at is None:
             self._lose_collective(step)
@@ -582,6 +591,7 @@ class ResumeWorld:
     def _told_end(self, step: SimStep, task: SimTask) -> None:
         """Tell srun and the supervisor of a task's end."""
         srun = step.srun
+        step.untold.discard(task.number)
         if srun.reports.target and (step.killed_at is not None or self.random.random() > 0.05):
             node_id = step.nodes.index(task.node)
             end = TaskEnd(
@@ -607,7 +617,8 @@ class ResumeWorld:
         silent = {n for n in step.nodes if self.nodes[n].contact is not NodeContact.FINE}
         if step.srun.keeps_running:
             silent &= step.silent_nodes  # tasks that ended long before are not waited for
-        unknown = {task.node for task in step.living()} | (silent - step.lost_nodes)
+        unknown = {task.node for task in step.tasks if task.alive or task.number in step.untold}
+        unknown |= silent - step.lost_nodes
         missing = len(step.tasks) < step.size
         waited_for = unknown - step.lost_nodes
         if waited_for and step.srun.keeps_running and self._is_lost(step, waited_for):
@@ -738,6 +749,7 @@ class ResumeWorld:
         if node.contact is not NodeContact.FINE:
             return
         self.note(f"{name}: {contact.value}")
+        self.seen.budget.disturb()
         node.contact = contact
         for step in self.steps.values():
             if any(task.node == name for task in step.living()):

@@ -108,6 +108,8 @@ class Watched:
     """Numbers the pictures: an older one that comes later is not shown."""
     newest: int = 0
     """The newest generation that was shown."""
+    seats: set[int] = field(default_factory=set)
+    """All that were shown."""
     on_news: Callable[[], None] = lambda: None
     findings: dict[str, bool] = field(default_factory=dict)
     """Nodes that must be left, which newcomers are told too; True: dead."""
@@ -136,10 +138,14 @@ class SimTraining:
     @property
     def stalls(self) -> bool:
         """Return whether a world has worked, and none does now; not where that cannot be seen."""
-        members = self.mesh.members
-        names = {r.peer.node for r in self.ranks if r.alive or r.peer.id in members}
-        nodes = [self.world.nodes[name] for name in names]
-        unseen = all(n.contact is not NodeContact.FINE and not n.shown.is_down for n in nodes)
+        members, nodes = self.mesh.members, self.world.nodes
+        living = [nodes[rank.peer.node] for rank in self.ranks if rank.alive]
+        last = [nodes[rank.peer.node] for rank in self.ranks if rank.peer.id in members]
+        silent = [node for node in last if node.contact is not NodeContact.FINE]
+        unseen = all(
+            node.contact is not NodeContact.FINE and not node.shown.is_down
+            for node in (*living, *silent)
+        )
         return self.mesh.stage is MeshStage.WAITING and not unseen
 
     def may_write(self, rank: SimRank) -> bool:
@@ -361,8 +367,8 @@ class SimTraining:
         told = any(srun.running and not srun.ordered_to_end for srun in world.sruns)
         # A task that failed is part of what srun tells of the program, if the others were not seen
         # to step without it.
-        seen = {rank.seat for rank in self.ranks if rank.stage is not RankStage.STARTS}
-        told = told and len(seen) == self.seats and self.watched.newest == mesh.generation
+        seen = len(self.watched.seats) == self.seats and self.watched.newest == mesh.generation
+        told = told and seen
         world.program_ended_well(told, [rank.task for rank in writers])
         first = min(writers, key=lambda rank: rank.seat)
         for rank in self.ranks:
@@ -449,6 +455,7 @@ class SimTraining:
         if number == self.watched.number:
             self.watched.picture = picture
             self.watched.newest = max(self.watched.newest, picture.generation)
+            self.watched.seats.update(peer.seat for peer in picture.peers)
             self.watched.on_news()
 
     def told(self, node: str, *, dead: bool) -> None:

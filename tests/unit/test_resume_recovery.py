@@ -1,0 +1,86 @@
+"""A recovery waits where its plan says so, and asks for nothing once the job is over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurm_resilience.resume.allocation.requeue import requeue
+from slurm_resilience.resume.decide.plan import Plan
+from slurm_resilience.resume.recovery import Recovery
+
+PAUSED = Plan("relaunch", "again", pause=20.0, avoid=("n2",))
+
+
+class Job:
+    """A job whose state changes when the supervisor waits."""
+
+    def __init__(self, state: str = "RUNNING") -> None:
+        self.id, self.state, self.waited = 7, state, 0.0
+        self.user_stop = threading.Event()
+        self.suspects: set[str] = set()
+        self.asked: list[str] = []
+        self.while_waiting: Callable[[], None] = lambda: None
+        self.clock = self
+        self.client: Any = SimpleNamespace(requeue=lambda job: self.asked.append("slurm"))
+
+    def refresh(self) -> str:
+        return self.state
+
+    def state_now(self) -> str:
+        return self.state
+
+    def monotonic(self) -> float:
+        return self.waited
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        self.waited += seconds
+        self.while_waiting()
+        return event.is_set()
+
+
+def pauses_in_vain(job: Job, chosen: Plan = PAUSED) -> bool:
+    context: Any = SimpleNamespace(allocation=job, clock=job)
+    return Recovery(context, 2)._pauses_in_vain(chosen)
+
+
+def test_a_pause_is_told_and_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
+    job = Job()
+    assert not pauses_in_vain(job)
+    assert (job.waited, job.suspects) == (20.0, {"n2"})
+    assert "waiting for 20 s: the program has failed more than once" in capfd.readouterr().err
+    assert not pauses_in_vain(job, Plan("relaunch", "again"))
+    assert job.waited == 20.0
+
+
+def test_a_job_that_is_suspended_meanwhile_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
+    job = Job()
+    job.while_waiting = lambda: setattr(job, "state", "SUSPENDED")
+    assert not pauses_in_vain(job)
+
+
+@pytest.mark.parametrize("by_user", [True, False])
+def test_nothing_follows_a_pause_in_which_it_ended(
+    by_user: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = Job()
+    job.while_waiting = job.user_stop.set if by_user else lambda: setattr(job, "state", "TIMEOUT")
+    assert pauses_in_vain(job)
+    assert ("the job is over" in capfd.readouterr().err) is not by_user
+
+
+@pytest.mark.parametrize(("state", "asked"), [("RUNNING", ["slurm"]), ("CANCELLED", []), ("", [])])
+def test_a_job_that_was_just_cancelled_is_not_requeued(
+    state: str, asked: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm would take the order, and run it again."""
+    job: Any = Job(state)
+    link: Any = SimpleNamespace(connected=threading.Event(), refusal="")
+    requeue(job, link, threading.Event(), "n2: dead", 60.0)
+    assert job.asked == asked
+    told = "scontrol update jobid=7 StartTime=now starts it at once"
+    assert (told in capfd.readouterr().err) is bool(asked)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import Ending
 from slurm_resilience.resume.decide.task_ends import TaskEnd, representative
 from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
+from slurm_resilience.resume.live_step.living_program import can_live
 from slurm_resilience.resume.srun.step import SrunStep
 
 _ENDED_BY = ("Killed", "Terminated")
@@ -59,13 +62,27 @@ def gather_evidence(
         cancelled=cancelled and not reported,
         stopped_by_us=end.stopped_by_us,
         trained=end.late_code != 0,
-        ends=representative(ends),
+        ends=_failed_once(context, ends),
         timed_out=step.timed_out,
         log=step.log.explain() if end.code != 0 else None,
-        ended_at=context.clock.now(),
+        ended_at=_ended_at(context, step),
         nodes=nodes,
         first_failed=_first_failed(end, ends),
     )
+
+
+def _ended_at(context: SupervisorContext, step: SrunStep) -> float:
+    clock = context.clock
+    return clock.now() - (clock.monotonic() - step.ended_at if step.ended_at else 0.0)
+
+
+def _failed_once(context: SupervisorContext, ends: tuple[TaskEnd, ...]) -> tuple[TaskEnd, ...]:
+    """Return the failures that are worth keeping, without their time where the other tasks go on
+    without the one that failed first."""
+    kept = representative(ends)
+    if not can_live(context.command, context.environment):
+        return kept
+    return tuple(msgspec.structs.replace(end, at=0.0) for end in kept)
 
 
 def _first_failed(end: StepEnd, ends: tuple[TaskEnd, ...]) -> str:

@@ -19,6 +19,7 @@ from slurm_resilience.resume.decide.budgets import (
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.decide.plan import Plan, PlanFacts, after_task, plan
 from slurm_resilience.resume.decide.signatures import Category, Explanation, LogLine, Role
+from slurm_resilience.resume.decide.task_ends import TaskEnd
 from slurm_resilience.resume.live_step.live_plan import DeathRow, TaskDeaths
 
 LIMITS = ResumeSettings()
@@ -281,3 +282,16 @@ def test_a_seat_whose_training_goes_on_is_filled_again() -> None:
 def test_without_a_step_lives_of_the_same_length_are_a_row() -> None:
     assert [row.in_row for row in deaths([LONG] * 5, [-1] * 5)] == [1, 1, 2, 3, 4]
     assert [row.in_row for row in deaths([LONG, 2 * LONG, 4 * LONG], [-1] * 3)] == [1, 1, 1]
+
+
+@given(waits=st.lists(st.floats(0.0, 1e5), min_size=4, max_size=4))
+def test_a_program_lasts_until_its_first_task_fails_however_long_the_others_wait(
+    waits: list[float],
+) -> None:
+    def failed_at(second: float, wait: float) -> Ending:
+        end = TaskEnd(0, 0, 0, 1, at=1e9 + second)
+        return ending(ran_for=second + wait, ended_at=1e9 + second + wait, ends=(end,))
+
+    times = [failed_at(60.0, wait) for wait in waits]
+    assert [chosen(*times[:n]).kind for n in (1, 2)] == ["relaunch", "stop"]
+    assert chosen(failed_at(2.0, waits[0])).kind == "stop"

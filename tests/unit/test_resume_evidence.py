@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from fake_slurm import FakeSlurm
 
-from slurm_resilience.clock import SystemClock
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.resume.allocation.allocation import Allocation
-from slurm_resilience.resume.decide.classify import Cause, classify
+from slurm_resilience.resume.decide.classify import Cause, Ending, classify
 from slurm_resilience.resume.decide.task_ends import TaskEnd
 from slurm_resilience.resume.evidence import gather_evidence
 from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
+from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.step import ToldEnd
 from slurm_resilience.resume.srun.task_reports import StepReports
 
@@ -33,13 +34,31 @@ def ending(
     ends: tuple[TaskEnd, ...] = (),
     cancelled: bool = False,
     aborted: bool = False,
+    words: tuple[str, ...] = ("train",),
     **more: Any,
 ) -> Cause:
+    return classify(
+        gathered(slurm, allocation, signal, code, ends, cancelled, aborted, words, more)
+    )
+
+
+def gathered(
+    slurm: FakeSlurm,
+    allocation: Allocation,
+    signal: str,
+    code: int,
+    ends: tuple[TaskEnd, ...],
+    cancelled: bool,
+    aborted: bool,
+    words: tuple[str, ...],
+    more: dict[str, Any],
+) -> Ending:
     reports = StepReports("")
     for end in ends:
         reports.take(end)
     step: Any = SimpleNamespace(
         ran_for=9.0,
+        ended_at=SYSTEM_CLOCK.monotonic() - 100.0,
         told_end=ToldEnd(cancelled, aborted),
         timed_out=False,
         ended_tasks=[],
@@ -50,12 +69,14 @@ def ending(
         allocation=allocation,
         link=SimpleNamespace(faulty=dict, ask=lambda nodes: None),
         user_ended=lambda step, stopped: signal,
-        clock=SystemClock(),
+        clock=SYSTEM_CLOCK,
+        command=split(list(words), BUILTIN),
+        environment={},
         limits=SimpleNamespace(diagnosis_wait=0.0),
     )
     fence: Any = SimpleNamespace(progress=lambda: -1)
     step_end = StepEnd(code, step, **more)
-    return classify(gather_evidence(context, fence, step_end, allocation.nodes, -1))
+    return gather_evidence(context, fence, step_end, allocation.nodes, -1)
 
 
 @pytest.fixture
@@ -155,3 +176,23 @@ def test_a_person_who_cancels_as_a_node_dies_wins(
     job = allocated(slurm)
     assert ending(slurm, job, "", 137, **told, **by_node).kind == "user"
     assert ending(slurm, job, "", 137, **by_node).kind == "node"
+
+
+@pytest.mark.parametrize(
+    ("words", "later", "after"),
+    [
+        ((), 4.0, 4.0),
+        ((), -7200.0, 9.0),
+        ((), 7200.0, 9.0),
+        # The others went on without it.
+        (("sres-run",), 4.0, 9.0),
+    ],
+)
+def test_the_first_failure_tells_how_long_a_program_lasted(
+    slurm: FakeSlurm, words: tuple[str, ...], later: float, after: float
+) -> None:
+    """By the clock of its node, which may be wrong; a diagnosis may have taken long since."""
+    began = SYSTEM_CLOCK.now() - 109.0
+    ends = (TaskEnd(0, 0, 1, 0, at=began + 1.0), TaskEnd(0, 0, 0, 3, at=began + later))
+    found = gathered(slurm, allocated(slurm), "", 3, ends, False, False, (*words, "train"), {})
+    assert found.lasted == pytest.approx(after, abs=2.0)

@@ -194,11 +194,6 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         (Kind.INTERRUPT,),
         ((plan, "pause_before_next", lambda *_: 0.0),),
     ),
-    "a bug is not found out": (
-        ResumeRule.BUDGETS,
-        (Kind.INTERRUPT,),
-        ((plan, "fault_of_program", no_text),),
-    ),
     "an attempt follows a requeue": (
         ResumeRule.ONE_RECOVERY,
         (Kind.NODE_DIES, Kind.NODE_SICK),

@@ -65,9 +65,9 @@ def fault_of_program(history: tuple[Ending, ...], limits: ResumeSettings) -> str
     what = describe(last.own_code)
     by_itself = not killed(last.own_code) and not _may_pass(last)
     # Its own fault: it failed at once, by itself, and never got anywhere.
-    never_ran = len(history) == 1 and not last.progressed and last.ran_for < SHORT_LIFE_SECONDS
+    never_ran = len(history) == 1 and not last.progressed and last.lasted < SHORT_LIFE_SECONDS
     if by_itself and never_ran:
-        return f"{what} after {last.ran_for:.1f} s without progress is the program's own"
+        return f"{what} after {last.lasted:.1f} s without progress is the program's own"
     row = list(_in_a_row(history, limits))
     alike = [ending for ending in row if ending.own_code == last.own_code]
     if by_itself and len(alike) >= 2:
@@ -146,7 +146,7 @@ def _may_pass(ending: Ending) -> bool:
 
 
 def _same_failure(one: Ending, other: Ending) -> bool:
-    same_place = alike(one.ran_for, other.ran_for) or _same_line(one.log, other.log)
+    same_place = alike(one.lasted, other.lasted) or _same_line(one.log, other.log)
     return one.own_code == other.own_code and same_place
 
 
@@ -169,8 +169,8 @@ def _same_line(one: Explanation | None, other: Explanation | None) -> bool:
 
 def _place(same: list[Ending], last: Ending) -> str:
     """Return in words where a program failed each time."""
-    if all(alike(ending.ran_for, last.ran_for) for ending in same):
-        return f"after about {last.ran_for:.0f} s"
+    if all(alike(ending.lasted, last.lasted) for ending in same):
+        return f"after about {last.lasted:.0f} s"
     return "with the same line in its log"
 
 
@@ -186,6 +186,6 @@ def _without_progress(history: tuple[Ending, ...]) -> Iterator[Ending]:
 def _in_a_row(history: tuple[Ending, ...], limits: ResumeSettings) -> Iterator[Ending]:
     """Yield the last endings, newest first, since a node's fault, progress or a long run."""
     for ending in reversed(history):
-        if ending.faulty or ending.progressed or ending.ran_for >= limits.progress_after:
+        if ending.faulty or ending.progressed or ending.lasted >= limits.progress_after:
             return
         yield ending

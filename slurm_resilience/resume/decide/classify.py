@@ -15,6 +15,9 @@ import msgspec
 from slurm_resilience.resume.decide.signatures import Category, Explanation, Role
 from slurm_resilience.resume.decide.task_ends import TaskEnd, first_failure
 
+SKEW_SECONDS = 30.0
+"""Clocks of nodes that differ by more are not believed."""
+
 
 class Ending(msgspec.Struct, frozen=True):
     """All that is known when srun has ended."""
@@ -48,6 +51,17 @@ class Ending(msgspec.Struct, frozen=True):
     """The nodes of the step."""
     first_failed: str = ""
     """The only node with tasks that failed by themselves; empty: several, or not known."""
+
+    @property
+    def lasted(self) -> float:
+        """Return the seconds until the first task failed, by the clock of its node: the others may
+        wait for long then. All seconds where that is not known, or the clocks differ."""
+        first = self.first_failure
+        if first is None or not first.at or not self.ended_at:
+            return self.ran_for
+        after = first.at - (self.ended_at - self.ran_for)
+        believed = -SKEW_SECONDS < after < self.ran_for + SKEW_SECONDS
+        return max(0.1, after) if believed else self.ran_for
 
     @property
     def first_failure(self) -> TaskEnd | None:

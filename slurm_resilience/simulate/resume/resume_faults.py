@@ -83,7 +83,8 @@ class ResumeFaults:
     def _strike(self, fault: PlannedResumeFault) -> None:
         world = self._world
         world.note(f"FAULT: {fault.kind.value}")
-        world.seen.budget.disturb()
+        if fault.kind is not ResumeFault.INTERRUPT:  # that only asks srun for its state
+            world.seen.budget.disturb()
         names = list(world.nodes)
         name = names[fault.node % len(names)]
         _STRIKES[fault.kind](self, name, fault.seconds)

@@ -45,6 +45,7 @@ class StartedAttempt(NamedTuple):
     token: str
     step_before: int
     """The last step that the program had reported when it began; -1: none."""
+    nodes: tuple[str, ...]
 
 
 class AttemptBudget:
@@ -80,7 +81,10 @@ class AttemptBudget:
         A run that is counted as one without progress has begun an hour ago at most, as the next
         one begins, and has been followed by one that knew no later step.
         """
-        if not self.attempts or attempt.step_before > self.attempts[-1].step_before:
+        last = self.attempts[-1] if self.attempts else None
+        # A node that was the only one to fail is left, and the next attempt is at once.
+        moved = last is None or set(last.nodes) != set(attempt.nodes)
+        if last is None or moved or attempt.step_before > last.step_before:
             self.disturb()
         self.attempts.append(attempt)
         loops = self._loops(attempt)

@@ -305,7 +305,7 @@ class ResumeWorld:
             self._check_person()
         self._check_spares(srun)
         wrong = self.seen.budget.start(
-            StartedAttempt(self.schedule.now, srun.token, self.progress.told_step)
+            StartedAttempt(self.schedule.now, srun.token, self.progress.told_step, srun.wanted)
         )
         if wrong:
             self.broken(ResumeRule.BUDGETS, wrong)

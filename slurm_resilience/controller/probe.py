@@ -1,4 +1,4 @@
-"""Probe: a TCP connection to a node's slurmd, tried from a few threads."""
+"""Probe: a TCP connection to a node's slurmd, tried from threads."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ MIN_PAUSE_SECONDS, GROWTH = 0.25, 0.1
 """Between two probes of a node: at least so long, and this share of its series' age."""
 SERIES_END_SECONDS = 60.0
 """Without a probe for this long, the next one begins a new series."""
+PROBES_AT_ONCE = 256
+"""Each may wait for `detect.probe_timeout`. 500 nodes that fall silent together are then probed
+twice within seconds, so that supervised jobs leave them about as soon as a single one."""
 
 Answer = Literal["answered", "refused", "silent"]
 
@@ -103,13 +106,13 @@ class Dialer(Protocol):
 
 
 class ThreadDialer:
-    """Tries connections from a few threads."""
+    """Tries connections from threads, which it starts as they are needed."""
 
     def __init__(self, clock: Clock, timeout: float) -> None:
         self._clock = clock
         self._timeout = timeout
         self._addresses = AddressBook()
-        self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="probe")
+        self._pool = ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="probe")
 
     def dial(self, address: str, port: int, done: Answered) -> None:
         self._pool.submit(self._work, address, port, done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import queue
 import socket
 import threading
 
@@ -10,6 +11,7 @@ import pytest
 from worlds import FakeClock
 
 from slurm_resilience.clock import SystemClock
+from slurm_resilience.controller import probe as probe_module
 from slurm_resilience.controller.probe import (
     SERIES_END_SECONDS,
     AddressBook,
@@ -74,6 +76,23 @@ def test_a_name_that_is_gone_is_no_silence(code: int, monkeypatch: pytest.Monkey
     dialer.close()
     assert answers == ["answered", None, "answered", None]
     assert tried == [("192.0.2.1", 6818)] * 2
+
+
+def test_many_silent_nodes_are_probed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 500 that fell silent together, the last one was tried 16 seconds after the first."""
+    together = threading.Barrier(200)
+    answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def wait(*_: object) -> str:
+        together.wait(10)  # else broken: the others wait for a free thread
+        return "silent"
+
+    monkeypatch.setattr(probe_module, "probe", wait)
+    dialer = ThreadDialer(SystemClock(), 1.0)
+    for _ in range(200):
+        dialer.dial("127.0.0.1", 6818, lambda _, answer: answers.put(answer))
+    assert {answers.get(timeout=20) for _ in range(200)} == {"silent"}
+    dialer.close()
 
 
 def test_a_name_that_is_none_has_no_address() -> None:

@@ -9,6 +9,7 @@ children. The reaction is measured on a small cluster too.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -82,7 +83,7 @@ class Site:
         self._played: subprocess.Popen[str] | None = None
         self._served: subprocess.Popen[str] | None = None
         self.process = psutil.Process()
-        self.most_bytes = 0.0
+        self.most_bytes = self.found_at = 0.0
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -90,16 +91,17 @@ class Site:
         self._ip(HELPER, ["route add local 10.78.0.0/16 dev lo"])
         self._ip("ctl", [f"route add 10.78.0.0/16 via {HELPERS_ADDRESS}"])
         self._in_service()
-        words = [sys.executable, str(HERE / "served.py"), str(self.rounds_file)]
-        self._served = self.lab.popen(words, stdout=self._log, stderr=self._log)
-        self._wait("sresctld has done a round", lambda: bool(self.rounds()))
-        self.process = psutil.Process(self._served.pid).children()[0]
-        threading.Thread(target=self._weigh, daemon=True).start()
+        # First, so that no node's slurmd seems to be missing.
         words = [sys.executable, str(HERE / "player.py")]
         self._played = self.lab.popen(
             words, node=HELPER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
         )
         self._write({"addresses": self.addresses, "probe_port": PROBE_PORT})
+        words = [sys.executable, str(HERE / "served.py"), str(self.rounds_file)]
+        self._served = self.lab.popen(words, stdout=self._log, stderr=self._log)
+        self._wait("sresctld has done a round", lambda: bool(self.rounds()))
+        self.process = psutil.Process(self._served.pid).children()[0]
+        threading.Thread(target=self._weigh, daemon=True).start()
         console.print(f"  {len(self.addresses)} nodes connect …")
         self.ask({"do": "open", "nodes": list(self.addresses), "boot": "first"})
         self._wait("all are healthy", self._all_healthy)
@@ -135,15 +137,30 @@ class Site:
         lines = text[: text.rfind("\n") + 1].splitlines()
         return [found for found in map(json.loads, lines) if found["at"] >= since]
 
+    def _journal(self) -> contextlib.closing[sqlite3.Connection]:
+        file = self.lab.directory / "ctl" / "sresctld" / "journal.db"
+        return contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True))
+
     def events(self, kind: str, since: float = 0.0, node: str = "") -> list[float]:
         """Return when (epoch) such events were journaled."""
-        file = self.lab.directory / "ctl" / "sresctld" / "journal.db"
-        with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as journal:
+        with self._journal() as journal:
             found = journal.execute(
                 "SELECT at FROM events WHERE kind = ? AND at >= ? AND (? = '' OR node = ?)",
                 (kind, since, node, node),
             ).fetchall()
         return [float(at) for (at,) in found]
+
+    def watch_faults(self, number: int, found: threading.Event) -> None:
+        """Note when sresctld has found so many nodes dead."""
+        deadline = time.time() + STORM_SECONDS
+        while time.time() < deadline:
+            with self._journal() as journal:
+                (known,) = journal.execute("SELECT count(*) FROM faults").fetchone()
+            if known >= number:
+                self.found_at = time.time()
+                found.set()
+                return
+            time.sleep(SAMPLE_SECONDS)
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
         """Have the player do something, and return its answer."""
@@ -331,6 +348,8 @@ def _storm(site: Site) -> dict[str, Any]:
     fallen = names[-max(5, len(names) // 20) :]
     console.print(f"  {len(fallen)} nodes fall silent …")
     since = site.silence(fallen)
+    found = threading.Event()
+    threading.Thread(target=site.watch_faults, args=(len(fallen), found), daemon=True).start()
     share = site.share(STORM_SECONDS)
     rounds = site.rounds(since)
     return {
@@ -338,6 +357,7 @@ def _storm(site: Site) -> dict[str, Any]:
         "storm_cycle_cpu_s": max((one["cpu_s"] for one in rounds), default=None),
         "storm_cycles": len(rounds),
         "storm_cpu_share": share,
+        "storm_all_found_dead_s": site.found_at - since if found.is_set() else None,
         "replaced_in_storm": len(site.events("replacing", since)),
         "marked_in_storm": len(site.events("marked", since)),
         "alarms_in_storm": len(site.events("alarm", since)),

@@ -8,6 +8,7 @@ Orders come on standard input, one JSON object a line, and each is answered with
 from __future__ import annotations
 
 import json
+import resource
 import secrets
 import socket
 import sys
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from slurm_resilience import config
+from slurm_resilience.errors import SresError
 from slurm_resilience.wire import munge
 from slurm_resilience.wire.messages import (
     FRAMES,
@@ -39,8 +41,8 @@ ROOTS_PORT = 1000
 SLOTS = 50
 """The nodes beat in so many groups, one after the other, within one beat's time."""
 LATE_SECONDS = 0.25
-HANDSHAKES_AT_ONCE = 8
-HANDSHAKE_TRIES = 5
+HANDSHAKES_AT_ONCE = 4
+HANDSHAKE_TRIES = 20
 
 
 class Played(NamedTuple):
@@ -110,7 +112,8 @@ class Player:
                 try:
                     self.played[name] = connect(name, self.addresses[name], boot)
                     return
-                except (OSError, AssertionError):
+                except (OSError, SresError, AssertionError):
+                    # munged has more of us waiting than of the sresds of 10,000 machines.
                     if not left:
                         raise
                     time.sleep(1)
@@ -179,6 +182,8 @@ def accept(port: int) -> None:
 
 def main() -> None:
     """Obey until the end of standard input."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     incoming = orders()
     first = next(incoming)
     threading.Thread(target=accept, args=(first["probe_port"],), daemon=True).start()

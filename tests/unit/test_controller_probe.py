@@ -79,7 +79,7 @@ def test_a_name_that_is_gone_is_no_silence(code: int, monkeypatch: pytest.Monkey
 
 
 def test_many_silent_nodes_are_probed_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 500 that fell silent together, the last one was tried 16 seconds after the first."""
+    """500 nodes fell silent together, and the last one was tried 16 seconds after the first."""
     together = threading.Barrier(200)
     answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 

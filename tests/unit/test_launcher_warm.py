@@ -307,7 +307,7 @@ class TestSafety:
     def test_what_imports_read_is_known(self, place: Path, servers: list[Process]) -> None:
         _, report = serve(servers, "heavy", "no.such.module")
         assert {"RANK", "HEAVY_MODE"} <= set(report["reads"])
-        assert "heavy" in report["loaded"]
+        assert report["loaded"]["heavy"] == str(place / "modules")
         assert report["warm"] == ["heavy"]
 
     def test_torch_itself_is_safe_and_reads_no_rank(self, servers: list[Process]) -> None:
@@ -440,7 +440,7 @@ class TestInterpreter:
         assert warm.fork(self.ORDER, False) is None
         warm.soon()
         assert warm.fork(self.ORDER, False) is None
-        assert warm.told(forks.process, {"warm": ["torch"], "reads": ["HOME"], "loaded": []})
+        assert warm.told(forks.process, {"warm": ["torch"], "reads": ["HOME"]})
         assert warm.fork(self.ORDER, False) is forks.process
         assert [line.rpartition(": ")[2] for line in said] == [
             "there is none yet",
@@ -468,7 +468,9 @@ class TestInterpreter:
         said: list[str] = []
         warm = warm_interpreter(forks, said, WarmSpec(WarmPlan(True), front=tmp_path))
         warm.soon()
-        warm.told(forks.process, {"warm": [], "loaded": ["yaml", "sympy", "json"]})
+        loaded = {"yaml": "/lib", "sympy": "/lib", "own": str(tmp_path)}
+        (tmp_path / "own.py").touch()
+        warm.told(forks.process, {"warm": [], "loaded": loaded})
         assert warm.fork(self.ORDER, False) is forks.process
         (tmp_path / "sympy").mkdir()
         assert warm.fork(self.ORDER, False) is forks.process, "no package, so not in front"

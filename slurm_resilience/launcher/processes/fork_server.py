@@ -5,7 +5,7 @@
 It imports the modules once, and makes a new process for a seat by fork: no import is paid again.
 Each fork becomes a child of the launcher, in a process group of its own, and goes on in
 bootstrap.py as a fresh process does. Messages on the socket FD: first, from here, ``{"warm": […],
-"unsafe": TEXT, "reads": […], "loaded": […]}``; then, from the launcher, one ``fork`` line for each
+"unsafe": TEXT, "reads": […], "loaded": {…}}``; then, from the launcher, one ``fork`` line for each
 process, with its descriptors: its own socket, and its stdout and stderr. The new process says
 ``{"born": PID}`` on its socket.
 
@@ -126,14 +126,25 @@ def _warm_up(bootstrap: types.ModuleType, link: socket.socket, names: "list[str]
     with _watched_environment():
         there = bootstrap.import_all(names)
     new = {name.partition(".")[0] for name in set(sys.modules) - known}
-    from_files = [name for name in new if getattr(sys.modules.get(name), "__file__", None)]
     bootstrap.send(
         link,
         warm=there,
         unsafe=_unsafe(before),
         reads=sorted(_reads),
-        loaded=sorted(from_files),
+        loaded=_places(new),
     )
+
+
+def _places(names: "set[str]") -> "dict[str, str]":
+    """Return the directory from which each of these modules was imported, if it has a file."""
+    found = {}
+    for name in names:
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None)
+        if file:
+            inside = os.path.dirname(os.path.realpath(file))  # noqa: PTH120
+            found[name] = os.path.dirname(inside) if hasattr(module, "__path__") else inside  # noqa: PTH120
+    return found
 
 
 def _be_another() -> None:

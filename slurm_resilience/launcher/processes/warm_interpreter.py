@@ -59,7 +59,8 @@ class _Report(msgspec.Struct, frozen=True):
     warm: tuple[str, ...] = ()
     unsafe: str = ""
     reads: frozenset[str] = frozenset()
-    loaded: frozenset[str] = frozenset()
+    loaded: dict[str, str] = {}
+    """Module → the directory that it comes from."""
 
 
 class WarmInterpreter:
@@ -179,7 +180,10 @@ class WarmInterpreter:
         return (
             doubt_of_environment(self._environment, order.env, report.reads)
             or doubt_of_changes(self._spec.traits.sets, report.reads)
-            or doubt_of_neighbours(report.loaded, _importable(self._spec.front))
+            or doubt_of_neighbours(
+                [name for name, place in report.loaded.items() if Path(place) != self._spec.front],
+                _importable(self._spec.front),
+            )
         )
 
 

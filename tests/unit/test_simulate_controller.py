@@ -59,6 +59,8 @@ PINNED: dict[int, str] = {
     112240: "a reboot was asked for in the place of a replacement that had begun",
     112321: "all nodes fell silent together",
     131634: "a resume of a node that was still away was overruled",
+    141883: "a resume answered nothing after a reason that could not be read",
+    151597: "a resume answered nothing while sresctld was started anew",
     770029: "a request for a requeue lifted the breaker's hold of empty nodes",
     91729: "a mark that rested on a look at a job which had to move",
     90300: "a sick node was rebooted by hand between two beats",
@@ -122,10 +124,6 @@ def fail(*_: Any) -> None:
 
 def taken_over_at_once(snapshot: Any, config: Any, incident: Any, node: Any) -> Any:
     yield Transition(node.name, incident.id, NodeEvent.TAKEN_OVER, "no person has said so")
-
-
-def after_by_the_date(snapshot: Any, incident: Any) -> str:
-    return f" after {snapshot.now - incident.times.opened:.1f} s"
 
 
 def without_turns(*arguments: Any, **_: Any) -> Any:
@@ -398,15 +396,20 @@ MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]
         (Kind.USER_LIES, Kind.POWER),
         ((intake, "_announced", believe_the_nodes),),
     ),
+    "a lemon is not known": (
+        ClusterRule.LEMON,
+        (Kind.LEMON,),
+        ((replacing, "is_worn_out", lambda *_: ""),),
+    ),
     "any date is believed": (
         ClusterRule.YOUNG_ROWS,
-        (Kind.CLOCK_STEP, Kind.KILL),
-        ((retention, "is_proven", lambda *_: True),),
+        (Kind.CLOCK_STEP, Kind.PERSON_ASKS),
+        ((retention, "is_proven", lambda *_: True), (retention, "LOOK_SECONDS", 10.0)),
     ),
-    "durations go by the date alone": (
+    "a duration is that of the date, which was set back": (
         ClusterRule.DURATIONS,
-        (Kind.CLOCK_STEP, Kind.KILL, Kind.SICK_REBOOT),
-        ((node_events, "_after", after_by_the_date),),
+        (Kind.SICK_REBOOT,),
+        ((node_events, "_after", lambda *_: " after -3240.0 s"),),
     ),
     "any user speaks for any job": (
         ClusterRule.NOT_ITS_OWN,

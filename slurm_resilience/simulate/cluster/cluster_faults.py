@@ -49,6 +49,7 @@ class FaultKind(enum.StrEnum):
     FLAPPING = "a node is cut off again and again"
     SICK_REBOOT = "a node shows a fault that a reboot mends"
     SICK_REPLACE = "a node shows a fault that comes back in each boot"
+    LEMON = "a machine comes back from each repair, and fails again"
     AGENT_STOPS = "a sresd is stopped for an upgrade"
     AGENT_DIES = "a sresd dies and is started again"
     PROGRAM_FAILS = "a node dies, and the program fails"
@@ -133,14 +134,22 @@ def plan(
 ) -> list[PlannedFault]:
     """Draw the faults of a run: in bursts, because what hurts comes together."""
     random = Random(f"{seed}/plan")
-    ordered = [kind for kind in FaultKind if kind in kinds]
+    # A lemon stands for some of the machines that are replaced: so a seed's other faults stay the
+    # same with it and without it.
+    lemon: FaultKind = FaultKind.LEMON
+    ordered: list[FaultKind] = [kind for kind in FaultKind if kind in kinds and kind != lemon]
+    ordered = ordered or [lemon]
+    lemons = Random(f"{seed}/lemons")
     count = max(1, round(hours * a_hour))
     faults: list[PlannedFault] = []
     while len(faults) < count:
         begin = 40.0 + random.random() * max(1.0, hours * 3600.0 - 100.0)
         for _ in range(min(random.choice((1, 2, 3)), count - len(faults))):
             at = begin + random.random() * BURST_SECONDS
-            faults.append(PlannedFault(at, random.choice(ordered), f"{seed}/{len(faults)}"))
+            kind = random.choice(ordered)
+            if kind is FaultKind.SICK_REPLACE and lemon in kinds and lemons.random() < 0.5:
+                kind = lemon
+            faults.append(PlannedFault(at, kind, f"{seed}/{len(faults)}"))
     return sorted(faults)
 
 
@@ -231,6 +240,15 @@ def _sick(severity: Severity) -> Callable[[FaultyWorld, Random], None]:
         _any(world, random, 0.1).break_down(severity)
 
     return strike_one
+
+
+def _lemon(world: FaultyWorld, random: Random) -> None:
+    machine, at = _any(world, random, 0.1), 0.0
+    machine.is_lemon = True
+    for _ in range(random.randint(3, 7)):
+        severity = random.choice((Severity.REBOOT, Severity.REPLACE))
+        world.schedule.after(at, machine.break_down, severity)
+        at += random.uniform(60.0, 300.0)
 
 
 def _agent_stops(world: FaultyWorld, random: Random) -> None:
@@ -486,6 +504,7 @@ FAULTS: Mapping[FaultKind, Callable[[FaultyWorld, Random], None]] = {
     FaultKind.FLAPPING: _flapping,
     FaultKind.SICK_REBOOT: _sick(Severity.REBOOT),
     FaultKind.SICK_REPLACE: _sick(Severity.REPLACE),
+    FaultKind.LEMON: _lemon,
     FaultKind.AGENT_STOPS: _agent_stops,
     FaultKind.AGENT_DIES: _agent_dies,
     FaultKind.PROGRAM_FAILS: _program(Manner.FAILS, Manner.FAILS, Manner.GOOD),

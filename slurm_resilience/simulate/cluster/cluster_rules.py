@@ -275,8 +275,11 @@ class ClusterRules:
                 self._written.opened[incident] = self._schedule.now
             opened = self._written.opened.setdefault(incident, self._schedule.now)
             self._judge_duration(text, opened)
+        if kind == NodeEvent.REQUESTED:
+            self._written.requested.add(incident)
         if kind == NodeEvent.REPLACING:
             self._written.starts.append(self._schedule.now)
+            self._count_repair(node, incident)
         if kind != "alarm":
             return
         times = self._written.alarms.setdefault(node or (f"job {job}" if job else ""), deque())
@@ -290,6 +293,15 @@ class ClusterRules:
     def rows_dropped(self, rows: int) -> None:
         """Take in that the journal forgets: no run is as long as the time that it keeps."""
         self._break(ClusterRule.YOUNG_ROWS, f"{rows} rows, after {self._schedule.now:.0f} s")
+
+    def _count_repair(self, node: str, incident: int) -> None:
+        if incident in self._written.requested:
+            return
+        machine = self._machines[node].instance
+        repaired = self._written.repaired.setdefault(machine, set())
+        repaired.add(incident)
+        if len(repaired) > self._config.recovery.max_repairs:
+            self._break(ClusterRule.LEMON, f"{machine} is repaired in {len(repaired)} incidents")
 
     def _judge_duration(self, text: str, opened: float) -> None:
         written = _DURATION.search(text)

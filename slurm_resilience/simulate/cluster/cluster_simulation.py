@@ -18,7 +18,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from slurm_resilience.config import BreakerSettings, Config, ControllerSettings, ReplaceSettings
+from slurm_resilience.config import (
+    BreakerSettings,
+    Config,
+    ControllerSettings,
+    RecoverySettings,
+    ReplaceSettings,
+)
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.main import Borders, Controller, only_one
@@ -180,6 +186,8 @@ class SimCluster:
                 max_running_partition=random.choice((1, 4)),
                 silent_for=random.choice((10.0, 20.0, 60.0)),
             ),
+            # Less than what one hour allows a node: else no run is long enough to find a lemon.
+            recovery=RecoverySettings(max_repairs=2),
             breaker=BreakerSettings(
                 nodes_at_once=random.choice((2, 2, 3)),
                 partition_at_once=random.choice((1, 2, 3)),

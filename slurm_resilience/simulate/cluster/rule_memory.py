@@ -181,6 +181,10 @@ class WrittenEvents:
     def __init__(self) -> None:
         self.opened: dict[int, float] = {}
         """The first of each incident."""
+        self.requested: set[int] = set()
+        """Incidents that people asked for."""
+        self.repaired: dict[str, set[int]] = {}
+        """The incidents that each machine was repaired in, for faults that sresctld found."""
         self.starts: list[float] = []
         """The starts of programs."""
         self.alarms: dict[str, deque[float]] = {}

@@ -29,6 +29,7 @@ class ClusterRule(enum.StrEnum):
     QUEUE_JUMP = "no job goes before the queue for more nodes than it lost to faults"
     NOT_ITS_OWN = "no user speaks for a node or for another user's job, or orders anything"
     HALT = "nothing is begun after a pause or SIGTERM"
+    LEMON = "no machine is repaired again and again without a person (recovery.max_repairs)"
     DURATIONS = "no duration is written down that has not passed"
     YOUNG_ROWS = "nothing is dropped from the journal before its time (controller.keep)"
     ONE_DAEMON = "of two sresctld on one state directory only one works"

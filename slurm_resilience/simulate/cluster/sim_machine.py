@@ -122,6 +122,8 @@ class SimMachine:
         self.power = Power.ON
         self.boots = 1
         self.serial = 1
+        self.is_lemon = False
+        """Each repair brings this machine back, and mends nothing for long."""
         self.cut: set[Path] = set()
         self.fault: Severity | None = None
         """The hardware's fault: it shows in each boot, until the machine is replaced (or, where it
@@ -177,9 +179,10 @@ class SimMachine:
         self.power_off()
         self.power = Power.BOOTING
         if replaced:
+            self.fault = None
+        if replaced and not self.is_lemon:
             self.serial += 1
             self.boots = 0
-            self.fault = None
         self.boots += 1
         self._schedule.after(seconds, self._up, self.boot_id)
 

@@ -295,3 +295,10 @@ def test_a_program_lasts_until_its_first_task_fails_however_long_the_others_wait
     times = [failed_at(60.0, wait) for wait in waits]
     assert [chosen(*times[:n]).kind for n in (1, 2)] == ["relaunch", "stop"]
     assert chosen(failed_at(2.0, waits[0])).kind == "stop"
+
+
+def test_a_node_that_was_left_long_ago_does_not_hurry_the_next_try() -> None:
+    on_n1 = ending(faulty={"n1": "x"}, ran_for=60.0)
+    again = [ending(code=code, ran_for=60.0, nodes=("n2", "n3", "n4")) for code in (137, 139)]
+    left = msgspec.structs.replace(FACTS, own_nodes=("n2", "n3", "n4"))
+    assert chosen(*[on_n1] * 3, *again, facts=left).pause == LIMITS.backoff

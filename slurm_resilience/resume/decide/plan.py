@@ -122,7 +122,9 @@ def _plan(
         return _without_input(cause, facts)
     here = tuple(name for name in eaters if name in facts.job_nodes)
     if cause.kind == "program":
-        return _after_program(cause, facts, history, limits, here)
+        # One that it does not use is no reason to move.
+        used = tuple(name for name in here if name in facts.own_nodes)
+        return _after_program(cause, facts, history, limits, used)
     return _without_eaters(cause, facts, here)
 
 

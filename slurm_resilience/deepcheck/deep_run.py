@@ -102,7 +102,7 @@ class DeepRun:
         ):
             if cluster is None:
                 instance = InstanceLevel(nodes, options, self._tell, self._log_result)
-                instance.run(reservation, follower)
+                instance.run(reservation, follower, self._door.nodes)
                 return DeepReport(
                     level, (*instance.nodes.values(), *skipped), logs=str(self._folder)
                 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from slurm_resilience.deepcheck.deep_results import (
     DeepOutcome,
+    DeepResult,
     DeepState,
     NodeDeepCheck,
     advanced,
@@ -24,7 +25,7 @@ from slurm_resilience.deepcheck.step_lines import (
     StepMessage,
 )
 from slurm_resilience.deepcheck.step_requests import InstanceRequest
-from slurm_resilience.model import Node
+from slurm_resilience.model import Node, Severity
 from slurm_resilience.slurm.maintenance import StepOrder
 
 PROGRAM = "slurm_resilience.deepcheck.instance"
@@ -77,12 +78,25 @@ class InstanceLevel:
             made.append(StepOrder(reservation, names, program, minutes, gres=gres))
         return made
 
-    def run(self, reservation: str, follower: StepFollower) -> None:
-        """Run the steps to their ends; a node whose step ended early is left in progress."""
+    def run(
+        self, reservation: str, follower: StepFollower, look: Callable[[], Iterable[Node]]
+    ) -> None:
+        """Run the steps to their ends.
+
+        Args:
+            reservation: the nodes are kept by it.
+            follower: starts the steps.
+            look: returns all nodes as Slurm shows them now: it tells a node that died under the
+                load from a step that only ended.
+        """
         orders = self.orders(reservation)
         limit = 60.0 * self._options.limit_minutes
-        for order, end in zip(orders, follower.follow(orders, limit, self.heard), strict=True):
-            self._end(order, end)
+        ends = follower.follow(orders, limit, self.heard)
+        dead: frozenset[str] = frozenset()
+        if any(node.state is DeepState.IN_PROGRESS for node in self.nodes.values()):
+            dead = frozenset(one.name for one in look() if one.is_down or not one.is_responding)
+        for order, end in zip(orders, ends, strict=True):
+            self._end(order, end, dead)
 
     def heard(self, message: StepMessage) -> None:
         """Take what a step has told."""
@@ -106,7 +120,7 @@ class InstanceLevel:
             self._tell(f"{node.node}: {node.state}")
         self.nodes[node.node] = node
 
-    def _end(self, order: StepOrder, end: DeepStepEnd) -> None:
+    def _end(self, order: StepOrder, end: DeepStepEnd, dead: frozenset[str]) -> None:
         for name in order.nodes:
             node = self.nodes[name]
             if node.state is not DeepState.IN_PROGRESS:
@@ -115,7 +129,14 @@ class InstanceLevel:
             where = f" during {node.running}" if node.running else ""
             said = f"; srun said: {end.said}" if end.said else ""
             reason = f"its step ended{where} without a result (code {end.code}){said}"
-            if state is not DeepState.FAILED:
+            if name in dead:
+                reason = f"it was lost to Slurm{where}"
+                lost = DeepResult(
+                    node.running or "step", DeepOutcome.FAILED, reason, Severity.REBOOT
+                )
+                node = msgspec.structs.replace(node, results=(*node.results, lost))
+                state = DeepState.FAILED
+            elif state is not DeepState.FAILED:
                 state = DeepState.UNJUDGED
             self.nodes[name] = advanced(node, state, reason)
             self._tell(f"{name}: {state}: {reason}")

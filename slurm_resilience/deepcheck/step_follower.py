@@ -59,8 +59,11 @@ class StepFollower:
             heard: called with each message, in the caller's thread.
         """
         lines: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
-        steps = [self._starter.start_step(order) for order in orders]
-        self._running += steps
+        steps: list[subprocess.Popen[str]] = []
+        for order in orders:
+            steps.append(self._starter.start_step(order))
+            # At once: where the next one cannot be started, this one is ended.
+            self._running.append(steps[-1])
         for number, step in enumerate(steps):
             threading.Thread(target=_read, args=(number, step, lines), daemon=True).start()
         deadline = self._clock.monotonic() + limit_seconds

@@ -192,6 +192,21 @@ def test_a_node_that_ends_in_the_middle_is_unjudged(tmp_path: Path) -> None:
     assert report.exit_code == 12
 
 
+def test_a_node_that_dies_under_the_load_has_failed(tmp_path: Path) -> None:
+    def dies(order: StepOrder) -> list[StepMessage]:
+        door.shown["n2"] = node(2, "DOWN")
+        return [*passes(order)[:3], CheckBegun("n2", "cpu_burn")]
+
+    door = Door([node(1), node(2)], dies)
+    report = run(door, tmp_path, "instance")
+    assert [(one.state, one.action) for one in report.nodes] == [
+        ("Passed", "none"),
+        ("Failed", "reboot"),
+    ]
+    assert report.nodes[1].reason == "it was lost to Slurm during cpu_burn"
+    assert report.exit_code == 11
+
+
 def test_an_interrupt_gives_the_nodes_back(tmp_path: Path) -> None:
     def interrupted(_: StepOrder) -> list[StepMessage]:
         raise KeyboardInterrupt

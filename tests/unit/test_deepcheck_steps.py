@@ -39,7 +39,7 @@ from slurm_resilience.deepcheck.step_lines import (
     StepMessage,
     as_lines,
 )
-from slurm_resilience.errors import IllegalTransition
+from slurm_resilience.errors import IllegalTransition, MissingTool
 from slurm_resilience.model import Node, Severity
 from slurm_resilience.slurm.maintenance import (
     Reservation,
@@ -253,3 +253,17 @@ def test_an_interrupt_leaves_no_step_behind(programs: Programs) -> None:
         follower.follow([order(program), order("import time; time.sleep(600)")], 60, interrupt)
     assert [step.poll() for step in programs.started] == [-signal.SIGTERM] * 2
     assert threading.current_thread() is threading.main_thread()
+
+
+def test_a_step_that_cannot_be_started_leaves_none_behind(programs: Programs) -> None:
+    start = programs.start_step
+
+    def second_fails(order: StepOrder) -> subprocess.Popen[str]:
+        if programs.started:
+            raise MissingTool("srun is not on PATH")
+        return start(order)
+
+    programs.start_step = second_fails  # type: ignore[method-assign]
+    with pytest.raises(MissingTool), StepFollower(programs, SYSTEM_CLOCK) as follower:
+        follower.follow([order("import time; time.sleep(600)")] * 2, 60, lambda _: None)
+    assert [step.poll() for step in programs.started] == [-signal.SIGTERM]

@@ -92,6 +92,31 @@ def test_the_node_with_the_slow_cable_is_named_and_no_other(
     wait_for(lambda: all_idle(lab), 30, lab.node_states)
 
 
+def test_a_node_that_loses_power_under_the_load_has_failed(
+    lab: Lab, tmp_path: Path, wait_for: WaitFor
+) -> None:
+    asked = words(tmp_path, "n[1-2]", "--only", "cpu_burn", "--seconds", "5")
+    process = lab.popen(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: queue(lab) == "sres-deepcheck RUNNING", 60, lambda: queue(lab))
+        lab.power_off("n2")
+        # Slurm itself would wait for SlurmdTimeout.
+        down = ["scontrol", "update", "nodename=n2", "state=down", "reason=lost"]
+        lab.run(down, check=True)
+        said, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+        lab.power_on("n2")
+        lab.run(["scontrol", "update", "nodename=n2", "state=resume"], check=True)
+    report = json.loads(said)
+    assert states(report) == {"n1": "Passed", "n2": "Failed"}
+    assert "it was lost to Slurm" in report["nodes"][1]["reason"]
+    assert process.returncode == 11
+    assert "No reservations" in reservations(lab)
+    wait_for(lambda: all_idle(lab), 60, lab.node_states)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_end_in_the_middle_leaves_no_job(
     lab: Lab, tmp_path: Path, wait_for: WaitFor, number: int

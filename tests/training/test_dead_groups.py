@@ -12,7 +12,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from slurm_resilience.training import thread_ends  # noqa: E402
 from slurm_resilience.training.process_group import abort  # noqa: E402
 
 pytestmark = pytest.mark.training
@@ -59,7 +58,7 @@ def bury(graveyard: abort.Graveyard, group: SlowGroup) -> None:
 def test_the_end_of_the_process_waits_for_a_destructor_that_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(thread_ends, "PATIENCE_SECONDS", DEADLINE_SECONDS)
+    monkeypatch.setattr(abort, "LAST_WAIT_SECONDS", DEADLINE_SECONDS)
     graveyard, first, second = abort.Graveyard(0.0), SlowGroup(), SlowGroup()
     bury(graveyard, first)
     assert first.begun.wait(DEADLINE_SECONDS)
@@ -84,7 +83,7 @@ def test_the_end_of_the_process_waits_for_a_destructor_that_runs(
 
 
 def test_a_destructor_that_hangs_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_ends, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(abort, "LAST_WAIT_SECONDS", 0.01)
     graveyard, group = abort.Graveyard(0.0), SlowGroup()
     bury(graveyard, group)
     assert group.begun.wait(DEADLINE_SECONDS)

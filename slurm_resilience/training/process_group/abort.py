@@ -21,6 +21,9 @@ KEEP_SECONDS = 2.0
 """A dead group is kept for so long before its destructor may run."""
 CUT_AGAIN_SECONDS = 0.05
 """Between two looks at the connections of groups that are kept."""
+LAST_WAIT_SECONDS = 10.0
+"""So long the end of the process waits for a destructor. It takes milliseconds, seconds where a
+machine is very busy, and for ever now and then."""
 
 
 class DeadGroups(NamedTuple):
@@ -72,7 +75,7 @@ class Graveyard:
         with self._changed:
             self._sealed = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._lets_go, thread_ends.PATIENCE_SECONDS)
+            self._changed.wait_for(lambda: not self._lets_go, LAST_WAIT_SECONDS)
             for dead in self._dead:
                 _keep_for_ever(dead)
 

@@ -125,6 +125,6 @@ class NodeKeeper:
                 break
             self._clock.wait(threading.Event(), RELEASE_SECONDS)
         self._tell(
-            f"reservation {name} could not be removed ({trouble}); Slurm removes it after two "
-            f"minutes without a job, or `scontrol delete reservationname={name}`"
+            f"reservation {name} could not be removed ({trouble}); "
+            f"`scontrol delete reservationname={name}` does it, or Slurm at its end"
         )

@@ -1,7 +1,7 @@
 """Keep nodes free for work of our own: reservations, and steps within them.
 
-A reservation goes away by itself once no job has run in it for a while, so that nodes are not kept
-from their users when the command that made it was killed.
+Slurm could remove a reservation by itself once no job has run in it for a while (`PURGE_COMP`). On
+22.05 its nodes stay in the state MAINT then, until any other reservation is made or deleted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import NamedTuple
 from slurm_resilience.slurm.cli import CliClient, _end_with_parent, environment
 from slurm_resilience.slurm.hostlists import expand, fold
 
-IDLE_PURGE = "00:02:00"
-"""Slurm removes a reservation in which no job has run for this long."""
 JOB_NAME = "sres-deepcheck"
 
 
@@ -55,7 +53,7 @@ class MaintenanceClient(CliClient):
             NotPermitted: this needs an operator's rights.
         """
         words = [f"reservationname={name}", "starttime=now", f"duration={minutes}"]
-        words += [f"users={user}", f"nodes={fold(nodes)}", f"flags=maint,purge_comp={IDLE_PURGE}"]
+        words += [f"users={user}", f"nodes={fold(nodes)}", "flags=maint"]
         self._run("scontrol", "create", "reservation", *words)
 
     def release(self, name: str) -> None:

@@ -31,6 +31,12 @@ from slurm_resilience.health.check import CheckContext
 pytestmark = pytest.mark.training
 
 
+@pytest.fixture(autouse=True)
+def environment_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that runs in this process sets it, and all tests after would inherit it."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
 def heard(text: str) -> list[StepMessage]:
     assembler = LineAssembler()
     return [one for line in text.splitlines() if (one := assembler.feed(line)) is not None]

@@ -34,6 +34,7 @@ _GPU_FORK = 9
 """Exit code of the trial fork that could not use a GPU."""
 
 
+# Without types: it is loaded before typing is, and its class is put on the one `os.environ`.
 class _WatchedEnvironment(os._Environ):  # type: ignore[type-arg]
     """`os.environ` while modules are imported: it notes the names that they read."""
 

@@ -107,9 +107,6 @@ class SimJobSlurm:
 
         return self._ask(answer)
 
-    def info(self) -> ClusterInfo:
-        raise NotImplementedError
-
     # -- changes ------------------------------------------------------------------------------
 
     def shrink(self, job_id: int, keep: Sequence[str]) -> None:
@@ -199,7 +196,10 @@ class SimJobSlurm:
 
         return self._change(f"merge job {helper} into job {job_id}", change)
 
-    # -- what a supervisor never asks ---------------------------------------------------------
+    # -- what a supervisor never asks: a question or order of this kind ends the run ----------
+
+    def info(self) -> ClusterInfo:
+        raise NotImplementedError
 
     def set_node(self, names: Sequence[str], *, state: str = "", reason: str = "") -> None:
         raise NotImplementedError

@@ -8,6 +8,10 @@ map:
 - ``{"enters": PID}``, ``{"leaves": PID}``: that rank is in the training from now on, or no longer.
   A rank that ends in between is replaced, with exit code 0 too.
 
+A launcher that is held up reads late, and its socket takes few messages (ten, as Linux is set up).
+One more waits for room: without ``leaves`` a rank that is done is taken for one that was lost in
+the middle of the training, and started again.
+
 A process that is no rank of this launcher is never touched. Without torch.
 """
 
@@ -22,6 +26,9 @@ import msgspec
 
 VARIABLE = "SRES_KEEPER"
 _LARGEST = 8192
+ROOM_SECONDS = 30.0
+"""So long a message waits for room in the launcher's socket. One that is stopped for longer starts
+a rank again that had nothing left to do."""
 
 
 class ControlMessage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -39,7 +46,7 @@ class ControlMessage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def evict(pid: int, reason: str, environment: Mapping[str, str] | None = None) -> bool:
-    """Ask for the replacement of a rank of this node.
+    """Ask for the replacement of a rank of this node. May wait (`ROOM_SECONDS`).
 
     Args:
         pid: its process id, as the launcher sees it.
@@ -49,32 +56,35 @@ def evict(pid: int, reason: str, environment: Mapping[str, str] | None = None) -
     Returns:
         Whether a keeper was told. False: there is none, or it is gone.
     """
-    return _tell(ControlMessage(evict=pid, reason=reason[:1000]), environment)
+    return _tell(ControlMessage(evict=pid, reason=reason[:1000]), environment, ROOM_SECONDS)
 
 
 def ready(environment: Mapping[str, str] | None = None) -> bool:
-    """Say that this process is up. Returns whether a keeper was told."""
-    return _tell(ControlMessage(ready=os.getpid()), environment)
+    """Say that this process is up. Returns whether a keeper was told; it is not where that would
+    take time."""
+    return _tell(ControlMessage(ready=os.getpid()), environment, 0.0)
 
 
 def enters() -> bool:
     """Say that this process trains from now on. Returns whether a keeper was told."""
-    return _tell(ControlMessage(enters=os.getpid()), None)
+    return _tell(ControlMessage(enters=os.getpid()), None, ROOM_SECONDS)
 
 
 def leaves() -> bool:
     """Say that it trains no longer, and may end. Returns whether a keeper was told."""
-    return _tell(ControlMessage(leaves=os.getpid()), None)
+    return _tell(ControlMessage(leaves=os.getpid()), None, ROOM_SECONDS)
 
 
-def _tell(note: ControlMessage, environment: Mapping[str, str] | None) -> bool:
+def _tell(note: ControlMessage, environment: Mapping[str, str] | None, seconds: float) -> bool:
     path = (os.environ if environment is None else environment).get(VARIABLE, "")
     if not path:
         return False
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
-            line.setblocking(False)
-            line.sendto(msgspec.msgpack.encode(note), path)
+            line.settimeout(seconds)
+            # Only a connected one is told of room at the other end.
+            line.connect(path)
+            line.send(msgspec.msgpack.encode(note))
     except OSError:
         return False
     return True

@@ -129,7 +129,10 @@ class Interrupter:
     def given_up(self, peer: Peer, reason: str) -> None:
         """Ask the launcher to end a peer that the others go on without, where it is this one's."""
         if peer.node == self._participant.where.node and peer.pid:
-            control_socket.evict(peer.pid, reason)
+            # Beside the mesh's thread: the launcher may be held up, and others listen for beats.
+            asks = threading.Thread(target=control_socket.evict, args=(peer.pid, reason))
+            asks.daemon = True
+            asks.start()
 
     def tick(self, now: float) -> Heartbeat | None:
         """Look whether the step hangs; this process's progress, for the others."""

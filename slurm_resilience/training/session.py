@@ -47,6 +47,8 @@ class Session:
         self._participant = participant
         self._built = OnceCache(lambda: participant.attempt)
         self._update = Update(participant)
+        self._is_up = False
+        """The launcher was told that this process is."""
 
     # -- the world ----------------------------------------------------------------------------
 
@@ -170,7 +172,10 @@ class Session:
         participant.guards.state.enter(participant.healer.tracked, objects, tell=tell)
         participant.hooks.arm_backward(objects.values())
         participant.say("running")
-        control_socket.ready()
+        if not self._is_up:
+            # Once: a launcher that is held up has room for few messages, and the last one counts.
+            self._is_up = True
+            control_socket.ready()
         participant.loaders.healed()
         return self.step
 

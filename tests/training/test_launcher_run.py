@@ -406,6 +406,37 @@ wait("go")
     assert "evicted: no word for 3 s" in run.err
 
 
+def test_a_launcher_that_is_held_up_starts_no_rank_again(run: Run) -> None:
+    """Its socket is full when the ranks leave their training; they are done all the same."""
+    run.start(
+        """
+from slurm_resilience.launcher import control_socket
+assert control_socket.enters()
+write("enters", launcher=os.getppid())
+wait("stopped")
+while control_socket.ready():
+    pass
+write("full")
+control_socket.leaves()
+""",
+        "--nproc=2",
+        "--standby=0",
+        env={"PYTHONPATH": str(Path.cwd())},
+    )
+    for seat in (0, 1):
+        run.read(f"enters.{seat}.0")
+    assert run.process is not None
+    run.process.send_signal(signal.SIGSTOP)
+    try:
+        run.touch("stopped")
+        for seat in (0, 1):
+            run.read(f"full.{seat}.0")
+    finally:
+        run.process.send_signal(signal.SIGCONT)
+    assert run.end() == 0
+    assert not list(run.directory.glob("enters.*.1")), run.err
+
+
 def test_scripts_before_and_after(run: Run) -> None:
     before, after = run.directory / "before.sh", run.directory / "after.py"
     before.write_text('#!/bin/sh\necho "before $1 $2"\n')

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.launcher import exit_codes, flags, rendezvous_directory
+from slurm_resilience.launcher import control_socket, exit_codes, flags, rendezvous_directory
+from slurm_resilience.launcher.control_socket import ControlSocket
 from slurm_resilience.launcher.main import main
 from slurm_resilience.launcher.node_rank import NodeRank, find_node_rank
 from slurm_resilience.launcher.processes.child_environment import NodeSeats, common, of_rank
@@ -434,3 +440,38 @@ def test_the_launcher_starts_without_torch() -> None:
     code = "import slurm_resilience.launcher.launch, slurm_resilience.launcher.main, sys; "
     code += "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+class TestControlSocket:
+    @pytest.fixture
+    def ear(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlSocket]:
+        # Not tmp_path: the name of a socket is short.
+        place = Path(tempfile.mkdtemp())
+        monkeypatch.setenv(control_socket.VARIABLE, str(place / "s"))
+        ear = ControlSocket(place / "s")
+        yield ear
+        ear.close()
+        shutil.rmtree(place)
+
+    def test_the_end_of_a_training_is_heard_by_a_launcher_that_is_held_up(
+        self, ear: ControlSocket
+    ) -> None:
+        told = 0
+        while control_socket.ready():
+            told += 1
+        assert told
+        leaving = threading.Thread(target=control_socket.leaves)
+        leaving.start()
+        leaving.join(0.2)  # it finds the socket full
+        heard, deadline = [], time.monotonic() + 20
+        while not any(note.leaves for note in heard) and time.monotonic() < deadline:
+            heard += ear.hear()
+            leaving.join(0.01)
+        leaving.join()
+        assert [note.leaves for note in heard if note.leaves] == [os.getpid()]
+        assert len(heard) == told + 1
+
+    def test_a_launcher_that_is_gone_is_not_waited_for(self, ear: ControlSocket) -> None:
+        ear.close()
+        assert not control_socket.leaves()
+        assert not control_socket.evict(1, "hangs")

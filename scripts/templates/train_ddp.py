@@ -141,7 +141,7 @@ def main() -> None:
         optimizer.step()
         if log:
             line = {"at": time.time(), "step": step, "loss": loss.item(), "token": attempt.token()}
-            log.write(json.dumps(line) + "\n")
+            log.write(json.dumps(line | {"process": os.getpid()}) + "\n")
         if step % args.checkpoint_every == 0 and rank == 0:
             save(args.folder, step, model, optimizer)
         left = args.pace - (time.monotonic() - began)

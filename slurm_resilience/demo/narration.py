@@ -28,13 +28,21 @@ NODES, RANKS = 6, 4
 class Demo:
     """One run of the main job on a lab."""
 
-    def __init__(self, lab: Lab, fault: Fault, steps: int, pace: float, console: Console) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        fault: Fault,
+        steps: int,
+        pace: float,
+        console: Console,
+        folder: str = "demo",
+    ) -> None:
         self.lab = lab
         self.fault = fault
         self.steps = steps
         self.pace = pace
         self.console = console
-        self.work = lab.directory / "demo"
+        self.work = lab.directory / folder
         self.work.mkdir(mode=0o755)
         self.began = time.monotonic()
         self._said: set[str] = set()

@@ -235,6 +235,9 @@ class ResumeSettings(_Section, frozen=True):
     """Seconds between SIGTERM and SIGKILL for a step that has to make room."""
     diagnosis_wait: float = 1.0
     """Seconds to wait after a failed step for a finding about its nodes."""
+    check_wait: float = 5.0
+    """Seconds that the nodes of a failed step have to check themselves; a node that does not answer
+    is judged by Slurm and its heartbeats. 0: no checks."""
     max_relaunches: int = 3
     """Relaunches in a row without a fault of any node and without progress."""
     progress_after: float = 300.0
@@ -389,6 +392,7 @@ _LONGEST_SECONDS = {
     "controller": {"interval": 60.0},
     "detect": {"dead_after": 3600.0, "probe_timeout": 60.0},
     "agent": {"fence_after": 3600.0},
+    "resume": {"check_wait": 60.0},
 }
 """Beyond this sresctld or sresd would do nothing for so long that it was meant in milliseconds."""
 _SHORTEST_SECONDS = {"controller": {"keep": 86400.0}, "recovery": {"recurrence_window": 3600.0}}

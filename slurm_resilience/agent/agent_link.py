@@ -136,10 +136,13 @@ class AgentLink:
             ready, _, _ = select.select(fds, [], [], max(0.0, due - now))
             if fds[1] in ready:
                 self._wakeup.clear()
+                # An answer may stand for results that were put up before it: they go first.
+                answers = self._take_answers()
                 report = self._outbox.take()
                 if report is not None:
                     connection.send(report)
-                self._send_answers(connection)
+                for answer in answers:
+                    connection.send(answer)
             if fds[0] in ready:
                 self._listen(connection)
         with contextlib.suppress(WireError):
@@ -160,9 +163,11 @@ class AgentLink:
         self._answers.put((session, answer))
         self._wakeup.ring()
 
-    def _send_answers(self, connection: Connection) -> None:
+    def _take_answers(self) -> list[NodeAnswer]:
+        answers: list[NodeAnswer] = []
         with contextlib.suppress(queue.Empty):
             while True:
                 session, answer = self._answers.get_nowait()
                 if session == self.state.sessions:  # else the asker is gone
-                    connection.send(answer)
+                    answers.append(answer)
+        return answers

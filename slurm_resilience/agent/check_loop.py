@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import queue
 import random
 import threading
 from pathlib import Path
@@ -20,7 +22,8 @@ from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.node_profile import NodeProfile
 from slurm_resilience.health.profile_files import load_profile
 from slurm_resilience.health.program_checks import with_programs
-from slurm_resilience.model import CheckResult
+from slurm_resilience.model import FAULTY, CheckResult
+from slurm_resilience.wire.messages import StepChecksRun
 
 log = logging.getLogger("sresd.checks")
 
@@ -50,12 +53,17 @@ class CheckLoop:
         self._stop = stop
         self._failing: set[str] = set()
         self._checks = checks_of(settings)
-        self._runner = CheckRunner(self._checks, CheckContext(), clock)
+        self._runner = self._new_runner()
 
     def add(self, check: Check) -> None:
         """Add a check, before the thread is started."""
         self._checks = (*self._checks, check)
-        self._runner = CheckRunner(self._checks, CheckContext(), self._clock)
+        self._runner = self._new_runner()
+
+    def _new_runner(self) -> CheckRunner:
+        # What Slurm expects is asked for in the first round.
+        first = CheckContext(Path(self._settings.agent.sysroot), self._settings.checks)
+        return CheckRunner(self._checks, first, self._clock)
 
     def run(self) -> None:
         """Run the thread."""
@@ -92,6 +100,35 @@ class CheckLoop:
                 return result
         known = ", ".join(check.name for check in self._checks)
         raise NotFound(f"this node has no check '{name[:50]}'; it has {known}")
+
+    def run_after_step(self, seconds: float) -> StepChecksRun:
+        """Run all checks that may take this node out of service, beside each other and the loop: a
+        step has failed here. Results that come too late are put up when they come.
+
+        Args:
+            seconds: limit for all of them together.
+        """
+        checks = [check for check in self._checks if not FAULTY.isdisjoint(check.asks_for)]
+        results: queue.SimpleQueue[CheckResult] = queue.SimpleQueue()
+
+        def body(check: Check) -> None:
+            result = self._runner.run_one(check)
+            self._put_up(result)
+            results.put(result)
+
+        for check in checks:
+            # Daemon threads: a check that hangs in the kernel must not keep sresd from ending.
+            name = f"after-step {check.name}"
+            threading.Thread(target=body, args=(check,), name=name, daemon=True).start()
+        deadline = self._clock.monotonic() + seconds
+        judged: set[str] = set()
+        with contextlib.suppress(queue.Empty):
+            for _ in checks:
+                result = results.get(timeout=max(0.0, deadline - self._clock.monotonic()))
+                if result.verdict != "unjudged":
+                    judged.add(result.check)
+        unjudged = tuple(check.name for check in checks if check.name not in judged)
+        return StepChecksRun(len(checks), unjudged)
 
     def _put_up(self, result: CheckResult) -> None:
         if result.verdict == "fail":

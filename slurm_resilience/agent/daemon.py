@@ -47,6 +47,7 @@ from slurm_resilience.wire.messages import (
     NodeHello,
     RunCheck,
     RunLifecycle,
+    RunStepChecks,
     SendEvidence,
     SendLog,
 )
@@ -103,6 +104,9 @@ class Daemon:
             ),
             RunLifecycle.kind: Answerer(RunLifecycle, rerun.answer),
             RunCheck.kind: Answerer(RunCheck, lambda asked: self._checks.run_now(asked.check)),
+            RunStepChecks.kind: Answerer(
+                RunStepChecks, lambda asked: self._checks.run_after_step(asked.seconds)
+            ),
         }
         self.link = AgentLink(
             self.dial, hello, self.outbox, self._wakeup, beat, clock, stop, answerers

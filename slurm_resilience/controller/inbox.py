@@ -16,6 +16,7 @@ from typing import Any
 from slurm_resilience.clock import Clock
 from slurm_resilience.controller import authorize
 from slurm_resilience.controller.authorize import NodePlace
+from slurm_resilience.controller.checking.step_checks import StepChecks, verdicts_on
 from slurm_resilience.controller.heard import InboxMessage, without_ballast
 from slurm_resilience.controller.job_lookups import JobLookups
 from slurm_resilience.controller.node_requests import NodeRequests
@@ -54,6 +55,18 @@ WAKES_A_SECOND, WAKES_AT_ONCE = 4.0, 20.0
 round: each one reads Slurm."""
 
 
+class _UsersWakes:
+    """Counts the rounds that users' messages begin."""
+
+    def __init__(self) -> None:
+        self._of_user = Rate(WAKES_A_SECOND_OF_USER, WAKES_AT_ONCE_OF_USER)
+        self._of_all = Rate(WAKES_A_SECOND, WAKES_AT_ONCE)
+
+    def take(self, uid: int, now: float) -> bool:
+        """Count one more; False: the message waits for the next round."""
+        return self._of_user.take(uid, now) and self._of_all.take("", now)
+
+
 class Inbox:
     """Implements the wire server's handler."""
 
@@ -79,9 +92,9 @@ class Inbox:
         self._lookups = lookups
         self._history = history
         self.node_requests = NodeRequests(registry)
+        self._step_checks = StepChecks(self.node_requests.ask, registry.wake, clock)
         self._clock = clock
-        self._wakes_of_user = Rate(WAKES_A_SECOND_OF_USER, WAKES_AT_ONCE_OF_USER)
-        self._wakes = Rate(WAKES_A_SECOND, WAKES_AT_ONCE)
+        self._wakes = _UsersWakes()
         self._lock = threading.Lock()
         self._waiting: deque[InboxMessage] = deque()
         self._addresses: authorize.Addresses = {}
@@ -135,6 +148,8 @@ class Inbox:
         self._registry.closed(client)
         if client.role == "node":
             self.node_requests.closed(client)
+        elif client.role == "job":
+            self._step_checks.closed(client)
 
     def received(self, client: Client, message: Message) -> None:
         """Answer a message, or keep it for the cycle."""
@@ -151,7 +166,7 @@ class Inbox:
         elif isinstance(message, NodeQuestion):
             self._ask_node(client, message)
         elif isinstance(message, EvidenceRequest):
-            client.send(self._evidence(message))
+            client.send(self._evidence(client, message))
         elif isinstance(message, AttemptStarted | AttemptEnded | RequeueRequest):
             if isinstance(message, RequeueRequest) and not self._may_requeue(client):
                 return
@@ -171,9 +186,7 @@ class Inbox:
             if not is_trusted and len(self._waiting) >= MAX_QUEUED:
                 raise UsageError("users have sent too many messages within one cycle")
             self._waiting.append(heard)
-            begins = is_trusted or (
-                self._wakes_of_user.take(uid, now) and self._wakes.take("", now)
-            )
+            begins = is_trusted or self._wakes.take(uid, now)
         if begins:
             self._registry.wake.set()
 
@@ -201,12 +214,15 @@ class Inbox:
             return False
         return True
 
-    def _evidence(self, request: EvidenceRequest) -> Evidence:
+    def _evidence(self, client: Client, request: EvidenceRequest) -> Evidence:
         names = authorize.asked_nodes(request.nodes)
         with self._lock:
-            unknown = [NodeVerdict(name, "unknown", "nothing is known") for name in names]
-            known = [self._verdicts.get(v.node, v) for v in unknown]
-        return Evidence(tuple(known), asked=True)
+            known = verdicts_on(names, self._verdicts)
+            job = self._jobs.get(int(client.subject))
+        job = job or self._lookups.known(int(client.subject))
+        own = frozenset(job.nodes if job is not None else ())
+        begun = self._step_checks.begin(client, names, own, request.check_seconds)
+        return Evidence(known, asked=True, checks="running" if begun else "")
 
     def _ask_node(self, client: Client, question: NodeQuestion) -> None:
         """Have a node's sresd answer an administrator."""
@@ -240,7 +256,8 @@ class Inbox:
             self._jobs = jobs
 
     def take(self) -> tuple[InboxMessage, ...]:
-        """Take out everything that waits, oldest first."""
+        """Take out everything that waits, oldest first: a round looks from now on."""
+        self._step_checks.round_began()
         with self._lock:
             waiting = tuple(self._waiting)
             self._waiting.clear()
@@ -266,6 +283,7 @@ class Inbox:
         with self._lock:
             self._verdicts = verdicts
             self._status = pages
+        self._step_checks.round_ended(verdicts)
 
 
 def _resolve(place: NodePlace) -> set[str]:

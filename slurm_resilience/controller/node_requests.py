@@ -20,7 +20,8 @@ from slurm_resilience.wire.server import Client
 
 MAX_SECONDS = 600.0
 MAX_ANSWER_BYTES = 1 << 20
-MAX_UNDER_WAY = 1000
+MAX_UNDER_WAY = 20_000
+"""A step of 10,000 nodes that fails has each of them asked."""
 
 Done = Callable[[NodeAnswer], None]
 """Called once, in the wire's thread: with the answer, or with the reason why there is none."""
@@ -45,6 +46,8 @@ class NodeRequests:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._under_way: dict[int, _Question] = {}
+        self._asked: set[tuple[str, str]] = set()
+        """Node and kind of each question that is under way."""
 
     def ask(self, node: str, kind: str, body: msgspec.Raw, seconds: float, done: Done) -> None:
         """Ask a node's sresd.
@@ -66,12 +69,13 @@ class NodeRequests:
         if connection is None:
             raise WireError(f"the sresd of {node} is not connected; see `sres node show {node}`")
         with self._lock:
-            if any((q.node, q.kind) == (node, kind) for q in self._under_way.values()):
+            if (node, kind) in self._asked:
                 raise WireError(f"{node} is being asked for {kind} already; try again")
             if len(self._under_way) >= MAX_UNDER_WAY:
                 raise WireError(f"{len(self._under_way)} nodes are being asked; try again")
             number = next(self._numbers)
             self._under_way[number] = _Question(node, kind, connection, done)
+            self._asked.add((node, kind))
         connection.call_later(seconds, lambda: self._expire(number, seconds))
         connection.send(NodeRequest(number, kind, seconds, body))
 
@@ -81,7 +85,7 @@ class NodeRequests:
             question = self._under_way.get(answer.id)
             if question is None or question.connection is not connection:
                 return
-            del self._under_way[answer.id]
+            self._take_out(answer.id)
         if len(answer.body) > MAX_ANSWER_BYTES:
             text = f"{question.node} answered {len(answer.body)} bytes, more than are taken"
             answer = NodeAnswer(answer.id, refused=text)
@@ -91,14 +95,19 @@ class NodeRequests:
         """End the questions to a node whose connection is gone."""
         with self._lock:
             lost = [n for n, q in self._under_way.items() if q.connection is connection]
-            questions = [(number, self._under_way.pop(number)) for number in lost]
+            questions = [(number, self._take_out(number)) for number in lost]
         for number, question in questions:
             text = f"the connection to {question.node} was lost before it answered"
             question.done(NodeAnswer(number, refused=text))
 
     def _expire(self, number: int, seconds: float) -> None:
         with self._lock:
-            question = self._under_way.pop(number, None)
+            question = self._take_out(number) if number in self._under_way else None
         if question is not None:
             text = f"{question.node} did not answer within {seconds:g} s"
             question.done(NodeAnswer(number, refused=text))
+
+    def _take_out(self, number: int) -> _Question:
+        question = self._under_way.pop(number)
+        self._asked.discard((question.node, question.kind))
+        return question

@@ -37,8 +37,8 @@ class CheckRunner:
         self._earlier: dict[str, deque[Any]] = {}
         self._hanging: dict[str, tuple[threading.Thread, float]] = {}
         self._children = check_child.ChildProbes()
-        self._lock = threading.Lock()
-        """One check runs at a time: the loop's, or one that sresctld asked for."""
+        self._locks = {check.name: threading.Lock() for check in self._checks}
+        """A check runs once at a time: in the loop, or because sresctld asked for it."""
 
     def run(
         self, done: Callable[[CheckResult], object], context: CheckContext | None = None
@@ -63,8 +63,8 @@ class CheckRunner:
             done(self.run_one(check))
 
     def run_one(self, check: Check) -> CheckResult:
-        """Run one check within its time limit, after the one that runs now."""
-        with self._lock:
+        """Run one of these checks within its time limit, after a run of it that is under way."""
+        with self._locks[check.name]:
             return self._run_alone(check)
 
     def _run_alone(self, check: Check) -> CheckResult:

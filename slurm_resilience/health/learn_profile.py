@@ -27,7 +27,7 @@ def learn(context: CheckContext) -> tuple[NodeProfile, tuple[Finding, ...]]:
     findings += neuron_devices.judge(neuron, context).findings
     ports = infiniband_ports.probe(context)
     rates = {port.rate.partition(" (")[0] for port in ports if port.is_up}
-    efa = efa_devices.probe(context)
+    efa = efa_devices.probe(context).devices
     gpus = _gpus(context)
     findings += gpu_health.judge(gpus, context).findings if not gpus.error else ()
     # Ports at different rates: which one a port should have is not to be told.

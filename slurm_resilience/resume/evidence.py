@@ -116,12 +116,19 @@ def _faulty(context: SupervisorContext) -> dict[str, str]:
 
 
 def _wait_for_diagnosis(context: SupervisorContext, nodes: tuple[str, ...]) -> dict[str, str]:
-    """Wait for a verdict: a step often ends before the node that is at fault is judged."""
-    deadline = context.clock.monotonic() + context.limits.diagnosis_wait
-    context.link.ask(nodes)
+    """Wait for a verdict: a step often ends before the node that is at fault is judged. The nodes
+    are asked to check themselves meanwhile; one that does not answer is judged as ever."""
+    limits, began = context.limits, context.clock.monotonic()
+    if limits.check_wait:
+        context.link.ask_checks(nodes, limits.check_wait)
+    else:
+        context.link.ask(nodes)
     while True:
         bad = _faulty(context) | context.allocation.bad(nodes)
-        left = deadline - context.clock.monotonic()
+        # Checks take longer than a verdict that is on its way already.
+        limit = max(limits.check_wait, limits.diagnosis_wait)
+        wait = limit if context.link.checks_run else limits.diagnosis_wait
+        left = began + wait - context.clock.monotonic()
         if bad or left <= 0 or context.allocation.user_stop.is_set():
             return bad
         context.wake.clear()

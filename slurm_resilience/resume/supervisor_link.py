@@ -16,6 +16,7 @@ from typing import Any
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import SresError
+from slurm_resilience.resume import report
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import (
     AttemptStarted,
@@ -51,6 +52,8 @@ class KnownVerdicts:
         self.faulty: dict[str, NodeVerdict] = {}
         self.suspects: dict[str, NodeVerdict] = {}
         """Nodes that have fallen silent, until they are taken."""
+        self.checks_run = False
+        """The nodes of the failed step check themselves, and more is to come."""
         self._left_incidents: dict[str, int] = {}
         """Newest incident of each node that was left: an older answer may still come."""
 
@@ -144,6 +147,21 @@ class SupervisorLink:
     def ask(self, nodes: tuple[str, ...]) -> None:
         """Ask for the verdicts on some nodes; the answer comes as news."""
         self._outbox.put(EvidenceRequest(nodes))
+
+    def ask_checks(self, nodes: tuple[str, ...], seconds: float) -> None:
+        """Have these nodes check themselves: a step has failed on them. Verdicts come as news.
+
+        Args:
+            nodes: those of the step.
+            seconds: time limit.
+        """
+        self._verdicts.checks_run = False
+        self._outbox.put(EvidenceRequest(nodes, seconds))
+
+    @property
+    def checks_run(self) -> bool:
+        """The nodes that were asked check themselves now."""
+        return self._verdicts.checks_run
 
     def doubts(self, nodes: tuple[str, ...]) -> dict[str, str]:
         """Return those nodes, of the attempt or not, on which nothing should be started now.
@@ -245,8 +263,16 @@ class SupervisorLink:
             if answers is not None and message.asked:
                 answers.put(message)
             self._note(message)
+            if message.checks:
+                self._note_checks(message)
         elif isinstance(message, Refused):
             self.refusal = message.reason
+
+    def _note_checks(self, evidence: Evidence) -> None:
+        self._verdicts.checks_run = evidence.checks == "running"
+        if evidence.text:
+            report.say(evidence.text)
+        self.news.set()
 
     def _note(self, evidence: Evidence) -> None:
         with self._lock:

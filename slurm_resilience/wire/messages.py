@@ -203,6 +203,24 @@ class RunCheck(msgspec.Struct, frozen=True):
     check: str
 
 
+class RunStepChecks(msgspec.Struct, frozen=True):
+    """A question: run the checks that may take the node out of service, since a step has failed on
+    it. Their results come as a report, before the answer."""
+
+    kind: ClassVar[str] = "run-step-checks"
+    seconds: float
+    """Until the answer is due; what is not over by then is reported later."""
+
+
+class StepChecksRun(msgspec.Struct, frozen=True):
+    """The answer to `RunStepChecks`."""
+
+    checks: int
+    """Those that were run."""
+    unjudged: tuple[str, ...] = ()
+    """Those that could not tell, or have no result yet."""
+
+
 class ChangeDrill(msgspec.Struct, frozen=True):
     """A question, and perhaps an order: during a drill the lines count that programs write into the
     node's kernel log."""
@@ -287,6 +305,9 @@ class EvidenceRequest(msgspec.Struct, frozen=True, tag=True):
     """The supervisor asks whether anything is known about these nodes."""
 
     nodes: tuple[str, ...]
+    check_seconds: float = 0.0
+    """A step has failed on them: they are to check themselves, and what they find is to be told
+    within this time. 0: only what is known already."""
 
 
 class NodeVerdict(msgspec.Struct, frozen=True):
@@ -305,6 +326,10 @@ class Evidence(msgspec.Struct, frozen=True, tag=True):
 
     verdicts: tuple[NodeVerdict, ...]
     asked: bool = False
+    checks: Literal["", "running", "over"] = ""
+    """The checks that were asked for: these verdicts come before them, or know what they found."""
+    text: str = ""
+    """The outcome of these checks, in one line."""
 
 
 class PauseRequest(msgspec.Struct, frozen=True, tag=True):

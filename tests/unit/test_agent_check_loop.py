@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from slurm_resilience import config
 from slurm_resilience.agent import check_loop
+from slurm_resilience.agent.check_loop import CheckLoop
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SlurmUnreachable
-from slurm_resilience.health.check import Check, CheckContext
+from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
 from slurm_resilience.health.checks.host import memory
 from slurm_resilience.health.node_profile import NodeProfile
-from slurm_resilience.model import Node
+from slurm_resilience.model import Finding, Node, Severity
+from slurm_resilience.wire.messages import StepChecksRun
 
 
 class Slurm:
@@ -115,3 +118,86 @@ def test_each_check_has_a_pace() -> None:
     loop = check_loop.CheckLoop(settings, known, Outbox(), SystemClock(), threading.Event())
     paces = {check.name: loop.period(check) for check in check_loop.check_registry.BUILT_IN}
     assert (paces["disk"], paces["gpu_health"], paces["shared_mounts"]) == (60.0, 900.0, 300.0)
+
+
+def check(
+    name: str, probe: Callable[[CheckContext], int], severity: Severity = Severity.REBOOT
+) -> Check:
+    def judge(seen: int, context: CheckContext) -> Judgement:
+        findings = (Finding(name, severity, f"{seen} found", 5.0),) if seen else ()
+        return Judgement(f"{seen} found", findings)
+
+    return Check(name, probe, judge, asks_for=(severity,))
+
+
+def loop_of(monkeypatch: pytest.MonkeyPatch, outbox: Outbox, *checks: Check) -> CheckLoop:
+    monkeypatch.setattr(check_loop, "checks_of", lambda settings: checks)
+    known, _ = facts(node(64000))
+    return CheckLoop(config.Config(), known, outbox, SystemClock(), threading.Event())
+
+
+def test_after_a_step_what_may_take_the_node_out_is_run_and_reported_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outbox = Outbox()
+    watched = check("zombies", lambda context: 3, Severity.MONITOR)
+    checks = (check("gpu_count", lambda context: 1), check("memory", lambda context: 0), watched)
+    loop = loop_of(monkeypatch, outbox, *checks)
+    assert loop.run_after_step(30.0) == StepChecksRun(2)
+    assert {result.check: result.verdict for result in outbox.results()} == {
+        "gpu_count": "fail",
+        "memory": "pass",
+    }
+
+
+def test_after_a_step_a_check_that_hangs_holds_up_no_other_and_is_reported_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    news, release = threading.Event(), threading.Event()
+
+    def hang(context: CheckContext) -> int:
+        release.wait(30)
+        return 1
+
+    def cannot_tell(context: CheckContext) -> int:
+        raise Unjudged("no tool")
+
+    outbox = Outbox(news.set)
+    sound = check("memory", lambda context: 0)
+    loop = loop_of(monkeypatch, outbox, check("gpu_count", hang), check("nvme", cannot_tell), sound)
+    try:
+        assert loop.run_after_step(3.0) == StepChecksRun(3, ("gpu_count", "nvme"))
+    finally:
+        news.clear()
+        release.set()
+    assert news.wait(30)
+    late = {result.check: result.verdict for result in outbox.results()}
+    assert late == {"gpu_count": "fail", "nvme": "unjudged", "memory": "pass"}
+
+
+def test_after_a_step_a_check_that_runs_already_is_run_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its present run may have looked before the step failed."""
+    began, release, seen = threading.Event(), threading.Event(), iter((0, 1))
+
+    def look(context: CheckContext) -> int:
+        value = next(seen)
+        if not value:
+            began.set()
+            release.wait(30)
+        return value
+
+    outbox = Outbox()
+    loop = loop_of(monkeypatch, outbox, check("gpu_count", look))
+    thread = threading.Thread(target=loop.run_now, args=("gpu_count",), daemon=True)
+    thread.start()
+    assert began.wait(30)
+    answers: list[StepChecksRun] = []
+    asked = threading.Thread(target=lambda: answers.append(loop.run_after_step(30.0)), daemon=True)
+    asked.start()
+    release.set()
+    thread.join(30)
+    asked.join(30)
+    assert answers == [StepChecksRun(1)]
+    assert [result.verdict for result in outbox.results()] == ["fail"]

@@ -195,11 +195,28 @@ def test_efa_devices(tmp_path: Path) -> None:
             f"{root}/mlx5_0/device/device": "0x1021",
         },
     )
-    assert efa_devices.CHECK.probe(context) == 1
-    assert efa_devices.judge(1, context).findings == ()
+    seen = efa_devices.EfaSeen(1)
+    assert efa_devices.CHECK.probe(context) == seen
+    assert efa_devices.judge(seen, context).findings == ()
     wants = dataclasses.replace(context, expected=Expected(profile=NodeProfile(efa_devices=4)))
-    assert severities(efa_devices.judge(1, wants)) == ["reboot"]
-    assert efa_devices.judge(4, wants).findings == ()
+    assert severities(efa_devices.judge(seen, wants)) == ["reboot"]
+    assert efa_devices.judge(efa_devices.EfaSeen(4), wants).findings == ()
+
+
+def test_an_efa_port_that_was_active_and_is_down(tmp_path: Path) -> None:
+    root = "/sys/class/infiniband/efa_0"
+    files = {f"{root}/device/vendor": "0x1d0f", f"{root}/device/device": "0xefa2"}
+    states = ("4: ACTIVE", "1: DOWN")
+    up, down = (tree(tmp_path / s[0], files | {f"{root}/ports/1/state": s}) for s in states)
+    first = efa_devices.probe(up)
+    assert first == efa_devices.EfaSeen(1)
+    assert judged(efa_devices.CHECK, up, first=first).findings == ()
+    lost = judged(efa_devices.CHECK, down, first=first)
+    assert severities(lost) == ["reboot"]
+    assert lost.text == "EFA ports that were active are down: efa_0/1 (1: DOWN)"
+    assert judged(efa_devices.CHECK, down).findings == (), "it never was active"
+    again = dataclasses.replace(down, first=efa_devices.probe(down))
+    assert judged(efa_devices.CHECK, again).findings == ()
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from fake_slurm import FakeSlurm
+from worlds import FakeClock
 
 from slurm_resilience.clock import SYSTEM_CLOCK
+from slurm_resilience.config import ResumeSettings
 from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
@@ -19,6 +21,34 @@ from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.step import ToldEnd
 from slurm_resilience.resume.srun.task_reports import StepReports
+from slurm_resilience.wire.messages import NodeVerdict
+
+
+class CheckedNodes:
+    """A link to a sresctld whose nodes check themselves when they are asked."""
+
+    def __init__(self, takes: float, sick: str = "") -> None:
+        """
+        Args:
+            takes: seconds until all have answered.
+            sick: a node that finds a fault.
+        """
+        self.clock = FakeClock()
+        self._ends = self.clock.monotonic() + takes
+        self._sick = sick
+        self.asked: list[tuple[tuple[str, ...], float]] = []
+
+    def ask_checks(self, nodes: tuple[str, ...], seconds: float) -> None:
+        self.asked.append((nodes, seconds))
+
+    @property
+    def checks_run(self) -> bool:
+        return bool(self.asked) and self.clock.monotonic() < self._ends
+
+    def faulty(self) -> dict[str, NodeVerdict]:
+        if not self._sick or not self.asked or self.clock.monotonic() < self._ends:
+            return {}
+        return {self._sick: NodeVerdict(self._sick, "sick", "an EFA port is down")}
 
 
 def cause(slurm: FakeSlurm, allocation: Allocation, signal: str) -> Cause:
@@ -52,6 +82,7 @@ def gathered(
     aborted: bool,
     words: tuple[str, ...],
     more: dict[str, Any],
+    site: CheckedNodes | None = None,
 ) -> Ending:
     reports = StepReports("")
     for end in ends:
@@ -67,12 +98,13 @@ def gathered(
     )
     context: Any = SimpleNamespace(
         allocation=allocation,
-        link=SimpleNamespace(faulty=dict, ask=lambda nodes: None),
+        link=site or SimpleNamespace(faulty=dict, ask=lambda nodes: None, checks_run=False),
         user_ended=lambda step, stopped: signal,
-        clock=SYSTEM_CLOCK,
+        clock=site.clock if site else SYSTEM_CLOCK,
+        wake=Event(),
         command=split(list(words), BUILTIN),
         environment={},
-        limits=SimpleNamespace(diagnosis_wait=0.0),
+        limits=ResumeSettings() if site else ResumeSettings(diagnosis_wait=0.0, check_wait=0.0),
     )
     fence: Any = SimpleNamespace(progress=lambda: -1)
     step_end = StepEnd(code, step, **more)
@@ -196,3 +228,29 @@ def test_the_first_failure_tells_how_long_a_program_lasted(
     ends = (TaskEnd(0, 0, 1, 0, at=began + 1.0), TaskEnd(0, 0, 0, 3, at=began + later))
     found = gathered(slurm, allocated(slurm), "", 3, ends, False, False, (*words, "train"), {})
     assert found.lasted == pytest.approx(after, abs=2.0)
+
+
+def checked(slurm: FakeSlurm, site: CheckedNodes) -> tuple[Ending, float]:
+    """Return the end of a step that failed by itself, and the seconds until it was known."""
+    began = site.clock.monotonic()
+    found = gathered(slurm, allocated(slurm), "", 1, (), False, False, ("train",), {}, site)
+    return found, site.clock.monotonic() - began
+
+
+def test_a_fault_that_only_a_check_finds_is_the_cause(slurm: FakeSlurm) -> None:
+    site = CheckedNodes(takes=3.0, sick="n2")
+    found, took = checked(slurm, site)
+    assert site.asked == [(("n1", "n2"), 5.0)]
+    cause = classify(found)
+    assert (cause.kind, cause.nodes) == ("node", ("n2",))
+    assert cause.reason == "n2: an EFA port is down"
+    assert took == 3.0
+
+
+@pytest.mark.parametrize(("takes", "waited"), [(0.2, 1.0), (3.0, 3.0), (3600.0, 5.0)])
+def test_checks_delay_a_recovery_by_no_more_than_they_take_and_by_no_more_than_the_limit(
+    slurm: FakeSlurm, takes: float, waited: float
+) -> None:
+    found, took = checked(slurm, CheckedNodes(takes))
+    assert classify(found).kind == "program"
+    assert took == waited

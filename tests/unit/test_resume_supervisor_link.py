@@ -100,3 +100,18 @@ class AnsweringWire(Wire):
         if isinstance(message, EvidenceRequest) and "n8" in message.nodes:
             self._messages.append(self._answer)
             self._there.send(b".")
+
+
+def test_checks_run_until_the_verdicts_that_know_their_outcome_come() -> None:
+    link = SupervisorLink("localhost", 1, 7, "", frozenset({0}))
+    link.attempt(AttemptStarted(1, ("n1", "n2")))
+    link.ask_checks(("n1", "n2"), 5.0)
+    assert not link.checks_run, "sresctld may not have asked any node"
+    link._hear(Evidence((NodeVerdict("n1", "healthy", ""),), asked=True, checks="running"))
+    assert link.checks_run and link.faulty() == {}
+    link._hear(Evidence((NodeVerdict("n9", "healthy", ""),), asked=True))
+    assert link.checks_run, "an answer to another question"
+    link.news.clear()
+    sick = NodeVerdict("n2", "sick", "1 of 2 GPUs answers")
+    link._hear(Evidence((sick,), asked=True, checks="over"))
+    assert (link.checks_run, link.faulty(), link.news.is_set()) == (False, {"n2": sick}, True)

@@ -30,7 +30,7 @@ from slurm_resilience.errors import (
     SresError,
     WireError,
 )
-from slurm_resilience.model import Job, Node
+from slurm_resilience.model import CheckResult, Finding, Job, Node, Severity
 from slurm_resilience.wire import limits, munge, seal, served_connection, server
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import (
@@ -48,14 +48,17 @@ from slurm_resilience.wire.messages import (
     NodeHello,
     NodeQuestion,
     NodeRequest,
+    NodeVerdict,
     PauseRequest,
     Proof,
     Refused,
     Report,
     RequeueRequest,
+    RunStepChecks,
     SendLog,
     Status,
     StatusRequest,
+    StepChecksRun,
     Welcome,
 )
 from slurm_resilience.wire.server import Client, Server
@@ -904,6 +907,30 @@ def test_a_supervisor_is_answered_and_heard(sresctld: Sresctld) -> None:
         connection.send(AttemptStarted(1, ("n1",)))
         (heard,) = until(sresctld.inbox.take, "the attempt is known")
         assert (heard.job, heard.message) == (7, AttemptStarted(1, ("n1",)))
+
+
+def test_the_nodes_of_a_failed_step_check_themselves(sresctld: Sresctld) -> None:
+    sresctld.jobs[7] = Job(7, ALICE, "RUNNING", nodes=("n1", "n2"))
+    finding = Finding("efa_devices", Severity.REBOOT, "1 EFA device is missing", 5.0)
+    result = CheckResult("efa_devices", "fail", finding.text, (finding,))
+    with sresctld.connect("node", "n1") as sresd, sresctld.connect("job", "7") as supervisor:
+        until(lambda: sresctld.registry.agent_connection("n1"), "n1 is connected")
+        answer = supervisor.ask(EvidenceRequest(("n1", "n2", "n3"), 20.0))
+        assert isinstance(answer, Evidence) and answer.checks == "running"
+        request = sresd.receive(10.0)
+        assert isinstance(request, NodeRequest) and request.kind == RunStepChecks.kind
+        sresd.send(Report((result,)))
+        until(lambda: sresctld.registry.agents()["n1"].findings, "its finding is there")
+        sresctld.registry.wake.clear()
+        body = msgspec.msgpack.encode(StepChecksRun(1))
+        sresd.send(NodeAnswer(request.id, msgspec.Raw(body)))
+        until(sresctld.registry.wake.is_set, "a round begins")
+        sresctld.inbox.take()
+        sresctld.inbox.publish({"n1": NodeVerdict("n1", "sick", finding.text)}, {})
+        told = supervisor.receive(10.0)
+        assert isinstance(told, Evidence) and told.checks == "over"
+        assert [(v.node, v.verdict) for v in told.verdicts] == [("n1", "sick"), ("n2", "unknown")]
+        assert "at fault: n1; not checked: n2 (the sresd of n2 is not connected" in told.text
 
 
 def test_a_user_who_talks_all_the_time_begins_few_rounds(sresctld: Sresctld) -> None:

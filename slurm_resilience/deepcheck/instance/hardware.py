@@ -58,7 +58,7 @@ def _efa(context: InstanceContext) -> DeepResult:
 
 
 def _no_efa(context: InstanceContext) -> str:
-    if context.checks.expected.profile.efa_devices or efa_devices.probe(context.checks):
+    if context.checks.expected.profile.efa_devices or efa_devices.probe(context.checks).devices:
         return ""
     return "the node has no EFA device, and the profile expects none"
 

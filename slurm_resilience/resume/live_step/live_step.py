@@ -244,7 +244,7 @@ class LiveStep:
             case ev.LeaveNode():
                 self._leave_node(action)
             case ev.AskEvidence(name):
-                self._context.link.ask((name,))
+                self._context.link.ask_checks((name,), self._context.limits.check_wait)
             case ev.StartSearch():
                 self._start_search(action)
             case ev.StartJoin():

@@ -61,6 +61,10 @@ class SimLink(SupervisorLink):
                 delay = self._world.random.uniform(0.05, DEAD_SECONDS)
                 self._world.schedule.after(delay, self.judge, name)
 
+    def ask_checks(self, nodes: tuple[str, ...], seconds: float) -> None:
+        """Have sresctld tell again what it knows: the simulated nodes have no checks."""
+        self.ask(nodes)
+
     def doubts(self, nodes: tuple[str, ...]) -> dict[str, str]:
         """Return the nodes that are silent now, if sresctld is there."""
         there = self.connected.is_set()

@@ -1,0 +1,1 @@
+"""Have nodes checked when there is a reason to."""

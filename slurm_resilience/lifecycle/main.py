@@ -226,7 +226,9 @@ def main() -> None:
         print(f"sres-lifecycle: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
-        print(f"sres-lifecycle: error: {error.filename}: {error.strerror}", file=sys.stderr)
+        # A write to a full disk has no file's name.
+        where = f"{error.filename}: " if error.filename else "the record or a log: "
+        print(f"sres-lifecycle: error: {where}{error.strerror}", file=sys.stderr)
         sys.exit(1)
     ran = sum(result.rc is not None for result in record.results)
     print(f"sres-lifecycle: {ran} of {len(record.results)} scripts ran well on {plan.node}")

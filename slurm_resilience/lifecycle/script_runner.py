@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -17,7 +18,11 @@ MAX_LOG_BYTES = 1 << 20
 """Bytes of a script's log: its beginning and its end; one older log is kept."""
 LOOK_SECONDS = 0.5
 """Between two looks at the size of the log."""
+KILL_SECONDS = 10.0
+"""Until a killed script is waited for no more."""
 _LINE_CHARACTERS = 200
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 _LEFT_OUT = b"\n== the middle of the output is left out ==\n"
 
 
@@ -73,6 +78,8 @@ def _end_of(
             env=dict(environment),
             cwd=script.working_directory,
             start_new_session=True,
+            # Where this process is killed, the next run would start a second one beside it.
+            preexec_fn=die_with_parent,
         )
     except OSError as error:
         os.write(output, f"{script.name}: cannot be run: {error.strerror}\n".encode())
@@ -87,9 +94,18 @@ def _end_of(
             if left > 0:
                 continue
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            try:
+                process.wait(KILL_SECONDS)
+            except subprocess.TimeoutExpired:
+                # In the kernel, on a dead file server, say: the boot must not hang with it.
+                os.write(output, b"it cannot be killed: it hangs in the kernel\n")
             return TIMED_OUT
         return code if code >= 0 else 128 - code
+
+
+def die_with_parent() -> None:
+    """In a child: KILL when the thread that started it ends. What it starts itself lives on."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _bound(output: int) -> None:

@@ -82,20 +82,39 @@ def refuse_unsafe(path: Path) -> None:
         UsageError: it could; one line says which file, and what to do.
     """
     status = path.stat()
+    _refuse_owner(path, status)
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsageError(
+            f"{path} may be written by others than its owner, so nothing was run; chmod go-w"
+        )
+    # The directories on the way to it too, and to what it links to: their owner could put another
+    # file in its place.
+    for folder in dict.fromkeys((*path.absolute().parents, *path.resolve(strict=True).parents)):
+        status = folder.stat()
+        _refuse_owner(folder, status)
+        # In a sticky one (/tmp) each can rename his own alone. A group may be root's own (staff).
+        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+            raise UsageError(
+                f"{folder}, in which {path.name} lies, may be written by all users, so nothing was "
+                "run; chmod o-w"
+            )
+
+
+def _refuse_owner(path: Path, status: os.stat_result) -> None:
     if status.st_uid not in (0, os.geteuid()):
         raise UsageError(
             f"{path} belongs to user {status.st_uid}: scripts are run as root, so nothing was run; "
             "chown it to root"
         )
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UsageError(
-            f"{path} may be written by others than its owner, so nothing was run; chmod go-w"
-        )
 
 
 def _is_numbered(entry: Path) -> bool:
-    is_named = SCRIPT.fullmatch(entry.name) and not entry.name.endswith(_LEFTOVERS)
-    return bool(is_named) and entry.is_file()
+    if not SCRIPT.fullmatch(entry.name) or entry.name.endswith(_LEFTOVERS):
+        return False
+    if entry.is_symlink() and not entry.exists():
+        # Left out, the node would join without it.
+        raise UsageError(f"{entry} is a link to nothing, so nothing was run; remove or mend it")
+    return entry.is_file()
 
 
 def _numbered(path: Path) -> LifecycleScript:

@@ -19,6 +19,8 @@ from slurm_resilience.agent.main import sresd
 from slurm_resilience.lifecycle import identity
 from slurm_resilience.model import CheckResult, Finding, Severity
 
+UUID = "4c4c4544-0036-4a10-8051-b7c04f4d3033"
+
 
 def result(verdict: str, severity: Severity | None = None) -> CheckResult:
     findings = (Finding("c", severity, "t", 0.0),) if severity else ()
@@ -120,10 +122,28 @@ def test_the_node_is_named_by_option_slurmd_or_host(monkeypatch: pytest.MonkeyPa
     assert identity.node_name() == "gpu17"
 
 
+@pytest.mark.parametrize(
+    "uuid",
+    [
+        "00000000-0000-0000-0000-000000000000",
+        "ffffffff-ffff-ffff-ffff-ffffffffffff",
+        "03000200-0400-0500-0006-000700080009",
+        "00020003-0004-0005-0006-000700080009",
+        "12345678-1234-5678-1234-567812345678",
+        "To be filled by O.E.M.",
+        "Not Settable",
+        "",
+    ],
+)
+def test_a_uuid_that_other_machines_have_too_is_none(tmp_path: Path, uuid: str) -> None:
+    (tmp_path / "product_uuid").write_text(f"{uuid}\n")
+    assert identity.instance(tmp_path / "no", tmp_path) == ""
+
+
 def test_who_the_machine_is(tmp_path: Path) -> None:
     (tmp_path / "dmi").mkdir()
-    (tmp_path / "dmi/product_uuid").write_text("uuid\n")
-    assert identity.instance(tmp_path, tmp_path / "dmi") == "uuid"
+    (tmp_path / "dmi/product_uuid").write_text(f"{UUID}\n")
+    assert identity.instance(tmp_path, tmp_path / "dmi") == UUID
     (tmp_path / "dmi/board_asset_tag").write_text("i-0123456789abcdef0\n")
     assert identity.instance(tmp_path, tmp_path / "dmi") == "i-0123456789abcdef0"
     (tmp_path / "instance-id").write_text("lab-1\n")

@@ -9,6 +9,7 @@ import pytest
 
 from slurm_resilience.agent.joining import validation
 from slurm_resilience.agent.joining.validation import (
+    VALIDATION_TRANSITIONS,
     Validation,
     ValidationRecord,
     ValidationState,
@@ -16,6 +17,7 @@ from slurm_resilience.agent.joining.validation import (
     judge_validation,
 )
 from slurm_resilience.clock import SystemClock
+from slurm_resilience.errors import IllegalTransition
 from slurm_resilience.health.check import Unjudged
 from slurm_resilience.model import REBOOT, REPLACE, Node, Severity
 
@@ -47,7 +49,12 @@ class Site:
         return self.busy.pop(0) if len(self.busy) > 1 else self.busy[0]
 
     def validated(self, boot_id: str = "b1", seconds: float = 60.0) -> ValidationRecord:
-        made = Validation(
+        made = self.made(boot_id, seconds)
+        made.run()
+        return made.record
+
+    def made(self, boot_id: str = "b1", seconds: float = 60.0) -> Validation:
+        return Validation(
             (str(self.program),),
             seconds,
             "n1",
@@ -58,8 +65,6 @@ class Site:
             SystemClock(),
             self.stop,
         )
-        made.run()
-        return made.record
 
     @property
     def runs(self) -> int:
@@ -119,6 +124,33 @@ def test_a_person_who_takes_the_node_ends_it(site: Site, node: Node) -> None:
     site.looks = [OUT, OUT, node]
     assert site.validated().state is ValidationState.NOT_NEEDED
     assert not (site.state_dir / "validation.json").exists()
+
+
+def test_the_end_of_sresd_is_no_outcome(site: Site) -> None:
+    """A passed one, or none needed, would give the node back in that very moment."""
+    site.write("sleep 1000")
+    site.looks = [OUT]
+    states = []
+
+    def look() -> Node:
+        if site.runs:
+            site.stop.set()
+        return OUT
+
+    site.look = look  # type: ignore[method-assign]
+    states.append(site.validated().state)
+    assert states == [ValidationState.DUE]
+    assert not (site.state_dir / "validation.json").exists()
+
+
+def test_each_change_of_state_is_in_the_table(site: Site) -> None:
+    made = site.made()
+    made.run()
+    with pytest.raises(IllegalTransition, match="a validation that is passed cannot be due"):
+        made._become(ValidationState.DUE)
+    assert set(VALIDATION_TRANSITIONS) == set(ValidationState)
+    ends = {state for state, following in VALIDATION_TRANSITIONS.items() if not following}
+    assert ends == {state for state in ValidationState if state.is_over}
 
 
 def test_a_program_that_others_may_write_is_never_run(site: Site) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -151,6 +152,57 @@ def runs(plan: RunPlan, *names: str) -> list[int]:
     """The number of runs of each of the scripts."""
     logs = [plan.directory / f"{name}.ran~" for name in names]
     return [len(log.read_text().splitlines()) if log.exists() else 0 for log in logs]
+
+
+def test_a_folder_on_the_way_that_others_may_write_is_refused(plan, tmp_path):
+    """Its owner, or any user, could put another script in this one's place."""
+    write(plan.directory, "10-a", "touch /should/not/be")
+    deep = tmp_path / "open" / "scripts"
+    deep.mkdir(parents=True)
+    plan.directory.rename(deep / "d")
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(UsageError, match=r"open, in which d lies, may be written by all users"):
+        run(replace(plan, directory=deep / "d"))
+    plan.directory.symlink_to(deep / "d")
+    with pytest.raises(UsageError, match=r"open, in which d lies, may be written by all users"):
+        run(plan)
+    (tmp_path / "open").chmod(0o1777)
+    with contextlib.suppress(LifecycleError):
+        run(plan)
+    assert outcomes(read_record(plan.state_dir)) == [("10-a", 1)]
+
+
+def test_a_link_to_nothing_is_not_left_out(plan, tmp_path):
+    """The script's file was moved away: the node must not join without it."""
+    write(plan.directory, "10-a", "exit 0")
+    (plan.directory / "20-b").symlink_to(tmp_path / "gone")
+    with pytest.raises(UsageError, match="20-b is a link to nothing, so nothing was run"):
+        run(plan)
+
+
+def test_a_run_that_is_killed_leaves_no_script_to_the_next_one(plan, tmp_path):
+    os.mkfifo(tmp_path / "pid")
+    write(plan.directory, "10-a", f"echo $$ > {tmp_path}/pid; while :; do sleep 0.1; done")
+    words = ["--dir", plan.directory, "--state", plan.state_dir, "--logs", plan.log_dir, "n1"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "slurm_resilience.lifecycle", *map(str, words)]
+    )
+    script = psutil.Process(int((tmp_path / "pid").read_text()))
+    started.kill()
+    started.wait()
+    assert not psutil.wait_procs([script], timeout=30)[1]
+
+
+def test_a_script_that_cannot_be_killed_holds_up_no_boot(plan, monkeypatch):
+    """In the kernel, on a dead file server, say."""
+    write(plan.directory, "10-a", "while :; do sleep 0.1; done")
+    monkeypatch.setattr(script_runner, "KILL_SECONDS", 0.1)
+    killed = []
+    monkeypatch.setattr(script_runner.os, "killpg", lambda pid, _: killed.append(pid))
+    with pytest.raises(LifecycleError, match=r"took more than its time .*cannot be killed"):
+        run(replace(plan, timeout=0.2))
+    monkeypatch.undo()
+    os.killpg(killed[0], signal.SIGKILL)
 
 
 def test_what_ended_well_runs_again_with_the_next_boot_on_another_machine_or_by_request(plan):

@@ -21,8 +21,9 @@ from typing import IO
 import msgspec
 
 from slurm_resilience.clock import Clock
-from slurm_resilience.errors import SresError
+from slurm_resilience.errors import IllegalTransition, SresError
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
+from slurm_resilience.lifecycle.script_runner import die_with_parent
 from slurm_resilience.lifecycle.script_set import refuse_unsafe
 from slurm_resilience.model import REBOOT, REPLACE, Finding, Node, Severity
 
@@ -32,6 +33,8 @@ NAME = "validation"
 LOOK_SECONDS = 2.0
 """Between two looks at Slurm, and at the command."""
 PERIOD_SECONDS = 1.0
+KILL_SECONDS = 10.0
+"""Until a killed command is waited for no more."""
 MAX_OUTPUT_BYTES = 64 << 10
 RECORD_NAME = "validation.json"
 _LINE_CHARACTERS = 200
@@ -56,6 +59,19 @@ class ValidationState(enum.StrEnum):
             ValidationState.PASSED,
             ValidationState.FAILED,
         )
+
+
+_V = ValidationState
+VALIDATION_TRANSITIONS: dict[ValidationState, frozenset[ValidationState]] = {
+    _V.UNKNOWN: frozenset({_V.NOT_NEEDED, _V.DUE, _V.RUNNING, _V.PASSED, _V.FAILED}),
+    _V.DUE: frozenset({_V.NOT_NEEDED, _V.RUNNING}),
+    # DUE: sresd ends, and its successor runs it once more.
+    _V.RUNNING: frozenset({_V.NOT_NEEDED, _V.DUE, _V.PASSED, _V.FAILED}),
+    _V.NOT_NEEDED: frozenset(),
+    _V.PASSED: frozenset(),
+    _V.FAILED: frozenset(),
+}
+"""The states that may follow each. An earlier sresd's outcome in this boot may follow UNKNOWN."""
 
 
 class ValidationRecord(msgspec.Struct, frozen=True):
@@ -123,7 +139,7 @@ class Validation:
         """Run the thread, until it is decided whether this boot is validated, and how."""
         known = _read(self._path)
         if known is not None and known.boot_id == self._boot_id and known.state.is_over:
-            self._record = known
+            self._follow(known)
             return
         while not (self._stop.is_set() or self._record.state.is_over):
             self._step(self._look())
@@ -167,6 +183,8 @@ class Validation:
             stderr=output,
             cwd="/",
             start_new_session=True,
+            # Where sresd is killed, its successor would run a second one beside it.
+            preexec_fn=die_with_parent,
         )
         deadline = self._clock.monotonic() + self._seconds
         try:
@@ -177,28 +195,44 @@ class Validation:
                 if self._clock.monotonic() >= deadline:
                     os.write(output.fileno(), f"\nno end within {self._seconds:g} s\n".encode())
                     return 124
+                if self._stop.is_set():
+                    self._become(ValidationState.DUE)
+                    return None
                 node = self._look()
-                if self._stop.is_set() or (node is not None and not is_out_by_request(node)):
-                    state = node.state if node is not None else "unknown"
-                    self._become(ValidationState.NOT_NEEDED, f"stopped: Slurm shows it {state}")
+                if node is not None and not is_out_by_request(node):
+                    text = f"stopped: Slurm shows it {node.state}"
+                    self._become(ValidationState.NOT_NEEDED, text)
                     return None
         finally:
             # What it left in its session goes too.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            # One that hangs in the kernel must not keep the outcome from being told.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(KILL_SECONDS)
 
     def _become(self, state: ValidationState, text: str = "", keep: bool = False) -> None:
         if state is self._record.state:
             return
         log.info("validation: %s%s", state, f": {text}" if text else "")
-        self._record = ValidationRecord(self._boot_id, state, text, self._clock.now())
+        self._follow(ValidationRecord(self._boot_id, state, text, self._clock.now()))
         if keep:
             with contextlib.suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 new = self._path.with_name(f"{RECORD_NAME}.new")
                 new.write_bytes(msgspec.json.encode(self._record))
                 new.replace(self._path)
+
+    def _follow(self, record: ValidationRecord) -> None:
+        """Go to a state.
+
+        Raises:
+            IllegalTransition: `VALIDATION_TRANSITIONS` does not have the change.
+        """
+        current = self._record.state
+        if record.state not in VALIDATION_TRANSITIONS[current]:
+            raise IllegalTransition(f"a validation that is {current} cannot be {record.state}")
+        self._record = record
 
 
 def is_out_by_request(node: Node) -> bool:

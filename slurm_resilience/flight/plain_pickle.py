@@ -15,6 +15,7 @@ from typing import Any
 MAX_OBJECTS = 20_000_000
 """Objects in one file: one of a single byte costs sixty."""
 MAX_INTEGER_BYTES = 64
+MAX_KEY = 1 << 60
 
 
 class NotPlain(ValueError):
@@ -121,6 +122,9 @@ class _Machine:
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str | int):
                 raise NotPlain("has a key that is neither a text nor a number")
+            # Larger ones can be chosen so that a table of them takes hours.
+            if isinstance(key, int) and not -MAX_KEY <= key <= MAX_KEY:
+                raise NotPlain("has a number of more than 60 bits as key")
             target[key] = value
 
     def put(self, index: int) -> None:

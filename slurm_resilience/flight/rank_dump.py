@@ -18,6 +18,8 @@ from slurm_resilience.flight.plain_pickle import NotPlain, load_plain
 MAX_CALLS = 20_000
 """Calls of one rank that are looked at, the newest; the recorder keeps 2,000 by default."""
 MAX_RANKS = 1_000_000
+MAX_MEMBERS = 8 * MAX_RANKS
+"""Members of all groups of one dump together; of a text its characters."""
 MAX_TEXT_CHARACTERS = 200
 MAX_TENSORS, MAX_DIMENSIONS = 32, 16
 MAX_GROUPS = 10_000
@@ -123,9 +125,13 @@ def _members(config: Any) -> dict[str, tuple[int, ...]]:
     if not isinstance(config, dict):
         return {}
     members = {}
+    left = MAX_MEMBERS
     for key, group in list(config.items())[:MAX_GROUPS]:
         if isinstance(group, dict):
-            ranks = _ranks(group.get("ranks"))
+            told = group.get("ranks")
+            # A pickle may name one long list in each of its groups.
+            left -= len(told) if isinstance(told, str | list | tuple) else 0
+            ranks = _ranks(told) if left >= 0 else ()
             for name in {_text(key), _text(group.get("name"))}:
                 members[name] = ranks
     if "" in members:
@@ -136,10 +142,10 @@ def _members(config: Any) -> dict[str, tuple[int, ...]]:
 def _ranks(value: Any) -> tuple[int, ...]:
     """Read `[0, 1, 2]`, as a list or as a text."""
     if isinstance(value, str):
-        value = [int(digits) for digits in re.findall(r"[0-9]{1,7}", value[: 8 * MAX_RANKS])]
+        value = [int(digits) for digits in re.findall(r"[0-9]{1,7}", value)]
     if not isinstance(value, list | tuple):
         return ()
-    ranks = tuple(one for one in value[:MAX_RANKS] if _is_count(one) and one < MAX_RANKS)
+    ranks = tuple(one for one in value if _is_count(one) and one < MAX_RANKS)
     return ranks if len(set(ranks)) == len(ranks) else ()
 
 

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slurm_resilience.cli import main
-from slurm_resilience.flight import dump_files, plain_pickle
+from slurm_resilience.flight import dump_files, plain_pickle, rank_dump
 from slurm_resilience.flight.culprit import HangDiagnosis, diagnose_hang
 from slurm_resilience.flight.plain_pickle import NotPlain, load_plain
 from slurm_resilience.flight.rank_dump import RankDump, UnreadableDump, read_dump
@@ -333,6 +333,29 @@ def test_a_deep_pickle_and_deep_json_are_one_line() -> None:
             read_dump(data, 0)
 
 
+def test_one_long_list_in_many_groups_costs_no_more_than_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pickle of 8 MB could name one list of a million ranks in each of 10,000 groups."""
+    monkeypatch.setattr(rank_dump, "MAX_MEMBERS", 10_000)
+    shared = list(range(3000))
+    for ranks in (shared, str(shared), ["no rank"] * 3000):
+        looked_at = []
+        monkeypatch.setattr(
+            rank_dump, "_ranks", lambda told, seen=looked_at: seen.append(len(told)) or ()
+        )
+        groups = {str(number): {"ranks": ranks} for number in range(500)}
+        read_dump(pickle.dumps({"entries": [], "pg_config": groups}), 0)
+        assert sum(looked_at) <= 10_000
+
+
+def test_keys_that_were_chosen_to_collide_are_refused() -> None:
+    """All have the same hash: a table of a million of them would take hours."""
+    keys = {number * (2**61 - 1): 0 for number in range(1, 5)}
+    with pytest.raises(UnreadableDump, match="more than 60 bits as key"):
+        read_dump(pickle.dumps({"entries": [], "x": keys}), 0)
+
+
 def test_too_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_pickle, "MAX_OBJECTS", 1000)
     with pytest.raises(UnreadableDump, match="more than 1000 objects"):
@@ -347,7 +370,7 @@ PLAIN = st.recursive(
     | st.text(max_size=300),
     lambda inner: (
         st.lists(inner, max_size=5)
-        | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=5)
+        | st.dictionaries(st.text(max_size=5) | st.integers(-(2**60), 2**60), inner, max_size=5)
         | st.tuples(inner, inner)
         | st.tuples()
         | st.tuples(inner, inner, inner, inner)

@@ -366,6 +366,20 @@ def test_a_file_gets_a_line_for_each_event(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) & 0o027 == 0
 
 
+def test_a_line_that_a_full_disk_has_torn_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "events", os.write
+    sink = make_sink(SinkSettings(file=str(path)))
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, text: write(file, text[:20]))
+        with pytest.raises(SresError, match="the disk is full"):
+            sink.send(EVENTS)
+    sink.send(EVENTS)
+    torn, *lines = path.read_text().splitlines()
+    assert len(torn) == 20 and [json.loads(line) for line in lines] == EVENTS
+
+
 @pytest.mark.parametrize("kind", ["fifo", "link", "folder", "missing folder"])
 def test_a_file_that_is_none_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "events"
@@ -451,6 +465,25 @@ def test_an_address_that_does_not_take_it_is_told_of(receiver: Any, code: int) -
 def test_an_address_at_which_nothing_listens_is_told_of(receiver: Any) -> None:
     with pytest.raises(SresError, match="refused"):
         make_sink(SinkSettings(url="http://127.0.0.1:1/hook")).send(EVENTS)
+
+
+@pytest.mark.parametrize("token", [b"s3cret\nof two lines", b"s3cr\x7fet", b"s\xc3\xa9cret", b"\n"])
+def test_a_token_that_is_none_is_never_named(tmp_path: Path, token: bytes) -> None:
+    """What this error says goes to the log, and to an alarm that all users may read."""
+    file = tmp_path / "token"
+    file.write_bytes(token)
+    sink = make_sink(SinkSettings(url="https://127.0.0.1:1/", token_file=str(file)))
+    with pytest.raises(SresError, match=f"token_file {file} must hold one line") as refused:
+        sink.send(EVENTS)
+    assert "cr" not in str(refused.value)
+
+
+def test_an_address_that_cannot_be_used_is_never_named() -> None:
+    """Many addresses of web hooks are secrets themselves."""
+    for url in ("http://127.0.0.1:1/services/ T0S3CRET", "http://[T0S3CRET/x", "http://a:S3CRET/"):
+        with pytest.raises(SresError) as refused:
+            make_sink(SinkSettings(url=url)).send(EVENTS)
+        assert "S3CRET" not in str(refused.value)
 
 
 def test_the_threads_send_what_cycles_wrote(site: Site, receiver: Any, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import http.client
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from slurm_resilience.config import SinkSettings
 from slurm_resilience.controller.pages import public_event
 from slurm_resilience.errors import SresError
 
-MAX_ERROR_BYTES = 300
+MAX_ERROR_BYTES = MAX_ERROR_CHARACTERS = 300
 ALIVE = "alive"
 """The kind of what is sent to show that sresctld works."""
 # O_NONBLOCK: a FIFO that nothing reads must not be waited for.
@@ -65,17 +66,19 @@ class WebSink:
         if self._token_file:
             headers["Authorization"] = f"Bearer {_read_token(self._token_file)}"
         body = msgspec.json.encode({"events": events})
-        request = urllib.request.Request(self._url, body, headers, method="POST")
         try:
+            request = urllib.request.Request(self._url, body, headers, method="POST")
             self._opener.open(request, timeout=self._timeout).close()
         except urllib.error.HTTPError as error:
             error.close()
-            raise SresError(f"it answered {error.code} {error.reason}") from None
-        # ValueError: a URL or a header that http.client does not accept.
-        except (OSError, ValueError, urllib.error.URLError) as error:
-            raise SresError(str(getattr(error, "reason", "") or error)) from None
+            raise SresError(f"it answered {error.code} {_plain(error.reason)}") from None
+        # These name the URL, or the header with the token, which are no texts for a log.
+        except (ValueError, http.client.InvalidURL):
+            raise SresError("its url cannot be used: it has a sign that URLs do not have") from None
+        except (OSError, urllib.error.URLError) as error:
+            raise SresError(_plain(getattr(error, "reason", "") or error)) from None
         except Exception as error:  # http.client.HTTPException and its like: an answer that is none
-            raise SresError(f"it does not speak HTTP: {error!r}") from None
+            raise SresError(f"it does not speak HTTP: {_plain(repr(error))}") from None
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -85,11 +88,23 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
+def _plain(text: object) -> str:
+    """Return the beginning of what a server said, for the log."""
+    line = " ".join(str(text).split())[:MAX_ERROR_CHARACTERS]
+    return "".join(char if char.isprintable() else "?" for char in line)
+
+
 def _read_token(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SresError(f"token_file {path} cannot be read: {error}") from None
+        token = Path(path).read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise SresError(f"token_file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        token = ""
+    # One that is refused later would be named, whole, in the error.
+    if not (token.isprintable() and token):
+        raise SresError(f"token_file {path} must hold one line of ASCII, the token") from None
+    return token
 
 
 class CommandSink:
@@ -118,7 +133,7 @@ class CommandSink:
             if code == 0:
                 return
             said.seek(0)
-            text = said.read(MAX_ERROR_BYTES).decode("utf-8", "replace").strip()
+            text = _plain(said.read(MAX_ERROR_BYTES).decode("utf-8", "replace"))
             raise SresError(f"{self._argv[0]} ended with {code}{': ' if text else ''}{text}")
 
 
@@ -147,13 +162,10 @@ class FileSink:
         """The last line is not whole: the disk was full."""
 
     def send(self, events: Sequence[dict[str, Any]]) -> None:
-        # O_NONBLOCK: a FIFO that nothing reads must not be waited for.
-        flags = (
-            os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        )
-        text = as_lines(events)
+        # The torn line gets its end, so that the next one is whole.
+        text = b"\n" * self._is_torn + as_lines(events)
         try:
-            file = os.open(self._path, flags, 0o640)
+            file = os.open(self._path, _APPEND, 0o640)
             try:
                 written = os.write(file, text)
             finally:

@@ -239,7 +239,7 @@ class CliClient:
             text=True,
             errors="replace",
             env=environment(),
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
         deadline = SYSTEM_CLOCK.monotonic() + timeout
         while True:
@@ -356,7 +356,7 @@ class CliClient:
         return done.stdout + done.stderr if both else done.stdout
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """In a child: TERM when the thread that started it ends; no signal blocked."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from slurm_resilience.slurm.cli import CliClient, _end_with_parent, environment
+from slurm_resilience.slurm.cli import CliClient, end_with_parent, environment
 from slurm_resilience.slurm.hostlists import expand, fold
 
 JOB_NAME = "sres-deepcheck"
@@ -76,7 +76,7 @@ class MaintenanceClient(CliClient):
             env=environment(),
             # Ctrl-C is for the caller, which ends the job in order.
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
 
 

@@ -12,6 +12,7 @@ from worlds import (
     agent,
     config,
     dead,
+    decision,
     finding,
     incident,
     node,
@@ -158,6 +159,40 @@ def test_a_node_is_given_back_once_its_sresd_has_validated_it(
     assert found == ([act.ReturnNode("n1", 1)] if is_given_back else [])
 
 
+def returning(sresd: Any, ended: float = 60.0, **more: Any) -> Any:
+    known = incident(
+        state=NodeState.VALIDATING, run_ended=NOW - ended, instance_before="old-one", **more
+    )
+    return world(
+        node(state="IDLE+FAIL", reason=REPLACE),
+        agents=(sresd,),
+        incidents=(known,),
+        probes={"n1": probes("answered")},
+    )
+
+
+@pytest.mark.parametrize("ended", [60.0, 9000.0])
+def test_a_sresd_that_does_not_know_of_the_validation_costs_no_machine(ended: float) -> None:
+    """`recovery.validate` was set for sresctld alone: that is no fault of the node's."""
+    seen = returning(agent(judged=("disk",)), ended, attempts=1)
+    found = decision(seen, config(recovery=VALIDATED)).actions
+    found = [one for one in found if not isinstance(one, act.ProbeNode)]
+    assert [type(one) for one in found] == [act.RaiseAlarm]
+    assert "write it into sres.toml on the node and restart sresd there" in str(found)
+    assert actions(seen, act.ReturnNode, config(recovery={})) == [act.ReturnNode("n1", 1)]
+
+
+def test_a_node_that_came_back_by_itself_under_such_a_sresd_is_given_back() -> None:
+    seen = returning(agent(judged=("disk",)), is_flap=True, marked=NOW - 90)
+    found = actions(seen, act.ReturnNode, config(recovery=VALIDATED))
+    assert found == [act.ReturnNode("n1", 1)]
+
+
+def test_a_sresd_that_was_restarted_for_the_setting_has_its_time_from_then_on() -> None:
+    seen = returning(agent(unjudged=("validation",), steady=30.0), 9000.0, attempts=1)
+    assert actions(seen, act.Transition, config(recovery=VALIDATED)) == []
+
+
 @pytest.mark.parametrize(
     ("ended", "text"), [(1499.0, ""), (1501.0, "its sresd has not validated it")]
 )
@@ -165,7 +200,7 @@ def test_a_validation_has_its_own_time_and_an_end(ended: float, text: str) -> No
     known = incident(state=NodeState.VALIDATING, run_ended=NOW - ended, attempts=1)
     seen = world(
         node(state="IDLE+FAIL", reason=REPLACE),
-        agents=(agent(unjudged=("validation",)),),
+        agents=(agent(unjudged=("validation",), steady=ended),),
         incidents=(known,),
         probes={"n1": probes("answered")},
     )

@@ -102,6 +102,22 @@ def test_a_new_machine_under_the_name_is_none() -> None:
     assert len(actions(seen, act.StartReplacement)) == 1
 
 
+def test_an_identity_that_two_nodes_show_is_no_machines_own() -> None:
+    """The same placeholder in all firmwares would make a lemon of each node in turn."""
+    seen = lemon(3)
+    other = agent("n2", instance="machine-n1")
+    shared = msgspec.structs.replace(seen, agents=dict(seen.agents) | {"n2": other})
+    assert len(actions(shared, act.StartReplacement)) == 1
+    old = msgspec.structs.replace(other, silence=60.0)  # the same machine, under its name of before
+    moved = msgspec.structs.replace(seen, agents=dict(seen.agents) | {"n2": old})
+    assert not actions(moved, act.StartReplacement)
+    copies = (NEEDS_REBOOT, agent("n2", instance="machine-n1"))
+    of_n2, of_n1 = repair(REBOOT, name="n2"), repair(REBOOT)
+    for known, action in ((of_n2, REBOOT), (of_n1, REPLACE)):
+        seen = world(node("n1"), node("n2"), agents=copies, repairs=(known,))
+        assert [one.action for one in actions(seen, act.MarkNode)] == [action]
+
+
 def test_more_reboots_may_be_allowed() -> None:
     two = config(recovery={"max_reboots": 2})
     seen = world(node("n1"), agents=(NEEDS_REBOOT,), repairs=(repair(REBOOT),))
@@ -148,12 +164,17 @@ def test_a_node_that_is_just_empty_is_not_replaced_past_the_limits(known: dict[s
     assert [getattr(a, "event", a) for a in said] == [NodeEvent.EMPTIED]
 
 
-def test_the_tries_of_one_incident_are_one_repair(tmp_path: Path) -> None:
+def test_the_tries_of_one_incident_are_one_repair_and_a_drill_is_none(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
     machine = MachineIdentity("boot", "serial-1")
-    for event, name in ((NodeEvent.DETECTED, "n1"), (NodeEvent.REQUESTED, "n2")):
+    drill = "xid: Xid 79 (injected); rebooted once already"
+    for event, name, reason in (
+        (NodeEvent.DETECTED, "n1", "xid"),
+        (NodeEvent.REQUESTED, "n2", "xid"),
+        (NodeEvent.DETECTED, "n3", drill),
+    ):
         kind = "requested" if event is NodeEvent.REQUESTED else "sick"
-        known = journal.open_incident(name, event, kind, REBOOT, "xid", NOW, machine)
+        known = journal.open_incident(name, event, kind, REBOOT, reason, NOW, machine)
         if kind == "sick":
             journal.apply(known.id, NodeEvent.MARKED, "", NOW)
         journal.apply(known.id, NodeEvent.EMPTIED, "", NOW)

@@ -15,13 +15,15 @@ from slurm_resilience.controller.journal.records import Incident, Repair
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import REBOOT, REPLACE
 
+SPEAKS_SECONDS = 5.0
+"""A node that was heard later than this ago may be the same machine under its name of before."""
+
 
 def escalated(snapshot: ClusterSnapshot, config: Config, diagnosis: NodeDiagnosis) -> NodeDiagnosis:
     """Return a diagnosis with the action that this fault calls for by now."""
     if diagnosis.action != REBOOT or diagnosis.kind != "sick":
         return diagnosis
-    agent = snapshot.agents.get(diagnosis.node)
-    machine = agent.instance if agent is not None else ""
+    machine = _own(snapshot, diagnosis.node, _instance_now(snapshot, diagnosis.node))
     reboots = sum(
         repair.action == REBOOT and _is_of(repair, diagnosis.node, machine)
         for repair in snapshot.memory.repairs
@@ -69,13 +71,32 @@ def is_worn_out(snapshot: ClusterSnapshot, config: Config, incident: Incident) -
 
 
 def _is_of(repair: Repair, node: str, machine: str) -> bool:
-    """Tell whether a repair was of this machine; of the node, where its machine was not known."""
-    return repair.instance == machine if repair.instance else repair.node == node
+    """Tell whether a repair was of this machine; of the node, where the one or the other machine
+    is not known."""
+    if repair.instance and machine:
+        return repair.instance == machine
+    return repair.node == node
 
 
 def _machine_of(snapshot: ClusterSnapshot, incident: Incident) -> str:
-    agent = snapshot.agents.get(incident.node)
-    return (agent.instance if agent is not None else "") or incident.before.instance
+    known = _instance_now(snapshot, incident.node) or incident.before.instance
+    return _own(snapshot, incident.node, known)
+
+
+def _instance_now(snapshot: ClusterSnapshot, node: str) -> str:
+    agent = snapshot.agents.get(node)
+    return agent.instance if agent is not None else ""
+
+
+def _own(snapshot: ClusterSnapshot, node: str, machine: str) -> str:
+    """Return a machine's identity; empty where another node shows the same at this moment: it is
+    then a board maker's placeholder, or a copied image's, and no machine's own."""
+    is_shared = any(
+        agent.instance == machine and agent.is_connected and agent.silence < SPEAKS_SECONDS
+        for name, agent in snapshot.agents.items()
+        if name != node
+    )
+    return "" if is_shared else machine
 
 
 def _times(number: int) -> str:

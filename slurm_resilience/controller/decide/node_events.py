@@ -6,6 +6,7 @@ This module finds the event; which state follows is the table's (`node_lifecycle
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from math import inf
 from typing import Literal
 
 from slurm_resilience.config import Config, RecoveryMode
@@ -382,25 +383,48 @@ def _from_validating(
             yield _move(incident, NodeEvent.RELEASED, text)
         return
     fault = _fault_on_return(snapshot, config, incident, node)
+    is_back = _is_back(snapshot, incident, node)
+    progress = _validation_of(snapshot, config, incident)
     if fault:
         yield _failed(snapshot, config, incident, fault)
-    elif _is_back(snapshot, incident, node) and _is_validated(snapshot, config, node):
+    elif is_back and progress == "over":
         yield ReturnNode(node.name, incident.id)
+    elif is_back and progress == "impossible":
+        # Not its machine's fault: another repair would end in the same way.
+        text = (
+            "it is well, and not given back: recovery.validate is set, and its sresd does not know "
+            "that; write it into sres.toml on the node and restart sresd there"
+        )
+        yield RaiseAlarm(f"unvalidated-{incident.id}", text, node.name, incident=incident.id)
     elif is_late and not is_out_of_service(node):
         # A person resumed it meanwhile: silent, it is judged like any node in service.
         yield _move(incident, NodeEvent.RELEASED, f"{node.state}: {REASON_GONE}")
     elif is_late:
+        if is_back and _speaks_for(snapshot, node) < timeout:
+            return  # its sresd was started anew, by a person perhaps, and validates it now
         cause = f"the node did not come back within {timeout:.0f} s"
-        if not _is_validated(snapshot, config, node):
+        if progress != "over":
             cause += ", and its sresd has not validated it (recovery.validate)"
         yield _failed(snapshot, config, incident, cause)
 
 
-def _is_validated(snapshot: ClusterSnapshot, config: Config, node: Node) -> bool:
-    """Tell whether the node's sresd has ended the site's validation; a fault that it found is a
-    finding like any other."""
+def _speaks_for(snapshot: ClusterSnapshot, node: Node) -> float:
+    """Return the seconds for which the node's sresd has been connected without a break."""
     agent = snapshot.agents.get(node.name)
-    return not config.recovery.validate or (agent is not None and VALIDATION in agent.judged)
+    return agent.steady if agent is not None else inf
+
+
+def _validation_of(
+    snapshot: ClusterSnapshot, config: Config, incident: Incident
+) -> Literal["over", "awaited", "impossible"]:
+    """Tell how the site's validation stands; a fault that it found is a finding like any other."""
+    agent = snapshot.agents.get(incident.node)
+    if not config.recovery.validate or (agent is not None and VALIDATION in agent.judged):
+        return "over"
+    if agent is not None and (VALIDATION in agent.unjudged or not agent.reported):
+        return "awaited"
+    # A node that came back by itself was not repaired. Its sresd may be of before the setting.
+    return "over" if incident.is_flap else "impossible"
 
 
 def _fault_on_return(

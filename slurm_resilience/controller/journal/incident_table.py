@@ -23,6 +23,7 @@ from slurm_resilience.controller.journal.records import (
     Repair,
 )
 from slurm_resilience.errors import NotFound
+from slurm_resilience.model import INJECTED_MARK
 
 _STAMPS = {
     NodeEvent.MARKED: "marked",
@@ -224,7 +225,8 @@ class IncidentTable:
         return self._incidents_in((state for state in NodeState if state.is_at_rest), last)
 
     def repairs(self, since: float) -> tuple[Repair, ...]:
-        """Return the repairs since then (epoch), each incident's once; no person's requests."""
+        """Return the repairs since then (epoch), each incident's once; no person's requests, and
+        no drills: they say nothing of the machine."""
         rows = self._db.execute(
             "SELECT body FROM incidents WHERE id IN"
             " (SELECT incident FROM events WHERE kind = ? AND at > ?) ORDER BY id",
@@ -234,7 +236,7 @@ class IncidentTable:
         return tuple(
             Repair(known.node, known.id, known.action, known.before.instance)
             for known in incidents
-            if known.kind != "requested"
+            if known.kind != "requested" and INJECTED_MARK not in known.reason
         )
 
     def _incidents_in(self, states: Iterator[NodeState], condition: str = "1") -> list[Incident]:

@@ -23,9 +23,9 @@ import msgspec
 from slurm_resilience.clock import Clock
 from slurm_resilience.errors import IllegalTransition, SresError
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
-from slurm_resilience.lifecycle.script_runner import die_with_parent
 from slurm_resilience.lifecycle.script_set import refuse_unsafe
 from slurm_resilience.model import REBOOT, REPLACE, Finding, Node, Severity
+from slurm_resilience.slurm.cli import end_with_parent
 
 log = logging.getLogger("sresd.validation")
 
@@ -184,7 +184,7 @@ class Validation:
             cwd="/",
             start_new_session=True,
             # Where sresd is killed, its successor would run a second one beside it.
-            preexec_fn=die_with_parent,
+            preexec_fn=end_with_parent,
         )
         deadline = self._clock.monotonic() + self._seconds
         try:

@@ -469,7 +469,7 @@ def test_an_address_at_which_nothing_listens_is_told_of(receiver: Any) -> None:
 
 @pytest.mark.parametrize("token", [b"s3cret\nof two lines", b"s3cr\x7fet", b"s\xc3\xa9cret", b"\n"])
 def test_a_token_that_is_none_is_never_named(tmp_path: Path, token: bytes) -> None:
-    """What this error says goes to the log, and to an alarm that all users may read."""
+    """The error goes to the log, and to an alarm that all users may read."""
     file = tmp_path / "token"
     file.write_bytes(token)
     sink = make_sink(SinkSettings(url="https://127.0.0.1:1/", token_file=str(file)))

@@ -65,6 +65,9 @@ class AgentSettings(_Section, frozen=True):
     directory that systemd gives sresd (LogsDirectory=), and none without systemd."""
     health_log_bytes: int = 10_000_000
     """Bytes of one file of the health log; four older ones are kept. 0: no health log."""
+    hook_directory: str = ""
+    """Directory of the state that Slurm's hooks read (packaging/slurm-hook). Empty: the one that
+    systemd gives sresd (RuntimeDirectory=), and none without systemd."""
     fence_after: float = 15.0
     """A node that reaches neither sresctld, slurmctld nor any peer for this long ends its
     auto-resume steps. 0 switches fencing off."""

@@ -23,6 +23,7 @@ from slurm_resilience.agent.events.gpu_events import GpuEvents
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.finding_intake import FindingIntake
 from slurm_resilience.agent.health_log import HealthLog, log_path
+from slurm_resilience.agent.hook_state import HookState, hook_directory
 from slurm_resilience.agent.isolation import Isolation
 from slurm_resilience.agent.joining import lifecycle_check
 from slurm_resilience.agent.joining.lifecycle_check import awaits_scripts
@@ -140,6 +141,11 @@ class Daemon:
             self._checks.add(validation.check())
             self._start("validation", validation.run)
         self._start("checks", self._checks.run)
+        hooks = hook_directory(self._settings.agent, dict(os.environ))
+        if hooks is not None:
+            check = self._checks.run_after_step
+            state = HookState(hooks, self.outbox, check, self._clock, self._stop)
+            self._start("hooks", state.run)
         if gpu_events.NAME not in self._settings.checks.disabled:
             self._start(gpu_events.NAME, events.run)
         isolation = Isolation(

@@ -89,13 +89,15 @@ class Outbox:
         with self._lock:
             return tuple(self._findings.values())
 
+    def holding(self) -> tuple[Finding, ...]:
+        """Return all findings that hold now, of the kernel log and of the checks."""
+        with self._lock:
+            held = tuple(finding for findings in self._held.values() for finding in findings)
+            return (*self._findings.values(), *held)
+
     def awaits_reset(self) -> bool:
         """Tell whether something that holds now asks for a GPU's reset."""
-        with self._lock:
-            held = (finding for findings in self._held.values() for finding in findings)
-            return any(
-                finding.severity is Severity.RESET for finding in (*self._findings.values(), *held)
-            )
+        return any(finding.severity is Severity.RESET for finding in self.holding())
 
     def results(self) -> tuple[CheckResult, ...]:
         """Return the last result of each check."""

@@ -26,7 +26,7 @@ def fabric(root: Path, state: str) -> Path:
 
 
 def kill_task(lab: Lab, node: str) -> None:
-    lab.run(["pkill", "-9", "-f", "/task.sh"], node=node, check=True)
+    lab.run(["pkill", "-9", "-f", "/task.s[h]"], node=node, check=True)
 
 
 def test_a_fault_that_no_line_announced_is_found_as_the_step_dies(

@@ -1,0 +1,74 @@
+"""Slurm's own hooks on real slurmds: they ask the local sresd, and what they say counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jobs import all_idle, events, kinds
+
+from slurm_resilience.lab import Lab, LabSpec
+
+WaitFor = Callable[..., Any]
+HOOK = Path(__file__).resolve().parents[2] / "packaging" / "slurm-hook"
+DIRECTORY = "/run/sres-node/sresd"
+XID = "NVRM: Xid (PCI:0000:91:00): 79, pid=1, name=x, GPU has fallen off the bus."
+
+
+def runs(lab: Lab, node: str) -> bool:
+    done = lab.run(["srun", "-N1", "-n1", "-w", node, "--immediate=20", "true"])
+    return done.returncode == 0
+
+
+def state(lab: Lab, node: str) -> str:
+    return lab.run(["cat", f"{DIRECTORY}/state"], node=node).stdout
+
+
+def reason(lab: Lab, node: str) -> str:
+    return lab.run(["sinfo", "-h", "-n", node, "-o", "%T %E"]).stdout
+
+
+def test_prolog_epilog_and_health_check_ask_sresd(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    conf, hook = tmp_path / "hooks.conf", tmp_path / "slurm-hook"
+    hook.write_text(HOOK.read_text().replace("/etc/slurm-resilience/hooks.conf", str(conf)))
+    hook.chmod(0o755)
+    conf.write_text(f"directory={DIRECTORY}\noldest=6\n")
+    agent = {"hook_directory": DIRECTORY, "check_interval": 3600.0}
+    options = {name: str(hook) for name in ("Prolog", "Epilog", "HealthCheckProgram")}
+    spec = LabSpec(
+        nodes=3,
+        network=True,
+        options=options | {"HealthCheckInterval": "2"},
+        # sresctld would mark the node before a job comes to it.
+        sres_options={"agent": agent, "recovery": {"mode": "observe"}},
+    )
+    lab = fresh_lab(spec)
+    # slurmd has called the health check by now: it registers when that has ended well.
+    wait_for(lambda: all_idle(lab), 60, "every node is idle")
+    wait_for(lambda: "verdict healthy" in state(lab, "n1"), 60, "n1 is healthy")
+    assert runs(lab, "n1")
+    asked = lab.run(["stat", "-c", "%Y", f"{DIRECTORY}/wanted"], node="n1")
+    assert asked.returncode == 0, "the health check asks for checks"
+
+    lab.kmsg("n2", XID)
+    wait_for(lambda: "verdict reboot" in state(lab, "n2"), 30, "n2 has a fault")
+    assert not runs(lab, "n2")
+    wait_for(lambda: "Prolog error" in reason(lab, "n2"), 30, "Slurm keeps jobs away from n2")
+    assert kinds(lab, "n2").count("marked") == 0, events(lab)
+
+    # A sresd that hangs: its state grows old, and the site has chosen what follows.
+    lab.run(["pkill", "-STOP", "-f", "bin/sres[d]"], node="n3", check=True)
+    wait_for(lambda: asks(lab, hook, "n3", conf, "closed") == 1, 30, "its state is unknown")
+    conf.write_text(f"directory={DIRECTORY}\noldest=6\n")
+    assert runs(lab, "n3")
+    lab.run(["pkill", "-CONT", "-f", "bin/sres[d]"], node="n3", check=True)
+    wait_for(lambda: asks(lab, hook, "n3", conf, "closed") == 0, 30, "it writes again")
+
+
+def asks(lab: Lab, hook: Path, node: str, conf: Path, unknown: str) -> int:
+    conf.write_text(f"directory={DIRECTORY}\noldest=6\nunknown={unknown}\n")
+    env = {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
+    return int(lab.run([str(hook)], node=node, env=env).returncode)

@@ -1,0 +1,201 @@
+"""The state for Slurm's hooks, and the program that reads it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from worlds import FakeClock
+
+from slurm_resilience import config
+from slurm_resilience.agent.hook_state import (
+    CHECK_PAUSE_SECONDS,
+    WRITE_SECONDS,
+    HookState,
+    hook_directory,
+)
+from slurm_resilience.agent.outbox import Outbox
+from slurm_resilience.model import CheckResult, Finding, Severity
+
+HOOK = Path(__file__).resolve().parents[2] / "packaging" / "slurm-hook"
+
+
+class Desk:
+    """One sresd's state, its outbox, and the checks that hooks asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "run"
+        self.uptime = folder / "uptime"
+        self.boot(1000)
+        self.outbox, self.clock = Outbox(), FakeClock()
+        self.checked: list[float] = []
+        self.ran = threading.Event()
+        self.state = HookState(
+            self.folder, self.outbox, self._check, self.clock, threading.Event(), self.uptime
+        )
+
+    def _check(self, seconds: float) -> None:
+        self.checked.append(seconds)
+        self.ran.set()
+
+    def boot(self, seconds: int) -> None:
+        self.uptime.write_text(f"{seconds}.25 77.0\n")
+
+    def finds(self, *severities: Severity) -> None:
+        found = tuple(Finding("gpu", one, f"GPU 0:\n{one}", 5.0, code=one) for one in severities)
+        self.outbox.result(CheckResult("gpu", "fail" if found else "pass", "", found))
+
+    def read(self) -> list[str]:
+        self.state.look()
+        return (self.folder / "state").read_text().splitlines()
+
+
+def test_the_gravest_finding_is_the_state(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    assert desk.read() == ["verdict unjudged", "text ", "uptime 1000"]
+    desk.finds()
+    assert desk.read()[0] == "verdict healthy"
+    desk.finds(Severity.MONITOR, Severity.REPLACE, Severity.RESET)
+    assert desk.read() == ["verdict replace", "text GPU 0: replace", "uptime 1000"]
+    desk.finds(Severity.MONITOR)
+    assert desk.read()[0] == "verdict monitor"
+
+
+def test_an_unchanged_state_is_written_again_before_it_is_old(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    assert desk.read()[2] == "uptime 1000"
+    desk.boot(1003)
+    desk.clock.pass_time(WRITE_SECONDS / 2)
+    assert desk.read()[2] == "uptime 1000"
+    desk.clock.pass_time(WRITE_SECONDS)
+    assert desk.read()[2] == "uptime 1003"
+
+
+def test_a_full_disk_is_said_once_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk(tmp_path)
+    desk.read()
+    desk.finds(Severity.REBOOT)
+    (desk.folder / "state.new").mkdir()  # cannot be written, as on a full disk
+    for _ in range(5):
+        desk.clock.pass_time(WRITE_SECONDS)
+        assert desk.read()[0] == "verdict unjudged"
+    assert len(caplog.records) == 1
+    (desk.folder / "state.new").rmdir()
+    assert desk.read()[0] == "verdict reboot"
+
+
+def test_hooks_that_ask_again_and_again_have_the_checks_run_once_in_a_while(
+    tmp_path: Path,
+) -> None:
+    desk = Desk(tmp_path)
+    desk.read()
+    assert desk.checked == []
+    for number in range(1, 100):
+        (desk.folder / "wanted").write_text("\n")
+        os.utime(desk.folder / "wanted", ns=(number, number))
+        desk.state.look()
+    assert desk.ran.wait(30)
+    assert len(desk.checked) == 1
+    # The last one came after these checks had begun.
+    desk.ran.clear()
+    desk.clock.pass_time(CHECK_PAUSE_SECONDS)
+    desk.state.look()
+    assert desk.ran.wait(30)
+    desk.clock.pass_time(CHECK_PAUSE_SECONDS)
+    desk.state.look()
+    assert len(desk.checked) == 2
+
+
+def test_where_the_state_lies() -> None:
+    agent = config.AgentSettings()
+    assert hook_directory(agent, {}) is None
+    assert hook_directory(agent, {"RUNTIME_DIRECTORY": "/run/sresd:/run/b"}) == Path("/run/sresd")
+    own = config.AgentSettings(hook_directory="/run/mine")
+    assert hook_directory(own, {}) == Path("/run/mine")
+
+
+class Site:
+    """A node with the hook as an administrator installs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.conf, self.folder = folder / "hooks.conf", folder / "run"
+        self.hook = folder / "slurm-hook"
+        text = HOOK.read_text().replace("/etc/slurm-resilience/hooks.conf", str(self.conf))
+        self.hook.write_text(text)
+        self.hook.chmod(0o755)
+        self.configure()
+
+    def configure(self, *lines: str) -> None:
+        self.conf.write_text("\n".join((f"directory={self.folder}", *lines, "")))
+
+    def write(self, verdict: str, age: int = 0) -> None:
+        self.folder.mkdir(exist_ok=True)
+        now = int(Path("/proc/uptime").read_text().partition(".")[0])
+        text = f"verdict {verdict}\ntext GPU 0 is $(lost) `id`\nuptime {now - age}\n"
+        (self.folder / "state").write_text(text)
+
+    def call(self, context: str = "") -> tuple[int, str]:
+        """As slurmd does: without a PATH."""
+        env = {"SLURM_SCRIPT_CONTEXT": context} if context else {}
+        done = subprocess.run([str(self.hook)], env=env, capture_output=True, text=True, timeout=30)
+        assert done.stdout == ""
+        return done.returncode, done.stderr.strip()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [("healthy", 0), ("monitor", 0), ("restart-job", 0), ("reset", 1), ("reboot", 1)],
+)
+def test_a_job_starts_on_a_node_without_a_fault(site: Site, verdict: str, code: int) -> None:
+    site.write(verdict)
+    said = f"sresd: {verdict}: GPU 0 is $(lost) `id`" if code else ""
+    assert site.call("prolog_slurmd") == site.call() == (code, said)
+    assert site.call("epilog_slurmd") == (0, ""), "a job that has ended is no reason to drain"
+
+
+@pytest.mark.parametrize("age", [None, 1000, -1000])
+def test_an_unknown_state_is_what_the_site_chose(site: Site, age: int | None) -> None:
+    """sresd was never started, hangs, or the state is of another boot."""
+    if age is not None:
+        site.write("replace" if age > 0 else "healthy", age)
+    assert site.call("prolog_slurmd") == (0, "")
+    site.configure("unknown=closed")
+    code, said = site.call("prolog_slurmd")
+    assert code == 1 and said.startswith("sresd: unknown: sresd has written no state")
+    assert site.call("epilog_slurmd") == (0, "")
+    if age == 1000:
+        site.configure("oldest=2000")
+        assert site.call("prolog_slurmd")[0] == 1, "it is old enough, and says replace"
+
+
+@pytest.mark.parametrize("text", ["", "uptime\n", "verdict healthy\nuptime 12x\n", "\0\xff"])
+def test_a_state_that_cannot_be_read_is_unknown(site: Site, text: str) -> None:
+    site.folder.mkdir()
+    (site.folder / "state").write_text(text)
+    assert site.call("prolog_slurmd") == (0, "")
+    site.configure("unknown=closed")
+    assert site.call("prolog_slurmd")[0] == 1
+
+
+def test_an_epilog_and_a_health_check_ask_for_checks_and_a_prolog_does_not(site: Site) -> None:
+    site.write("healthy")
+    wanted = site.folder / "wanted"
+    site.call("prolog_slurmd")
+    assert not wanted.exists()
+    site.call("epilog_slurmd")
+    os.utime(wanted, ns=(1, 1))
+    site.call()
+    assert wanted.stat().st_mtime_ns > 1
+    wanted.unlink()
+    wanted.mkdir()  # cannot be written, as on a full disk
+    assert site.call("epilog_slurmd") == site.call() == (0, "")

@@ -7,6 +7,7 @@ world of peers that step together; it ends as a whole, and the next one has a hi
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -97,7 +98,7 @@ class Member(msgspec.Struct, frozen=True):
     status: PeerStatus
 
 
-class View(msgspec.Struct, frozen=True):
+class View(msgspec.Struct, frozen=True, dict=True):
     """One generation: the members in rank order, the same for all of them."""
 
     generation: int
@@ -120,10 +121,11 @@ class View(msgspec.Struct, frozen=True):
 
     def rank_of(self, peer_id: str) -> int:
         """Return the rank of a peer; -1 when it is not in this generation."""
-        for rank, member in enumerate(self.members):
-            if member.peer.id == peer_id:
-                return rank
-        return -1
+        return self._ranks.get(peer_id, -1)
+
+    @cached_property
+    def _ranks(self) -> dict[str, int]:
+        return {member.peer.id: rank for rank, member in enumerate(self.members)}
 
     def position(self, rank: int) -> int:
         """Return the part of a replica that a rank holds."""
@@ -166,10 +168,19 @@ class Timing(msgspec.Struct, frozen=True):
     cut_again_seconds: float = 0.01
     """Between two attempts to get the main thread out of its block: a call that was not cut the
     first time is cut the next."""
+    look_seconds_a_peer: float = 2e-6
+    """Between two looks at the making of a world, for each peer. A look takes time for each of
+    them, and each of them says something: without a pause the cost would grow with their square."""
+    looks_freely_peers: int = 64
+    """With so many peers or fewer there is no pause between two looks."""
 
     def beat(self, peers: int) -> float:
         """Seconds between two beats of a process that has so many peers."""
         return max(self.beat_seconds, peers / BEATS_A_SECOND)
+
+    def look_pause(self, peers: int) -> float:
+        """Seconds between two looks at the making of a world of so many peers."""
+        return self.look_seconds_a_peer * peers if peers > self.looks_freely_peers else 0.0
 
     def silence(self, peers: int) -> float:
         """Seconds of silence that are too long, in a world of so many peers."""

@@ -11,13 +11,18 @@ import msgspec
 
 from slurm_resilience.mesh.events import MessageReceived
 from slurm_resilience.mesh.messages import NodeLost, NodeSuspected
-from slurm_resilience.mesh.model import Peer, View
+from slurm_resilience.mesh.model import Peer, Timing, View
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.simulate.invariants import InvariantBroken, Lineage
 from slurm_resilience.simulate.mesh_faults import Excuses, FaultPlan
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.simulate.sim_network import SimNetwork
-from slurm_resilience.simulate.sim_process import ProcessState, SimProcess
+from slurm_resilience.simulate.sim_process import (
+    LARGE_WORLD_TIMING,
+    TIMING,
+    ProcessState,
+    SimProcess,
+)
 
 SMALL, LARGE = (3, 8), (9, 64)
 LARGE_SHARE = 0.003
@@ -26,6 +31,9 @@ CALM_SECONDS = 40.0
 """A world of all seats must step again within this time. Longest known: three times the abort
 timeout (the last copy of a part), two worlds that fail for a peer out of reach, and a join."""
 ENDLESS_STEPS = 1 << 30
+UNHURRIED_SHARE = 0.25
+"""Share of runs in which a process looks around no more often than in a large world. Drawn apart
+from all else, so that the other runs stay the same as before."""
 
 
 class SimulatedRun(msgspec.Struct, frozen=True):
@@ -64,6 +72,12 @@ def choose_rules(random: Random, seats: int) -> WorldRules:
         # processes cannot tell those from seats that are empty.
         start_patience=600.0,
     )
+
+
+def choose_timing(seed: int) -> Timing:
+    """Return how often the processes of a run look around."""
+    unhurried = Random(f"pace of looks {seed}").random() < UNHURRIED_SHARE
+    return LARGE_WORLD_TIMING if unhurried else TIMING
 
 
 class MeshRun:
@@ -144,7 +158,7 @@ class MeshRun:
         if name in self.processes:
             return
         peer = Peer(name, seat, incarnation, node=node or f"n{seat}", host="h", port=seat + 1)
-        process = SimProcess(peer, self.rules, self, self._last_step)
+        process = SimProcess(peer, self.rules, self, self._last_step, choose_timing(self._seed))
         self.processes[name] = process
         self._plan.spawned(process)
         self.note(process, "starts")

@@ -49,6 +49,10 @@ TIMING = Timing(
     # Cutting a simulated block once is enough.
     cut_again_seconds=0.5,
 )
+LARGE_WORLD_TIMING = msgspec.structs.replace(
+    TIMING, look_seconds_a_peer=0.001, looks_freely_peers=2
+)
+"""A small world that takes its time, as a large one must."""
 HANDSHAKE_SECONDS = 2.0
 ENTER_SECONDS = 0.05
 """In which a main thread enters the world that it was told of, at most."""
@@ -151,7 +155,14 @@ class Program:
 class SimProcess:
     """One process of the training."""
 
-    def __init__(self, peer: Peer, rules: WorldRules, around: Surroundings, last_step: int) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        rules: WorldRules,
+        around: Surroundings,
+        last_step: int,
+        timing: Timing = TIMING,
+    ) -> None:
         self.id = peer.id
         self.peer = peer
         self.state = ProcessState.RUNNING
@@ -161,7 +172,7 @@ class SimProcess:
         self.program = Program(last_step)
         self.connections: dict[int, SimConnection] = {}
         self._around = around
-        self.membership = Membership(peer, rules, TIMING, around.schedule.now)
+        self.membership = Membership(peer, rules, timing, around.schedule.now)
         self._names: Counter[str] = Counter()
         self._dials = DialBook()
         self._inbox: list[tuple[Any, ...]] = []

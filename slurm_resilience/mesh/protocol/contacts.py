@@ -51,6 +51,9 @@ class Contacts:
 
     def __init__(self) -> None:
         self._by_id: dict[str, Contact] = {}
+        self._on_seat: dict[int, set[str]] = {}
+        self._numbers: dict[str, list[int]] = {}
+        """All connections to each peer."""
         self._states: dict[int, ConnectionState] = {}
         self._owners: dict[int, str] = {}
         self._ended_on_purpose: set[int] = set()
@@ -73,6 +76,10 @@ class Contacts:
         """Those that take part in the training; observers have no seat."""
         return [contact for contact in self._by_id.values() if contact.peer.seat >= 0]
 
+    def on_seat(self, seat: int) -> list[Contact]:
+        """Return those that sit on one seat."""
+        return [self._by_id[peer_id] for peer_id in sorted(self._on_seat.get(seat, ()))]
+
     def members(self) -> list[Member]:
         """Return the same as members of a world."""
         return [Member(contact.peer, contact.status) for contact in self.seated()]
@@ -92,8 +99,8 @@ class Contacts:
     def add(self, contact: Contact) -> None:
         """Add a peer that is connected for the first time."""
         self._by_id[contact.peer.id] = contact
-        self._states[contact.connection] = ConnectionState.CURRENT
-        self._owners[contact.connection] = contact.peer.id
+        self._on_seat.setdefault(contact.peer.seat, set()).add(contact.peer.id)
+        self._own(contact.connection, contact.peer.id)
 
     def supersede(self, contact: Contact, kept: int, dropped: int, finish: bool) -> None:
         """Have one of two connections to a peer count from now on.
@@ -105,8 +112,7 @@ class Contacts:
             finish: this process ends the other one.
         """
         for connection in (kept, dropped):
-            self._states.setdefault(connection, ConnectionState.CURRENT)
-            self._owners[connection] = contact.peer.id
+            self._own(connection, contact.peer.id)
         contact.connection = kept
         self._move(dropped, ConnectionState.FINISHING if finish else ConnectionState.SUPERSEDED)
 
@@ -125,18 +131,16 @@ class Contacts:
         if state is None:
             return None
         self._move(connection, ConnectionState.CLOSED)
-        owner = self._owners.pop(connection)
-        del self._states[connection]
-        self._ended_on_purpose.discard(connection)
+        owner = self._disown(connection)
         if state is not ConnectionState.CURRENT or self._promote(owner):
             return None
-        return self._by_id.pop(owner)
+        return self._forget(owner)
 
     def _promote(self, peer_id: str) -> bool:
         """Have a superseded connection count again: the one that was chosen may have been dead at
         its other end already."""
-        for number, owner in self._owners.items():
-            if owner == peer_id and self._states[number] is ConnectionState.SUPERSEDED:
+        for number in self._numbers.get(peer_id, ()):
+            if self._states[number] is ConnectionState.SUPERSEDED:
                 self._move(number, ConnectionState.CURRENT)
                 self._by_id[peer_id].connection = number
                 return True
@@ -144,13 +148,37 @@ class Contacts:
 
     def drop(self, peer_id: str) -> list[int]:
         """Forget a peer, and return its connections."""
-        numbers = [number for number, owner in self._owners.items() if owner == peer_id]
+        numbers = list(self._numbers.get(peer_id, ()))
         for number in numbers:
             self._move(number, ConnectionState.CLOSED)
-            del self._states[number], self._owners[number]
-            self._ended_on_purpose.discard(number)
-        self._by_id.pop(peer_id, None)
+            self._disown(number)
+        self._forget(peer_id)
         return numbers
+
+    def _own(self, connection: int, peer_id: str) -> None:
+        self._states.setdefault(connection, ConnectionState.CURRENT)
+        if connection not in self._owners:
+            self._numbers.setdefault(peer_id, []).append(connection)
+        self._owners[connection] = peer_id
+
+    def _disown(self, connection: int) -> str:
+        """Forget a connection; return the peer's id."""
+        owner = self._owners.pop(connection)
+        del self._states[connection]
+        self._ended_on_purpose.discard(connection)
+        self._numbers[owner].remove(connection)
+        if not self._numbers[owner]:
+            del self._numbers[owner]
+        return owner
+
+    def _forget(self, peer_id: str) -> Contact | None:
+        contact = self._by_id.pop(peer_id, None)
+        if contact is not None:
+            on_seat = self._on_seat[contact.peer.seat]
+            on_seat.discard(peer_id)
+            if not on_seat:
+                del self._on_seat[contact.peer.seat]
+        return contact
 
     def _move(self, connection: int, state: ConnectionState) -> None:
         if state not in CONNECTION_MOVES[self._states[connection]]:

@@ -114,15 +114,17 @@ class Departures:
             if (peer.incarnation, peer.id) > (side.me.incarnation, side.me.id):
                 self.leave_the_others(f"a newer process took seat {peer.seat}", now)
             return
-        for other in side.contacts.seated():
-            if other.peer.id != peer.id and other.peer.seat == peer.seat:
+        for other in side.contacts.on_seat(peer.seat):
+            if other.peer.id != peer.id:
                 older = min((other.peer, peer), key=lambda p: (p.incarnation, p.id))
                 self.give_up(older.id, f"a newer process took seat {peer.seat}", "dead", now)
         self.lose_replaced([peer])
 
     def lose_replaced(self, newer: Sequence[Peer]) -> None:
         """Note the death of members on whose seat there is a newer process."""
-        newest = {peer.seat: peer.incarnation for peer in newer}
+        newest = {peer.seat: peer.incarnation for peer in newer if peer.incarnation > 0}
+        if not newest:
+            return  # each is the first on its seat
         for member in self._side.known_members():
             if member.incarnation < newest.get(member.seat, 0):
                 self._side.losses.lose(member.id, dead=True)

@@ -54,11 +54,25 @@ class Election:
     def look_around(self, now: float) -> None:
         """Propose the next generation if it is time; keep the main thread on its way out."""
         side = self._side
-        side.timers.look_again = None
+        if now < side.timers.next_look:
+            side.timers.look_again = side.timers.next_look
+        else:
+            side.timers.next_look = now + side.timing.look_pause(len(side.contacts))
+            self._look(now)
+        self._cut_block(now)
+        side.timers.wake_at = side.wake_at
+
+    def _look(self, now: float) -> None:
+        """Propose the next generation if it is time."""
+        self._side.timers.look_again = None
         if self._may_assemble(now):
             self._assemble(now)
         else:
             self._ballot = None
+
+    def _cut_block(self, now: float) -> None:
+        """Keep the main thread on its way out of an ended generation's block."""
+        side = self._side
         end = side.generation.block_end
         if end and side.status.phase == "running" and now >= side.timers.next_cut:
             side.timers.next_cut = now + side.timing.cut_again_seconds
@@ -68,7 +82,6 @@ class Election:
                 self._departures.leave_the_others(
                     f"it did not leave its block within {limit:g} s", now
                 )
-        side.timers.wake_at = side.wake_at
 
     def _may_assemble(self, now: float) -> bool:
         """Tell whether this process and all others are outside of any world that goes on."""

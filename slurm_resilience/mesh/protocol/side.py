@@ -56,6 +56,8 @@ class Timers:
         self.next_beat = now + beat
         self.look_again: float | None = None
         self.next_cut = now
+        self.next_look = now
+        """Not before this is the making of a generation looked at."""
         self.dial_again = now
         self.wake_at: float | None = None
         """When the next `tick` was asked for; None before the first."""

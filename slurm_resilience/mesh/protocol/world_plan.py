@@ -104,36 +104,49 @@ def arrange(seated: Sequence[Member], replica_size: int) -> tuple[Member, ...]:
     slots: list[Member | None] = [None] * (replicas * replica_size)
     waiting: list[Member] = []
     # The seat's own place first: a world that is whole again looks as it did at the start.
-    # But a member without a part takes no slot that is the last one for a holder of it.
-    for member in sorted(seated, key=lambda member: _part(member, replica_size) < 0):
-        part = _part(member, replica_size)
-        if part < 0:
-            for other in waiting:
-                held = _part(other, replica_size)
-                own_slots = range(held, len(slots), replica_size) if held >= 0 else range(0)
-                if own_slots and all(slots[place] is None for place in own_slots):
-                    slots[own_slots[-1]] = other
-            placed = {slot.peer.id for slot in slots if slot is not None}
-            waiting = [other for other in waiting if other.peer.id not in placed]
-        at_home = member.peer.seat
-        own = part if part >= 0 else at_home % replica_size
-        if at_home < len(slots) and at_home % replica_size == own and slots[at_home] is None:
-            slots[at_home] = member
-        else:
-            waiting.append(member)
+    holders = [member for member in seated if _part(member, replica_size) >= 0]
+    for member in holders:
+        _seat_at_home(member, _part(member, replica_size), slots, replica_size, waiting)
+    others = [member for member in seated if _part(member, replica_size) < 0]
+    if others:
+        # But a member without a part takes no slot that is the last one for a holder of it.
+        for holder in waiting:
+            own_slots = range(_part(holder, replica_size), len(slots), replica_size)
+            if own_slots and all(slots[place] is None for place in own_slots):
+                slots[own_slots[-1]] = holder
+        placed = {slot.peer.id for slot in slots if slot is not None}
+        waiting = [holder for holder in waiting if holder.peer.id not in placed]
+    for member in others:
+        _seat_at_home(member, member.peer.seat % replica_size, slots, replica_size, waiting)
     left: list[Member] = []
     for member in waiting:
         part = _part(member, replica_size)
         places = range(part, len(slots), replica_size) if part >= 0 else ()
-        free = [place for place in places if slots[place] is None]
-        if free:
-            slots[free[0]] = member
+        free = next((place for place in places if slots[place] is None), None)
+        if free is not None:
+            slots[free] = member
         else:
             left.append(member)
+    fill = iter(left)
     for index in range(len(slots)):
         if slots[index] is None:
-            slots[index] = left.pop(0)
+            slots[index] = next(fill)
     return tuple(member for member in slots if member is not None)
+
+
+def _seat_at_home(
+    member: Member,
+    part: int,
+    slots: list[Member | None],
+    replica_size: int,
+    waiting: list[Member],
+) -> None:
+    """Put a member on its seat's own place, if that is one for its part and free."""
+    at_home = member.peer.seat
+    if at_home < len(slots) and at_home % replica_size == part and slots[at_home] is None:
+        slots[at_home] = member
+    else:
+        waiting.append(member)
 
 
 def _part(member: Member, replica_size: int) -> int:

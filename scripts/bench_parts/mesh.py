@@ -1,0 +1,347 @@
+#!/usr/bin/env python3
+"""The mesh alone: worlds of real processes without torch, over loopback, on nodes of 8 ranks.
+
+All ranks are forked from one prepared process. For each size: the first world of all (from the
+word "go", after which each rank makes its mesh), then deaths, one after the other, each of a
+process that is killed; the others notice, leave their block, and form the next world.
+
+A world's time is that of its slowest rank. On a machine with fewer cores than ranks, all ranks
+wait for a core most of the time: then processor time tells more than seconds.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from slurm_resilience.mesh.events import ConnectionProven, LocalStatus, MessageReceived, Send
+from slurm_resilience.mesh.mesh import Mesh
+from slurm_resilience.mesh.messages import Message, NewGeneration, StatusUpdate, Vote, VoteRequest
+from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, Timing
+from slurm_resilience.mesh.protocol.membership import Membership
+from slurm_resilience.mesh.protocol.world_plan import WorldRules
+from slurm_resilience.mesh.rendezvous import SharedDirectory
+
+NODE_RANKS = 8
+CORE_MEMBERS = 16_384
+DEADLINE_SECONDS = 240.0
+STEADY_SECONDS = 4.0
+SILENCE_SECONDS = 120.0
+"""So many ranks on a few cores keep each other waiting; none shall be taken for hung."""
+
+
+# -- a rank ------------------------------------------------------------------------------------
+
+
+class Rank:
+    """One process of the training, which does what it is told over a pipe."""
+
+    def __init__(self, seat: int, ranks: int, place: Path) -> None:
+        self._ended = threading.Event()
+        self._heard_at = 0.0
+        peer = Peer(
+            id=f"rank-{seat}",
+            seat=seat,
+            node=f"node{seat // NODE_RANKS}",
+            host="127.0.0.1",
+            pid=os.getpid(),
+            seats=ranks,
+        )
+        self._mesh = Mesh(
+            SharedDirectory(place),
+            peer,
+            WorldRules(ranks, 1),
+            timing=Timing(silence_seconds=SILENCE_SECONDS, reach_seconds=SILENCE_SECONDS),
+            handshake_seconds=DEADLINE_SECONDS,
+            on_end=self._end,
+        ).start()
+
+    def _end(self, _: GenerationEnd) -> None:
+        if not self._ended.is_set():
+            self._heard_at = time.monotonic()
+            self._ended.set()
+
+    def meet(self) -> dict[str, float]:
+        """Go into the next world."""
+        current = self._mesh.current
+        generation = current.generation if current else 0
+        self._ended.clear()
+        self._mesh.say(PeerStatus("ready", generation, 0 if current else -1))
+        view = self._mesh.meet(DEADLINE_SECONDS)
+        assert view is not None
+        met_at = time.monotonic()
+        self._mesh.say(PeerStatus("running", view.generation, 0))
+        self._mesh.worked(view)
+        return {"met_at": met_at, "size": view.size, "cpu": time.process_time()}
+
+    def meet_again(self) -> dict[str, float]:
+        """Wait for the end of the world, and go into the next one."""
+        assert self._ended.wait(DEADLINE_SECONDS), "no death was noticed"
+        heard_at = self._heard_at
+        return {"heard_at": heard_at, **self.meet()}
+
+    def figures(self) -> dict[str, float]:
+        """Return what this rank has used."""
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return {
+            "cpu": time.process_time(),
+            "connections": float(len(self._mesh.own_fds()) - 2),  # its own two: listener, eventfd
+            "rss": pages * resource.getpagesize() / 1e6,
+        }
+
+
+def _serve(seat: int, ranks: int, place: Path, pipe: Connection) -> None:
+    gc.disable()  # a collection would copy the memory that is shared with the parent
+    rank: Rank | None = None
+    while True:
+        order = pipe.recv()
+        if order == "go":
+            rank = Rank(seat, ranks, place)
+            pipe.send(rank.meet())
+        elif order == "again" and rank is not None:
+            pipe.send(rank.meet_again())
+        elif order == "figures" and rank is not None:
+            pipe.send(rank.figures())
+        else:
+            os._exit(0)
+
+
+# -- a world of them ---------------------------------------------------------------------------
+
+
+class Started(NamedTuple):
+    """A rank, as its parent sees it."""
+
+    seat: int
+    pid: int
+    pipe: Connection
+
+
+class World:
+    """All ranks of one size. A context manager."""
+
+    def __init__(self, ranks: int, place: Path) -> None:
+        self._living: list[Started] = []
+        SharedDirectory(place).secret()
+        for seat in range(ranks):
+            own, theirs = multiprocessing.Pipe()
+            pid = os.fork()
+            if pid == 0:
+                for other in self._living:
+                    other.pipe.close()
+                own.close()
+                try:
+                    _serve(seat, ranks, place, theirs)
+                finally:
+                    os._exit(1)
+            theirs.close()
+            self._living.append(Started(seat, pid, own))
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank in self._living:
+            os.kill(rank.pid, signal.SIGKILL)
+        for rank in self._living:
+            os.waitpid(rank.pid, 0)
+
+    def tell(self, order: str) -> None:
+        """Give all ranks an order."""
+        for rank in self._living:
+            rank.pipe.send(order)
+
+    def answers(self) -> list[dict[str, float]]:
+        """Return what each rank answers.
+
+        Raises:
+            TimeoutError: one does not.
+        """
+        found = []
+        for rank in self._living:
+            if not rank.pipe.poll(2 * DEADLINE_SECONDS):
+                raise TimeoutError(f"the rank on seat {rank.seat} does not answer")
+            found.append(rank.pipe.recv())
+        return found
+
+    def ask(self, order: str) -> list[dict[str, float]]:
+        """Give an order, and return the answers."""
+        self.tell(order)
+        return self.answers()
+
+    def kill(self, index: int) -> float:
+        """Kill one rank; return when."""
+        rank = self._living.pop(index % len(self._living))
+        killed_at = time.monotonic()
+        os.kill(rank.pid, signal.SIGKILL)
+        os.waitpid(rank.pid, 0)
+        return killed_at
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Return the smallest value that so large a share does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-int(share * 100) * len(ordered) // 100) - 1)]
+
+
+def measure(ranks: int, deaths: int) -> dict[str, float]:
+    """Measure worlds that begin with so many ranks."""
+    with tempfile.TemporaryDirectory(prefix="mesh") as folder:
+        place = Path(folder) / "meet"
+        with World(ranks, place) as world:
+            begun_at = time.monotonic()
+            met = world.ask("go")
+            before = world.ask("figures")
+            time.sleep(STEADY_SECONDS)
+            after = world.ask("figures")
+            heard: list[float] = []
+            again: list[float] = []
+            for number in range(deaths):
+                world.tell("again")
+                # The lead first: its death costs most.
+                killed_at = world.kill(0 if number == 0 else 5 * number + ranks // 2)
+                answers = world.answers()
+                heard += [answer["heard_at"] - killed_at for answer in answers]
+                again.append(max(answer["met_at"] for answer in answers) - killed_at)
+    used = (b["cpu"] - a["cpu"] for a, b in zip(before, after, strict=True))
+    return {
+        "ranks": ranks,
+        "connections_per_rank": statistics.mean(row["connections"] for row in before),
+        "connections_most": max(row["connections"] for row in before),
+        "death_known_p50_s": statistics.median(heard),
+        "death_known_p99_s": percentile(heard, 0.99),
+        "world_formed_s": max(row["met_at"] for row in met) - begun_at,
+        "formed_again_s": statistics.median(again),
+        "cpu_ms_per_rank": statistics.median(row["cpu"] for row in met) * 1e3,
+        "cpu_ms_most": max(row["cpu"] for row in met) * 1e3,
+        "steady_cpu_ms_per_rank_and_s": statistics.median(used) * 1e3 / STEADY_SECONDS,
+        "rss_mb_per_rank": statistics.median(row["rss"] for row in after),
+    }
+
+
+# -- the pure core -----------------------------------------------------------------------------
+
+
+def core_cpu_seconds(members: int) -> float:
+    """Return the processor time in which the lead's membership, alone, forms a world of so many.
+
+    It is told of each other member (a connection, then a status), asks for all votes, is given
+    them one by one, and forms the world. After each event it takes a turn, as in the mesh.
+    """
+    peers = [Peer(f"rank-{seat}", seat, node=f"n{seat // NODE_RANKS}") for seat in range(members)]
+    statuses = PeerStatus()
+    began = time.process_time()
+    now = 0.0
+    lead = Membership(peers[0], WorldRules(members, 1), Timing(), now)
+
+    def tell(event: Any) -> list[Any]:
+        nonlocal now
+        now = max(now, time.process_time() - began)
+        return [*lead.step(event, now), *lead.tick(now)]
+
+    effects = tell(LocalStatus(statuses))
+    for peer in peers[1:]:
+        effects += tell(ConnectionProven(peer.seat, peer, statuses))
+        effects += tell(_message(peer, StatusUpdate(0, statuses)))
+    effects = [effect for effect in effects if _carries(effect, VoteRequest)]
+    while not effects:
+        now = max(now, lead.side.wake_at)
+        effects = [effect for effect in lead.tick(now) if _carries(effect, VoteRequest)]
+    view = effects[-1].message.view
+    effects = []
+    for peer in peers[1:]:
+        effects += tell(_message(peer, Vote(view.generation, True, view.generation)))
+    while not any(_carries(effect, NewGeneration) for effect in effects):
+        now = max(now, lead.side.wake_at)
+        effects += lead.tick(now)
+    seconds = time.process_time() - began
+    adopted = lead.side.generation.view
+    assert adopted is not None and adopted.size == members
+    return seconds
+
+
+def _message(peer: Peer, message: Message) -> MessageReceived:
+    return MessageReceived(peer.seat, peer.id, peer.id, message)
+
+
+def _carries(effect: Any, kind: type) -> bool:
+    return isinstance(effect, Send) and isinstance(effect.message, kind)
+
+
+# -- what is shown -----------------------------------------------------------------------------
+
+COLUMNS: dict[str, Callable[[dict[str, float]], str]] = {
+    "ranks": lambda row: f"{row['ranks']}",
+    "connections\na rank (most)": lambda row: (
+        f"{row['connections_per_rank']:.0f} ({row['connections_most']:.0f})"
+    ),
+    "death known\np50, p99": lambda row: (
+        f"{row['death_known_p50_s'] * 1e3:.0f}, {row['death_known_p99_s'] * 1e3:.0f} ms"
+    ),
+    "first world": lambda row: f"{row['world_formed_s']:.2f} s",
+    "from death to\nnext world": lambda row: f"{row['formed_again_s']:.3f} s",
+    "processor time of the\nfirst world a rank (most)": lambda row: (
+        f"{row['cpu_ms_per_rank']:.0f} ({row['cpu_ms_most']:.0f}) ms"
+    ),
+    "at rest,\na second": lambda row: f"{row['steady_cpu_ms_per_rank_and_s']:.1f} ms",
+    "memory\na rank": lambda row: f"{row['rss_mb_per_rank']:.0f} MB",
+}
+
+
+def _show(rows: list[dict[str, float]], core: float) -> None:
+    table = Table(title="the mesh, real processes without torch", title_justify="left")
+    for name in COLUMNS:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*(cell(row) for cell in COLUMNS.values()))
+    console = Console(highlight=False, file=sys.stderr, width=120)
+    console.print(table)
+    console.print(
+        f"the lead's pure core forms a world of {CORE_MEMBERS} members in {core:.1f} s of "
+        f"processor time; this machine has {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    )
+
+
+@click.command(help=__doc__)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--ranks", default="32,128,512", show_default=True, metavar="N,…", help="Worlds.")
+@click.option("--deaths", default=3, show_default=True, type=click.IntRange(1), help="A world.")
+def main(json_file: Path | None, ranks: str, deaths: int) -> None:
+    try:
+        sizes = [int(word) for word in ranks.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--ranks {ranks!r}: write numbers, as 32,128") from None
+    if min(sizes) < deaths + 2:
+        raise click.UsageError(f"--ranks: {deaths} deaths need a world of {deaths + 2} at least")
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    rows = []
+    for size in sizes:
+        print(f"{size} ranks …", file=sys.stderr)
+        rows.append(measure(size, deaths))
+    core = core_cpu_seconds(CORE_MEMBERS)
+    _show(rows, core)
+    if json_file:
+        found = {"sizes": rows, "core_16384_cpu_s": core, "cores": os.cpu_count()}
+        json_file.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -67,21 +67,33 @@ class NodeKeeper:
         shown = {node.name: node for node in self._door.nodes()}
         until = self._clock.now() + 60.0 * minutes
         kept = kept_nodes(self._door.reservations(), until)
-        return tuple(choose_node(shown[name], kept) for name in names)
+        return tuple(
+            choose_node(shown[name], kept)
+            if name in shown
+            else NodeChoice(name, DeepReadiness.AWAY, "Slurm does not know it any more")
+            for name in names
+        )
 
     def wait(self, names: Sequence[str], minutes: int, seconds: float) -> tuple[NodeChoice, ...]:
         """Judge nodes, and wait some time for the jobs of those that are busy."""
         deadline = self._clock.monotonic() + seconds
         told = ""
         while True:
-            choices = self.choose(names, minutes)
-            busy = [one.node for one in choices if one.readiness is DeepReadiness.BUSY]
             left = deadline - self._clock.monotonic()
-            if not busy or left <= 0:
-                return choices
-            if fold(busy) != told:
-                told = fold(busy)
-                self._tell(f"waiting for the jobs on {told}")
+            try:
+                choices = self.choose(names, minutes)
+            except SlurmUnreachable as error:
+                if left <= 0:
+                    raise
+                news = f"waiting for Slurm: {error}"  # hours of waiting are not lost by a restart
+            else:
+                busy = [one.node for one in choices if one.readiness is DeepReadiness.BUSY]
+                if not busy or left <= 0:
+                    return choices
+                news = f"waiting for the jobs on {fold(busy)}"
+            if news != told:
+                told = news
+                self._tell(news)
             # Nothing tells when a job has ended but looking.
             self._clock.wait(threading.Event(), min(LOOK_SECONDS, left))
 
@@ -90,7 +102,7 @@ class NodeKeeper:
         """Keep nodes within a `with`; gives the reservation's name.
 
         Raises:
-            SresError: Slurm refuses, and nothing is kept.
+            SresError: Slurm refuses, or another one keeps them meanwhile, and nothing is kept.
         """
         name = f"sres-deepcheck-{secrets.token_hex(4)}"
         is_refused = False
@@ -100,11 +112,32 @@ class NodeKeeper:
             except SresError as error:
                 is_refused = not isinstance(error, SlurmUnreachable)
                 raise
+            self._refuse_shared(name, names, minutes)
             yield name
         finally:
             # Also where the answer was not waited for, or did not come: it may have been made.
             if not is_refused:
-                self._release(name)
+                try:
+                    self._release(name)
+                except KeyboardInterrupt:
+                    self._release(name)
+                    raise
+
+    def _refuse_shared(self, name: str, names: Sequence[str], minutes: int) -> None:
+        """Refuse nodes that another run began to keep at the same time: maintenance reservations
+        may overlap, and two loads on one node tell nothing of it.
+
+        Raises:
+            SlurmError: there are some.
+        """
+        until = self._clock.now() + 60.0 * minutes
+        for other in self._door.reservations():
+            shared = set(names) & set(other.nodes)
+            if shared and other.name != name and other.starts_at < until:
+                raise SlurmError(
+                    f"{fold(sorted(shared))}: kept by reservation {other.name} since a moment ago, "
+                    "so nothing was run; try again when it has gone"
+                )
 
     def _release(self, name: str) -> None:
         with suppress(SresError):

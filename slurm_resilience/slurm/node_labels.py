@@ -22,6 +22,7 @@ MAX_REASON = 120
 OLD_PREFIX = "sres: "
 """The beginning of a Comment that an earlier sresctld wrote."""
 _BLOCK = re.compile(r" *\[sres((?: [a-z][a-z-]*=[^\[\]]*)?)\]")
+_UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 _FORBIDDEN = re.compile(r"[\[\]@\n\r\t|\"']+")
 """Signs that Slurm's own output, or this form, would be misread by."""
 
@@ -51,6 +52,8 @@ def with_labels(comment: str, labels: Mapping[str, str]) -> str:
         comment: as it is; a person's text in it stays, and so do others' labels.
         labels: by name; empty: all of sresctld's are taken away.
     """
+    if _UNREADABLE in comment:
+        return comment  # not in UTF-8: written back, the person's text would be another one
     others = {key: value for key, value in labels_of(comment).items() if key not in OURS}
     every = {key: _plain(value) for key, value in (others | dict(labels)).items()}
     wanted = {key: value for key, value in every.items() if value}

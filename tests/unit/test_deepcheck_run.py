@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +14,7 @@ from threading import Event
 import msgspec
 import pytest
 
+from slurm_resilience.cli.deepcheck import deepcheck_commands
 from slurm_resilience.deepcheck.collective_math import Sweep, SweepRow
 from slurm_resilience.deepcheck.deep_results import DeepOutcome, DeepResult
 from slurm_resilience.deepcheck.deep_run import DeepReport, DeepRun
@@ -71,12 +74,13 @@ class Door:
         self.orders: list[StepOrder] = []
         self.code = 0
         self.refused: SresError | None = None
+        self.reserved: list[Reservation] = []
 
     def nodes(self) -> tuple[Node, ...]:
         return tuple(self.shown.values())
 
     def reservations(self) -> tuple[Reservation, ...]:
-        return ()
+        return tuple(self.reserved)
 
     def reserve(self, name: str, nodes: Sequence[str], minutes: int, user: str) -> None:
         if self.refused is not None:
@@ -215,6 +219,80 @@ def test_an_interrupt_gives_the_nodes_back(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(door, tmp_path, "instance")
     assert door.done == ["reserve n1 for root", "cancel", "release"]
+
+
+def test_an_interrupt_in_the_middle_of_giving_back_does_not_end_it(tmp_path: Path) -> None:
+    door = Door([node(1)], passes)
+    cancel, interrupts = door.cancel_jobs_in, [KeyboardInterrupt]
+
+    def cancelled(reservation: str) -> None:
+        cancel(reservation)
+        if interrupts:
+            raise interrupts.pop()
+
+    door.cancel_jobs_in = cancelled  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        run(door, tmp_path, "instance")
+    assert door.done == ["reserve n1 for root", "cancel", "cancel", "release"]
+
+
+def test_a_lost_terminal_ends_a_run_in_order_and_a_second_signal_changes_nothing() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    given_back = []
+    with pytest.raises(KeyboardInterrupt), deepcheck_commands._ended_in_order():
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+            given_back.append("n1")
+    assert given_back == ["n1"]
+    assert signal.getsignal(signal.SIGINT) is before
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+    try:
+        with deepcheck_commands._ended_in_order():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def test_two_runs_at_the_same_moment_do_not_load_the_same_node(tmp_path: Path) -> None:
+    """Slurm lets maintenance reservations overlap."""
+    door = Door([node(1), node(2)], passes)
+    reserve = door.reserve
+
+    def reserved(name: str, nodes: Sequence[str], minutes: int, user: str) -> None:
+        reserve(name, nodes, minutes, user)
+        door.reserved = [Reservation(name, ("n1", "n2"), 1.0), Reservation("other", ("n2",), 1.0)]
+
+    door.reserve = reserved  # type: ignore[method-assign]
+    with pytest.raises(SlurmError, match="n2: kept by reservation other since a moment ago"):
+        run(door, tmp_path, "instance")
+    assert door.done == ["reserve n1,n2 for root", "cancel", "release"] and not door.orders
+
+
+def test_a_wait_outlives_a_restart_of_slurm_and_the_end_of_a_node(tmp_path: Path) -> None:
+    door = Door([node(1, "ALLOCATED"), node(2, "ALLOCATED")], passes)
+    shown, clock, told = door.nodes, StandStill(), list[str]()
+    answers: list[object] = [shown, SlurmUnreachable("it restarts"), shown]
+
+    def nodes() -> tuple[Node, ...]:
+        answer = answers.pop(0) if len(answers) > 1 else shown
+        if isinstance(answer, SresError):
+            raise answer
+        return shown()
+
+    def changed() -> None:
+        door.shown = {"n1": node(1)}
+
+    door.nodes = nodes  # type: ignore[method-assign]
+    clock.waited = [lambda: None, changed]
+    options = DeepRunOptions(wait_seconds=3600.0)
+    report = run(door, tmp_path, "instance", clock, options, told)
+    assert told[:2] == ["waiting for the jobs on n[1-2]", "waiting for Slurm: it restarts"]
+    states = {one.node: (one.state.value, one.reason) for one in report.nodes}
+    assert states["n2"] == ("Skipped", "Slurm does not know it any more")
+    assert states["n1"][0] == "Passed"
 
 
 def test_a_reservation_that_slurm_refused_is_not_removed(tmp_path: Path) -> None:

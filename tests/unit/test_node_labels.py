@@ -50,6 +50,12 @@ def test_a_persons_text_and_others_labels_stay(before: str, after: str) -> None:
     assert with_labels(labelled, {}) == " ".join(part for part in (own, foreign) if part)
 
 
+def test_a_text_that_cannot_be_written_back_is_left_as_it_is() -> None:
+    comment = b"Geh\xe4use offen".decode("utf-8", "replace")  # Latin-1, as it is read from Slurm
+    assert with_labels(comment, XID) == comment
+    assert with_labels(f"{comment} {BLOCK}", {}) == f"{comment} {BLOCK}"
+
+
 @given(own=OWN_TEXTS.filter(lambda text: not text.startswith("sres: ")), reason=VALUES, kind=VALUES)
 def test_any_text_is_kept_and_any_label_is_read_again(own: str, reason: str, kind: str) -> None:
     labels = {"health-status": "validating", "fault-type": kind, "fault-reason": reason}

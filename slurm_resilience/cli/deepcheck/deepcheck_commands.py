@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from slurm_resilience.deepcheck.deep_run import DeepReport
 
 LOG_DIRECTORY = "/var/log/slurm-resilience"
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 
@@ -156,18 +159,34 @@ def run_deep_checks(
     )
     client = MaintenanceClient(cluster.config.slurm_bin)
     run = DeepRun(client, clock, options, folder, lambda line: click.echo(line, err=True))
-    # TERM ends it as Ctrl-C does: its jobs and its reservation go with it.
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
+    with _ended_in_order():
         report = run.run(level, nodes, user_name(cluster.uid))
-    finally:
-        signal.signal(signal.SIGTERM, before)
     _show(report, form)
     return report.exit_code
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Let TERM, and the loss of the terminal, end a run as Ctrl-C does: its jobs and its
+    reservation go with it. A second one does not cut that short."""
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    # nohup's choice stays.
+    taken = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in taken:
+            signal.signal(each, signal.SIG_IGN)
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            click.echo("ending the jobs, and removing the reservation: up to 30 s", err=True)
+        raise KeyboardInterrupt
+
+    for number in taken:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, before[number])
 
 
 def _show(report: DeepReport, form: str) -> None:

@@ -60,10 +60,18 @@ def _write(directory: Path, files: dict[str, str]) -> None:
     """Write files that only the caller can read, into a new directory."""
     try:
         directory.mkdir(mode=0o700)
-        for name, text in files.items():
-            how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            with os.fdopen(os.open(directory / name, how, 0o600), "w", encoding="utf-8") as file:
-                file.write(text)
+        # In a folder of another user's, he may put his own in the place of this one.
+        folder = os.open(directory, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(folder).st_uid != os.geteuid():
+                raise UsageError(f"{directory} was exchanged; name a directory of yours (--output)")
+            for name, text in files.items():
+                how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                number = os.open(name, how, 0o600, dir_fd=folder)
+                with os.fdopen(number, "w", encoding="utf-8") as file:
+                    file.write(text)
+        finally:
+            os.close(folder)
     except FileExistsError:
         raise UsageError(f"{directory} exists; name another one with --output") from None
     except OSError as error:

@@ -267,6 +267,18 @@ class ResumeSettings(_Section, frozen=True):
     """Bytes of standard input that are kept for later attempts, where it is a pipe."""
 
 
+class SparePoolSettings(_Section, frozen=True):
+    """Spare nodes of one partition, which recovering jobs get before the queue: exactly one of
+    ``nodes`` and ``percent``."""
+
+    nodes: int = 0
+    percent: float = 0.0
+    """A share of the partition's nodes, rounded up."""
+    zone: str = ""
+    """The beginning of the features that name a node's failure domain, such as `rack-`: the spares
+    are spread over these. Empty: all nodes are in one."""
+
+
 class SinkSettings(_Section, frozen=True):
     """A place to which sresctld sends events: exactly one of ``url``, ``command`` and ``file``."""
 
@@ -296,6 +308,8 @@ class Config(_Section, frozen=True):
     resume: ResumeSettings = ResumeSettings()
     sinks: dict[str, SinkSettings] = {}
     """By a name of the site's choice."""
+    spares: dict[str, SparePoolSettings] = {}
+    """By partition."""
     slurm_bin: str = ""
     """Directory of Slurm's commands. Empty: looked up on PATH."""
 
@@ -319,6 +333,8 @@ def parse(text: str, where: str = "configuration") -> Config:
     _check_ranges(config, where)
     for name, sink in config.sinks.items():
         _check_sink(sink, name, f"{where}: sinks.{name}")
+    for partition, pool in config.spares.items():
+        _check_pool(pool, f"{where}: spares.{partition}")
     return config
 
 
@@ -435,6 +451,14 @@ _POSITIVE = {
         "max_per_hour",
     ),
 }
+
+
+def _check_pool(pool: SparePoolSettings, where: str) -> None:
+    if pool.nodes < 0 or (pool.nodes > 0) == (pool.percent != 0):
+        raise ConfigError(f"{where}: write exactly one of nodes (1 or more) and percent")
+    if not (math.isfinite(pool.percent) and pool.percent >= 0):
+        raise ConfigError(f"{where}.percent must be greater than 0")
+    _check_percent(pool.percent, f"{where}.percent")
 
 
 _SINK_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

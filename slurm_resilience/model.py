@@ -58,6 +58,7 @@ class Node(msgspec.Struct, frozen=True):
     boot_time: str = ""
     comment: str = ""
     partitions: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
 
     @property
     def is_down(self) -> bool:

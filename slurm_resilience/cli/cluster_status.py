@@ -109,7 +109,13 @@ def _controller(
     age = max(0.0, now - data["at"])
     breaker = data.get("breaker", {})
     tripped = str(breaker.get("text", "")) if breaker.get("tripped_at") else ""
-    now_told = {"cycle_age": age, "blind": data.get("blind", ""), "breaker": tripped}
+    held = [pool for pool in data.get("spares", []) if pool["state"] == "held"]
+    now_told = {
+        "cycle_age": age,
+        "blind": data.get("blind", ""),
+        "breaker": tripped,
+        "spares": held,
+    }
     return {"answers": True} | now_told | told
 
 
@@ -222,6 +228,8 @@ def _about(controller: dict[str, Any], interval: float) -> Iterator[str]:
     if controller["breaker"]:
         text = f"tripped: {controller['breaker']}; no node is replaced: sres breaker"
         yield field("breaker", text, alert=True)
+    for pool in controller["spares"]:
+        yield field("spares", f"of {pool['partition']} are held: {pool['why']}", alert=True)
     if controller["paused"]:
         text = f"{controller['paused']}: nothing is done until `sres unpause`"
         yield field("paused", text, alert=True)

@@ -19,7 +19,8 @@ from slurm_resilience.cli.shared_options import config_option
 from slurm_resilience.errors import SresError, UsageError
 
 _COMMANDS = {
-    "breaker": ("breaker_commands:breaker", "Show the breaker, or reset it."),
+    "spares": ("orders.spares_commands:spares", "Show spare nodes, or go on with them."),
+    "breaker": ("orders.breaker_commands:breaker", "Show the breaker, or reset it."),
     "check": ("check_commands:check", "Check the configuration, or the whole installation."),
     "deepcheck": (
         "deepcheck.deepcheck_commands:deepcheck",
@@ -41,7 +42,7 @@ _COMMANDS = {
         "Run the scripts that a node runs before it joins.",
     ),
     "node": ("node_commands:node", "List, replace, reboot and watch nodes."),
-    "pause": ("pause:pause", "Stop sresctld from acting until further notice."),
+    "pause": ("orders.pause:pause", "Stop sresctld from acting until further notice."),
     "replay": ("offline.replay_commands:replay_file", "Judge a saved log or a tool's output."),
     "review": (
         "past.review_command:review",
@@ -50,7 +51,7 @@ _COMMANDS = {
     "run": ("run:run", "Keep a step alive: sres run -- srun [options] program."),
     "simulate": ("simulate:simulate", "Run simulated trainings under faults."),
     "status": ("cluster_status:status", "Show nodes, what is under way, and alarms."),
-    "unpause": ("pause:unpause", "Let sresctld act again."),
+    "unpause": ("orders.pause:unpause", "Let sresctld act again."),
     "version": ("main:version", "Show the version."),
 }
 """Name → (module:attribute below this package, one line of help)."""

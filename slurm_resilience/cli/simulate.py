@@ -14,6 +14,7 @@ from slurm_resilience.simulate.campaign import SeedFailure
 from slurm_resilience.simulate.cluster.cluster_campaign import (
     CONTROLLER_CAMPAIGN,
     ControllerFigures,
+    kinds_of,
     shorten,
 )
 from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluster
@@ -140,7 +141,7 @@ def _replay(seed: int) -> None:
 def _replay_cluster(seed: int) -> None:
     """Print what happens in a cluster; of a broken rule the shortest story."""
     trace: list[str] = []
-    run = simulate_cluster(seed, trace)
+    run = simulate_cluster(seed, trace, kinds=kinds_of(seed))
     if run.broken:
         trace.clear()
         run = simulate_cluster(seed, trace, faults=shorten(seed))

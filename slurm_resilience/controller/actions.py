@@ -25,6 +25,8 @@ from slurm_resilience.controller.journal.records import (
     Remark,
     Supervised,
 )
+from slurm_resilience.controller.spares.pool_lifecycle import PoolEvent
+from slurm_resilience.controller.spares.pool_records import MovePool
 
 
 class ProbeNode(msgspec.Struct, frozen=True, tag=True):
@@ -175,6 +177,18 @@ class EndPendingRequeue(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class AskForPool(msgspec.Struct, frozen=True, tag=True):
+    """Ask Slurm to make, change or delete the reservation of a pool of spares."""
+
+    partition: str
+    event: PoolEvent
+    """`MAKE`, `CHANGE` or `REMOVE`."""
+    name: str
+    nodes: tuple[str, ...] = ()
+    is_begun: bool = False
+    """It stands in the journal already."""
+
+
 Action = (
     ProbeNode
     | MarkNode
@@ -194,6 +208,7 @@ Action = (
     | StartPendingJob
     | KeepPendingRequeue
     | EndPendingRequeue
+    | AskForPool
 )
 
 
@@ -323,6 +338,7 @@ Note = (
     | NoteFault
     | NoteBreaker
     | NoteObserved
+    | MovePool
 )
 
 

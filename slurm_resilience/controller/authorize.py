@@ -20,6 +20,7 @@ from slurm_resilience.wire.messages import (
     PauseRequest,
     RequeueRequest,
     Role,
+    SparesResume,
     StatusRequest,
 )
 
@@ -122,7 +123,9 @@ def check_message(role: Role, message: Message) -> None:
     Raises:
         NotPermitted: the message belongs to another role.
     """
-    of_everyone = isinstance(message, StatusRequest | PauseRequest | BreakerReset | NodeQuestion)
+    of_everyone = isinstance(
+        message, StatusRequest | PauseRequest | BreakerReset | SparesResume | NodeQuestion
+    )
     of_jobs = isinstance(message, AttemptStarted | AttemptEnded | RequeueRequest | EvidenceRequest)
     if not of_everyone and not (of_jobs and role == "job"):
         raise NotPermitted(f"a {role} may not send a {type(message).__name__}")

@@ -13,6 +13,7 @@ from slurm_resilience.wire.messages import (
     BreakerReset,
     PauseRequest,
     RequeueRequest,
+    SparesResume,
 )
 from slurm_resilience.wire.server import Client
 
@@ -32,7 +33,9 @@ class InboxMessage(msgspec.Struct, frozen=True):
 
     connection: Client
     job: int
-    message: AttemptStarted | AttemptEnded | RequeueRequest | PauseRequest | BreakerReset
+    message: (
+        AttemptStarted | AttemptEnded | RequeueRequest | PauseRequest | BreakerReset | SparesResume
+    )
 
 
 class Heard(msgspec.Struct, frozen=True):

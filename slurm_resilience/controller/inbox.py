@@ -39,6 +39,7 @@ from slurm_resilience.wire.messages import (
     PauseRequest,
     Refused,
     RequeueRequest,
+    SparesResume,
     Status,
     StatusRequest,
 )
@@ -161,7 +162,7 @@ class Inbox:
         authorize.check_message(client.role, message)
         if isinstance(message, StatusRequest):
             client.send(self._answer(message, client.uid))
-        elif isinstance(message, PauseRequest | BreakerReset):
+        elif isinstance(message, PauseRequest | BreakerReset | SparesResume):
             self._order(client, message)
         elif isinstance(message, NodeQuestion):
             self._ask_node(client, message)
@@ -234,9 +235,9 @@ class Inbox:
         except SresError as refusal:
             client.send(Refused(str(refusal), refusal.exit_code))
 
-    def _order(self, client: Client, message: PauseRequest | BreakerReset) -> None:
+    def _order(self, client: Client, message: PauseRequest | BreakerReset | SparesResume) -> None:
         try:
-            what = "pause sresctld or reset its breaker"
+            what = "pause sresctld, reset its breaker or resume its spares"
             authorize.check_administrator(client.uid, self._trusted_uids, what)
         except NotPermitted as refusal:
             client.send(Refused(str(refusal), refusal.exit_code))

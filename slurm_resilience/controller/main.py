@@ -44,6 +44,7 @@ from slurm_resilience.replace.replacers import choose_replacers
 from slurm_resilience.slurm.choose import choose
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
+from slurm_resilience.slurm.reservations import ReservationClient, ReservationCommands
 from slurm_resilience.wire.server import Server
 
 log = logging.getLogger("sresctld")
@@ -72,6 +73,8 @@ class Borders(NamedTuple):
     """Runs the replacement program."""
     connect: Callable[[Path | str], sqlite3.Connection] = open_database
     """Opens the journal's database."""
+    reservations: ReservationClient | None = None
+    """Keeps spare nodes; None: there are none."""
 
 
 REAL = Borders()
@@ -122,6 +125,7 @@ class Controller:
             dry_run,
             replacers,
             self.inbox.node_requests.ask,
+            borders.reservations,
         )
         sources = Sources(
             client,
@@ -134,6 +138,8 @@ class Controller:
             state_dir,
             replacers,
             config.replace.timeout,
+            borders.reservations,
+            bool(config.spares),
         )
         self._cycle = Cycle(sources, actor, config, SlurmSettings(client, info, clock))
 
@@ -279,7 +285,8 @@ def _serve(config: Config, *, once: bool, dry_run: bool) -> None:
     nodes = client.nodes()
     _check_journal(config, info.cluster, nodes)
     log.info("Slurm is read through %s", reading)
-    controller = Controller(config, client, info, clock, dry_run)
+    borders = Borders(reservations=ReservationCommands(config.slurm_bin))
+    controller = Controller(config, client, info, clock, dry_run, borders)
     if once:
         click.echo(controller.cycle())
         controller.close()

@@ -30,6 +30,7 @@ from slurm_resilience.model import REBOOT, Job, Node
 from slurm_resilience.replace.repair_order import RepairOrder, Run, Verb
 from slurm_resilience.replace.replacers import Replacers, program_only
 from slurm_resilience.slurm.client import SlurmClient
+from slurm_resilience.slurm.reservations import Reservation, ReservationClient
 
 
 class SiteFacts(msgspec.Struct, frozen=True):
@@ -52,6 +53,8 @@ class SiteFacts(msgspec.Struct, frozen=True):
     recurrence_window: float = 604800.0
     failing_sinks: tuple[tuple[str, str], ...] = ()
     """Names of sinks that take no events, each with the reason."""
+    reservations: tuple[Reservation, ...] | None = None
+    """Slurm's, where there are spares; None: they were not read, and spares stay as they are."""
 
     def can_repair(self, action: str) -> bool:
         """Tell whether `Action:Replace` or `Action:Reboot` can be done without a person."""
@@ -114,6 +117,10 @@ class Sources(NamedTuple):
     """They say how repairs stand."""
     repair_seconds: float = ReplaceSettings().timeout
     """The time limit of a repair."""
+    reservations: ReservationClient | None = None
+    """Reads them; None: there are no spares."""
+    has_pools: bool = False
+    """The configuration has pools of spares."""
 
 
 def repair_order(state_dir: Path, incident: Incident, seconds: float) -> RepairOrder:
@@ -148,6 +155,13 @@ def _repairs(
             if replacers.is_unfinished(order, node, now):
                 stopped.add(name)
     return Repairs(runs, frozenset(stopped))
+
+
+def _reservations(client: ReservationClient) -> tuple[Reservation, ...] | None:
+    try:
+        return client.reservations()
+    except SresError:
+        return None  # of all that is decided only the spares need them
 
 
 def last_run(state_dir: Path) -> int:
@@ -192,6 +206,8 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
         if name in by_name
     }
     memory = journal.memory(now, site.flap_window, site.recurrence_window)
+    if sources.reservations is not None and (sources.has_pools or memory.spares.is_any_kept):
+        site = msgspec.structs.replace(site, reservations=_reservations(sources.reservations))
     return ClusterSnapshot(
         now=now,
         moment=moment,

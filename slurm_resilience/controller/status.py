@@ -19,6 +19,7 @@ from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.query.upcoming import next_acts
 from slurm_resilience.controller.registry import AgentView
+from slurm_resilience.controller.spares.spares_view import spares_view
 from slurm_resilience.model import REBOOT, Node
 from slurm_resilience.wire.messages import NodeVerdict
 
@@ -104,6 +105,7 @@ def status(
         "sentence": decision.sentence,
         "marks_now": sum(isinstance(action, MarkNode) for action in decision.actions),
         "breaker": breaker_view(decision.snapshot),
+        "spares": spares_view(decision.snapshot, diagnoses, config),
         "alarms": sorted((msgspec.to_builtins(a) for a in alarms.values()), key=_first_raised),
         "unlisted": [
             _unlisted_view(incident)

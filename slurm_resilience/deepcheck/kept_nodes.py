@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from slurm_resilience.clock import Clock
     from slurm_resilience.model import Node
-    from slurm_resilience.slurm.maintenance import Reservation, StepOrder
+    from slurm_resilience.slurm.maintenance import StepOrder
+    from slurm_resilience.slurm.reservations import Reservation
 
 LOOK_SECONDS = 5.0
 """Seconds between two looks at nodes that are waited for."""
@@ -66,7 +67,8 @@ class NodeKeeper:
         """Judge nodes as they are now."""
         shown = {node.name: node for node in self._door.nodes()}
         until = self._clock.now() + 60.0 * minutes
-        kept = kept_nodes(self._door.reservations(), until)
+        reserved = self._door.reservations()
+        kept = kept_nodes([(one.name, one.nodes, one.starts_at) for one in reserved], until)
         return tuple(
             choose_node(shown[name], kept)
             if name in shown

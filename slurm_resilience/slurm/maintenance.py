@@ -6,25 +6,15 @@ Slurm could remove a reservation by itself once no job has run in it for a while
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Sequence
-from datetime import datetime
 from typing import NamedTuple
 
 from slurm_resilience.slurm.cli import CliClient, end_with_parent, environment
-from slurm_resilience.slurm.hostlists import expand, fold
+from slurm_resilience.slurm.hostlists import fold
+from slurm_resilience.slurm.reservations import Reservation, read_reservations
 
 JOB_NAME = "sres-deepcheck"
-
-
-class Reservation(NamedTuple):
-    """One line of `scontrol show reservation`."""
-
-    name: str
-    nodes: tuple[str, ...]
-    starts_at: float
-    """Seconds since the epoch; 0 where it cannot be read."""
 
 
 class StepOrder(NamedTuple):
@@ -90,20 +80,3 @@ def step_words(order: StepOrder) -> list[str]:
     words += [f"--job-name={JOB_NAME}", f"--time={order.minutes}", "--chdir=/", "--quiet"]
     words += [f"--gres={order.gres}"] if order.gres else []
     return [*words, *order.program]
-
-
-def read_reservations(text: str) -> tuple[Reservation, ...]:
-    """Return the reservations that `scontrol show reservation -o` prints."""
-    found = []
-    for line in text.splitlines():
-        fields = dict(re.findall(r"(\w+)=(\S*)", line))
-        if not fields.get("ReservationName"):
-            continue
-        nodes = fields.get("Nodes", "")
-        try:
-            starts_at = datetime.fromisoformat(fields.get("StartTime", "")).timestamp()
-        except ValueError:
-            starts_at = 0.0
-        names = expand(nodes) if nodes and nodes != "(null)" else ()
-        found.append(Reservation(fields["ReservationName"], names, starts_at))
-    return tuple(found)

@@ -129,6 +129,7 @@ def node(record: str) -> Node:
         boot_time=_clean(fields.get("BootTime", "")),
         comment=_clean(more.get("Comment", "")),
         partitions=tuple(p for p in _clean(fields.get("Partitions", "")).split(",") if p),
+        features=tuple(f for f in _clean(fields.get("AvailableFeatures", "")).split(",") if f),
     )
 
 

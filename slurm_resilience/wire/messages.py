@@ -342,6 +342,10 @@ class BreakerReset(msgspec.Struct, frozen=True, tag=True):
     """An administrator has looked at the faults that tripped the breaker: they count no more."""
 
 
+class SparesResume(msgspec.Struct, frozen=True, tag=True):
+    """An administrator lets sresctld go on with the spares that people have changed."""
+
+
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):
     """Ask for what sresctld knows: all of it in pages, the part without nodes and jobs, or the
     newest of the journal, in pages too: a node's events, events and incidents by what the next
@@ -388,6 +392,7 @@ Message = (
     | Evidence
     | PauseRequest
     | BreakerReset
+    | SparesResume
     | StatusRequest
     | Status
 )

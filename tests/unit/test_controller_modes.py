@@ -38,7 +38,7 @@ from slurm_resilience.controller.query.observed_outcome import review_view
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import REPLACE
 from slurm_resilience.simulate.cluster import cluster_rules
-from slurm_resilience.simulate.cluster.cluster_faults import FaultKind, plan
+from slurm_resilience.simulate.cluster.cluster_faults import KINDS_WITHOUT_SPARES, plan
 from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluster
 from slurm_resilience.simulate.cluster.sim_slurm import SRESCTLD
 from slurm_resilience.wire.messages import StatusRequest
@@ -248,7 +248,7 @@ def test_no_simulated_cluster_is_touched(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     monkeypatch.setattr(Journal, "put_observed", put_observed)
     for seed in range(40):
-        faults = plan(seed, 0.1, 20.0, tuple(FaultKind))
+        faults = plan(seed, 0.1, 20.0, KINDS_WITHOUT_SPARES)
         simulate_cluster(seed, None, hours=0.1, faults=faults)
     assert touched == []
     assert {fault.kind for fault in observed} == {"dead", "sick", "requested"}

@@ -38,7 +38,8 @@ from slurm_resilience.errors import (
 )
 from slurm_resilience.model import Node
 from slurm_resilience.slurm.hostlists import expand
-from slurm_resilience.slurm.maintenance import Reservation, StepOrder
+from slurm_resilience.slurm.maintenance import StepOrder
+from slurm_resilience.slurm.reservations import Reservation
 
 Answer = Callable[[StepOrder], Sequence[StepMessage]]
 

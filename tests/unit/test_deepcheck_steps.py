@@ -41,12 +41,8 @@ from slurm_resilience.deepcheck.step_lines import (
 )
 from slurm_resilience.errors import IllegalTransition, MissingTool
 from slurm_resilience.model import Node, Severity
-from slurm_resilience.slurm.maintenance import (
-    Reservation,
-    StepOrder,
-    read_reservations,
-    step_words,
-)
+from slurm_resilience.slurm.maintenance import StepOrder, step_words
+from slurm_resilience.slurm.reservations import Reservation, read_reservations
 
 texts = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=3000)
 
@@ -178,7 +174,7 @@ def test_reservations_are_read() -> None:
     assert second.nodes == ()
     assert read_reservations("No reservations in the system\n") == ()
     assert read_reservations("ReservationName=r StartTime=odd Nodes=n1") == (
-        Reservation("r", ("n1",), 0.0),
+        Reservation("r", ("n1",), 0.0, "StartTime=odd"),
     )
 
 

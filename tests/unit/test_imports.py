@@ -273,10 +273,10 @@ DOORS = {
     ("demo", "controller"): {"journal"},
     ("replace", "slurm"): {"client"},
     ("simulate", "agent"): {"outbox"},
-    ("simulate", "controller"): {"decide", "journal", "main", "probe"},
+    ("simulate", "controller"): {"decide", "journal", "main", "probe", "spares"},
     ("simulate", "health"): {"grouping"},
     ("simulate", "replace"): {"program"},
-    ("simulate", "slurm"): {"client", "hostlists"},
+    ("simulate", "slurm"): {"client", "hostlists", "reservations"},
     ("simulate", "wire"): {"messages", "server"},
     ("simulate", "resume"): {
         "attempt",

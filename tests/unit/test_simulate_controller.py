@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from slurm_resilience.controller.decide import (
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import Supervised
+from slurm_resilience.controller.spares import pool_plan
+from slurm_resilience.controller.spares.pool_lifecycle import PoolEvent
+from slurm_resilience.controller.spares.pool_records import MovePool, SparePool
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import Node
 from slurm_resilience.simulate.cluster import cluster_faults
@@ -38,6 +42,7 @@ from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluste
 from slurm_resilience.simulate.cluster.rule_names import ClusterRule
 from slurm_resilience.simulate.cluster.sim_host import SimHost
 from slurm_resilience.simulate.cluster.sim_slurm import SimSlurm
+from slurm_resilience.slurm.reservations import Reservation
 
 RUNS = 200
 HOURS, FAULTS_AN_HOUR = 0.1, 20.0
@@ -167,6 +172,12 @@ def nodes_as_they_begin(self: SimSlurm) -> tuple[Node, ...]:
 
 def node_as_it_begins(self: SimSlurm, name: str) -> Node:
     return msgspec.structs.replace(_node(self, name), reason_unclear=False)
+
+
+def take_any_nodes(snapshot: Any, pool: SparePool, seen: Reservation) -> Iterator[MovePool]:
+    """Go on with the nodes that Slurm shows, also where a person has put them there."""
+    if set(seen.nodes) != set(pool.nodes):
+        yield MovePool(pool.partition, PoolEvent.CHANGED, "as shown", seen.nodes)
 
 
 Patch = tuple[Any, str, Any]
@@ -410,6 +421,21 @@ MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]
         ClusterRule.DURATIONS,
         (Kind.SICK_REBOOT,),
         ((node_events, "_after", lambda *_: " after -3240.0 s"),),
+    ),
+    "a person's change of the spares is taken for sresctld's own": (
+        ClusterRule.OTHERS_RESERVATION,
+        (Kind.SPARES_EDITED, Kind.SICK_REBOOT),
+        ((pool_plan, "_compare_nodes", take_any_nodes),),
+    ),
+    "all that may be spares are": (
+        ClusterRule.POOL_SIZE,
+        (Kind.SPARES_RESERVED,),
+        ((pool_plan, "choose", lambda _, members, candidates, __: (*members, *candidates)),),
+    ),
+    "no spare is ever kept": (
+        ClusterRule.POOL_FULL,
+        (Kind.SPARES_RESERVED,),
+        ((decision, "pools", lambda *_: iter(())),),
     ),
     "any user speaks for any job": (
         ClusterRule.NOT_ITS_OWN,

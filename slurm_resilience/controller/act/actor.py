@@ -21,6 +21,7 @@ from slurm_resilience.controller.act.nodes import NodeActs
 from slurm_resilience.controller.act.notes import NoteWriter
 from slurm_resilience.controller.act.repair import RepairActs
 from slurm_resilience.controller.act.reporting import Reporter
+from slurm_resilience.controller.act.spare_acts import SpareActs
 from slurm_resilience.controller.alarms import SHOWN_AFTER_SECONDS
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.observe import ClusterSnapshot
@@ -29,6 +30,7 @@ from slurm_resilience.controller.registry import Registry
 from slurm_resilience.errors import SresError
 from slurm_resilience.replace.replacers import Replacers, program_only
 from slurm_resilience.slurm.client import SlurmClient
+from slurm_resilience.slurm.reservations import ReservationClient
 
 log = logging.getLogger("sresctld")
 
@@ -55,6 +57,7 @@ class Actor:
         dry_run: bool = False,
         replacers: Replacers | None = None,
         ask: Ask | None = None,
+        reservations: ReservationClient | None = None,
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -90,6 +93,7 @@ class Actor:
             replacers or program_only(config.replace),
         )
         nodes = NodeActs(client, journal, self._reporter, prober, notifier, jobs, repair, clock)
+        spares = SpareActs(reservations, journal, clock)
         left_over = LeftOverActs(client, self._reporter, clock, ask, registry.wake.set)
         self._handlers: dict[type, Callable[[ClusterSnapshot, Any], None]] = {
             actions.ProbeNode: nodes.probe,
@@ -109,6 +113,7 @@ class Actor:
             actions.StartPendingJob: jobs.start,
             actions.KeepPendingRequeue: jobs.keep_pending_requeue,
             actions.EndPendingRequeue: jobs.end_pending_requeue,
+            actions.AskForPool: spares.ask,
             actions.RaiseAlarm: self._raise_alarm,
         }
 

@@ -29,6 +29,8 @@ from slurm_resilience.controller.actions import (
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import PUT_BACK
 from slurm_resilience.controller.registry import Registry
+from slurm_resilience.controller.spares.pool_records import MovePool
+from slurm_resilience.errors import IllegalTransition
 
 log = logging.getLogger("sresctld")
 
@@ -70,14 +72,25 @@ class NoteWriter:
                 self._fault(note)
             case NoteBreaker():
                 self._breaker(note)
-            case NoteObserved():
-                self._journal.put_observed(note.fault, note.news)
-                for remark in note.news:
-                    log.info("%s: %s: %s", note.fault.node, remark.kind, remark.text)
+            case NoteObserved() | MovePool():
+                self._spare_or_observed(note)
             case DropAgent():
                 if note.is_removed:
                     self._registry.forget(note.node)
                 self._journal.drop_agent(note.node)
+
+    def _spare_or_observed(self, note: NoteObserved | MovePool) -> None:
+        """Write the news of a fault that is only observed, or what has become of a pool of spares;
+        a word of a person that is said twice counts once."""
+        if isinstance(note, NoteObserved):
+            self._journal.put_observed(note.fault, note.news)
+            for remark in note.news:
+                log.info("%s: %s: %s", note.fault.node, remark.kind, remark.text)
+            return
+        try:
+            self._journal.move_pool(note, self._clock.now())
+        except IllegalTransition as error:
+            log.info("spares of %s: %s", note.partition, error)
 
     def _node(self, note: NoteMissing | NoteKept | NoteStale) -> None:
         """Write how Slurm lists a node: not at all, kept out by a person, with an old reason."""

@@ -10,6 +10,7 @@ import msgspec
 from slurm_resilience.config import Config
 from slurm_resilience.controller.actions import (
     Action,
+    AskForPool,
     ClearLeftOver,
     ContinueReplacement,
     EndPendingRequeue,
@@ -52,6 +53,8 @@ from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
 from slurm_resilience.controller.decide.observe_only import observe_only
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.controller.spares.pool_plan import pools, settle
+from slurm_resilience.controller.spares.spares_view import spare_alarms
 
 _SHOWN_NODES, _SHOWN_INCIDENTS = 5, 10
 """The sentence names so many of each."""
@@ -96,7 +99,8 @@ def decide(
     # What a person has just put back into service is judged anew from the next cycle on.
     judged = {name: found for name, found in diagnoses.items() if name not in released}
     review = breaker.review(snapshot, judged, config)
-    notes = (*notes, *keepers, *in_pause, *review.notes, *stale_reasons(snapshot))
+    moves = tuple(settle(snapshot))
+    notes = (*notes, *keepers, *in_pause, *review.notes, *stale_reasons(snapshot), *moves)
     memory = msgspec.structs.replace(snapshot.memory, faults=review.faults, breaker=review.state)
     snapshot = msgspec.structs.replace(snapshot, memory=memory)
     if snapshot.paused:
@@ -120,11 +124,13 @@ def decide(
     actions += near_misses(snapshot)
     actions += leaked_gres(snapshot)
     actions += failing_sinks(snapshot)
+    actions += spare_alarms(snapshot)
     actions += unheard(snapshot, config.detect)
     actions += unprobed(snapshot, diagnoses)
     actions += stale_labels(snapshot)
     actions += outdated_labels(snapshot)
     actions += left_overs(snapshot, config)
+    actions += pools(snapshot, diagnoses, config, {move.partition for move in moves})
     would = would_mark(snapshot, judged, config)
     actions += would.looks
     for observed in observe_only(snapshot, judged, config, would):
@@ -187,5 +193,7 @@ def _in_words(action: Action) -> str:
             return f"{action.node} {action.event} ({action.reason})"
         case EndPendingRequeue():
             return f"job {action.job} {action.reason}"
+        case AskForPool():
+            return f"{action.event} spares of {action.partition}: {','.join(action.nodes)}"
         case _:
             return type(action).__name__

@@ -25,6 +25,7 @@ from slurm_resilience.controller.decide import breaker
 from slurm_resilience.controller.heard import InboxMessage
 from slurm_resilience.controller.journal.records import KnownAgent, PendingRequeue, Supervised
 from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.controller.spares.pool_plan import resumed
 from slurm_resilience.model import Job
 from slurm_resilience.wire.messages import (
     AttemptEnded,
@@ -32,6 +33,7 @@ from slurm_resilience.wire.messages import (
     BreakerReset,
     PauseRequest,
     RequeueRequest,
+    SparesResume,
 )
 
 REMOVED_AFTER_SECONDS = 60.0
@@ -202,6 +204,8 @@ def notes_of(snapshot: ClusterSnapshot, heard: InboxMessage) -> Iterator[Note]:
         case BreakerReset():
             state = breaker.reset(snapshot.memory.breaker, snapshot.now)
             yield NoteBreaker(state, heard.connection.uid)
+        case SparesResume():
+            yield from resumed(snapshot)
 
 
 def pause_of(heard: InboxMessage, message: PauseRequest) -> NotePause:

@@ -30,10 +30,11 @@ from slurm_resilience.controller.journal.records import (
     NamedModes,
     ProvenDate,
 )
+from slurm_resilience.controller.journal.spare_table import SpareTable
 from slurm_resilience.errors import SresError
 
 
-class Journal(EventTable, IncidentTable, FaultMemory, KnownPeers):
+class Journal(EventTable, IncidentTable, FaultMemory, KnownPeers, SpareTable):
     """The journal's file, with all its tables."""
 
     def __init__(
@@ -100,6 +101,7 @@ class Journal(EventTable, IncidentTable, FaultMemory, KnownPeers):
             self.starts(now - HOUR_SECONDS, WOULD_REPLACE),
             self.released(now - HOUR_SECONDS),
             self.deaths(now - HOUR_SECONDS),
+            self.spares(),
         )
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
+from slurm_resilience.controller.spares.pool_records import NO_SPARES, SpareMemory
 
 
 class MachineIdentity(msgspec.Struct, frozen=True):
@@ -269,6 +270,8 @@ class JournalMemory(msgspec.Struct, frozen=True):
     the last such word."""
     deaths: tuple[tuple[float, str], ...] = ()
     """Nodes that were found dead, and marked for it, within the last hour, and when (epoch)."""
+
+    spares: SpareMemory = NO_SPARES
 
 
 NO_MEMORY = JournalMemory()

@@ -8,7 +8,12 @@ from collections.abc import Collection
 import msgspec
 
 from slurm_resilience.simulate.campaign import Campaign, SeedFailure
-from slurm_resilience.simulate.cluster.cluster_faults import FaultKind, PlannedFault, plan
+from slurm_resilience.simulate.cluster.cluster_faults import (
+    KINDS_WITHOUT_SPARES,
+    FaultKind,
+    PlannedFault,
+    plan,
+)
 from slurm_resilience.simulate.cluster.cluster_simulation import (
     FAULTS_AN_HOUR,
     simulate_cluster,
@@ -16,7 +21,10 @@ from slurm_resilience.simulate.cluster.cluster_simulation import (
 from slurm_resilience.simulate.cluster.rule_names import ClusterRule
 from slurm_resilience.simulate.schedule import StandsStill
 
-KINDS = tuple(FaultKind)
+
+def kinds_of(seed: int) -> Collection[FaultKind]:
+    """Return the faults of a seed: each odd one has a cluster with pools of spares."""
+    return tuple(FaultKind) if seed % 2 else KINDS_WITHOUT_SPARES
 
 
 class ControllerFigures(msgspec.Struct):
@@ -43,7 +51,7 @@ def run_clusters(seed: int, runs: int) -> ControllerFigures:
     for number in range(seed, seed + runs):
         figures.controller_runs += 1
         try:
-            run = simulate_cluster(number)
+            run = simulate_cluster(number, kinds=kinds_of(number))
         except StandsStill as error:
             text = str(error)
         except Exception:
@@ -74,9 +82,9 @@ CONTROLLER_CAMPAIGN = Campaign(
 )
 
 
-def shorten(seed: int, kinds: Collection[FaultKind] = KINDS) -> list[PlannedFault]:
+def shorten(seed: int) -> list[PlannedFault]:
     """Leave out the faults of a seed without which its first rule is broken all the same."""
-    faults = plan(seed, 1.0, FAULTS_AN_HOUR, kinds)
+    faults = plan(seed, 1.0, FAULTS_AN_HOUR, kinds_of(seed))
     rule = _first_broken(seed, faults)
     number = 0
     while rule is not None and number < len(faults):

@@ -16,6 +16,7 @@ from slurm_resilience.simulate.cluster.sim_database import SimDatabase
 from slurm_resilience.simulate.cluster.sim_host import Manner, SimHost
 from slurm_resilience.simulate.cluster.sim_liar import SimLiar
 from slurm_resilience.simulate.cluster.sim_machine import ALL_PATHS, Path, SimMachine, WireEnd
+from slurm_resilience.simulate.cluster.sim_reservations import SimReservations
 from slurm_resilience.simulate.cluster.sim_slurm import SimSlurm
 from slurm_resilience.simulate.schedule import Schedule
 
@@ -80,7 +81,18 @@ class FaultKind(enum.StrEnum):
     PERSON_RESERVES = "a person reserves a node for maintenance"
     PERSON_REBOOTS = "a person reboots a node outside Slurm"
     USER_LIES = "a user's program claims jobs, nodes and steps that are not its own"
+    SPARES_EDITED = "a person changes the nodes of a reservation of spares"
+    SPARES_LENT = "a person changes the users of a reservation of spares"
+    SPARES_DELETED = "a person deletes a reservation of spares"
+    SPARES_REFUSED = "Slurm refuses all changes of reservations"
+    SPARES_UNANSWERED = "Slurm changes reservations, and its answers are lost"
+    SPARES_RESERVED = "a person reserves nodes for some time"
     PERSON_PAUSES = "a person pauses sresctld for some minutes"
+
+
+SPARE_KINDS = frozenset(kind for kind in FaultKind if kind.name.startswith("SPARES_"))
+"""Faults of a cluster that has pools of spares."""
+KINDS_WITHOUT_SPARES = tuple(kind for kind in FaultKind if kind not in SPARE_KINDS)
 
 
 class PlannedFault(NamedTuple):
@@ -103,6 +115,11 @@ class FaultyWorld(Protocol):
     database: SimDatabase
     rules: ClusterRules
     slow_until: float
+    reservations: SimReservations
+
+    def resume_spares(self) -> None:
+        """Let sresctld go on with the spares that people have changed."""
+        ...
 
     def stir(self) -> None:
         """Take in that sresctld may have work now, or soon."""
@@ -137,11 +154,15 @@ def plan(
     # A lemon stands for some of the machines that are replaced: so a seed's other faults stay the
     # same with it and without it.
     lemon: FaultKind = FaultKind.LEMON
-    ordered: list[FaultKind] = [kind for kind in FaultKind if kind in kinds and kind != lemon]
-    ordered = ordered or [lemon]
+    apart = SPARE_KINDS | {lemon}
+    ordered: list[FaultKind] = [kind for kind in FaultKind if kind in kinds and kind not in apart]
     lemons = Random(f"{seed}/lemons")
     count = max(1, round(hours * a_hour))
-    faults: list[PlannedFault] = []
+    faults = _plan_spares(seed, hours, a_hour, kinds)
+    if not ordered and lemon not in kinds:
+        return sorted(faults)
+    spared = len(faults)
+    ordered, count = ordered or [lemon], count + len(faults)
     while len(faults) < count:
         begin = 40.0 + random.random() * max(1.0, hours * 3600.0 - 100.0)
         for _ in range(min(random.choice((1, 2, 3)), count - len(faults))):
@@ -149,8 +170,25 @@ def plan(
             kind = random.choice(ordered)
             if kind is FaultKind.SICK_REPLACE and lemon in kinds and lemons.random() < 0.5:
                 kind = lemon
-            faults.append(PlannedFault(at, kind, f"{seed}/{len(faults)}"))
+            faults.append(PlannedFault(at, kind, f"{seed}/{len(faults) - spared}"))
     return sorted(faults)
+
+
+def _plan_spares(
+    seed: int, hours: float, a_hour: float, kinds: Collection[FaultKind]
+) -> list[PlannedFault]:
+    """Draw the faults of spares by themselves: a seed's others stay the same without them."""
+    random = Random(f"{seed}/spare-plan")
+    ordered = [kind for kind in FaultKind if kind in kinds and kind in SPARE_KINDS]
+    count = max(1, round(hours * a_hour / 2)) if ordered else 0
+    return [
+        PlannedFault(
+            40.0 + random.random() * max(1.0, hours * 3600.0 - 100.0),
+            random.choice(ordered),
+            f"{seed}/spares/{number}",
+        )
+        for number in range(count)
+    ]
 
 
 def strike(world: FaultyWorld, fault: PlannedFault) -> None:
@@ -485,6 +523,74 @@ def _user_lies(world: FaultyWorld, random: Random) -> None:
     SimLiar(world, random).begin(random.randint(5, 25))
 
 
+def _own_pool(world: FaultyWorld, random: Random) -> str:
+    """Pick a reservation of spares; empty: there is none."""
+    own = [name for name in world.reservations.shown if name.startswith("sres-")]
+    return random.choice(own) if own else ""
+
+
+def _spares_edited(world: FaultyWorld, random: Random) -> None:
+    name = _own_pool(world, random)
+    if name:
+        had = world.reservations.shown[name].nodes
+        idle = [n for n in world.slurm.idle() if n not in had]
+        more = random.sample(idle, min(len(idle), random.choice((0, 1, 2))))
+        kept = random.sample(had, random.randint(0, len(had)))
+        nodes = [*kept, *more]
+        if nodes and set(nodes) != set(had):
+            world.reservations.set_by("alice", name, nodes)
+            _resumed_later(world, random)
+
+
+def _spares_lent(world: FaultyWorld, random: Random) -> None:
+    name = _own_pool(world, random)
+    if name:
+        one = world.reservations.shown[name]
+        world.reservations.set_by("alice", name, one.nodes, f"StartTime={one.starts_at} Users=bob")
+        _resumed_later(world, random)
+
+
+def _spares_deleted(world: FaultyWorld, random: Random) -> None:
+    name = _own_pool(world, random)
+    if name:
+        world.reservations.delete_by("alice", name)
+        _resumed_later(world, random)
+
+
+def _resumed_later(world: FaultyWorld, random: Random) -> None:
+    world.schedule.after(random.uniform(20.0, 400.0), world.resume_spares)
+
+
+def _spares_refused(world: FaultyWorld, random: Random) -> None:
+    world.reservations.refuses = True
+
+    def over() -> None:
+        world.reservations.refuses = False
+
+    world.schedule.after(random.uniform(5.0, 200.0), over)
+
+
+def _spares_unanswered(world: FaultyWorld, random: Random) -> None:
+    world.reservations.answers_get_lost = True
+
+    def over() -> None:
+        world.reservations.answers_get_lost = False
+
+    world.schedule.after(random.uniform(5.0, 100.0), over)
+    machine = _any(world, random)
+    machine.break_down(Severity.REBOOT)
+
+
+def _spares_reserved(world: FaultyWorld, random: Random) -> None:
+    idle = world.slurm.idle()
+    if idle:
+        name = f"course-{world.schedule.now:.0f}"
+        nodes = random.sample(idle, random.randint(1, len(idle)))
+        world.reservations.set_by("alice", name, nodes, "Users=bob")
+        seconds = random.uniform(60.0, 300.0)
+        world.schedule.after(seconds, world.reservations.delete_by, "alice", name)
+
+
 def _person_pauses(world: FaultyWorld, random: Random) -> None:
     world.say_pause("a switch is exchanged")
     world.schedule.after(random.uniform(10.0, 120.0), world.say_pause, "")
@@ -535,5 +641,11 @@ FAULTS: Mapping[FaultKind, Callable[[FaultyWorld, Random], None]] = {
     FaultKind.PERSON_RESERVES: _person_reserves,
     FaultKind.PERSON_REBOOTS: _person_reboots,
     FaultKind.USER_LIES: _user_lies,
+    FaultKind.SPARES_EDITED: _spares_edited,
+    FaultKind.SPARES_LENT: _spares_lent,
+    FaultKind.SPARES_DELETED: _spares_deleted,
+    FaultKind.SPARES_REFUSED: _spares_refused,
+    FaultKind.SPARES_UNANSWERED: _spares_unanswered,
+    FaultKind.SPARES_RESERVED: _spares_reserved,
     FaultKind.PERSON_PAUSES: _person_pauses,
 }

@@ -152,7 +152,7 @@ class ClusterRules:
         own = self._config.detect.dead_after_unsupervised or 1e9
         bound = min(own, self._slurm.settings.slurmd_timeout)
         if waited < bound - STALE_SECONDS:
-            self._break(
+            self.break_rule(
                 ClusterRule.UNSUPERVISED_JOB,
                 f"job {job.id} lost {node or 'its run'} after {waited:.1f} s of silence; Slurm "
                 f"waits {self._slurm.settings.slurmd_timeout:.0f} s",
@@ -172,13 +172,13 @@ class ClusterRules:
     def job_shrunk(self, job: Job) -> None:
         # One that its owner's program calls larger than its step has spares inside.
         if self._slurm.has_gres(job) and job.id not in self._jobs.described:
-            self._break(ClusterRule.GRES, f"job {job.id} is made smaller")
+            self.break_rule(ClusterRule.GRES, f"job {job.id} is made smaller")
 
     def job_preferred(self, job: Job, nodes: int) -> None:
         lost = self._jobs.lost(job, self._is_in_trouble)
         if nodes > len(lost):
             text = f"job {job.id}, for {nodes} nodes; it lost {', '.join(sorted(lost)) or 'none'}"
-            self._break(ClusterRule.QUEUE_JUMP, text)
+            self.break_rule(ClusterRule.QUEUE_JUMP, text)
 
     def _is_in_trouble(self, name: str) -> bool:
         node = self._slurm.entries[name]
@@ -200,7 +200,7 @@ class ClusterRules:
 
     def let_through(self, text: str) -> None:
         """Take in that a user's claim was believed which is not its own."""
-        self._break(ClusterRule.NOT_ITS_OWN, text)
+        self.break_rule(ClusterRule.NOT_ITS_OWN, text)
 
     # -- what is done with programs -------------------------------------------------------------
 
@@ -212,36 +212,38 @@ class ClusterRules:
         resumed = self.people.resumed_at.get(name, 1e18)
         is_soon = self._schedule.now - resumed < self._config.replace.silent_for
         if resumed < run.looked_at and is_soon and not self._unanswered(name):
-            self._break(ClusterRule.PERSONS_NODE, f"{name} is replaced; a person has resumed it")
+            self.break_rule(
+                ClusterRule.PERSONS_NODE, f"{name} is replaced; a person has resumed it"
+            )
         if run.intent in self._intents:
-            self._break(ClusterRule.ONCE, f"{run.intent} is started a second time")
+            self.break_rule(ClusterRule.ONCE, f"{run.intent} is started a second time")
         self._intents.add(run.intent)
         running = [other for other in self._host.runs.values() if other.lives]
         if any(other.node == name and other is not run for other in running):
-            self._break(
+            self.break_rule(
                 ClusterRule.ONCE, f"{run.intent} starts while another program works on {name}"
             )
         if len(running) > self._config.replace.max_running:
-            self._break(ClusterRule.MOST_PROGRAMS, f"{len(running)} programs run")
+            self.break_rule(ClusterRule.MOST_PROGRAMS, f"{len(running)} programs run")
         for partition in self._slurm.entries[name].partitions:
             there = [run.node for run in running if self._is_in(run.node, partition)]
             if len(there) > self._config.replace.max_running_partition:
                 text = f"{len(there)} programs run in partition {partition}: {' '.join(there)}"
-                self._break(ClusterRule.MOST_PROGRAMS, text)
+                self.break_rule(ClusterRule.MOST_PROGRAMS, text)
         if self.people.asks(name):
             return
         hold = self.people.hold(name)
         if hold is not None and hold.since < self._looked_at(name):
-            self._break(
+            self.break_rule(
                 ClusterRule.PERSONS_NODE, f"{name} is replaced; a person holds it: {hold.reason}"
             )
         if self.people.reserved.get(name, 1e18) < self._schedule.now - 3 * STALE_SECONDS:
-            self._break(
+            self.break_rule(
                 ClusterRule.PERSONS_NODE, f"{name} is replaced in a maintenance reservation"
             )
         healthy = self._healthy_for(machine)
         if healthy >= SEEN_SECONDS:
-            self._break(
+            self.break_rule(
                 ClusterRule.LIVING_NODE, f"{name} has lived and been healthy for {healthy:.1f} s"
             )
         silence = self._schedule.now - machine.seen_at
@@ -250,14 +252,14 @@ class ClusterRules:
         is_silent = silence > self._config.detect.silent_after
         if is_rebooted and is_silent and silence < self._config.replace.silent_for:
             text = f"{name} has been silent for {silence:.0f} s"
-            self._break(ClusterRule.REBOOTING_NODE, text)
+            self.break_rule(ClusterRule.REBOOTING_NODE, text)
 
     def run_terminated(self, run: SimRun) -> None:
         self._note(f"PROGRAM {run.intent} is ended by sresctld")
         self._acts(run.node)
         unclear = self.people.unclear.seen.get(run.node, -1.0)
         if max(self.people.last_word.get(run.node, -1.0), unclear) < run.looked_at:
-            self._break(
+            self.break_rule(
                 ClusterRule.PROGRAM_ENDED, f"{run.intent} on {run.node}; no person said a word"
             )
 
@@ -288,11 +290,11 @@ class ClusterRules:
             times.popleft()
         if len(times) > MOST_ALARMS:
             about = f"of {node}" if node else "of the whole cluster"
-            self._break(ClusterRule.ALARMS, f"{len(times)} alarms {about}: {text[:80]}")
+            self.break_rule(ClusterRule.ALARMS, f"{len(times)} alarms {about}: {text[:80]}")
 
     def rows_dropped(self, rows: int) -> None:
         """Take in that the journal forgets: no run is as long as the time that it keeps."""
-        self._break(ClusterRule.YOUNG_ROWS, f"{rows} rows, after {self._schedule.now:.0f} s")
+        self.break_rule(ClusterRule.YOUNG_ROWS, f"{rows} rows, after {self._schedule.now:.0f} s")
 
     def _count_repair(self, node: str, incident: int) -> None:
         if incident in self._written.requested:
@@ -301,7 +303,9 @@ class ClusterRules:
         repaired = self._written.repaired.setdefault(machine, set())
         repaired.add(incident)
         if len(repaired) > self._config.recovery.max_repairs:
-            self._break(ClusterRule.LEMON, f"{machine} is repaired in {len(repaired)} incidents")
+            self.break_rule(
+                ClusterRule.LEMON, f"{machine} is repaired in {len(repaired)} incidents"
+            )
 
     def _judge_duration(self, text: str, opened: float) -> None:
         written = _DURATION.search(text)
@@ -310,7 +314,7 @@ class ClusterRules:
         # It is counted up to the look that the cycle began with: a slow Slurm takes seconds since.
         least, most = self._slurm.listed_at - opened, self._schedule.now - opened
         if not least - STALE_SECONDS < float(written[1]) < most + STALE_SECONDS:
-            self._break(ClusterRule.DURATIONS, f"{text}; in truth after {most:.1f} s")
+            self.break_rule(ClusterRule.DURATIONS, f"{text}; in truth after {most:.1f} s")
 
     # -- what must come about -------------------------------------------------------------------
 
@@ -372,11 +376,13 @@ class ClusterRules:
         slurms = self._slurm.settings.slurmd_timeout
         bound = NOTICED_SECONDS + (0.0 if standing.expects(name) else slurms)
         if since is not None and now - since > bound:
-            self._break(ClusterRule.DEAD_UNNOTICED, f"{name} has been dead for {now - since:.0f} s")
+            self.break_rule(
+                ClusterRule.DEAD_UNNOTICED, f"{name} has been dead for {now - since:.0f} s"
+            )
         told = self._unanswered(name) if machine.agent.speaks else []
         kept = self._bad_since.reserved.get(name, 0.0)
         if machine.fault is not None and any(now - max(at, kept) > NOTICED_SECONDS for at in told):
-            self._break(
+            self.break_rule(
                 ClusterRule.SICK_IN_SERVICE, f"{name} has had {machine.fault} for {now:.0f} s"
             )
 
@@ -398,7 +404,7 @@ class ClusterRules:
             self._open_for[incident.id] = passed
             if passed > bound:
                 text = f"incident {incident.id} of {incident.node} is {incident.state}"
-                self._break(
+                self.break_rule(
                     ClusterRule.INTENT_ENDS, f"{text} after {passed:.0f} s with nothing in its way"
                 )
 
@@ -425,7 +431,7 @@ class ClusterRules:
             if len(lately) >= replace.max_per_hour:
                 waiting.add(incident.node)  # for the hour's end
                 continue
-            self._break(
+            self.break_rule(
                 ClusterRule.AS_IT_SHOULD_BE,
                 f"incident {incident.id} of {incident.node} is {incident.state} at the end",
             )
@@ -447,16 +453,16 @@ class ClusterRules:
                 is_ours = bool(node.requested_action) or is_added_to or was_away
                 if not node.is_available and is_ours:
                     text = f"{name} is well, and {node.state} {node.reason!r}"
-                    self._break(ClusterRule.AS_IT_SHOULD_BE, text)
+                    self.break_rule(ClusterRule.AS_IT_SHOULD_BE, text)
             elif node.is_available and (not machine.lives or self._unanswered(name)):
                 in_service.append(f"{name} is dead or sick, and {node.state}")
         # So many at once are left to a person, who has reset the breaker long ago.
         if in_service and not self.breaker.is_tripped() and not self._hears_none():
-            self._break(ClusterRule.AS_IT_SHOULD_BE, in_service[0])
+            self.break_rule(ClusterRule.AS_IT_SHOULD_BE, in_service[0])
 
     def daemon_ended(self, text: str) -> None:
         """Take in that sresctld ended by an error."""
-        self._break(ClusterRule.DAEMON_LIVES, text)
+        self.break_rule(ClusterRule.DAEMON_LIVES, text)
 
     def daemon_down(self, is_paused: bool) -> None:
         """Take in that sresctld has ended: SIGTERM is done, a pause stands.
@@ -471,7 +477,7 @@ class ClusterRules:
 
     def second_started(self) -> None:
         """Take in that a second sresctld got the state directory of one that works."""
-        self._break(ClusterRule.ONE_DAEMON, "a second one has started")
+        self.break_rule(ClusterRule.ONE_DAEMON, "a second one has started")
 
     # -- judged in one place --------------------------------------------------------------------
 
@@ -484,7 +490,7 @@ class ClusterRules:
         passed = self._schedule.now - halt.since
         if len(halt.subjects) > 1 or passed > LONGEST_ACT_SECONDS:
             text = f"{subject} is acted on {passed:.1f} s after {halt.by}"
-            self._break(ClusterRule.HALT, text)
+            self.break_rule(ClusterRule.HALT, text)
 
     def _sets_down(self, name: str) -> None:
         """Check that a node which is set DOWN was not seen to live."""
@@ -494,7 +500,7 @@ class ClusterRules:
         answers = now - machine.answers_since if machine.reaches(Path.PROBES) else 0.0
         if max(beats - SEEN_SECONDS, answers - ANSWERS_SECONDS) > 0.0:
             text = f"{name} beats for {beats:.1f} s, answers for {answers:.1f} s"
-            self._break(ClusterRule.LIVING_DOWN, text)
+            self.break_rule(ClusterRule.LIVING_DOWN, text)
 
     def _touches(self, before: Node, after: Node) -> None:
         hold = self.people.hold(after.name)
@@ -510,7 +516,7 @@ class ClusterRules:
         # The jobs of a node that died must be freed; its reason stays.
         is_freed = after.is_down and after.reason.startswith(before.reason)
         if not is_freed and hold.since < self._looked_at(after.name):
-            self._break(
+            self.break_rule(
                 ClusterRule.PERSONS_NODE,
                 f"{after.name} becomes {after.state} {after.reason!r}; a person held it: "
                 f"{hold.reason!r}",
@@ -524,7 +530,9 @@ class ClusterRules:
     def _gives_back(self, name: str) -> None:
         machine, told = self._machines[name], self._unanswered(name)
         if machine.lives and any(at < self._slurm.set_at for at in told):
-            self._break(ClusterRule.RESUMED_SICK, f"{name} has {machine.fault} in its present boot")
+            self.break_rule(
+                ClusterRule.RESUMED_SICK, f"{name} has {machine.fault} in its present boot"
+            )
 
     def _unanswered(self, name: str) -> list[float]:
         """Return when sresctld was told of the findings that no person has answered since."""
@@ -538,7 +546,7 @@ class ClusterRules:
         resumed = self.people.resumed_at.get(name, 1e18)
         is_known = machine.lives and not machine.cut and machine.agent.reported_at
         if is_known and resumed < self._looked_at(name) and not self._unanswered(name):
-            self._break(
+            self.break_rule(
                 ClusterRule.PERSONS_NODE,
                 f"{name} is marked for a finding that a person answered by a resume",
             )
@@ -587,12 +595,12 @@ class ClusterRules:
         within = f"within {limits.window:.0f} s: {' '.join(sorted(marked))}"
         if len(marked) > limits.nodes_at_once:
             text = f"{len(marked)} of {len(self._machines)} nodes {within}"
-            self._break(ClusterRule.MOST_MARKS, text)
+            self.break_rule(ClusterRule.MOST_MARKS, text)
         for partition in () if is_apart else self._slurm.entries[name].partitions:
             there = [node for node in marked if self._is_in(node, partition)]
             if len(there) > limits.partition_at_once:
                 text = f"{len(there)} nodes of partition {partition} {within}"
-                self._break(ClusterRule.MOST_MARKS, text)
+                self.break_rule(ClusterRule.MOST_MARKS, text)
 
     def _is_in(self, name: str, partition: str) -> bool:
         return partition in self._slurm.entries[name].partitions
@@ -624,7 +632,8 @@ class ClusterRules:
         """Take in that a node is reached again."""
         self._bad_since.mended[name] = self._schedule.now
 
-    def _break(self, rule: ClusterRule, text: str) -> None:
+    def break_rule(self, rule: ClusterRule, text: str) -> None:
+        """Write down that a rule is broken; each only once."""
         if any(broken.rule is rule for broken in self.broken):
             return
         self._note(f"BROKEN: {rule}: {text}")

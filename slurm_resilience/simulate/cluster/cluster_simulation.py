@@ -24,6 +24,7 @@ from slurm_resilience.config import (
     ControllerSettings,
     RecoverySettings,
     ReplaceSettings,
+    SparePoolSettings,
 )
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.journal.records import Incident
@@ -31,6 +32,8 @@ from slurm_resilience.controller.main import Borders, Controller, only_one
 from slurm_resilience.controller.probe import Answered
 from slurm_resilience.errors import SresError
 from slurm_resilience.simulate.cluster.cluster_faults import (
+    KINDS_WITHOUT_SPARES,
+    SPARE_KINDS,
     FaultKind,
     PlannedFault,
     plan,
@@ -49,10 +52,12 @@ from slurm_resilience.simulate.cluster.sim_machine import (
     WireEnd,
 )
 from slurm_resilience.simulate.cluster.sim_power import SimPower
+from slurm_resilience.simulate.cluster.sim_reservations import SimReservations
 from slurm_resilience.simulate.cluster.sim_slurm import Settings, SimSlurm
 from slurm_resilience.simulate.cluster.sim_supervisor import SimSupervisors
+from slurm_resilience.simulate.cluster.spare_rules import SpareRules
 from slurm_resilience.simulate.schedule import Schedule
-from slurm_resilience.wire.messages import BreakerReset, Message, PauseRequest
+from slurm_resilience.wire.messages import BreakerReset, Message, PauseRequest, SparesResume
 
 LOOK_SECONDS = 15.0
 """Between two looks at what must come about."""
@@ -138,7 +143,9 @@ class SimDialer:
 class SimCluster:
     """A cluster, its faults, and sresctld."""
 
-    def __init__(self, seed: int, directory: Directory, trace: list[str] | None) -> None:
+    def __init__(
+        self, seed: int, directory: Directory, trace: list[str] | None, has_spares: bool
+    ) -> None:
         self.schedule = Schedule()
         self.clock = SimClock(self.schedule)
         self._trace = trace
@@ -194,6 +201,10 @@ class SimCluster:
                 quiet=random.choice((60.0, 300.0)),
             ),
         )
+        if has_spares:
+            pools = _draw_pools(Random(f"{seed}/pools"), settings.partitions)
+            self.config = msgspec.structs.replace(self.config, spares=pools)
+        self.reservations = SimReservations(self.slurm, lambda: self.schedule.now)
         supervisors = SimSupervisors(
             self.schedule,
             self.slurm,
@@ -210,10 +221,19 @@ class SimCluster:
             supervisors,
             self.note,
         )
+        self.reservations.watcher = SpareRules(
+            self.config,
+            self.slurm,
+            self.reservations,
+            self.machines,
+            self.rules.people,
+            lambda: self.schedule.now,
+            self.note,
+            self.rules.break_rule,
+        )
         self.slow_until = self.beaten_at = 0.0
         workload = Workload(self.schedule, self.slurm, supervisors, Random(f"{seed}/jobs"))
         workload.begin(count)
-        self._settled_at = 0.0
         self.daemon = SimDaemon(self, supervisors, random.choice((0.25, 1.0, 1.0, 2.0)))
 
     # -- as faults see it ---------------------------------------------------------------------
@@ -245,6 +265,15 @@ class SimCluster:
         """Start a second sresctld on the same state directory, which ends after so long."""
         self.daemon.start_second(seconds)
 
+    def resume_spares(self) -> None:
+        """Let sresctld go on with the spares that people have changed, as `sres spares resume`
+        does; once more where it does not run."""
+        if not self.daemon.resume_spares():
+            self.schedule.after(SAY_AGAIN_SECONDS, self.resume_spares)
+            return
+        self.note("a person resumes the spares")
+        self.reservations.watcher.resumed()
+
     def say_pause(self, reason: str) -> None:
         """Pause sresctld, or let it go on, as `sres pause` does."""
         self.daemon.pause(reason)
@@ -273,7 +302,7 @@ class SimCluster:
         schedule.after(LOOK_SECONDS, self._look)
 
         def is_over() -> bool:
-            has_settled = self._settled_at > end + 2 * CALM_SECONDS
+            has_settled = self.daemon.settled_at > end + 2 * CALM_SECONDS
             is_late = schedule.now >= end + SETTLE_SECONDS
             return is_late or has_settled or (stop_at_first and bool(rules.broken))
 
@@ -306,8 +335,9 @@ class SimCluster:
 
     def _look(self) -> None:
         self.rules.look(self.daemon, LOOK_SECONDS)
+        self.reservations.watcher.look(self.daemon.able_since() != math.inf, LOOK_SECONDS)
         if not self.daemon.open_incidents() and not self.daemon.is_tripped():
-            self._settled_at = self.schedule.now
+            self.daemon.settled_at = self.schedule.now
         self.schedule.after(LOOK_SECONDS, self._look)
 
     def _contact(self, name: str, reached: bool) -> None:
@@ -344,6 +374,17 @@ class SimCluster:
         self.beaten_at = now
         for machine in self.machines.values():
             machine.agent.beat()
+
+
+def _draw_pools(random: Random, partitions: tuple[str, ...]) -> dict[str, SparePoolSettings]:
+    """Give one or two partitions a pool each, by a count or a percentage."""
+    named = random.sample(partitions, min(len(partitions), random.choice((1, 2))))
+    sizes = [
+        SparePoolSettings(nodes=1),
+        SparePoolSettings(nodes=2),
+        SparePoolSettings(percent=25.0),
+    ]
+    return {name: random.choice(sizes) for name in named}
 
 
 class Workload:
@@ -401,6 +442,8 @@ class SimDaemon:
         self._is_to_pause = False
         """The last word of a person on it."""
         self.cycles = 0
+        self.settled_at = 0.0
+        """When last nothing was under way."""
         self._able_since = math.inf
         self._busy = True
         self.active_until = 0.0
@@ -459,7 +502,7 @@ class SimDaemon:
             world.slurm.info(),
             world.clock,
             False,
-            Borders(SimDialer(world), world.host, world.database.connect),
+            Borders(SimDialer(world), world.host, world.database.connect, world.reservations),
         )
         controller.before, controller.after = self._before, self._after
         controller.inbox.know(world.slurm.nodes(), {})
@@ -540,6 +583,11 @@ class SimDaemon:
         order = OrderToHalt("a pause", world.schedule.now) if reason else None
         world.rules.people.halt = order
 
+    def resume_spares(self) -> bool:
+        """Take an administrator's `sres spares resume`; false: sresctld does not run."""
+        self._say(SparesResume())
+        return self._controller is not None
+
     def _unpause_again(self) -> None:
         if self._is_paused() and not self._is_to_pause:
             self.pause("")
@@ -606,7 +654,7 @@ def simulate_cluster(
     trace: list[str] | None = None,
     *,
     hours: float = 1.0,
-    kinds: Collection[FaultKind] = tuple(FaultKind),
+    kinds: Collection[FaultKind] = KINDS_WITHOUT_SPARES,
     faults: Collection[PlannedFault] | None = None,
     stop_at_first: bool = True,
 ) -> ClusterRun:
@@ -627,7 +675,8 @@ def simulate_cluster(
     log.setLevel(logging.CRITICAL + 1)
     try:
         with tempfile.TemporaryDirectory(prefix="sres-sim-", dir=_fast_directory()) as directory:
-            world = SimCluster(seed, Directory(directory), trace)
+            has_spares = any(fault.kind in SPARE_KINDS for fault in faults)
+            world = SimCluster(seed, Directory(directory), trace, has_spares)
             world.run(faults, hours, stop_at_first)
     finally:
         log.setLevel(level)

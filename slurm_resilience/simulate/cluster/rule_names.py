@@ -32,6 +32,11 @@ class ClusterRule(enum.StrEnum):
     LEMON = "no machine is repaired again and again without a person (recovery.max_repairs)"
     DURATIONS = "no duration is written down that has not passed"
     YOUNG_ROWS = "nothing is dropped from the journal before its time (controller.keep)"
+    OTHERS_RESERVATION = (
+        "no reservation is touched but sresctld's own, and none that a person changed"
+    )
+    POOL_SIZE = "no pool of spares is larger than configured, and none has two reservations"
+    POOL_FULL = "a pool of spares is full again in time when nodes are idle"
     ONE_DAEMON = "of two sresctld on one state directory only one works"
 
 

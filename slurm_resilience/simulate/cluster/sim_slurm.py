@@ -6,7 +6,7 @@ a call costs in time passes on the schedule, so that the world goes on while sre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from threading import Event
 from typing import NamedTuple, Protocol
 
@@ -162,6 +162,8 @@ class SimSlurm:
         self._next = 1
         self.silent: dict[str, float] = {}
         """Nodes whose slurmd does not answer slurmctld, and since when."""
+        self.reserved: Callable[[], Collection[str]] = frozenset
+        """Returns the nodes that reservations keep from jobs."""
         self.hidden: set[str] = set()
         """Nodes that listings leave out."""
         self.away = False
@@ -251,10 +253,12 @@ class SimSlurm:
 
     def idle(self, partition: str = "") -> list[str]:
         """Return the nodes, of a partition or of all, that take a job now."""
+        reserved = self.reserved()
         return [
             node.name
             for node in self.entries.values()
             if node.base == "IDLE"
+            and node.name not in reserved
             and node.is_available
             and "COMPLETING" not in node.flags
             and (not partition or partition in node.partitions)
@@ -510,6 +514,16 @@ class SimSlurm:
         for name in nodes:
             self._settle(name)
         return nodes
+
+    # -- for its reservations
+
+    def enter(self) -> None:
+        """Begin a request of sresctld."""
+        self._enter()
+
+    def fill(self) -> None:
+        """Start the jobs that are due and have nodes."""
+        self._fill()
 
     # -- how Slurm goes on --------------------------------------------------------------------
 

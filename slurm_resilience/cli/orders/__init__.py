@@ -1,0 +1,1 @@
+"""Orders of root and SlurmUser to sresctld."""

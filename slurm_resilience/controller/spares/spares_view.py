@@ -1,0 +1,80 @@
+"""The pools of spare nodes, as `sres` shows them, and the alarms about them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slurm_resilience.config import Config
+from slurm_resilience.controller.actions import RaiseAlarm
+from slurm_resilience.controller.diagnose import NodeDiagnosis
+from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.controller.spares.pool_lifecycle import PoolState
+from slurm_resilience.controller.spares.pool_plan import size_of
+from slurm_resilience.controller.spares.pool_records import SparePool
+
+RESUME = "sresctld leaves it alone until `sres spares resume`"
+
+
+def spares_view(
+    snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis], config: Config
+) -> list[dict[str, Any]]:
+    """Return each pool with its size, what is kept, and what is missing and why, as plain data."""
+    known = snapshot.memory.spares.pools
+    return [
+        _pool_view(snapshot, diagnoses, config, known.get(partition) or SparePool(partition))
+        for partition in dict.fromkeys((*config.spares, *known))
+        if partition in config.spares or known[partition].state is not PoolState.ABSENT
+    ]
+
+
+def _pool_view(
+    snapshot: ClusterSnapshot,
+    diagnoses: Mapping[str, NodeDiagnosis],
+    config: Config,
+    pool: SparePool,
+) -> dict[str, Any]:
+    settings = config.spares.get(pool.partition)
+    there = sum(pool.partition in node.partitions for node in snapshot.nodes.values())
+    size = size_of(settings, there) if settings is not None else 0
+    ready = [
+        name
+        for name in pool.nodes
+        if name in snapshot.nodes
+        and snapshot.nodes[name].is_available
+        and not snapshot.nodes[name].has_work
+        and diagnoses[name].kind in ("healthy", "unknown")
+    ]
+    missing = max(0, size - len(ready))
+    return {
+        "partition": pool.partition,
+        "state": pool.state.value,
+        "reservation": pool.name,
+        "size": size,
+        "kept": ready,
+        "coming": [name for name in pool.nodes if name in snapshot.incidents],
+        "missing": missing,
+        "why": _why(snapshot, pool, there, missing),
+    }
+
+
+def _why(snapshot: ClusterSnapshot, pool: SparePool, there: int, missing: int) -> str:
+    if pool.state is PoolState.HELD:
+        return f"{pool.why}; {RESUME}"
+    if snapshot.site.reservations is None:
+        return "Slurm's reservations could not be read: nothing is changed"
+    if there == 0:
+        return f"Slurm has no node in a partition {pool.partition}"
+    if pool.refused_at:
+        return f"Slurm refused: {pool.why}; it is asked again"
+    if missing and pool.state in (PoolState.KEPT, PoolState.ABSENT):
+        return "no more nodes are idle, sound and in no reservation"
+    return ""
+
+
+def spare_alarms(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
+    """Raise an alarm for each pool that a person has changed."""
+    for pool in snapshot.memory.spares.pools.values():
+        if pool.state is PoolState.HELD:
+            text = f"the spares of partition {pool.partition} are held: {pool.why}; {RESUME}"
+            yield RaiseAlarm(f"spares-{pool.name}", text)

@@ -1,0 +1,137 @@
+"""Rules of a simulated cluster for spare nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slurm_resilience.config import Config
+from slurm_resilience.controller.spares.pool_plan import PREFIX, size_of
+from slurm_resilience.simulate.cluster.rule_memory import PeoplesWords
+from slurm_resilience.simulate.cluster.rule_names import ClusterRule
+from slurm_resilience.simulate.cluster.sim_machine import SimMachine
+from slurm_resilience.simulate.cluster.sim_reservations import SimReservations
+from slurm_resilience.simulate.cluster.sim_slurm import SRESCTLD, SimSlurm
+from slurm_resilience.slurm.reservations import Reservation
+
+FULL_SECONDS = 120.0
+"""A pool is full again within this time, if nodes are idle and sound and nothing is in the way."""
+SOUND_SECONDS = 30.0
+"""A node that has been idle and sound for so long may become a spare."""
+
+
+class SpareRules:
+    """Looks at each change of a reservation, and at what must come about."""
+
+    def __init__(
+        self,
+        config: Config,
+        slurm: SimSlurm,
+        reservations: SimReservations,
+        machines: dict[str, SimMachine],
+        people: PeoplesWords,
+        now: Callable[[], float],
+        note: Callable[[str], None],
+        break_rule: Callable[[ClusterRule, str], None],
+    ) -> None:
+        self._config = config
+        self._slurm = slurm
+        self._reservations = reservations
+        self._machines = machines
+        self._people = people
+        self._now = now
+        self._note = note
+        self._break = break_rule
+        self._own: set[str] = set()
+        """Names of the reservations that sresctld has made."""
+        self._read_at = 0.0
+        self._changed: dict[str, float] = {}
+        """Reservations that a person has changed or deleted, and when; until a person's word."""
+        self._idle_for: dict[str, float] = {}
+        self._short_for: dict[str, float] = {}
+
+    def reservations_read(self) -> None:
+        self._read_at = self._now()
+
+    def reservation_set(
+        self, name: str, before: Reservation | None, after: Reservation | None, author: str
+    ) -> None:
+        nodes = " ".join(after.nodes) if after else "gone"
+        self._note(f"{author} sets the reservation {name}: {nodes}")
+        if author != SRESCTLD:
+            self._changed[name] = self._now()
+            return
+        if before is None:
+            self._own.add(name)
+        if name not in self._own:
+            self._break(ClusterRule.OTHERS_RESERVATION, f"{name} is not sresctld's")
+        if self._changed.get(name, 1e18) < self._read_at:
+            text = f"{name} was changed by a person"
+            self._break(ClusterRule.OTHERS_RESERVATION, text)
+        if after is not None:
+            self._judge_nodes(after, set(after.nodes) - set(before.nodes if before else ()))
+
+    def resumed(self) -> None:
+        self._changed.clear()
+
+    def _judge_nodes(self, after: Reservation, added: set[str]) -> None:
+        partition = after.name.removeprefix(PREFIX).rpartition("-")[0]
+        size = self.size(partition)
+        if len(after.nodes) > size:
+            text = f"{len(after.nodes)} nodes for partition {partition}, which is to have {size}"
+            self._break(ClusterRule.POOL_SIZE, text)
+        for name in sorted(added):
+            hold = self._people.hold(name)
+            if hold is not None and hold.since < self._slurm.listed_at:
+                text = f"{name} becomes a spare; a person holds it: {hold.reason!r}"
+                self._break(ClusterRule.PERSONS_NODE, text)
+
+    def size(self, partition: str) -> int:
+        """Return the size that a partition's pool is to have."""
+        settings = self._config.spares.get(partition)
+        return size_of(settings, len(self._slurm.nodes_of(partition))) if settings else 0
+
+    def look(self, is_able: bool, seconds: float) -> None:
+        """Check what must come about in time.
+
+        Args:
+            is_able: sresctld runs, sees Slurm and may act.
+            seconds: since the last look.
+        """
+        kept = self._reservations.nodes()
+        for name in self._machines:
+            passed = self._idle_for.get(name, 0.0) + seconds
+            self._idle_for[name] = passed if self._is_free(name) and name not in kept else 0.0
+        for partition in self._config.spares:
+            own = [
+                one
+                for one in self._reservations.shown.values()
+                if one.name in self._own and one.name.startswith(f"{PREFIX}{partition}-")
+            ]
+            untouched = [one for one in own if one.name not in self._changed]
+            if len(untouched) > 1:
+                names = " ".join(one.name for one in untouched)
+                self._break(ClusterRule.POOL_SIZE, f"one pool has the reservations {names}")
+            self._judge_fullness(partition, own, is_able, seconds)
+
+    def _judge_fullness(
+        self, partition: str, own: list[Reservation], is_able: bool, seconds: float
+    ) -> None:
+        there = self._slurm.nodes_of(partition)
+        idle = [name for name in there if self._idle_for[name] >= SOUND_SECONDS]
+        kept = [name for one in own for name in one.nodes]
+        is_in_the_way = not is_able or bool(self._changed) or self._reservations.refuses
+        is_short = bool(idle) and len(kept) < self.size(partition)
+        if is_in_the_way or not is_short:
+            self._short_for[partition] = 0.0
+            return
+        passed = self._short_for.get(partition, 0.0) + seconds
+        self._short_for[partition] = passed
+        if passed > FULL_SECONDS:
+            text = f"partition {partition} has {len(kept)} spares for {passed:.0f} s, {idle} idle"
+            self._break(ClusterRule.POOL_FULL, text)
+
+    def _is_free(self, name: str) -> bool:
+        node, machine = self._slurm.entries[name], self._machines[name]
+        is_sound = machine.lives and machine.fault is None and machine.agent.speaks
+        is_idle = node.base == "IDLE" and node.is_available and not node.has_work
+        return is_sound and is_idle and self._people.hold(name) is None

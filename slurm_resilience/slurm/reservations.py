@@ -1,0 +1,99 @@
+"""Slurm's reservations: read, made, changed and deleted through its commands.
+
+A reservation of ours is an ordinary one (no `MAINT`): its nodes look idle, are checked like any
+other, and take the jobs of its users alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple, Protocol
+
+from slurm_resilience.errors import NotFound, SlurmError
+from slurm_resilience.slurm.cli import CliClient
+from slurm_resilience.slurm.hostlists import expand, fold
+
+_TERMS = (
+    "StartTime", "EndTime", "Duration", "Features", "PartitionName", "Flags", "Users", "Groups",
+    "Accounts", "Licenses", "BurstBuffer",
+)  # fmt: skip
+"""Fields that only a person's `scontrol update` changes."""
+_GONE = re.compile(r"Requested reservation is invalid|not found|Invalid reservation", re.IGNORECASE)
+
+
+class Reservation(NamedTuple):
+    """One line of `scontrol show reservation`."""
+
+    name: str
+    nodes: tuple[str, ...]
+    starts_at: float
+    """Seconds since the epoch; 0 where it cannot be read."""
+    terms: str = ""
+    """Its times, users, flags and the like, as text."""
+
+
+class ReservationClient(Protocol):
+    """Slurm's reservations, as sresctld needs them for spare nodes; errors as of `SlurmClient`."""
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        """Return all reservations that are under way or planned."""
+        ...
+
+    def keep_nodes(self, name: str, nodes: Sequence[str], user: str) -> None:
+        """Make a reservation without an end, whose nodes take one user's jobs alone.
+
+        Slurm refuses nodes on which a job runs.
+        """
+        ...
+
+    def change_nodes(self, name: str, nodes: Sequence[str]) -> None:
+        """Give a reservation these nodes in the place of those that it has."""
+        ...
+
+    def delete_reservation(self, name: str) -> None:
+        """Delete a reservation, if it is there."""
+        ...
+
+
+class ReservationCommands(CliClient):
+    """`ReservationClient` over scontrol. It needs an operator's rights."""
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        return read_reservations(self._run("scontrol", "show", "reservation", "-a", "-o"))
+
+    def keep_nodes(self, name: str, nodes: Sequence[str], user: str) -> None:
+        words = [f"reservationname={name}", "starttime=now", "duration=infinite"]
+        words += [f"users={user}", f"nodes={fold(nodes)}"]
+        self._run("scontrol", "create", "reservation", *words)
+
+    def change_nodes(self, name: str, nodes: Sequence[str]) -> None:
+        self._run("scontrol", "update", f"reservationname={name}", f"nodes={fold(nodes)}")
+
+    def delete_reservation(self, name: str) -> None:
+        try:
+            self._run("scontrol", "delete", f"reservationname={name}")
+        except NotFound:
+            return
+        except SlurmError as error:
+            if not _GONE.search(str(error)):
+                raise
+
+
+def read_reservations(text: str) -> tuple[Reservation, ...]:
+    """Return the reservations that `scontrol show reservation -o` prints."""
+    found = []
+    for line in text.splitlines():
+        fields = dict(re.findall(r"(\w+)=(\S*)", line))
+        if not fields.get("ReservationName"):
+            continue
+        nodes = fields.get("Nodes", "")
+        try:
+            starts_at = datetime.fromisoformat(fields.get("StartTime", "")).timestamp()
+        except ValueError:
+            starts_at = 0.0
+        names = expand(nodes) if nodes and nodes != "(null)" else ()
+        terms = " ".join(f"{key}={fields[key]}" for key in _TERMS if key in fields)
+        found.append(Reservation(fields["ReservationName"], names, starts_at, terms))
+    return tuple(found)

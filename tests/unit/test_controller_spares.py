@@ -1,0 +1,328 @@
+"""Pools of spare nodes: kept, refilled, spread over zones, left to people who change them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds import NOW, FakeClock, actions, agent, decision, finding, incident, node, world
+
+from slurm_resilience.config import Config, SparePoolSettings, parse
+from slurm_resilience.controller.act.spare_acts import SpareActs
+from slurm_resilience.controller.actions import AskForPool, RaiseAlarm
+from slurm_resilience.controller.decide.node_lifecycle import NodeState
+from slurm_resilience.controller.diagnose import diagnose
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.spares.pool_lifecycle import (
+    POOL_TABLE,
+    PoolEvent,
+    PoolState,
+    next_state,
+)
+from slurm_resilience.controller.spares.pool_plan import choose, resumed, size_of
+from slurm_resilience.controller.spares.pool_records import (
+    MovePool,
+    SpareMemory,
+    SparePool,
+    after_move,
+)
+from slurm_resilience.controller.spares.spares_view import spares_view
+from slurm_resilience.errors import ConfigError, IllegalTransition, SlurmError, SlurmUnreachable
+from slurm_resilience.slurm.reservations import Reservation, read_reservations
+
+TERMS = "StartTime=2026-01-01T00:00:00 Users=root"
+NAME = "sres-spares-main-1"
+SETTINGS = Config(spares={"main": SparePoolSettings(nodes=2)})
+
+
+def seen(*names: str, pool: SparePool | None = None, **more: Any) -> Any:
+    """Return a cluster of idle nodes of the partition main, with a reservation of these names."""
+    nodes = more.pop("nodes", [node(f"n{i}", partitions=("main",)) for i in range(1, 5)])
+    shown = (Reservation(NAME, names, 1.0, more.pop("terms", TERMS)),) if names else ()
+    shown += more.pop("others", ())
+    memory = SpareMemory({"main": pool} if pool else {})
+    agents = more.pop("agents", tuple(agent(one.name) for one in nodes))
+    more.setdefault("reservations", shown)
+    return world(*nodes, agents=agents, spares=memory, **more)
+
+
+def kept(*names: str, **more: Any) -> SparePool:
+    return SparePool(
+        "main",
+        **(
+            {"state": PoolState.KEPT, "name": NAME, "nodes": names, "wanted": names, "terms": TERMS}
+            | more
+        ),
+    )
+
+
+def asked(snapshot: Any, settings: Config = SETTINGS) -> list[tuple[PoolEvent, tuple[str, ...]]]:
+    return [(one.event, one.nodes) for one in actions(snapshot, AskForPool, settings)]
+
+
+def moved(snapshot: Any) -> list[PoolEvent]:
+    return [note.event for note in decision(snapshot, SETTINGS).notes if isinstance(note, MovePool)]
+
+
+def test_no_pool_no_reservation() -> None:
+    assert asked(seen(), Config()) == []
+
+
+def test_a_pool_is_made_and_filled_up() -> None:
+    assert asked(seen()) == [(PoolEvent.MAKE, ("n1", "n2"))]
+    assert asked(seen("n3", pool=kept("n3"))) == [(PoolEvent.CHANGE, ("n1", "n3"))]
+    assert asked(seen("n3", "n4", pool=kept("n3", "n4"))) == []
+
+
+def test_a_pool_that_is_configured_no_more_is_removed() -> None:
+    assert asked(seen("n3", pool=kept("n3")), Config()) == [(PoolEvent.REMOVE, ())]
+    held = kept("n3", state=PoolState.HELD)
+    assert asked(seen("n3", pool=held), Config()) == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        node("n1", "ALLOCATED", partitions=("main",)),
+        node("n1", "IDLE+COMPLETING", partitions=("main",)),
+        node("n1", "IDLE+DRAIN", "RMA", partitions=("main",)),
+        node("n1", "DOWN", "Not responding", partitions=("main",)),
+        node("n1", "IDLE+MAINTENANCE", partitions=("main",)),
+        node("n1", "IDLE", partitions=("other",)),
+    ],
+)
+def test_a_node_that_is_busy_kept_or_ill_is_no_spare(bad: Any) -> None:
+    nodes = [bad, *(node(f"n{i}", partitions=("main",)) for i in (2, 3))]
+    assert asked(seen(nodes=nodes)) == [(PoolEvent.MAKE, ("n2", "n3"))]
+    had = kept("n1", "n2")
+    assert asked(seen("n1", "n2", pool=had, nodes=nodes)) == [(PoolEvent.CHANGE, ("n2", "n3"))]
+
+
+def test_a_sick_spare_is_replaced_by_another_node() -> None:
+    sick = (agent("n1", findings=(finding(),)), *(agent(f"n{i}") for i in (2, 3, 4)))
+    had = seen("n1", "n2", pool=kept("n1", "n2"), agents=sick)
+    assert asked(had) == [(PoolEvent.CHANGE, ("n2", "n3"))]
+
+
+def test_a_node_of_another_reservation_is_left_alone() -> None:
+    others = (Reservation("course", ("n1", "n2"), NOW + 3600, "Users=bob"),)
+    assert asked(seen(others=others)) == [(PoolEvent.MAKE, ("n3", "n4"))]
+
+
+def test_on_a_full_cluster_a_repaired_node_is_kept_before_the_queue_gets_it() -> None:
+    busy = [node(f"n{i}", "ALLOCATED", partitions=("main",)) for i in (1, 2, 3)]
+    back = node("n4", "IDLE+FAIL", "Action:Replace", partitions=("main",))
+    returning = incident("n4", NodeState.VALIDATING)
+    full = seen(nodes=[*busy, back], incidents=(returning,))
+    assert asked(full) == [(PoolEvent.MAKE, ("n4",))]
+
+
+def test_a_restart_of_slurmctld_empties_no_pool() -> None:
+    nodes = [node(f"n{i}", "IDLE+NOT_RESPONDING", partitions=("main",)) for i in range(1, 5)]
+    assert asked(seen("n1", "n2", pool=kept("n1", "n2"), nodes=nodes)) == []
+
+
+def test_nothing_is_done_while_reservations_cannot_be_read_or_in_a_pause() -> None:
+    blind = seen(pool=kept("n1", "n2"), reservations=None)
+    assert asked(blind) == [] and moved(blind) == []
+    assert asked(seen(paused="work")) == []
+
+
+@pytest.mark.parametrize(
+    ("pool", "shown", "event"),
+    [
+        (kept(state=PoolState.MAKING, wanted=("n1",), terms=""), ("n1",), PoolEvent.MADE),
+        (kept(state=PoolState.ABSENT, wanted=("n1",), terms=""), ("n1",), PoolEvent.MADE),
+        (kept(state=PoolState.MAKING, wanted=("n1",), terms=""), ("n2",), PoolEvent.PERSON),
+        (kept("n1", state=PoolState.CHANGING, wanted=("n2",)), ("n2",), PoolEvent.CHANGED),
+        (kept("n1", state=PoolState.CHANGING, wanted=("n2",)), ("n1",), PoolEvent.UNCHANGED),
+        (kept("n1", state=PoolState.CHANGING, wanted=("n2",)), ("n3",), PoolEvent.PERSON),
+        (kept("n1", wanted=("n2",)), ("n2",), PoolEvent.CHANGED),  # it took effect later
+        (kept("n1", "gone"), ("n1",), PoolEvent.CHANGED),  # out of Slurm's configuration
+        (kept("n1"), ("n1", "n2"), PoolEvent.PERSON),
+        (kept("n1"), (), PoolEvent.PERSON),
+        (kept("n1", terms="Users=root,bob"), ("n1",), PoolEvent.PERSON),
+        (kept("n1", state=PoolState.REMOVING), (), PoolEvent.REMOVED),
+    ],
+)
+def test_slurm_tells_what_has_become_of_a_request(
+    pool: SparePool, shown: tuple[str, ...], event: PoolEvent
+) -> None:
+    snapshot = seen(*shown, pool=pool)
+    assert moved(snapshot) == [event]
+    assert asked(snapshot) == []
+    assert (pool.state, event) in POOL_TABLE
+
+
+def test_a_request_that_was_written_down_is_made_under_the_same_name() -> None:
+    (again,) = actions(
+        seen(pool=kept(state=PoolState.MAKING, wanted=("n3",))), AskForPool, SETTINGS
+    )
+    assert (again.name, again.nodes, again.is_begun) == (NAME, ("n3",), True)
+
+
+def test_after_a_refusal_slurm_is_asked_again_but_not_at_once() -> None:
+    refused = kept("n3", refused_at=NOW - 5.0)
+    assert asked(seen("n3", pool=refused)) == []
+    assert asked(seen("n3", pool=msgspec.structs.replace(refused, refused_at=NOW - 11.0)))
+
+
+def test_a_held_pool_raises_an_alarm_and_goes_on_by_a_persons_word() -> None:
+    held = kept("n1", state=PoolState.HELD, why="its reservation was deleted")
+    for snapshot, event in (
+        (seen(pool=held), PoolEvent.FORGOTTEN),
+        (seen("n3", pool=held), PoolEvent.RESUMED),
+    ):
+        assert asked(snapshot) == [] and moved(snapshot) == []
+        (alarm,) = actions(snapshot, RaiseAlarm, SETTINGS)
+        assert "sres spares resume" in alarm.text
+        (move,) = resumed(snapshot)
+        after = after_move(held, move, next_state(held.state, move.event), NOW)
+        assert move.event is event and after.nodes == move.nodes
+
+
+def test_what_people_see() -> None:
+    snapshot = seen("n1", pool=kept("n1"), nodes=[node("n1", partitions=("main",))])
+    (pool,) = spares_view(snapshot, diagnose(snapshot, SETTINGS), SETTINGS)
+    assert (pool["size"], pool["kept"], pool["missing"]) == (1, ["n1"], 0)
+    wrong = Config(spares={"mian": SparePoolSettings(nodes=1)})
+    unknown = spares_view(snapshot, diagnose(snapshot, wrong), wrong)
+    assert unknown[0]["why"] == "Slurm has no node in a partition mian"
+
+
+names = st.lists(st.sampled_from([f"n{i}" for i in range(12)]), unique=True)
+
+
+@given(
+    st.integers(0, 12),
+    names,
+    names,
+    st.dictionaries(
+        st.sampled_from([f"n{i}" for i in range(12)]), st.sampled_from(["", "a", "b", "c"])
+    ),
+)
+def test_a_choice_is_never_too_large_and_keeps_what_it_can(
+    size: int, members: list[str], candidates: list[str], zones: dict[str, str]
+) -> None:
+    chosen = choose(size, members, candidates, zones)
+    every = {*members, *candidates}
+    assert len(chosen) == len(set(chosen)) == min(size, len(every))
+    assert set(chosen) <= every
+    if len(members) <= size:
+        assert set(members) <= set(chosen)
+    assert set(choose(size, chosen, candidates, zones)) == set(chosen)  # it comes to rest
+    if not members:
+        counts = dict.fromkeys({zones.get(name, "") for name in candidates}, 0)
+        for name in chosen:
+            counts[zones.get(name, "")] += 1
+        for zone, count in counts.items():
+            left = [n for n in candidates if n not in chosen and zones.get(n, "") == zone]
+            assert not left or count >= max(counts.values()) - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "size"),
+    [("nodes = 3", 10, 3), ("nodes = 3", 2, 2), ("percent = 5", 21, 2), ("percent = 100", 4, 4)],
+)
+def test_sizes(text: str, nodes: int, size: int) -> None:
+    assert size_of(parse(f"[spares.main]\n{text}").spares["main"], nodes) == size
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nodes = 0",
+        "nodes = -1",
+        "nodes = 1\npercent = 5",
+        "percent = 0.5",
+        "percent = 101",
+        "nodse = 1",
+    ],
+)
+def test_a_bad_pool_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"spares\.main|nodse"):
+        parse(f"[spares.main]\n{text}")
+
+
+class FakeReservations:
+    """Slurm's reservations in memory."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.shown: dict[str, Reservation] = {}
+        self.fault = fault
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        return tuple(self.shown.values())
+
+    def keep_nodes(self, name: str, nodes: Any, user: str) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.shown[name] = Reservation(name, tuple(nodes), 1.0, f"Users={user}")
+
+    def change_nodes(self, name: str, nodes: Any) -> None:
+        self.keep_nodes(name, nodes, "root")
+
+    def delete_reservation(self, name: str) -> None:
+        del self.shown[name]
+
+
+@pytest.mark.parametrize(
+    ("fault", "state"),
+    [
+        (None, PoolState.MAKING),
+        (SlurmUnreachable("no answer"), PoolState.MAKING),
+        (SlurmError("Requested nodes are busy"), PoolState.ABSENT),
+    ],
+)
+def test_a_request_stands_in_the_journal_before_slurm_hears_of_it(
+    fault: Exception | None, state: PoolState, tmp_path: Path
+) -> None:
+    journal, client = Journal(tmp_path / "journal.db"), FakeReservations(fault)
+    acts = SpareActs(client, journal, FakeClock())
+    action = AskForPool("main", PoolEvent.MAKE, NAME, ("n1",))
+    try:
+        acts.ask(seen(), action)
+    except (SlurmError, SlurmUnreachable) as error:
+        assert error is fault
+    pool = journal.spares().pools["main"]
+    assert (pool.state, pool.name, pool.wanted) == (state, NAME, ("n1",))
+    assert bool(pool.refused_at) == (state is PoolState.ABSENT)
+    assert [event["kind"] for event in journal.events()][-1] == "spares"
+    journal.close()
+
+
+def test_a_reservation_that_has_changed_since_the_look_is_left_alone(tmp_path: Path) -> None:
+    journal, client = Journal(tmp_path / "journal.db"), FakeReservations()
+    client.shown[NAME] = Reservation(NAME, ("n4",), 1.0, TERMS)
+    acts = SpareActs(client, journal, FakeClock())
+    acts.ask(seen("n1", pool=kept("n1")), AskForPool("main", PoolEvent.REMOVE, NAME))
+    assert list(client.shown) == [NAME] and journal.events() == []
+    journal.close()
+
+
+def test_the_table_refuses_what_it_does_not_have() -> None:
+    with pytest.raises(IllegalTransition, match="held does not know 'change'"):
+        next_state(PoolState.HELD, PoolEvent.CHANGE)
+    assert {state for state, _ in POOL_TABLE} == set(PoolState)
+    assert {event for _, event in POOL_TABLE} == set(PoolEvent)
+
+
+def test_a_reservation_is_read() -> None:
+    text = (
+        "ReservationName=sres-spares-main-1 StartTime=2026-11-23T00:00:00 "
+        "EndTime=2027-11-23T00:00:00 Duration=365-00:00:00 Nodes=n[1-2] NodeCnt=2 CoreCnt=8 "
+        "Features=(null) PartitionName=main Flags=SPEC_NODES TRES=cpu=8 Users=root Groups=(null) "
+        "Accounts=(null) Licenses=(null) State=ACTIVE BurstBuffer=(null) Watts=n/a "
+        "MaxStartDelay=(null)\n"
+    )
+    (found,) = read_reservations(text)
+    assert found.nodes == ("n1", "n2") and "Users=root" in found.terms
+    (larger,) = read_reservations(
+        text.replace("n[1-2] NodeCnt=2 CoreCnt=8", "n[1-3] NodeCnt=3 CoreCnt=12")
+    )
+    assert larger.terms == found.terms

@@ -8,8 +8,10 @@ store (store_sockets.py).
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Literal
@@ -24,8 +26,22 @@ RestartScope = Literal["auto", "rank", "all"]
 """--restart: decide by what the ranks do, or always the one that ended, or always all."""
 
 
+PORTS = range(10_000, 20_000)
+"""MASTER_PORT is one of these: below those of supervised steps, and below the kernel's ephemeral
+ports (from 32768). Any connection may take one of the latter as its near end before a rank listens
+on it, which is a second later, or many where torch is imported first."""
+_TRIES = 100
+
+
 def free_port() -> int:
-    """Return a port of this machine that is free now."""
+    """Return a port of this machine that is free now; one that the kernel gives to no connection,
+    unless many of those are in use."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    for port in random.sample(PORTS, _TRIES):
+        with suppress(OSError):
+            socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
+            return port
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
@@ -149,7 +165,14 @@ class GroupRestart:
     def begin_again(self) -> None:
         """Note that all ranks are started again."""
         self.stage = AttemptStage.RUNNING
-        if self._own_port:  # a process that a rank left behind may still listen on the old one
+        self.new_port()
+
+    def new_port(self) -> None:
+        """Choose another port for ranks that are started while no other is left.
+
+        A process that a rank left behind may still listen on the old one, or it was in use already.
+        """
+        if self._own_port:
             self.port = free_port()
 
     def recovers(self) -> None:

@@ -267,6 +267,8 @@ class Launcher:
                 elif as_group:
                     self._end_all(f"rank {seat.number}: {decision.reason}")
                 else:
+                    if not self._sitting():
+                        self._group.new_port()
                     self._fill(seat)
                 return
             self._give_up(seat, end, decision)

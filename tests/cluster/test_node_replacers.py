@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from collections.abc import Callable
@@ -51,7 +52,11 @@ class Story:
     def __str__(self) -> str:
         lines = [f"{e['kind']} {e['node']} {e['text']}" for e in reversed(events(self._lab))]
         node = self._lab.run(["scontrol", "show", "node", "n2", "-o"]).stdout
-        return "\n".join(["it is back in service", *lines, node])
+        kept = [str(self._lab.status()["nodes"]["n2"])]
+        for log in ("log/slurmctld.log", "nodes/n2/log/slurmd.log", "nodes/n2/log/slurmd.out"):
+            with contextlib.suppress(OSError):
+                kept += (self._lab.directory / log).read_text(errors="replace").splitlines()[-40:]
+        return "\n".join(["it is back in service", *lines, node, *kept])
 
 
 def ask(lab: Lab, node: str, reason: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +26,7 @@ from slurm_resilience.deepcheck.step_lines import (
 from slurm_resilience.deepcheck.step_requests import BurnRequest, CollectiveRequest, RankGroup
 from slurm_resilience.deepcheck.torch_programs import burn_program, collective_program
 from slurm_resilience.health.check import CheckContext
+from slurm_resilience.launcher.group_restart import free_port
 
 pytestmark = pytest.mark.training
 
@@ -40,12 +40,6 @@ def environment_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def heard(text: str) -> list[StepMessage]:
     assembler = LineAssembler()
     return [one for line in text.splitlines() if (one := assembler.feed(line)) is not None]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def test_a_load_without_a_fault_is_right(capsys: pytest.CaptureFixture[str]) -> None:

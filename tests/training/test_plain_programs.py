@@ -119,6 +119,7 @@ class Plain:
     def read(self, name: str) -> dict[str, Any]:
         file = self.directory / name
         until(lambda: file.exists() or self.has_ended(), lambda: f"{name}: {self.err}")
+        assert file.exists(), f"it ended before it wrote {name}: {self.err}"
         found: dict[str, Any] = json.loads(file.read_text())
         return found
 
@@ -166,6 +167,20 @@ def test_without_it_they_start_again_cold(plain: Plain) -> None:
     assert [one["there"] for one in again] == [False, False]
     assert plain.end() == 0, plain.err
     assert plain.err.count("a new process") == 2
+
+
+def test_a_rank_alone_gets_another_port_at_its_next_start(plain: Plain) -> None:
+    """The first one may be in use: torch says so only when it listens, after its import."""
+    program = """
+import os, sys
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+open(f"{sys.argv[1]}/port.{attempt}", "w").write(os.environ["MASTER_PORT"])
+sys.exit(attempt == "0")
+"""
+    plain.start("--nproc-per-node=1", "--standby=0", program=program)
+    assert plain.end() == 0, plain.err
+    ports = [(plain.directory / f"port.{attempt}").read_text() for attempt in (0, 1)]
+    assert ports[0] != ports[1]
 
 
 def test_a_bug_ends_the_program_when_it_comes_again(plain: Plain) -> None:

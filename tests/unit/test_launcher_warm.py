@@ -14,11 +14,14 @@ from typing import Any, cast
 import psutil
 import pytest
 
+from slurm_resilience.launcher import group_restart
 from slurm_resilience.launcher.group_restart import (
+    PORTS,
     AttemptStage,
     GroupRestart,
     ProgramKind,
     RestartSpec,
+    free_port,
 )
 from slurm_resilience.launcher.launcher_world import LauncherWorld
 from slurm_resilience.launcher.processes.process import FORK_SERVER, Process, ProcessSpec
@@ -556,7 +559,22 @@ class TestGroup:
             group.begin_again()
             assert not group.is_ending
         assert given.port == 29500
-        assert own.port > 1
+        assert own.port in PORTS
+        given.new_port()
+        assert given.port == 29500
+
+    def test_a_port_that_no_connection_gets(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+        assert max(PORTS) < int(ephemeral[0])
+        free = free_port()
+        assert free in PORTS
+        with socket.socket() as connection:  # the near end of one: nothing listens on it
+            connection.bind(("127.0.0.1", 0))
+            taken = connection.getsockname()[1]
+            choices = [[taken, free], [taken]]
+            monkeypatch.setattr(group_restart.random, "sample", lambda *_: choices.pop(0))
+            assert free_port() == free
+            assert free_port() not in (0, taken), "the kernel's choice, if all were taken"
 
 
 class _World:

@@ -51,8 +51,8 @@ class WireSettings(_Section, frozen=True):
 class AgentSettings(_Section, frozen=True):
     """sresd, on every node."""
 
-    beat: float = 0.5
-    """Seconds between heartbeats."""
+    beat: float = 0.75
+    """Seconds between heartbeats. sresctld goes by it too: it probes a node that has missed one."""
     kernel_log: str = "/dev/kmsg"
     """A kernel log device or a FIFO; lines are read as they arrive."""
     accept_injected: bool = False
@@ -125,7 +125,8 @@ class DetectSettings(_Section, frozen=True):
     """Times after which a silent node is probed, and counts as dead."""
 
     silent_after: float = 1.5
-    """Seconds without a beat until the node is probed."""
+    """Seconds without a beat until the node is a suspect. It is probed before that, as soon as a
+    beat is missing."""
     dead_after: float = 4.0
     """Seconds without a beat and without one answered probe until the node is dead."""
     dead_after_unsupervised: float = 0.0
@@ -512,9 +513,9 @@ def _check_ranges(config: Config, where: str) -> None:
         )
     if not 0 < config.controller.port < 65536:
         raise ConfigError(f"{where}: controller.port must be between 1 and 65535")
-    if config.detect.silent_after <= 2 * config.agent.beat:
+    if config.detect.silent_after < 2 * config.agent.beat:
         raise ConfigError(
-            f"{where}: detect.silent_after must be more than two beats (agent.beat is "
+            f"{where}: detect.silent_after must be at least two beats (agent.beat is "
             f"{config.agent.beat} s), or one late packet is a silence"
         )
     fence, least = config.agent.fence_after, max(SHORTEST_FENCE_SECONDS, 3 * config.agent.beat)

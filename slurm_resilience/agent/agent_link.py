@@ -18,7 +18,6 @@ from slurm_resilience.clock import Clock
 from slurm_resilience.errors import SresError, WireError
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import (
-    Beat,
     Goodbye,
     NodeAnswer,
     NodeHello,
@@ -130,7 +129,7 @@ class AgentLink:
         while not self._stop.is_set():
             now = self._clock.monotonic()
             if now >= due:
-                connection.send(Beat(seq))
+                connection.beat(seq)
                 seq, due = seq + 1, next_due(due, self._beat, now)
             fds = [connection.fileno(), self._wakeup.fileno()]
             ready, _, _ = select.select(fds, [], [], max(0.0, due - now))

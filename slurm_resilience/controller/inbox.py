@@ -256,6 +256,11 @@ class Inbox:
             self._names = {name: name for name in self._addresses}
             self._jobs = jobs
 
+    def place_of(self, node: str) -> NodePlace | None:
+        """Return where a node's slurmd listens; None: the last cycle did not see the node."""
+        with self._lock:
+            return self._addresses.get(node)
+
     def take(self) -> tuple[InboxMessage, ...]:
         """Take out everything that waits, oldest first: a round looks from now on."""
         self._step_checks.round_began()

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import gc
 import logging
+import math
 import os
 import re
 import resource
@@ -33,7 +34,7 @@ from slurm_resilience.controller.observe import Sources, last_run
 from slurm_resilience.controller.pace import TICK_SECONDS, RoundCause, pause_before
 from slurm_resilience.controller.probe import Dialer, Prober
 from slurm_resilience.controller.query.history_reader import HistoryReader
-from slurm_resilience.controller.registry import Registry, SupervisorRoll
+from slurm_resilience.controller.registry import Registry, Silences, SupervisorRoll
 from slurm_resilience.controller.retention import Retention
 from slurm_resilience.controller.sinks.outflow import Outflow
 from slurm_resilience.controller.slurm_settings import SlurmSettings
@@ -57,6 +58,12 @@ SET_BACK_SECONDS = 1.0
 """The machine's date went back where it is so much behind ours."""
 NEW_SILENCE_SECONDS = 60.0
 """A node that has been silent for longer needs no more frequent rounds than any other."""
+LATE_SECONDS = 0.25
+"""A beat that is not there so long after its time is late: its node is probed at once, so that the
+answer is there when silence would make it a suspect."""
+LEAST_WAIT_SECONDS = 0.01
+LATE_AT_ONCE = 64
+"""Late nodes that are probed at a time: a switch that hangs must not start thousands of probes."""
 NEW_OBJECTS = 50_000
 """New objects between two looks for garbage. A round over 10,000 nodes makes as many, all of which
 end with the next one: by Python's own pace, each would have every object of the process looked at.
@@ -204,21 +211,33 @@ class Controller:
         """
         wake, interval = self.registry.wake, self._config.controller.interval
         while not stop.is_set():
-            cause = self._cause()
+            silences = self._look_for_silence()
+            cause = self._cause(silences, began)
             pause = pause_before(cause, interval, cost) - (self._clock.monotonic() - began)
             if pause <= 0:
                 return
             # What has woken us is set already, and would end no wait.
             event = stop if cause is RoundCause.WOKEN else wake
-            self._clock.wait(event, min(pause, TICK_SECONDS, interval))
+            self._clock.wait(event, min(pause, TICK_SECONDS, interval, silences.next_in))
 
-    def _cause(self) -> RoundCause:
+    def _look_for_silence(self) -> Silences:
+        """Look for nodes that do not beat, and probe those that have only missed a beat."""
+        settings = self._config.detect
+        late_after = min(self._config.agent.beat + LATE_SECONDS, settings.silent_after)
+        silences = self.registry.silences(late_after, settings.silent_after, NEW_SILENCE_SECONDS)
+        for name in silences.late[:LATE_AT_ONCE]:
+            place = self.inbox.place_of(name)
+            if place is not None:
+                self._prober.request_early(name, place.address, place.port)
+        return silences._replace(next_in=max(silences.next_in, LEAST_WAIT_SECONDS))
+
+    def _cause(self, silences: Silences, began: float) -> RoundCause:
         """Return the cause that the next round would have, if it began now."""
-        if self.registry.wake.is_set():
+        is_news = silences.newest < self._clock.monotonic() - began
+        if self.registry.wake.is_set() or is_news:
             return RoundCause.WOKEN
-        silent_after = self._config.detect.silent_after
-        newly_silent = self.registry.any_silent(silent_after, NEW_SILENCE_SECONDS)
-        return RoundCause.BUSY if newly_silent or self._cycle.is_busy() else RoundCause.QUIET
+        is_busy = silences.newest < math.inf or self._cycle.is_busy()
+        return RoundCause.BUSY if is_busy else RoundCause.QUIET
 
 
 def _processor_seconds() -> float:

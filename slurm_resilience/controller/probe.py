@@ -142,6 +142,11 @@ class Prober:
         """The last sign of life of each node, which outlives its series."""
         self.done = threading.Event()
 
+    def request_early(self, node: str, address: str, port: int) -> None:
+        """Probe a node that has only missed a beat: whatever the answer, no round is begun by
+        it."""
+        self._request(node, address, port, False, True)
+
     def request(self, node: str, address: str, port: int, is_urgent: bool = False) -> None:
         """Probe a node, unless that is under way or was done just now.
 
@@ -149,6 +154,9 @@ class Prober:
         is: the answers kept then reach back far enough for ``detect.refused_after``. An urgent one
         waits for nothing.
         """
+        self._request(node, address, port, is_urgent, False)
+
+    def _request(self, node: str, address: str, port: int, is_urgent: bool, is_early: bool) -> None:
         with self._lock:
             known = self._results.get(node)
             if known:
@@ -162,14 +170,14 @@ class Prober:
             if node in self._flying:
                 return
             self._flying.add(node)
-        self._dialer.dial(address, port, functools.partial(self._answered, node))
+        self._dialer.dial(address, port, functools.partial(self._answered, node, is_early))
 
     def look(self, node: str, address: str, port: int) -> Answer | None:
         """Probe a node now, and wait for the answer; None says nothing about the node."""
         answered, answers = threading.Event(), list[Answer | None]()
 
         def take(started: float, answer: Answer | None) -> None:
-            self._answered(node, started, answer)
+            self._answered(node, False, started, answer)
             answers.append(answer)
             answered.set()
 
@@ -196,7 +204,7 @@ class Prober:
     def close(self) -> None:
         self._dialer.close()
 
-    def _answered(self, node: str, started: float, answer: Answer | None) -> None:
+    def _answered(self, node: str, is_early: bool, started: float, answer: Answer | None) -> None:
         with self._lock:
             if answer is not None:
                 result = ProbeResult(started, self._clock.monotonic(), answer)
@@ -204,4 +212,5 @@ class Prober:
                 if answer == "answered":
                     self._answers[node] = result
             self._flying.discard(node)
-        self.done.set()
+        if not is_early:
+            self.done.set()

@@ -6,8 +6,10 @@ The wire's thread writes here, and the cycle reads a frozen view. Nothing is dec
 from __future__ import annotations
 
 import enum
+import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -93,7 +95,30 @@ class AgentView(msgspec.Struct, frozen=True):
         return self.presence in (AgentPresence.CONNECTED, AgentPresence.LOST)
 
 
+class Silences(NamedTuple):
+    """The agents that have not spoken for longer than usual."""
+
+    late: tuple[str, ...]
+    """They have missed a beat, and are not silent yet; the latest first."""
+    next_in: float
+    """Seconds until the first of them is silent, or until one may be that is not late yet."""
+    newest: float
+    """Seconds since the last one fell silent; infinite: there is none that is new."""
+
+
 class _Agent:
+    __slots__ = (
+        "boot_id",
+        "connection",
+        "findings",
+        "heard_at",
+        "instance",
+        "presence",
+        "reported",
+        "steady_since",
+        "verdicts",
+    )
+
     def __init__(self, heard_at: float) -> None:
         self.connection: Client | None = None
         self.heard_at = heard_at
@@ -104,6 +129,14 @@ class _Agent:
         self.presence = AgentPresence.EXPECTED
         self.findings: dict[tuple[str, str, str], Finding] = {}
         self.verdicts: dict[str, str] = {}
+
+    def hear(self, now: float) -> None:
+        """Note a sign of life (monotonic)."""
+        if now - self.heard_at > MAX_GAP_SECONDS:
+            self.steady_since = now
+        self.heard_at = now
+        if self.presence is not AgentPresence.STOPPED:
+            self.presence = AgentPresence.CONNECTED
 
     def view(self, name: str, now: float) -> AgentView:
         """Return what is known of it at this moment (monotonic)."""
@@ -177,7 +210,7 @@ class Registry:
                 if agent.connection is not None:
                     # A node that was cut off comes back on a new connection.
                     agent.connection.close()
-                agent.connection = connection
+                agent.connection, connection.kept = connection, agent
                 self._hear(now)
                 agent.heard_at = agent.steady_since = now
                 agent.reported = False
@@ -210,7 +243,9 @@ class Registry:
             agent = self._agents.get(connection.subject)
             if agent is None or agent.connection is not connection:
                 return  # an older connection of a node that has a newer one
-            self._heard_from(agent, self._clock.monotonic())
+            now = self._clock.monotonic()
+            self._hear(now)
+            agent.hear(now)
             if isinstance(message, Beat | NodeAnswer):
                 return
             if isinstance(message, NodeHello):
@@ -228,18 +263,11 @@ class Registry:
         """Note that the sresds of these nodes are alive."""
         with self._lock:
             now = self._clock.monotonic()
+            self._hear(now)
             for connection in connections:
-                agent = self._agents.get(connection.subject)
-                if agent is not None and agent.connection is connection:
-                    self._heard_from(agent, now)
-
-    def _heard_from(self, agent: _Agent, now: float) -> None:
-        if now - agent.heard_at > MAX_GAP_SECONDS:
-            agent.steady_since = now
-        self._hear(now)
-        agent.heard_at = now
-        if agent.presence is not AgentPresence.STOPPED:
-            agent.presence = AgentPresence.CONNECTED
+                agent = connection.kept
+                if isinstance(agent, _Agent) and agent.connection is connection:
+                    agent.hear(now)
 
     def _hear(self, now: float) -> None:
         """Note that some node was heard."""
@@ -283,16 +311,32 @@ class Registry:
             agent = self._agents.get(node)
             return agent.view(node, self._clock.monotonic()) if agent is not None else None
 
-    def any_silent(self, longer_than: float, up_to: float) -> bool:
-        """Tell whether an agent has been silent for a time between these two (in seconds), and was
-        not stopped. Asked several times a second."""
+    def silences(self, late_after: float, silent_after: float, new_for: float) -> Silences:
+        """Return which agents are late or have newly fallen silent, without those that were
+        stopped. Asked several times a second.
+
+        Args:
+            late_after: seconds without a word after which an agent is late.
+            silent_after: the same until it is silent.
+            new_for: seconds for which a silence is new.
+        """
         with self._lock:
             now = self._clock.monotonic()
-            latest, earliest = now - longer_than, now - up_to
-            return any(
-                earliest < agent.heard_at < latest and agent.presence is not AgentPresence.STOPPED
-                for agent in self._agents.values()
-            )
+            latest = now - late_after
+            # Nearly always there is none, and the cluster may be large.
+            behind = [(n, a) for n, a in self._agents.items() if a.heard_at < latest]
+            ages = {
+                name: now - agent.heard_at
+                for name, agent in behind
+                if agent.presence is not AgentPresence.STOPPED
+            }
+        late = {name: age for name, age in ages.items() if age <= silent_after}
+        silent = [age for age in ages.values() if silent_after < age < new_for]
+        return Silences(
+            tuple(sorted(late, key=late.__getitem__, reverse=True)),
+            silent_after - max(late.values(), default=0.0),
+            min(silent, default=math.inf) - silent_after,
+        )
 
     def agent_connection(self, node: str) -> Client | None:
         """Return the connection of a node's sresd; None: it has none."""

@@ -18,6 +18,7 @@ from slurm_resilience.wire import munge
 from slurm_resilience.wire.messages import (
     FRAMES,
     PROTOCOL,
+    Beat,
     Challenge,
     Hello,
     Message,
@@ -118,9 +119,25 @@ class Connection:
             WireError: the connection is gone, or the other side does not take it in time.
         """
         body = FRAMES.encode(message)
-        frame = FRAMES.frame(self._out.close(body) if self._out else body)
+        self._send(self._out.close(body) if self._out else body)
+
+    def beat(self, number: int) -> None:
+        """Send a sign of life: a light one, where sresctld takes such.
+
+        Args:
+            number: of this beat, where they have numbers.
+
+        Raises:
+            WireError: as in `send`.
+        """
+        if self.welcome.light_beats and self._out is not None:
+            self._send(self._out.beat())
+        else:
+            self.send(Beat(number))
+
+    def _send(self, body: bytes) -> None:
         try:
-            self._sock.sendall(frame)
+            self._sock.sendall(FRAMES.frame(body))
         except OSError as error:
             raise WireError(f"the connection to sresctld is lost: {error}") from None
 

@@ -78,6 +78,10 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """The seal of ``peers``, made with the key of the `Proof`."""
     peers: tuple[str, ...] = ()
     """`address:port` of other nodes' slurmds: a node that reaches none of them is cut off."""
+    light_beats: bool = False
+    """sresctld takes a `Beat` also as a mark (`wire/seal.py`). An older one does not say so, and an
+    older sresd does not read it; both go on with sealed beats. It needs no seal: it is no secret,
+    and a lie about it can only end the connection, as each program in between can."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

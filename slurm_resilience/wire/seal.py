@@ -2,6 +2,10 @@
 
 munge proves identities once, at the start. The tag keeps them proven: a program between the two
 sides can pass frames on, but cannot make, change, repeat or leave out any.
+
+A light beat is a frame that has no content, and so nothing to seal: it is one mark that only the
+two holders of the key can tell beforehand, another one for each place among the frames. Marks are
+made eight at a time, and the receiver compares: 10,000 nodes cost it little.
 """
 
 from __future__ import annotations
@@ -16,18 +20,29 @@ from slurm_resilience.wire.messages import Welcome
 
 KEY_BYTES = 32
 TAG_BYTES = 16
+MARK_BYTES = 8
+"""Of a light beat. Sealed frames are longer, so none is taken for the other. There is one try for
+each connection: it ends with the first mark that is wrong."""
 FROM_CLIENT, FROM_SERVER, _WELCOME = b"sres client", b"sres server", b"sres welcome"
 """Uses of a key: a frame of one direction is none of the other."""
+_BEATS = b"sres beats"
+"""A use within each direction: no mark is part of a tag."""
+_BLOCK_BITS = 3
+_MARKS_AT_ONCE = 1 << _BLOCK_BITS
 
 
 class FrameSeal:
     """Tags for the frames of one direction, in their order."""
 
+    __slots__ = ("_key", "_keyed", "_marks", "_marks_block", "_number")
+
     def __init__(self, key: bytes, use: bytes) -> None:
-        own_key = hashlib.blake2b(use, key=key).digest()
-        self._keyed = hashlib.blake2b(key=own_key, digest_size=TAG_BYTES)
+        self._key = hashlib.blake2b(use, key=key).digest()
+        self._keyed = hashlib.blake2b(key=self._key, digest_size=TAG_BYTES)
         """Before the first byte: every tag begins with it."""
         self._number = 0
+        self._marks, self._marks_block = b"", -1
+        """Those of a few places one after the other, with their number."""
 
     def close(self, body: bytes) -> bytes:
         """Return a frame's body with its tag behind it."""
@@ -60,10 +75,33 @@ class FrameSeal:
         self._number += 1
         return tag.digest()
 
+    def beat(self) -> bytes:
+        """Return the next frame's body: the mark of a light beat."""
+        mark = self._next_mark()
+        self._number += 1
+        return mark
+
+    def is_beat(self, mark: bytes | memoryview) -> bool:
+        """Tell whether the next frame is a light beat with this mark, and count it if it is."""
+        # Plainly compared: how long that takes tells of a mark that is spent with this one try.
+        if mark != self._next_mark():
+            return False
+        self._number += 1
+        return True
+
+    def _next_mark(self) -> bytes:
+        block, place = self._number >> _BLOCK_BITS, self._number & _MARKS_AT_ONCE - 1
+        if block != self._marks_block:
+            number = block.to_bytes(8, "big")
+            self._marks = hashlib.blake2b(number, key=self._key, person=_BEATS).digest()
+            self._marks_block = block
+        return self._marks[place * MARK_BYTES : (place + 1) * MARK_BYTES]
+
 
 def welcome(key: bytes, peers: tuple[str, ...]) -> Welcome:
     """Return the welcome that only a reader of the caller's credential can make."""
-    return Welcome(FrameSeal(key, _WELCOME).tag(msgspec.msgpack.encode(peers)), peers)
+    proof = FrameSeal(key, _WELCOME).tag(msgspec.msgpack.encode(peers))
+    return Welcome(proof, peers, light_beats=True)
 
 
 def is_proof(answer: Welcome, key: bytes) -> bool:

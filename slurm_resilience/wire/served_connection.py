@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable
 from typing import Protocol
 
-from slurm_resilience.errors import SresError
+from slurm_resilience.errors import SresError, WireError
 from slurm_resilience.wire.limits import Sender
 from slurm_resilience.wire.messages import (
     FRAMES,
@@ -21,7 +21,13 @@ from slurm_resilience.wire.messages import (
     Message,
     Refused,
 )
-from slurm_resilience.wire.seal import FROM_CLIENT, FROM_SERVER, TAG_BYTES, FrameSeal
+from slurm_resilience.wire.seal import (
+    FROM_CLIENT,
+    FROM_SERVER,
+    MARK_BYTES,
+    TAG_BYTES,
+    FrameSeal,
+)
 
 USERS_CHUNK_BYTES = 4 << 10
 """Bytes read at once from a user's connection: no more than that of small messages waits here."""
@@ -33,6 +39,9 @@ BEAT_HEADS = {
     for size in range(len(FRAMES.encode(Beat(0))), len(FRAMES.encode(Beat(1 << 63))) + 1)
 }
 """The first bytes of a sealed beat's frame, up to the beat's number, by the size of the frame."""
+LIGHT_BEAT_HEAD = FRAMES.frame(bytes(MARK_BYTES))[:HEAD_BYTES]
+LIGHT_BEAT_BYTES = HEAD_BYTES + MARK_BYTES
+"""Of a light beat's frame."""
 MAX_BACKLOG_BYTES = 4 << 20
 """Bytes queued for one client that does not read; past it the connection is cut."""
 
@@ -73,19 +82,38 @@ class ConnectionOwner(Protocol):
 class ServedConnection(asyncio.BufferedProtocol):
     """A connection, from its first byte to its last."""
 
+    # There is one for each node: without a dictionary each takes a third of the memory.
+    __slots__ = (
+        "_expected",
+        "_filled",
+        "_in",
+        "_limit",
+        "_out",
+        "_owner",
+        "_rest",
+        "_scratch",
+        "address",
+        "frames",
+        "hold",
+        "is_counted",
+        "is_roots",
+        "sender",
+        "transport",
+    )
+
     def __init__(
-        self, owner: ConnectionOwner, scratch: bytearray, address: str, is_roots: bool
+        self, owner: ConnectionOwner, scratch: memoryview, address: str, is_roots: bool
     ) -> None:
         """
         Args:
             owner: the server.
-            scratch: bytes of all its connections arrive here first: asyncio fills it and hands it
-                over in one go.
+            scratch: bytes of all its connections arrive here first, at most
+                `NODES_CHUNK_BYTES`: asyncio fills it and hands it over in one go.
             address: of the other side.
             is_roots: it comes from a port that no user can have.
         """
         self._owner = owner
-        self._scratch = memoryview(scratch)
+        self._scratch = scratch
         self.address = address
         self.is_roots = is_roots
         self.sender: Sender | None = None
@@ -122,7 +150,7 @@ class ServedConnection(asyncio.BufferedProtocol):
         if self._expected:
             return memoryview(self._rest)[self._filled :]
         trusted = self.sender is not None and not self.is_counted
-        return self._scratch[: NODES_CHUNK_BYTES if trusted else USERS_CHUNK_BYTES]
+        return self._scratch if trusted else self._scratch[:USERS_CHUNK_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._expected:
@@ -146,14 +174,20 @@ class ServedConnection(asyncio.BufferedProtocol):
         Raises:
             WireError: it was changed on its way.
         """
+        if self._rest or self._expected or self._in is None:
+            return False
+        if size == LIGHT_BEAT_BYTES:
+            # Anything else is left to the slow path, which tells what is wrong with it.
+            if self._scratch[:HEAD_BYTES] != LIGHT_BEAT_HEAD:
+                return False
+            return self._in.is_beat(self._scratch[HEAD_BYTES:size])
         head = BEAT_HEADS.get(size)
-        if head is None or self._rest or self._expected or self._in is None:
+        if head is None:
             return False
         frame = bytes(self._scratch[:size])
         if not frame.startswith(head):
             return False
         self._in.check(frame[HEAD_BYTES:-TAG_BYTES], frame[-TAG_BYTES:])
-        self.frames += 1
         return True
 
     def pause_writing(self) -> None:
@@ -263,13 +297,26 @@ class ServedConnection(asyncio.BufferedProtocol):
     def _hand_over(self, body: bytes) -> None:
         self.frames += 1
         try:
-            self._owner.received(self, self._in.open(body) if self._in else body)
+            self._owner.received(self, self._opened(body))
         except Exception as error:  # the owner tells a refusal from a fault of ours
             self._owner.failed(self, error)
+
+    def _opened(self, body: bytes) -> bytes:
+        """Return a frame's body without its seal; for a light beat, that of a `Beat` with its place
+        among the frames for a number."""
+        if self._in is None:
+            return body
+        if len(body) != MARK_BYTES:
+            return self._in.open(body)
+        if not self._in.is_beat(body):
+            raise WireError("a beat was changed on its way, or comes from another program")
+        return FRAMES.encode(Beat(self.frames))
 
 
 class Client:
     """A proven connection: who it is, and a way to send to it from any thread."""
+
+    __slots__ = ("_loop", "_session", "address", "kept", "role", "subject", "uid")
 
     def __init__(
         self,
@@ -280,6 +327,8 @@ class Client:
     ) -> None:
         self.role, self.subject, self.uid = sender
         self.address = address
+        self.kept: object = None
+        """The handler's own: what it knows of this client."""
         self._session = session
         self._loop = loop
 

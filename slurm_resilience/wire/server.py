@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import resource
@@ -131,8 +130,8 @@ class Server:
         self._unread: dict[ServedConnection, float] = {}
         self._log = _QuietLog()
         self._pools = _Pools()
-        self._scratch = bytearray(NODES_CHUNK_BYTES)
-        self._nodes = NodeReader(self._loop, beats and functools.partial(self._beaten, beats))
+        self._scratch = memoryview(bytearray(NODES_CHUNK_BYTES))
+        self._nodes = NodeReader(self._loop, beats)
         try:
             self._listener = _listen(host, port)
         except OSError as error:
@@ -220,7 +219,7 @@ class Server:
                 await self._loop.connect_accepted_socket(lambda: session, sock)
                 client = await self._handshake(session)
             if client.role == "node":
-                self._nodes.add(session, sock)
+                self._nodes.add(session, sock, client)
             if client.role == "job":
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for keep, value in KEEPALIVE:
@@ -302,12 +301,6 @@ class Server:
         session.pause(Hold.TURN)
         seconds = self._limits.pause(client.uid, now - began, now)
         self._loop.call_later(seconds, session.resume, Hold.TURN)
-
-    def _beaten(
-        self, tell: Callable[[Sequence[Client]], None], sessions: Sequence[ServedConnection]
-    ) -> None:
-        clients = self._clients
-        tell([clients[session] for session in sessions if session in clients])
 
     def begins(self, session: ServedConnection, size: int) -> None:
         if session.is_counted and session.sender is not None:

@@ -170,7 +170,8 @@ def test_hello_then_a_full_report_then_beats(sresd: Running, recorder: Recorder)
     assert isinstance(first, Report)
     assert first.full
     beats = [recorder.wait_for(lambda m: isinstance(m, Beat)) for _ in range(3)]
-    assert [b.seq for b in beats if isinstance(b, Beat)] == [0, 1, 2]
+    numbers = [b.seq for b in beats if isinstance(b, Beat)]
+    assert numbers == sorted(set(numbers))  # their places among the frames
 
 
 def test_a_kernel_line_is_reported_once_and_again_after_a_reconnect(

@@ -44,7 +44,7 @@ def test_without_a_file_the_defaults_hold(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("[recovery]\nnodes = 'n1'", "recovery.nodes is a table: write [recovery.nodes]"),
         ("[recovery.partitions]\ngpu = 'off'", "recovery.partitions.gpu: 'off' is no mode"),
         ("controller = 3", "'controller' is a table"),
-        ("[detect]\nsilent_after = 0.6", "more than two beats"),
+        ("[detect]\nsilent_after = 0.6", "at least two beats"),
         ("[detect]\ndead_after = 1.0", "dead_after must be more than"),
         ("[agent]\nfence_after = 1", "agent.fence_after must be 0 (no fencing), or at least 3 s"),
         (

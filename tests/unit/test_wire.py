@@ -42,6 +42,7 @@ from slurm_resilience.wire.messages import (
     Challenge,
     Evidence,
     EvidenceRequest,
+    Goodbye,
     Hello,
     LogTail,
     NodeAnswer,
@@ -882,6 +883,143 @@ def test_a_beat_of_another_key_ends_the_connection(sresctld: Sresctld) -> None:
     answer = FRAMES.unpack(seal.FrameSeal(KEY, seal.FROM_SERVER).open(sealed))
     assert isinstance(answer, Refused) and "changed on its way" in answer.reason
     assert read(sock) is None and sresctld.beaten == []
+
+
+def test_a_mark_is_good_once_and_in_its_place() -> None:
+    """A light beat has nothing to seal: it must be the mark that only its place has."""
+    sender = seal.FrameSeal(KEY, seal.FROM_CLIENT)
+    frames = [sender.beat() for _ in range(10)]
+    assert len(set(frames)) == 10 and {len(mark) for mark in frames} == {seal.MARK_BYTES}
+    receiver = seal.FrameSeal(KEY, seal.FROM_CLIENT)
+    for place, mark in enumerate(frames):
+        for wrong in (*frames[:place], *frames[place + 1 :], b"", mark + b"x", mark[:-1]):
+            assert not receiver.is_beat(wrong)
+        assert receiver.is_beat(mark)
+    for other in (
+        seal.FrameSeal(KEY, seal.FROM_SERVER),
+        seal.FrameSeal(b"x" * seal.KEY_BYTES, seal.FROM_CLIENT),
+    ):
+        assert not other.is_beat(frames[0])
+
+
+def test_a_frame_that_is_left_out_shows_at_the_next_beat_and_a_beat_at_the_next_frame() -> None:
+    sender, receiver = (seal.FrameSeal(KEY, seal.FROM_CLIENT) for _ in range(2))
+    assert receiver.is_beat(sender.beat())
+    assert receiver.open(sender.close(b"report")) == b"report"
+    sender.close(b"a fault")
+    assert not receiver.is_beat(sender.beat())
+    sender, receiver = (seal.FrameSeal(KEY, seal.FROM_CLIENT) for _ in range(2))
+    sender.beat()
+    with pytest.raises(WireError):
+        receiver.open(sender.close(b"report"))
+
+
+def test_light_beats_are_taken_alone_and_between_other_messages(sresctld: Sresctld) -> None:
+    with sresctld.connect("node", "n1") as sresd:
+        assert sresd.welcome.light_beats
+        before = until(lambda: sresctld.registry.agent("n1"), "it is known")
+        for number in range(20):
+            sresd.beat(number)
+            until(lambda: sresctld.beaten, "it has beaten")
+            assert sresctld.beaten == ["n1"]
+            sresctld.beaten.clear()
+        assert sresctld.registry.agents()["n1"].heard_at > before.heard_at
+        sresd.beat(20)
+        sresd.send(NodeHello("boot", "machine"))
+        sresd.beat(21)
+        sresd.send(Report((), (), (), full=True))
+        sresd.beat(22)
+        until(lambda: sresctld.registry.agents()["n1"].reported, "its report was read")
+        sresctld.beaten.clear()
+        sresd.send(Beat(23))  # of an older release, which knows no others
+        until(lambda: sresctld.beaten, "it has beaten")
+        sresctld.beaten.clear()
+        sresd.beat(24)
+        until(lambda: sresctld.beaten, "it has beaten")
+
+
+@pytest.mark.parametrize("forge", ["another mark", "the last one again", "one that comes later"])
+def test_a_forged_light_beat_ends_the_connection(sresctld: Sresctld, forge: str) -> None:
+    sock, challenge = sresctld.raw()
+    sock.sendall(FRAMES.pack(hello(challenge.nonce, sresctld, "node", "n1")))
+    assert isinstance(read(sock), Welcome)
+    sender = seal.FrameSeal(KEY, seal.FROM_CLIENT)
+    first, _, third = (sender.beat() for _ in range(3))
+    sock.sendall(FRAMES.frame(first))
+    until(lambda: sresctld.beaten, "it has beaten")
+    known = {"another mark": b"x" * 8, "the last one again": first, "one that comes later": third}
+    sock.sendall(FRAMES.frame(known[forge]))
+    sealed = exactly(sock, FRAMES.unpack_length(exactly(sock, 4)))
+    answer = FRAMES.unpack(seal.FrameSeal(KEY, seal.FROM_SERVER).open(sealed))
+    assert isinstance(answer, Refused) and "changed on its way" in answer.reason
+    assert read(sock) is None and sresctld.beaten == ["n1"]
+
+
+class OldWelcome(msgspec.Struct, frozen=True, tag="Welcome"):
+    """As it was before there were light beats, in the same protocol."""
+
+    proof: bytes
+    peers: tuple[str, ...] = ()
+
+
+def test_an_older_sresctld_gets_sealed_beats(munged: Callable[[str], str]) -> None:
+    """It says nothing of light ones in its welcome."""
+    came: list[bytes] = []
+
+    def serve(listener: socket.socket) -> None:
+        with listener, listener.accept()[0] as sock:
+            sock.settimeout(10)
+            sock.sendall(FRAMES.pack(Challenge(b"c" * 32, 0)))
+            credential = munge.decode(read(sock).credential, munged("ours"))
+            proof = msgspec.msgpack.decode(credential.payload, type=Proof)
+            welcome = OldWelcome(seal.welcome(proof.key, ()).proof)
+            sock.sendall(FRAMES.frame(msgspec.msgpack.encode(welcome)))
+            sealed = exactly(sock, FRAMES.unpack_length(exactly(sock, 4)))
+            came.append(seal.FrameSeal(proof.key, seal.FROM_CLIENT).open(sealed))
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = int(listener.getsockname()[1])
+    thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+    thread.start()
+    with Connection.open("127.0.0.1", port, "node", "n1", munge_socket=munged("ours")) as sresd:
+        assert not sresd.welcome.light_beats
+        sresd.beat(5)
+        thread.join(timeout=10)
+    assert [FRAMES.unpack(body) for body in came] == [Beat(5)]
+
+
+def test_an_older_sresd_reads_the_welcome(munged: Callable[[str], str]) -> None:
+    """It leaves out what it does not know, and finds the proof right."""
+    body = FRAMES.encode(seal.welcome(KEY, ("192.0.2.1:6818",)))
+    read_by_it = msgspec.msgpack.decode(body, type=OldWelcome)
+    assert read_by_it.peers == ("192.0.2.1:6818",)
+    assert seal.is_proof(Welcome(read_by_it.proof, read_by_it.peers), KEY)
+
+
+def test_the_last_words_of_a_node_are_read_though_it_is_gone(sresctld: Sresctld) -> None:
+    """What comes together with the connection's end is no less true."""
+    for number in range(20):
+        sresd = sresctld.connect("node", "n1")
+        sresd.send(NodeHello(f"boot-{number}", "machine"))
+        sresd.beat(1)
+        sresd.send(Goodbye("test"))
+        sresd.close()
+        until(lambda n=number: sresctld.registry.agents()["n1"].boot_id == f"boot-{n}", "it spoke")
+        until(lambda: sresctld.registry.agents()["n1"].was_stopped, "its goodbye was read")
+        until(lambda: not sresctld.server.connections, "nothing is left of it")
+
+
+def test_a_report_larger_than_a_read_is_taken_whole(sresctld: Sresctld) -> None:
+    finding = Finding("disk", Severity.MONITOR, "x" * 300_000, 1.0)
+    with sresctld.connect("node", "n1") as sresd:
+        sresd.beat(0)
+        sresd.send(Report(findings=(finding,), full=True))
+        sresd.beat(1)
+        until(lambda: sresctld.registry.agents().get("n1"), "it is known")
+        until(lambda: sresctld.registry.agents()["n1"].findings == (finding,), "it was read")
+        sresctld.beaten.clear()
+        sresd.beat(2)
+        until(lambda: sresctld.beaten, "it beats on")
 
 
 def test_a_node_that_goes_is_missed_at_once(sresctld: Sresctld) -> None:

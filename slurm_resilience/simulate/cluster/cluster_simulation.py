@@ -74,7 +74,7 @@ CALM_SECONDS = 60.0
 SETTLE_SECONDS = 900.0
 """Time that the cluster has after the last fault."""
 CALL_SECONDS = 0.02
-BEAT_SECONDS = 0.5
+BEAT_SECONDS = 0.75
 ACTIVE_SECONDS = 20.0
 """After the last thing that happened: sresctld's cycles become less frequent."""
 PROBE_SECONDS = 1.0

@@ -41,8 +41,10 @@ Kind = Literal[
 ]
 
 
-class NodeDiagnosis(msgspec.Struct, frozen=True):
+class NodeDiagnosis(msgspec.Struct, frozen=True, gc=False):
     """One node's diagnosis, with its reason in words."""
+
+    # gc=False: it refers to nothing that refers back, and a round makes thousands of them.
 
     node: str
     kind: Kind
@@ -101,7 +103,7 @@ NEVER_HEARD_SECONDS = 600.0
 """The silence of a node that no sresd reports for, and that does not answer Slurm either."""
 
 
-class NodeCase(msgspec.Struct, frozen=True):
+class NodeCase(msgspec.Struct, frozen=True, gc=False):
     """One node, and all that its diagnosis may rest on."""
 
     node: Node

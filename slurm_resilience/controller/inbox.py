@@ -11,7 +11,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.controller import authorize
@@ -68,6 +68,15 @@ class _UsersWakes:
         return self._of_user.take(uid, now) and self._of_all.take("", now)
 
 
+class _Listing(NamedTuple):
+    """Slurm's nodes, as the last cycle saw them."""
+
+    nodes: tuple[Node, ...]
+    places: authorize.Addresses
+    names: Mapping[str, str]
+    """Each by itself."""
+
+
 class Inbox:
     """Implements the wire server's handler."""
 
@@ -98,9 +107,7 @@ class Inbox:
         self._wakes = _UsersWakes()
         self._lock = threading.Lock()
         self._waiting: deque[InboxMessage] = deque()
-        self._addresses: authorize.Addresses = {}
-        self._names: Mapping[str, str] = {}
-        """Slurm's nodes, each by its own name."""
+        self._listing = _Listing((), {}, {})
         self._jobs: Mapping[int, Job] = {}
         self._verdicts: Mapping[str, NodeVerdict] = {}
         self._status = StatusPages({})
@@ -115,7 +122,7 @@ class Inbox:
         """
         if hello.role == "node":
             with self._lock:
-                addresses = self._addresses
+                addresses = self._listing.places
             authorize.check_node(hello.subject, uid, self._trusted_uids, addresses)
             place = addresses[hello.subject]
             resolved = {address} if address == place.address else _resolve(place)
@@ -171,7 +178,7 @@ class Inbox:
         elif isinstance(message, AttemptStarted | AttemptEnded | RequeueRequest):
             if isinstance(message, RequeueRequest) and not self._may_requeue(client):
                 return
-            kept = without_ballast(message, self._names)
+            kept = without_ballast(message, self._listing.names)
             self._put(InboxMessage(client, int(client.subject), kept))
 
     def _put(self, heard: InboxMessage) -> None:
@@ -249,17 +256,20 @@ class Inbox:
 
     def know(self, nodes: Iterable[Node], jobs: Mapping[int, Job]) -> None:
         """Learn each node's address and each job's owner, for `authorize`."""
+        listed = tuple(nodes)
         with self._lock:
-            self._addresses = {
-                node.name: NodePlace(node.address, node.port, node.hostname) for node in nodes
-            }
-            self._names = {name: name for name in self._addresses}
             self._jobs = jobs
+            # Of 10,000 nodes nearly always none has changed: they are the very same objects.
+            if listed != self._listing.nodes:
+                places = {
+                    node.name: NodePlace(node.address, node.port, node.hostname) for node in listed
+                }
+                self._listing = _Listing(listed, places, {name: name for name in places})
 
     def place_of(self, node: str) -> NodePlace | None:
         """Return where a node's slurmd listens; None: the last cycle did not see the node."""
         with self._lock:
-            return self._addresses.get(node)
+            return self._listing.places.get(node)
 
     def take(self) -> tuple[InboxMessage, ...]:
         """Take out everything that waits, oldest first: a round looks from now on."""

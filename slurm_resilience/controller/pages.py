@@ -29,7 +29,7 @@ class StatusPages:
 
     def __init__(self, status: Mapping[str, Any]) -> None:
         self.summary = {name: part for name, part in status.items() if name not in _LISTS}
-        self._lists: dict[str, dict[str, Any]] = {
+        self._lists: dict[str, Mapping[str, Any]] = {
             name: status[name] for name in _LISTS if name in status
         }
 

@@ -54,8 +54,10 @@ class AgentPresence(enum.Enum):
     STOPPED = "it said goodbye: its silence is no sign"
 
 
-class AgentView(msgspec.Struct, frozen=True):
+class AgentView(msgspec.Struct, frozen=True, gc=False):
     """One node's sresd at one moment."""
+
+    # gc=False: it refers to nothing that refers back, and a round makes thousands of them.
 
     node: str
     presence: AgentPresence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -72,27 +72,6 @@ def status(
         for name in job.nodes:
             jobs_on.setdefault(name, []).append(job.id)
     following = next_acts(snapshot, diagnoses, config, incidents, decision.left)
-    nodes = {}
-    for name, node in snapshot.nodes.items():
-        agent, diagnosis = snapshot.agents.get(name), diagnoses[name]
-        incident = incidents.get(name)
-        nodes[name] = {
-            "state": node.state,
-            "mode": config.recovery.mode_of(name, node.partitions),
-            "verdict": diagnosis.kind,
-            "why": diagnosis.reason,
-            "reason": node.reason,
-            "reason_by": node.reason_by,
-            "sresd": _sresd(agent, config.detect.silent_after),
-            "findings": [msgspec.to_builtins(f) for f in agent.findings] if agent else [],
-            "unjudged": list(agent.unjudged) if agent else [],
-            "incident": incident_view(incident) if incident else None,
-            "gave_up": _gave_up(snapshot, node),
-            "next": following.get(name),
-            "boot_id": agent.boot_id if agent else "",
-            "instance": agent.instance if agent else "",
-            "jobs": jobs_on.get(name, []),
-        }
     return {
         "version": __version__,
         "at": snapshot.now,
@@ -112,12 +91,59 @@ def status(
             for name, incident in incidents.items()
             if name not in snapshot.nodes
         ],
-        "nodes": nodes,
+        "nodes": _NodeViews(snapshot, diagnoses, config, incidents, following, jobs_on),
         "jobs": {
             str(job): {"attempt": s.attempt, "nodes": list(s.nodes), "since": s.since}
             for job, s in snapshot.supervised.items()
         },
     }
+
+
+class _NodeViews(Mapping[str, dict[str, Any]]):
+    """Each node as `sres node` shows it, made when it is asked for: few rounds are looked at."""
+
+    def __init__(
+        self,
+        snapshot: ClusterSnapshot,
+        diagnoses: Mapping[str, NodeDiagnosis],
+        config: Config,
+        incidents: Mapping[str, Incident],
+        following: Mapping[str, dict[str, Any]],
+        jobs_on: Mapping[str, list[int]],
+    ) -> None:
+        self._snapshot = snapshot
+        self._diagnoses = diagnoses
+        self._config = config
+        self._incidents = incidents
+        self._following = following
+        self._jobs_on = jobs_on
+
+    def __len__(self) -> int:
+        return len(self._snapshot.nodes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._snapshot.nodes)
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        node, diagnosis = self._snapshot.nodes[name], self._diagnoses[name]
+        agent, incident = self._snapshot.agents.get(name), self._incidents.get(name)
+        return {
+            "state": node.state,
+            "mode": self._config.recovery.mode_of(name, node.partitions),
+            "verdict": diagnosis.kind,
+            "why": diagnosis.reason,
+            "reason": node.reason,
+            "reason_by": node.reason_by,
+            "sresd": _sresd(agent, self._config.detect.silent_after),
+            "findings": [msgspec.to_builtins(f) for f in agent.findings] if agent else [],
+            "unjudged": list(agent.unjudged) if agent else [],
+            "incident": incident_view(incident) if incident else None,
+            "gave_up": _gave_up(self._snapshot, node),
+            "next": self._following.get(name),
+            "boot_id": agent.boot_id if agent else "",
+            "instance": agent.instance if agent else "",
+            "jobs": self._jobs_on.get(name, []),
+        }
 
 
 def breaker_view(snapshot: ClusterSnapshot) -> dict[str, Any]:

@@ -314,7 +314,7 @@ class EvidenceRequest(msgspec.Struct, frozen=True, tag=True):
     within this time. 0: only what is known already."""
 
 
-class NodeVerdict(msgspec.Struct, frozen=True):
+class NodeVerdict(msgspec.Struct, frozen=True, gc=False):
     """sresctld's knowledge of a node of the job."""
 
     node: str

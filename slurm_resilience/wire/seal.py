@@ -21,8 +21,8 @@ from slurm_resilience.wire.messages import Welcome
 KEY_BYTES = 32
 TAG_BYTES = 16
 MARK_BYTES = 8
-"""Of a light beat. Sealed frames are longer, so none is taken for the other. There is one try for
-each connection: it ends with the first mark that is wrong."""
+"""The size of a light beat. Sealed frames are longer, so none is taken for the other. There is one
+try for each connection: it ends with the first mark that is wrong."""
 FROM_CLIENT, FROM_SERVER, _WELCOME = b"sres client", b"sres server", b"sres welcome"
 """Uses of a key: a frame of one direction is none of the other."""
 _BEATS = b"sres beats"

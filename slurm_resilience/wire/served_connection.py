@@ -41,7 +41,7 @@ BEAT_HEADS = {
 """The first bytes of a sealed beat's frame, up to the beat's number, by the size of the frame."""
 LIGHT_BEAT_HEAD = FRAMES.frame(bytes(MARK_BYTES))[:HEAD_BYTES]
 LIGHT_BEAT_BYTES = HEAD_BYTES + MARK_BYTES
-"""Of a light beat's frame."""
+"""The size of a light beat's frame."""
 MAX_BACKLOG_BYTES = 4 << 20
 """Bytes queued for one client that does not read; past it the connection is cut."""
 

@@ -997,15 +997,18 @@ def test_an_older_sresd_reads_the_welcome(munged: Callable[[str], str]) -> None:
 
 
 def test_the_last_words_of_a_node_are_read_though_it_is_gone(sresctld: Sresctld) -> None:
-    """What comes together with the connection's end is no less true."""
+    """They come together with the connection's end, and are no less true."""
     for number in range(20):
         sresd = sresctld.connect("node", "n1")
         sresd.send(NodeHello(f"boot-{number}", "machine"))
         sresd.beat(1)
         sresd.send(Goodbye("test"))
         sresd.close()
-        until(lambda n=number: sresctld.registry.agents()["n1"].boot_id == f"boot-{n}", "it spoke")
+        known = until(lambda: sresctld.registry.agent("n1"), "it is known")
         until(lambda: sresctld.registry.agents()["n1"].was_stopped, "its goodbye was read")
+        assert known.node == "n1"
+        assert sresctld.registry.agents()["n1"].boot_id == f"boot-{number}"
+        sresctld.registry.forget("n1")
         until(lambda: not sresctld.server.connections, "nothing is left of it")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ from slurm_resilience.clock import Clock
 from slurm_resilience.deepcheck.cluster_level import ClusterFindings, ClusterLevel
 from slurm_resilience.deepcheck.collective_math import Sweep
 from slurm_resilience.deepcheck.deep_logs import NodeLog, result_text, stamp
+from slurm_resilience.deepcheck.deep_marks import DeepMarks
 from slurm_resilience.deepcheck.deep_results import DeepState, NodeDeepCheck, advanced
 from slurm_resilience.deepcheck.instance_level import InstanceLevel
 from slurm_resilience.deepcheck.kept_nodes import MaintenanceDoor, NodeKeeper
@@ -78,6 +80,7 @@ class DeepRun:
         self._folder = log_directory
         self._tell = tell
         self._keeper = NodeKeeper(door, clock, tell)
+        self._marks = DeepMarks(door, clock.now, tell)
 
     def run(self, level: str, names: Sequence[str], user: str) -> DeepReport:
         """Run one level on nodes; those that are busy or away are named and left alone.
@@ -98,15 +101,36 @@ class DeepRun:
         cluster = ClusterLevel(nodes, options, self._tell) if level == "cluster" else None
         with (
             self._keeper.kept(ready, options.limit_minutes, user) as reservation,
+            self._marked(ready) as known,
             StepFollower(self._door, self._clock) as follower,
         ):
             if cluster is None:
                 instance = InstanceLevel(nodes, options, self._tell, self._log_result)
+                known.append(instance.nodes)
                 instance.run(reservation, follower, self._door.nodes)
                 return DeepReport(
                     level, (*instance.nodes.values(), *skipped), logs=str(self._folder)
                 )
-            return self._report(cluster.run(reservation, follower), skipped)
+            findings = cluster.run(reservation, follower)
+            known.append({node.node: node for node in findings.nodes})
+            return self._report(findings, skipped)
+
+    @contextmanager
+    def _marked(self, names: Sequence[str]) -> Iterator[list[Mapping[str, NodeDeepCheck]]]:
+        """Label the nodes in progress, and at the end with the states in the mappings that are put
+        into the list: a node without a result, since a person ended the run, say, is unjudged."""
+        known: list[Mapping[str, NodeDeepCheck]] = []
+        self._marks.mark((name, DeepState.IN_PROGRESS) for name in names)
+        try:
+            yield known
+        finally:
+            ended = {name: node.state for nodes in known for name, node in nodes.items()}
+            unjudged = (DeepState.WAITING, DeepState.IN_PROGRESS)
+            self._marks.mark(
+                (name, DeepState.UNJUDGED if state in unjudged else state)
+                for name in names
+                for state in (ended.get(name, DeepState.UNJUDGED),)
+            )
 
     def _log_result(self, node: str, message: CheckEnded) -> None:
         log = NodeLog(str(self._folder / f"{node}.log"))

@@ -40,6 +40,8 @@ class MaintenanceDoor(Protocol):
 
     def reservations(self) -> tuple[Reservation, ...]: ...
 
+    def set_comment(self, names: Sequence[str], comment: str) -> None: ...
+
     def reserve(self, name: str, nodes: Sequence[str], minutes: int, user: str) -> None: ...
 
     def release(self, name: str) -> None: ...
@@ -67,8 +69,7 @@ class NodeKeeper:
         """Judge nodes as they are now."""
         shown = {node.name: node for node in self._door.nodes()}
         until = self._clock.now() + 60.0 * minutes
-        reserved = self._door.reservations()
-        kept = kept_nodes([(one.name, one.nodes, one.starts_at) for one in reserved], until)
+        kept = kept_nodes(self._door.reservations(), until)
         return tuple(
             choose_node(shown[name], kept)
             if name in shown

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from slurm_resilience.model import Node
+from slurm_resilience.slurm.reservations import Reservation
 
 
 class DeepReadiness(enum.StrEnum):
@@ -49,11 +50,9 @@ def choose_node(node: Node, reserved: Mapping[str, str], own: str = "") -> NodeC
     return NodeChoice(node.name, DeepReadiness.READY)
 
 
-def kept_nodes(
-    reservations: Iterable[tuple[str, Sequence[str], float]], until: float
-) -> dict[str, str]:
+def kept_nodes(reservations: Iterable[Reservation], until: float) -> dict[str, str]:
     """Return the nodes of reservations that begin before a moment, with the name of one."""
-    return {node: name for name, nodes, starts in reservations if starts < until for node in nodes}
+    return {node: one.name for one in reservations if one.starts_at < until for node in one.nodes}
 
 
 _COUNT = re.compile(r"(?:^|,)gpu(?::[^,:(]+)?:(\d+)")

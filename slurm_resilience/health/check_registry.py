@@ -24,6 +24,7 @@ from slurm_resilience.health.checks.host import (
     open_files,
     pcie_errors,
     services,
+    software,
     stuck_processes,
     zombies,
 )
@@ -65,6 +66,7 @@ BUILT_IN: tuple[Check, ...] = (
     clock_sync.CHECK,
     cpu_frequency.CHECK,
     services.CHECK,
+    software.CHECK,
     nhc_config.CHECK,
 )
 

@@ -6,6 +6,7 @@ Slurm could remove a reservation by itself once no job has run in it for a while
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -34,6 +35,10 @@ class MaintenanceClient(CliClient):
     def reservations(self) -> tuple[Reservation, ...]:
         """Return all reservations that are under way or planned."""
         return read_reservations(self._run("scontrol", "show", "reservation", "-a", "-o"))
+
+    def waiting_partitions(self) -> frozenset[str]:
+        """Return the partitions in which jobs wait for nodes."""
+        return read_waiting(self._run("squeue", "-h", "-a", "-t", "PENDING", "-o", "%P|%r"))
 
     def reserve(self, name: str, nodes: Sequence[str], minutes: int, user: str) -> None:
         """Keep nodes for a user's jobs.
@@ -80,3 +85,19 @@ def step_words(order: StepOrder) -> list[str]:
     words += [f"--job-name={JOB_NAME}", f"--time={order.minutes}", "--chdir=/", "--quiet"]
     words += [f"--gres={order.gres}"] if order.gres else []
     return [*words, *order.program]
+
+
+_WAITS_FOR_NODES = re.compile(r"None|Resources|Priority|ReqNodeNotAvail|Reserv|Nodes? ")
+"""The beginnings of the reasons of jobs that could run if there were more idle nodes. (Others wait
+for a person, a date, a limit or another job.)"""
+
+
+def read_waiting(text: str) -> frozenset[str]:
+    """Return the partitions of the jobs that wait for nodes.
+
+    Args:
+        text: of each pending job its partitions and its reason, as squeue prints them.
+    """
+    rows = (line.strip().partition("|") for line in text.splitlines())
+    waiting = [partitions for partitions, _, reason in rows if _WAITS_FOR_NODES.match(reason)]
+    return frozenset(name for partitions in waiting for name in partitions.split(","))

@@ -55,7 +55,16 @@ def with_labels(comment: str, labels: Mapping[str, str]) -> str:
     if _UNREADABLE in comment:
         return comment  # not in UTF-8: written back, the person's text would be another one
     others = {key: value for key, value in labels_of(comment).items() if key not in OURS}
-    every = {key: _plain(value) for key, value in (others | dict(labels)).items()}
+    return _written(comment, others | dict(labels))
+
+
+def with_label(comment: str, name: str, value: str) -> str:
+    """Return a Comment with one label changed; empty: without it. All else in it stays."""
+    return _written(comment, labels_of(comment) | {name: value})
+
+
+def _written(comment: str, labels: Mapping[str, str]) -> str:
+    every = {key: _plain(value) for key, value in labels.items()}
     wanted = {key: value for key, value in every.items() if value}
     reason = wanted.pop(FAULT_REASON, "")
     words = [f"{key}={value.replace(' ', '_')}" for key, value in wanted.items()]

@@ -122,6 +122,47 @@ def test_a_node_that_loses_power_under_the_load_has_failed(
     wait_for(lambda: all_idle(lab), 60, lab.node_states)
 
 
+def labels(lab: Lab) -> dict[str, str]:
+    """The deep-check-status of each node that has one, as `sres node list` shows it."""
+    done = lab.run([str(own_bin() / "sres"), "node", "list", "--format", "json"])
+    shown = {node["node"]: node["labels"] for node in json.loads(done.stdout)}
+    return {
+        name: has["deep-check-status"] for name, has in shown.items() if "deep-check-status" in has
+    }
+
+
+def test_what_is_due_runs_on_idle_nodes_and_gives_way_to_jobs(
+    lab: Lab, tmp_path: Path, wait_for: WaitFor
+) -> None:
+    logs = ["--log-dir", str(tmp_path), "--node-log", str(tmp_path / "%n.log")]
+    watch = [str(own_bin() / "sres"), "deepcheck", "watch", "n[1-2]", "--at-once=2", *logs]
+    for name in lab.nodes:
+        lab.run(["scontrol", "update", f"nodename={name}", "comment="], check=True)
+    done = lab.run([*watch, "--only=cpu_burn", "--seconds=1", "--once"], timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "n1: it has had none" in done.stderr
+    assert labels(lab) == {"n1": "Passed", "n2": "Passed"}
+    again = lab.run([*watch, "--once"], timeout=60)
+    assert (again.returncode, again.stderr) == (0, ""), "nothing is due"
+
+    lab.run([str(own_bin() / "sres"), "deepcheck", "request", "n2"], check=True)
+    assert labels(lab)["n2"] == "Requested"
+    process = lab.popen([*watch, "--only=cpu_burn", "--seconds=300"], stderr=subprocess.PIPE)
+    try:
+        wait_for(lambda: queue(lab) == "sres-deepcheck RUNNING", 60, lambda: queue(lab))
+        wait_for(lambda: labels(lab)["n2"] == "InProgress", 30, lambda: labels(lab))
+        job = Job(lab, tmp_path, nodes=4, srun="srun")
+        wait_for(lambda: job.state() == "RUNNING", 90, job)
+        job.let_end()
+        wait_for(lambda: labels(lab)["n2"] == "Unjudged", 30, lambda: labels(lab))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=90)
+    assert "jobs wait for nodes: the checks of n2 are ended" in said
+    assert "No reservations" in reservations(lab)
+    wait_for(lambda: all_idle(lab), 60, lab.node_states)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_end_in_the_middle_leaves_no_job(
     lab: Lab, tmp_path: Path, wait_for: WaitFor, number: int

@@ -26,6 +26,7 @@ def fabric(root: Path, state: str) -> Path:
 
 
 def kill_task(lab: Lab, node: str) -> None:
+    """Kill the task on a node that is not the batch host, where srun has the same words."""
     lab.run(["pkill", "-9", "-f", "/task.s[h]"], node=node, check=True)
 
 
@@ -53,10 +54,10 @@ def test_a_fault_that_no_line_announced_is_found_as_the_step_dies(
     assert not [e for e in events(lab) if e["kind"] == "detected"]
 
     lab.run(["mount", "--bind", str(broken), str(ports)], node=VICTIM, check=True)
-    kill_task(lab, "n1")
+    kill_task(lab, VICTIM)
     third = wait_for(lambda: job.running_on(3, 2), 60, job)
     assert VICTIM not in {task["host"] for task in third}, job
-    assert f"at fault: {VICTIM}" in job.log(), job
+    assert f"at fault: {VICTIM}" in job.log(), repr(job)
     job.let_end()
     wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
     wait_for(lambda: "closed" in kinds(lab, VICTIM), 60, "it was repaired and is back")

@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from slurm_resilience.deepcheck.collective_math import Collective, best_bus_bandwidth
 from slurm_resilience.deepcheck.deep_results import DeepOutcome
-from slurm_resilience.deepcheck.instance.__main__ import run_check
 from slurm_resilience.deepcheck.instance.instance_check import InstanceContext
 from slurm_resilience.deepcheck.instance.instance_checks import chosen
+from slurm_resilience.deepcheck.instance.this_node import run_check
 from slurm_resilience.deepcheck.step_lines import (
     Burned,
     GroupSwept,

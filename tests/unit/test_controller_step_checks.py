@@ -92,6 +92,24 @@ def test_the_supervisor_is_told_after_the_round_that_has_seen_all_answers() -> N
     assert site.round(SICK) == [], "once"
 
 
+def test_a_node_that_was_marked_for_its_fault_is_named_too() -> None:
+    site = Nodes()
+    site.begin("n1", "n2")
+    site.asked["n1"](ran())
+    site.asked["n2"](ran())
+    marked = NodeVerdict("n2", "requested", "Action:Reboot", "Action:Reboot")
+    (told,) = site.round({"n2": marked})
+    assert told.text.endswith("at fault: n2")
+
+
+def test_a_fault_that_is_only_observed_is_no_clean_bill() -> None:
+    site = Nodes()
+    site.begin("n1")
+    site.asked["n1"](ran())
+    (told,) = site.round({"n1": NodeVerdict("n1", "suspect", "1 of 2 GPUs answers")})
+    assert told.text.endswith(": n1 may be at fault (1 of 2 GPUs answers)")
+
+
 def test_a_node_has_a_part_of_the_time_that_the_supervisor_waits() -> None:
     site = Nodes()
     site.begin("n1", seconds=5.0)

@@ -16,6 +16,7 @@ import pytest
 
 from slurm_resilience.cli.deepcheck import deepcheck_commands
 from slurm_resilience.deepcheck.collective_math import Sweep, SweepRow
+from slurm_resilience.deepcheck.deep_marks import marked_at, status_of
 from slurm_resilience.deepcheck.deep_results import DeepOutcome, DeepResult
 from slurm_resilience.deepcheck.deep_run import DeepReport, DeepRun
 from slurm_resilience.deepcheck.run_options import DeepRunOptions
@@ -76,6 +77,8 @@ class Door:
         self.code = 0
         self.refused: SresError | None = None
         self.reserved: list[Reservation] = []
+        self.unlabelled: SresError | None = None
+        self.labels: list[str] = []
 
     def nodes(self) -> tuple[Node, ...]:
         return tuple(self.shown.values())
@@ -87,6 +90,13 @@ class Door:
         if self.refused is not None:
             raise self.refused
         self.done.append(f"reserve {','.join(nodes)} for {user}")
+
+    def set_comment(self, names: Sequence[str], comment: str) -> None:
+        if self.unlabelled is not None:
+            raise self.unlabelled
+        for name in names:
+            self.shown[name] = msgspec.structs.replace(self.shown[name], comment=comment)
+            self.labels.append(f"{name} {comment}")
 
     def release(self, name: str) -> None:
         if self.refusals:
@@ -427,3 +437,45 @@ def test_one_node_alone_has_no_links_to_others(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="different GPUs"):
         run(door, tmp_path, "cluster")
     assert door.done == []
+
+
+def test_the_state_is_kept_in_the_comment_beside_all_else(tmp_path: Path) -> None:
+    noted = node(2, comment="RMA 4711 [sres health-status=validating]")
+    door = Door([node(1), noted], lambda order: passes(order)[:3])
+    run(door, tmp_path, "instance")
+    at = "deep-check-at=2023-11-14T22:13:20Z"
+    assert door.labels == [
+        f"n1 [sres deep-check-status=InProgress {at}]",
+        f"n2 RMA 4711 [sres health-status=validating deep-check-status=InProgress {at}]",
+        f"n1 [sres deep-check-status=Passed {at}]",
+        f"n2 RMA 4711 [sres health-status=validating deep-check-status=Unjudged {at}]",
+    ]
+    assert [status_of(one) for one in door.nodes()] == ["Passed", "Unjudged"]
+    assert marked_at(door.shown["n1"]) == StandStill().at
+
+
+def test_a_run_that_a_person_ends_leaves_no_node_in_progress(tmp_path: Path) -> None:
+    def end(order: StepOrder) -> Sequence[StepMessage]:
+        raise KeyboardInterrupt
+
+    door = Door([node(1), node(2)], end)
+    with pytest.raises(KeyboardInterrupt):
+        run(door, tmp_path, "instance")
+    assert [status_of(one) for one in door.nodes()] == ["Unjudged", "Unjudged"]
+
+
+def test_a_label_that_slurm_does_not_take_ends_no_run_and_is_told_once(tmp_path: Path) -> None:
+    door, told = Door([node(1)], passes), list[str]()
+    door.unlabelled = NotPermitted("Invalid user id")
+    assert run(door, tmp_path, "instance", told=told).exit_code == 0
+    assert [line for line in told if "label" in line] == [
+        "the label deep-check-status cannot be written: Invalid user id"
+    ]
+
+
+def test_a_node_that_is_skipped_keeps_its_label(tmp_path: Path) -> None:
+    busy = node(1, "ALLOCATED", comment="[sres deep-check-status=Passed]")
+    door = Door([busy], passes)
+    run(door, tmp_path, "instance")
+    assert door.labels == []
+    assert (status_of(busy), marked_at(busy)) == ("Passed", 0.0)

@@ -139,7 +139,10 @@ def test_only_an_idle_node_is_loaded(base: str, flags: str, readiness: DeepReadi
 
 
 def test_a_node_that_is_kept_for_others_is_left_alone() -> None:
-    reservations = [("upgrade", ("n1",), 500.0), ("later", ("n2",), 5000.0)]
+    reservations = [
+        Reservation("upgrade", ("n1",), 500.0),
+        Reservation("later", ("n2",), 5000.0),
+    ]
     kept = kept_nodes(reservations, until=1000.0)
     assert choose_node(Node("n1", "IDLE"), kept) == (
         "n1",

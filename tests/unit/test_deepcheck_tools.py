@@ -13,8 +13,8 @@ import pytest
 
 from slurm_resilience.deepcheck.deep_results import DeepOutcome, DeepResult
 from slurm_resilience.deepcheck.instance import instance_checks
-from slurm_resilience.deepcheck.instance.__main__ import run_check
 from slurm_resilience.deepcheck.instance.instance_check import InstanceContext
+from slurm_resilience.deepcheck.instance.this_node import run_check
 from slurm_resilience.deepcheck.step_lines import CheckBegun, CheckEnded, ChecksDone, LineAssembler
 from slurm_resilience.deepcheck.step_requests import InstanceRequest
 from slurm_resilience.deepcheck.tool_call import run_tool

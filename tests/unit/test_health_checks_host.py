@@ -21,6 +21,7 @@ from slurm_resilience.health.checks.host import (
     edac_counters,
     open_files,
     pcie_errors,
+    software,
     stuck_processes,
     zombies,
 )
@@ -380,3 +381,27 @@ def test_a_period_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"checks\.periods\.disk must be greater than 0"):
         config.parse("[checks.periods]\ndisk = 0\n")
     assert config.parse("[checks.periods]\ndisk = 5\n").checks.periods == {"disk": 5.0}
+
+
+def test_software_is_compared_with_that_of_the_last_deep_check(tmp_path: Path) -> None:
+    context = CheckContext(sysroot=tmp_path, now=5.0)
+    release = tmp_path / "proc" / "sys" / "kernel" / "osrelease"
+    release.parent.mkdir(parents=True)
+    release.write_text("6.1.0-13\n")
+    assert software.judge(software.probe(context), context).findings == ()
+    software.remember(context)
+    assert software.judge(software.probe(context), context).findings == ()
+    driver = tmp_path / "proc" / "driver" / "nvidia" / "version"
+    driver.parent.mkdir(parents=True)
+    driver.write_text("NVRM version: 560.35\nGCC version: 12\n")
+    release.write_text("6.1.0-14\n")
+    (finding,) = software.judge(software.probe(context), context).findings
+    assert finding.severity == "monitor"
+    assert finding.text == (
+        "since its last deep check: NVIDIA driver none → NVRM version: 560.35; "
+        "kernel 6.1.0-13 → 6.1.0-14"
+    )
+    software.remember(context)
+    assert software.judge(software.probe(context), context).findings == ()
+    (tmp_path / "var" / "lib" / "slurm-resilience" / "software.json").write_text("{")
+    assert software.judge(software.probe(context), context).findings == ()

@@ -15,6 +15,12 @@ import click
 import msgspec
 
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
+from slurm_resilience.cli.deepcheck.pacing_commands import (
+    check_here,
+    request_deep_check,
+    sweep_reservations,
+    watch_deep_checks,
+)
 from slurm_resilience.cli.shared_options import config_option, format_option, hostlist_argument
 from slurm_resilience.cli.tables import print_json, table, user_name
 from slurm_resilience.errors import UsageError
@@ -163,6 +169,12 @@ def run_deep_checks(
         report = run.run(level, nodes, user_name(cluster.uid))
     _show(report, form)
     return report.exit_code
+
+
+deepcheck.add_command(watch_deep_checks)
+deepcheck.add_command(request_deep_check)
+deepcheck.add_command(sweep_reservations)
+deepcheck.add_command(check_here)
 
 
 @contextlib.contextmanager

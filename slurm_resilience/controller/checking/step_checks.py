@@ -32,6 +32,8 @@ log = logging.getLogger("sresctld")
 
 MAX_SECONDS = 60.0
 """A supervisor waits no longer for the checks of its nodes."""
+AT_FAULT = ("dead", "sick", "requested")
+"""The last one is also what a sick node is once it has been marked."""
 SHARE_OF_NODE = 0.8
 """The part of these seconds that a node has. In the rest its answer travels, and is judged."""
 CHECKS_A_SECOND_OF_NODE, CHECKS_AT_ONCE_OF_NODE = 0.1, 3.0
@@ -68,11 +70,15 @@ class CheckedStep:
 
     def text(self, verdicts: Mapping[str, NodeVerdict], now: float) -> str:
         """Return the outcome in one line."""
-        sick = [name for name in self.nodes if verdicts[name].verdict in ("sick", "dead")]
+        sick = [name for name in self.nodes if verdicts[name].verdict in AT_FAULT]
         judged = [name for name in self.nodes if name not in self.silent]
         if not judged:
             return f"{fold(self.nodes)} did not answer with checks: {self._first_reason()}"
+        # Found faulty, and not marked: sresctld is paused, or only observes.
+        doubtful = [name for name in self.nodes if verdicts[name].verdict == "suspect"]
         found = f"at fault: {fold(sick)}" if sick else "no fault was found"
+        if doubtful:
+            found = f"{fold(doubtful)} may be at fault ({verdicts[doubtful[0]].reason})"
         line = f"checks of {fold(judged)} took {now - self.began:.1f} s: {found}"
         if self.silent:
             line += f"; not checked: {fold(self.silent)} ({self._first_reason()})"

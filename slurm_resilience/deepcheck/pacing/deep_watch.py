@@ -1,0 +1,168 @@
+"""Run deep checks that are due on idle nodes, a few at a time, and give way to jobs.
+
+Each run is a process of its own (`sres deepcheck run`), which gives its nodes back when it ends.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from slurm_resilience.clock import Clock
+from slurm_resilience.deepcheck.deep_marks import CommentDoor, DeepMarks
+from slurm_resilience.deepcheck.deep_results import DeepState
+from slurm_resilience.deepcheck.node_choice import kept_nodes
+from slurm_resilience.deepcheck.pacing.due_nodes import due_nodes
+from slurm_resilience.deepcheck.pacing.left_behind import LeftBehind, is_ours
+from slurm_resilience.errors import SresError
+from slurm_resilience.model import Job
+from slurm_resilience.slurm.hostlists import fold
+from slurm_resilience.slurm.reservations import Reservation
+
+TRIED_AGAIN_SECONDS = 3600.0
+"""A node for which a run was begun is not taken again before, whatever came of it."""
+
+
+class WatchDoor(CommentDoor, Protocol):
+    """The requests to Slurm that the watch makes."""
+
+    def jobs(self) -> tuple[Job, ...]: ...
+
+    def reservations(self) -> tuple[Reservation, ...]: ...
+
+    def waiting_partitions(self) -> frozenset[str]: ...
+
+    def release(self, name: str) -> None: ...
+
+
+class DeepPace(NamedTuple):
+    """The pace that the site has set."""
+
+    every_seconds: float
+    at_once: int
+    limit_minutes: int
+    nodes: frozenset[str] | None = None
+    """Only these; None: all."""
+
+
+class _Run(NamedTuple):
+    process: subprocess.Popen[bytes]
+    nodes: tuple[str, ...]
+
+
+class DeepWatch:
+    """Looks at the cluster again and again; `look` is one time."""
+
+    def __init__(
+        self,
+        door: WatchDoor,
+        clock: Clock,
+        pace: DeepPace,
+        begin: Callable[[Sequence[str]], subprocess.Popen[bytes]],
+        changed: Callable[[], frozenset[str]],
+        tell: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            door: Slurm.
+            clock: the time.
+            pace: how many nodes, and how often.
+            begin: starts a run over some nodes.
+            changed: returns the nodes whose software has changed since their last deep check.
+            tell: takes a line of progress.
+        """
+        self._door = door
+        self._clock = clock
+        self._pace = pace
+        self._begin = begin
+        self._changed = changed
+        self._tell = tell
+        self._marks = DeepMarks(door, clock.now, tell)
+        self._left_behind = LeftBehind()
+        self._run: _Run | None = None
+        self._gives_way = False
+        self._tried: dict[str, float] = {}
+
+    @property
+    def is_running(self) -> bool:
+        """A run is under way."""
+        return self._run is not None
+
+    def look(self) -> None:
+        """Look at the cluster once: clear up, give way, or begin what is due."""
+        try:
+            self.clear_up()
+            if self._run is not None:
+                self._follow(self._run)
+            else:
+                self._begin_due()
+        except SresError as error:
+            self._tell(f"nothing is done now: {error}")
+
+    def end(self, seconds: float) -> None:
+        """End the run that is under way, and wait for its end."""
+        if self._run is not None:
+            self._run.process.terminate()
+            try:
+                self._run.process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                self._tell("the run does not end; it removes its reservation when it does")
+            self._run = None
+
+    def clear_up(self) -> None:
+        """Remove what killed runs have left behind.
+
+        Raises:
+            SresError: Slurm does not answer, or refuses.
+        """
+        moment = self._clock.monotonic()
+        shown = self._door.reservations()
+        in_use = {job.reservation for job in self._door.jobs() if job.reservation}
+        own = {node for one in shown if is_ours(one) for node in one.nodes}
+        for left in self._left_behind.reservations(shown, in_use, moment):
+            self._door.release(left.name)
+            self._tell(f"{left.name} of {fold(left.nodes)} was left behind, and is removed")
+        stuck = self._left_behind.labels(self._door.nodes(), own, moment)
+        self._marks.mark((name, DeepState.UNJUDGED) for name in stuck)
+
+    def _follow(self, run: _Run) -> None:
+        code = run.process.poll()
+        if code is not None:
+            self._tell(f"the checks of {fold(run.nodes)} ended with {code}")
+            self._run = None
+            return
+        own = {node.name: node for node in self._door.nodes() if node.name in run.nodes}
+        partitions = {name for node in own.values() for name in node.partitions}
+        if not self._gives_way and not partitions.isdisjoint(self._door.waiting_partitions()):
+            self._gives_way = True
+            self._tell(f"jobs wait for nodes: the checks of {fold(run.nodes)} are ended")
+            run.process.terminate()
+
+    def _begin_due(self) -> None:
+        now, moment = self._clock.now(), self._clock.monotonic()
+        until = now + 60.0 * self._pace.limit_minutes
+        recent = {n for n, at in self._tried.items() if moment - at < TRIED_AGAIN_SECONDS}
+        shown = [
+            node
+            for node in self._door.nodes()
+            if node.name not in recent
+            and (self._pace.nodes is None or node.name in self._pace.nodes)
+        ]
+        due = due_nodes(
+            shown,
+            kept_nodes(self._door.reservations(), until),
+            self._door.waiting_partitions(),
+            self._changed(),
+            now,
+            self._pace.every_seconds,
+        )[: self._pace.at_once]
+        if not due:
+            return
+        names = tuple(one.node for one in due)
+        for one in due:
+            self._tell(f"{one.node}: {one.trigger}")
+        self._tried = {n: at for n, at in self._tried.items() if n in recent}
+        self._tried |= dict.fromkeys(names, moment)
+        self._gives_way = False
+        self._run = _Run(self._begin(names), names)

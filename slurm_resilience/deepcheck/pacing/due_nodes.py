@@ -1,0 +1,99 @@
+"""Choose the nodes whose deep check is due, from what Slurm shows of them. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from slurm_resilience.deepcheck.deep_marks import REQUESTED, booted_at, marked_at, status_of
+from slurm_resilience.deepcheck.deep_results import DeepState
+from slurm_resilience.deepcheck.node_choice import DeepReadiness, choose_node
+from slurm_resilience.health.checks.host import software
+from slurm_resilience.model import Node
+from slurm_resilience.slurm.node_labels import HEALTH, labels_of
+
+AGAIN_SECONDS = 86400.0
+"""A node that could not be judged is looked at again after this time, or after the period."""
+
+
+class DeepTrigger(enum.StrEnum):
+    """The reason for a deep check. The first one comes first."""
+
+    REQUESTED = "an administrator asks for it"
+    RETURNED = "it was repaired since the last one failed"
+    FIRST = "it has had none"
+    SOFTWARE = "its driver, kernel or firmware has changed"
+    AGAIN = "the last one could not judge it"
+    PERIODIC = "the last one is long ago"
+
+
+class DueNode(NamedTuple):
+    """A node whose deep check is due."""
+
+    node: str
+    trigger: DeepTrigger
+
+
+def due_nodes(
+    nodes: Iterable[Node],
+    reserved: Mapping[str, str],
+    wanted: Collection[str],
+    changed: Collection[str],
+    now: float,
+    every_seconds: float,
+) -> tuple[DueNode, ...]:
+    """Return the nodes to check, the most urgent first: idle ones that no waiting job could use.
+
+    Args:
+        nodes: as Slurm shows them now.
+        reserved: by node, the reservation that has it, or will have it before a check could end.
+        wanted: partitions in which jobs wait for nodes.
+        changed: nodes whose software is another than at their last deep check.
+        now: seconds since the epoch.
+        every_seconds: a node that has passed is checked again after this time; 0: never.
+    """
+    found = []
+    for node in nodes:
+        trigger = _trigger(node, node.name in changed, now, every_seconds)
+        if trigger is None or not set(wanted).isdisjoint(node.partitions):
+            continue
+        # An open incident is sresctld's: what it needs is done there.
+        is_under_repair = HEALTH in labels_of(node.comment)
+        if not is_under_repair and choose_node(node, reserved).readiness is DeepReadiness.READY:
+            found.append((DueNode(node.name, trigger), marked_at(node)))
+    order = list(DeepTrigger)
+    return tuple(due for due, _ in sorted(found, key=lambda one: (order.index(one[0][1]), one[1])))
+
+
+def changed_nodes(status: Mapping[str, Any]) -> frozenset[str]:
+    """Return the nodes whose software is another than at their last deep check.
+
+    Args:
+        status: sresctld's, with the findings of each node.
+    """
+    return frozenset(
+        name
+        for name, node in status.get("nodes", {}).items()
+        if any(finding["check"] == software.CHECK.name for finding in node.get("findings", ()))
+    )
+
+
+def _trigger(node: Node, is_changed: bool, now: float, every_seconds: float) -> DeepTrigger | None:
+    status, age = status_of(node), now - marked_at(node)
+    match status:
+        case "":
+            return DeepTrigger.FIRST
+        case DeepState.IN_PROGRESS.value:
+            return None
+        case DeepState.FAILED.value:
+            # Until it has been repaired, another one would find the same.
+            return DeepTrigger.RETURNED if booted_at(node) > marked_at(node) else None
+        case DeepState.UNJUDGED.value:
+            again = min(AGAIN_SECONDS, every_seconds) if every_seconds else AGAIN_SECONDS
+            return DeepTrigger.AGAIN if age >= again else None
+        case status if status == REQUESTED:
+            return DeepTrigger.REQUESTED
+    if is_changed:
+        return DeepTrigger.SOFTWARE
+    return DeepTrigger.PERIODIC if every_seconds and age >= every_seconds else None

@@ -32,14 +32,14 @@ from slurm_resilience.launcher.processes.warm_interpreter import WarmInterpreter
 from slurm_resilience.launcher.rendezvous_directory import is_complete, next_incarnation
 from slurm_resilience.launcher.restart_policy import ProcessEnd, RestartDecision, judge
 from slurm_resilience.mesh.model import GenerationEnd, Peer
-from slurm_resilience.mesh.rendezvous import SharedDirectory
+from slurm_resilience.mesh.rendezvous import HOLD, SharedDirectory
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _BITS = (flags.STDOUT, flags.STDERR)
 _RETRY_SECONDS = 1.0
 """Seconds until the next attempt when the system refuses a process."""
-_NOT_FOR_RANKS = ("SRES_SECRET", "SRES_SEATS_HERE")
+_NOT_FOR_RANKS = ("SRES_SECRET", "SRES_SEATS_HERE", HOLD)
 """Meant for the launcher; ranks get their own."""
 
 
@@ -106,6 +106,8 @@ class Launcher:
             self._dismiss_reserves()
 
     async def _train(self) -> int:
+        if not await self._warm.wait_until_needed(lambda: self._ending.goes_on):
+            return 0
         if self._job.before:
             code = await self._run_script("pre-train", self._job.before)
             if code:
@@ -233,7 +235,9 @@ class Launcher:
             self._standbys.soon()
 
     def _fork(self, order: ProcessSpec, again: bool) -> Process | None:
-        return self._warm.fork(order, self._job.piped) if again else None
+        # A first process comes out of it only where it was loaded before it was needed.
+        may = again or self._job.warm.hold is not None
+        return self._warm.fork(order, self._job.piped) if may else None
 
     def _order(self, seat: Seat, incarnation: int) -> ProcessSpec:
         streams = self._job.streams[seat.local]
@@ -244,9 +248,12 @@ class Launcher:
                     seat.logs.mkdir(parents=True, exist_ok=True)
         files = [None if streams.teed(bit) else streams.file(bit, seat.logs) for bit in _BITS]
         stdout, stderr = (None if file is None else str(file) for file in files)
-        environment = of_rank(self._own, self._job.node, seat.local, incarnation)
+        seats_own = of_rank(self._own, self._job.node, seat.local, incarnation)
+        environment = self._warm.changed | seats_own
         if self._group.port:
             environment["MASTER_PORT"] = str(self._group.port)
+        if self._group.world is not None and self._group.world.moved_master:
+            environment["MASTER_ADDR"] = self._group.world.moved_master
         return ProcessSpec(self._job.kind, self._job.argv, environment, stdout, stderr)
 
     def _vacated(self, seat: Seat, end: ProcessEnd, pause: float = 0.0) -> None:
@@ -356,7 +363,8 @@ class Launcher:
         if last:
             say("\nsres-run:     ".join([f"  last lines of {file}:", *last]))
         if self._group.world is not None:
-            self._group.world.stop(f"rank {seat.number}: {decision.reason}")
+            reason = f"rank {seat.number}: {decision.reason}"
+            self._group.world.stop(reason, decision.code or 1)
         self._end_ranks()
 
     def _end_ranks(self) -> None:

@@ -78,6 +78,7 @@ class LauncherWorld:
     ) -> None:
         self._loop = loop
         self._news = news
+        self._rendezvous = rendezvous
         self._me = me
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._view: View | None = None
@@ -98,6 +99,13 @@ class LauncherWorld:
         """True: all launchers were there once."""
         return self._view is not None
 
+    @property
+    def moved_master(self) -> str:
+        """Address of node rank 0, if a later launcher took the place of the first; else empty."""
+        members = () if self._view is None else self._view.members
+        first = [member.peer for member in members if member.peer.seat == 0]
+        return first[0].host if first and first[0].incarnation else ""
+
     def start(self) -> None:
         """Meet the others."""
         self._mesh.start()
@@ -117,8 +125,9 @@ class LauncherWorld:
         """Say that all ranks here are done."""
         self._orders.put(_Order("done", self._generation))
 
-    def stop(self, reason: str) -> None:
-        """End the program on all nodes."""
+    def stop(self, reason: str, code: int) -> None:
+        """End the program on all nodes; the supervisor is told, so that it brings none back."""
+        self._rendezvous.outcome(code, -1, reason)
         self._mesh.stop(GenerationEnd(self._generation, reason, self._me.id, "stop"))
 
     def close(self) -> None:
@@ -152,6 +161,7 @@ class LauncherWorld:
                 self._mesh.say(PeerStatus(phase, self._generation))
                 view = self._mesh.meet(MEET_SECONDS if phase == "ready" else DONE_SECONDS)
                 if view is None:
+                    self._rendezvous.outcome(0, -1, "")
                     self._tell(self._news.on_done)
                     return
                 is_first, self._view = self._view is None, view

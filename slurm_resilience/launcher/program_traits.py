@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 _OURS = "slurm_resilience"
+_RECOVERS = f"{_OURS}.training"
 _WRITERS = ("setdefault", "update", "pop", "clear", "popitem")
 
 
@@ -25,15 +26,13 @@ class ProgramTraits(msgspec.Struct, frozen=True):
     """Environment variables that it changes; `*`: some that its text does not name."""
     leads_path: bool = False
     """It puts directories in front of `sys.path`, or replaces it."""
+    uses_library: bool = False
+    """It recovers in its own process, where a standby is made for it. What only asks
+    `slurm_resilience.resume` whether its attempt is valid does not."""
 
     @property
     def uses_torch(self) -> bool:
         return "torch" in self.imports
-
-    @property
-    def uses_library(self) -> bool:
-        """True: it recovers in its own process, where a standby is made for it."""
-        return _OURS in self.imports
 
 
 def read_traits(source: bytes | str) -> ProgramTraits:
@@ -42,21 +41,29 @@ def read_traits(source: bytes | str) -> ProgramTraits:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ProgramTraits()
-    imports: set[str] = set()
+    modules: set[str] = set()
     changed: set[str] = set()
     leads = False
     for node in ast.walk(tree):
-        imports |= set(_imported(node))
+        modules |= set(_imported(node))
         changed |= set(_environment_changes(node))
         leads = leads or _leads_path(node)
-    return ProgramTraits(frozenset(imports), frozenset(changed), leads)
+    imports = frozenset(name.partition(".")[0] for name in modules)
+    recovers = any(_is_library(name) for name in modules)
+    return ProgramTraits(imports, frozenset(changed), leads, recovers)
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
+    """Yield the modules, and what may be one, that an import names."""
     if isinstance(node, ast.Import):
-        yield from (alias.name.partition(".")[0] for alias in node.names)
+        yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        yield node.module.partition(".")[0]
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _is_library(name: str) -> bool:
+    """`slurm_resilience.training`, all that is in it, and what may stand for it."""
+    return name in (_OURS, f"{_OURS}.*") or f"{name}.".startswith(f"{_RECOVERS}.")
 
 
 def _is(node: ast.AST, module: str, name: str) -> bool:

@@ -32,7 +32,7 @@ from slurm_resilience.launcher.rendezvous_directory import RendezvousDirectory
 from slurm_resilience.launcher.restart_policy import RestartRules
 from slurm_resilience.launcher.warm_policy import WarmPlan, plan_warm
 from slurm_resilience.mesh.own_address import own_address
-from slurm_resilience.mesh.rendezvous import note_passed
+from slurm_resilience.mesh.rendezvous import HOLD, LAUNCHERS, note_passed
 
 _TORCH = (
     "torch",
@@ -114,7 +114,8 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
             virtual=given["virtual_local_rank"],
         )
         limit = given["shutdown_timeout"]
-        warm = _warm(given, kind, argv)
+        held = environment.get(HOLD)
+        warm = _warm(given, kind, argv, Path(held) if held else None)
         job = LaunchSpec(
             node=node,
             rendezvous=rendezvous,
@@ -161,16 +162,23 @@ def _restart(
     meets = rendezvous.directory is not None and several and together
     if together and several and not meets:
         launch.say("note: each node starts its ranks again by itself: there is no shared directory")
+    meet = None
+    if meets and rendezvous.directory:
+        # The supervisor watches the launchers of plain programs, and brings a lost one back.
+        meet = rendezvous.directory / (LAUNCHERS if plain else "restarts")
     return RestartSpec(
         scope,
         0 if node.master is None else node.master[1],
         own_port=alone and not given["master_port"] and not environment.get("MASTER_PORT"),
-        meet=rendezvous.directory / "launchers" if meets and rendezvous.directory else None,
+        # The supervisor watches the launchers of a plain program, and brings a lost one back.
+        meet=meet,
         host=own_address(environment, False),
     )
 
 
-def _warm(given: Mapping[str, Any], kind: str, argv: tuple[str, ...]) -> WarmSpec:
+def _warm(
+    given: Mapping[str, Any], kind: str, argv: tuple[str, ...], held: Path | None
+) -> WarmSpec:
     """Return the warm interpreter that this node is to have.
 
     Raises:
@@ -179,7 +187,7 @@ def _warm(given: Mapping[str, Any], kind: str, argv: tuple[str, ...]) -> WarmSpe
     if kind == "program":
         if given["warm"]:
             raise UsageError("--warm is for Python's programs; leave it out, or --no-python")
-        return WarmSpec(WarmPlan(False))
+        return WarmSpec(WarmPlan(False), hold=held)
     file = program_file(kind, argv[0])
     try:
         traits = None if file is None else read_traits(file.read_bytes())
@@ -194,7 +202,7 @@ def _warm(given: Mapping[str, Any], kind: str, argv: tuple[str, ...]) -> WarmSpe
     known = traits or ProgramTraits()
     ours = known.uses_library or given["recipe"] is not None
     modules = (*(_WARM if ours else _TORCH), *given["standby_import"])
-    return WarmSpec(plan, modules, known, program_front(kind, argv[0]))
+    return WarmSpec(plan, modules, known, program_front(kind, argv[0]), held)
 
 
 def _standbys(given: Mapping[str, Any], kind: str, wished: int, warm: WarmSpec) -> int:

@@ -286,7 +286,7 @@ class Supervisor:
                 looked = context.clock.monotonic()
                 self._fence.mend()
                 self._training.advise()
-            if watched is None and self._training.lives:
+            if self._training.lives and (watched is None or self._training.has_moved(watched[0])):
                 watched = self._training.connect(stack)
             if not step.running or not (news or watched):
                 continue
@@ -377,7 +377,7 @@ class Supervisor:
         """Keep the step alive until its end; None: not all of its seats have been seen yet."""
         attempt = self._attempt
         assert attempt is not None
-        seat_map = self._training.seat_map(step, attempt.step_nodes, observer)
+        seat_map = self._training.seat_map(step, attempt.step_nodes, (rendezvous, observer))
         if seat_map is None:
             return None
         live_step = LiveStep(

@@ -94,7 +94,7 @@ class Plain:
         self.directory = directory
         self.started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *flags: str, program: str = PROGRAM) -> psutil.Process:
+    def start(self, *flags: str, program: str = PROGRAM, **more: str) -> psutil.Process:
         script = self.directory / "program" / "train.py"
         script.parent.mkdir(exist_ok=True)
         script.write_text(program)
@@ -107,7 +107,7 @@ class Plain:
                 [*launcher, *flags, str(script), str(self.directory)],
                 stderr=err,
                 stdin=subprocess.DEVNULL,
-                env=clean | tells | {"GLOO_SOCKET_IFNAME": "lo"},
+                env=clean | tells | {"GLOO_SOCKET_IFNAME": "lo"} | more,
             )
         self.started.append(process)
         return psutil.Process(process.pid)
@@ -157,6 +157,20 @@ def test_all_ranks_start_again_out_of_the_warm_interpreter(plain: Plain, victim:
     assert done[0]["weights"] == done[1]["weights"]
     assert "all ranks are started again" in plain.err
     assert plain.err.count("a fork of the warm interpreter") == 2
+
+
+def test_a_prepared_launcher_starts_its_ranks_out_of_the_warm_interpreter(plain: Plain) -> None:
+    """It loads its interpreter, and starts nothing before the file is there that it waits for."""
+    held = plain.directory / "hold"
+    plain.start("--nproc-per-node=2", "--standby-import=ready_mark", SRES_HOLD=str(held))
+    until(lambda: (plain.directory / "ready").exists(), lambda: f"no warm interpreter: {plain.err}")
+    assert not list(plain.directory.glob("*.0.0")), "no rank has been started"
+    (plain.directory / "go").touch()
+    held.with_suffix(".new").write_text(json.dumps({"CHANGED": "since"}))
+    held.with_suffix(".new").rename(held)
+    up = [plain.read(f"up.{rank}.0") for rank in (0, 1)]
+    assert [one["there"] for one in up] == [True, True], plain.err
+    assert plain.end() == 0, plain.err
 
 
 def test_without_it_they_start_again_cold(plain: Plain) -> None:

@@ -333,6 +333,7 @@ class TestPolicy:
             (ProgramTraits(), False, ""),
             (TORCH, True, ""),
             (read_traits("import torch, slurm_resilience.training"), False, ""),
+            (read_traits("import torch\nfrom slurm_resilience import training"), False, ""),
             (read_traits("import torch, sys\nsys.path.insert(0, 'x')"), False, "sys.path"),
             (read_traits("import torch, sys\nsys.path = ['x', *sys.path]"), False, "sys.path"),
             (
@@ -364,7 +365,26 @@ class TestPolicy:
         assert found.imports == {"torch", "os", "sys"}
         assert found.sets == set("ABCDEF")
         assert not found.leads_path
+        assert not found.uses_library
         assert read_traits("this is no python(") == read_traits(b"\0") == ProgramTraits()
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "import slurm_resilience.training.data as data",
+            "from slurm_resilience.training import resilient",
+            "import slurm_resilience",
+            "from slurm_resilience import *",
+        ],
+    )
+    def test_a_program_that_recovers_by_itself(self, text: str) -> None:
+        assert read_traits(text).uses_library
+
+    def test_to_ask_whether_the_attempt_is_valid_is_no_recovery(self) -> None:
+        text = "import torch\nfrom slurm_resilience.resume import attempt\n"
+        assert not read_traits(text).uses_library
+        template = Path(__file__).parents[2] / "scripts" / "templates" / "train_ddp.py"
+        assert plan_warm(None, False, read_traits(template.read_bytes()), False) == WarmPlan(True)
 
     def test_variables_that_differ(self) -> None:
         own = {"OMP_NUM_THREADS": "1", "MODE": "a"}

@@ -75,9 +75,9 @@ S = LiveStepState
 class Script:
     """A training of one seat a node, and the plan that is told of it."""
 
-    def __init__(self, limits: ResumeSettings = LIMITS) -> None:
+    def __init__(self, limits: ResumeSettings = LIMITS, *, needs_all: bool = False) -> None:
         slots = tuple(NodeSlot(rank, node, (rank,)) for rank, node in enumerate(NODES))
-        self.plan = LivePlan(SeatMap(slots, len(NODES), 1), limits)
+        self.plan = LivePlan(SeatMap(slots, len(NODES), 1, needs_all), limits)
         self.now = 100.0
         self.incarnations = dict.fromkeys(range(len(NODES)), 0)
         self.generation = 1
@@ -351,6 +351,25 @@ def test_tasks_that_die_again_and_again_leave_their_seat_empty(script: Script) -
     assert script.plan.state is S.DEGRADED
     for _ in range(5):
         assert script.tell(Tick(), LIMITS.swap_wait) == (), "the others go on for good"
+
+
+def test_where_no_seat_may_stay_empty_the_step_is_ended() -> None:
+    """A launcher of a plain program dies again and again: its others wait for it in vain."""
+    script, step = Script(needs_all=True), 0
+    for _ in range(LIMITS.max_relaunches):
+        script.tell(TasksDied(step, (0 if step else 2,), "Killed"))
+        script.see((0, 1, 3))
+        script.tell(Tick(), LIMITS.diagnosis_wait)
+        step = only(script.find("n3", kind=SearchKind.TASKS), StartJoin).step
+        script.tell(JoinStarted(step))
+    script.tell(TasksDied(step, (0,), "Killed"))
+    script.see((0, 1, 3))
+    ended = only(script.tell(Tick(), LIMITS.diagnosis_wait), EndSteps)
+    assert ended.manner is EndManner.WITH_GRACE
+    assert "Killed" in ended.reason
+    assert script.plan.state is S.ENDING
+    last = only(script.tell(StepsEnded({0: 137, step: 137})), EndAttempt)
+    assert last.stopped_by_us
 
 
 def test_a_join_step_that_cannot_be_started_is_tried_again_a_few_times(script: Script) -> None:

@@ -22,6 +22,7 @@ from slurm_resilience.config import ResumeSettings
 from slurm_resilience.errors import SlurmError
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.mesh.observer import Picture
+from slurm_resilience.mesh.rendezvous import HOLD
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.live_step import live_step, live_steps
@@ -69,10 +70,10 @@ class Watched:
 class Site:
     """One living step of three nodes, with a seat each, in a cluster of four."""
 
-    def __init__(self, folder: Path, nodes: int = 4) -> None:
+    def __init__(self, folder: Path, nodes: int = 4, *, plain_with_spare: bool = False) -> None:
         self.folder = folder
         self.slurm = FakeSlurm(nodes)
-        self.job = self.slurm.submit(3, no_kill=True)
+        self.job = self.slurm.submit(4 if plain_with_spare else 3, no_kill=True)
         self.watched = Watched()
         self.wake = threading.Event()
         user_stop, clock = threading.Event(), SystemClock()
@@ -117,7 +118,7 @@ class Site:
             self.context,
             observer,
             folder,
-            SeatMap(slots, 3, 1),
+            SeatMap(slots, 3, 1, needs_all=plain_with_spare),
             attempt,
             self.first,
             can_leave=lambda bad: True,
@@ -172,8 +173,9 @@ class Site:
             self.over.wait(0.02)
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def make_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, plain_with_spare: bool
+) -> Iterator[Site]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(live_step, "GONE_SECONDS", LIMITS.grace)
     (tmp_path / "srun.sh").write_text(SRUN)
@@ -181,11 +183,72 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     # writing, and the kernel executes no such file.
     copy = ["install", "-m", "755", str(tmp_path / "srun.sh"), str(tmp_path / "srun")]
     subprocess.run(copy, check=True)
-    site = Site(tmp_path)
+    site = Site(tmp_path, plain_with_spare=plain_with_spare)
     yield site
     for step in site.signals.steps:
         step.send_signal(signal.SIGKILL)
     assert site.over.wait(30)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    yield from make_site(tmp_path, monkeypatch, plain_with_spare=False)
+
+
+@pytest.fixture
+def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """The nodes of a plain program, of which launchers tell, and a spare."""
+    yield from make_site(tmp_path, monkeypatch, plain_with_spare=True)
+
+
+def prepare_for(plain: Site, node: str) -> Path:
+    """Let a node be suspected; return the file that the launcher on the spare waits for."""
+    plain.link._note(Evidence((NodeVerdict(node, "suspect", "no beat", incident=0),)))
+    plain.wake.set()
+    plain.wait(lambda: len(plain.sruns()) == 2)
+    waiting = plain.sruns()[1]
+    assert "--nodelist=n4" in waiting and "--overlap" in waiting
+    variables = read_option_value(waiting.split()[0].removeprefix("--sres-env="))
+    assert plain.watched.told == [], "its ranks go on: it may be a false alarm"
+    return Path(variables[HOLD])
+
+
+def test_a_launcher_is_prepared_for_a_suspected_node_and_takes_its_part(plain: Site) -> None:
+    file = prepare_for(plain, "n2")
+    assert not file.exists()
+    plain.verdict("n2", "dead")
+    plain.wait(file.exists)
+    plain.wait(lambda: "joining" in plain.events())
+    assert len(plain.sruns()) == 2, "no other one is started"
+    told = msgspec.json.decode(file.read_bytes(), type=dict[str, str])
+    assert (told["NODE_RANK"], told["NODE_LIST"], told["SRES_STEP"]) == ("1", "n1,n4,n3", "1")
+    plain.incarnations[1] = 1
+    plain.show((0, 1, 2), 3)
+    plain.wait(lambda: "joined" in plain.events())
+    assert plain.live.nodes == ("n1", "n4", "n3")
+    (plain.folder / "end").write_text("0")
+    plain.wait(plain.over.is_set)
+    assert plain.end is not None and plain.end.code == 0
+
+
+def test_what_was_prepared_for_another_node_is_not_taken(plain: Site) -> None:
+    file = prepare_for(plain, "n2")
+    plain.verdict("n3", "dead")
+    plain.wait(lambda: len(plain.sruns()) == 3)
+    assert not file.exists()
+    (plain.folder / "end").write_text("0")
+    plain.wait(plain.over.is_set)
+
+
+def test_what_was_prepared_in_vain_ends_with_the_step(plain: Site) -> None:
+    file = prepare_for(plain, "n2")
+    waiting = plain.live._preparation._prepared
+    assert waiting is not None
+    plain.outcome(0)
+    plain.first.send_signal(signal.SIGKILL)
+    plain.wait(plain.over.is_set)
+    assert not waiting.step.running
+    assert not file.exists()
 
 
 def test_a_dead_node_is_replaced_and_the_training_s_outcome_is_the_step_s(

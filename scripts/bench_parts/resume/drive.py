@@ -61,6 +61,8 @@ class RungRun(Demo):
             self.wait("step 60", BEGIN_SECONDS, self._is_under_way, job)
             if self._rung.warm:
                 self.wait("the warm interpreters", WARM_SECONDS, WarmWatch(self).are_ready, job)
+            if self._rung.warm and self._rung.fault == "power":
+                self.wait("a living step", WARM_SECONDS, self._lives, job)
             at = self._fault()
             limit = STOCK_SECONDS if self._rung.lab.startswith("stock") else RECOVER_SECONDS
             self.wait("the first step", limit, lambda: has_recovered(self._training(), at))
@@ -101,6 +103,9 @@ class RungRun(Demo):
     def _is_under_way(self) -> bool:
         lines = self._training()
         return bool(lines) and lines[-1]["step"] >= FIRST_STEPS
+
+    def _lives(self) -> bool:
+        return any(e["event"] == "living" for e in read_lines(self._folder / "events.jsonl"))
 
     def _fault(self) -> float:
         if self._rung.fault == "power":

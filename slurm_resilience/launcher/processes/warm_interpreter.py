@@ -28,7 +28,9 @@ from slurm_resilience.launcher.warm_policy import (
     doubt_of_environment,
     doubt_of_neighbours,
 )
+from slurm_resilience.mesh.rendezvous import HOLD_SECONDS
 
+_HOLD_LOOK_SECONDS = 0.05
 _MODULE_ENDS = (".py", "/__main__.py")
 
 
@@ -51,6 +53,9 @@ class WarmSpec(msgspec.Struct, frozen=True):
     """The program's."""
     front: Path | None = None
     """The directory that comes first in the program's `sys.path`; None: none does."""
+    hold: Path | None = None
+    """Prepared for a node that may be lost: nothing is started before this file is there. It has
+    the variables as they are by then; None: begin at once."""
 
 
 class _Report(msgspec.Struct, frozen=True):
@@ -96,12 +101,46 @@ class WarmInterpreter:
         self._told: set[str] = set()
         self._deaths = 0
         self._timer: asyncio.TimerHandle | None = None
+        self.changed: dict[str, str] = {}
+        """Variables that are others than when this launcher was started."""
 
     def soon(self, first: bool = False) -> None:
         """Start it if it is absent, at a moment that disturbs no rank."""
         if self._warmth is Warmth.ABSENT and self._timer is None:
             pause = 0.0 if self._nice else FIRST_PAUSE_SECONDS if first else PAUSE_SECONDS
             self._timer = self._loop.call_later(pause, self._start)
+
+    async def wait_until_needed(self, goes_on: Callable[[], bool]) -> bool:
+        """Import, and wait for the file, where there is one to wait for; then the node may begin.
+
+        Args:
+            goes_on: tells whether the launcher is not to end.
+
+        Returns:
+            Whether it is needed.
+        """
+        file = self._spec.hold
+        if file is None:
+            return True
+        if self._warmth is Warmth.ABSENT:
+            self._start()  # it disturbs no rank of this node: there is none yet
+        until, told = self._loop.time() + HOLD_SECONDS, False
+        while goes_on() and not (told and self._warmth is not Warmth.IMPORTING):
+            if not told:
+                told = self._read(file)
+            if not told and self._loop.time() > until:
+                return False
+            await asyncio.sleep(_HOLD_LOOK_SECONDS)
+        return told
+
+    def _read(self, file: Path) -> bool:
+        try:
+            told = msgspec.json.decode(file.read_bytes(), type=dict[str, str])
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return False
+        own = self._environment
+        self.changed = {k: v for k, v in told.items() if own.get(k) != v}
+        return True
 
     def fork(self, order: ProcessSpec, piped: bool) -> Process | None:
         """Make a process for an order; None: it has to be started cold, and a line says why."""

@@ -458,6 +458,8 @@ class LivePlan:
         yield from self._end_late_joins(now)
         for kind in SearchKind:
             yield from self._search(kind, now)
+            if self.state is _S.ENDING:
+                return
         self._update_state(now)
         yield from self._tell_stall(now)
         yield from self._end_hopeless(now)
@@ -480,6 +482,8 @@ class LivePlan:
             return
         if not by_node:
             lost = yield from self._tasks_to_restart(lost, now)
+            if self.state is _S.ENDING:
+                return
         for loss in lost:
             loss.enter(LostSeatState.SEARCHING)
         if lost:
@@ -506,8 +510,12 @@ class LivePlan:
             if plan.kind == "join":
                 chosen.append(loss)
                 continue
+            reason = f"{loss.reason}; {plan.reason}"
+            if self.seat_map.needs_all:
+                yield from self._end_for([loss], reason)
+                break
             loss.enter(LostSeatState.EMPTY)
-            yield SayEmpty(loss.seats, f"{loss.reason}; {plan.reason}")
+            yield SayEmpty(loss.seats, reason)
         return chosen
 
     def _living_nodes(self) -> tuple[str, ...]:
@@ -544,6 +552,28 @@ class LivePlan:
                     yield from self._join(loss, node, found, now)
 
     # -- join steps ---------------------------------------------------------------------------
+
+    def expected_join(self, node: str, found: FoundNodes) -> StartJoin | None:
+        """Return the join step that follows if a node is lost, and nothing else is; None: none.
+
+        Args:
+            node: it may be lost soon.
+            found: the node that would take its part over.
+        """
+        slot = self.seat_map.slot_of(node)
+        if slot is None or node in self._lost_nodes() or not found.nodes:
+            return None
+        return self._join_of_slot(slot, len(self.steps), found.nodes[0], found)
+
+    def _join_of_slot(self, slot: NodeSlot, step: int, node: str, found: FoundNodes) -> StartJoin:
+        return StartJoin(
+            step,
+            NodeSlot(slot.rank, node, slot.seats),
+            self.seat_map.moved(slot.rank, node),
+            found,
+            self._history.next_incarnation(slot.seats),
+            new_machine=True,
+        )
 
     def _join(self, loss: LostSeats, node: str, found: FoundNodes, now: float) -> Iterator[Action]:
         loss.enter(LostSeatState.NODE_FOUND)
@@ -632,7 +662,8 @@ class LivePlan:
         faulty = self.faulty_nodes()
         match event:
             case TrainingEnded(code, training_step, reason):
-                text = f"the training ended at step {training_step}: {reason}" if code else ""
+                at = f" at step {training_step}" if training_step >= 0 else ""
+                text = f"the training ended{at}: {reason}" if code else ""
                 self._begin_end(EndAttempt(0, code, faulty, reported_by_training=True))
                 yield StopSearches()
                 yield EndSteps(EndManner.BY_THEMSELVES if code else EndManner.IN_THEIR_TIME, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from threading import Event as ThreadEvent
 
@@ -30,6 +31,7 @@ from slurm_resilience.resume.live_step.live_steps import (
 )
 from slurm_resilience.resume.live_step.losses import LostSeats
 from slurm_resilience.resume.live_step.node_search import NodeSearch
+from slurm_resilience.resume.live_step.preparation import Preparation
 from slurm_resilience.resume.live_step.seats import SeatMap
 from slurm_resilience.resume.live_step.training import read_outcome
 from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
@@ -85,6 +87,7 @@ class LiveStep:
         self._plan = LivePlan(seat_map, context.limits)
         self._steps = LiveSteps(context, step, self._plan.steps, seat_map.per_task)
         self._searches: dict[ev.SearchKind, NodeSearch] = {}
+        self._preparation = Preparation(context, attempt.directory)
         self._answers: deque[ev.Event] = deque()
         """Events that follow from actions: taken before anything else is looked at."""
         self._end: StepEnd | None = None
@@ -103,6 +106,7 @@ class LiveStep:
             return self._end
         finally:
             self._stop_searches()
+            self._preparation.end()
 
     def let_go(self) -> StepEnd:
         """Only wait until the attempt is over, without any help."""
@@ -155,6 +159,7 @@ class LiveStep:
 
     def _look(self) -> None:
         """Tell the plan all that is new; no more once the attempt is over."""
+        self._preparation.look()
         for look in (
             self._look_at_training,
             self._look_at_nodes,
@@ -237,7 +242,11 @@ class LiveStep:
             case ev.TellTraining(node):
                 self._observer.find(node.node, node.reason, node.dead)
             case ev.TellSuspicion(node):
-                self._observer.suspect(node.node, node.reason)
+                if self._plan.seat_map.needs_all:
+                    # A plain program would lose work by a false alarm: others only get ready.
+                    self._prepare(node)
+                else:
+                    self._observer.suspect(node.node, node.reason)
                 self._context.events.write("suspected", nodes=[node.node])
             case ev.ForgetNode(name):
                 self._observer.forget(name)
@@ -276,6 +285,20 @@ class LiveStep:
             case ev.EndAttempt():
                 self._finish(action)
 
+    def _prepare(self, suspect: ev.FaultyNode) -> None:
+        """Have a launcher load its interpreter on the spare that is taken if the node is lost."""
+        others = tuple(name for name in self.nodes if name != suspect.node)
+        wanted = ev.StartSearch(ev.SearchKind.NODES, (suspect,), others, len(self.nodes), 0)
+
+        def begin(found: ev.FoundNodes) -> None:
+            action = self._plan.expected_join(suspect.node, found)
+            if action is not None:
+                variables = self._variables(action)
+                line = partial(self._line, action)
+                self._preparation.start(action.slot.node, variables, line)
+
+        self._preparation.look_for_spare(wanted, begin)
+
     def _may_leave(self, nodes: tuple[ev.FaultyNode, ...]) -> bool:
         return self._can_leave(
             {node.node: NodeVerdict(node.node, "sick", node.reason) for node in nodes}
@@ -302,6 +325,7 @@ class LiveStep:
             return node_search.replace_nodes(self._context, action, others_go_on, stop)
 
         context = self._context
+        self._preparation.note_as_own()
         start = context.host_calls.start_thread
         self._searches[action.kind] = NodeSearch(search, context.wake.set, start)
 
@@ -311,38 +335,54 @@ class LiveStep:
             # Since the last look.
             self._answers.append(ev.UserEnded(number))
             return
-        context, slot, found = self._context, action.slot, action.found
+        context, slot = self._context, action.slot
         if action.new_machine:
             context.events.write("nodes_ready", nodes=[slot.node])
-        self._addresses |= found.addresses
-        if slot.rank == 0:
-            self._master_address = found.addresses[slot.node]
-        variables = join_variables(
-            task_variables(self._attempt),
-            action.seat_map,
-            slot,
-            job_nodes=found.job_nodes,
-            master_address=self._master_address,
-            incarnation=action.incarnation,
-            step=action.step,
-        )
-        argv, environment = context.launch.line(
-            join_command(context.command, context.allocation.id, action.seat_map, slot),
-            variables,
-            srun_environment(context.environment, found.job_nodes, context.allocation.changed),
-        )
+        self._addresses |= action.found.addresses
+        variables = self._variables(action)
+        self._master_address = variables["MASTER_ADDR"]
         context.events.write("joining", nodes=[slot.node], seats=list(slot.seats))
         if action.new_machine:
             context.link.forgive(slot.node)
         try:
             if not action.new_machine:
                 self._steps.end_tasks_left(slot.seats)
-            self._steps.start(action.step, argv, environment)
+            prepared = self._preparation.take(slot.node, variables)
+            if prepared is None:
+                argv, environment = self._line(action, variables)
+                self._steps.start(action.step, argv, environment)
+            else:
+                self._steps.adopt(action.step, prepared)
         except SresError as error:
             self._answers.append(ev.JoinFailed(action.step, str(error)))
             return
         context.link.moved(AttemptStarted(self._attempt.number, self.nodes))
         self._answers.append(ev.JoinStarted(action.step))
+
+    def _variables(self, action: ev.StartJoin) -> dict[str, str]:
+        """Return the variables of a join step's tasks."""
+        slot, found = action.slot, action.found
+        first = slot.rank == 0
+        return join_variables(
+            task_variables(self._attempt),
+            action.seat_map,
+            slot,
+            job_nodes=found.job_nodes,
+            master_address=found.addresses[slot.node] if first else self._master_address,
+            incarnation=action.incarnation,
+            step=action.step,
+        )
+
+    def _line(
+        self, action: ev.StartJoin, variables: Mapping[str, str]
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return a join step's srun, and its environment."""
+        context, nodes = self._context, action.found.job_nodes
+        return context.launch.line(
+            join_command(context.command, context.allocation.id, action.seat_map, action.slot),
+            variables,
+            srun_environment(context.environment, nodes, context.allocation.changed),
+        )
 
     def _end_steps(self, action: ev.EndSteps) -> None:
         if action.manner is ev.EndManner.IN_THEIR_TIME:

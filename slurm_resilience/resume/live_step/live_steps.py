@@ -220,6 +220,13 @@ class LiveSteps:
             context.user_signals.steps.append(step)
         self._sruns[number] = LiveSrun(step, number)
 
+    def adopt(self, number: int, step: SrunStep) -> None:
+        """Take a join step in that runs already."""
+        signals = self._context.user_signals
+        with signals.starting:
+            signals.steps.append(step)
+        self._sruns[number] = LiveSrun(step, number)
+
     def failed_nodes(self) -> Iterator[tuple[str, set[int]]]:
         """Yield nodes that Slurm gave up, with the seats that the step still has."""
         for srun in self:

@@ -8,6 +8,8 @@ from functools import partial
 from threading import Event
 from typing import TypeVar
 
+import msgspec
+
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation import swap
@@ -134,6 +136,23 @@ def replace_nodes(
             context, partial(_found, context, chosen, nodes), others_go_on, stop
         )
     return None
+
+
+def find_spare(context: SupervisorContext, wanted: StartSearch) -> FoundNodes | None:
+    """Return the spare that would be taken for a node, with nothing changed; None: there is none.
+
+    Args:
+        context: of the supervised srun.
+        wanted: the node that may be lost, and those that the step still has.
+    """
+    lost = wanted.lost[0]
+    cause = Cause("node", f"{lost.node}: {lost.reason}", (lost.node,))
+    facts = context.allocation.facts(wanted.step_size, "", wanted.living_nodes)
+    left = (*facts.left_nodes, lost.node)
+    chosen = plan(cause, msgspec.structs.replace(facts, left_nodes=left), (), context.limits)
+    if chosen.kind != "join" or chosen.take or not chosen.nodes:
+        return None
+    return _found(context, chosen, chosen.nodes[:1])
 
 
 def check_nodes(context: SupervisorContext, wanted: StartSearch) -> FoundNodes:

@@ -27,6 +27,8 @@ class SeatMap(msgspec.Struct, frozen=True):
     """Number of seats of the full world."""
     per_task: int
     """Seats that one task of the step fills: 1, or the ranks of a launcher."""
+    needs_all: bool = False
+    """No seat can step without all others: a plain program's nodes, of which launchers tell."""
 
     @property
     def nodes(self) -> tuple[str, ...]:

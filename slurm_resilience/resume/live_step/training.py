@@ -1,7 +1,8 @@
 """Hear what the training itself tells: that it can re-form its world, how it goes, how it ended.
 
-A program that uses `slurm_resilience.training` meets in the shared directory ``$SRES_DIR``. Here is
-all that the supervisor knows of it.
+A program that uses `slurm_resilience.training` meets in the shared directory ``$SRES_DIR``. Of a
+plain one that `sres-run` started, the launchers do: a node is one seat of their world, which goes
+on when all are there. Here is all that the supervisor knows of either.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 
 from slurm_resilience.errors import SresError
 from slurm_resilience.mesh.observer import Observer
-from slurm_resilience.mesh.rendezvous import TrainingOutcome
+from slurm_resilience.mesh.rendezvous import HOLD_PREFIX, LAUNCHERS, TrainingOutcome
 from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.crash_watch import GatheringStage
@@ -33,8 +34,12 @@ from slurm_resilience.wire.frames import UNREADABLE
 
 SAY_SECONDS = 60.0
 """Between two lines that a training is not watched over yet."""
-_RENDEZVOUS = ("mesh", "mesh.*", "run/*/mesh")
-"""Below the directory: where the ranks meet by themselves, and through their launchers."""
+_RENDEZVOUS = ("mesh", "mesh.*", "run/*/mesh", f"run/*/{LAUNCHERS}")
+"""Below the directory: where the ranks meet by themselves, and through their launchers; then where
+the launchers do, for a program that has no world of its own."""
+SETTLE_SECONDS = 20.0
+"""For the ranks that launchers have started to announce a world of their own, before the program is
+taken for a plain one."""
 
 
 def find_rendezvous(directory: str) -> Path | None:
@@ -49,6 +54,11 @@ def find_rendezvous(directory: str) -> Path | None:
     return None
 
 
+def is_launchers(rendezvous: Path) -> bool:
+    """Return whether launchers meet here: their ranks have no world of their own."""
+    return rendezvous.name == LAUNCHERS
+
+
 def read_outcome(rendezvous: Path) -> TrainingOutcome | None:
     """Return how the training ended; None: it goes on."""
     try:
@@ -61,9 +71,10 @@ def stage_of(watched: tuple[Path, Observer] | None) -> GatheringStage:
     """Return how far a training is of which not all seats have been seen.
 
     Args:
-        watched: where it meets, and its observer; None: it has not announced itself.
+        watched: where it meets, and its observer; None: it has not announced itself. Launchers
+            tell nothing of their ranks.
     """
-    if watched is None:
+    if watched is None or is_launchers(watched[0]):
         return GatheringStage.UNKNOWN
     rendezvous, observer = watched
     if observer.picture().running:
@@ -79,6 +90,9 @@ def forget(directory: str) -> None:
         for name in ("mesh*", "run", "left"):
             for path in Path(directory).glob(name):
                 shutil.rmtree(path, ignore_errors=True)
+        for path in Path(directory).glob(f"{HOLD_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 class TrainingWatch:
@@ -90,6 +104,8 @@ class TrainingWatch:
         self._advised = False
         self._node_of_seat: dict[int, str] = {}
         """As the ranks of this attempt told it, those included that have died since."""
+        self._connected = 0.0
+        """When the training was first seen, on the monotonic clock."""
         self._told: float | None = None
         """When it was said last that a training is not watched over, or could have been."""
         self.lives = bool(fence.directory) and can_live(context.command, context.environment)
@@ -113,19 +129,33 @@ class TrainingWatch:
             return None
         self._context.wake.set()
         self._node_of_seat.clear()
+        self._connected = self._context.clock.monotonic()
         return rendezvous, observer
 
+    def has_moved(self, rendezvous: Path) -> bool:
+        """Return whether ranks have announced a world since their launchers were found here."""
+        return is_launchers(rendezvous) and find_rendezvous(self._fence.directory) not in (
+            None,
+            rendezvous,
+        )
+
     def seat_map(
-        self, step: SrunStep, nodes: tuple[str, ...], observer: Observer
+        self, step: SrunStep, nodes: tuple[str, ...], watched: tuple[Path, Observer]
     ) -> SeatMap | None:
         """Return the node of every seat; None: not all seats have been seen yet.
 
         Args:
             step: the attempt's.
             nodes: those that it was started on.
-            observer: of the running training.
+            watched: where the training meets, and its observer.
         """
+        rendezvous, observer = watched
+        connected_for = self._context.clock.monotonic() - self._connected
+        if is_launchers(rendezvous) and connected_for < SETTLE_SECONDS:
+            return None
         known = self._seat_map(step, nodes, observer)
+        if known is not None and is_launchers(rendezvous):
+            return msgspec.structs.replace(known, needs_all=True)
         if known is None and observer.picture().running:
             self._tell_unwatched()
         return known

@@ -31,6 +31,8 @@ SPECS: dict[LabKind, dict[str, Any]] = {
     "stock_default": {"daemons": False, "plugin": None},
 }
 NODES = 6
+WIDTH = 130
+"""Width of the table in a file."""
 FAILURES = 2
 """A rung that fails so often in a row is given up."""
 
@@ -140,6 +142,8 @@ def main(
     if wanted and LabSpec(nodes=1).plugin_file() is None:
         raise click.UsageError("the SPANK plugin is not built; run make -C spank")
     console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = WIDTH
     runs, missing = measure(rungs, rounds, stock_rounds, console)
     show(console, runs, missing)
     if json_file is not None:

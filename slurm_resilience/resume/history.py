@@ -18,7 +18,9 @@ import msgspec
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.resume import report
-from slurm_resilience.resume.decide.classify import Ending
+from slurm_resilience.resume.decide.classify import Ending, classify
+from slurm_resilience.resume.decide.goodput import Goodput, SpentAttempt, add_up
+from slurm_resilience.resume.decide.signatures import Category
 
 SUFFIX = ".history"
 FOLDER = ".sres"
@@ -49,6 +51,8 @@ class PastAttempt(msgspec.Struct, frozen=True):
     """The last step that the program had reported when it ended; -1: none."""
     lost_seconds: float | None = None
     """Work that is not behind a step which it reported; None: not known."""
+    stopped: dict[str, float] = {}
+    """Kind of fault → seconds in which nothing stepped, though the attempt lived on."""
 
     @property
     def lost(self) -> str:
@@ -148,6 +152,23 @@ class AttemptHistory:
         )
         self._write()
 
+    def stood_still(self, cause: str, seconds: float) -> None:
+        """Note how long nothing stepped in the running attempt, for a fault that it survived."""
+        last = self.attempts[-1]
+        known = last.stopped.get(cause, 0.0)
+        self.attempts[-1] = msgspec.structs.replace(
+            last, stopped=last.stopped | {cause: known + seconds}
+        )
+        self._write()
+
+    def goodput(self) -> Goodput | None:
+        """Return where the time went; None: nothing was lost, or no attempt has ended."""
+        spent = [_spent(past) for past in self.attempts if past.ending is not None]
+        if not spent or (len(spent) == 1 and not spent[0].stopped):
+            return None
+        last = self.attempts[-1].ending
+        return add_up(spent, ended_well=last is not None and last.code == 0)
+
     def remove(self) -> None:
         """Remove the file: the program has ended for good."""
         if self._folder is not None:
@@ -215,6 +236,20 @@ def read_all(directory: Path, job: int) -> list[list[PastAttempt]]:
     """
     paths = sorted(directory.glob(f"{FOLDER}*/*/job-{job}-*{SUFFIX}"))
     return [attempts for path in paths if (attempts := read(path))]
+
+
+def _spent(past: PastAttempt) -> SpentAttempt:
+    ending = past.ending
+    assert ending is not None
+    category = Category.UNKNOWN if past.cause == LOST else classify(ending).category
+    return SpentAttempt(
+        past.started,
+        max(past.started, ending.ended_at or past.started + ending.ran_for),
+        category.value,
+        past.lost_seconds or 0.0,
+        is_exact=ending.progressed,
+        stopped=past.stopped,
+    )
 
 
 def _closed(past: PastAttempt, now: float) -> PastAttempt:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from slurm_resilience.clock import Clock, SystemClock
+from slurm_resilience.resume.decide.goodput import Goodput, in_words
 
 _CLOCK: Clock = SystemClock()
 
@@ -107,6 +108,23 @@ def _restart_point(step: int) -> str:
     if step >= 0:
         return f"from step {step} (the last one reported)"
     return "from the program's own last checkpoint"
+
+
+def summary(goodput: Goodput, attempts: int, requeues: int) -> None:
+    """Write the block at the end of a program that had faults.
+
+    Args:
+        goodput: where the time went.
+        attempts: how many were made.
+        requeues: of the job.
+    """
+    share, lost = in_words(goodput)
+    what = f"{attempts} attempts" if attempts != 1 else "1 attempt"
+    what += f", {requeues} requeues" if requeues > 1 else ", 1 requeue" if requeues else ""
+    _write(f"──── the end: {what}, {_time_of_day()} ".ljust(72, "─"))
+    _write(f"goodput       {share}")
+    _write(f"time lost     {lost}")
+    _write("─" * 72)
 
 
 class HealedBlock(msgspec.Struct, frozen=True):

@@ -188,6 +188,7 @@ class Supervisor:
                 following = self._next(cause, noticed, number)
                 if following is None:
                     self._keeps_history = self._may_come_back(cause)
+                    self._say_summary()
                     return self._last_code(step)
                 self._end_tasks_left()
                 self._step_nodes = following.nodes
@@ -407,6 +408,8 @@ class Supervisor:
             report.say(f"the supervisor failed ({error!r}); the step goes on without its help")
             end = live_step.let_go()
         self._step_nodes = self._allocation.own_nodes = live_step.nodes
+        for cause, seconds in live_step.stopped.items():
+            self._history.stood_still(cause, seconds)
         return end
 
     # -- what comes next ----------------------------------------------------------------------
@@ -461,6 +464,11 @@ class Supervisor:
         number = self._context.user_signals.ending()
         self._end_by(number)
         return 128 + number
+
+    def _say_summary(self) -> None:
+        goodput = None if self._keeps_history else self._history.goodput()
+        if goodput is not None:
+            report.summary(goodput, len(self._history.attempts), self._fence.restarts)
 
     def _may_come_back(self, cause: Cause) -> bool:
         job = self._allocation.job

@@ -303,13 +303,14 @@ class LivePlan:
                 running, seats = len(seen.running), self.seat_map.seats
                 yield SayWentOn(running, seats, now - loss.noticed)
             if loss.state is LostSeatState.JOINING and self._has_joined(loss):
-                yield from self._fill(loss)
+                yield from self._fill(loss, now)
             elif loss.state is LostSeatState.EMPTY and self._has_new_processes(loss):
                 loss.enter(LostSeatState.FILLED)
         self._update_state(now)
 
-    def _fill(self, loss: LostSeats) -> Iterator[Action]:
+    def _fill(self, loss: LostSeats, now: float) -> Iterator[Action]:
         loss.enter(LostSeatState.FILLED)
+        loss.filled = now
         join = self._join_of(loss.step)
         if join.state is JoinState.STARTING:
             join.enter(JoinState.CONNECTED)

@@ -13,6 +13,7 @@ from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.resume import fence, report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import describe
+from slurm_resilience.resume.decide.signatures import Category
 from slurm_resilience.resume.live_step import live_events as ev
 from slurm_resilience.resume.live_step import node_search
 from slurm_resilience.resume.live_step.join_step import join_command, join_variables
@@ -96,6 +97,17 @@ class LiveStep:
     def nodes(self) -> tuple[str, ...]:
         """Return the training's nodes, by NODE_RANK."""
         return self._plan.seat_map.nodes
+
+    @property
+    def stopped(self) -> dict[str, float]:
+        """Return the seconds in which no seat stepped, by the kind of fault, of mended losses."""
+        stopped: dict[str, float] = {}
+        for loss in self._plan.losses:
+            if loss.filled is not None:
+                kind = Category.HARDWARE if loss.cause.blames_node else Category.UNKNOWN
+                again = loss.filled if loss.went_on is None else loss.went_on
+                stopped[kind.value] = stopped.get(kind.value, 0.0) + again - loss.noticed
+        return stopped
 
     def watch(self) -> StepEnd:
         """Return how the attempt ended; no step of it is left then."""

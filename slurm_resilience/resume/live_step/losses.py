@@ -78,6 +78,7 @@ class LostSeats:
     """When the others stepped without them."""
     nodes_ready: float | None = None
     started: float | None = None
+    filled: float | None = None
     state: LostSeatState = LostSeatState.LOST
 
     def enter(self, state: LostSeatState) -> None:

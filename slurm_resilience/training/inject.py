@@ -18,6 +18,7 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
@@ -29,10 +30,11 @@ from slurm_resilience.errors import UsageError
 VARIABLE = "SRES_INJECT"
 ONCE = "SRES_INJECT_ONCE"
 
-Fault = Literal["exception", "kill", "stop", "hang", "hang-c", "exit", "cuda", "poison"]
+Fault = Literal["exception", "kill", "stop", "hang", "hang-c", "exit", "cuda", "poison", "flip"]
 """exception: an ordinary error of the program. kill: SIGKILL. stop: SIGSTOP. hang: a loop that no
 exception raised from outside ends, only a signal. hang-c: blocked in C. exit: the process ends.
-cuda: what torch raises when the GPU has faulted. poison: the process asks to be replaced."""
+cuda: what torch raises when the GPU has faulted. poison: the process asks to be replaced. flip: one
+bit of the largest parameter changes, unseen, as by a faulty chip."""
 
 Phase = Literal["start", "before-backward", "backward", "update", "after-update", "recovery"]
 """start: the block is entered. before-backward (or ``forward``): a batch is there. backward: inside
@@ -117,6 +119,11 @@ def armed() -> tuple[Rule, ...]:
     return tuple(rule for i, rule in enumerate(_rules()) if i not in _state.fired)
 
 
+def flips(flip: Callable[[], None]) -> None:
+    """Name what changes one bit of this process's state, for the fault ``flip``."""
+    _state.flip = flip
+
+
 def possible() -> bool:
     """Tell whether any rules were given: a cheaper question than `armed`."""
     return _armed
@@ -154,6 +161,7 @@ class _State:
         self.rules: tuple[Rule, ...] | None = None
         """None: the environment has not been read."""
         self.fired: set[int] = set()
+        self.flip: Callable[[], None] | None = None
 
 
 _state = _State()
@@ -223,6 +231,9 @@ def _happen(rule: Rule) -> None:
             os._exit(rule.code)
         case "cuda":
             _cuda()
+        case "flip":
+            if _state.flip is not None:
+                _state.flip()
         case "poison":
             from slurm_resilience.training.recovery.exceptions import PoisonedProcess
 

@@ -11,6 +11,7 @@ from slurm_resilience.mesh.model import GenerationEnd, PeerStatus, Phase, View
 from slurm_resilience.training import compat, inject
 from slurm_resilience.training.data.gradient_weights import GradientWeights
 from slurm_resilience.training.guards.rule_guards import RuleGuards
+from slurm_resilience.training.guards.witness import Correction, ReplicaFault, correction_line
 from slurm_resilience.training.loaders import Loaders
 from slurm_resilience.training.module_hooks import ModuleHooks
 from slurm_resilience.training.options import Options
@@ -58,6 +59,7 @@ class Participant:
         """The reason for which the block was entered again; None at first."""
         self._group: ProcessGroups | None = None
         self._view: View | None = None
+        inject.flips(self.healer.flip_bit)
 
     # -- the world ----------------------------------------------------------------------------
 
@@ -172,12 +174,9 @@ class Participant:
         if self.updates.microbatch_step is not None:
             self.updates.microbatch_step.refuse_unfinished()
         self.guards.state.begin()
-        if self.guards.replicas.due(self.step):
-            if self.watch is not None:
-                self.watch.mark(COLLECTIVE)
-            words = self.loaders.words()
-            compare = self.guards.replicas.compare
-            compare(self.group, self.step, words, self.healer.replica_words)
+        certify = self.healer.is_certificate_due(self.step)
+        if self.guards.replicas.due(self.step, certify=certify):
+            self._compare_ranks()
         # Gradients are complete here, and another rank may have committed already: from now on
         # the step is finished even if the world ends meanwhile.
         self.updating = True
@@ -187,6 +186,48 @@ class Participant:
             self.watch.mark("update")
         self.healer.progress.dirty = True
         self.point("update")
+
+    def _compare_ranks(self) -> None:
+        """Compare this rank with the others, before an update.
+
+        Raises:
+            Interrupted: replicas differ, and what differs is healed.
+        """
+        if self.watch is not None:
+            self.watch.mark(COLLECTIVE)
+        replicas, witness, view = self.guards.replicas, self.guards.witness, self.group.view
+        words = self.loaders.words()._replace(certified=self.healer.certified_copy + 1)
+        fault = replicas.compare(
+            self.group, self.step, words, self.healer.replica_words, self.healer.modules
+        )
+        if fault is not None:
+            recovers = "recovery" in self.where.parts and "state" in self.where.parts
+            correction = witness.judge(fault) if recovers else Correction.TELL
+            if correction is not Correction.TELL:
+                self._correct(fault, correction)
+        elif replicas.found_equal(self.step) and view.size >= 2 * view.replica_size:
+            witness.agreed(self.step)
+            self.healer.certify(witness.certified, leads=self.group.rank == 0)
+
+    def _correct(self, fault: ReplicaFault, correction: Correction) -> None:
+        """Leave the block so that the next world heals what differs. The gradients of this step
+        were made with it, and are dropped.
+
+        Raises:
+            Interrupted: always.
+        """
+        group, mesh = self.group, self.mesh
+        reason = correction_line(fault, correction, group.view)
+        if correction is Correction.GO_BACK:
+            self.healer.go_back(fault.certified, reason)
+        elif group.rank in fault.ranks:
+            self.healer.distrust(f"seat {self.where.seat} differs from the other replicas")
+        self.healer.doubt(self.guards.witness.certified, leads=group.rank == 0)
+        # The first that leaves cuts the others off: by then all of them know what differs.
+        with contextlib.suppress(RuntimeError):
+            group.together()
+        mesh.over(GenerationEnd(group.view.generation, reason))
+        raise Interrupted(reason)
 
     def _leave_if_cut(self) -> None:
         """Leave the block where a collective may have failed: a loop that caught its error would

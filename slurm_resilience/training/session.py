@@ -168,6 +168,7 @@ class Session:
         participant.check()
         participant.point("recovery")
         participant.healer.heal(objects, group, participant.mesh)
+        participant.guards.witness.healed(participant.step)
         tell = group.rank == 0
         participant.guards.state.enter(participant.healer.tracked, objects, tell=tell)
         participant.hooks.arm_backward(objects.values())

@@ -309,3 +309,47 @@ def test_it_can_be_closed_and_used_again(tmp_path: Path) -> None:
     checkpointer.save(2, {"weights": torch.zeros(3)}, blocking=True)
     assert checkpointer.latest() == 2
     assert checkpointer.close(30)
+
+
+def test_a_certified_checkpoint_is_preferred_where_that_is_wished(tmp_path: Path) -> None:
+    keeper = filled(tmp_path, 10, 20, 30)
+    keeper.certify(20)
+    keeper.close()
+    assert keeper.certified == 20
+    assert Checkpointer(tmp_path).latest() == 30
+    careful = Checkpointer(tmp_path, prefer_certified=True)
+    assert careful.latest() == careful.readable() == 20
+    careful.load(20, {"weights": torch.zeros(1000)})
+    assert careful.certified == 20
+
+
+def test_a_doubtful_checkpoint_is_the_last_that_is_read(tmp_path: Path) -> None:
+    keeper = filled(tmp_path, 10, 20, 30)
+    keeper.certify(10)
+    keeper.doubt(15)
+    keeper.certify(30)  # what was doubted is not certified by what comes later
+    assert keeper.close()
+    assert keeper.certified == keeper.latest() == 10
+    shutil.rmtree(keeper._catalog.at(10))
+    assert Checkpointer(tmp_path).latest() == 30
+
+
+def test_a_doubtful_checkpoint_is_written_anew(tmp_path: Path) -> None:
+    keeper = filled(tmp_path, 10)
+    keeper.doubt(5)
+    keeper.save(10, {"weights": torch.full((1000,), 7.0)}, blocking=True)
+    state = {"weights": torch.zeros(1000)}
+    keeper.load(10, state)
+    assert state["weights"][0] == 7.0
+    keeper.certify(10)
+    assert keeper.close()
+    assert keeper.certified == 10
+
+
+def test_what_is_certified_stays_on_the_disk(tmp_path: Path) -> None:
+    keeper = filled(tmp_path, 10, keep=2)
+    keeper.certify(10)
+    for step in (20, 30, 40, 50):
+        keeper.save(step, {"weights": torch.zeros(1000)}, blocking=True)
+    assert keeper.close()
+    assert keeper._catalog.steps() == [50, 40, 10]

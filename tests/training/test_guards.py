@@ -23,6 +23,15 @@ from slurm_resilience.training.guards.replica_check import (
     differences,
     steps_between,
 )
+from slurm_resilience.training.guards.witness import (
+    MOST_IN_A_ROW,
+    MOST_IN_ALL,
+    Correction,
+    ReplicaFault,
+    Witness,
+    correction_line,
+    is_outvoted,
+)
 from slurm_resilience.training.state.rollback import SAMPLED, ContentSample
 
 pytestmark = pytest.mark.training
@@ -76,6 +85,100 @@ def test_comparing_takes_a_hundredth_of_the_time_at_most() -> None:
     # A step of one second, checksums of half a second: every 50 steps would do.
     assert steps_between(seconds=0.5, each=1.0) == EVERY_STEPS
     assert steps_between(seconds=5.0, each=1.0) == 500
+
+
+def test_a_copy_that_waits_for_its_certificate_has_the_ranks_compared() -> None:
+    check, never = ReplicaCheck(None), ReplicaCheck(0)
+    for one in (check, never):
+        one.enter(2)
+        for step in range(3):
+            one.due(step)
+    check._next = 100
+    assert not check.due(10) and check.due(11, certify=True)
+    assert not never.due(11, certify=True)
+
+
+@pytest.mark.parametrize(
+    ("sums", "replica_size", "outvoted"),
+    [
+        ([5, 6, 5], 1, True),
+        ([5, 6], 1, False),
+        ([5, 5, 6, 6], 1, False),
+        ([5, 6, 7, 8], 1, False),
+        ([5, 5, 5, 6, 7], 1, True),
+        # Parts of a model: two replicas, then three.
+        ([5, 6, 5, 7], 2, False),
+        ([5, 6, 5, 7, 5, 6], 2, True),
+    ],
+)
+def test_a_strict_majority_is_right(sums: list[int], replica_size: int, outvoted: bool) -> None:
+    assert is_outvoted(sums, replica_size) is outvoted
+
+
+def fault(step: int = 7, **given: Any) -> ReplicaFault:
+    usual = {"is_outvoted": True, "only_parameters": True}
+    return ReplicaFault(step, (2,), ("net.0.weight",), **usual | given)
+
+
+def test_the_ranks_that_differ_are_healed_from_a_majority() -> None:
+    assert Witness().judge(fault()) is Correction.HEAL
+    assert Witness().judge(fault(certified=4)) is Correction.HEAL
+
+
+def test_all_go_back_where_no_majority_is_right() -> None:
+    assert Witness().judge(fault(is_outvoted=False, certified=4)) is Correction.GO_BACK
+    # There is nothing to go back to.
+    assert Witness().judge(fault(is_outvoted=False)) is Correction.TELL
+
+
+def test_what_no_chip_does_is_only_told() -> None:
+    assert Witness().judge(fault(only_parameters=False)) is Correction.TELL
+
+
+def test_a_program_whose_replicas_differ_is_corrected_a_few_times() -> None:
+    """It goes back and forth between the same steps: what it does in between proves nothing."""
+    witness, corrected = Witness(), 0
+    for _ in range(50):
+        witness.agreed(3)
+        if witness.judge(fault()) is Correction.TELL:
+            break
+        corrected += 1
+    assert corrected == MOST_IN_A_ROW
+    # It is over that step.
+    witness.agreed(8)
+    assert witness.judge(fault(9)) is Correction.HEAL
+
+
+def test_a_chip_that_flips_bits_for_ever_is_corrected_a_few_times_more() -> None:
+    witness, corrected = Witness(), 0
+    for step in range(0, 1000, 10):
+        witness.agreed(step + 1)
+        corrected += witness.judge(fault(step + 5)) is Correction.HEAL
+    assert corrected == MOST_IN_ALL
+
+
+def test_what_is_done_anew_is_not_certified() -> None:
+    witness = Witness()
+    assert witness.certified == -1
+    witness.agreed(10)
+    # The optimizer's tensors of step 10 show in the parameters of step 11.
+    assert witness.certified == 9
+    witness.healed(4)
+    assert witness.certified == 4
+    witness.agreed(3)
+    assert witness.certified == 4
+
+
+def test_a_correction_names_the_node() -> None:
+    view = view_of([PeerStatus()] * 4)
+    node, seat = view.members[2].peer.node, view.members[2].peer.seat
+    line = correction_line(fault(), Correction.HEAL, view)
+    assert line == (
+        f"step 7: seat {seat} ({node}) differs from the other replicas in net.0.weight, "
+        "and is healed from them"
+    )
+    back = correction_line(fault(certified=4), Correction.GO_BACK, view)
+    assert back.endswith("no majority says which is right: all go back to step 4")
 
 
 def test_contents_are_told_apart() -> None:

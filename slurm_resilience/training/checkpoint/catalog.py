@@ -15,6 +15,7 @@ from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import CheckpointError
 from slurm_resilience.training.checkpoint import manifest as manifests
 from slurm_resilience.training.checkpoint import names
+from slurm_resilience.training.checkpoint.certificates import Certificates
 from slurm_resilience.training.checkpoint.manifest import Damaged, Manifest, Print
 
 log = logging.getLogger(__name__)
@@ -23,15 +24,19 @@ log = logging.getLogger(__name__)
 class CheckpointCatalog:
     """Looks at checkpoints and remembers what it saw. Threads may share it."""
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], *, prefer_certified: bool = False
+    ) -> None:
         """
         Args:
             directory: made when it is not there; every rank must see the same one.
+            prefer_certified: certified checkpoints are read before newer ones that are not.
 
         Raises:
             CheckpointError: it is a file, or cannot be written to.
         """
         self.path = Path(directory)
+        self.certificates = Certificates(self.path, prefer=prefer_certified)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
@@ -118,13 +123,13 @@ class CheckpointCatalog:
                 self._good[step] = seen
 
     def readable(self) -> int:
-        """Return the newest step whose checkpoint is complete and not known to be damaged; -1:
-        none.
+        """Return the first step by preference whose checkpoint is complete and not known to be
+        damaged; -1: none.
 
         Cheap: looks at names and sizes, reads no content.
         """
         try:
-            steps = self.steps()
+            steps = self.certificates.in_order(self.steps())
         except CheckpointError as error:
             self.complain(str(error))
             return -1
@@ -153,11 +158,12 @@ class CheckpointCatalog:
         Only the valid attempt may do this. A directory is renamed before it is deleted, so that
         no reader sees half of one, and no writer can finish it.
         """
-        good, bad = [], []
+        good: list[int] = []
+        bad: list[int] = []
         for step in self.steps():
             try:
                 self.manifest(step)
-                good.append(step)
+                (bad if self.certificates.is_doubtful(step) else good).append(step)
             except Damaged:
                 bad.append(step)
         gone = [names.done(step) for step in names.surplus(good, bad, keep, loading)]

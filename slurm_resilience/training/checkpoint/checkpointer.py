@@ -18,6 +18,7 @@ from slurm_resilience.training import thread_ends
 from slurm_resilience.training.checkpoint import loading, state_tree, writing
 from slurm_resilience.training.checkpoint.agreement import SaveAgreement, one_line
 from slurm_resilience.training.checkpoint.catalog import CheckpointCatalog
+from slurm_resilience.training.checkpoint.certificates import CertifyOrder
 from slurm_resilience.training.checkpoint.directory_claim import DirectoryClaim
 from slurm_resilience.training.checkpoint.staging import StagingBuffers
 
@@ -62,6 +63,7 @@ class Checkpointer:
         keep: int = 2,
         verify: bool = True,
         per_rank: Collection[str] = (),
+        prefer_certified: bool = False,
     ) -> None:
         """
         Args:
@@ -72,6 +74,8 @@ class Checkpointer:
             verify: read and check all content before it is used; else only names and sizes.
             per_rank: names in the state whose values differ between ranks, e.g. a generator's
                 state. They come back only in a world of the same size.
+            prefer_certified: load the newest checkpoint after which all replicas of the model were
+                seen to be equal, even if there are newer ones.
 
         Raises:
             UsageError: a number is out of range.
@@ -82,10 +86,10 @@ class Checkpointer:
         self.every, self.keep, self.checks = every, keep, verify
         self.per_rank = frozenset(per_rank)
         self.counts = Counts()
-        self._catalog = CheckpointCatalog(directory)
+        self._catalog = CheckpointCatalog(directory, prefer_certified=prefer_certified)
         self._claim = DirectoryClaim(self._catalog.path)
         self._stage = StagingBuffers()
-        self._jobs: queue.SimpleQueue[writing.SaveJob | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[writing.SaveJob | CertifyOrder | None] = queue.SimpleQueue()
         self._open: list[dist.ProcessGroup | None] = []
         """The groups of the saves under way."""
         self._idle = threading.Condition()
@@ -133,6 +137,7 @@ class Checkpointer:
             self.counts.staging_ms = (time.perf_counter() - began) * 1e3
         with self._idle:
             self._open.append(group)
+            self._catalog.certificates.begin(step)
         self._jobs.put(writing.SaveJob(step, planner, group))
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._work, name="sres-checkpoint", daemon=True)
@@ -207,6 +212,43 @@ class Checkpointer:
             loading.load(self._catalog, step, state, group, self.checks, self.per_rank)
         finally:
             self._loading.discard(step)
+        self._catalog.certificates.loaded(step)
+
+    # -- certified states ---------------------------------------------------------------------
+
+    @property
+    def certified(self) -> int:
+        """Step of the newest certified checkpoint that this process knows of; -1: none."""
+        return self._catalog.certificates.newest
+
+    def certify(self, until: int, *, leads: bool = True) -> None:
+        """Note that all replicas were equal after this step: what was saved up to it is certified.
+
+        Args:
+            until: the step.
+            leads: this rank writes it down for all.
+        """
+        if self._catalog.certificates.is_awaited:
+            self._jobs.put(CertifyOrder(until, leads))
+
+    def doubt(self, after: int, *, leads: bool = True) -> None:
+        """Note that replicas differ: what was saved after this step may hold what is wrong. It is
+        loaded only where there is nothing else.
+
+        Args:
+            after: all replicas were equal then.
+            leads: this rank writes it down for all.
+        """
+        finished: list[int] = []
+        try:
+            finished = self._catalog.steps() if leads else []
+        except CheckpointError as error:
+            self._catalog.complain(str(error))
+        self._catalog.certificates.doubt(after, finished)
+
+    def begin_at(self, step: int) -> None:
+        """Note the step from which the training goes on: what comes after it is done anew."""
+        self._catalog.certificates.begin_at(step)
 
     def prune(self) -> list[str]:
         """Delete all but the newest ``keep`` good checkpoints, and what dead writers left.
@@ -216,7 +258,10 @@ class Checkpointer:
         if not writing.current():
             return []
         return self._catalog.prune(
-            self.keep, writing.me(), set(self._in_flight), self._loading | {self._announced}
+            self.keep,
+            writing.me(),
+            set(self._in_flight),
+            self._loading | {self._announced, self.certified},
         )
 
     def _quiet(self, group: dist.ProcessGroup | None) -> None:
@@ -227,27 +272,32 @@ class Checkpointer:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
+            if isinstance(job, CertifyOrder):
+                self._catalog.certificates.certify(job)
+                continue
+            saved = False
             try:
-                self._do(job)
+                saved = self._do(job)
             finally:
+                self._catalog.certificates.end(job.step, saved=saved)
                 with self._idle:
                     self._open.pop(0)
                     self._idle.notify_all()
 
-    def _do(self, job: writing.SaveJob) -> None:
+    def _do(self, job: writing.SaveJob) -> bool:
         counts, began = self.counts, time.perf_counter()
         try:
             writing.write(job, self._catalog, self._in_flight)
         except writing.Skipped as reason:
             counts.skipped += 1
             log.warning("checkpoint of step %d is skipped: %s", job.step, reason)
-            return
+            return False
         except writing.Fenced:
             counts.failed += 1
             counts.error = "a later attempt has begun"
             if writing.leads(job):
                 log.error("checkpoint of step %d is refused: a later attempt has begun", job.step)
-            return
+            return False
         except BaseException as error:  # torch reports a failed rank by a BaseException
             self._stage.forget()
             counts.failed += 1
@@ -259,7 +309,7 @@ class Checkpointer:
                 counts.in_a_row,
                 counts.error,
             )
-            return
+            return False
         if job.planner is not None:
             self._stage.learn(job.planner)
         counts.saved += 1
@@ -268,6 +318,7 @@ class Checkpointer:
         counts.writing_s = time.perf_counter() - began
         if writing.leads(job):
             self._announce(job.step)
+        return True
 
     def _announce(self, step: int) -> None:
         log.info(

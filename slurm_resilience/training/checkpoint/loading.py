@@ -28,7 +28,8 @@ def latest(catalog: CheckpointCatalog, group: dist.ProcessGroup | None, content:
     """Return the newest good step; -1: none. See `Checkpointer.latest`."""
     team = SaveAgreement(group)
     try:
-        steps = team.together(lambda: catalog.steps() if team.leads else [])[0]
+        order = catalog.certificates.in_order
+        steps = team.together(lambda: order(catalog.steps()) if team.leads else [])[0]
     except PartFailed as failed:
         raise CheckpointError(str(failed)) from None
     for step in steps:

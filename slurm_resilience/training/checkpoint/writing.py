@@ -172,6 +172,8 @@ def _finish(directory: Path, manifest: Manifest, catalog: CheckpointCatalog) -> 
         return None
     if final.exists():
         with contextlib.suppress(Damaged):
+            if catalog.certificates.is_doubtful(manifest.step):
+                raise Damaged(f"{final}: doubtful")
             catalog.manifest(manifest.step)
             shutil.rmtree(directory, ignore_errors=True)
             return final  # the same step was saved before, by a world that came undone since

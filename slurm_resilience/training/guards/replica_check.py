@@ -13,7 +13,7 @@ import hashlib
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from slurm_resilience.clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import UsageError
+from slurm_resilience.training.guards.witness import SHOWN, ReplicaFault, is_outvoted
 from slurm_resilience.training.process_group import ProcessGroups
 
 log = logging.getLogger("sres.training")
@@ -32,8 +33,6 @@ SHARE_OF_TIME = 0.01
 FIRST_UPDATES = 2
 """Updates of each world before which ranks are compared: at the first one what the loaders gave, at
 the second the replicas too."""
-SHOWN = 3
-"""Names, or ranks, in a line."""
 
 
 class RankWords(NamedTuple):
@@ -51,6 +50,8 @@ class RankWords(NamedTuple):
     """Checksum of the lengths of datasets."""
     batch: int = 0
     """Checksum of a batch whose source splits by rank itself."""
+    certified: int = 0
+    """One more than the newest certified step that this rank has a copy of."""
 
 
 class RankDifference(NamedTuple):
@@ -144,16 +145,17 @@ class ReplicaCheck:
         """True while the next comparison is one of what the loaders give."""
         return self._updates < FIRST_UPDATES and self._every != 0 and not self._alone
 
-    def due(self, step: int) -> bool:
+    def due(self, step: int, *, certify: bool = False) -> bool:
         """Count an update that begins; tell whether the ranks are compared before it.
 
         Args:
             step: committed steps, the same on every rank.
+            certify: a copy of the state waits for it, on every rank.
         """
         self._updates += 1
         if self._every == 0 or self._alone:
             return False
-        return self._updates <= FIRST_UPDATES or step >= self._next
+        return certify or self._updates <= FIRST_UPDATES or step >= self._next
 
     def compare(
         self,
@@ -161,7 +163,8 @@ class ReplicaCheck:
         step: int,
         given: RankWords,
         state_words: Callable[[], Mapping[str, int]],
-    ) -> None:
+        modules: Collection[str] = (),
+    ) -> ReplicaFault | None:
         """Compare all ranks; every rank of the world comes here before the same update.
 
         Args:
@@ -169,6 +172,10 @@ class ReplicaCheck:
             step: committed steps.
             given: what the loaders gave.
             state_words: checksums by name of what is equal on all replicas.
+            modules: names under which modules are tracked: theirs begin with one, and a dot.
+
+        Returns:
+            What differs between replicas; None: nothing, or it was not looked at yet.
 
         Raises:
             RuntimeError: a rank went away meanwhile.
@@ -178,10 +185,20 @@ class ReplicaCheck:
         names = {} if first else state_words()
         every = self._wanted(step, began, self._clock.monotonic() - began)
         rows = _exchange(group, given._replace(state=_sum(names), every=every))
-        found = differences(rows, group.view.replica_size)
+        size = group.view.replica_size
+        found = differences(rows, size)
+        fault = None
         for one in found:
             if one.what == "state":
-                self._tell_state(group, step, names, one.ranks)
+                differ = self._tell_state(group, step, names, one.ranks)
+                fault = ReplicaFault(
+                    step,
+                    one.ranks,
+                    tuple(differ),
+                    is_outvoted([row.state for row in rows], size),
+                    all(_is_parameter(name, modules) for name in differ),
+                    min(row.certified for row in rows) - 1,
+                )
             else:
                 self._tell(group, _LINES[one.what].format(ranks=_ranks(one.ranks)))
         every = max(row.every for row in rows)  # the same on every rank
@@ -189,8 +206,13 @@ class ReplicaCheck:
         now = self._clock.monotonic()
         self._before = (step, now)
         if not first:
-            equal = all(one.what != "state" for one in found)
+            equal = fault is None
             self.last = {"step": step, "equal": equal, "seconds": now - began, "every": every}
+        return fault
+
+    def found_equal(self, step: int) -> bool:
+        """Tell whether replicas were compared after so many steps, and none differed."""
+        return self.last.get("step") == step and self.last["equal"] is True
 
     def _wanted(self, step: int, now: float, seconds: float) -> int:
         """Return the steps until the next comparison, as this rank sees it."""
@@ -203,7 +225,7 @@ class ReplicaCheck:
 
     def _tell_state(
         self, group: ProcessGroups, step: int, names: Mapping[str, int], odd: tuple[int, ...]
-    ) -> None:
+    ) -> list[str]:
         usual, differ = _names_that_differ(group, names, odd)
         self._tell(
             group,
@@ -211,6 +233,7 @@ class ReplicaCheck:
             "Something changes it there alone, or belongs to the state and is not tracked "
             "(schedule, scaler, averages, an optimizer's own attributes)",
         )
+        return differ
 
     def _tell(self, group: ProcessGroups, line: str) -> None:
         key = line.partition(":")[2]
@@ -242,13 +265,23 @@ def refuse_other_frozen(group: ProcessGroups, names: Mapping[str, int]) -> None:
 def _names_that_differ(
     group: ProcessGroups, names: Mapping[str, int], odd: tuple[int, ...]
 ) -> tuple[int, list[str]]:
-    """Return a rank that has what is usual, and what the first odd rank has otherwise."""
+    """Return a rank that has what the first odd rank should have, and what any odd rank has
+    otherwise; the first one's come first."""
     by_rank: list[Any] = [None] * group.view.size
     dist.all_gather_object(by_rank, dict(names))
     size = group.view.replica_size
-    usual = next(r for r in range(odd[0] % size, len(by_rank), size) if r not in odd)
-    theirs, others = by_rank[odd[0]], by_rank[usual]
-    return usual, [name for name in theirs if theirs[name] != others.get(name)]
+    differ: dict[str, None] = {}
+    for rank in reversed(odd):
+        usual = next(r for r in range(rank % size, len(by_rank), size) if r not in odd)
+        theirs, others = by_rank[rank], by_rank[usual]
+        mine = [name for name in theirs if theirs[name] != others.get(name)]
+        differ = dict.fromkeys(mine) | differ
+    return usual, list(differ)
+
+
+def _is_parameter(name: str, modules: Collection[str]) -> bool:
+    module, dot, _ = name.partition(".")
+    return bool(dot) and module in modules
 
 
 _LINES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurm_resilience.training.guards.replica_check import ReplicaCheck
 from slurm_resilience.training.guards.state_watch import StateWatch
+from slurm_resilience.training.guards.witness import Witness
 
 
 class RuleGuards:
@@ -16,3 +17,4 @@ class RuleGuards:
     def __init__(self, digest_every: int | None) -> None:
         self.replicas = ReplicaCheck(digest_every)
         self.state = StateWatch()
+        self.witness = Witness()

@@ -23,6 +23,8 @@ from slurm_resilience.training.state.switches import Switches
 
 log = logging.getLogger("sres.training")
 
+CERTIFIED_FROM_STEPS = 10
+"""Steps between copies in memory from which on each is certified, by a comparison of its own."""
 OWN = "sres"
 """The name under which the step and the data's position are tracked beside the user's objects."""
 
@@ -175,6 +177,7 @@ class Healer:
         self.progress.dirty = False
         self._outside = ""
         self._position = view.position(rank)
+        self._begin_at(found.step)
         # A DDP of the user's own sends the parameters around when it is made, now.
         tracked.mark(values=True)
         self._switches = Switches(tracked.objects)
@@ -250,7 +253,9 @@ class Healer:
             with group.more():
                 beside = dist.new_group(backend="gloo")
             if self._partner is None:
-                self._partner = state.Partner(self._options.partner_every)
+                self._partner = state.Partner(
+                    self._options.partner_every, certified=self._certifies_copies
+                )
             self._partner.open(group.view, group.rank, beside)
 
     def committed(self) -> None:
@@ -264,6 +269,81 @@ class Healer:
             keeper.save(step, tracked.objects, self._disk_group)
         if self._partner is not None and self._partner.due(step):
             self._partner.snapshot(step, tracked)
+
+    # -- certified states ---------------------------------------------------------------------
+
+    @property
+    def _certifies_copies(self) -> bool:
+        every, compared = self._options.partner_every, self._options.digest_every
+        return compared != 0 and (every >= CERTIFIED_FROM_STEPS or (compared == 1 and every > 1))
+
+    @property
+    def _certifying_keeper(self) -> Any:
+        """The checkpointer, if it is one that takes certificates."""
+        keeper = self._options.checkpointer
+        return keeper if hasattr(keeper, "certify") else None
+
+    def is_certificate_due(self, step: int) -> bool:
+        """Tell whether a copy was made one step ago, which a comparison after this one certifies.
+
+        Args:
+            step: committed steps, the same on every rank.
+        """
+        keeper, copied = self._certifying_keeper, step - 1
+        if copied < 1:
+            return False
+        in_memory = self._certifies_copies and copied % self._options.partner_every == 0
+        return in_memory or (keeper is not None and bool(keeper.due(copied)))
+
+    def certify(self, until: int, *, leads: bool) -> None:
+        """Take all copies up to a step for good: all replicas were equal later.
+
+        Args:
+            until: the step.
+            leads: this rank writes it down for all.
+        """
+        if self._partner is not None:
+            self._partner.certify(until)
+        if self._certifying_keeper is not None:
+            self._certifying_keeper.certify(until, leads=leads)
+
+    @property
+    def certified_copy(self) -> int:
+        """The newest certified step that this rank has a copy of; -1: none."""
+        in_memory = self._partner.certified if self._partner is not None else -1
+        keeper = self._certifying_keeper
+        return max(in_memory, keeper.certified if keeper is not None else -1)
+
+    def _begin_at(self, step: int) -> None:
+        if self._partner is not None:
+            self._partner.begin_at(step)
+        if self._certifying_keeper is not None:
+            self._certifying_keeper.begin_at(step)
+
+    def distrust(self, reason: str) -> None:
+        """Have this rank healed from others: its state is whole, and wrong."""
+        self._outside, self.progress.dirty = reason, True
+
+    def go_back(self, step: int, reason: str) -> None:
+        """Have this rank, like all others, go back to a certified step."""
+        self.distrust(reason)
+        if self._partner is not None:
+            self._partner.drop_after(step)
+
+    def doubt(self, after: int, *, leads: bool) -> None:
+        """Use checkpoints that are newer than a step only where there is nothing else."""
+        if self._certifying_keeper is not None:
+            self._certifying_keeper.doubt(after, leads=leads)
+
+    def flip_bit(self) -> None:
+        """Do as a faulty chip does, for a drill."""
+        if self._tracked is not None:
+            self._tracked.flip_bit()
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Names under which modules are tracked."""
+        return self._tracked.modules() if self._tracked is not None else ()
 
     @property
     def tracked(self) -> state.Tracked | None:

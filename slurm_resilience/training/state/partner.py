@@ -201,14 +201,20 @@ class Partner:
 
     Args:
         every: steps between snapshots.
+        certified: the newest certified round is kept beside a newer one that is not.
     """
 
-    def __init__(self, every: int = 1) -> None:
+    def __init__(self, every: int = 1, *, certified: bool = False) -> None:
         self.every = max(1, every)
+        self._keeps_certified = certified
+        self._certified_until = -1
+        self._settled = True
+        """Every rank has published the newest round."""
         self.last: Cost | None = None
         self._lock = threading.Lock()
         self._rounds: tuple[Round, ...] = ()
-        """Newest first; two only until every rank has published the newest."""
+        """Newest first. More than one until every rank has published the newest, and where that
+        is not certified."""
         self._spare: list[torch.Tensor] = []
         self._link: Exchange | None = None
 
@@ -346,13 +352,54 @@ class Partner:
     def publish(self, one: Round, seconds: float) -> None:
         """Take a round that every rank has whole; called by the exchange."""
         with self._lock:
-            self._rounds = (one, *self._rounds[:1])
+            self._settled = False
+            self._rounds = (one, *self._rounds[: 2 if self._keeps_certified else 1])
         if self.last and self.last.step == one.own.step:
             self.last = self.last._replace(behind_ms=seconds * 1000)
 
     def settle(self, unused: PartnerCopy | None = None) -> None:
-        """Keep the newest round only, and the others' buffers for later; called by the exchange."""
+        """Let go of rounds that are not needed, but for their buffers; called by the exchange."""
         with self._lock:
-            old = [copy for one in self._rounds[1:] for copy in one if copy]
-            self._rounds = self._rounds[:1]
-            self._spare += [copy.data for copy in (*old, unused) if copy]
+            self._settled = True
+            self._let_go()
+            self._spare += [unused.data] if unused else []
+
+    # -- certified rounds ---------------------------------------------------------------------
+
+    @property
+    def certified(self) -> int:
+        """The step of the newest certified round; -1: none."""
+        with self._lock:
+            return max(
+                (one.own.step for one in self._rounds if self._is_certified(one)), default=-1
+            )
+
+    def certify(self, until: int) -> None:
+        """Take rounds up to this step for good."""
+        with self._lock:
+            self._certified_until = until
+            if self._settled:
+                self._let_go()
+
+    def drop_after(self, step: int) -> None:
+        """Let go of rounds that are newer than a step, to which all go back."""
+        with self._lock:
+            self._rounds = tuple(one for one in self._rounds if one.own.step <= step)
+
+    def begin_at(self, step: int) -> None:
+        """Note the step from which the training goes on: what comes after it is done anew, and is
+        not certified."""
+        with self._lock:
+            self._certified_until = min(self._certified_until, step)
+
+    def _is_certified(self, one: Round) -> bool:
+        return self._keeps_certified and one.own.step <= self._certified_until
+
+    def _let_go(self) -> None:
+        kept = self._rounds[:1]
+        if self._keeps_certified and kept and not self._is_certified(kept[0]):
+            kept += tuple(one for one in self._rounds[1:] if self._is_certified(one))[:1]
+        gone = [one for one in self._rounds if all(one is not other for other in kept)]
+        old = [copy for one in gone for copy in one if copy]
+        self._rounds = kept
+        self._spare += [copy.data for copy in old]

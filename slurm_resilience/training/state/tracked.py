@@ -74,6 +74,21 @@ class Tracked:
         values = {name: self._read(name) for name in self._objects}
         return _captured(values, rng.pack(rng.read()))
 
+    def modules(self) -> tuple[str, ...]:
+        """Return the names under which modules are tracked."""
+        return tuple(self._modules())
+
+    def flip_bit(self) -> None:
+        """Change one bit of the largest parameter, unseen by torch, as a faulty chip does."""
+        shards = [
+            describe.local_shard(parameter).data
+            for module in self._modules().values()
+            for parameter in module.parameters()
+        ]
+        largest = max(shards, key=lambda shard: shard.nbytes)
+        # Not through a view of the parameter: its version would be counted up.
+        describe.byte_view(largest)[largest.element_size() // 2] ^= 0x10
+
     def replica_words(self) -> dict[str, int]:
         """Return checksums by name of what is equal on all replicas after every step, whatever the
         training: parameters, options of optimizers, schedulers.

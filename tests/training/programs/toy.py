@@ -38,6 +38,7 @@ parser.add_argument("--checkpoints", type=Path)
 parser.add_argument("--every", type=int, default=5)
 parser.add_argument("--checksum", action="store_true")
 parser.add_argument("--partner-every", type=int, default=0)
+parser.add_argument("--digest-every", type=int)
 parser.add_argument("--abort-timeout", type=float, default=2.0)
 parser.add_argument("--silence", type=float, default=2.0)
 parser.add_argument("--max-faults", type=int, default=3)
@@ -202,6 +203,7 @@ def event(name: str, details: dict[str, Any]) -> None:
     checkpointer=keeper,
     checksum=words.checksum,
     partner_every=words.partner_every,
+    digest_every=words.digest_every,
     abort_timeout=words.abort_timeout,
     silence=words.silence,
     max_faults=words.max_faults,

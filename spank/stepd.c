@@ -73,17 +73,45 @@ int sres_stepd_init(spank_t sp)
 	return ESPANK_SUCCESS;
 }
 
+/*
+ * Whether a value is this mark, alone or as MARK+N: N are the nodes or tasks of the parts of the world that come
+ * before this one, in other jobs.
+ */
+static bool is_mark(const char *value, const char *mark, uint32_t *before)
+{
+	size_t length = strlen(mark);
+
+	*before = 0;
+	if (strncmp(value, mark, length) != 0)
+		return false;
+	if (value[length] == '\0')
+		return true;
+	if (value[length] != '+' || value[length + 1] < '0' || value[length + 1] > '9')
+		return false;
+	*before = (uint32_t)strtoul(value + length + 1, NULL, 10);
+	return true;
+}
+
 /* The numbers that differ from task to task or from step to step; false when the mark is none of them. */
 static bool own_number(spank_t sp, const struct step_view *view, const char *mark, uint32_t *number)
 {
+	uint32_t before;
 	int local;
 
-	if (strcmp(mark, "@NODEID") == 0)
-		return step_node_rank(sp, number);
+	if (is_mark(mark, "@NODEID", &before)) {
+		if (!step_node_rank(sp, number))
+			return false;
+		*number += before;
+		return true;
+	}
 	if (strcmp(mark, "@NNODES") == 0)
 		return spank_get_item(sp, S_JOB_NNODES, number) == ESPANK_SUCCESS;
-	if (strcmp(mark, "@PROCID") == 0)
-		return spank_get_item(sp, S_TASK_GLOBAL_ID, number) == ESPANK_SUCCESS;
+	if (is_mark(mark, "@PROCID", &before)) {
+		if (spank_get_item(sp, S_TASK_GLOBAL_ID, number) != ESPANK_SUCCESS)
+			return false;
+		*number += before;
+		return true;
+	}
 	if (strcmp(mark, "@LOCALID") == 0) {
 		if (spank_get_item(sp, S_TASK_ID, &local) != ESPANK_SUCCESS)
 			return false;
@@ -100,8 +128,10 @@ static bool own_number(spank_t sp, const struct step_view *view, const char *mar
 
 static bool is_number_mark(const char *value)
 {
-	return strcmp(value, "@NODEID") == 0 || strcmp(value, "@NNODES") == 0 ||
-	       strcmp(value, "@PROCID") == 0 || strcmp(value, "@LOCALID") == 0 ||
+	uint32_t unused;
+
+	return is_mark(value, "@NODEID", &unused) || strcmp(value, "@NNODES") == 0 ||
+	       is_mark(value, "@PROCID", &unused) || strcmp(value, "@LOCALID") == 0 ||
 	       strncmp(value, PORT_MARK, sizeof(PORT_MARK) - 1) == 0;
 }
 

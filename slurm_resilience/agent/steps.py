@@ -14,6 +14,8 @@ from pathlib import Path, PurePath
 
 import psutil
 
+from slurm_resilience.slurm.companion_job import COMPANION_JOB
+
 TOKEN = "SRES_TOKEN"
 """Set in every task of an attempt that auto-resume started: the job asked for it."""
 SUPERVISOR = "sres-resume"
@@ -129,7 +131,9 @@ def _with_token() -> dict[tuple[str, str], list[psutil.Process]]:
     for process in psutil.process_iter():
         env = _environment(process)
         if TOKEN in env:
-            key = (env.get("SLURM_JOB_ID", ""), env.get("SLURM_STEP_ID", ""))
+            # A task in a companion allocation is told of the main job.
+            job = env.get(COMPANION_JOB) or env.get("SLURM_JOB_ID", "")
+            key = (job, env.get("SLURM_STEP_ID", ""))
             by_step.setdefault(key, []).append(process)
     return by_step
 

@@ -13,7 +13,8 @@ from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import describe_end
 from slurm_resilience.resume.decide.task_ends import TaskEnd, first_failure
 from slurm_resilience.resume.srun.stderr_reader import code_of
-from slurm_resilience.resume.srun.step import SrunStep, find_step
+from slurm_resilience.resume.srun.step import find_step
+from slurm_resilience.resume.srun.step_set import StepSet
 
 LOST_CODE = 128 + SIGKILL
 """Stands for the end of the tasks on a node that Slurm gave up."""
@@ -36,7 +37,7 @@ class CrashWatch:
     def __init__(
         self,
         context: SupervisorContext,
-        step: SrunStep,
+        step: StepSet,
         *,
         lives: bool,
         training: Callable[[], GatheringStage] = lambda: GatheringStage.STEPS,
@@ -44,7 +45,7 @@ class CrashWatch:
         """
         Args:
             context: of the supervised srun.
-            step: its srun.
+            step: its sruns.
             lives: the step is to go on without a task or a node.
             training: tells how far the tasks of such a step are: until they step together, the
                 others would wait for a lost one for ever. After it they may have much to do.
@@ -90,7 +91,7 @@ class CrashWatch:
         self._on, self._seen = False, None
         # Slurm or a person is ending the step already.
         ending = self._step.cancelled or self._step.aborted or not self._step.running
-        if ending or self._context.user_ended(self._step, stopped_by_us=False):
+        if ending or self._context.user_ended(self._step.main, stopped_by_us=False):
             return False
         report.say(f"{describe_end(crash)}: ending the other tasks")
         self.crash, self._asked, self.noticed = crash, now, self._context.clock.now()
@@ -120,12 +121,14 @@ class CrashWatch:
 
     def _ask(self) -> None:
         context = self._context
-        info = find_step(self._step, context.client, context.allocation.id, context.host)
-        if info is not None:
-            self._step.ends_by_us(killed=False)
-            # What does not end by it is ended after the grace.
-            with contextlib.suppress(SresError):
-                context.client.cancel_step(context.allocation.id, info.step, "TERM")
+        for part in self._step.parts:
+            job = part.job or context.allocation.id
+            info = find_step(part, context.client, job, context.host)
+            if info is not None:
+                part.ends_by_us(killed=False)
+                # What does not end by it is ended after the grace.
+                with contextlib.suppress(SresError):
+                    context.client.cancel_step(job, info.step, "TERM")
 
 
 def _others_go_on(context: SupervisorContext) -> bool:

@@ -37,6 +37,9 @@ def gather_evidence(
     step = end.step
     ends = step.reports.ends()
     cancelled = end.word is EndWord.PERSON or _is_cancelled(step, ends)
+    # Slurm words the end of a companion as that of its step; it is a loss of its nodes.
+    if step.job not in (0, context.allocation.id) and context.allocation.is_over(step.job):
+        cancelled = False
     faulty = end.faulty | _faulty(context)
     state = context.allocation.job.state
     # A program that ended well, or was ended, does not wait for Slurm's answers.

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from slurm_resilience.errors import SresError
+from slurm_resilience.resume.allocation.companion_world import (
+    WorldPart,
+    companion_variables,
+    part_command,
+    part_environment,
+    world_parts,
+    world_variables,
+)
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.live_step.living_program import living_command
 from slurm_resilience.resume.srun.command import PLACEMENT, tasks_by_node
@@ -25,6 +34,8 @@ class PlannedAttempt(msgspec.Struct, frozen=True):
     attempt: Attempt
     addresses: dict[str, str]
     """Addresses of the job's nodes, as Slurm has them."""
+    parts: tuple[WorldPart, ...] = ()
+    """The allocations that it is spread over, the job's own first; none: that one only."""
 
 
 def plan_attempt(
@@ -33,6 +44,7 @@ def plan_attempt(
     restarts: int,
     nodes: tuple[str, ...],
     directory: str,
+    tasks_per_node: int = 0,
 ) -> PlannedAttempt:
     """Return the attempt that is to be started.
 
@@ -42,12 +54,17 @@ def plan_attempt(
         restarts: requeues of the job so far.
         nodes: of the step, in any order.
         directory: of the fence.
+        tasks_per_node: the same on every node; 0: it is not known.
 
     Raises:
         SlurmError: slurmctld did not answer, and never has.
     """
     allocation = context.allocation
     step_nodes = allocation.in_slurms_order(nodes)
+    held = [(c.id, c.nodes) for c in allocation.companions.held]
+    parts = world_parts(allocation.id, step_nodes, held)
+    if parts:
+        step_nodes = tuple(name for part in parts for name in part.nodes)
     attempt = Attempt(
         job=allocation.id,
         number=number,
@@ -56,15 +73,15 @@ def plan_attempt(
         job_nodes=allocation.in_slurms_order(allocation.nodes),
         master_address=allocation.address(step_nodes[0]),
         directory=directory,
+        tasks_per_node=tasks_per_node,
     )
     addresses = allocation.read_addresses((*nodes, *allocation.nodes))
-    return PlannedAttempt(attempt, addresses | {step_nodes[0]: attempt.master_address})
+    return PlannedAttempt(attempt, addresses | {step_nodes[0]: attempt.master_address}, parts)
 
 
 def start_first_step(
     context: SupervisorContext,
-    attempt: Attempt,
-    addresses: Mapping[str, str],
+    planned: PlannedAttempt,
     *,
     lives: bool,
     again: bool,
@@ -73,21 +90,27 @@ def start_first_step(
 
     Args:
         context: of the supervised srun.
-        attempt: it has its fence.
-        addresses: of the job's nodes.
+        planned: the attempt; it has its fence.
         lives: the step is to outlive a node.
         again: this supervisor has started one before.
 
     Raises:
         MissingTool: srun cannot be started.
     """
+    attempt, addresses, parts = planned.attempt, planned.addresses, planned.parts
     command, own = context.command, dict(context.environment)
+    variables = step_variables(attempt, addresses)
     if lives:
         command = living_command(command)
     if again:
         overlaps = lives or _dead_step_is_in_the_way(context, attempt)
-        command = placed(command, attempt.step_nodes, context.environment)
+        if not parts:
+            command = placed(command, attempt.step_nodes, context.environment)
         command, own = context.launch.on_fewer(command, own, len(attempt.step_nodes))
+        if parts:
+            command = part_command(command, attempt, parts[0])
+            own = part_environment(own, attempt, parts[0])
+            variables |= world_variables(attempt, parts)
         if overlaps and not (lives and command.has("exclusive")):
             # Slurm may take a step that lost a node for one that still runs.
             command = command.without("exclusive").adding("--overlap")
@@ -98,7 +121,7 @@ def start_first_step(
     reports = _expect_reports(context, attempt, addresses)
     argv, environment = context.launch.line(
         command,
-        step_variables(attempt, addresses),
+        variables,
         srun_environment(own, attempt.job_nodes, context.allocation.changed),
         reports.target,
     )
@@ -118,6 +141,51 @@ def start_first_step(
             reports=reports,
         )
         signals.steps = [step]
+    return step
+
+
+def start_companion_step(
+    context: SupervisorContext, planned: PlannedAttempt, part: WorldPart, main: SrunStep
+) -> SrunStep | None:
+    """Start the srun of an attempt's part in a companion; None: the attempt ends already.
+
+    Args:
+        context: of the supervised srun.
+        planned: the attempt, with the main job's step as Slurm shows it.
+        part: of its world.
+        main: the srun in the job itself.
+    """
+    attempt = planned.attempt
+    command, own = context.launch.on_fewer(
+        context.command, context.environment, len(attempt.step_nodes)
+    )
+    reports = StepReports("")
+    if context.launch.has_plugin:
+        address = planned.addresses.get(part.nodes[0], part.nodes[0])
+        reports = context.reports.expect(address, context.wake.set)
+    reports.behind(main.reports, part.first_node, part.first_node * attempt.tasks_per_node)
+    argv, environment = context.launch.line(
+        part_command(command, attempt, part),
+        companion_variables(attempt, planned.parts, part),
+        part_environment(own, attempt, part),
+        reports.target,
+    )
+    signals = context.user_signals
+    with signals.starting:
+        if context.allocation.user_stop.is_set() or not main.running:
+            return None
+        step = context.host_calls.start_srun(
+            argv,
+            environment,
+            context.wake.set,
+            on_news=context.wake.set,
+            clock=context.clock,
+            # The main job's srun reads what there is to be read.
+            stdin=subprocess.DEVNULL,
+            name=f"{part.job}.",
+            reports=reports,
+        )
+        signals.steps.append(step)
     return step
 
 

@@ -126,7 +126,7 @@ def _prepare(
         job,
         has_plugin=_has_plugin(table),
         find_plugin=lambda: _has_plugin(read_table(srun, environment)),
-        permits_expansion=info.permits_expansion,
+        permits_expansion=info.can_merge,
         environment=environment,
         ports=info.srun_ports,
         nodes=asked_nodes.result(),

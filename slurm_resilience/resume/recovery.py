@@ -8,11 +8,12 @@ import msgspec
 
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable
 from slurm_resilience.resume import report
-from slurm_resilience.resume.allocation import swap
+from slurm_resilience.resume.allocation import companion, swap
 from slurm_resilience.resume.allocation.requeue import requeue
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.decide.plan import NO_WAY_ON, Plan, PlanFacts, plan
+from slurm_resilience.slurm.companion_job import memory_words
 from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.wire.messages import AttemptEnded, NodeVerdict
 
@@ -42,6 +43,8 @@ class Recovery:
         self._min_nodes = min_nodes
         self._context = context
         self.step_size = step_size
+        self.tasks_per_node = 0
+        """As Slurm showed it of the last step; 0: it is not known, or not the same everywhere."""
         self.requeued = False
         """The job was given back to Slurm, to run again."""
 
@@ -58,6 +61,9 @@ class Recovery:
         cause = Cause("node", "", tuple(sorted(bad)))
         facts = self._facts("")
         chosen = plan(cause, facts, history, context.limits)
+        if chosen.kind == "companion" and context.allocation.idle_count() < chosen.take:
+            # While it still works, a step is not ended for a second allocation that is not there.
+            chosen = Plan("stop", "no node is idle for a second allocation")
         if chosen.kind != "stop":
             return True
         names = fold(bad)
@@ -116,8 +122,10 @@ class Recovery:
                 if isinstance(error, SlurmUnreachable) and unanswered < swap.TRIES:
                     # It was away, and is back: the same again, from what it says now.
                     continue
-                report.say(f"no exchange of nodes: {error}")
-                swap_failed = f"the exchange of nodes failed ({error})"
+                other = chosen.kind == "companion"
+                what = "second allocation" if other else "exchange of nodes"
+                report.say(f"no {what}: {error}")
+                swap_failed = f"the {what} failed ({error})"
                 continue
             if obtained is None:
                 return None
@@ -198,8 +206,11 @@ class Recovery:
             allocation.suspects.update(chosen.leave)
         if chosen.kind == "relaunch":
             where = chosen.nodes or nodes
+            companion.release_unused(allocation, where)
             self._give_back(chosen.leave)
             return where, f"the step runs again on {fold(where)} ({chosen.reason})"
+        if chosen.kind == "companion":
+            return self._with_companion(cause, chosen)
         # Slurm would give a node that only this step suspects back at once.
         if not suspected:
             swap.shrink(allocation, chosen.leave)
@@ -221,6 +232,31 @@ class Recovery:
         left = {*cause.nodes, *chosen.leave}
         where = (*[name for name in nodes if name not in left], *added)
         return where, f"{fold(left)} exchanged for {fold(added)}; now on {fold(where)}"
+
+    def _with_companion(self, cause: Cause, chosen: Plan) -> tuple[tuple[str, ...], str] | None:
+        """Get nodes in a second allocation beside the job.
+
+        Returns:
+            As `_obtain`.
+        """
+        context, allocation = self._context, self._context.allocation
+        companion.release_unused(allocation, chosen.nodes)
+        self._give_back(chosen.leave)
+        suspected = cause.kind == "program"
+        got = companion.obtain(
+            allocation,
+            chosen.take,
+            SUSPECT_SECONDS if suspected else context.limits.swap_wait,
+            memory_words(context.environment),
+            doubts=context.link.doubts,
+        )
+        if got is None:
+            return None
+        allocation.left_nodes.difference_update(got.nodes)  # a new machine of that name
+        allocation.refresh()
+        where = (*chosen.nodes, *got.nodes)
+        name = fold(got.nodes)
+        return where, f"a second allocation, job {got.id}, gives {name}; now on {fold(where)}"
 
     def _give_back(self, leave: tuple[str, ...]) -> None:
         """Give nodes back that are left: their replacement waits for the jobs on them.
@@ -244,4 +280,5 @@ class Recovery:
         report.say(reason)
         self.requeued = True
         context.events.write("requeue", reason=chosen.reason)
+        companion.release_all(context.allocation)
         requeue(context.allocation, context.link, context.wake, reason, context.limits.requeue_wait)

@@ -75,7 +75,13 @@ class StepLayout:
             step_nodes=nodes,
             master_address=self._addresses.get(nodes[0], nodes[0]),
             step=int(self._shown.step),
+            tasks_per_node=self._tasks_per_node(len(nodes)),
         )
+
+    def _tasks_per_node(self, nodes: int) -> int:
+        """Return the tasks on each node; 0: they are not told, or not the same everywhere."""
+        tasks = self._shown.tasks if self._shown is not None else 0
+        return tasks // nodes if tasks % nodes == 0 else 0
 
     def _ask(self, now: float) -> None:
         # The first word from a task comes when Slurm shows the step for certain.

@@ -19,13 +19,20 @@ from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report, requeue_report
 from slurm_resilience.resume.allocation.allocation import Allocation
+from slurm_resilience.resume.allocation.companion import end_earlier, lost_with, release_all
+from slurm_resilience.resume.allocation.companion_world import world_obstacle
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.crash_watch import CrashWatch, GatheringStage
 from slurm_resilience.resume.decide.budgets import spent
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
 from slurm_resilience.resume.evidence import gather_evidence
 from slurm_resilience.resume.fence import Fence
-from slurm_resilience.resume.first_step import plan_attempt, start_first_step
+from slurm_resilience.resume.first_step import (
+    PlannedAttempt,
+    plan_attempt,
+    start_companion_step,
+    start_first_step,
+)
 from slurm_resilience.resume.history import AttemptHistory
 from slurm_resilience.resume.live_step import training
 from slurm_resilience.resume.live_step.live_step import LiveStep
@@ -38,6 +45,7 @@ from slurm_resilience.resume.srun.host_calls import HostCalls
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 from slurm_resilience.resume.srun.standard_input import StandardInput, reads_input
 from slurm_resilience.resume.srun.step import SrunStep, end_step, end_tasks_left, find_step
+from slurm_resilience.resume.srun.step_set import StepSet
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.step_layout import StepLayout
 from slurm_resilience.resume.supervisor_link import SupervisorLink
@@ -141,6 +149,8 @@ class Supervisor:
         self._fence = Fence(client, job, restarts, host_calls)
         self._training = training.TrainingWatch(self._context, self._fence)
         self._recovery = Recovery(self._context, step_size, min_nodes)
+        self._allocation.companions.supervisor = host_calls.pid
+        self._planned: PlannedAttempt | None = None
         self._attempt: Attempt | None = None
         folder = Path(self._fence.directory).parent if self._fence.directory else None
         self._history = AttemptHistory(folder, job.id, restarts, command.argv, host_calls.pid)
@@ -156,6 +166,8 @@ class Supervisor:
         """Return srun's exit code (as a shell shows it), when the program has ended for good."""
         self._host_calls.receive_signals(self._context.user_signals.on_signal)
         self._fence.begin()
+        if self._fence.restarts:
+            end_earlier(self._allocation)
         self._history.begin(self._context.clock)
         if self._fence.restarts:
             # Slurm may have emptied the log that named the fault.
@@ -168,7 +180,7 @@ class Supervisor:
             report.say(f"not started again: {budget}")
             self._clean_up()
             return self._history.endings[-1].code or 1
-        step: SrunStep | None = None
+        step: StepSet | None = None
         following: NextAttempt | None = None
         try:
             while True:
@@ -206,7 +218,7 @@ class Supervisor:
         finally:
             self._clean_up()
 
-    def _without_help(self, step: SrunStep, error: Exception) -> int:
+    def _without_help(self, step: StepSet, error: Exception) -> int:
         """Wait for the end of a step after a bug of ours, which is no reason to end it."""
         self._host_calls.show_bug()
         if step.running:
@@ -219,14 +231,22 @@ class Supervisor:
 
     # -- one attempt --------------------------------------------------------------------------
 
-    def _start(self, number: int, *, again: bool) -> SrunStep | None:
+    def _start(self, number: int, *, again: bool) -> StepSet | None:
         """Start an attempt; None: the user ended this while it was prepared."""
         context, fence = self._context, self._fence
         if again:
             context.launch.look_again()
-        planned = plan_attempt(context, number, fence.restarts, self._step_nodes, fence.directory)
+        planned = plan_attempt(
+            context,
+            number,
+            fence.restarts,
+            self._step_nodes,
+            fence.directory,
+            self._recovery.tasks_per_node,
+        )
         training.forget(fence.directory)
         self._attempt = attempt = fence.raise_for(planned.attempt)
+        self._planned = planned = msgspec.structs.replace(planned, attempt=attempt)
         self._allocation.own_nodes = attempt.step_nodes
         nodes = list(attempt.step_nodes)
         if again:
@@ -238,14 +258,14 @@ class Supervisor:
         context.link.attempt(AttemptStarted(number, attempt.step_nodes))
         self._history.start(number, attempt.step_nodes, context.clock.now())
         lives = self._training.lives
-        step = start_first_step(context, attempt, planned.addresses, lives=lives, again=again)
+        step = start_first_step(context, planned, lives=lives, again=again)
         if step is None:
             return None
         self._layout = StepLayout(context, attempt, step, planned.addresses)
         context.events.write("started", attempt=number, nodes=nodes)
-        return step
+        return StepSet(step, max(1, len(planned.parts)))
 
-    def _watch(self, step: SrunStep) -> tuple[Ending, float]:
+    def _watch(self, step: StepSet) -> tuple[Ending, float]:
         """Wait until the attempt ends, or must be ended.
 
         Returns:
@@ -261,7 +281,7 @@ class Supervisor:
         ending = gather_evidence(self._context, self._fence, end, self._step_nodes, progress_before)
         return ending, end.noticed or self._context.clock.now()
 
-    def _until_end(self, step: SrunStep, stack: contextlib.ExitStack) -> StepEnd:
+    def _until_end(self, step: StepSet, stack: contextlib.ExitStack) -> StepEnd:
         context = self._context
         kept_nodes: frozenset[str] = frozenset()
         watched: tuple[Path, Observer] | None = None
@@ -279,7 +299,10 @@ class Supervisor:
                 pause = max(START_LOOK_SECONDS, min(SEATS_SECONDS, step.ran_for / 10))
             pause = crashes.pause(self._layout_pause(pause))
             news = context.clock.wait(context.wake, pause)
-            self._settle_layout()
+            self._settle_layout(step)
+            lost_part = step.lost_part()
+            if lost_part is not None:
+                return self._end_others(step, lost_part)
             if crashes.look():
                 self._end(step, at_once=True)
                 break
@@ -300,15 +323,23 @@ class Supervisor:
                     return self._stop(step, bad)
                 kept_nodes = frozenset(bad)
             if watched is not None and not bad:
-                end = self._live(step, *watched)
+                end = self._live(step.main, *watched)
                 if end is not None:
                     return end
         if crashes.crash is not None:
             code, noticed = crashes.crash.code, crashes.noticed
-            return StepEnd(code, step, stopped_by_us=True, noticed=noticed)
-        return self._training.told_end(step) or StepEnd(step.code, step)
+            return StepEnd(code, step.speaker, stopped_by_us=True, noticed=noticed)
+        return self._training.told_end(step.main) or StepEnd(step.code, step.speaker)
 
-    def _stop(self, step: SrunStep, bad: Mapping[str, NodeVerdict]) -> StepEnd:
+    def _end_others(self, step: StepSet, lost: SrunStep) -> StepEnd:
+        """End the parts of an attempt that would wait for one that is gone."""
+        noticed = self._context.clock.now()
+        report.say(f"the part in job {lost.job} has ended with {lost.code}: ending the others")
+        faulty = {} if lost is step.main else lost_with(self._allocation, lost)
+        self._end(step, at_once=True)
+        return StepEnd(lost.code, lost, faulty=faulty, noticed=noticed)
+
+    def _stop(self, step: StepSet, bad: Mapping[str, NodeVerdict]) -> StepEnd:
         """End a step that must leave nodes."""
         context = self._context
         noticed = context.clock.now()
@@ -318,19 +349,22 @@ class Supervisor:
         context.events.write("noticed", nodes=sorted(bad))
         gone = [name for name, verdict in bad.items() if verdict.verdict == "dead"]
         self._end(step, at_once=dead is not None, dead=gone)
-        return StepEnd(step.code, step, stopped_by_us=True, noticed=noticed)
+        speaker = step.cancelled_part or step.main
+        return StepEnd(step.code, speaker, stopped_by_us=True, noticed=noticed)
 
-    def _end(self, step: SrunStep, *, at_once: bool, dead: Sequence[str] = ()) -> None:
+    def _end(self, step: StepSet, *, at_once: bool, dead: Sequence[str] = ()) -> None:
         context = self._context
-        end_step(
-            step,
-            context.client,
-            self._allocation.id,
-            context.host,
-            grace=context.limits.grace,
-            at_once=at_once,
-            dead=dead,
-        )
+        for part in step.parts:
+            if part.running:
+                end_step(
+                    part,
+                    context.client,
+                    part.job or self._allocation.id,
+                    context.host,
+                    grace=context.limits.grace,
+                    at_once=at_once,
+                    dead=dead,
+                )
 
     def _end_tasks_left(self) -> None:
         """Have no task of the last attempt run beside the next one.
@@ -345,7 +379,7 @@ class Supervisor:
                 end_tasks_left(
                     step,
                     context.client,
-                    self._allocation.id,
+                    step.job or self._allocation.id,
                     context.host,
                     patience=context.limits.swap_wait,
                     stop=self._user_stop,
@@ -355,11 +389,17 @@ class Supervisor:
     def _layout_pause(self, longest: float) -> float:
         return self._layout.pause(longest) if self._layout is not None else longest
 
-    def _settle_layout(self) -> None:
+    def _settle_layout(self, step: StepSet) -> None:
         """Take over what Slurm shows of the step, in place of what was planned."""
         attempt = self._layout.look() if self._layout is not None else None
         if attempt is None:
             return
+        parts = self._planned.parts if self._planned is not None else ()
+        if parts:
+            attempt = self._start_companions(step, attempt)
+        else:
+            self._recovery.tasks_per_node = attempt.tasks_per_node
+            self._allocation.companions.obstacle = self._companion_obstacle(attempt)
         moved = self._step_nodes != attempt.step_nodes
         self._attempt, self._step_nodes = attempt, attempt.step_nodes
         self._recovery.step_size = len(attempt.step_nodes)
@@ -368,6 +408,35 @@ class Supervisor:
         self._context.events.write("laid_out", step=attempt.step, nodes=list(attempt.step_nodes))
         if moved:
             self._context.link.moved(AttemptStarted(attempt.number, attempt.step_nodes))
+
+    def _start_companions(self, step: StepSet, shown: Attempt) -> Attempt:
+        """Start the other parts of an attempt, now that its first one is in Slurm's books."""
+        planned = self._planned
+        assert planned is not None
+        others = planned.parts[1:]
+        attempt = msgspec.structs.replace(
+            shown,
+            step_nodes=(*shown.step_nodes, *(name for part in others for name in part.nodes)),
+            tasks_per_node=self._recovery.tasks_per_node,
+        )
+        self._planned = planned = msgspec.structs.replace(planned, attempt=attempt)
+        for part in others:
+            started = start_companion_step(self._context, planned, part, step.main)
+            if started is not None:
+                step.parts.append(started)
+        return attempt
+
+    def _companion_obstacle(self, attempt: Attempt) -> str:
+        """Return why this step cannot be spread over several allocations; empty: it can."""
+        context, size = self._context, len(attempt.step_nodes)
+        if context.standard_input.is_kept:
+            return "two steps cannot share its standard input"
+        if self._allocation.job.uid != self._host_calls.uid:
+            return "the job is another user's"
+        if self._training.lives:
+            return "its program re-forms its own world, which no second allocation joins yet"
+        tasks = attempt.tasks_per_node * size
+        return world_obstacle(context.command, context.environment, size, tasks)
 
     def _can_leave(self, bad: Mapping[str, NodeVerdict]) -> bool:
         return self._recovery.can_leave(bad, self._history.endings)
@@ -420,16 +489,21 @@ class Supervisor:
             cause, self._history.endings, self._step_nodes, attempt=number, noticed=noticed
         )
 
-    def _report_recovered(self, step: SrunStep) -> None:
+    def _report_recovered(self, step: StepSet) -> None:
         """Report the recovery once tasks of the step run; not while it waits for its turn."""
         context = self._context
-        info = find_step(step, context.client, self._allocation.id, context.host)
-        if self._starting is None or info is None or not info.step.isdecimal():
+        if self._starting is None or not step.is_complete:
             return
+        connected = True
+        for part in step.parts:
+            job = part.job or self._allocation.id
+            info = find_step(part, context.client, job, context.host)
+            if info is None or not info.step.isdecimal():
+                return
+            # Each node connects to srun before it starts its tasks.
+            connected &= self._host_calls.connections(part) >= len(info.nodes)
         now = context.clock.monotonic()
         self._shown_since = self._shown_since or now
-        # Each node connects to srun before it starts its tasks.
-        connected = self._host_calls.connections(step) >= len(info.nodes)
         if connected or now - self._shown_since >= START_SECONDS:
             self._say_recovered(self._starting)
             self._starting = None
@@ -447,7 +521,7 @@ class Supervisor:
 
     # -- the end ------------------------------------------------------------------------------
 
-    def _last_code(self, step: SrunStep) -> int:
+    def _last_code(self, step: StepSet) -> int:
         last = self._history.last_ending
         if last is None:
             return step.code
@@ -477,6 +551,7 @@ class Supervisor:
         return self._recovery.requeued or (by_slurm and self._history.had_faults)
 
     def _clean_up(self) -> None:
+        release_all(self._allocation)
         self._context.link.close()
         if not self._keeps_history:
             self._history.remove()

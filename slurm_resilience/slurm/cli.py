@@ -26,6 +26,12 @@ from slurm_resilience.errors import (
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm import parse
 from slurm_resilience.slurm.client import ClusterInfo, StepInfo
+from slurm_resilience.slurm.companion_job import (
+    CompanionRequest,
+    FoundCompanion,
+    companion_script,
+    companion_words,
+)
 from slurm_resilience.slurm.hostlists import LastNodeLists, expand, fold
 
 log = logging.getLogger("sres.slurm")
@@ -222,6 +228,23 @@ class CliClient:
             self._run("scontrol", "update", f"jobid={helper}", "timelimit=1", timeout=2.0)
         return helper
 
+    def ask_companion(self, request: CompanionRequest) -> int:
+        job = request.job
+        placement = self._placement(job.id)
+        words = companion_words(request)
+        excluded = dict.fromkeys((*placement.excluded, *job.excluded_nodes))
+        words += [f"--exclude={fold(excluded)}"] if excluded else []
+        words += [f"--constraint={placement.features}"] if placement.features else []
+        text = self._run("sbatch", *words, stdin=companion_script(job.id, job.restarts))
+        number = text.strip().partition(";")[0]
+        if not number.isdecimal():
+            raise _error("sbatch", words, text)
+        return int(number)
+
+    def companions(self, job: Job) -> tuple[FoundCompanion, ...]:
+        words = ("-a", "-h", f"--user={job.uid}", "-o", parse.COMPANION_FORMAT)
+        return parse.companions(self._run("squeue", *words), job.id)
+
     def _placement(self, job_id: int) -> parse.Placement:
         """Return what the job itself says of the nodes that it may get."""
         mark = f"<{secrets.token_hex(8)}>"
@@ -329,13 +352,19 @@ class CliClient:
         return found
 
     def _run(
-        self, program: str, *words: str, timeout: float | None = None, both: bool = False
+        self,
+        program: str,
+        *words: str,
+        timeout: float | None = None,
+        both: bool = False,
+        stdin: str | None = None,
     ) -> str:
         argv = [self._path(program), *words]
         try:
             done = subprocess.run(
                 argv,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if stdin is None else None,
+                input=stdin,
                 capture_output=True,
                 text=True,
                 errors="replace",

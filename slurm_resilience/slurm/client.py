@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from slurm_resilience.model import Job, Node
+from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanion
 
 
 class StepInfo(msgspec.Struct, frozen=True):
@@ -55,6 +56,13 @@ class ClusterInfo(msgspec.Struct, frozen=True):
     @property
     def permits_expansion(self) -> bool:
         return "permit_job_expansion" in self.scheduler_parameters.split(",")
+
+    @property
+    def can_merge(self) -> bool:
+        """Nodes of another allocation can be moved into a job. With PrologFlags=contain the other
+        one has a step, which Slurm refuses to move."""
+        flags = self.raw.get("PrologFlags", "").lower()
+        return self.permits_expansion and not {"contain", "x11"} & set(flags.split(","))
 
     @property
     def slurmd_timeout_seconds(self) -> float:
@@ -151,4 +159,12 @@ class SlurmClient(Protocol):
 
     def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:
         """Move the helper's nodes into the job; the job's new node list."""
+        ...
+
+    def ask_companion(self, request: CompanionRequest) -> int:
+        """Queue a request for nodes beside a job's own, for the caller; return its job id."""
+        ...
+
+    def companions(self, job: Job) -> tuple[FoundCompanion, ...]:
+        """List the companions of a job, pending or running."""
         ...

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from slurm_resilience.errors import SlurmError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm.client import ClusterInfo, StepInfo
+from slurm_resilience.slurm.companion_job import FoundCompanion, companion_of
 from slurm_resilience.slurm.hostlists import expand
 
 _EMPTY = {"(null)", "n/a", "N/A", "None", "none"}
@@ -276,6 +277,31 @@ def exchanges(text: str, limit: str, nodes: int) -> Exchanges:
             left -= wanted
             raised.append(helper_id)
     return Exchanges(tuple(raised), holding)
+
+
+COMPANION_FORMAT = "%A %t %j"
+"""squeue -o for `companions`: id, state, and the name, in which a user may write anything."""
+_OVER = frozenset({"CD", "CA", "F", "TO", "NF", "PR", "BF", "DL", "OOM"})
+"""squeue's short words for jobs that have ended."""
+
+
+def companions(text: str, job_id: int) -> tuple[FoundCompanion, ...]:
+    """Read which jobs are companions of one.
+
+    A line that has another form belongs to a name with a line end in it, and is passed over.
+
+    Args:
+        text: what squeue printed in `COMPANION_FORMAT`.
+        job_id: the main job.
+    """
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 3 and words[0].isdecimal() and words[1] not in _OVER:
+            companion = companion_of(int(words[0]), words[2])
+            if companion is not None and companion.job == job_id:
+                found.append(companion)
+    return tuple(found)
 
 
 def limit_seconds(text: str) -> float:

@@ -19,6 +19,7 @@ from slurm_resilience.errors import MissingTool, SlurmError, SlurmUnreachable, U
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import ClusterInfo, StepInfo
+from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanion
 from slurm_resilience.slurm.hostlists import expand
 from slurm_resilience.slurm.parse import node_state
 
@@ -115,6 +116,12 @@ class PyslurmClient:
 
     def prefer_exchange(self, job: Job, nodes: int) -> dict[int, int]:
         return self._cli.prefer_exchange(job, nodes)
+
+    def ask_companion(self, request: CompanionRequest) -> int:
+        return self._cli.ask_companion(request)
+
+    def companions(self, job: Job) -> tuple[FoundCompanion, ...]:
+        return self._cli.companions(job)
 
     def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:
         return self._cli.merge(helper, job_id, timeout)

@@ -435,14 +435,14 @@ def test_the_batch_script_is_left_alone(
 def test_a_task_does_not_start_in_half_a_world(site: Site, tmp_path: Path) -> None:
     started = tmp_path / "started"
     # Past srun's own look at the option: as from another version of the plugin.
-    broken = {"_SLURM_SPANK_OPTION_sres_sres_env": "1;A=1;B=%zz"}
+    broken = {"_SLURM_SPANK_OPTION_sres_sres_env": f"{PROTOCOL};A=1;B=%zz"}
     result = site.run("srun", "-n1", "touch", str(started), env=broken)
     assert result.returncode == 1
     assert "sres: the supervisor's environment could not be set" in result.stderr
     assert not started.exists()
 
 
-@pytest.mark.parametrize("value", ["A=1", "2;A=1", "x;A=1", "999999;A=1"])
+@pytest.mark.parametrize("value", ["A=1", f"{PROTOCOL + 1};A=1", "x;A=1", "999999;A=1"])
 def test_a_node_with_a_plugin_of_another_release_starts_no_task(
     site: Site, tmp_path: Path, value: str
 ) -> None:
@@ -450,7 +450,7 @@ def test_a_node_with_a_plugin_of_another_release_starts_no_task(
     other = {"_SLURM_SPANK_OPTION_sres_sres_env": value}
     result = site.run("srun", "-N1", "-n2", "touch", str(started), env=other)
     assert result.returncode == 1
-    assert result.stderr.count("different releases (protocol 1 and ") == 1
+    assert result.stderr.count(f"different releases (protocol {PROTOCOL} and ") == 1
     assert not started.exists()
 
 
@@ -476,14 +476,19 @@ def test_the_exit_code_of_a_refusal_is_the_users_choice(site: Site) -> None:
     assert site.srun("--auto-resume=banana", "true", SLURM_EXIT_ERROR="9").returncode == 9
 
 
-@pytest.mark.parametrize("value", ["A=1", "2;A=1"])
+@pytest.mark.parametrize("value", ["A=1", f"{PROTOCOL + 1};A=1"])
 def test_a_supervisor_of_another_release_is_refused(site: Site, value: str) -> None:
     line = refusal(site.srun(f"--sres-env={value}", "echo", "started", SRES_SUPERVISED="1"))
-    assert "different releases (protocol 1 and " in line and "install the same release" in line
+    assert (
+        f"different releases (protocol {PROTOCOL} and " in line
+        and "install the same release" in line
+    )
 
 
 def test_a_malformed_carrier_is_refused_before_anything_starts(site: Site) -> None:
-    line = refusal(site.srun("--sres-env=1;A=%zz", "echo", "started", SRES_SUPERVISED="1"))
+    line = refusal(
+        site.srun(f"--sres-env={PROTOCOL};A=%zz", "echo", "started", SRES_SUPERVISED="1")
+    )
     assert line.startswith("srun: error: sres: --sres-env: malformed value")
 
 

@@ -14,6 +14,7 @@ import msgspec
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm.client import ClusterInfo, StepInfo
+from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanion
 
 REQUEUE_DELAY = 120.0
 """Seconds that a requeued job waits (Slurm's cred_expire)."""
@@ -56,6 +57,7 @@ class FakeSlurm:
             ]
         self._nodes = {node.name: node for node in nodes}
         self._jobs: dict[int, _Job] = {}
+        self._companions: list[FoundCompanion] = []
         self._next = 1
         self._version = version
         self._expansion = permit_job_expansion
@@ -283,6 +285,22 @@ class FakeSlurm:
         self._enter("prefer_exchange", job.id, nodes)
         return self.exchanges
 
+    def ask_companion(self, request: CompanionRequest) -> int:
+        self._enter("ask_companion", request.job.id, request.nodes)
+        self._entry(request.job.id)
+        excluded, job = request.job.excluded_nodes, request.job
+        number = self.submit(
+            request.nodes, uid=job.uid, requeue=False, no_kill=True, step=False, excluded=excluded
+        )
+        self._companions.append(
+            FoundCompanion(number, job.id, job.restarts, request.supervisor),
+        )
+        return number
+
+    def companions(self, job: Job) -> tuple[FoundCompanion, ...]:
+        self._enter("companions", job.id)
+        return tuple(c for c in self._companions if c.job == job.id and c.id in self._jobs)
+
     def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:
         self._enter("merge", helper, job_id)
         giver, taker = self._entry(helper), self._entry(job_id)
@@ -299,7 +317,7 @@ class FakeSlurm:
     # -- how Slurm goes on --------------------------------------------------------------------
 
     def _enter(self, method: str, *arguments: object) -> None:
-        if method not in ("nodes", "node", "jobs", "job", "steps", "info"):
+        if method not in ("nodes", "node", "jobs", "job", "steps", "info", "companions"):
             self.calls.append((method, *arguments))
         change = self.before.pop(method, None)
         if change is not None:

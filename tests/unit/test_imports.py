@@ -276,7 +276,7 @@ DOORS = {
     ("simulate", "controller"): {"decide", "journal", "main", "probe", "spares"},
     ("simulate", "health"): {"grouping"},
     ("simulate", "replace"): {"program"},
-    ("simulate", "slurm"): {"client", "hostlists", "reservations"},
+    ("simulate", "slurm"): {"client", "companion_job", "hostlists", "reservations"},
     ("simulate", "wire"): {"messages", "server"},
     ("simulate", "resume"): {
         "attempt",

@@ -219,9 +219,13 @@ class Running:
 
     code = 0
     reports = StepReports("")
+    main = cancelled_part = None
 
     def __init__(self, looks: int) -> None:
         self._looks = looks
+
+    def lost_part(self) -> None:
+        """Return none: it has one part."""
 
     @property
     def running(self) -> bool:

@@ -12,6 +12,7 @@ from slurm_resilience.resume.crash_watch import CRASH_SECONDS, CrashWatch, Gathe
 from slurm_resilience.resume.decide.task_ends import TaskEnd
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.stderr_reader import EndedTasks
+from slurm_resilience.resume.srun.step_set import StepSet
 from slurm_resilience.resume.srun.task_reports import StepReports
 from slurm_resilience.slurm.client import StepInfo
 
@@ -50,6 +51,7 @@ class Watched:
         self.signals: list[tuple[int, str, str]] = []
         self.user = ""
         self.step: Any = SimpleNamespace(
+            job=12,
             reports=StepReports(""),
             cancelled=False,
             aborted=False,
@@ -73,7 +75,9 @@ class Watched:
             limits=SimpleNamespace(grace=GRACE),
             user_ended=lambda step, stopped_by_us: self.user,
         )
-        self.watch = CrashWatch(self.context, self.step, lives=lives, training=lambda: stage)
+        self.watch = CrashWatch(
+            self.context, StepSet(self.step), lives=lives, training=lambda: stage
+        )
 
     def after(self, seconds: float) -> bool:
         """Look again after some time."""

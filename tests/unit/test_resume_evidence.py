@@ -88,6 +88,7 @@ def gathered(
     for end in ends:
         reports.take(end)
     step: Any = SimpleNamespace(
+        job=0,
         ran_for=9.0,
         ended_at=SYSTEM_CLOCK.monotonic() - 100.0,
         told_end=ToldEnd(cancelled, aborted),

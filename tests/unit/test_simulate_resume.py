@@ -31,6 +31,7 @@ from slurm_resilience.simulate.resume.resume_rules import (
     ResumeRule,
 )
 from slurm_resilience.simulate.resume.resume_simulation import simulate_resume
+from slurm_resilience.simulate.resume.sim_companions import SimCompanions
 from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
 
 RUNS = 200
@@ -245,6 +246,11 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         ResumeRule.HELPERS,
         (Kind.NODE_DIES, Kind.SLURM_REFUSES, Kind.SLURM_LOSES),
         ((SimJobSlurm, "cancel_job", nothing),),
+    ),
+    "a companion has no script that ends it": (
+        ResumeRule.COMPANION,
+        (Kind.NODE_DIES, Kind.SUPERVISOR_DIES),
+        ((SimCompanions, "_script_looks", nothing),),
     ),
     "a program with a bug is started for ever": (
         ResumeRule.ENDS,

@@ -44,7 +44,7 @@ Options provided by plugins:
                               [pyxis] the image to use
       --container-remap-root  [pyxis] ask to be remapped to root
 
-      --auto-resume=N         1: start the step again after a node failure (v1)
+      --auto-resume=N         1: start the step again after a node failure (v2)
                               (0: off)
 """
 TABLE = BUILTIN.extended(parse_help(HELP))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
 
 from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
@@ -19,8 +22,42 @@ FRESH_SECONDS = 2.0
 """An address that was read so long ago is not asked for again."""
 SAY_SECONDS = 60.0
 """Between two lines that slurmctld is still waited for."""
+SECOND = "the second allocation"
+"""The log's words for a companion; they begin the reason of a node that is lost with it."""
 REFRESH_SECONDS = 1.0
 """Until slurmctld is asked again when it does not answer."""
+
+
+class Companion(msgspec.Struct, frozen=True):
+    """A second allocation beside the job, with nodes for its step."""
+
+    id: int
+    nodes: tuple[str, ...]
+
+
+@dataclass
+class Companions:
+    """All that is known of a job's second allocations."""
+
+    held: list[Companion] = field(default_factory=list)
+    """Those that the supervisor has got, in the order of their nodes' numbers."""
+    supervisor: int = 0
+    """Process number of the supervisor: it tells its companions from another one's."""
+    obstacle: str = "Slurm has not shown the step's tasks"
+    """The reason for which the step cannot be spread over several allocations."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(name for companion in self.held for name in companion.nodes)
+
+
+@dataclass
+class NodeTable:
+    """Slurm's nodes as they were read last, in Slurm's order."""
+
+    nodes: dict[str, Node]
+    read_at: float
+    """On the monotonic clock."""
 
 
 class Allocation:
@@ -55,9 +92,8 @@ class Allocation:
         self._restarts = job.restarts
         self._patience = patience
         self._permits_expansion = permits_expansion
-        self._table = {node.name: node for node in nodes}
-        self._table_read = self.clock.monotonic() if nodes else float("-inf")
-        """Slurm's nodes as they were read last, in Slurm's order."""
+        read_at = self.clock.monotonic() if nodes else float("-inf")
+        self._table = NodeTable({node.name: node for node in nodes}, read_at)
         self.own_steps: set[str] = set()
         """Slurm's numbers of the supervised srun's steps so far."""
         self.own_nodes: tuple[str, ...] = ()
@@ -66,6 +102,7 @@ class Allocation:
         """Nodes that an attempt had to leave: a spare is used once."""
         self.suspects: set[str] = set()
         """Those that were left though nothing marks them: Slurm may give one back in exchange."""
+        self.companions = Companions()
         self.excluded: tuple[str, ...] = ()
         """Nodes that an exchange may not bring: srun's own --exclude."""
 
@@ -137,25 +174,26 @@ class Allocation:
         """
         for left in reversed(range(TABLE_TRIES)):
             try:
-                self._table = {node.name: node for node in self.client.nodes()}
-                self._table_read = self.clock.monotonic()
+                nodes = {node.name: node for node in self.client.nodes()}
+                self._table = NodeTable(nodes, self.clock.monotonic())
                 break
             except SlurmError:
-                if not left and not self._table:
+                if not left and not self._table.nodes:
                     raise
                 if not left or self.clock.wait(self.user_stop, REFRESH_SECONDS):
                     break
-        return self._table
+        return self._table.nodes
 
     def read_addresses(self, names: Iterable[str]) -> dict[str, str]:
         """Return the addresses of nodes as they were read last, without asking Slurm again."""
-        nodes = [self._table[name] for name in dict.fromkeys(names) if name in self._table]
+        table = self._table.nodes
+        nodes = [table[name] for name in dict.fromkeys(names) if name in table]
         return {node.name: node.address or node.name for node in nodes}
 
     def address(self, name: str) -> str:
         """Return a node's address as it is now, else as it was; its name where none is known."""
-        node = self._table.get(name)
-        if node is None or self.clock.monotonic() - self._table_read > FRESH_SECONDS:
+        node = self._table.nodes.get(name)
+        if node is None or self.clock.monotonic() - self._table.read_at > FRESH_SECONDS:
             with contextlib.suppress(SlurmError, NotFound):
                 node = self.client.node(name)
         return (node.address if node is not None else "") or name
@@ -187,11 +225,23 @@ class Allocation:
             seconds_left=self.job.seconds_left,
             own_nodes=self.own_nodes,
             busy_nodes=tuple(sorted(self._busy_nodes() - set(living_nodes))),
+            companions=tuple(companion.nodes for companion in self.companions.held),
+            companion_obstacle=self.companions.obstacle,
             left_nodes=tuple(
                 name
-                for name in self.job.nodes
+                for name in (*self.job.nodes, *self.companions.nodes)
                 if name not in living_nodes and self._is_left(name, nodes.get(name))
             ),
+        )
+
+    def idle_count(self) -> int:
+        """Return how many nodes of the job's partition are idle, as far as Slurm showed last."""
+        partition = self.job.partition
+        return sum(
+            node.base == "IDLE"
+            and node.is_available
+            and (not partition or not node.partitions or partition in node.partitions)
+            for node in self._table.nodes.values()
         )
 
     def _is_left(self, name: str, node: Node | None) -> bool:
@@ -225,6 +275,7 @@ class Allocation:
         try:
             nodes = {node.name: node for node in self.client.nodes()}
             job_nodes = set(self.client.job(self.job.id).nodes)
+            elsewhere = self._lost_with_companions()
         except SresError:
             return {}
         bad = {}
@@ -232,15 +283,44 @@ class Allocation:
             node = nodes.get(name)
             if node is None or node.is_down or node.is_fail:
                 bad[name] = _shown_state(node)
-            elif name not in job_nodes:
+            elif name in elsewhere:
+                bad[name] = elsewhere[name]
+            elif name not in job_nodes and name not in self.companions.nodes:
                 bad[name] = "it is no longer in the job"
         return bad
 
+    def _lost_with_companions(self) -> dict[str, str]:
+        """Return the nodes of companions that have ended, or have lost them, with the reason.
+
+        Raises:
+            SlurmError: Slurm did not answer.
+        """
+        lost = {}
+        for companion in self.companions.held:
+            try:
+                job = self.client.job(companion.id)
+                held = job.nodes if job.state in ("RUNNING", "SUSPENDED") else ()
+            except NotFound:
+                held = ()
+            for name in companion.nodes:
+                if name not in held:
+                    lost[name] = f"{SECOND}, job {companion.id}, has ended"
+        return lost
+
+    def is_over(self, companion: int) -> bool:
+        """Return whether Slurm shows that a companion has ended."""
+        try:
+            return self.client.job(companion).state not in ("RUNNING", "SUSPENDED")
+        except NotFound:
+            return True
+        except SresError:
+            return False
+
     def in_slurms_order(self, names: Collection[str]) -> tuple[str, ...]:
         """Sort nodes as ranks are: by Slurm's table of nodes, whatever the order of a hostlist."""
-        if not self._table.keys() >= set(names):
+        if not self._table.nodes.keys() >= set(names):
             self._read_table()
-        order = {name: index for index, name in enumerate(self._table)}
+        order = {name: index for index, name in enumerate(self._table.nodes)}
         return tuple(sorted(names, key=lambda name: order.get(name, len(order))))
 
 

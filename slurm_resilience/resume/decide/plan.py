@@ -17,11 +17,22 @@ from slurm_resilience.resume.decide.budgets import (
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.slurm.hostlists import fold
 
+SAME_JOB = ("relaunch", "swap", "companion")
+"""Kinds of plans by which another attempt starts in this run of the job."""
 NO_WAY_ON = ("done", "user", "job_over")
 """Kinds of causes after which nothing is started again."""
 
 
-class PlanFacts(msgspec.Struct, frozen=True):
+class CompanionFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of second allocations beside a job."""
+
+    companions: tuple[tuple[str, ...], ...] = ()
+    """Nodes of each of the job's companions that runs."""
+    companion_obstacle: str = "it gets no second allocation"
+    """The reason for which the job can have no (further) companion; empty: it can."""
+
+
+class PlanFacts(CompanionFacts, frozen=True):
     """All that limits the ways on for a job."""
 
     job_nodes: tuple[str, ...]
@@ -58,8 +69,9 @@ class PlanFacts(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True):
     """The next thing to do, with its reason."""
 
-    kind: Literal["relaunch", "swap", "requeue", "stop", "join"]
-    """join: the step lives on, and another one fills its lost seats."""
+    kind: Literal["relaunch", "swap", "companion", "requeue", "stop", "join"]
+    """join: the step lives on, and another one fills its lost seats. companion: the job gets a
+    second allocation beside its own."""
     reason: str
     leave: tuple[str, ...] = ()
     """Nodes that the job gives up."""
@@ -77,8 +89,9 @@ class Plan(msgspec.Struct, frozen=True):
 class Supply(msgspec.Struct, frozen=True):
     """The source of the nodes that take the place of bad ones."""
 
-    source: Literal["inside", "exchange", "none"]
-    """inside: the allocation has enough; exchange: the job gives nodes back and takes others in."""
+    source: Literal["inside", "exchange", "companion", "none"]
+    """inside: the allocation has enough; exchange: the job gives nodes back and takes others in;
+    companion: a second allocation has them."""
     reason: str
 
 
@@ -97,11 +110,11 @@ def plan(
         return Plan("stop", cause.reason)
     eaters = nodes_that_eat_attempts(history, limits)
     chosen = _plan(cause, facts, history, limits, eaters)
-    if eaters and chosen.kind not in ("relaunch", "swap"):
+    if eaters and chosen.kind not in SAME_JOB:
         # To do without them is no reason to give up what works.
         chosen = _plan(cause, facts, history, limits, ())
     left = facts.seconds_left
-    if chosen.kind in ("relaunch", "swap"):
+    if chosen.kind in SAME_JOB:
         if left is not None and left - chosen.pause < limits.time_margin:
             return Plan("stop", f"the job's time limit is {left:.0f} s away (resume.time_margin)")
         return msgspec.structs.replace(chosen, avoid=eaters)
@@ -157,7 +170,7 @@ def _after_program(
     suspect = node_that_fails(history)
     if reason and suspect in facts.job_nodes:
         chosen = _after_node(Cause("node", cause.reason, (suspect,)), facts)
-        if chosen.kind in ("relaunch", "swap"):
+        if chosen.kind in SAME_JOB:
             why = f"{suspect} was the only one to fail in each attempt, and is left"
             return msgspec.structs.replace(chosen, reason=f"{why}; {chosen.reason}")
     if reason:
@@ -187,6 +200,10 @@ def after_task(deaths: int, limits: ResumeSettings, in_all: int = 0) -> Plan:
 def _after_node(cause: Cause, facts: PlanFacts) -> Plan:
     unusable = {*cause.nodes, *facts.busy_nodes, *facts.left_nodes}
     usable = [name for name in facts.job_nodes if name not in unusable]
+    # A companion that lost a node may have lost its batch script with it: it is given up.
+    whole = [nodes for nodes in facts.companions if unusable.isdisjoint(nodes)]
+    if usable:
+        usable += [name for nodes in whole for name in nodes]
     # A stable order: what the step has first, then the others as Slurm sorts them.
     good = tuple(sorted(usable, key=lambda name: name not in facts.own_nodes))
     leave = tuple(name for name in facts.job_nodes if name in cause.nodes)
@@ -206,6 +223,8 @@ def _after_node(cause: Cause, facts: PlanFacts) -> Plan:
         return Plan("join", supplied.reason, leave, needed, nodes=free[:lost])
     if supplied.source == "inside":
         return Plan("relaunch", supplied.reason, leave, nodes=good[: facts.step_size])
+    if supplied.source == "companion":
+        return Plan("companion", supplied.reason, leave, needed, nodes=good)
     return Plan("swap", supplied.reason, leave, needed)
 
 
@@ -220,10 +239,14 @@ def supply(facts: PlanFacts, good: tuple[str, ...], leave: tuple[str, ...]) -> S
     if len(good) >= facts.step_size:
         return Supply("inside", _replacement(facts, good))
     obstacle = _swap_obstacle(facts, good, leave)
-    if obstacle:
-        return Supply("none", obstacle)
     needed = facts.step_size - len(good)
-    return Supply("exchange", f"{needed} of {facts.step_size} nodes to be exchanged")
+    if not obstacle:
+        return Supply("exchange", f"{needed} of {facts.step_size} nodes to be exchanged")
+    other = _companion_obstacle(facts, good, leave)
+    if other:
+        return Supply("none", obstacle if other == obstacle else f"{obstacle}, and {other}")
+    text = f"{needed} of {facts.step_size} nodes to come from a second allocation"
+    return Supply("companion", f"{obstacle}: {text}")
 
 
 def _replacement(facts: PlanFacts, good: tuple[str, ...]) -> str:
@@ -234,6 +257,17 @@ def _replacement(facts: PlanFacts, good: tuple[str, ...]) -> str:
     spares = len(good) - facts.step_size
     left = f"{len(good)} good nodes are in the allocation, {spares} to spare"
     return f"{fold(fresh)} takes the place of {fold(lost)}; {left}" if fresh and lost else left
+
+
+def _companion_obstacle(facts: PlanFacts, good: tuple[str, ...], leave: tuple[str, ...]) -> str:
+    if facts.living_nodes:
+        return "a step that lives on has no second allocation"
+    if not any(name in good for name in facts.job_nodes):
+        return "no node of the job is left beside which it could have a second allocation"
+    if facts.is_batch and facts.batch_host in leave:
+        return f"{facts.batch_host} runs the batch script, and cannot be left"
+    # An exchange that found no idle node in its time: a second allocation finds none either.
+    return facts.swap_failed or facts.companion_obstacle
 
 
 def _swap_obstacle(facts: PlanFacts, good: tuple[str, ...], leave: tuple[str, ...]) -> str:

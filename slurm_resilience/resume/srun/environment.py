@@ -41,6 +41,8 @@ class Attempt(msgspec.Struct, frozen=True):
     """Shared directory with the fence file and the reported progress; empty: there is none."""
     step: int = 0
     """Slurm's number of the attempt's first step; it is known once Slurm shows the step."""
+    tasks_per_node: int = 0
+    """The same on every node; 0: it is not known."""
 
     @property
     def token(self) -> str:
@@ -182,6 +184,9 @@ _IN_A_SHELL = {
     env_option.MASTER_NODE: '"$_sres_first"',
     env_option.MASTER_ADDR: '"$_sres_address"',
 }
+_SHIFTED = re.compile(rf"(?P<mark>{NODEID}|{env_option.PROCID})\+(?P<before>\d+)")
+"""Stands for a number among those of several steps: so many come before this one's."""
+_NUMBER_IN_A_SHELL = {NODEID: "SLURM_NODEID", env_option.PROCID: "SLURM_PROCID"}
 
 
 def wrapped(program: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
@@ -203,6 +208,9 @@ def _shell_value(value: str) -> str:
         seed = int(value.removeprefix(env_option.PORT))
         step = f"SLURM_STEP_ID * {PORTS_PER_STEP}"
         return f'"$(({PORT_BASE} + ({seed} + {step}) % {PORT_SPAN}))"'
+    shifted = _SHIFTED.fullmatch(value)
+    if shifted is not None:
+        return f'"$(({_NUMBER_IN_A_SHELL[shifted["mark"]]} + {shifted["before"]}))"'
     return _IN_A_SHELL.get(value) or shlex.quote(value)
 
 

@@ -25,6 +25,8 @@ class HostCalls:
     def __init__(self) -> None:
         self.pid = os.getpid()
         """The supervisor's own."""
+        self.uid = os.geteuid()
+        """The user who runs it."""
         self.name = socket.gethostname()
         self.start_srun: Callable[..., SrunStep] = SrunStep
 

@@ -78,6 +78,11 @@ class StandardInput:
         self._pump: threading.Thread | None = None
         self._stop = (-1, -1)
 
+    @property
+    def is_kept(self) -> bool:
+        """Return whether there is something to be read, which is given to each attempt anew."""
+        return self._kind is not InputKind.INHERITED
+
     @contextlib.contextmanager
     def attempt(self) -> Iterator[int | None]:
         """Give the file for the next srun, to be handed over within the block; None: our own."""

@@ -200,6 +200,17 @@ class SrunStep:
         return self._stderr.failed_nodes
 
     @property
+    def job(self) -> int:
+        """Return the job that it runs in; 0: it is not known."""
+        number = self.name.partition(".")[0]
+        return int(number) if number.isdecimal() else 0
+
+    @property
+    def ends_others(self) -> bool:
+        """Return whether srun reported that it ends its tasks for one that failed."""
+        return SrunReport.ENDED_BY_SRUN in self._stderr.report
+
+    @property
     def ended_tasks(self) -> list[EndedTasks]:
         """Return what srun reported of tasks that did not end well."""
         return self._stderr.ended_tasks

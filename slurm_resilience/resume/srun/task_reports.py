@@ -45,9 +45,27 @@ class StepReports:
         self._nodes: dict[int, str] = {}
         self._ends: dict[int, TaskEnd] = {}
         self._step: int | None = None
+        self._whole: StepReports | None = None
+        self._nodes_before = self._tasks_before = 0
+
+    def behind(self, whole: StepReports, nodes: int, tasks: int) -> None:
+        """Hand all on to the reports of a world, of which this step is a part.
+
+        Args:
+            whole: of the world.
+            nodes: in the parts before this one.
+            tasks: the same.
+        """
+        self._whole, self._nodes_before, self._tasks_before = whole, nodes, tasks
 
     def take(self, told: NodeBegan | TaskEnd) -> None:
         """Take in what was told."""
+        if self._whole is not None:
+            told = msgspec.structs.replace(told, node_id=told.node_id + self._nodes_before)
+            if isinstance(told, TaskEnd):
+                told = msgspec.structs.replace(told, task=told.task + self._tasks_before)
+            self._whole.take(told)
+            return
         with self._lock:
             self._step = told.step
             if isinstance(told, NodeBegan):
@@ -65,6 +83,8 @@ class StepReports:
 
     def nodes(self) -> tuple[str, ...]:
         """Return the nodes on which tasks began, by node id; none while one between is missing."""
+        if self._whole is not None:
+            return self._whole.nodes()
         with self._lock:
             known = self._nodes
             ids = range(len(known))
@@ -72,6 +92,8 @@ class StepReports:
 
     def ends(self) -> tuple[TaskEnd, ...]:
         """Return the tasks' ends, in the order in which they were told."""
+        if self._whole is not None:
+            return self._whole.ends()
         with self._lock:
             return tuple(
                 msgspec.structs.replace(end, node=self._nodes.get(end.node_id, ""))
@@ -80,6 +102,8 @@ class StepReports:
 
     def crash(self) -> TaskEnd | None:
         """Return the first task that ended by a signal or for want of memory; None: none did."""
+        if self._whole is not None:
+            return self._whole.crash()
         with self._lock:
             crashed = any(end.crashed for end in self._ends.values())
         first = first_failure(self.ends()) if crashed else None

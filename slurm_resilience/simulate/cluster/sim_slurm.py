@@ -16,6 +16,7 @@ from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable
 from slurm_resilience.model import Job, Node
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.slurm.client import ClusterInfo, StepInfo
+from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanion
 
 REQUEUE_SECONDS = 120.0
 """A requeued job waits this long (Slurm's cred_expire)."""
@@ -500,6 +501,12 @@ class SimSlurm:
         if self.watcher is not None:
             self.watcher.job_preferred(job, nodes)
         return {}
+
+    def ask_companion(self, request: CompanionRequest) -> int:
+        raise NotImplementedError
+
+    def companions(self, job: Job) -> tuple[FoundCompanion, ...]:
+        raise NotImplementedError
 
     def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:
         self._enter()

@@ -46,6 +46,18 @@ class ResumeFault(enum.StrEnum):
     REQUEUE_JOB = "a person requeues the job"
     SRUN_DIES = "srun is killed, and not its tasks"
     SUPERVISOR_DIES = "the supervisor is killed, and its job with it"
+    SUPERVISOR_ALONE_DIES = "the supervisor is killed, and its job goes on without it"
+    COMPANION_CANCELLED = "a person cancels the companion"
+    COMPANION_NODE_DIES = "a node of the companion loses its power"
+
+
+COMPANION_FAULTS = (
+    ResumeFault.SUPERVISOR_ALONE_DIES,
+    ResumeFault.COMPANION_CANCELLED,
+    ResumeFault.COMPANION_NODE_DIES,
+)
+"""Kinds that are planned apart, for jobs that may have a companion."""
+ALWAYS_POSSIBLE = tuple(kind for kind in ResumeFault if kind not in COMPANION_FAULTS)
 
 
 class PlannedResumeFault(NamedTuple):
@@ -239,6 +251,20 @@ class ResumeFaults:
         world.supervisor.gone_at = min(world.supervisor.gone_at, world.schedule.now)
         world.end_job("FAILED", requeue=False)
 
+    def supervisor_alone_dies(self, _: str, seconds: float) -> None:
+        world = self._world
+        world.supervisor.gone_at = min(world.supervisor.gone_at, world.schedule.now)
+
+    def companion_cancelled(self, _: str, seconds: float) -> None:
+        companions = list(self._world.companions.values())
+        if companions:
+            self._world.companions.end(companions[0].id, "a person")
+
+    def companion_node_dies(self, _: str, seconds: float) -> None:
+        nodes = [name for c in self._world.companions.values() for name in c.nodes]
+        if nodes:
+            self._lose(nodes[0], NodeContact.DEAD if int(seconds) % 2 else NodeContact.CUT)
+
     def _person_ended(self) -> None:
         world = self._world
         if world.seen.person_ended_at is None and not world.is_gone:
@@ -266,4 +292,7 @@ _STRIKES: dict[ResumeFault, Callable[[ResumeFaults, str, float], None]] = {
     ResumeFault.REQUEUE_JOB: ResumeFaults.requeue_job,
     ResumeFault.SRUN_DIES: ResumeFaults.srun_dies,
     ResumeFault.SUPERVISOR_DIES: ResumeFaults.supervisor_dies,
+    ResumeFault.SUPERVISOR_ALONE_DIES: ResumeFaults.supervisor_alone_dies,
+    ResumeFault.COMPANION_CANCELLED: ResumeFaults.companion_cancelled,
+    ResumeFault.COMPANION_NODE_DIES: ResumeFaults.companion_node_dies,
 }

@@ -27,6 +27,7 @@ class ResumeRule(enum.StrEnum):
     SPARES = "a spare is used once, and before the job is given up"
     SEAT = "a lost seat is filled once"
     HELPERS = "each helper allocation is merged or given back"
+    COMPANION = "a companion allocation ends with the run of the job that asked for it"
     ENDS = "the supervisor comes to an end"
 
 

@@ -26,6 +26,8 @@ from slurm_resilience.resume.srun.step_size import fewest_nodes, leave_spares
 from slurm_resilience.resume.srun.task_reports import StepReports, TaskReports
 from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.simulate.resume.resume_faults import (
+    ALWAYS_POSSIBLE,
+    COMPANION_FAULTS,
     FAULTS_SECONDS,
     PlannedResumeFault,
     ResumeFault,
@@ -46,9 +48,14 @@ from slurm_resilience.simulate.resume.sim_nodes import NodeContact, SimNode
 from slurm_resilience.simulate.resume.sim_srun import SimSrun
 from slurm_resilience.simulate.resume.sim_thread import SimThread
 from slurm_resilience.simulate.resume.sim_training import LivingProgram, SimObserver
+from slurm_resilience.slurm.companion_job import UNUSED_SECONDS
 
 MOST_FAULTS = 5
 JOB = 7
+COMPANION_FAULT_SHARE = 0.3
+"""Part of the runs that have each of their faults, where a job may have a companion."""
+AFTERWARDS_SECONDS = UNUSED_SECONDS + 100.0
+"""For companions to end after the end of a run."""
 LIVING_SHARE = 0.4
 """Runs with a program that re-forms its own world."""
 
@@ -94,7 +101,7 @@ class SimHostCalls(HostCalls):
 
     def __init__(self, world: ResumeWorld) -> None:
         self._world = world
-        self.pid = world.next_pid()
+        self.pid, self.uid = world.next_pid(), world.job.uid
         self.name = world.job.batch_host or "login"
         self.start_srun: Callable[..., SrunStep] = lambda *words, **options: SimSrun(
             world, *words, **options
@@ -156,6 +163,17 @@ def plan_faults(random: Random, kinds: Collection[ResumeFault]) -> list[PlannedR
             random.uniform(5.0, 400.0),
         )
         for _ in range(random.randint(0, MOST_FAULTS))
+    ]
+
+
+def _companion_faults(random: Random, kinds: Collection[ResumeFault]) -> list[PlannedResumeFault]:
+    """Return what happens to a companion, of a job that may have one."""
+    chosen = [kind for kind in COMPANION_FAULTS if random.random() < COMPANION_FAULT_SHARE]
+    if not set(ALWAYS_POSSIBLE) <= set(kinds):
+        return []
+    return [
+        PlannedResumeFault(random.uniform(0.0, FAULTS_SECONDS), kind, 0, random.uniform(5.0, 400.0))
+        for kind in chosen
     ]
 
 
@@ -253,6 +271,8 @@ class ResumeRun:
         if random.random() < 0.2:
             world.books.deadline = random.uniform(200.0, 4000.0)
             world.schedule.at(world.books.deadline, self._time_limit)
+        if gres:
+            self.faults += _companion_faults(Random(f"companion {seed}"), kinds)
         self.permits_expansion = random.random() < 0.8
         self.with_sresctld = random.random() < 0.75
         self.plan = ResumeFaults(world, self.faults)
@@ -355,9 +375,11 @@ class ResumeRun:
         world.supervisor.on_signal = lambda *_: None
         world.schedule.run(world.books.starts_again_at)
         for step in list(world.steps.values()):
+            if world.companions.get(step.srun.allocation) is not None:
+                continue  # the next supervisor has to end them
             for task in step.living():
                 task.alive = False
-        world.steps.clear()
+            del world.steps[step.name]
         world.helpers.clear()
         world.seen.left_nodes.clear()
         world.sruns.clear()
@@ -387,6 +409,16 @@ class ResumeRun:
 
     def _check_end(self, ended_by_itself: bool) -> None:
         world = self.world
+        world.seen.is_over = True
+        for step in list(world.steps.values()):
+            world.kill_step(step, "")  # Slurm does that to a step whose srun is gone
+        world.schedule.run(max(world.schedule.now, world.books.slurmctld_back) + 1.0)
+        world.schedule.run(world.schedule.now + AFTERWARDS_SECONDS)
+        for companion in world.companions.values():
+            first = world.nodes[companion.granted[0]] if companion.granted else None
+            reached = first is not None and first.contact is NodeContact.FINE
+            if companion.has_script and reached:
+                world.broken(ResumeRule.COMPANION, f"job {companion.id} is left behind")
         left = set(world.helpers) - world.seen.given_back
         if ended_by_itself and left:
             world.broken(ResumeRule.HELPERS, f"{len(left)} are left")
@@ -398,7 +430,7 @@ class ResumeRun:
 def simulate_resume(
     seed: int,
     trace: list[str] | None = None,
-    kinds: Collection[ResumeFault] = tuple(ResumeFault),
+    kinds: Collection[ResumeFault] = ALWAYS_POSSIBLE,
 ) -> SimulatedResume:
     """Run one supervised srun.
 

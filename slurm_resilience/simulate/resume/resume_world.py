@@ -26,6 +26,7 @@ from slurm_resilience.simulate.resume.resume_rules import (
     ResumeRule,
     StartedAttempt,
 )
+from slurm_resilience.simulate.resume.sim_companions import SimCompanions
 from slurm_resilience.simulate.resume.sim_nodes import NodeContact, SimNode, SimStep, SimTask
 from slurm_resilience.simulate.resume.sim_srun import SimSrun, words_of_end
 from slurm_resilience.simulate.resume.sim_thread import SimThread
@@ -150,6 +151,7 @@ class JobBooks:
     starts_again_at: float = float("inf")
     slurmctld_back: float = 0.0
     """When slurmctld answers again."""
+    companions: SimCompanions = field(init=False)
 
 
 @dataclass
@@ -171,6 +173,8 @@ class SeenByRules:
     """The step that he has cancelled, if it was one."""
     joins: int = 0
     """Join steps that were started."""
+    is_over: bool = False
+    """The last supervisor has ended: only what it has left is looked at."""
     given_back: set[int] = field(default_factory=set)
     """Helpers that the supervisor has given back, or tried to."""
 
@@ -210,6 +214,7 @@ class ResumeWorld:
         self.progress, self.supervisor, self.books = TrainedWork(), SupervisorProcess(), JobBooks()
         self.seen = SeenByRules(AttemptBudget(limits))
         self.steps: dict[str, SimStep] = {}
+        self.books.companions = SimCompanions(self)
         self.helpers: dict[int, tuple[str, ...]] = {}
         self.sruns: list[SimSrun] = []
         self._numbers = itertools.count(100)
@@ -269,6 +274,8 @@ class ResumeWorld:
 
     def look(self) -> None:
         """Look from time to time for an srun that runs, and else for a line in the log."""
+        if self.seen.is_over:
+            return
         now = self.schedule.now
         # A node that died unseen is for Slurm and sresctld to notice: srun goes on meanwhile.
         training = self.progress.training
@@ -282,12 +289,17 @@ class ResumeWorld:
         ended = self.seen.person_ended_at
         if ended is not None and now - ended > PERSON_SECONDS:
             self.broken(ResumeRule.PERSON, f"it was ended at {ended:.1f} s, and still goes on")
+        self.companions.look()
         self.schedule.after(LOOK_SECONDS, self.look)
 
     def next_pid(self) -> int:
         return next(self._numbers)
 
     # -- sruns --------------------------------------------------------------------------------
+
+    @property
+    def companions(self) -> SimCompanions:
+        return self.books.companions
 
     def srun_started(self, srun: SimSrun) -> None:
         """Check that an attempt may begin now, and begin it."""
@@ -296,6 +308,9 @@ class ResumeWorld:
             self._join_started(srun)
             return
         others = [other for other in self.sruns if other.running]
+        if srun.is_companion and [o for o in others if o.token == srun.token]:
+            self._part_started(srun)
+            return
         if others:
             self.broken(ResumeRule.ONE_RECOVERY, "two sruns of one supervisor run")
         if self.seen.requeue_asked_at is not None:
@@ -305,12 +320,22 @@ class ResumeWorld:
             self._check_person()
         self._check_spares(srun)
         wrong = self.seen.budget.start(
-            StartedAttempt(self.schedule.now, srun.token, self.progress.told_step, srun.wanted)
+            StartedAttempt(self.schedule.now, srun.token, self.progress.told_step, srun.world)
         )
         if wrong:
             self.broken(ResumeRule.BUDGETS, wrong)
         if self.site.living is not None and srun.keeps_running:
             self.progress.training = SimTraining(self, srun, self.site.living)
+        self.sruns.append(srun)
+        self.schedule.after(self.random.uniform(0.02, 0.3), self._make_step, srun)
+
+    def _part_started(self, srun: SimSrun) -> None:
+        """Begin the part of an attempt that runs in a companion allocation."""
+        if self.seen.requeue_asked_at is not None:
+            self.broken(ResumeRule.ONE_RECOVERY, "a part begins after the job was requeued")
+        again = self.seen.left_nodes & set(srun.wanted)
+        if again:
+            self.broken(ResumeRule.SPARES, f"{','.join(sorted(again))} is used again")
         self.sruns.append(srun)
         self.schedule.after(self.random.uniform(0.02, 0.3), self._make_step, srun)
 
@@ -359,7 +384,7 @@ class ResumeWorld:
         """Return the nodes of the last attempt, as it had them at its end."""
         if self.progress.training is not None:
             return self.progress.training.nodes
-        return self.sruns[-1].wanted if self.sruns else ()
+        return self.sruns[-1].world if self.sruns else ()
 
     def _is_good(self, name: str) -> bool:
         node = self.nodes[name]
@@ -368,11 +393,11 @@ class ResumeWorld:
 
     def _check_spares(self, srun: SimSrun) -> None:
         """Check that no node comes back which an attempt of this run of the job has left."""
-        again = self.seen.left_nodes & set(srun.wanted)
+        again = self.seen.left_nodes & set(srun.world)
         if again:
             self.broken(ResumeRule.SPARES, f"{','.join(sorted(again))} is used again")
         last = self._last_nodes()
-        self.seen.left_nodes |= {name for name in last if name not in srun.wanted}
+        self.seen.left_nodes |= {name for name in last if name not in srun.world}
 
     def _check_person(self) -> None:
         ended = self.seen.person_ended_at
@@ -388,7 +413,7 @@ class ResumeWorld:
             return
         error = self._step_error(srun)
         if error:
-            srun.says(f"srun: error: Unable to create step for job {self.job.id}: {error}")
+            srun.says(f"srun: error: Unable to create step for job {srun.allocation}: {error}")
             srun.ends(1)
             return
         if not srun.overlaps and any(
@@ -404,9 +429,14 @@ class ResumeWorld:
             self.schedule.after(self.random.uniform(0.01, 0.2), self._begin, step, node_id, name)
 
     def _step_error(self, srun: SimSrun) -> str:
-        if self.job.state != "RUNNING":
+        held, state = set(self.job.nodes), self.job.state
+        if srun.is_companion:
+            companion = self.companions.get(srun.allocation)
+            held = set(companion.nodes) if companion is not None else set()
+            state = "RUNNING" if held else "COMPLETED"
+        if state != "RUNNING":
             return "Job/step already completing or completed"
-        if not set(srun.wanted) <= set(self.job.nodes):
+        if not set(srun.wanted) <= held:
             return "Requested nodes are not in this job"
         if any(self.nodes[name].shown.is_down for name in srun.wanted):
             return "Required node not available (down, drained or reserved)"
@@ -434,14 +464,14 @@ class ResumeWorld:
             if self.nodes[name].eats_attempts:
                 later = SICK_CRASH_SECONDS
                 self.schedule.after(later, self.end_task, step, tasks[0], 128 + SIGSEGV)
-        elif len(step.tasks) == step.size:
+        elif self._is_whole(step):
             self._run_program(step)
 
     def _launch_failed(self, step: SimStep, name: str) -> None:
         if step.srun.running:
             step.srun.says(
-                f"srun: error: Task launch for StepId={self.job.id}.{step.name} failed on node "
-                f"{name}: Communication connection failure"
+                f"srun: error: Task launch for StepId={step.srun.allocation}.{step.name} failed "
+                f"on node {name}: Communication connection failure"
             )
             self.kill_step(step, "")
             self.schedule.after(1.0, step.srun.ends, 1)
@@ -473,6 +503,23 @@ class ResumeWorld:
 
     # -- the program --------------------------------------------------------------------------
 
+    def together(self, step: SimStep) -> list[SimStep]:
+        """Return the steps of an attempt: it may be spread over several allocations."""
+        if step.srun.keeps_running:
+            return [step]
+        steps = self.steps.values()
+        others = [s for s in steps if s.srun.token == step.srun.token and s is not step]
+        return [step, *others]
+
+    def _is_whole(self, step: SimStep) -> bool:
+        """Return whether all tasks of an attempt have begun, and live."""
+        steps = self.together(step)
+        nodes = {name for s in steps for name in s.nodes}
+        return nodes == set(step.srun.world) and all(len(s.living()) == s.size for s in steps)
+
+    def _all_living(self, step: SimStep) -> list[tuple[SimStep, SimTask]]:
+        return [(s, task) for s in self.together(step) for task in s.living()]
+
     def _run_program(self, step: SimStep) -> None:
         program, random = self.site.program, self.random
         left = program.work_seconds - self.progress.done_seconds
@@ -483,18 +530,18 @@ class ResumeWorld:
             self.schedule.after(
                 random.uniform(1.0, left), self._fail, step, random.choice((139, 137, 1))
             )
-        bad = [task for task in step.tasks if self.nodes[task.node].eats_attempts]
+        bad = [(s, t) for s, t in self._all_living(step) if self.nodes[t.node].eats_attempts]
         if bad:
             self.seen.budget.disturb()
-            self.schedule.after(SICK_CRASH_SECONDS, self.end_task, step, bad[0], 128 + SIGSEGV)
+            self.schedule.after(SICK_CRASH_SECONDS, self.end_task, *bad[0], 128 + SIGSEGV)
         self._checkpoint_later(step)
 
     def _checkpoint_later(self, step: SimStep) -> None:
         self.schedule.after(CHECKPOINT_SECONDS, self._checkpoint, step, self.progress.done_seconds)
 
     def _checkpoint(self, step: SimStep, before: float) -> None:
-        whole = len(step.living()) == step.size
-        reached = all(self.nodes[name].contact is NodeContact.FINE for name in step.nodes)
+        whole = self._is_whole(step)
+        reached = all(self.nodes[name].contact is NodeContact.FINE for name in step.srun.world)
         if not (whole and reached and self.may_write(step.srun)):
             return
         directory = step.srun.variables.get("SRES_DIR", "")
@@ -511,11 +558,12 @@ class ResumeWorld:
 
     def _done(self, step: SimStep) -> None:
         """All tasks end well, if all of them are there to take part."""
-        whole = len(step.living()) == step.size
-        if whole and all(self.nodes[name].contact is NodeContact.FINE for name in step.nodes):
-            self.program_ended_well(step.srun.running)
-            for task in step.living():
-                self.end_task(step, task, 0)
+        reached = all(self.nodes[name].contact is NodeContact.FINE for name in step.srun.world)
+        if self._is_whole(step) and reached:
+            steps = self.together(step)
+            self.program_ended_well(all(s.srun.running for s in steps))
+            for part, task in self._all_living(step):
+                self.end_task(part, task, 0)
 
     def program_ended_well(self, srun_saw_it: bool, late_tasks: Sequence[SimTask] = ()) -> None:
         """Note that the program has done all of its work, but for what comes after a training.
@@ -541,16 +589,17 @@ class ResumeWorld:
             self.broken(ResumeRule.FALSE_FAILURE, f"step {step.name} has more to do, and is ended")
 
     def _fail_by_bug(self, step: SimStep) -> None:
-        living = step.living()
-        if living and step.killed_at is None and len(living) == step.size:
+        ending = any(s.killed_at is not None for s in self.together(step))
+        if not ending and self._is_whole(step):
             self.seen.budget.failed_by_bug(self.schedule.now)
-            self.end_task(step, self.random.choice(living), self.site.program.fails_with)
+            chosen = self.random.choice(self._all_living(step))
+            self.end_task(*chosen, self.site.program.fails_with)
 
     def _fail(self, step: SimStep, code: int) -> None:
-        living = step.living()
+        living = self._all_living(step)
         self.seen.budget.disturb()
         if living:
-            self.end_task(step, self.random.choice(living), code)
+            self.end_task(*self.random.choice(living), code)
 
     def end_task(self, step: SimStep, task: SimTask, code: int) -> None:
         """End one task by itself, or by a signal."""
@@ -584,9 +633,9 @@ class ResumeWorld:
             return
         # They wait in a collective; some libraries notice at once, others by a time-out.
         longest = self.site.program.collective_seconds
-        for other in step.living():
+        for part, other in self._all_living(step):
             delay = self.random.uniform(0.02 * longest, longest)
-            self.schedule.after(delay, self.end_task, step, other, 1)
+            self.schedule.after(delay, self.end_task, part, other, 1)
 
     def _told_end(self, step: SimStep, task: SimTask) -> None:
         """Tell srun and the supervisor of a task's end."""
@@ -607,7 +656,7 @@ class ResumeWorld:
             srun.says(f"srun: error: {task.node}: task {task.number}: {words_of_end(task.code)}")
             ends_others = self.site.kill_on_bad_exit and not srun.keeps_running
             if ends_others and step.killed_at is None:
-                srun.says(f"srun: Terminating StepId={self.job.id}.{step.name}")
+                srun.says(f"srun: Terminating StepId={step.srun.allocation}.{step.name}")
                 self.kill_step(step, "")
         self._settle_step(step)
 
@@ -671,7 +720,7 @@ class ResumeWorld:
             return
         step.end_is_told = True
         step.srun.says(
-            f"slurmstepd: error: *** STEP {self.job.id}.{step.name} ON {step.nodes[0]} "
+            f"slurmstepd: error: *** STEP {step.srun.allocation}.{step.name} ON {step.nodes[0]} "
             f"CANCELLED AT 2026-11-22T10:00:00 {word}"
         )
 
@@ -789,6 +838,7 @@ class ResumeWorld:
         self.show(name, base="DOWN", reason=reason)
         if self.site.living is None or reason != NOT_RESPONDING:
             self.cut_off_tasks_end(name)  # where Slurm is alone, no sresd ends them
+        self.companions.lost_node(name)
         job = self.job
         if name not in job.nodes or job.state != "RUNNING":
             return
@@ -822,7 +872,7 @@ class ResumeWorld:
         again = requeue and self.job.is_batch
         self.job = msgspec.structs.replace(self.job, state="COMPLETING" if again else state)
         self.books.job_ended = not again
-        for step in list(self.steps.values()):
+        for step in [s for s in self.steps.values() if not s.srun.is_companion]:
             step.srun.says(
                 f"slurmstepd: error: *** STEP {self.job.id}.{step.name} ON {step.nodes[0]} "
                 f"CANCELLED AT 2026-11-22T10:00:00 {word} ***"
@@ -874,6 +924,7 @@ class ResumeWorld:
     def idle(self) -> list[str]:
         """Return the nodes that Slurm would give to a job now."""
         taken = {*self.job.nodes, *(name for names in self.helpers.values() for name in names)}
+        taken |= {name for c in self.companions.values() for name in c.nodes}
         return [
             name
             for name, node in self.nodes.items()

@@ -13,6 +13,7 @@ from slurm_resilience.model import Job, Node
 from slurm_resilience.simulate.resume.resume_rules import ResumeRule
 from slurm_resilience.simulate.resume.resume_world import ResumeWorld
 from slurm_resilience.slurm.client import ClusterInfo, StepInfo
+from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanion
 
 Answer = TypeVar("Answer")
 HELPER_BASE = 1000
@@ -84,6 +85,12 @@ class SimJobSlurm:
             world = self._world
             if job_id in world.helpers:
                 return Job(job_id, world.job.uid, "RUNNING", nodes=world.helpers[job_id])
+            companion = world.companions.get(job_id)
+            if companion is not None:
+                state = "RUNNING" if companion.nodes else "PENDING"
+                return Job(job_id, world.job.uid, state, nodes=companion.nodes)
+            if job_id != world.job.id:
+                raise NotFound("Invalid job id specified")
             if world.books.job_ended and world.job.state == "GONE":
                 raise NotFound("Invalid job id specified")
             return world.shown_job()
@@ -103,6 +110,7 @@ class SimJobSlurm:
                     tasks=step.size,
                 )
                 for step in world.steps.values()
+                if step.srun.allocation == job_id
             )
 
         return self._ask(answer)
@@ -149,6 +157,7 @@ class SimJobSlurm:
     def cancel_job(self, job_id: int) -> None:
         def change() -> None:
             self._world.helpers.pop(job_id, None)
+            self._world.companions.end(job_id, "its supervisor")
 
         self._world.seen.given_back.add(job_id)
         self._change(f"cancel job {job_id}", change)
@@ -181,6 +190,26 @@ class SimJobSlurm:
             for number in set(world.helpers) - known:
                 del world.helpers[number]  # salloc withdraws what it has not told of
             raise
+
+    def ask_companion(self, request: CompanionRequest) -> int:
+        def change() -> int:
+            world = self._world
+            if world.job.state != "RUNNING":
+                raise SlurmError("Invalid job id specified")
+            job = request.job
+            return world.companions.add(
+                request.nodes, job.excluded_nodes, job.restarts, request.supervisor
+            )
+
+        return self._change(f"queue a companion of {request.nodes} nodes", change)
+
+    def companions(self, job: Job) -> tuple[FoundCompanion, ...]:
+        return self._ask(
+            lambda: tuple(
+                FoundCompanion(c.id, job.id, c.restarts, c.supervisor)
+                for c in self._world.companions.values()
+            )
+        )
 
     def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:
         def change() -> tuple[str, ...]:

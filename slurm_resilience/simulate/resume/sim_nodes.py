@@ -33,6 +33,27 @@ class SimNode:
 
 
 @dataclass(eq=False)
+class SimCompanion:
+    """A second allocation beside the job."""
+
+    id: int
+    wants: int
+    excluded: tuple[str, ...]
+    restarts: int
+    """Requeues of the job when it was asked for."""
+    supervisor: int
+    nodes: tuple[str, ...] = ()
+    """None while it waits for them."""
+    granted: tuple[str, ...] = ()
+    """The nodes that it was given; the first one runs its batch script."""
+    used_at: float = 0.0
+    """When a step was last seen to run there."""
+    has_script: bool = True
+    orphan_since: float | None = None
+    """When the run of the job that asked for it was over."""
+
+
+@dataclass(eq=False)
 class SimTask:
     """One task of a step."""
 

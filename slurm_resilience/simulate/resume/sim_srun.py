@@ -43,6 +43,8 @@ class SimSrun(SrunStep):
         """The nodes that it asks for."""
         self.variables: dict[str, str] = {}
         self.interrupted_at = float("-inf")
+        self.allocation = 0
+        """The job that its step runs in."""
         self.ntasks = 0
         """--ntasks; 0: not given."""
         self.words: frozenset[str] = frozenset()
@@ -57,6 +59,16 @@ class SimSrun(SrunStep):
     @property
     def token(self) -> str:
         return self.variables["SRES_TOKEN"]
+
+    @property
+    def world(self) -> tuple[str, ...]:
+        """Return the nodes of the whole attempt, of which it may have a part."""
+        listed = self.variables.get("SLURM_STEP_NODELIST", "")
+        return expand(listed) if listed else self.wanted
+
+    @property
+    def is_companion(self) -> bool:
+        return self.allocation != self._world.job.id
 
     @property
     def is_join(self) -> bool:
@@ -93,10 +105,13 @@ class SimSrun(SrunStep):
                 self.variables = env_option.read_option_value(value)
             elif name == "--nodelist":
                 self.wanted = expand(value)
+            elif name == "--jobid":
+                self.allocation = int(value)
             elif name == "--ntasks":
                 self.ntasks = int(value)
             elif name == "--nodes" or word.startswith("-N"):
                 count = int(value or word[2:])
+        self.allocation = self.allocation or self._world.job.id
         self.wanted = self.wanted or self._world.job.nodes[: count or None]
         process = SimSrunProcess(self._world.next_pid(), self._world, self)
         self._world.srun_started(self)

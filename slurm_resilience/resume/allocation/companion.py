@@ -1,0 +1,195 @@
+"""Get nodes for a job in a second allocation beside it, and give that back."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, SresError
+from slurm_resilience.resume import report
+from slurm_resilience.resume.allocation.allocation import SECOND, Allocation, Companion
+from slurm_resilience.resume.allocation.swap import Doubts, NoIdleNode
+from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.slurm.companion_job import CompanionRequest, companion_name
+from slurm_resilience.slurm.hostlists import fold
+
+FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.1, 2.0
+"""Between two looks whether the companion has its nodes; ever longer."""
+EARLIER_SECONDS = 45.0
+"""For companions of earlier runs to end: Slurm kills their tasks after KillWait, 30 s."""
+LOOK_SECONDS = 0.5
+"""Between two looks whether they have."""
+SAY_SECONDS = 60.0
+"""Between two lines that it is still waited for."""
+MOST_ASKED = 5
+"""Companions that are asked for in one incident: each got a node that fell silent."""
+GRANTED = ("RUNNING", "SUSPENDED")
+WAITING = ("PENDING", "CONFIGURING")
+
+
+class CompanionEnded(SlurmError):
+    """A companion was ended by another one than its supervisor."""
+
+
+def obtain(
+    allocation: Allocation,
+    count: int,
+    patience: float,
+    memory: tuple[str, ...],
+    doubts: Doubts = lambda _: {},
+) -> Companion | None:
+    """Get a companion with so many nodes; None: the user ended this while it was waited for.
+
+    Args:
+        allocation: the job.
+        count: nodes.
+        patience: seconds to wait for them.
+        memory: sbatch's words for the memory on each node.
+        doubts: asks about nodes before they are used.
+
+    Raises:
+        NoIdleNode: Slurm gave none in time.
+        CompanionEnded: the request was ended by a person, or by Slurm.
+        SlurmError: Slurm refuses.
+        NotFound: the job is over.
+    """
+    deadline = allocation.clock.monotonic() + patience
+    avoided: set[str] = set()
+    for _ in range(MOST_ASKED):
+        end_unknown(allocation)
+        if not allocation.state_now():
+            raise NotFound(f"job {allocation.id} is over, or was requeued")
+        excluded = (*allocation.excluded, *sorted(avoided | allocation.suspects))
+        job = msgspec.structs.replace(allocation.job, excluded_nodes=excluded)
+        request = CompanionRequest(job, count, allocation.companions.supervisor, memory)
+        number = allocation.client.ask_companion(request)
+        try:
+            companion = _wait(allocation, number, count, deadline)
+        except SresError:
+            release(allocation, number)
+            raise
+        if companion is None:
+            release(allocation, number)
+            return None
+        doubtful = doubts(companion.nodes)
+        if not doubtful:
+            allocation.companions.held.append(companion)
+            return companion
+        release(allocation, number)
+        avoided |= set(doubtful)
+        for name, why in sorted(doubtful.items()):
+            report.say(f"{name} is not taken: {why}")
+    raise NoIdleNode(f"each of {MOST_ASKED} second allocations had a node that is silent")
+
+
+def _wait(allocation: Allocation, number: int, count: int, deadline: float) -> Companion | None:
+    clock, began, told = allocation.clock, allocation.clock.monotonic(), float("-inf")
+    pause = FIRST_LOOK_SECONDS
+    while True:
+        state = "PENDING"
+        nodes: tuple[str, ...] = ()
+        try:
+            found = allocation.client.job(number)
+            state, nodes = found.state, found.nodes
+        except NotFound:
+            state = "gone"
+        except SlurmUnreachable:
+            pass  # it may have its nodes by now
+        if state in GRANTED and len(nodes) == count:
+            return Companion(number, allocation.in_slurms_order(nodes))
+        if state not in (*GRANTED, *WAITING):
+            raise CompanionEnded(f"the second allocation, job {number}, was ended by another")
+        now = clock.monotonic()
+        if now >= deadline:
+            raise NoIdleNode(f"no second allocation within {now - began:.0f} s")
+        if now - told > SAY_SECONDS and now > began:
+            told = now
+            name = companion_name(
+                allocation.id, allocation.job.restarts, allocation.companions.supervisor
+            )
+            left = f"{max(0.0, deadline - now):.0f} s more at most"
+            report.say(f"waiting for {count} node(s) in job {number} ({name}), {left}")
+        if clock.wait(allocation.user_stop, min(pause, max(0.0, deadline - now))):
+            return None
+        pause = min(pause * 1.5, LONGEST_LOOK_SECONDS)
+        if allocation.refresh() not in ("RUNNING", "SUSPENDED"):
+            raise NotFound(f"job {allocation.id} is over")
+
+
+def release(allocation: Allocation, number: int) -> None:
+    """Give a companion back. Where Slurm is away, its own batch script does so a little later."""
+    held = allocation.companions.held
+    allocation.companions.held = [companion for companion in held if companion.id != number]
+    try:
+        allocation.client.cancel_job(number)
+    except (SlurmError, NotFound) as error:
+        report.say(f"job {number} is left to end itself: {error}")
+
+
+def release_unused(allocation: Allocation, nodes: tuple[str, ...]) -> None:
+    """Give companions back of which the next attempt does not use every node."""
+    for companion in tuple(allocation.companions.held):
+        if not set(companion.nodes) <= set(nodes):
+            report.say(
+                f"the second allocation, job {companion.id} on {fold(companion.nodes)}, ends"
+            )
+            release(allocation, companion.id)
+
+
+def release_all(allocation: Allocation) -> None:
+    """Give every companion back: the program has ended, or the job is requeued."""
+    for companion in tuple(allocation.companions.held):
+        release(allocation, companion.id)
+
+
+def end_unknown(allocation: Allocation) -> None:
+    """End companions of this supervisor that it knows nothing of: Slurm's answer to a request may
+    have been lost."""
+    known = {companion.id for companion in allocation.companions.held}
+    own = (allocation.job.restarts, allocation.companions.supervisor)
+    with contextlib.suppress(SresError):
+        for found in allocation.client.companions(allocation.job):
+            if found.id not in known and (found.restarts, found.supervisor) == own:
+                allocation.client.cancel_job(found.id)
+
+
+def end_earlier(allocation: Allocation) -> None:
+    """End companions that earlier runs of the job have left, and wait until they are gone.
+
+    Tasks of an earlier attempt may run there. They may not write any more, whatever happens.
+    """
+    deadline = allocation.clock.monotonic() + EARLIER_SECONDS
+    while allocation.clock.monotonic() < deadline:
+        with contextlib.suppress(SresError):
+            found = allocation.client.companions(allocation.job)
+            left = [c.id for c in found if c.restarts != allocation.job.restarts]
+            if not left:
+                return
+            for number in left:
+                allocation.client.cancel_job(number)
+        if allocation.clock.wait(allocation.user_stop, LOOK_SECONDS):
+            return
+    report.say("second allocations of an earlier run of this job may be there still: squeue shows")
+
+
+def lost_with(allocation: Allocation, step: SrunStep) -> dict[str, str]:
+    """Return the nodes that are lost with a companion's part of an attempt, with the reason.
+
+    Where no node is at fault, no further companion is asked for: a person may have ended it.
+
+    Args:
+        allocation: the job.
+        step: the srun of that part, which ended while others ran.
+    """
+    ours = [companion for companion in allocation.companions.held if companion.id == step.job]
+    nodes = [name for companion in ours for name in companion.nodes]
+    bad = allocation.bad(nodes)
+    if any(not why.startswith(SECOND) for why in bad.values()) or step.failed_nodes:
+        return bad
+    if not bad and (step.ended_tasks or step.cancelled):
+        return {}
+    if not bad:
+        bad = dict.fromkeys(nodes, f"no step starts in {SECOND}, job {step.job}")
+    allocation.companions.obstacle = f"{SECOND}, job {step.job}, was ended or could not be used"
+    return bad

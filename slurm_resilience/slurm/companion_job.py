@@ -1,0 +1,143 @@
+"""A companion: a second, small allocation beside a job that Slurm cannot grow. Pure.
+
+Its name says whose it is, and of which run and supervisor of that job:
+`sres-companion-of-12.0-4711`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from slurm_resilience.model import Job
+
+_NAME = re.compile(
+    r"sres-companion-of-(?P<job>\d{1,10})\.(?P<restarts>\d{1,10})-(?P<supervisor>\d{1,10})"
+)
+_GRES_KIND = re.compile(r"^gres[:/]")
+COMPANION_JOB = "SRES_COMPANION_JOB"
+"""The allocation that a task really runs in, where that is not the main job."""
+LOOK_SECONDS = 5
+"""Between two looks of a companion at its job."""
+UNUSED_SECONDS = 300
+"""A companion in which no step runs for so long ends itself. The supervisor's longest pause between
+two attempts is two minutes."""
+_MEMORY = {
+    "SLURM_MEM_PER_NODE": "mem",
+    "SLURM_MEM_PER_CPU": "mem-per-cpu",
+    "SLURM_MEM_PER_GPU": "mem-per-gpu",
+}
+"""By these sbatch and salloc tell which memory the job has asked for."""
+
+_SCRIPT = """\
+#!/bin/sh
+# Holds nodes for job {job} in place of lost ones, and gives them back when they are not needed.
+used=$(date +%s)
+while sleep {look}; do
+    now=$(date +%s)
+    if ! shown=$(squeue -a -r -h -j {job} -O JobID:16,State:16,RestartCnt:12 2>&1); then
+        case $shown in
+        *"Invalid job id"*) exit 0 ;;
+        esac
+        # Slurm does not answer: nothing is known, and nothing is done.
+        used=$now
+        continue
+    fi
+    running='(RUNNING|SUSPENDED|STOPPED|SIGNALING|RESIZING|CONFIGURING|STAGE_OUT)'
+    printf '%s\\n' "$shown" | grep -Eq "^ *{job} +$running +{restarts} *\\$" || exit 0
+    if ! steps=$(scontrol show step "$SLURM_JOB_ID" -o 2>&1); then
+        steps=
+    fi
+    case $steps in
+    *StepId="$SLURM_JOB_ID".[0-9]*) used=$now ;;
+    esac
+    [ $((now - used)) -le {unused} ] || exit 0
+done
+"""
+
+
+class CompanionRequest(msgspec.Struct, frozen=True):
+    """Nodes that a job wants beside its own."""
+
+    job: Job
+    """The main job; its excluded nodes are not taken."""
+    nodes: int
+    supervisor: int
+    """Process number of the supervisor that asks."""
+    memory: tuple[str, ...] = ()
+    """sbatch's words for the memory on each node; none: what the partition gives."""
+
+
+class FoundCompanion(NamedTuple):
+    """A companion as its name tells of it."""
+
+    id: int
+    job: int
+    """The main job."""
+    restarts: int
+    """Requeues of the main job when it was asked for."""
+    supervisor: int
+
+
+def companion_name(job: int, restarts: int, supervisor: int) -> str:
+    """Return the name of a job's companions.
+
+    Args:
+        job: the main job.
+        restarts: its requeues so far.
+        supervisor: process number of the supervisor that asks.
+    """
+    return f"sres-companion-of-{job}.{restarts}-{supervisor}"
+
+
+def companion_of(number: int, name: str) -> FoundCompanion | None:
+    """Return what a job's name tells; None: it is no companion's."""
+    match = _NAME.fullmatch(name.strip())
+    if match is None:
+        return None
+    return FoundCompanion(
+        number, int(match["job"]), int(match["restarts"]), int(match["supervisor"])
+    )
+
+
+def companion_script(job: int, restarts: int) -> str:
+    """Return the batch script of a companion: it ends when its job does, or no longer uses it."""
+    return _SCRIPT.format(job=job, restarts=restarts, look=LOOK_SECONDS, unused=UNUSED_SECONDS)
+
+
+def memory_words(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return sbatch's words for the memory that the job itself has asked for.
+
+    Args:
+        environment: of its batch script.
+    """
+    return tuple(
+        f"--{option}={environment[name]}"
+        for name, option in _MEMORY.items()
+        if environment.get(name, "").isdecimal()
+    )
+
+
+def companion_words(request: CompanionRequest) -> list[str]:
+    """Return sbatch's options for a companion, but for those that Slurm alone knows."""
+    job = request.job
+    name = companion_name(job.id, job.restarts, request.supervisor)
+    words = ["--parsable", f"--nodes={request.nodes}", "--exclusive", "--no-kill", "--no-requeue"]
+    words += [f"--job-name={name}", f"--comment=companion-of={job.id}", f"--time={_limit(job)}"]
+    words += ["--output=/dev/null", "--chdir=/", *request.memory]
+    words += [f"--gres={_GRES_KIND.sub('', job.gres)}"] if job.gres else []
+    words += [f"--partition={job.partition}"] if job.partition else []
+    words += [f"--account={job.account}"] if job.account else []
+    words += [f"--qos={job.qos}"] if job.qos else []
+    words += [f"--reservation={job.reservation}"] if job.reservation else []
+    return words
+
+
+def _limit(job: Job) -> str:
+    """Return the rest of the job's time, in minutes: Slurm counts in whole ones."""
+    left = job.seconds_left
+    return "UNLIMITED" if left is None else str(max(1, math.ceil(left / 60)))

@@ -1,0 +1,130 @@
+"""A job with GRES gets a second allocation in place of a lost node: one world over both."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jobs import Job, all_idle
+
+from slurm_resilience.lab import Lab, LabSpec
+from slurm_resilience.resume.srun.environment import PORT_BASE, PORT_SPAN
+
+WaitFor = Callable[..., Any]
+GRES = LabSpec(nodes=5, network=True, gres="gpu:2")
+AGREED = (
+    "SLURM_NNODES",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_NTASKS",
+    "SLURM_NPROCS",
+    "SLURM_JOB_ID",
+    "SLURM_JOBID",
+    "SLURM_JOB_NODELIST",
+    "SLURM_STEP_NODELIST",
+    "NODE_LIST",
+    "NNODES",
+    "MASTER_ADDR",
+    "MASTER_NODE",
+    "MASTER_PORT",
+    "SRES_TOKEN",
+    "SRES_DIR",
+)
+OWN = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", "NODE_RANK", "SLURM_NODE")
+
+# Each rank meets all others, tells what it sees, and ends when the test says so.
+PROGRAM = """\
+import json, os, sys, time
+from pathlib import Path
+
+agreed, own = {agreed!r}, {own!r}
+line = {{name: os.environ.get(name) for name in (*agreed, *own)}}
+line |= {{"host": os.uname().nodename, "companion": os.environ.get("SRES_COMPANION_JOB", "")}}
+line |= {{"gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "argument": sys.argv[1:]}}
+with open("views", "a") as file:
+    file.write(json.dumps(line) + "\\n")
+rank, world = int(line["SLURM_PROCID"]), int(line["SLURM_NTASKS"])
+own = Path("met.{{}}.{{}}".format(line["SRES_TOKEN"], rank))
+own.touch()
+while not all(own.with_suffix("." + str(other)).exists() for other in range(world)):
+    time.sleep(0.02)
+print("rank", rank, "of", world, "met all", flush=True)
+while not Path("end").exists():
+    time.sleep(0.05)
+sys.exit(int(Path("end").read_text().split()[rank] or 0))
+"""
+
+
+class WorldJob(Job):
+    """A job of four nodes with two tasks on each."""
+
+    def __init__(self, lab: Lab, base: Path, *sbatch: str, srun: str = "", **more: Any) -> None:
+        program = base / "world.py"
+        program.write_text(PROGRAM.format(agreed=AGREED, own=OWN))
+        words = f"srun --auto-resume=1 --ntasks-per-node=2 {srun} {sys.executable} {program}"
+        super().__init__(lab, base, "--no-kill", "--gres=gpu:2", *sbatch, srun=words, **more)
+
+    def views(self, attempt: int, tasks: int = 8) -> list[dict[str, Any]]:
+        """Return what an attempt's tasks have told, by rank; nothing while some are missing."""
+        path = self.folder / "views"
+        lines = path.read_text().splitlines() if path.exists() else []
+        views = [json.loads(line) for line in lines]
+        mine = [view for view in views if view["SRES_TOKEN"].endswith(f".{attempt}")]
+        return sorted(mine, key=lambda v: int(v["SLURM_PROCID"])) if len(mine) == tasks else []
+
+    def end_with(self, *codes: int) -> None:
+        path = self.folder / "end.new"
+        path.write_text(" ".join(map(str, codes)))
+        path.replace(self.folder / "end")
+
+
+def companions(lab: Lab) -> list[str]:
+    """Return the companions that Slurm shows: id, name, state and nodes of each."""
+    shown = lab.run(["squeue", "-h", "-o", "%A|%j|%T|%N|%l"], check=True).stdout
+    return [line for line in shown.splitlines() if "|sres-companion-of-" in line]
+
+
+def check_one_world(lab: Lab, views: list[dict[str, Any]], hosts: list[str]) -> None:
+    """Check that all tasks are told of one world, and each of its own place in it."""
+    assert [view["host"] for view in views] == [host for host in hosts for _ in range(2)]
+    for name in AGREED:
+        assert len({view[name] for view in views}) == 1, (name, views)
+    first = views[0]
+    shown = lab.run(["scontrol", "show", "hostnames", first["NODE_LIST"]], check=True).stdout
+    assert shown.split() == hosts
+    assert first["SLURM_JOB_NODELIST"] == first["SLURM_STEP_NODELIST"] == first["NODE_LIST"]
+    assert first["MASTER_ADDR"] == lab.node_fields()[hosts[0]]["NodeAddr"]
+    assert PORT_BASE <= int(first["MASTER_PORT"]) < PORT_BASE + PORT_SPAN
+    assert {first[name] for name in AGREED[:3]} == {str(len(hosts))}
+    assert first["SLURM_NTASKS"] == str(2 * len(hosts))
+    for rank, view in enumerate(views):
+        node = str(rank // 2)
+        assert [view[name] for name in OWN] == [str(rank), node, str(rank % 2), node, node]
+        assert view["gpus"] == "0,1"
+
+
+def test_a_companion_takes_the_place_of_a_lost_node(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    lab = fresh_lab(GRES)
+    job = WorldJob(lab, tmp_path)
+    wait_for(lambda: job.views(1), 60, job)
+    lab.power_off("n2")
+    views = wait_for(lambda: job.views(2), 60, job)
+    check_one_world(lab, views, ["n1", "n3", "n4", "n5"])
+    (companion,) = companions(lab)
+    number, name, state, nodes, _ = companion.split("|")
+    assert (state, nodes) == ("RUNNING", "n5") and name.startswith(f"sres-companion-of-{job.id}.0-")
+    assert {view["companion"] for view in views[:6]} == {""}
+    assert {view["companion"] for view in views[6:]} == {number}
+    wait_for(lambda: "recovered: attempt 2" in job.log(), 30, job)
+    wait_for(lambda: all(f"rank {rank} of 8 met all" in job.log() for rank in (0, 7)), 30, job)
+    assert f"a second allocation, job {number}, gives n5; now on n[1,3-5]" in job.log()
+    # A task of the companion's part fails: its code is the set's, and the program is at fault.
+    job.end_with(0, 0, 0, 0, 0, 0, 0, 0)
+    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
+    wait_for(lambda: not companions(lab), 15, "the companion is given back")
+    wait_for(lambda: all_idle(lab), 60, "every node is idle again")

@@ -1,0 +1,327 @@
+"""A second allocation beside a job: how it is asked for, what it is told, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from fake_slurm import FakeSlurm
+
+from slurm_resilience.config import ResumeSettings
+from slurm_resilience.errors import SlurmError, SlurmUnreachable
+from slurm_resilience.model import Job, Node
+from slurm_resilience.resume.allocation import companion
+from slurm_resilience.resume.allocation.allocation import Allocation, Companion
+from slurm_resilience.resume.allocation.companion_world import (
+    companion_variables,
+    part_command,
+    part_environment,
+    world_obstacle,
+    world_parts,
+    world_variables,
+)
+from slurm_resilience.resume.allocation.swap import NoIdleNode
+from slurm_resilience.resume.decide.classify import Cause, Ending
+from slurm_resilience.resume.decide.plan import PlanFacts, plan
+from slurm_resilience.resume.srun.environment import Attempt, wrapped
+from slurm_resilience.resume.srun.srun_options import BUILTIN, split
+from slurm_resilience.slurm.companion_job import (
+    CompanionRequest,
+    FoundCompanion,
+    companion_name,
+    companion_of,
+    companion_script,
+    companion_words,
+)
+from slurm_resilience.slurm.parse import companions as read_companions
+
+LOST = (Ending(137, 60.0, False, "RUNNING", {"n2": "down"}),)
+FACTS = PlanFacts(
+    job_nodes=("n1", "n2", "n3"),
+    step_size=3,
+    has_gres=True,
+    permits_expansion=True,
+    is_batch=True,
+    requeue=True,
+    batch_host="n1",
+    own_nodes=("n1", "n2", "n3"),
+    companion_obstacle="",
+)
+ATTEMPT = Attempt(
+    job=12,
+    number=2,
+    restarts=0,
+    step_nodes=("n3", "n4", "n1"),
+    job_nodes=("n3", "n4"),
+    master_address="10.0.0.3",
+    step=5,
+    tasks_per_node=2,
+)
+PARTS = world_parts(12, ATTEMPT.step_nodes, [(57, ("n1",))])
+
+
+def facts(**changes: object) -> PlanFacts:
+    return PlanFacts(**{name: getattr(FACTS, name) for name in FACTS.__struct_fields__} | changes)  # type: ignore[arg-type]
+
+
+def chosen(given: PlanFacts, *lost: str) -> tuple[str, int, tuple[str, ...]]:
+    made = plan(Cause("node", "it died", lost), given, LOST, ResumeSettings())
+    return made.kind, made.take, made.nodes
+
+
+def test_a_job_that_cannot_grow_gets_a_companion_before_it_is_requeued() -> None:
+    assert chosen(FACTS, "n2") == ("companion", 1, ("n1", "n3"))
+    assert chosen(facts(has_gres=False), "n2")[0] == "swap"
+    assert chosen(facts(has_gres=False, permits_expansion=False), "n2")[0] == "companion"
+    assert chosen(facts(companion_obstacle="it is multi-prog"), "n2")[0] == "requeue"
+    assert chosen(facts(swap_failed="no node came"), "n2")[0] == "requeue"
+    assert chosen(FACTS, "n1")[0] == "requeue"  # the batch host
+    assert chosen(facts(min_nodes=2), "n2")[0] == "relaunch"
+    assert chosen(facts(job_nodes=("n1", "n2", "n3", "n4")), "n2")[0] == "relaunch"
+
+
+def test_whole_companions_are_kept_and_broken_ones_given_up() -> None:
+    held = facts(
+        job_nodes=("n1", "n3"),
+        step_size=4,
+        own_nodes=("n1", "n3", "n5", "n6"),
+        companions=(("n5",), ("n6",)),
+    )
+    assert chosen(held) == ("relaunch", 0, ("n1", "n3", "n5", "n6"))
+    assert chosen(held, "n5") == ("companion", 1, ("n1", "n3", "n6"))
+    pair = facts(job_nodes=("n1", "n3"), step_size=4, companions=(("n5", "n6"),))
+    assert chosen(pair, "n5") == ("companion", 2, ("n1", "n3"))
+    assert chosen(facts(job_nodes=("n1",), companions=(("n5", "n6"),)), "n1")[0] == "requeue"
+
+
+def test_two_steps_are_told_of_one_world() -> None:
+    main, other = PARTS
+    assert (main.nodes, other.job, other.first_node) == (("n3", "n4"), 57, 2)
+    every, shifted = world_variables(ATTEMPT, PARTS), companion_variables(ATTEMPT, PARTS, other)
+    assert {every[name] for name in ("NODE_LIST", "SLURM_STEP_NODELIST")} == {"n[3-4],n1"}
+    assert (every["SLURM_NNODES"], every["SLURM_NTASKS"]) == ("3", "6")
+    assert every["SLURM_TASKS_PER_NODE"] == "2(x3)"
+    assert every.items() <= shifted.items()
+    assert (shifted["SLURM_NODEID"], shifted["NODE_RANK"]) == ("@NODEID+2", "@NODEID+2")
+    assert (shifted["SLURM_PROCID"], shifted["SLURM_JOB_ID"]) == ("@PROCID+4", "12")
+    assert (shifted["SRES_COMPANION_JOB"], shifted["MASTER_ADDR"]) == ("57", "10.0.0.3")
+    assert world_parts(12, ("n3", "n4"), [(57, ("n1",))]) == ()
+
+
+def test_a_shell_counts_on_where_there_is_no_plugin() -> None:
+    variables = companion_variables(ATTEMPT, PARTS, PARTS[1])
+    program = wrapped(("sh", "-c", "echo $SLURM_PROCID $SLURM_NODEID $NODE_RANK"), variables)
+    own = {"SLURM_PROCID": "1", "SLURM_NODEID": "0", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(program, env=own, capture_output=True, text=True, check=True)
+    assert done.stdout == "5 2 2\n"
+
+
+def test_each_part_gets_its_share_of_the_users_line() -> None:
+    words = [
+        "-N3",
+        "-n6",
+        "--gpus=6",
+        "-w",
+        "n[1-3]",
+        "--jobid=12",
+        "-o",
+        "out.%j.%J",
+        "train",
+        "--lr",
+        "1",
+    ]
+    command = split(words, BUILTIN)
+    main, other = (" ".join(part_command(command, ATTEMPT, part).argv) for part in PARTS)
+    assert main == (
+        "--jobid=12 -o out.%j.%J --gpus=4 --nodes=2 --ntasks=4 --nodelist=n[3-4] train --lr 1"
+    )
+    assert other == (
+        "--output=out.12.12.5 --gpus=2 --nodes=1 --ntasks=2 --nodelist=n1 --jobid=57 --overlap "
+        "--open-mode=append train --lr 1"
+    )
+    environment = {"SLURM_JOB_ID": "12", "SLURM_NNODES": "3", "SLURM_NTASKS": "6"}
+    environment |= {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "2(x3)"}
+    own = part_environment(environment, ATTEMPT, PARTS[1])
+    assert (own["SLURM_JOB_ID"], own["SLURM_JOB_NODELIST"], own["SLURM_NNODES"]) == (
+        "57",
+        "n1",
+        "1",
+    )
+    assert (own["SLURM_NTASKS"], own["SLURM_TASKS_PER_NODE"]) == ("2", "2")
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "tasks", "why"),
+    [
+        ("train", {}, 6, ""),
+        ("--mpi=none -o out.%N train", {}, 3, ""),
+        ("--label train", {}, 6, "--label"),
+        ("--multi-prog conf", {}, 6, "--multi-prog"),
+        ("--mpi=pmix train", {}, 6, "MPI"),
+        ("train", {"SLURM_MPI_TYPE": "pmix"}, 6, "MPI"),
+        ("-o out.%5t train", {}, 6, "%t or %n"),
+        ("train", {"SLURM_STDERRMODE": "err.%n"}, 6, "%t or %n"),
+        ("-i 0 train", {}, 6, "the input of one task"),
+        ("train", {}, 7, "do not lie evenly"),
+        ("train", {}, 0, "unknown number"),
+        ("--gpus=4 train", {}, 6, "--gpus=4 is no multiple"),
+        ("-m arbitrary -w n1,n1,n2 train", {}, 3, "arbitrary"),
+    ],
+)
+def test_what_two_steps_cannot_share(
+    words: str, environment: dict[str, str], tasks: int, why: str
+) -> None:
+    told = world_obstacle(split(words.split(), BUILTIN), environment, 3, tasks)
+    assert why in told and bool(told) == bool(why)
+
+
+def test_a_companion_tells_whose_it_is() -> None:
+    job = Job(12, 1000, "RUNNING", restarts=2, time_left="1:30:30", gres="gres:gpu:2", qos="high")
+    job = Job(**{name: getattr(job, name) for name in job.__struct_fields__} | {"account": "a"})
+    words = companion_words(CompanionRequest(job, 3, 4711, ("--mem=100",)))
+    name = "sres-companion-of-12.2-4711"
+    assert {f"--job-name={name}", "--time=91", "--gres=gpu:2", "--nodes=3"} <= set(words)
+    assert {"--no-kill", "--no-requeue", "--exclusive", "--mem=100", "--account=a"} <= set(words)
+    assert companion_name(12, 2, 4711) == name
+    assert companion_of(57, name) == (57, 12, 2, 4711)
+    for other in ("train", f"{name}x", f"x{name}", "sres-companion-of-12", "sres-12"):
+        assert companion_of(57, other) is None
+    text = f"57 R {name}\n58 CD {name}\n59 PD sres-companion-of-13.0-1\n60 R a\n61 R {name} x\nx\n"
+    assert [found.id for found in read_companions(text, 12)] == [57]
+
+
+@pytest.mark.parametrize(
+    ("shown", "ends"),
+    [
+        ("12              RUNNING         0           ", False),
+        ("12              SUSPENDED       0           ", False),
+        ("12              RUNNING         1           ", True),
+        ("12              COMPLETING      0           ", True),
+        ("112             RUNNING         0           ", True),
+        ("", True),
+        ("!slurm_load_jobs error: Invalid job id specified", True),
+        ("!slurm_load_jobs error: Unable to contact slurm controller", False),
+    ],
+)
+def test_its_script_ends_with_the_run_of_its_job(tmp_path: Path, shown: str, ends: bool) -> None:
+    text, code = shown.removeprefix("!"), int(shown.startswith("!"))
+    tools = {
+        "squeue": f"echo '{text}'; exit {code}",
+        "scontrol": 'echo "StepId=57.0 UserId=1"',
+        # Time passes by its looks, and the third one is the test's last.
+        "sleep": 'echo . >> looks; [ "$(wc -l < looks)" -lt 3 ]',
+    }
+    for name, body in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "57"}
+    words = ["sh", "-c", companion_script(12, 0)]
+    subprocess.run(words, env=env, cwd=tmp_path, check=False)
+    assert (tmp_path / "looks").read_text().count(".") == (1 if ends else 3)
+
+
+def test_its_script_ends_when_nothing_uses_it(tmp_path: Path) -> None:
+    tools = {
+        "squeue": "echo '12 RUNNING 0'",
+        "scontrol": "echo 'Job step 57 not found' >&2; exit 1",
+        "date": "echo . >> clock; expr 100 '*' $(wc -l < clock)",
+        "sleep": 'echo . >> looks; [ "$(wc -l < looks)" -lt 9 ]',
+    }
+    for name, body in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "57"}
+    subprocess.run(["sh", "-c", companion_script(12, 0)], env=env, cwd=tmp_path, check=True)
+    assert (tmp_path / "looks").read_text().count(".") == 4
+
+
+def allocation_of(slurm: FakeSlurm) -> Allocation:
+    made = Allocation(slurm, slurm.job(1), threading.Event(), patience=1.0, permits_expansion=True)
+    made.companions.supervisor = 4711
+    return made
+
+
+def gres_cluster(nodes: int) -> FakeSlurm:
+    names = [f"n{number}" for number in range(1, nodes + 1)]
+    return FakeSlurm([Node(name, "IDLE", address=name, gres="gpu:2") for name in names])
+
+
+def test_a_companion_is_got_and_given_back() -> None:
+    slurm = gres_cluster(4)
+    slurm.submit(3, no_kill=True)
+    allocation = allocation_of(slurm)
+    assert companion.obtain(allocation, 1, 1.0, ()) == Companion(2, ("n4",))
+    assert allocation.companions.nodes == ("n4",)
+    assert allocation.bad(("n1", "n4")) == {}
+    slurm.cancel_job(2)
+    slurm.pass_time()
+    assert allocation.bad(("n1", "n4")) == {"n4": "the second allocation, job 2, has ended"}
+    companion.release_all(allocation)
+    assert allocation.companions.held == []
+
+
+def test_a_request_that_waits_too_long_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = gres_cluster(3)
+    slurm.submit(3)
+    allocation = allocation_of(slurm)
+    with pytest.raises(NoIdleNode):
+        companion.obtain(allocation, 1, 0.1, ())
+    assert slurm.companions(allocation.job) == ()
+    allocation.user_stop.set()
+    assert companion.obtain(allocation, 1, 60.0, ()) is None
+    assert slurm.companions(allocation.job) == ()
+
+
+def test_a_request_that_a_person_cancels_is_not_made_again() -> None:
+    slurm = gres_cluster(3)
+    slurm.submit(3)
+    allocation = allocation_of(slurm)
+    # Once it has been asked for.
+    slurm.before["ask_companion"] = lambda: slurm.before.update(job=lambda: slurm.cancel_job(2))
+    with pytest.raises(companion.CompanionEnded, match="job 2, was ended by another"):
+        companion.obtain(allocation, 1, 60.0, ())
+
+
+def test_doubtful_nodes_and_lost_answers_leave_no_companion_behind() -> None:
+    slurm = gres_cluster(6)
+    slurm.submit(3)
+    allocation = allocation_of(slurm)
+    lost = slurm.ask_companion(CompanionRequest(allocation.job, 1, 4711))
+    others = slurm.ask_companion(CompanionRequest(allocation.job, 1, 99))
+    got = companion.obtain(
+        allocation, 1, 1.0, (), doubts=lambda names: dict.fromkeys({"n4"} & {*names}, "silent")
+    )
+    assert got is not None and got.nodes == ("n6",)
+    slurm.pass_time()
+    assert {found.id for found in slurm.companions(allocation.job)} == {others, got.id}
+    assert lost not in {others, got.id}
+    slurm.refusals["ask_companion"] = SlurmError("Invalid account")
+    with pytest.raises(SlurmError, match="Invalid account"):
+        companion.obtain(allocation, 1, 1.0, ())
+
+
+class Passing(FakeSlurm):
+    """Time passes with each look at the companions."""
+
+    def companions(self, job: Job) -> tuple[FoundCompanion, ...]:
+        self.pass_time()
+        return super().companions(job)
+
+
+def test_companions_of_an_earlier_run_end_before_the_next_one_begins() -> None:
+    slurm = Passing(6)
+    slurm.submit(3)
+    allocation = allocation_of(slurm)
+    slurm.ask_companion(CompanionRequest(allocation.job, 1, 99))
+    slurm.requeue(1)
+    slurm.pass_time(300.0)
+    slurm.start_now(1)
+    slurm.pass_time(10.0)
+    later = allocation_of(slurm)
+    assert later.job.restarts == 1
+    slurm.refusals["cancel_job"] = SlurmUnreachable("away")
+    slurm.before["cancel_job"] = slurm.refusals.clear
+    companion.end_earlier(later)
+    assert slurm.companions(later.job) == ()

@@ -29,6 +29,8 @@ log = logging.getLogger("sresd.checks")
 
 ROUND_SECONDS = 1.0
 """Shortest time between two rounds."""
+PATIENCE_SECONDS = 2.0
+"""A round waits for so long for one check."""
 
 
 class CheckLoop:
@@ -52,6 +54,10 @@ class CheckLoop:
         self._clock = clock
         self._stop = stop
         self._failing: set[str] = set()
+        self._running: dict[str, threading.Thread] = {}
+        """The last run of each check, in a round."""
+        self._broken: list[Exception] = []
+        """Errors of our own in such a run; those of a check make it unjudged."""
         self._checks = checks_of(settings)
         self._runner = self._new_runner()
 
@@ -74,13 +80,35 @@ class CheckLoop:
             # What Slurm expects is read again while something fails: an administrator may have
             # taken the missing GPU out of slurm.conf, so that the node can go on without it.
             check_context = context(self._settings, self._facts, again=bool(self._failing))
-            self._runner.run_some(checks, self._put_up, check_context)
+            for check in checks:
+                self._run_beside(check, check_context)
             now = self._clock.monotonic()
             for check in checks:
                 due[check.name] = now + self.period(check) * random.uniform(0.9, 1.1)
             next_due = min(due.values(), default=now + self._settings.agent.check_interval)
             shortest = min(ROUND_SECONDS, self._settings.agent.check_interval)
             self._clock.wait(self._stop, max(next_due - now, shortest))
+
+    def _run_beside(self, check: Check, check_context: CheckContext) -> None:
+        """Run a check, and go on without it when it takes long: it must hold up no other one."""
+        before = self._running.get(check.name)
+        if before is not None and before.is_alive():
+            return
+
+        def body() -> None:
+            try:
+                self._runner.run_some([check], self._put_up, check_context)
+            except Exception as error:
+                self._broken.append(error)
+
+        name = f"round {check.name}"
+        thread = threading.Thread(target=body, name=name, daemon=True)
+        self._running[check.name] = thread
+        thread.start()
+        # One after the other as a rule: jobs shall not notice a round.
+        thread.join(PATIENCE_SECONDS)
+        if self._broken:
+            raise self._broken[0]  # half an agent is none: sresd ends, and is started anew
 
     def period(self, check: Check) -> float:
         """Return the seconds between two runs of a check."""

@@ -201,3 +201,37 @@ def test_after_a_step_a_check_that_runs_already_is_run_once_more(
     asked.join(30)
     assert answers == [StepChecksRun(1)]
     assert [result.verdict for result in outbox.results()] == ["fail"]
+
+
+def test_a_check_that_hangs_holds_up_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_loop, "PATIENCE_SECONDS", 0.05)
+    release, again = threading.Event(), threading.Event()
+    hangs, seen = [0], [0]
+
+    def hang(context: CheckContext) -> int:
+        hangs[0] += 1
+        release.wait(30)
+        return 0
+
+    def look(context: CheckContext) -> int:
+        seen[0] += 1
+        if seen[0] == 3:
+            again.set()
+        return 0
+
+    checks = (check("mounts", hang), check("memory", look))
+    monkeypatch.setattr(check_loop, "checks_of", lambda settings: checks)
+    known, _ = facts(node(64000))
+    stop = threading.Event()
+    settings = config.Config(agent=config.AgentSettings(check_interval=0.01))
+    loop = CheckLoop(settings, known, Outbox(), SystemClock(), stop)
+    thread = threading.Thread(target=loop.run, daemon=True)
+    thread.start()
+    try:
+        assert again.wait(30), "the other check has come to its turn three times"
+        assert hangs == [1], "it is not started beside itself"
+    finally:
+        release.set()
+        stop.set()
+        thread.join(30)
+    assert not thread.is_alive()

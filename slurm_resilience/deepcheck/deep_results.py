@@ -10,6 +10,9 @@ import msgspec
 from slurm_resilience.errors import IllegalTransition
 from slurm_resilience.model import SEVERITIES, Severity
 
+FAILED_EXIT_CODE = 11
+"""A node has failed, or the nodes together."""
+
 
 class DeepOutcome(enum.StrEnum):
     """The outcome of one deep check on one node."""

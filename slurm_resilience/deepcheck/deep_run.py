@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,12 @@ from slurm_resilience.deepcheck.cluster_level import ClusterFindings, ClusterLev
 from slurm_resilience.deepcheck.collective_math import Sweep
 from slurm_resilience.deepcheck.deep_logs import NodeLog, result_text, stamp
 from slurm_resilience.deepcheck.deep_marks import DeepMarks
-from slurm_resilience.deepcheck.deep_results import DeepState, NodeDeepCheck, advanced
+from slurm_resilience.deepcheck.deep_results import (
+    FAILED_EXIT_CODE,
+    DeepState,
+    NodeDeepCheck,
+    advanced,
+)
 from slurm_resilience.deepcheck.instance_level import InstanceLevel
 from slurm_resilience.deepcheck.kept_nodes import MaintenanceDoor, NodeKeeper
 from slurm_resilience.deepcheck.node_choice import DeepReadiness, NodeChoice
@@ -25,11 +30,12 @@ from slurm_resilience.deepcheck.report_forms import (
     faulty_line,
 )
 from slurm_resilience.deepcheck.run_options import DeepRunOptions
+from slurm_resilience.deepcheck.set_aside import to_set_aside
 from slurm_resilience.deepcheck.step_follower import StepFollower
 from slurm_resilience.deepcheck.step_lines import CheckEnded
+from slurm_resilience.errors import SresError
+from slurm_resilience.model import Node
 
-FAILED_EXIT_CODE = 11
-"""A node has failed, or the nodes together."""
 UNJUDGED_EXIT_CODE = 12
 """None has failed, but one was skipped, or could not be judged."""
 
@@ -124,13 +130,36 @@ class DeepRun:
         try:
             yield known
         finally:
-            ended = {name: node.state for nodes in known for name, node in nodes.items()}
-            unjudged = (DeepState.WAITING, DeepState.IN_PROGRESS)
-            self._marks.mark(
-                (name, DeepState.UNJUDGED if state in unjudged else state)
-                for name in names
-                for state in (ended.get(name, DeepState.UNJUDGED),)
-            )
+            ended = {name: node for nodes in known for name, node in nodes.items()}
+            states = dict.fromkeys(names, DeepState.UNJUDGED) | {
+                name: node.state
+                for name, node in ended.items()
+                if node.state not in (DeepState.WAITING, DeepState.IN_PROGRESS)
+            }
+            self._marks.mark(states.items())
+            if self._options.set_aside:
+                # Before they are given back: no job may come to one of them in between.
+                self._set_aside(tuple(ended.values()))
+
+    def _set_aside(self, ended: Sequence[NodeDeepCheck]) -> None:
+        chosen, left = to_set_aside(ended)
+        for name, why in left.items():
+            self._tell(f"{name}: it stays in service: {why}")
+        shown: dict[str, Node] = {}
+        with suppress(SresError):
+            shown = {node.name: node for node in self._door.nodes()}
+        for name, action in chosen.items():
+            node = shown.get(name)
+            if node is None or node.is_down or node.is_fail or node.is_drain or node.reason:
+                state = f"Slurm shows it {node.state}" if node else "Slurm does not show it"
+                self._tell(f"{name}: it is left as it is: {state}")
+                continue
+            try:
+                self._door.set_node([name], state="fail", reason=action)
+            except SresError as error:
+                self._tell(f"{name}: {action} could not be asked for: {error}")
+            else:
+                self._tell(f"{name}: {action} is asked for")
 
     def _log_result(self, node: str, message: CheckEnded) -> None:
         log = NodeLog(str(self._folder / f"{node}.log"))

@@ -22,3 +22,5 @@ class DeepRunOptions(msgspec.Struct, frozen=True):
     """The largest message; None: by the kind of node."""
     region: str = "unknown"
     node_log: str = ""
+    set_aside: bool = False
+    """Nodes that fail are taken out of service, as a person does to have them repaired."""

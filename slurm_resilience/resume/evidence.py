@@ -16,6 +16,8 @@ _ENDED_BY = ("Killed", "Terminated")
 """srun's words for tasks that it ended because of another one."""
 LOOK_SECONDS = 0.5
 """Between two looks at the nodes of a step that has just failed."""
+NAME_SECONDS = 0.5
+"""sresctld marks a node in Slurm first, and names the fault to the supervisor right after."""
 
 
 def gather_evidence(
@@ -122,16 +124,24 @@ def _wait_for_diagnosis(context: SupervisorContext, nodes: tuple[str, ...]) -> d
     """Wait for a verdict: a step often ends before the node that is at fault is judged. The nodes
     are asked to check themselves meanwhile; one that does not answer is judged as ever."""
     limits, began = context.limits, context.clock.monotonic()
+    unnamed_since = 0.0
     if limits.check_wait:
         context.link.ask_checks(nodes, limits.check_wait)
     else:
         context.link.ask(nodes)
     while True:
-        bad = _faulty(context) | context.allocation.bad(nodes)
+        told = _faulty(context)
+        # sresctld names the fault; Slurm only shows that the node was marked for it.
+        bad = context.allocation.bad(nodes) | told
         # Checks take longer than a verdict that is on its way already.
         limit = max(limits.check_wait, limits.diagnosis_wait)
         wait = limit if context.link.checks_run else limits.diagnosis_wait
         left = began + wait - context.clock.monotonic()
+        if bad and not told and context.link.checks_run:
+            unnamed_since = unnamed_since or context.clock.monotonic()
+            left = min(left, unnamed_since + NAME_SECONDS - context.clock.monotonic())
+            if left > 0 and not context.allocation.user_stop.is_set():
+                bad = {}
         if bad or left <= 0 or context.allocation.user_stop.is_set():
             return bad
         context.wake.clear()

@@ -225,6 +225,17 @@ def test_a_node_that_is_always_skipped_is_not_tried_all_the_time() -> None:
     assert len(cluster.runs) == 2
 
 
+def test_after_failures_in_a_row_a_person_must_look() -> None:
+    cluster = Cluster(*(node(f"n{number}") for number in range(1, 20)))
+    for _ in range(20):
+        cluster.watch.look()
+        for run in cluster.runs:
+            run.code = 11
+    assert len(cluster.runs) == 3
+    (told,) = [line for line in cluster.told if "may be at fault" in line]
+    assert told.startswith("3 runs in a row have failed")
+
+
 def test_a_run_gives_way_to_jobs_once() -> None:
     cluster = Cluster(node("n1"))
     cluster.watch.look()

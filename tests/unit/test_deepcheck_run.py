@@ -37,7 +37,7 @@ from slurm_resilience.errors import (
     SresError,
     UsageError,
 )
-from slurm_resilience.model import Node
+from slurm_resilience.model import Node, Severity
 from slurm_resilience.slurm.hostlists import expand
 from slurm_resilience.slurm.maintenance import StepOrder
 from slurm_resilience.slurm.reservations import Reservation
@@ -97,6 +97,9 @@ class Door:
         for name in names:
             self.shown[name] = msgspec.structs.replace(self.shown[name], comment=comment)
             self.labels.append(f"{name} {comment}")
+
+    def set_node(self, names: Sequence[str], *, state: str = "", reason: str = "") -> None:
+        self.done.append(f"{state} {','.join(names)} {reason}")
 
     def release(self, name: str) -> None:
         if self.refusals:
@@ -479,3 +482,72 @@ def test_a_node_that_is_skipped_keeps_its_label(tmp_path: Path) -> None:
     run(door, tmp_path, "instance")
     assert door.labels == []
     assert (status_of(busy), marked_at(busy)) == ("Passed", 0.0)
+
+
+def fails(check: str, action: Severity, *bad: str) -> Answer:
+    def answer(order: StepOrder) -> list[StepMessage]:
+        said: list[StepMessage] = []
+        for name in order.nodes:
+            outcome = DeepOutcome.FAILED if name in bad else DeepOutcome.PASSED
+            result = DeepResult(check, outcome, "as it is", action)
+            said += [CheckBegun(name, check), CheckEnded(name, result), ChecksDone(name)]
+        return said
+
+    return answer
+
+
+ASIDE = DeepRunOptions(set_aside=True)
+
+
+@pytest.mark.parametrize(
+    ("action", "asked"),
+    [
+        (Severity.REPLACE, "Action:Replace"),
+        (Severity.REBOOT, "Action:Reboot"),
+        (Severity.RESET, "Action:Reboot"),
+    ],
+)
+def test_a_failed_node_is_set_aside_before_it_is_given_back(
+    tmp_path: Path, action: Severity, asked: str
+) -> None:
+    door = Door([node(1), node(2)], fails("gpu_burn", action, "n2"))
+    assert run(door, tmp_path, "instance", options=ASIDE).exit_code == 11
+    assert door.done == ["reserve n1,n2 for root", f"fail n2 {asked}", "cancel", "release"]
+    # A person is asked as long as the option is not given.
+    door = Door([node(1), node(2)], fails("gpu_burn", action, "n2"))
+    assert run(door, tmp_path, "instance").exit_code == 11
+    assert door.done == ["reserve n1,n2 for root", "cancel", "release"]
+
+
+def test_a_node_that_a_person_has_taken_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    def answer(order: StepOrder) -> Sequence[StepMessage]:
+        door.shown["n1"] = node(1, flags=frozenset({"DRAIN"}), reason="RMA 4711")
+        return fails("disk", Severity.REPLACE, "n1")(order)
+
+    door, told = Door([node(1)], answer), list[str]()
+    run(door, tmp_path, "instance", options=ASIDE, told=told)
+    assert door.done == ["reserve n1 for root", "cancel", "release"]
+    assert "n1: it is left as it is: Slurm shows it IDLE+DRAIN" in told
+
+
+def test_what_most_nodes_fail_is_rather_a_bad_check(tmp_path: Path) -> None:
+    told = list[str]()
+    door = Door(
+        [node(n) for n in (1, 2, 3, 4)], fails("dcgm_r4", Severity.REPLACE, "n1", "n2", "n3")
+    )
+    run(door, tmp_path, "instance", options=ASIDE, told=told)
+    assert not [line for line in door.done if line.startswith("fail")]
+    assert sum("most nodes of this run fail dcgm_r4" in line for line in told) == 3
+    # Two of many are bad nodes.
+    door = Door([node(n) for n in (1, 2, 3, 4)], fails("dcgm_r4", Severity.REPLACE, "n1", "n2"))
+    run(door, tmp_path, "instance", options=ASIDE)
+    assert [line for line in door.done if line.startswith("fail")] == [
+        "fail n1 Action:Replace",
+        "fail n2 Action:Replace",
+    ]
+
+
+def test_a_failure_that_calls_for_no_repair_sets_no_node_aside(tmp_path: Path) -> None:
+    door = Door([node(1)], fails("collectives", Severity.MONITOR, "n1"))
+    run(door, tmp_path, "instance", options=ASIDE)
+    assert door.done == ["reserve n1 for root", "cancel", "release"]

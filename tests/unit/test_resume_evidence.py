@@ -16,7 +16,7 @@ from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
 from slurm_resilience.resume.decide.task_ends import TaskEnd
-from slurm_resilience.resume.evidence import gather_evidence
+from slurm_resilience.resume.evidence import NAME_SECONDS, gather_evidence
 from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.step import ToldEnd
@@ -246,6 +246,20 @@ def test_a_fault_that_only_a_check_finds_is_the_cause(slurm: FakeSlurm) -> None:
     assert (cause.kind, cause.nodes) == ("node", ("n2",))
     assert cause.reason == "n2: an EFA port is down"
     assert took == 3.0
+
+
+def test_a_marked_node_is_named_by_the_fault_that_it_was_marked_for(slurm: FakeSlurm) -> None:
+    """Slurm shows it a moment before sresctld tells."""
+    site = CheckedNodes(takes=0.4, sick="n2")
+    job = allocated(slurm)
+    slurm.set_node(["n2"], state="fail", reason="Action:Reboot")
+    found = gathered(slurm, job, "", 1, (), False, False, ("train",), {}, site)
+    assert classify(found).reason == "n2: an EFA port is down"
+    # It is not waited for when it does not come.
+    late, began = CheckedNodes(takes=3600.0, sick="n2"), FakeClock().monotonic()
+    found = gathered(slurm, job, "", 1, (), False, False, ("train",), {}, late)
+    assert "Action:Reboot" in classify(found).reason
+    assert late.clock.monotonic() - began == NAME_SECONDS
 
 
 @pytest.mark.parametrize(("takes", "waited"), [(0.2, 1.0), (3.0, 3.0), (3600.0, 5.0)])

@@ -100,6 +100,7 @@ def list_deep_checks(form: str) -> None:
     metavar="BYTES",
     help="Largest message of the cluster level.",
 )
+@click.option("--set-aside", is_flag=True, help="Have nodes that fail repaired.")
 @click.option(
     "--log-dir",
     default=LOG_DIRECTORY,
@@ -132,7 +133,8 @@ def run_deep_checks(
 
     They run as jobs in a reservation, which is removed at the end. Nodes that run jobs are waited
     for (--wait) or left out; nodes that are down, drained or reserved are left out. No job is
-    ended, and no node's state is changed. It needs an operator's rights in Slurm, not sresctld.
+    ended, and no node's state is changed without --set-aside. It needs an operator's rights in
+    Slurm, not sresctld.
     """
     from slurm_resilience.clock import SystemClock
     from slurm_resilience.deepcheck.deep_run import DeepRun

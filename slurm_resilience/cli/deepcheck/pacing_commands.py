@@ -68,6 +68,7 @@ def _door(cluster: ClusterView) -> MaintenanceClient:
     show_default=True,
     help="Minutes after which a run is ended.",
 )
+@click.option("--set-aside", is_flag=True, help="As of `sres deepcheck run`.")
 @click.option("--log-dir", metavar="DIR", help="As of `sres deepcheck run`.")
 @click.option("--node-log", metavar="FILE", help="As of `sres deepcheck run`.")
 @click.option("--once", is_flag=True, help="Begin what is due now, wait for its end, and exit.")
@@ -81,6 +82,7 @@ def watch_deep_checks(
     only: str,
     seconds: float,
     limit_minutes: int,
+    set_aside: bool,
     log_dir: str | None,
     node_log: str | None,
     once: bool,
@@ -100,6 +102,7 @@ def watch_deep_checks(
     if only:
         chosen(tuple(name for name in only.replace(" ", "").split(",") if name))
         words.append(f"--only={only}")
+    words += ["--set-aside"] if set_aside else []
     words += [f"--log-dir={log_dir}"] if log_dir else []
     words += [f"--node-log={node_log}"] if node_log else []
     nodes = frozenset(cluster.named(hostlist)) if hostlist else None
@@ -219,8 +222,13 @@ def check_here(
     It is made for `recovery.validate`, which appends the node's name, and for a machine that is not
     in Slurm yet: whatever runs there is not looked at.
     """
-    from slurm_resilience.deepcheck.deep_results import DeepOutcome, DeepState, end_of
-    from slurm_resilience.deepcheck.deep_run import FAILED_EXIT_CODE, UNJUDGED_EXIT_CODE
+    from slurm_resilience.deepcheck.deep_results import (
+        FAILED_EXIT_CODE,
+        DeepOutcome,
+        DeepState,
+        end_of,
+    )
+    from slurm_resilience.deepcheck.deep_run import UNJUDGED_EXIT_CODE
     from slurm_resilience.deepcheck.instance.this_node import check_this_node
     from slurm_resilience.deepcheck.step_lines import CheckEnded, StepMessage
     from slurm_resilience.deepcheck.step_requests import InstanceRequest

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.deepcheck.deep_marks import CommentDoor, DeepMarks
-from slurm_resilience.deepcheck.deep_results import DeepState
+from slurm_resilience.deepcheck.deep_results import FAILED_EXIT_CODE, DeepState
 from slurm_resilience.deepcheck.node_choice import kept_nodes
 from slurm_resilience.deepcheck.pacing.due_nodes import due_nodes
 from slurm_resilience.deepcheck.pacing.left_behind import LeftBehind, is_ours
@@ -22,6 +22,9 @@ from slurm_resilience.slurm.reservations import Reservation
 
 TRIED_AGAIN_SECONDS = 3600.0
 """A node for which a run was begun is not taken again before, whatever came of it."""
+
+MAX_FAILED_IN_A_ROW = 3
+"""More failures are rather those of a check or a driver than of nodes."""
 
 
 class WatchDoor(CommentDoor, Protocol):
@@ -82,6 +85,7 @@ class DeepWatch:
         self._left_behind = LeftBehind()
         self._run: _Run | None = None
         self._gives_way = False
+        self._failed_in_a_row = 0
         self._tried: dict[str, float] = {}
 
     @property
@@ -131,6 +135,12 @@ class DeepWatch:
         if code is not None:
             self._tell(f"the checks of {fold(run.nodes)} ended with {code}")
             self._run = None
+            self._failed_in_a_row = self._failed_in_a_row + 1 if code == FAILED_EXIT_CODE else 0
+            if self._failed_in_a_row >= MAX_FAILED_IN_A_ROW:
+                text = (
+                    f"{self._failed_in_a_row} runs in a row have failed: the checks may be at fault"
+                )
+                self._tell(f"{text}. No other one is begun until the watch is started anew")
             return
         own = {node.name: node for node in self._door.nodes() if node.name in run.nodes}
         partitions = {name for node in own.values() for name in node.partitions}
@@ -140,6 +150,8 @@ class DeepWatch:
             run.process.terminate()
 
     def _begin_due(self) -> None:
+        if self._failed_in_a_row >= MAX_FAILED_IN_A_ROW:
+            return
         now, moment = self._clock.now(), self._clock.monotonic()
         until = now + 60.0 * self._pace.limit_minutes
         recent = {n for n, at in self._tried.items() if moment - at < TRIED_AGAIN_SECONDS}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Job
+from jobs import Job, NodesOf
 
 from slurm_resilience.lab import Lab, LabSpec
 from slurm_resilience.slurm.hostlists import expand
@@ -44,6 +44,17 @@ open(f"loaded.{os.uname().nodename}", "w").close()
 """A module that a warm interpreter imports last."""
 
 
+class Story:
+    """All that sresctld, the supervisor and the tasks tell, for a wait that fails."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __str__(self) -> str:
+        supervisor = (self._job.folder / "events").read_text()
+        return f"{self._job}\n{supervisor}\n{NodesOf(self._job.lab)}"
+
+
 def test_a_prepared_spare_takes_the_part_of_a_lost_node(
     fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
 ) -> None:
@@ -69,7 +80,7 @@ def test_a_prepared_spare_takes_the_part_of_a_lost_node(
     wait_for(lambda: told("living"), 60, job)
     wait_for(lambda: len(list(job.folder.glob("loaded.*"))) == 3, 90, job)
     lab.power_off("n2")
-    wait_for(lambda: len(ranks()) == 6, 60, job)
+    wait_for(lambda: len(ranks()) == 6, 60, Story(job))
     first, again = ranks()[:3], sorted(ranks()[3:], key=lambda rank: int(rank["rank"]))
     assert {rank["host"] for rank in first} == {"n1", "n2", "n3"}
     assert [rank["host"] for rank in again] == ["n1", "n4", "n3"]

@@ -316,7 +316,8 @@ class ServedConnection(asyncio.BufferedProtocol):
 class Client:
     """A proven connection: who it is, and a way to send to it from any thread."""
 
-    __slots__ = ("_loop", "_session", "address", "kept", "role", "subject", "uid")
+    # Handlers keep what they know of a client as long as it is there, and no longer.
+    __slots__ = ("__weakref__", "_loop", "_session", "address", "kept", "role", "subject", "uid")
 
     def __init__(
         self,

@@ -4,8 +4,7 @@ supervisor hears of nodes that are down."""
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
-from unittest.mock import Mock
+from typing import Any, cast
 
 import msgspec
 from worlds import incident
@@ -26,7 +25,9 @@ from slurm_resilience.controller.journal.records import PendingRequeue, Supervis
 from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
 from slurm_resilience.controller.registry import AgentPresence, AgentView
 from slurm_resilience.model import Job, Node
-from slurm_resilience.wire.messages import AttemptStarted, NodeVerdict
+from slurm_resilience.wire.limits import Sender
+from slurm_resilience.wire.messages import FRAMES, AttemptStarted, Evidence, NodeVerdict
+from slurm_resilience.wire.served_connection import Client
 
 NODES = ("n1", "n2", "n3", "n4")
 JOB = Job(7, 1000, "RUNNING", nodes=NODES[:3], num_nodes=3)
@@ -74,13 +75,16 @@ def test_a_supervisor_hears_of_each_silence_of_a_node_once() -> None:
     seen = msgspec.structs.replace(world(JOB), agents={"n2": agent})
     (told,) = notifications(seen, {"n2": silent})
     assert told == NotifySupervisor(7, "n2", "suspect", "", silent.reason, 0, 50.0)
-    sent: list[Any] = []
-    connection: Any = Mock(send=sent.append)
+    sent: list[bytes] = []
+    session: Any = SimpleNamespace(write=sent.append)
+    loop: Any = SimpleNamespace(call_soon_threadsafe=lambda call: call())
+    connection = Client(Sender("job", "7", 1000), "192.0.2.1", session, loop)
     registry: Any = SimpleNamespace(supervisors=lambda job: [connection])
     notifier = Notifier(registry)
     for heard_at in (50.0, 50.0, 80.0):
         notifier.tell(7, NodeVerdict("n2", "suspect", silent.reason, at=heard_at))
-    assert [message.verdicts[0].at for message in sent] == [50.0, 80.0]
+    told_at = [cast(Evidence, FRAMES.unpack(body)).verdicts[0].at for body in sent]
+    assert told_at == [50.0, 80.0]
 
 
 def heard_of(seen: ClusterSnapshot, *nodes: str) -> Supervised:

@@ -25,8 +25,9 @@ from slurm_resilience.controller.journal.records import (
     Remark,
     Supervised,
 )
+from slurm_resilience.controller.spares.gift_lifecycle import GiftEvent
 from slurm_resilience.controller.spares.pool_lifecycle import PoolEvent
-from slurm_resilience.controller.spares.pool_records import MovePool
+from slurm_resilience.controller.spares.pool_records import Gift, MoveGift, MovePool
 
 
 class ProbeNode(msgspec.Struct, frozen=True, tag=True):
@@ -189,6 +190,18 @@ class AskForPool(msgspec.Struct, frozen=True, tag=True):
     """It stands in the journal already."""
 
 
+class AskForGift(msgspec.Struct, frozen=True, tag=True):
+    """Ask Slurm to make the reservation of a gift, tell its job of it, or delete it."""
+
+    gift: Gift
+    event: GiftEvent
+    """`MAKE`, `OFFERED` or `END`."""
+    text: str
+    is_begun: bool = False
+    """It stands in the journal already."""
+    is_taken: bool = False
+
+
 Action = (
     ProbeNode
     | MarkNode
@@ -209,6 +222,7 @@ Action = (
     | KeepPendingRequeue
     | EndPendingRequeue
     | AskForPool
+    | AskForGift
 )
 
 
@@ -339,6 +353,7 @@ Note = (
     | NoteBreaker
     | NoteObserved
     | MovePool
+    | MoveGift
 )
 
 

@@ -95,9 +95,10 @@ class Cycle:
         journal, now = self._sources.journal, self._sources.clock.now()
         try:
             pending, incidents = journal.pending_requeues(), journal.incidents()
+            gifts = journal.spares().open_gifts
         except sqlite3.Error:
             return False  # the next round says so
-        return bool(pending) or any(
+        return bool(pending or gifts) or any(
             incident.state.is_in_repair
             or (
                 incident.state.waits_for_repair

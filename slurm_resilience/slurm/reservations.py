@@ -12,8 +12,10 @@ from datetime import datetime
 from typing import NamedTuple, Protocol
 
 from slurm_resilience.errors import NotFound, SlurmError
+from slurm_resilience.model import Job
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.hostlists import expand, fold
+from slurm_resilience.slurm.parse import EXCHANGE_FORMAT, exchanges
 
 _TERMS = (
     "StartTime", "EndTime", "Duration", "Features", "PartitionName", "Flags", "Users", "Groups",
@@ -48,6 +50,23 @@ class ReservationClient(Protocol):
         """
         ...
 
+    def give_nodes(self, name: str, nodes: Sequence[str], user: str) -> None:
+        """Make a reservation over others, and over the jobs that run there, for one user's jobs
+        that ask for it by name."""
+        ...
+
+    def put_job_in(self, job_id: int, name: str) -> None:
+        """Have a pending job start in a reservation, or in none; a running one leave it."""
+        ...
+
+    def exchange_requests(self, job: Job, nodes: int) -> tuple[int, ...]:
+        """Return the pending requests for nodes in exchange of a job that lost so many."""
+        ...
+
+    def jobs(self) -> tuple[Job, ...]:
+        """Jobs that are not finished."""
+        ...
+
     def change_nodes(self, name: str, nodes: Sequence[str]) -> None:
         """Give a reservation these nodes in the place of those that it has."""
         ...
@@ -67,6 +86,23 @@ class ReservationCommands(CliClient):
         words = [f"reservationname={name}", "starttime=now", "duration=infinite"]
         words += [f"users={user}", f"nodes={fold(nodes)}"]
         self._run("scontrol", "create", "reservation", *words)
+
+    def give_nodes(self, name: str, nodes: Sequence[str], user: str) -> None:
+        words = [f"reservationname={name}", "starttime=now", "duration=infinite"]
+        words += [f"users={user}", f"nodes={fold(nodes)}", "flags=overlap,ignore_jobs"]
+        self._run("scontrol", "create", "reservation", *words)
+
+    def put_job_in(self, job_id: int, name: str) -> None:
+        own_name = self._own_name(job_id)
+        self._run("scontrol", "update", f"jobid={own_name}", f"reservationname={name}")
+
+    def exchange_requests(self, job: Job, nodes: int) -> tuple[int, ...]:
+        words = ["squeue", "-a", "-h", f"--name=sres-{job.id}", f"--user={job.uid}"]
+        shown = self._run(*words, "-o", EXCHANGE_FORMAT)
+        if not shown.strip():
+            return ()
+        limit = self._run("squeue", "-a", "-h", "-j", str(int(job.id)), "-o", "%l")
+        return exchanges(shown, limit, nodes).raised
 
     def change_nodes(self, name: str, nodes: Sequence[str]) -> None:
         self._run("scontrol", "update", f"reservationname={name}", f"nodes={fold(nodes)}")

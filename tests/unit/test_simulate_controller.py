@@ -30,7 +30,7 @@ from slurm_resilience.controller.decide import (
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import Supervised
-from slurm_resilience.controller.spares import pool_plan
+from slurm_resilience.controller.spares import gift_plan, pool_plan
 from slurm_resilience.controller.spares.pool_lifecycle import PoolEvent
 from slurm_resilience.controller.spares.pool_records import MovePool, SparePool
 from slurm_resilience.errors import UsageError
@@ -178,6 +178,16 @@ def take_any_nodes(snapshot: Any, pool: SparePool, seen: Reservation) -> Iterato
     """Go on with the nodes that Slurm shows, also where a person has put them there."""
     if set(seen.nodes) != set(pool.nodes):
         yield MovePool(pool.partition, PoolEvent.CHANGED, "as shown", seen.nodes)
+
+
+def give_to_all(snapshot: Any, *others: Any) -> Iterator[Any]:
+    """Give spares that are on their way to one job to another one as well."""
+    spares = snapshot.memory.spares
+    hidden = msgspec.structs.replace(spares, gifts={})
+    memory = msgspec.structs.replace(snapshot.memory, spares=hidden)
+    for gift in gift_plan.gifts(msgspec.structs.replace(snapshot, memory=memory), *others):
+        if gift.gift.job not in spares.gifts:
+            yield gift
 
 
 Patch = tuple[Any, str, Any]
@@ -431,6 +441,11 @@ MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]
         ClusterRule.POOL_SIZE,
         (Kind.SPARES_RESERVED,),
         ((pool_plan, "choose", lambda _, members, candidates, __: (*members, *candidates)),),
+    ),
+    "a spare is given to each that lacks one": (
+        ClusterRule.GIVEN_ONCE,
+        (Kind.SPARES_QUEUE, Kind.STORM_OF_DEATHS),
+        ((decision, "gifts", give_to_all),),
     ),
     "no spare is ever kept": (
         ClusterRule.POOL_FULL,

@@ -114,6 +114,7 @@ class Actor:
             actions.KeepPendingRequeue: jobs.keep_pending_requeue,
             actions.EndPendingRequeue: jobs.end_pending_requeue,
             actions.AskForPool: spares.ask,
+            actions.AskForGift: spares.ask_for_gift,
             actions.RaiseAlarm: self._raise_alarm,
         }
 

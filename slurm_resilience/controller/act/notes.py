@@ -29,7 +29,7 @@ from slurm_resilience.controller.actions import (
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import PUT_BACK
 from slurm_resilience.controller.registry import Registry
-from slurm_resilience.controller.spares.pool_records import MovePool
+from slurm_resilience.controller.spares.pool_records import MoveGift, MovePool
 from slurm_resilience.errors import IllegalTransition
 
 log = logging.getLogger("sresctld")
@@ -72,15 +72,15 @@ class NoteWriter:
                 self._fault(note)
             case NoteBreaker():
                 self._breaker(note)
-            case NoteObserved() | MovePool():
+            case NoteObserved() | MovePool() | MoveGift():
                 self._spare_or_observed(note)
             case DropAgent():
                 if note.is_removed:
                     self._registry.forget(note.node)
                 self._journal.drop_agent(note.node)
 
-    def _spare_or_observed(self, note: NoteObserved | MovePool) -> None:
-        """Write the news of a fault that is only observed, or what has become of a pool of spares;
+    def _spare_or_observed(self, note: NoteObserved | MovePool | MoveGift) -> None:
+        """Write the news of a fault that is only observed, or what has become of spares;
         a word of a person that is said twice counts once."""
         if isinstance(note, NoteObserved):
             self._journal.put_observed(note.fault, note.news)
@@ -88,9 +88,12 @@ class NoteWriter:
                 log.info("%s: %s: %s", note.fault.node, remark.kind, remark.text)
             return
         try:
-            self._journal.move_pool(note, self._clock.now())
+            if isinstance(note, MovePool):
+                self._journal.move_pool(note, self._clock.now())
+            else:
+                self._journal.move_gift(note, self._clock.now())
         except IllegalTransition as error:
-            log.info("spares of %s: %s", note.partition, error)
+            log.info("spares: %s", error)
 
     def _node(self, note: NoteMissing | NoteKept | NoteStale) -> None:
         """Write how Slurm lists a node: not at all, kept out by a person, with an old reason."""
@@ -136,6 +139,9 @@ class NoteWriter:
         """Forget how much the jobs that are gone have said."""
         for job in [job for job in self._lines_of if job not in jobs]:
             del self._lines_of[job]
+        for gift in self._journal.spares().gifts.values():
+            if gift.job not in jobs and not gift.state.is_open:
+                self._journal.drop_gift(gift.job)
 
     def _line_of_job(self, note: NoteJob) -> None:
         """Write what a job's supervisor says. Any user with a job can say it, however often."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 
 from slurm_resilience.clock import Clock
-from slurm_resilience.controller.actions import AskForPool
+from slurm_resilience.controller.actions import AskForGift, AskForPool
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.controller.spares.gift_lifecycle import GiftEvent, GiftState
 from slurm_resilience.controller.spares.pool_lifecycle import PoolEvent
-from slurm_resilience.controller.spares.pool_records import MovePool, SparePool
+from slurm_resilience.controller.spares.pool_records import Gift, MoveGift, MovePool, SparePool
 from slurm_resilience.errors import NotPermitted, SlurmError, SlurmUnreachable
 from slurm_resilience.slurm.reservations import Reservation, ReservationClient
 
@@ -51,6 +52,69 @@ class SpareActs:
             if action.event is not PoolEvent.MAKE or not is_there:
                 self._move(action, _REFUSED[action.event], str(error))
             raise
+
+    def ask_for_gift(self, snapshot: ClusterSnapshot, action: AskForGift) -> None:
+        """Make a gift and offer it, or end it, unless its reservation has changed meanwhile."""
+        client, gift = self._client, action.gift
+        if client is None:
+            return
+        before = _find(snapshot.site.reservations or (), gift.name)
+        if _find(client.reservations(), gift.name) != before:
+            log.info("reservation %s has changed meanwhile: left alone", gift.name)
+            return
+        match action.event:
+            case GiftEvent.MAKE:
+                self._make(client, action)
+                if not gift.is_requeue:
+                    self._offer(client, gift)  # at once: the job waits
+            case GiftEvent.OFFERED:
+                self._offer(client, gift)
+            case _:
+                self._end(client, action)
+
+    def _make(self, client: ReservationClient, action: AskForGift) -> None:
+        gift = action.gift
+        if not action.is_begun:
+            self._move_gift(action, GiftEvent.MAKE, action.text)
+        try:
+            client.give_nodes(gift.name, gift.nodes, str(gift.uid))
+        except SlurmUnreachable:
+            raise
+        except (SlurmError, NotPermitted) as error:
+            self._move_gift(action, GiftEvent.END, str(error))
+            raise
+        made = _find(client.reservations(), gift.name)
+        if made is not None:
+            self._move_gift(action, GiftEvent.MADE, f"{gift.name} is there", made.terms)
+
+    def _offer(self, client: ReservationClient, gift: Gift) -> None:
+        """Tell one job of the reservation: no other asks for it by its name."""
+        known = self._journal.spares().gifts.get(gift.job)
+        job = next((one for one in client.jobs() if one.id == gift.job), None)
+        if known is None or known.state is not GiftState.READY or job is None:
+            return
+        requests: tuple[int, ...] = (
+            (job.id,) if job.state == "PENDING" and job.restarts > gift.restarts else ()
+        )
+        if not gift.is_requeue:
+            requests = client.exchange_requests(job, len(gift.spares))
+        for number in requests[:1]:
+            client.put_job_in(number, gift.name)
+            move = MoveGift(known, GiftEvent.OFFERED, f"job {number} is to start in {gift.name}")
+            self._journal.move_gift(move, self._clock.now())
+
+    def _end(self, client: ReservationClient, action: AskForGift) -> None:
+        if not action.is_begun:
+            self._move_gift(action, GiftEvent.END, action.text)
+        for job in client.jobs():
+            # Slurm deletes no reservation that a job still names.
+            if job.reservation == action.gift.name:
+                client.put_job_in(job.id, "")
+        client.delete_reservation(action.gift.name)
+
+    def _move_gift(self, action: AskForGift, event: GiftEvent, text: str, terms: str = "") -> None:
+        move = MoveGift(action.gift, event, text, terms, action.is_taken)
+        self._journal.move_gift(move, self._clock.now())
 
     def _order(self, client: ReservationClient, action: AskForPool) -> None:
         match action.event:

@@ -10,6 +10,7 @@ import msgspec
 from slurm_resilience.config import Config
 from slurm_resilience.controller.actions import (
     Action,
+    AskForGift,
     AskForPool,
     ClearLeftOver,
     ContinueReplacement,
@@ -53,6 +54,7 @@ from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
 from slurm_resilience.controller.decide.observe_only import observe_only
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.controller.spares.gift_plan import gifts, settle_gifts
 from slurm_resilience.controller.spares.pool_plan import pools, settle
 from slurm_resilience.controller.spares.spares_view import spare_alarms
 
@@ -99,8 +101,8 @@ def decide(
     # What a person has just put back into service is judged anew from the next cycle on.
     judged = {name: found for name, found in diagnoses.items() if name not in released}
     review = breaker.review(snapshot, judged, config)
-    moves = tuple(settle(snapshot))
-    notes = (*notes, *keepers, *in_pause, *review.notes, *stale_reasons(snapshot), *moves)
+    moves, given = tuple(settle(snapshot)), tuple(settle_gifts(snapshot))
+    notes = (*notes, *keepers, *in_pause, *review.notes, *stale_reasons(snapshot), *moves, *given)
     memory = msgspec.structs.replace(snapshot.memory, faults=review.faults, breaker=review.state)
     snapshot = msgspec.structs.replace(snapshot, memory=memory)
     if snapshot.paused:
@@ -110,7 +112,10 @@ def decide(
     snapshot = msgspec.structs.replace(snapshot, at_rest=at_rest)
     marking = marks(snapshot, judged, config)
     probes += marking.looks
-    actions: list[Action] = [*probes, *answers, *marking.marks, *marking.alarms]
+    settled = {move.gift.job for move in given}
+    # First of all: what a job has left, and is to have again, must be kept before it is free.
+    spared = gifts(snapshot, judged, config, marking.marks, settled)
+    actions: list[Action] = [*probes, *answers, *spared, *marking.marks, *marking.alarms]
     storm = breaker.alarm(review.state, review.faults)
     actions += [storm] if storm is not None and not _is_without_any(config) else []
     actions += requests(snapshot, diagnoses, config)
@@ -193,6 +198,8 @@ def _in_words(action: Action) -> str:
             return f"{action.node} {action.event} ({action.reason})"
         case EndPendingRequeue():
             return f"job {action.job} {action.reason}"
+        case AskForGift():
+            return f"{action.event} gift for job {action.gift.job}: {','.join(action.gift.spares)}"
         case AskForPool():
             return f"{action.event} spares of {action.partition}: {','.join(action.nodes)}"
         case _:

@@ -187,7 +187,11 @@ def target(
         return ()
     there = [node for node in snapshot.nodes.values() if pool.partition in node.partitions]
     taken = reserved_by_others(snapshot, pool.name)
-    members = [name for name in pool.nodes if may_stay(snapshot, diagnoses, pool, name, taken)]
+    # A spare on its way to a job stays here until the job has it.
+    given = {name for gift in snapshot.memory.spares.open_gifts for name in gift.nodes}
+    members = [
+        name for name in pool.nodes if may_stay(snapshot, diagnoses, pool, name, taken - given)
+    ]
     candidates = [
         *(node.name for node in there if _is_free(snapshot, diagnoses, node, taken)),
         # On a full cluster no node is ever seen idle, but those that come back from a repair.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from slurm_resilience.controller.spares.gift_lifecycle import GiftEvent, GiftState
 from slurm_resilience.controller.spares.pool_lifecycle import PoolEvent, PoolState
 
 
@@ -68,16 +69,75 @@ def after_move(pool: SparePool, move: MovePool, state: PoolState, now: float) ->
             return msgspec.structs.replace(pool, state=state, why=move.text)
 
 
+class Gift(msgspec.Struct, frozen=True):
+    """Spares for one job that has lost nodes: the last gift that it was made."""
+
+    job: int
+    state: GiftState = GiftState.NONE
+    name: str = ""
+    """The reservation's, as of a pool."""
+    uid: int = 0
+    restarts: int = 0
+    """The job's, when the gift was made."""
+    partition: str = ""
+    nodes: tuple[str, ...] = ()
+    """All of the reservation: for a requeue, also those that the job has and is to have again."""
+    spares: tuple[str, ...] = ()
+    """The part of them that is the pool's."""
+    is_requeue: bool = False
+    """The job itself is to start there; else its request for nodes in exchange."""
+    terms: str = ""
+    since: float = 0.0
+    tries: int = 0
+    """Gifts in a row that the job did not take, this one included."""
+
+
+class MoveGift(msgspec.Struct, frozen=True, tag=True):
+    """Tell the journal what has happened to a gift, with the reason."""
+
+    gift: Gift
+    """As it is known; a new one for `MAKE`."""
+    event: GiftEvent
+    text: str
+    terms: str = ""
+    is_taken: bool = False
+    """The job has its nodes."""
+
+
+def after_gift_move(known: Gift, move: MoveGift, state: GiftState, now: float) -> Gift:
+    """Return a gift's record after an event.
+
+    Args:
+        known: the record before.
+        move: the event.
+        state: the state that follows.
+        now: the time (epoch).
+    """
+    gift = move.gift if move.event is GiftEvent.MAKE else known
+    since = now if move.event is GiftEvent.MAKE else known.since
+    tries = 0 if move.is_taken else gift.tries
+    terms = move.terms or gift.terms
+    return msgspec.structs.replace(gift, state=state, since=since, tries=tries, terms=terms)
+
+
 class SpareMemory(msgspec.Struct, frozen=True):
-    """The pools that sresctld has, or has had a moment ago."""
+    """The pools and gifts that sresctld has, or has had a moment ago."""
 
     pools: Mapping[str, SparePool] = {}
     """By partition."""
+    gifts: Mapping[int, Gift] = {}
+    """The last one of each job."""
 
     @property
     def is_any_kept(self) -> bool:
         """Tell whether Slurm has, or may have, a reservation of ours."""
-        return any(pool.state is not PoolState.ABSENT for pool in self.pools.values())
+        has_pool = any(pool.state is not PoolState.ABSENT for pool in self.pools.values())
+        return has_pool or any(gift.state.is_open for gift in self.gifts.values())
+
+    @property
+    def open_gifts(self) -> tuple[Gift, ...]:
+        """The gifts that are on their way."""
+        return tuple(gift for gift in self.gifts.values() if gift.state.is_open)
 
 
 NO_SPARES = SpareMemory()

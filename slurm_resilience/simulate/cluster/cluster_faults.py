@@ -86,6 +86,7 @@ class FaultKind(enum.StrEnum):
     SPARES_DELETED = "a person deletes a reservation of spares"
     SPARES_REFUSED = "Slurm refuses all changes of reservations"
     SPARES_UNANSWERED = "Slurm changes reservations, and its answers are lost"
+    SPARES_QUEUE = "a full queue of other users' jobs, and a node that dies"
     SPARES_RESERVED = "a person reserves nodes for some time"
     PERSON_PAUSES = "a person pauses sresctld for some minutes"
 
@@ -581,6 +582,16 @@ def _spares_unanswered(world: FaultyWorld, random: Random) -> None:
     machine.break_down(Severity.REBOOT)
 
 
+def _spares_queue(world: FaultyWorld, random: Random) -> None:
+    for _ in range(2 * len(world.machines)):
+        world.slurm.submit(1, uid=2000, requeue=False, seconds=random.uniform(30.0, 300.0))
+    busy = [name for name in sorted(world.machines) if world.slurm.jobs_on(name)]
+    if busy:
+        machine = world.machines[random.choice(busy)]
+        world.schedule.after(random.uniform(1.0, 40.0), machine.power_off)
+        _power_returns(world, random, machine)
+
+
 def _spares_reserved(world: FaultyWorld, random: Random) -> None:
     idle = world.slurm.idle()
     if idle:
@@ -646,6 +657,7 @@ FAULTS: Mapping[FaultKind, Callable[[FaultyWorld, Random], None]] = {
     FaultKind.SPARES_DELETED: _spares_deleted,
     FaultKind.SPARES_REFUSED: _spares_refused,
     FaultKind.SPARES_UNANSWERED: _spares_unanswered,
+    FaultKind.SPARES_QUEUE: _spares_queue,
     FaultKind.SPARES_RESERVED: _spares_reserved,
     FaultKind.PERSON_PAUSES: _person_pauses,
 }

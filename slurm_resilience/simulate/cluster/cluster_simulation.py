@@ -204,7 +204,7 @@ class SimCluster:
         if has_spares:
             pools = _draw_pools(Random(f"{seed}/pools"), settings.partitions)
             self.config = msgspec.structs.replace(self.config, spares=pools)
-        self.reservations = SimReservations(self.slurm, lambda: self.schedule.now)
+        self.reservations = SimReservations(self.slurm, self.schedule)
         supervisors = SimSupervisors(
             self.schedule,
             self.slurm,
@@ -212,6 +212,7 @@ class SimCluster:
             Random(f"{seed}/supervisors"),
             lambda name: self.machines[name].lives,
         )
+        supervisors.ask_for_node = self.reservations.ask_for_node
         self.rules = ClusterRules(
             self.schedule,
             self.config,
@@ -228,6 +229,7 @@ class SimCluster:
             self.machines,
             self.rules.people,
             lambda: self.schedule.now,
+            lambda number: supervisors.started_at.get(number, 0.0),
             self.note,
             self.rules.break_rule,
         )

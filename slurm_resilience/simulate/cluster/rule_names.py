@@ -37,6 +37,9 @@ class ClusterRule(enum.StrEnum):
     )
     POOL_SIZE = "no pool of spares is larger than configured, and none has two reservations"
     POOL_FULL = "a pool of spares is full again in time when nodes are idle"
+    GIVEN_ONCE = (
+        "each spare is given to one job that lacks a node, and to no other, for a short time"
+    )
     ONE_DAEMON = "of two sresctld on one state directory only one works"
 
 

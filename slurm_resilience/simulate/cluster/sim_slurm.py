@@ -6,7 +6,7 @@ a call costs in time passes on the schedule, so that the world goes on while sre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from threading import Event
 from typing import NamedTuple, Protocol
 
@@ -163,8 +163,8 @@ class SimSlurm:
         self._next = 1
         self.silent: dict[str, float] = {}
         """Nodes whose slurmd does not answer slurmctld, and since when."""
-        self.reserved: Callable[[], Collection[str]] = frozenset
-        """Returns the nodes that reservations keep from jobs."""
+        self.may_use: Callable[[str, str], bool] = lambda _, __: True
+        """Tells whether reservations let a job on a node; it names one, or none."""
         self.hidden: set[str] = set()
         """Nodes that listings leave out."""
         self.away = False
@@ -252,14 +252,13 @@ class SimSlurm:
         """Return the jobs that run or complete on a node."""
         return [entry.job for entry in self._jobs.values() if name in entry.job.nodes]
 
-    def idle(self, partition: str = "") -> list[str]:
+    def idle(self, partition: str = "", reservation: str = "") -> list[str]:
         """Return the nodes, of a partition or of all, that take a job now."""
-        reserved = self.reserved()
         return [
             node.name
             for node in self.entries.values()
             if node.base == "IDLE"
-            and node.name not in reserved
+            and self.may_use(node.name, reservation)
             and node.is_available
             and "COMPLETING" not in node.flags
             and (not partition or partition in node.partitions)
@@ -277,6 +276,12 @@ class SimSlurm:
             and len(self.jobs_on(node.name)) == 1
         ]
         return mixed + self.idle(partition)
+
+    def put_in(self, job_id: int, reservation: str) -> None:
+        """Have a job name a reservation, or none."""
+        entry = self._entry(job_id)
+        entry.job = msgspec.structs.replace(entry.job, reservation=reservation)
+        self._fill()
 
     def grow(self, job_id: int, name: str) -> None:
         """Give a running job an idle node, as a supervisor that merges a helper job does."""
@@ -524,6 +529,16 @@ class SimSlurm:
 
     # -- for its reservations
 
+    def every_job(self) -> list[Job]:
+        """Return all jobs as they are now."""
+        return [entry.job for entry in self._jobs.values()]
+
+    def end_by_owner(self, job_id: int) -> None:
+        """Take a request for nodes in exchange away, merged or withdrawn."""
+        entry = self._jobs.pop(job_id, None)
+        for name in entry.job.nodes if entry is not None else ():
+            self._settle(name)
+
     def enter(self) -> None:
         """Begin a request of sresctld."""
         self._enter()
@@ -711,7 +726,9 @@ class SimSlurm:
             if entry.job.state != "PENDING" or entry.begins > self._schedule.now:
                 continue
             partition = entry.job.partition
-            free = self.idle(partition) if entry.job.exclusive else self._shareable(partition)
+            reservation = entry.job.reservation
+            is_alone = entry.job.exclusive or reservation
+            free = self.idle(partition, reservation) if is_alone else self._shareable(partition)
             if len(free) < entry.wants:
                 continue
             nodes = tuple(free[: entry.wants])

@@ -39,6 +39,8 @@ class SimSupervisors:
         """Those that have asked for a requeue in their present run."""
         self.started_at: dict[int, float] = {}
         """When each job's run began."""
+        self.ask_for_node: Callable[[Job], None] = lambda _: None
+        """Asks Slurm for a node in exchange, where none is idle."""
         self._attempts: dict[int, int] = {}
         self._connections: dict[int, SimClient] = {}
 
@@ -122,4 +124,6 @@ class SimSupervisors:
         may_grow = self._slurm.settings.permits_expansion and not self._slurm.has_gres(job)
         if idle and may_grow:
             self._slurm.grow(job_id, idle[0])
+        elif may_grow:
+            self.ask_for_node(job)
         self._announce(job_id, ())

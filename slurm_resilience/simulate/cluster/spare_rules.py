@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurm_resilience.config import Config
+from slurm_resilience.controller.spares.gift_plan import GIFT_PREFIX
 from slurm_resilience.controller.spares.pool_plan import PREFIX, size_of
 from slurm_resilience.simulate.cluster.rule_memory import PeoplesWords
 from slurm_resilience.simulate.cluster.rule_names import ClusterRule
@@ -30,6 +31,7 @@ class SpareRules:
         machines: dict[str, SimMachine],
         people: PeoplesWords,
         now: Callable[[], float],
+        started: Callable[[int], float],
         note: Callable[[str], None],
         break_rule: Callable[[ClusterRule, str], None],
     ) -> None:
@@ -39,6 +41,7 @@ class SpareRules:
         self._machines = machines
         self._people = people
         self._now = now
+        self._started = started
         self._note = note
         self._break = break_rule
         self._own: set[str] = set()
@@ -46,6 +49,8 @@ class SpareRules:
         self._read_at = 0.0
         self._changed: dict[str, float] = {}
         """Reservations that a person has changed or deleted, and when; until a person's word."""
+        self._gifts: dict[str, float] = {}
+        """Reservations of gifts, and when each was made."""
         self._idle_for: dict[str, float] = {}
         self._short_for: dict[str, float] = {}
 
@@ -67,8 +72,42 @@ class SpareRules:
         if self._changed.get(name, 1e18) < self._read_at:
             text = f"{name} was changed by a person"
             self._break(ClusterRule.OTHERS_RESERVATION, text)
-        if after is not None:
+        if name.startswith(GIFT_PREFIX):
+            self._judge_gift(before, after)
+        elif after is not None:
             self._judge_nodes(after, set(after.nodes) - set(before.nodes if before else ()))
+
+    def job_put_in(self, job_id: int, name: str) -> None:
+        self._note(f"job {job_id} is to start in the reservation {name or 'none'}")
+        if not name:
+            return
+        lacking = self._reservations.requests.get(job_id, job_id)
+        if name not in self._own or not self._slurm.lacks_nodes(lacking):
+            text = f"job {lacking} is put into {name}, and lacks no node"
+            self._break(ClusterRule.GIVEN_ONCE, text)
+
+    def _judge_gift(self, before: Reservation | None, after: Reservation | None) -> None:
+        """Check that a spare is given to one job at a time, and takes no other job's node."""
+        if after is None:
+            self._gifts.pop(before.name if before else "", None)
+            return
+        self._gifts[after.name] = self._now()
+        job_id = int(after.name.removeprefix(GIFT_PREFIX).partition("-")[0])
+        for other in self._reservations.shown.values():
+            both = set(other.nodes) & set(after.nodes)
+            if both and other.name in self._own and other.name != after.name:
+                if other.name.startswith(GIFT_PREFIX):
+                    text = f"{' '.join(sorted(both))} in {after.name} and in {other.name}"
+                    self._break(ClusterRule.GIVEN_ONCE, text)
+            elif both and other.name not in self._own:
+                text = f"{after.name} has {' '.join(sorted(both))} of {other.name}"
+                self._break(ClusterRule.OTHERS_RESERVATION, text)
+        for name in after.nodes:
+            others = {job.id for job in self._slurm.jobs_on(name)} - {job_id}
+            started = [self._started(number) for number in others]
+            if any(at < self._slurm.listed_at for at in started):
+                text = f"{after.name} has {name}, on which job {min(others)} runs"
+                self._break(ClusterRule.GIVEN_ONCE, text)
 
     def resumed(self) -> None:
         self._changed.clear()
@@ -101,6 +140,13 @@ class SpareRules:
         for name in self._machines:
             passed = self._idle_for.get(name, 0.0) + seconds
             self._idle_for[name] = passed if self._is_free(name) and name not in kept else 0.0
+        is_free_to_act = is_able and not self._reservations.refuses
+        for name, made_at in self._gifts.items():
+            if not is_free_to_act or name in self._changed:
+                self._gifts[name] = self._now()
+            elif self._now() - made_at > FULL_SECONDS:
+                text = f"{name} is there for {self._now() - made_at:.0f} s"
+                self._break(ClusterRule.GIVEN_ONCE, text)
         for partition in self._config.spares:
             own = [
                 one

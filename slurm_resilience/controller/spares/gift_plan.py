@@ -1,0 +1,239 @@
+"""Decide which jobs are given spares. Pure: a snapshot and diagnoses in, actions out.
+
+A spare stays in its pool's reservation until its job has it, so none is ever open to the queue.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from slurm_resilience.config import Config
+from slurm_resilience.controller.actions import AskForGift, MarkNode
+from slurm_resilience.controller.diagnose import NodeDiagnosis
+from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.controller.spares.gift_lifecycle import GiftEvent, GiftState
+from slurm_resilience.controller.spares.pool_lifecycle import PoolState
+from slurm_resilience.controller.spares.pool_plan import reserved_by_others, zone_of
+from slurm_resilience.controller.spares.pool_records import Gift, MoveGift
+from slurm_resilience.model import Job
+from slurm_resilience.slurm.reservations import Reservation
+
+GIFT_SECONDS = 30.0
+"""A job that has not taken its spares after so long gets them no more."""
+AGAIN_SECONDS = 60.0
+"""After a gift that was not taken, until the job is given another one."""
+MOST_TRIES = 3
+"""Gifts in a row that a job may leave."""
+GIFT_PREFIX = "sres-gift-"
+SOUND = frozenset({"healthy", "unknown"})
+
+
+def settle_gifts(snapshot: ClusterSnapshot) -> Iterator[MoveGift]:
+    """Tell what has become of the gifts; nothing while reservations cannot be read."""
+    shown = snapshot.site.reservations
+    if shown is None:
+        return
+    by_name = {one.name: one for one in shown}
+    for gift in snapshot.memory.spares.open_gifts:
+        yield from _settle_gift(gift, by_name.get(gift.name))
+
+
+def _settle_gift(gift: Gift, seen: Reservation | None) -> Iterator[MoveGift]:
+    match gift.state:
+        case GiftState.MAKING if seen is not None:
+            yield MoveGift(gift, GiftEvent.MADE, f"{gift.name} is there", seen.terms)
+        case GiftState.ENDING if seen is None:
+            yield MoveGift(gift, GiftEvent.ENDED, f"{gift.name} is deleted")
+        case GiftState.READY | GiftState.OFFERED | GiftState.ENDING if seen is not None:
+            if gift.terms and (seen.terms != gift.terms or set(seen.nodes) != set(gift.nodes)):
+                text = f"{gift.name} was changed by a person, and is left alone"
+                yield MoveGift(gift, GiftEvent.PERSON, text)
+
+
+def gifts(
+    snapshot: ClusterSnapshot,
+    diagnoses: Mapping[str, NodeDiagnosis],
+    config: Config,
+    marks: Sequence[MarkNode],
+    settled: Collection[int] = (),
+) -> Iterator[AskForGift]:
+    """Bring the gifts on their way to an end, and make new ones.
+
+    Args:
+        snapshot: the observation.
+        diagnoses: of the snapshot.
+        config: the pools (`[spares]`).
+        marks: nodes that are marked now; Slurm requeues jobs of some.
+        settled: jobs whose gift has just changed its state.
+    """
+    memory = snapshot.memory.spares
+    if snapshot.site.reservations is None:
+        return
+    for gift in memory.open_gifts:
+        if gift.job not in settled:
+            yield from _go_on(snapshot, gift)
+    given = {name for gift in memory.open_gifts for name in gift.spares}
+    for wish in (*_requeues(snapshot, diagnoses, marks), *_exchanges(snapshot)):
+        if not _may_be_given(snapshot, wish):
+            continue
+        made = _with_spares(snapshot, diagnoses, config, wish, given)
+        if made is not None:
+            given.update(made.spares)
+            yield AskForGift(made, GiftEvent.MAKE, f"{','.join(made.spares)} for job {made.job}")
+
+
+def _go_on(snapshot: ClusterSnapshot, gift: Gift) -> Iterator[AskForGift]:
+    job = snapshot.jobs.get(gift.job)
+    age = snapshot.now - gift.since
+    is_there = any(one.name == gift.name for one in snapshot.site.reservations or ())
+    if gift.state is GiftState.ENDING:
+        yield AskForGift(gift, GiftEvent.END, "", is_begun=True)
+    elif job is None:
+        yield AskForGift(gift, GiftEvent.END, "the job is gone")
+    elif has_taken(gift, job):
+        yield AskForGift(gift, GiftEvent.END, f"job {job.id} has its nodes", is_taken=True)
+    elif not 0 <= age < GIFT_SECONDS:
+        yield AskForGift(gift, GiftEvent.END, f"not taken within {GIFT_SECONDS:.0f} s")
+    elif gift.state is GiftState.MAKING:
+        yield AskForGift(gift, GiftEvent.MAKE, "", is_begun=True)
+    elif not is_there:
+        yield AskForGift(gift, GiftEvent.END, f"{gift.name} was deleted")
+    elif gift.state is GiftState.READY:
+        yield AskForGift(gift, GiftEvent.OFFERED, "")
+
+
+def has_taken(gift: Gift, job: Job) -> bool:
+    """Tell whether a job has the spares that it was given."""
+    if gift.is_requeue:
+        return job.state == "RUNNING" and job.restarts > gift.restarts
+    return bool(set(gift.spares) & set(job.nodes))
+
+
+class Wish(NamedTuple):
+    """A job that lacks nodes."""
+
+    job: Job
+    own: tuple[str, ...]
+    """Sound nodes that it has, and is to have again."""
+    lacks: int
+    restarts: int
+    """The job's in the run in which it lost its nodes."""
+    is_requeue: bool
+
+
+def _exchanges(snapshot: ClusterSnapshot) -> Iterator[Wish]:
+    """Find supervised jobs that lost nodes to faults, and wait for others in exchange.
+
+    The conditions are those of `priorities`: a user cannot bring them about to jump the queue.
+    """
+    waiting = Counter(
+        (job.uid, job.partition, job.num_nodes)
+        for job in snapshot.jobs.values()
+        if job.state == "PENDING" and not job.is_batch
+    )
+    for entry in snapshot.supervised.values():
+        job = snapshot.jobs.get(entry.job)
+        if job is None or job.state != "RUNNING" or job.gres or job.restarts != entry.restarts:
+            continue
+        lacks = min(len(entry.lost), entry.size - len(job.nodes))
+        is_asked_for = waiting[(job.uid, job.partition, lacks)] > 0
+        if snapshot.site.permits_expansion and job.nodes and lacks > 0 and is_asked_for:
+            yield Wish(job, (), lacks, job.restarts, False)
+
+
+def _requeues(
+    snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis], marks: Sequence[MarkNode]
+) -> Iterator[Wish]:
+    """Find jobs that are requeued for a fault, and keep the sound nodes that they still have."""
+    lost = {name for name, found in diagnoses.items() if found.kind not in SOUND}
+    lost |= {mark.node for mark in marks} | snapshot.incidents.keys()
+    numbers = [*(job for mark in marks for job in mark.requeued), *snapshot.pending_requeues]
+    for number in dict.fromkeys(numbers):
+        job, entry = snapshot.jobs.get(number), snapshot.supervised.get(number)
+        if job is None or entry is None or not (entry.lost or lost.intersection(entry.nodes)):
+            continue  # without a lost node nothing is given: a user's program may ask for a requeue
+        pending = snapshot.pending_requeues.get(number)
+        before = pending.restarts_before if pending else job.restarts
+        if job.state == "PENDING":
+            yield Wish(job, (), job.num_nodes, before, True)
+        elif job.restarts == before:
+            own = [n for n in job.nodes if n not in lost and _has_alone(snapshot, job, n)]
+            size = max(entry.size, job.num_nodes, len(job.nodes))
+            yield Wish(job, tuple(own), size - len(own), before, True)
+
+
+def _has_alone(snapshot: ClusterSnapshot, job: Job, name: str) -> bool:
+    node = snapshot.nodes.get(name)
+    is_shared = any(name in other.nodes and other.id != job.id for other in snapshot.jobs.values())
+    return node is not None and node.is_available and not is_shared
+
+
+def _may_be_given(snapshot: ClusterSnapshot, wish: Wish) -> bool:
+    """Tell whether a job gets spares now: it has no gift, and has not left too many."""
+    job, known = wish.job, snapshot.memory.spares.gifts.get(wish.job.id)
+    if wish.lacks <= 0 or job.reservation or job.partition not in snapshot.memory.spares.pools:
+        return False
+    if known is None or known.restarts != wish.restarts or known.tries == 0:
+        return known is None or not known.state.is_open
+    is_soon = 0 <= snapshot.now - known.since < AGAIN_SECONDS
+    return not known.state.is_open and known.tries < MOST_TRIES and not is_soon
+
+
+def _with_spares(
+    snapshot: ClusterSnapshot,
+    diagnoses: Mapping[str, NodeDiagnosis],
+    config: Config,
+    wish: Wish,
+    given: Collection[str],
+) -> Gift | None:
+    """Return a gift with as many spares as a job lacks; None: the pool does not have them."""
+    job, pool = wish.job, snapshot.memory.spares.pools[wish.job.partition]
+    settings = config.spares.get(job.partition)
+    if settings is None or pool.state not in (PoolState.KEPT, PoolState.CHANGING):
+        return None
+    shown = snapshot.site.reservations or ()
+    kept = {name for one in shown if one.name == pool.name for name in one.nodes}
+    taken = reserved_by_others(snapshot, pool.name)
+    ready = [
+        name
+        for name in pool.nodes
+        if name in kept
+        and name not in given
+        and name not in taken
+        and name not in job.excluded_nodes
+        if _is_ready(snapshot, diagnoses, name)
+    ]
+    zones = Counter(
+        zone_of(snapshot.nodes[name], settings.zone) for name in wish.own if name in snapshot.nodes
+    )
+    # Near the nodes that the job keeps.
+    ready.sort(key=lambda name: -zones[zone_of(snapshot.nodes[name], settings.zone)])
+    if len(ready) < wish.lacks:
+        return None
+    spares = tuple(sorted(ready[: wish.lacks]))
+    known = snapshot.memory.spares.gifts.get(job.id)
+    before = known.tries if known is not None and known.restarts == wish.restarts else 0
+    return Gift(
+        job=job.id,
+        name=f"{GIFT_PREFIX}{job.id}-{int(snapshot.now * 1000):x}",
+        uid=job.uid,
+        restarts=wish.restarts,
+        partition=job.partition,
+        nodes=tuple(sorted({*wish.own, *spares})),
+        spares=spares,
+        is_requeue=wish.is_requeue,
+        tries=before + 1,
+    )
+
+
+def _is_ready(snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis], name: str) -> bool:
+    node = snapshot.nodes.get(name)
+    return (
+        node is not None
+        and node.is_available
+        and not node.has_work
+        and diagnoses[name].kind in SOUND
+        and name not in snapshot.incidents
+    )

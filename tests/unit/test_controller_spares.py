@@ -9,14 +9,33 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import NOW, FakeClock, actions, agent, decision, finding, incident, node, world
+from worlds import (
+    NOW,
+    FakeClock,
+    actions,
+    agent,
+    decision,
+    finding,
+    incident,
+    job,
+    node,
+    supervised,
+    world,
+)
 
 from slurm_resilience.config import Config, SparePoolSettings, parse
 from slurm_resilience.controller.act.spare_acts import SpareActs
-from slurm_resilience.controller.actions import AskForPool, RaiseAlarm
+from slurm_resilience.controller.actions import AskForGift, AskForPool, RaiseAlarm
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import diagnose
 from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import PendingRequeue
+from slurm_resilience.controller.spares.gift_lifecycle import (
+    GIFT_TABLE,
+    GiftEvent,
+    GiftState,
+    next_gift_state,
+)
 from slurm_resilience.controller.spares.pool_lifecycle import (
     POOL_TABLE,
     PoolEvent,
@@ -25,6 +44,8 @@ from slurm_resilience.controller.spares.pool_lifecycle import (
 )
 from slurm_resilience.controller.spares.pool_plan import choose, resumed, size_of
 from slurm_resilience.controller.spares.pool_records import (
+    Gift,
+    MoveGift,
     MovePool,
     SpareMemory,
     SparePool,
@@ -326,3 +347,171 @@ def test_a_reservation_is_read() -> None:
         text.replace("n[1-2] NodeCnt=2 CoreCnt=8", "n[1-3] NodeCnt=3 CoreCnt=12")
     )
     assert larger.terms == found.terms
+
+
+# -- gifts ------------------------------------------------------------------------------------
+
+LOST = msgspec.structs.replace(supervised(7, ("n1", "n5")), lost=("n5",), size=2)
+GIFT = Gift(
+    7,
+    GiftState.OFFERED,
+    "sres-gift-7-1",
+    1000,
+    0,
+    "main",
+    ("n3",),
+    ("n3",),
+    False,
+    TERMS,
+    NOW - 5.0,
+    1,
+)
+
+
+def lossy(*more_jobs: Any, gift: Gift | None = None, shown: Any = (), **more: Any) -> Any:
+    """Return a cluster in which job 7 has n1, lost n5, and n3 and n4 are spares."""
+    nodes = [
+        node("n1", "ALLOCATED", partitions=("main",)),
+        node("n2", "ALLOCATED", partitions=("main",)),
+        node("n3", partitions=("main",)),
+        node("n4", partitions=("main",)),
+    ]
+    own = more.pop("own", job(7, ("n1",), partition="main"))
+    request = job(9, (), state="PENDING", is_batch=False, num_nodes=1, partition="main")
+    other = job(8, ("n2",), uid=2000, partition="main")
+    pool = SparePool("main", PoolState.KEPT, NAME, ("n3", "n4"), ("n3", "n4"), TERMS)
+    memory = SpareMemory({"main": pool}, {7: gift} if gift else {})
+    reserved = (Reservation(NAME, ("n3", "n4"), 1.0, TERMS), *shown)
+    jobs = (own, other, *(more_jobs or (request,)))
+    agents = tuple(agent(one.name) for one in nodes)
+    known: dict[str, Any] = {"watched": (LOST,), "reservations": reserved, "spares": memory}
+    return world(*nodes, jobs=jobs, agents=agents, **(known | more))
+
+
+def gifts_of(snapshot: Any) -> list[AskForGift]:
+    return actions(snapshot, AskForGift, SETTINGS)
+
+
+def test_a_job_that_waits_for_a_node_in_exchange_gets_one_spare() -> None:
+    (ask,) = gifts_of(lossy())
+    assert (ask.event, ask.gift.job, ask.gift.uid) == (GiftEvent.MAKE, 7, 1000)
+    assert ask.gift.spares == ask.gift.nodes == ("n3",)
+    assert ask.gift.name.startswith("sres-gift-7-")
+    assert asked(lossy()) == []  # the spare stays in the pool until the job has it
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        lossy(job(9, (), state="PENDING", num_nodes=1, partition="main")),  # a batch job
+        lossy(job(9, (), state="PENDING", is_batch=False, num_nodes=2, partition="main")),
+        lossy(job(9, (), state="PENDING", is_batch=False, num_nodes=1, partition="main", uid=5)),
+        lossy(watched=(supervised(7, ("n1",)),)),  # it lost no node
+        lossy(own=job(7, ("n1",), partition="main", gres="gpu:1")),
+        lossy(own=job(7, ("n1",), partition="other")),
+        lossy(own=job(7, ("n1",), partition="main", reservation="course")),
+        lossy(permits_expansion=False),
+        lossy(paused="work"),
+        lossy(reservations=None),
+        lossy(shown=(Reservation("course", ("n3", "n4"), 1.0, TERMS),)),  # people come first
+    ],
+)
+def test_no_other_job_is_given_a_spare(snapshot: Any) -> None:
+    assert gifts_of(snapshot) == []
+
+
+def test_a_gift_ends_when_the_job_has_its_nodes_or_does_not_take_them() -> None:
+    there = (Reservation(GIFT.name, ("n3",), 1.0, TERMS),)
+    assert gifts_of(lossy(gift=GIFT, shown=there)) == []
+    merged = job(7, ("n1", "n3"), partition="main")
+    (taken,) = gifts_of(lossy(gift=GIFT, shown=there, own=merged))
+    assert (taken.event, taken.is_taken) == (GiftEvent.END, True)
+    late = msgspec.structs.replace(GIFT, since=NOW - 31.0)
+    (left,) = gifts_of(lossy(gift=late, shown=there))
+    assert (left.event, left.is_taken) == (GiftEvent.END, False)
+
+
+def test_a_job_that_leaves_its_gifts_gets_no_more_of_them() -> None:
+    over = msgspec.structs.replace(GIFT, state=GiftState.OVER, since=NOW - 61.0)
+    assert [ask.gift.tries for ask in gifts_of(lossy(gift=over))] == [2]
+    assert gifts_of(lossy(gift=msgspec.structs.replace(over, since=NOW - 59.0))) == []
+    assert gifts_of(lossy(gift=msgspec.structs.replace(over, tries=3))) == []
+
+
+def test_a_gift_that_a_person_changed_is_left_alone() -> None:
+    there = (Reservation(GIFT.name, ("n3",), 1.0, "Users=bob"),)
+    snapshot = lossy(gift=GIFT, shown=there)
+    (note,) = [n for n in decision(snapshot, SETTINGS).notes if isinstance(n, MoveGift)]
+    assert note.event is GiftEvent.PERSON and gifts_of(snapshot) == []
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING"])
+def test_a_requeued_job_keeps_its_sound_nodes_and_gets_what_it_lacks(state: str) -> None:
+    """Once it is PENDING, the nodes that it had are not its own any more."""
+    own = job(7, ("n1",) if state == "RUNNING" else (), partition="main", state=state, num_nodes=2)
+    pending = {7: PendingRequeue(7, "a node died", True, 0, NOW)}
+    (ask,) = gifts_of(lossy(own=own, pending_requeues=pending))
+    assert ask.gift.is_requeue and ask.gift.restarts == 0
+    both = (("n1", "n3"), ("n3",)) if state == "RUNNING" else (("n3", "n4"), ("n3", "n4"))
+    assert (ask.gift.nodes, ask.gift.spares) == both
+
+
+def test_each_event_of_a_gift_leads_on() -> None:
+    with pytest.raises(IllegalTransition, match="none does not know 'offered'"):
+        next_gift_state(GiftState.NONE, GiftEvent.OFFERED)
+    assert {event for _, event in GIFT_TABLE} == set(GiftEvent)
+    for state in GiftState:
+        assert state.is_open == any((state, e) in GIFT_TABLE for e in GiftEvent if e != "make")
+
+
+class GiftSlurm(FakeReservations):
+    """Slurm's reservations with jobs."""
+
+    def __init__(self, *known: Any, fault: Exception | None = None) -> None:
+        super().__init__(fault)
+        self.known = {one.id: one for one in known}
+        self.put: list[tuple[int, str]] = []
+
+    def give_nodes(self, name: str, nodes: Any, user: str) -> None:
+        self.keep_nodes(name, nodes, user)
+
+    def put_job_in(self, job_id: int, name: str) -> None:
+        self.put.append((job_id, name))
+        self.known[job_id] = msgspec.structs.replace(self.known[job_id], reservation=name)
+
+    def exchange_requests(self, taker: Any, nodes: int) -> tuple[int, ...]:
+        return tuple(one.id for one in self.known.values() if one.state == "PENDING")
+
+    def jobs(self) -> tuple[Any, ...]:
+        return tuple(self.known.values())
+
+    def delete_reservation(self, name: str) -> None:
+        assert all(one.reservation != name for one in self.known.values())
+        super().delete_reservation(name)
+
+
+def test_a_gift_is_made_offered_and_ended(tmp_path: Path) -> None:
+    snapshot = lossy()
+    journal, client = Journal(tmp_path / "journal.db"), GiftSlurm(*snapshot.jobs.values())
+    acts = SpareActs(client, journal, FakeClock())  # type: ignore[arg-type]
+    (make,) = gifts_of(snapshot)
+    acts.ask_for_gift(snapshot, make)
+    known = journal.spares().gifts[7]
+    assert known.state is GiftState.OFFERED and client.put == [(9, known.name)]
+    assert client.shown[known.name].terms == "Users=1000"
+    shown = lossy(gift=known, shown=tuple(client.shown.values()))
+    acts.ask_for_gift(shown, AskForGift(known, GiftEvent.END, "taken", is_taken=True))
+    assert client.shown == {} and client.put[1:] == [(9, "")]
+    after = journal.spares().gifts[7]
+    assert (after.state, after.tries) == (GiftState.ENDING, 0)
+    journal.close()
+
+
+def test_a_gift_that_slurm_refuses_is_ended(tmp_path: Path) -> None:
+    snapshot = lossy()
+    journal, client = Journal(tmp_path / "journal.db"), GiftSlurm(fault=SlurmError("busy"))
+    acts = SpareActs(client, journal, FakeClock())  # type: ignore[arg-type]
+    with pytest.raises(SlurmError):
+        acts.ask_for_gift(snapshot, gifts_of(snapshot)[0])
+    assert journal.spares().gifts[7].state is GiftState.ENDING
+    journal.close()

@@ -75,7 +75,9 @@ def gifts(
         if gift.job not in settled:
             yield from _go_on(snapshot, gift)
     given = {name for gift in memory.open_gifts for name in gift.spares}
-    for wish in (*_requeues(snapshot, diagnoses, marks), *_exchanges(snapshot)):
+    wishes = (*_exchanges(snapshot), *_requeues(snapshot, diagnoses, marks))
+    # Of a job that waits for a node, and is now to be requeued, the latter counts.
+    for wish in {wish.job.id: wish for wish in wishes}.values():
         if not _may_be_given(snapshot, wish):
             continue
         made = _with_spares(snapshot, diagnoses, config, wish, given)

@@ -19,6 +19,7 @@ from slurm_resilience.agent.agent_link import AgentLink, Wakeup
 from slurm_resilience.agent.check_loop import CheckLoop
 from slurm_resilience.agent.drill_window import DrillWindow, drill_file
 from slurm_resilience.agent.events import gpu_events
+from slurm_resilience.agent.events.app_xid_memory import AppXidMemory
 from slurm_resilience.agent.events.gpu_events import GpuEvents
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.finding_intake import FindingIntake
@@ -123,7 +124,7 @@ class Daemon:
 
     def run(self, kernel_log: Path) -> int:
         """Run until `stop` is set; return the exit code."""
-        intake = FindingIntake(self.outbox)
+        intake = FindingIntake(self.outbox, self._app_xids().note)
         reader = KernelLogReader(
             kernel_log, self._drill, self.outbox, intake, self._clock, self._stop
         )
@@ -170,6 +171,12 @@ class Daemon:
             health_log.close()
             writer.join(GOODBYE_SECONDS)
         return 1 if self._failed else 0
+
+    def _app_xids(self) -> AppXidMemory:
+        agent, state_dir = self._settings.agent, Path(self._settings.lifecycle.state_dir)
+        return AppXidMemory(
+            state_dir, Path(agent.sysroot), lambda: steps.running(self._node), self._clock
+        )
 
     def _validation(self) -> Validation | None:
         """Return what validates this node before it returns; None: nothing is configured."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.health.gpu_event import GpuEvent, event_finding, is_told
-from slurm_resilience.health.grouping import FindingGroup, absorb
+from slurm_resilience.health.grouping import FindingGroup, GroupingChange, absorb
 from slurm_resilience.model import Finding, Severity
 
 log = logging.getLogger("sresd.kernel_log")
@@ -20,8 +21,18 @@ KEPT_XIDS = 256
 class FindingIntake:
     """Thread safe: both sources have a thread of their own, and one list of incidents."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        suspect: Callable[[Finding], Finding | None] = lambda finding: None,
+    ) -> None:
+        """
+        Args:
+            outbox: takes what is to be reported.
+            suspect: returns what follows from a finding and those of earlier days.
+        """
         self._outbox = outbox
+        self._suspect = suspect
         self._lock = threading.Lock()
         self._incidents: tuple[FindingGroup, ...] = ()
         self._logged: deque[Finding] = deque(maxlen=KEPT_XIDS)
@@ -53,3 +64,6 @@ class FindingIntake:
             level = logging.INFO if told.severity is Severity.MONITOR else logging.WARNING
             log.log(level, "%s: %s [%s]", told.severity, told.text, told.evidence)
         self._outbox.change(change)
+        following = self._suspect(finding)
+        if following is not None:
+            self._outbox.change(GroupingChange(self._incidents, following))

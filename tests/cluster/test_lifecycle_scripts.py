@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs import all_idle, events
+from jobs import all_idle, events, kinds
 
 from slurm_resilience.lab import Lab, LabSpec
 from slurm_resilience.lab.programs import own_bin
@@ -144,4 +144,38 @@ def test_a_repaired_node_is_validated_and_hyperpods_script_knows_the_cluster(
     sound.touch()
     wait_for(lambda: len(of_kind(lab, "closed")) == 1, 90, "the second one is given back")
     assert of_kind(lab, "resuming") == ["state=resume"] and ran(lab, "n2") == ["validated"]
+    wait_for(lambda: all_idle(lab), 60, "every node is idle")
+
+
+def test_a_validation_that_sresctld_alone_knows_of_costs_no_machine(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    options = {"replace": {"silent_for": 3600.0}, "agent": {"check_interval": 2.0}}
+    lab = fresh_lab(LabSpec(nodes=2, network=True, sres_options=options))
+    wait_for(lambda: view(lab, "n1").get("health") == "healthy", 30, "n1 beats")
+    validate = script(tmp_path, "validate", "echo validated >> /run/sres-node/ran")
+    config = lab.directory / "etc" / "sres.toml"
+    known = config.read_text()
+    setting = f'[recovery]\nvalidate = ["{validate}"]'
+    config.write_text(known.replace("[recovery]", setting))
+    lab.kill_daemon("sresctld")
+    lab.start_daemon("sresctld")
+    wait_for(lambda: view(lab, "n1").get("health") == "healthy", 30, "sresctld answers")
+    config.write_text(known)
+
+    # A node that was lost, and comes back by itself under the sresd of before, was not repaired.
+    lab.cut("n1")
+    wait_for(lambda: "marked" in kinds(lab, "n1"), 60, "n1 is lost")
+    lab.mend("n1")
+    wait_for(lambda: "closed" in kinds(lab, "n1"), 60, "n1 is given back")
+
+    # A new machine, whose sresd does not know of it either, waits, and is not repaired again.
+    lab.run([SRES, "node", "replace", "n2"], check=True)
+    wait_for(lambda: "recovery.validate is set" in str(of_kind(lab, "alarm")), 90, "the alarm")
+    config.write_text(known.replace("[recovery]", setting))
+    lab.kill_daemon("sresd", node="n2")
+    lab.start_daemon("sresd", "n2")
+    wait_for(lambda: "closed" in kinds(lab, "n2"), 60, "n2 is validated, and given back")
+    assert ran(lab, "n2") == ["validated"]
+    assert kinds(lab, "n2").count("replacing") == 1
     wait_for(lambda: all_idle(lab), 60, "every node is idle")

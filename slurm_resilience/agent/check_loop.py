@@ -62,8 +62,9 @@ class CheckLoop:
         self._runner = self._new_runner()
 
     def add(self, check: Check) -> None:
-        """Add a check, before the thread is started."""
-        self._checks = (*self._checks, check)
+        """Add a check, before the thread is started. It is run before the others: its first verdict
+        shows that there is such a check."""
+        self._checks = (check, *self._checks)
         self._runner = self._new_runner()
 
     def _new_runner(self) -> CheckRunner:

@@ -182,6 +182,25 @@ def test_a_sresd_that_does_not_know_of_the_validation_costs_no_machine(ended: fl
     assert actions(seen, act.ReturnNode, config(recovery={})) == [act.ReturnNode("n1", 1)]
 
 
+@pytest.mark.parametrize(
+    "news",
+    [
+        {"judged": ()},
+        {"judged": ("validation",), "reported": False},
+        {"judged": ("disk",), "reported": False},
+    ],
+)
+def test_a_sresd_that_has_told_nothing_yet_is_waited_for(news: dict[str, Any]) -> None:
+    """The verdicts that are known may be those of the machine before."""
+    settings = config(recovery=VALIDATED)
+    seen = returning(agent(**news))
+    found = decision(seen, settings).actions
+    assert not [one for one in found if isinstance(one, act.RaiseAlarm | act.ReturnNode)]
+    late = returning(agent(steady=9000.0, **news), 9000.0, attempts=1)
+    (failed,) = actions(late, act.Transition, settings)
+    assert failed.event is NodeEvent.REPLACEMENT_FAILED
+
+
 def test_a_node_that_came_back_by_itself_under_such_a_sresd_is_given_back() -> None:
     seen = returning(agent(judged=("disk",)), is_flap=True, marked=NOW - 90)
     found = actions(seen, act.ReturnNode, config(recovery=VALIDATED))

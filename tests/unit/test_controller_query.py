@@ -123,6 +123,16 @@ def test_what_comes_next(seen: ClusterSnapshot, words: str) -> None:
     assert words in said and bool(words) is bool(said)
 
 
+def test_a_validation_is_waited_for() -> None:
+    settings = config(recovery={"validate": ("/bin/x",), "validate_timeout": 300.0})
+    known = incident(state=NodeState.VALIDATING, run_ended=NOW - 300)
+    runs, lacks = agent(unjudged=("validation",)), agent(judged=("disk",))
+    said = next_of(world(MARKED, incidents=(known,), agents=(runs,)), settings)
+    assert "tried again in 15m" in said and said.endswith("and its sresd has validated it")
+    said = next_of(world(MARKED, incidents=(known,), agents=(lacks,)), settings)
+    assert "in service after recovery.validate in sres.toml on the node" in said
+
+
 def test_the_ceilings_are_waited_for() -> None:
     others = [incident(f"x{i}", NodeState.REPAIRING, id=i + 9) for i in range(1, 3)]
     seen = world(MARKED, incidents=(EMPTY, *others), **SICK)

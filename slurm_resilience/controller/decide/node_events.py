@@ -28,6 +28,11 @@ from slurm_resilience.controller.decide import replacing
 from slurm_resilience.controller.decide.intake import is_removed
 from slurm_resilience.controller.decide.marking import mode_of
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
+from slurm_resilience.controller.decide.node_validation import (
+    ValidationProgress,
+    return_seconds,
+    validation_progress,
+)
 from slurm_resilience.controller.diagnose import (
     NodeDiagnosis,
     is_kept_by_a_person,
@@ -51,8 +56,6 @@ FIRST_WORD_SECONDS = 10.0
 """After a start of sresctld, until each sresd that runs has connected and told its findings."""
 START_SECONDS = 1.0
 """sresctld opens no incident so soon after its start."""
-VALIDATION = "validation"
-"""The check by which sresd reports the site's validation."""
 REASON_GONE = "it was resumed, or its reason was taken back, or Slurm forgot both"
 MAX_OUTPUT = 200
 """Characters of the program's last line in a reason."""
@@ -368,9 +371,7 @@ def _failed(
 def _from_validating(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node
 ) -> Iterator[Action]:
-    timeout = config.replace.return_timeout
-    if config.recovery.validate:
-        timeout += config.recovery.validate_timeout
+    timeout = return_seconds(config)
     is_late = snapshot.now - incident.times.run_ended > timeout
     if node.is_available or node.is_only_reserved:
         # A person (or Slurm) put it back. Its sresd may need a moment more: till then its silence
@@ -384,12 +385,12 @@ def _from_validating(
         return
     fault = _fault_on_return(snapshot, config, incident, node)
     is_back = _is_back(snapshot, incident, node)
-    progress = _validation_of(snapshot, config, incident)
+    progress = validation_progress(snapshot, config, incident)
     if fault:
         yield _failed(snapshot, config, incident, fault)
-    elif is_back and progress == "over":
+    elif is_back and progress is ValidationProgress.OVER:
         yield ReturnNode(node.name, incident.id)
-    elif is_back and progress == "impossible":
+    elif is_back and progress is ValidationProgress.IMPOSSIBLE:
         # Not its machine's fault: another repair would end in the same way.
         text = (
             "it is well, and not given back: recovery.validate is set, and its sresd does not know "
@@ -403,7 +404,7 @@ def _from_validating(
         if is_back and _speaks_for(snapshot, node) < timeout:
             return  # its sresd was started anew, by a person perhaps, and validates it now
         cause = f"the node did not come back within {timeout:.0f} s"
-        if progress != "over":
+        if progress is not ValidationProgress.OVER:
             cause += ", and its sresd has not validated it (recovery.validate)"
         yield _failed(snapshot, config, incident, cause)
 
@@ -412,19 +413,6 @@ def _speaks_for(snapshot: ClusterSnapshot, node: Node) -> float:
     """Return the seconds for which the node's sresd has been connected without a break."""
     agent = snapshot.agents.get(node.name)
     return agent.steady if agent is not None else inf
-
-
-def _validation_of(
-    snapshot: ClusterSnapshot, config: Config, incident: Incident
-) -> Literal["over", "awaited", "impossible"]:
-    """Tell how the site's validation stands; a fault that it found is a finding like any other."""
-    agent = snapshot.agents.get(incident.node)
-    if not config.recovery.validate or (agent is not None and VALIDATION in agent.judged):
-        return "over"
-    if agent is not None and (VALIDATION in agent.unjudged or not agent.reported):
-        return "awaited"
-    # A node that came back by itself was not repaired. Its sresd may be of before the setting.
-    return "over" if incident.is_flap else "impossible"
 
 
 def _fault_on_return(

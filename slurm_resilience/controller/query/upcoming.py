@@ -11,6 +11,11 @@ from slurm_resilience.config import Config
 from slurm_resilience.controller.decide import replacing
 from slurm_resilience.controller.decide.marking import mode_of
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
+from slurm_resilience.controller.decide.node_validation import (
+    ValidationProgress,
+    return_seconds,
+    validation_progress,
+)
 from slurm_resilience.controller.diagnose import NodeDiagnosis, life_of
 from slurm_resilience.controller.journal.records import HOUR_SECONDS, Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
@@ -118,8 +123,15 @@ def _of_incident(
             due = times.run_started + limits.timeout
             return NextAct("given up by its program", because, "the program ends before", due)
         case NodeState.VALIDATING:
-            due = times.run_ended + limits.return_timeout
-            return NextAct("tried again", because, "it answers, sound, from another boot", due)
+            progress = validation_progress(snapshot, config, incident)
+            if progress is ValidationProgress.IMPOSSIBLE:
+                text = "recovery.validate in sres.toml on the node, and a restart of its sresd"
+                return NextAct("in service", because, _PERSON, waits_for=text)
+            due = times.run_ended + return_seconds(config)
+            unless = "it answers, sound, from another boot"
+            if progress is ValidationProgress.AWAITED:
+                unless = f"{unless}, and its sresd has validated it"
+            return NextAct("tried again", because, unless, due)
         case NodeState.RETURNING:
             return NextAct("in service", because, "Slurm does not take it", waits_for="Slurm")
         case (

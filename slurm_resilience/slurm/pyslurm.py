@@ -195,6 +195,7 @@ def _node(node: Any) -> Node:
         boot_time=_moment(node.boot_time),
         comment=node.comment or "",
         partitions=tuple(node.partitions or ()),
+        features=tuple(node.available_features or ()),
     )
 
 

@@ -60,7 +60,8 @@ class ReservationClient(Protocol):
         ...
 
     def exchange_requests(self, job: Job, nodes: int) -> tuple[int, ...]:
-        """Return the pending requests for nodes in exchange of a job that lost so many."""
+        """Return the pending requests of a job that lost so many nodes: for an exchange, or for a
+        companion."""
         ...
 
     def jobs(self) -> tuple[Job, ...]:
@@ -97,8 +98,12 @@ class ReservationCommands(CliClient):
         self._run("scontrol", "update", f"jobid={own_name}", f"reservationname={name}")
 
     def exchange_requests(self, job: Job, nodes: int) -> tuple[int, ...]:
-        words = ["squeue", "-a", "-h", f"--name=sres-{job.id}", f"--user={job.uid}"]
-        shown = self._run(*words, "-o", EXCHANGE_FORMAT)
+        squeue = ("squeue", "-a", "-h", f"--user={job.uid}")
+        shown = self._run(*squeue, f"--name=sres-{job.id}", "-o", EXCHANGE_FORMAT)
+        own = [one for one in self.companions(job) if one.restarts == job.restarts]
+        if own:
+            numbers = ",".join(str(one.id) for one in own)
+            shown += self._run(*squeue, "-j", numbers, "-t", "PENDING", "-o", EXCHANGE_FORMAT)
         if not shown.strip():
             return ()
         limit = self._run("squeue", "-a", "-h", "-j", str(int(job.id)), "-o", "%l")

@@ -58,18 +58,26 @@ def test_a_pool_is_kept_refilled_and_left_to_a_person(
     wait_for(lambda: kept(lab, 2) and pool(lab)["reservation"] != name, 30, "it is made anew")
 
 
-@pytest.mark.parametrize("gres", [None, "gpu:2"], ids=["exchange", "requeue"])
+@pytest.mark.parametrize(
+    ("gres", "position"),
+    [(None, -1), ("gpu:2", -1), (None, 0)],
+    ids=["exchange", "companion", "requeue"],
+)
 def test_a_job_that_loses_a_node_gets_the_spare_before_a_full_queue(
-    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path, gres: str | None
+    fresh_lab: Callable[[LabSpec], Lab],
+    wait_for: WaitFor,
+    tmp_path: Path,
+    gres: str | None,
+    position: int,
 ) -> None:
-    """With GRES an allocation cannot grow, and the job is requeued."""
+    """With GRES an allocation cannot grow; without its batch host a job must be requeued."""
     lab = fresh_lab(LabSpec(nodes=4, network=True, gres=gres, sres_options=POOL))
     (spare,) = wait_for(lambda: kept(lab, 1), 30, "the pool is full")
     more = ["--gres=gpu:2"] if gres else []
     job = Job(lab, tmp_path, "--requeue", *more, nodes=3)
     wait_for(lambda: job.running_on(1, 3), 30, job)
     waiting = full_queue(lab)
-    lost = job.running_on(1, 3)[-1]["host"]
+    lost = job.running_on(1, 3)[position]["host"]
     died = time.monotonic()
     lab.power_off(lost)
     second = wait_for(lambda: job.running_on(2, 3), 60, (job, NodesOf(lab)))

@@ -25,7 +25,7 @@ from worlds import (
 
 from slurm_resilience.config import Config, SparePoolSettings, parse
 from slurm_resilience.controller.act.spare_acts import SpareActs
-from slurm_resilience.controller.actions import AskForGift, AskForPool, RaiseAlarm
+from slurm_resilience.controller.actions import AskForGift, AskForPool, RaiseAlarm, RequeueJob
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import diagnose
 from slurm_resilience.controller.journal.journal import Journal
@@ -403,14 +403,11 @@ def test_a_job_that_waits_for_a_node_in_exchange_gets_one_spare() -> None:
 @pytest.mark.parametrize(
     "snapshot",
     [
-        lossy(job(9, (), state="PENDING", num_nodes=1, partition="main")),  # a batch job
         lossy(job(9, (), state="PENDING", is_batch=False, num_nodes=2, partition="main")),
         lossy(job(9, (), state="PENDING", is_batch=False, num_nodes=1, partition="main", uid=5)),
         lossy(watched=(supervised(7, ("n1",)),)),  # it lost no node
-        lossy(own=job(7, ("n1",), partition="main", gres="gpu:1")),
         lossy(own=job(7, ("n1",), partition="other")),
         lossy(own=job(7, ("n1",), partition="main", reservation="course")),
-        lossy(permits_expansion=False),
         lossy(paused="work"),
         lossy(reservations=None),
         lossy(shown=(Reservation("course", ("n3", "n4"), 1.0, TERMS),)),  # people come first
@@ -454,6 +451,15 @@ def test_a_requeued_job_keeps_its_sound_nodes_and_gets_what_it_lacks(state: str)
     assert ask.gift.is_requeue and ask.gift.restarts == 0
     both = (("n1", "n3"), ("n3",)) if state == "RUNNING" else (("n3", "n4"), ("n3", "n4"))
     assert (ask.gift.nodes, ask.gift.spares) == both
+
+
+def test_a_job_that_lost_its_batch_host_keeps_its_nodes_as_it_is_requeued() -> None:
+    zombie = job(7, ("n1",), partition="main", batch_host="n5")
+    said = decision(lossy(own=zombie), SETTINGS).actions
+    kinds = [type(action) for action in said]
+    (ask,) = [action for action in said if isinstance(action, AskForGift)]
+    assert (ask.gift.nodes, ask.gift.is_requeue) == (("n1", "n3"), True)
+    assert kinds.index(AskForGift) < kinds.index(RequeueJob)
 
 
 def test_each_event_of_a_gift_leads_on() -> None:
@@ -507,9 +513,40 @@ def test_a_gift_is_made_offered_and_ended(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_a_pending_job_that_is_no_request_gets_nothing(tmp_path: Path) -> None:
+    snapshot = lossy()
+    (make,) = gifts_of(snapshot)
+    journal, client = Journal(tmp_path / "journal.db"), GiftSlurm(snapshot.jobs[7])
+    clock = FakeClock()
+    acts = SpareActs(client, journal, clock)  # type: ignore[arg-type]
+    acts.ask_for_gift(snapshot, make)
+    assert client.shown == {} and journal.spares().gifts == {}
+    client.known[9] = snapshot.jobs[9]
+    acts.ask_for_gift(snapshot, make)
+    assert client.put == []  # it has only just been looked for
+    clock.pass_time(0.5)
+    acts.ask_for_gift(snapshot, make)
+    assert [number for number, _ in client.put] == [9]
+    journal.close()
+
+
+def test_a_companion_has_the_spare_in_place_of_its_job() -> None:
+    """Slurm cannot grow a job with GRES."""
+    gpus = job(7, ("n1",), partition="main", gres="gpu:2")
+    (ask,) = gifts_of(lossy(own=gpus))
+    assert ask.gift.spares == ("n3",)
+    there = (Reservation(GIFT.name, ("n3",), 1.0, TERMS),)
+    beside = job(9, ("n3",), partition="main", reservation=GIFT.name)
+    (taken,) = gifts_of(lossy(beside, gift=GIFT, shown=there, own=gpus))
+    assert (taken.event, taken.is_taken) == (GiftEvent.END, True)
+
+
 def test_a_gift_that_slurm_refuses_is_ended(tmp_path: Path) -> None:
     snapshot = lossy()
-    journal, client = Journal(tmp_path / "journal.db"), GiftSlurm(fault=SlurmError("busy"))
+    journal, client = (
+        Journal(tmp_path / "journal.db"),
+        GiftSlurm(*snapshot.jobs.values(), fault=SlurmError("busy")),
+    )
     acts = SpareActs(client, journal, FakeClock())  # type: ignore[arg-type]
     with pytest.raises(SlurmError):
         acts.ask_for_gift(snapshot, gifts_of(snapshot)[0])

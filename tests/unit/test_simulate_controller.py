@@ -198,6 +198,11 @@ STORIES: dict[str, tuple[PlannedFault, ...]] = {
         PlannedFault(60.0, Kind.PERSON_PUTS_BACK, "c"),
         PlannedFault(62.0, Kind.STORM_OF_FAULTS, "d"),
     ),
+    "a spare breaks": (PlannedFault(60.0, Kind.SPARES_UNANSWERED, "i"),),
+    "a job gets a spare": (
+        PlannedFault(60.0, Kind.SPARES_QUEUE, "j"),
+        PlannedFault(64.0, Kind.POWER, "k"),
+    ),
     "a person takes a node": (
         PlannedFault(60.0, Kind.SICK_REPLACE, "g"),
         PlannedFault(64.0, Kind.PERSON_REWORDS, "h"),

@@ -11,7 +11,17 @@ from slurm_resilience.cli.shared_options import config_option, format_option
 from slurm_resilience.cli.tables import item, print_json, table
 from slurm_resilience.wire.messages import SparesResume
 
-_COLUMNS = ("PARTITION", "SIZE", "KEPT", "COMING", "MISSING", "STATE", "RESERVATION", "NODES")
+_COLUMNS = (
+    "PARTITION",
+    "SIZE",
+    "KEPT",
+    "COMING",
+    "GIVEN",
+    "MISSING",
+    "STATE",
+    "RESERVATION",
+    "NODES",
+)
 
 
 @click.group(invoke_without_command=True)
@@ -36,6 +46,8 @@ def spares(context: click.Context, cluster: ClusterView, form: str) -> None:
         return
     click.echo(table(_COLUMNS, [_row(pool) for pool in pools]))
     for pool in pools:
+        for gift in pool["given"]:
+            click.echo(item(f"{','.join(gift['nodes'])} for job {gift['job']}: {gift['state']}"))
         if pool["why"]:
             click.echo(item(f"{pool['partition']}: {pool['why']}"))
 
@@ -62,5 +74,6 @@ def _row(pool: dict[str, Any]) -> tuple[object, ...]:
     from slurm_resilience.slurm.hostlists import fold
 
     nodes = fold(pool["kept"]) if pool["kept"] else "-"
-    counts = (pool["size"], len(pool["kept"]), len(pool["coming"]), pool["missing"])
+    given = sum(len(gift["nodes"]) for gift in pool["given"])
+    counts = (pool["size"], len(pool["kept"]), len(pool["coming"]), given, pool["missing"])
     return (pool["partition"], *counts, pool["state"], pool["reservation"] or "-", nodes)

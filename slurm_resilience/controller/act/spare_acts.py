@@ -18,6 +18,8 @@ log = logging.getLogger("sresctld")
 
 USER = "root"
 """The user of a pool's reservation: no user's job can start on a spare."""
+LOOK_AGAIN_SECONDS = 0.4
+"""Until a job's request for nodes is looked for once more."""
 _REFUSED = {
     PoolEvent.MAKE: PoolEvent.UNMADE,
     PoolEvent.CHANGE: PoolEvent.UNCHANGED,
@@ -32,6 +34,7 @@ class SpareActs:
         self._client = client
         self._journal = journal
         self._clock = clock
+        self._looked_at: dict[int, float] = {}
 
     def ask(self, snapshot: ClusterSnapshot, action: AskForPool) -> None:
         """Ask Slurm for a change of a pool, unless its reservation has changed meanwhile."""
@@ -64,6 +67,8 @@ class SpareActs:
             return
         match action.event:
             case GiftEvent.MAKE:
+                if not (action.is_begun or gift.is_requeue or self._is_asked_for(client, gift)):
+                    return  # the pending job that seemed to ask is another one
                 self._make(client, action)
                 if not gift.is_requeue:
                     self._offer(client, gift)  # at once: the job waits
@@ -71,6 +76,15 @@ class SpareActs:
                 self._offer(client, gift)
             case _:
                 self._end(client, action)
+
+    def _is_asked_for(self, client: ReservationClient, gift: Gift) -> bool:
+        """Tell whether a job has a request for nodes in the queue; looked for at times only."""
+        moment = self._clock.monotonic()
+        if moment - self._looked_at.get(gift.job, -LOOK_AGAIN_SECONDS) < LOOK_AGAIN_SECONDS:
+            return False
+        self._looked_at[gift.job] = moment
+        job = next((one for one in client.jobs() if one.id == gift.job), None)
+        return job is not None and bool(client.exchange_requests(job, len(gift.spares)))
 
     def _make(self, client: ReservationClient, action: AskForGift) -> None:
         gift = action.gift

@@ -94,7 +94,7 @@ def _go_on(snapshot: ClusterSnapshot, gift: Gift) -> Iterator[AskForGift]:
         yield AskForGift(gift, GiftEvent.END, "", is_begun=True)
     elif job is None:
         yield AskForGift(gift, GiftEvent.END, "the job is gone")
-    elif has_taken(gift, job):
+    elif has_taken(snapshot, gift, job):
         yield AskForGift(gift, GiftEvent.END, f"job {job.id} has its nodes", is_taken=True)
     elif not 0 <= age < GIFT_SECONDS:
         yield AskForGift(gift, GiftEvent.END, f"not taken within {GIFT_SECONDS:.0f} s")
@@ -106,11 +106,15 @@ def _go_on(snapshot: ClusterSnapshot, gift: Gift) -> Iterator[AskForGift]:
         yield AskForGift(gift, GiftEvent.OFFERED, "")
 
 
-def has_taken(gift: Gift, job: Job) -> bool:
-    """Tell whether a job has the spares that it was given."""
+def has_taken(snapshot: ClusterSnapshot, gift: Gift, job: Job) -> bool:
+    """Tell whether a job has the spares that it was given, itself or in a companion."""
     if gift.is_requeue:
         return job.state == "RUNNING" and job.restarts > gift.restarts
-    return bool(set(gift.spares) & set(job.nodes))
+    has_companion = any(
+        other.reservation == gift.name and other.is_batch and other.state == "RUNNING"
+        for other in snapshot.jobs.values()
+    )
+    return has_companion or bool(set(gift.spares) & set(job.nodes))
 
 
 class Wish(NamedTuple):
@@ -126,22 +130,23 @@ class Wish(NamedTuple):
 
 
 def _exchanges(snapshot: ClusterSnapshot) -> Iterator[Wish]:
-    """Find supervised jobs that lost nodes to faults, and wait for others in exchange.
+    """Find supervised jobs that lost nodes to faults, and may wait for others: in exchange, or in a
+    second allocation beside them.
 
-    The conditions are those of `priorities`: a user cannot bring them about to jump the queue.
+    Only nodes that a job lost to a fault count: a user cannot bring that about to jump the queue.
     """
     waiting = Counter(
         (job.uid, job.partition, job.num_nodes)
         for job in snapshot.jobs.values()
-        if job.state == "PENDING" and not job.is_batch
+        if job.state == "PENDING"
     )
     for entry in snapshot.supervised.values():
         job = snapshot.jobs.get(entry.job)
-        if job is None or job.state != "RUNNING" or job.gres or job.restarts != entry.restarts:
+        if job is None or job.state != "RUNNING" or job.restarts != entry.restarts:
             continue
         lacks = min(len(entry.lost), entry.size - len(job.nodes))
         is_asked_for = waiting[(job.uid, job.partition, lacks)] > 0
-        if snapshot.site.permits_expansion and job.nodes and lacks > 0 and is_asked_for:
+        if job.nodes and lacks > 0 and is_asked_for:
             yield Wish(job, (), lacks, job.restarts, False)
 
 
@@ -152,6 +157,8 @@ def _requeues(
     lost = {name for name, found in diagnoses.items() if found.kind not in SOUND}
     lost |= {mark.node for mark in marks} | snapshot.incidents.keys()
     numbers = [*(job for mark in marks for job in mark.requeued), *snapshot.pending_requeues]
+    # Without its batch host a job is requeued in this very cycle.
+    numbers += [job.id for job in snapshot.jobs.values() if job.is_zombie and job.requeue]
     for number in dict.fromkeys(numbers):
         job, entry = snapshot.jobs.get(number), snapshot.supervised.get(number)
         if job is None or entry is None or not (entry.lost or lost.intersection(entry.nodes)):

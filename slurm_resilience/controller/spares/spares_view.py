@@ -53,6 +53,11 @@ def _pool_view(
         "size": size,
         "kept": ready,
         "coming": [name for name in pool.nodes if name in snapshot.incidents],
+        "given": [
+            {"job": gift.job, "nodes": list(gift.spares), "state": gift.state.value}
+            for gift in snapshot.memory.spares.open_gifts
+            if gift.partition == pool.partition
+        ],
         "missing": missing,
         "why": _why(snapshot, pool, there, missing),
     }

@@ -102,9 +102,10 @@ RUNGS = (
     ),
     Rung(
         "requeue",
-        "a node is lost, GRES: requeued at once",
+        "a node is lost, GRES, and input that is kept: requeued at once",
         "power",
-        f"srun --auto-resume=1 {_RANKS}",
+        # Two steps cannot share a standard input, so that there is no companion.
+        f"echo | srun --auto-resume=1 {_RANKS}",
         "the job was requeued",
         17.0,
         lab="gres",

@@ -24,9 +24,11 @@ from slurm_resilience.errors import SresError
 from slurm_resilience.lab import Lab, LabSpec
 
 ROOM = "slurm_resilience/resume/allocation"
+# The same node is lost in each round, and is no lemon for that.
+OFTEN = {"recovery": {"max_replacements": 1000, "max_repairs": 1000, "max_flaps": 1000}}
 SPECS: dict[LabKind, dict[str, Any]] = {
-    "plain": {},
-    "gres": {"gres": "gpu:2"},
+    "plain": {"sres_options": OFTEN},
+    "gres": {"gres": "gpu:2", "sres_options": OFTEN},
     "stock": {"daemons": False, "plugin": None, "options": {"SlurmdTimeout": "15"}},
     "stock_default": {"daemons": False, "plugin": None},
 }

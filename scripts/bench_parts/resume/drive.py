@@ -46,6 +46,7 @@ class RungRun(Demo):
     def __init__(self, lab: Lab, rung: Rung, number: int, console: Console) -> None:
         super().__init__(lab, rung.fault, STEPS, PACE_SECONDS, console, f"{rung.name}-{number}")
         self._rung = rung
+        self._victim = VICTIM
         self._seen_down: float | None = None
         self._next_look = 0.0
 
@@ -75,10 +76,19 @@ class RungRun(Demo):
     def _folder(self) -> Path:
         return self.work / "main"
 
+    def _step_node(self) -> str:
+        """Return a node of the step, without rank 0 and the batch script."""
+        events = read_lines(self._folder / "events.jsonl")
+        placed = [e["nodes"] for e in events if e["event"] in ("started", "laid_out")]
+        return str(placed[-1][2]) if placed else VICTIM
+
     def _submit(self) -> int:
         rung, folder = self._rung, self.work / "main"
         folder.mkdir()
         words = [str(TEMPLATES / "train_ddp.py"), f"--steps={self.steps}", "--checkpoint-every=50"]
+        if "--no-python" in rung.srun:
+            # torchrun's parser would take the script's own options for shortened ones of its own.
+            words = ["bash", "-c", 'exec "$@"', "rank", sys.executable, "-u", *words]
         words += [f"--pace={self.pace}", f"--folder={folder}/checkpoints"]
         words += [f"--log={folder}/steps.jsonl"]
         script = folder / "train.sbatch"
@@ -108,14 +118,15 @@ class RungRun(Demo):
         return any(e["event"] == "living" for e in read_lines(self._folder / "events.jsonl"))
 
     def _fault(self) -> float:
+        self._victim = self._step_node()
         if self._rung.fault == "power":
             at = time.time()
-            self.lab.power_off(VICTIM)
+            self.lab.power_off(self._victim)
             return at
         (rank,) = [
             process
             for process in self.processes(self._rung.victim)
-            if process.environ().get("SLURMD_NODENAME") == VICTIM
+            if process.environ().get("SLURMD_NODENAME") == self._victim
         ]
         at = time.time()
         rank.send_signal(signal.SIGKILL)
@@ -135,7 +146,7 @@ class RungRun(Demo):
         if not self._rung.lab.startswith("stock") or self._seen_down or now < self._next_look:
             return
         self._next_look = now + STOCK_LOOK_SECONDS
-        if self.lab.node_states().get(VICTIM, "").startswith("DOWN"):
+        if self.lab.node_states().get(self._victim, "").startswith("DOWN"):
             self._seen_down = now
 
     def _check_rung(self) -> None:
@@ -152,7 +163,9 @@ class RungRun(Demo):
         began = self._folder / "began"
         return phases(
             at,
-            [e for e in self.journal() if e["node"] == VICTIM] if self.lab.spec.daemons else [],
+            [e for e in self.journal() if e["node"] == self._victim]
+            if self.lab.spec.daemons
+            else [],
             read_lines(self._folder / "events.jsonl"),
             self._training(),
             seen_down=self._seen_down,
@@ -165,8 +178,8 @@ class RungRun(Demo):
         with suppress(LabError):
             self.wait("the end of the job", IDLE_SECONDS, lambda: not self.is_alive(job))
         if not self.lab.spec.daemons and self._rung.fault == "power":
-            self.lab.power_on(VICTIM)
-            self.lab.run(["scontrol", "update", f"node={VICTIM}", "state=resume"])
+            self.lab.power_on(self._victim)
+            self.lab.run(["scontrol", "update", f"node={self._victim}", "state=resume"])
         self.wait("idle nodes", IDLE_SECONDS, self._all_idle)
 
     def _all_idle(self) -> bool:

@@ -14,7 +14,7 @@ _LAUNCHER = f"--ntasks-per-node=1 {_BIN}/sres-run --nproc-per-node=1 --warm"
 _TORCHRUN = (
     f"--ntasks-per-node=1 {sys.executable} -m torch.distributed.run --nnodes=4 --nproc-per-node=1 "
     "--max-restarts=3 --monitor-interval=0.1 --rdzv-backend=c10d --rdzv-id=bench "
-    "--rdzv-endpoint=n1:29411"
+    "--rdzv-endpoint=n1:29411 --no-python"
 )
 _RANKS = f"--ntasks-per-node=1 {sys.executable} -u"
 _GRES = ("--gres=gpu:2",)

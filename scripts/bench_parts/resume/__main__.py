@@ -88,12 +88,16 @@ def measure(
 
 def one_run(lab: Lab, rung: Rung, number: int, into: list[Phases], console: Console) -> str:
     """Run a rung once. Returns why it gave no figure; empty: it did."""
+    run = RungRun(lab, rung, number, Console(quiet=True))
     try:
-        found = RungRun(lab, rung, number, Console(quiet=True)).measure()
+        try:
+            found = run.measure()
+            into.append(found)
+        finally:
+            run.clear()
     except (SresError, WrongRung) as error:
-        console.print(f"{rung.name}, run {number}: no figure: {error}", markup=False)
+        console.print(f"{rung.name}, run {number}: {error}", markup=False)
         return str(error).splitlines()[0]
-    into.append(found)
     told = ", ".join(f"{name} {found[name]:.2f}" for name in NAMES if found[name] is not None)
     console.print(f"{rung.name}, run {number}: {told}", markup=False)
     return ""

@@ -46,6 +46,7 @@ class RungRun(Demo):
     def __init__(self, lab: Lab, rung: Rung, number: int, console: Console) -> None:
         super().__init__(lab, rung.fault, STEPS, PACE_SECONDS, console, f"{rung.name}-{number}")
         self._rung = rung
+        self._job = 0
         self._victim = VICTIM
         self._seen_down: float | None = None
         self._next_look = 0.0
@@ -57,20 +58,17 @@ class RungRun(Demo):
             LabError: the training did not begin, or did not go on.
             WrongRung: it went on in another way.
         """
-        job = self._submit()
-        try:
-            self.wait("step 60", BEGIN_SECONDS, self._is_under_way, job)
-            if self._rung.warm:
-                self.wait("the warm interpreters", WARM_SECONDS, WarmWatch(self).are_ready, job)
-            if self._rung.warm and self._rung.fault == "power":
-                self.wait("a living step", WARM_SECONDS, self._lives, job)
-            at = self._fault()
-            limit = STOCK_SECONDS if self._rung.lab.startswith("stock") else RECOVER_SECONDS
-            self.wait("the first step", limit, lambda: has_recovered(self._training(), at))
-            self._check_rung()
-            return self._phases(at)
-        finally:
-            self._clear(job)
+        job = self._job = self._submit()
+        self.wait("step 60", BEGIN_SECONDS, self._is_under_way, job)
+        if self._rung.warm:
+            self.wait("the warm interpreters", WARM_SECONDS, WarmWatch(self).are_ready, job)
+        if self._rung.warm and self._rung.fault == "power":
+            self.wait("a living step", WARM_SECONDS, self._lives, job)
+        at = self._fault()
+        limit = STOCK_SECONDS if self._rung.lab.startswith("stock") else RECOVER_SECONDS
+        self.wait("the first step", limit, lambda: has_recovered(self._training(), at))
+        self._check_rung()
+        return self._phases(at)
 
     @property
     def _folder(self) -> Path:
@@ -172,8 +170,13 @@ class RungRun(Demo):
             script_began=[float(word) for word in began.read_text().split()],
         )
 
-    def _clear(self, job: int) -> None:
-        """End the job, and have every node back for the next run."""
+    def clear(self) -> None:
+        """End the job, and have every node back for the next run.
+
+        Raises:
+            LabError: not all came back.
+        """
+        job = self._job
         self.lab.run(["scancel", str(job)])
         with suppress(LabError):
             self.wait("the end of the job", IDLE_SECONDS, lambda: not self.is_alive(job))

@@ -17,10 +17,10 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from slurm_resilience.clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import SresError, UsageError
@@ -85,7 +85,11 @@ def run(plan: RunPlan, clock: Clock = SYSTEM_CLOCK) -> RunRecord:
 
 
 def _run_rest(
-    plan: RunPlan, scripts: Sequence[LifecycleScript], record: RunRecord, log: TextIO, clock: Clock
+    plan: RunPlan,
+    scripts: Sequence[LifecycleScript],
+    record: RunRecord,
+    log: BinaryIO,
+    clock: Clock,
 ) -> RunRecord:
     write_record(plan.state_dir, record)
     deadline = clock.monotonic() + plan.total_timeout
@@ -128,22 +132,22 @@ def _environment_of(plan: RunPlan, script: LifecycleScript) -> Mapping[str, str]
     return environment(plan.directory, plan.state_dir, plan.node, plan.resource_config)
 
 
-def _log_line(log: TextIO, result: ScriptResult) -> None:
+def _log_line(log: BinaryIO, result: ScriptResult) -> None:
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(result.at))
+    line = f"{stamp} {result.name}: exit code {result.rc} after {result.seconds} s\n"
     if result.rc is None:
-        log.write(f"{result.name}: skipped, {result.text}\n")
-    else:
-        log.write(f"{stamp} {result.name}: exit code {result.rc} after {result.seconds} s\n")
-    log.flush()
+        line = f"{result.name}: skipped, {result.text}\n"
+    with suppress(OSError):  # a full disk of logs keeps no node out: the record counts
+        log.write(line.encode())
 
 
 @contextmanager
-def _open_log(folder: Path) -> Iterator[TextIO]:
+def _open_log(folder: Path) -> Iterator[BinaryIO]:
     """Open the log of all runs, a line for each script; one older file is kept."""
     path = folder / LOG_NAME
     if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
         path.replace(path.with_name(f"{LOG_NAME}.1"))
-    with path.open("a", encoding="utf-8") as log:
+    with path.open("ab", buffering=0) as log:
         yield log
 
 

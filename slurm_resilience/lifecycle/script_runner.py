@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from slurm_resilience.lifecycle.script_set import LifecycleScript
 
 MAX_LOG_BYTES = 1 << 20
 """Bytes of a script's log: its beginning and its end; one older log is kept."""
+ROOM_BYTES = 4 * MAX_LOG_BYTES
+"""Free on the disk of the logs; with less, a script prints into memory."""
 LOOK_SECONDS = 0.5
 """Between two looks at the size of the log."""
 KILL_SECONDS = 10.0
@@ -49,16 +52,32 @@ def run_script(
     with contextlib.suppress(FileNotFoundError):
         log.replace(log.with_name(f"{log.name}.1"))
     began = clock.monotonic()
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    output = os.open(log, flags, 0o640)
+    output, is_kept = _open_output(log)
     try:
         rc = _end_of(script, node, seconds, output, environment, clock)
         _bound(output)
         text = _last_line(output)
+        if not is_kept:
+            with contextlib.suppress(OSError):
+                log.write_bytes(os.pread(output, MAX_LOG_BYTES, 0))
     finally:
         os.close(output)
     took = round(clock.monotonic() - began, 3)
     return ScriptResult(script.name, rc, took, text, script.digest, at=clock.now())
+
+
+def _open_output(log: Path) -> tuple[int, bool]:
+    """Open a script's log, or memory in its place where the disk has no room for it: a script must
+    not fail because it prints. Return whether it is the log."""
+    with contextlib.suppress(OSError):
+        output = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        room = os.fstatvfs(output)
+        if room.f_bfree * room.f_frsize >= ROOM_BYTES:
+            return output, True
+        os.close(output)
+    output = os.memfd_create(log.name, os.MFD_CLOEXEC)
+    fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
+    return output, False
 
 
 def _end_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -170,6 +171,28 @@ def test_a_folder_on_the_way_that_others_may_write_is_refused(plan, tmp_path):
     with contextlib.suppress(LifecycleError):
         run(plan)
     assert outcomes(read_record(plan.state_dir)) == [("10-a", 1)]
+
+
+def test_a_full_disk_of_logs_fails_no_script(plan, monkeypatch):
+    """It would keep the node out, though all is well with it."""
+    write(plan.directory, "10-a", "set -e; echo one; for i in $(seq 3); do echo $i; done; exit 0")
+    write(plan.directory, "20-b", "echo no licence; exit 3")
+    plan.log_dir.mkdir()
+    (plan.log_dir / "lifecycle.log").symlink_to("/dev/full")
+    has_log = os.open
+
+    def full(path, flags, *args, **more):
+        if str(path).endswith("10-a.log"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return has_log(path, flags, *args, **more)
+
+    monkeypatch.setattr(script_runner.os, "open", full)
+    monkeypatch.setattr(script_runner, "ROOM_BYTES", 1 << 62)
+    with pytest.raises(LifecycleError, match=r"20-b failed \(exit code 3\): no licence"):
+        run(plan)
+    record = read_record(plan.state_dir)
+    assert record is not None and [one.text for one in record.results] == ["3", "no licence"]
+    assert log_of(plan, "20-b") == "no licence\n"
 
 
 def test_a_link_to_nothing_is_not_left_out(plan, tmp_path):

@@ -79,6 +79,8 @@ controller_seed
 controller_seconds
 resume_seed
 resume_seconds
+speaker_seed
+speaker_seconds
 
 # urllib calls it.
 _.redirect_request

@@ -53,7 +53,7 @@ SILENCE_SECONDS = 120.0
 class Rank:
     """One process of the training, which does what it is told over a pipe."""
 
-    def __init__(self, seat: int, ranks: int, place: Path) -> None:
+    def __init__(self, seat: int, ranks: int, place: Path, speakers: bool) -> None:
         self._ended = threading.Event()
         self._heard_at = 0.0
         peer = Peer(
@@ -71,6 +71,7 @@ class Rank:
             timing=Timing(silence_seconds=SILENCE_SECONDS, reach_seconds=SILENCE_SECONDS),
             handshake_seconds=DEADLINE_SECONDS,
             on_end=self._end,
+            speakers=speakers,
         ).start()
 
     def _end(self, _: GenerationEnd) -> None:
@@ -107,13 +108,13 @@ class Rank:
         }
 
 
-def _serve(seat: int, ranks: int, place: Path, pipe: Connection) -> None:
+def _serve(seat: int, ranks: int, place: Path, speakers: bool, pipe: Connection) -> None:
     gc.disable()  # a collection would copy the memory that is shared with the parent
     rank: Rank | None = None
     while True:
         order = pipe.recv()
         if order == "go":
-            rank = Rank(seat, ranks, place)
+            rank = Rank(seat, ranks, place, speakers)
             pipe.send(rank.meet())
         elif order == "again" and rank is not None:
             pipe.send(rank.meet_again())
@@ -137,7 +138,7 @@ class Started(NamedTuple):
 class World:
     """All ranks of one size. A context manager."""
 
-    def __init__(self, ranks: int, place: Path) -> None:
+    def __init__(self, ranks: int, place: Path, speakers: bool) -> None:
         self._living: list[Started] = []
         SharedDirectory(place).secret()
         for seat in range(ranks):
@@ -148,7 +149,7 @@ class World:
                     other.pipe.close()
                 own.close()
                 try:
-                    _serve(seat, ranks, place, theirs)
+                    _serve(seat, ranks, place, speakers, theirs)
                 finally:
                     os._exit(1)
             theirs.close()
@@ -201,11 +202,11 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[max(0, -(-int(share * 100) * len(ordered) // 100) - 1)]
 
 
-def measure(ranks: int, deaths: int) -> dict[str, float]:
+def measure(ranks: int, deaths: int, speakers: bool) -> dict[str, float]:
     """Measure worlds that begin with so many ranks."""
     with tempfile.TemporaryDirectory(prefix="mesh") as folder:
         place = Path(folder) / "meet"
-        with World(ranks, place) as world:
+        with World(ranks, place, speakers) as world:
             begun_at = time.monotonic()
             met = world.ask("go")
             before = world.ask("figures")
@@ -305,8 +306,9 @@ COLUMNS: dict[str, Callable[[dict[str, float]], str]] = {
 }
 
 
-def _show(rows: list[dict[str, float]], core: float) -> None:
-    table = Table(title="the mesh, real processes without torch", title_justify="left")
+def _show(rows: list[dict[str, float]], core: float, shape: str) -> None:
+    title = f"the mesh, real processes without torch, SRES_MESH={shape}"
+    table = Table(title=title, title_justify="left")
     for name in COLUMNS:
         table.add_column(name, justify="right")
     for row in rows:
@@ -323,7 +325,15 @@ def _show(rows: list[dict[str, float]], core: float) -> None:
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--ranks", default="32,128,512", show_default=True, metavar="N,…", help="Worlds.")
 @click.option("--deaths", default=3, show_default=True, type=click.IntRange(1), help="A world.")
-def main(json_file: Path | None, ranks: str, deaths: int) -> None:
+@click.option(
+    "--mesh",
+    "shape",
+    type=click.Choice(["speakers", "full"]),
+    default="speakers",
+    show_default=True,
+    help="As SRES_MESH, whose default is full: every rank is connected to every other.",
+)
+def main(json_file: Path | None, ranks: str, deaths: int, shape: str) -> None:
     try:
         sizes = [int(word) for word in ranks.split(",")]
     except ValueError:
@@ -335,11 +345,11 @@ def main(json_file: Path | None, ranks: str, deaths: int) -> None:
     rows = []
     for size in sizes:
         print(f"{size} ranks …", file=sys.stderr)
-        rows.append(measure(size, deaths))
+        rows.append(measure(size, deaths, shape == "speakers"))
     core = core_cpu_seconds(CORE_MEMBERS)
-    _show(rows, core)
+    _show(rows, core, shape)
     if json_file:
-        found = {"sizes": rows, "core_16384_cpu_s": core, "cores": os.cpu_count()}
+        found = {"sizes": rows, "core_16384_cpu_s": core, "mesh": shape, "cores": os.cpu_count()}
         json_file.write_text(json.dumps(found, indent=2) + "\n")
 
 

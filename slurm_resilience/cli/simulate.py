@@ -19,7 +19,12 @@ from slurm_resilience.simulate.cluster.cluster_campaign import (
 )
 from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluster
 from slurm_resilience.simulate.invariants import InvariantBroken
-from slurm_resilience.simulate.mesh_campaign import MESH_CAMPAIGN, CampaignFigures
+from slurm_resilience.simulate.mesh_campaign import (
+    MESH_CAMPAIGN,
+    SPEAKERS_CAMPAIGN,
+    CampaignFigures,
+    SpeakerFigures,
+)
 from slurm_resilience.simulate.mesh_simulation import simulate as simulate_one
 from slurm_resilience.simulate.resume.resume_campaign import RESUME_CAMPAIGN, ResumeFigures
 from slurm_resilience.simulate.resume.resume_rules import BrokenResumeRule
@@ -37,10 +42,11 @@ class InvariantsBroken(SresError):
 @click.command()
 @click.option(
     "--only",
-    type=click.Choice(["mesh", "controller", "resume"]),
+    type=click.Choice(["mesh", "speakers", "controller", "resume"]),
     default="mesh",
     show_default=True,
-    help="Simulate trainings, clusters around the real sresctld, or supervised sruns.",
+    help="Simulate trainings, those with speakers (one rank for each node), clusters around the "
+    "real sresctld, or supervised sruns.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the first run.")
 @click.option("--runs", default=1000, show_default=True, type=click.IntRange(1), help="Runs.")
@@ -77,7 +83,10 @@ def simulate(only: str, seed: int, runs: int, jobs: int, output: Path | None, tr
         _simulate_sruns(seed, runs, jobs, output, trace)
         return
     if trace:
-        _replay(seed)
+        _replay(seed, speakers=only == "speakers")
+        return
+    if only == "speakers":
+        _simulate_speakers(seed, runs, jobs, output)
         return
     figures = MESH_CAMPAIGN.go_on(
         seed,
@@ -89,6 +98,19 @@ def simulate(only: str, seed: int, runs: int, jobs: int, output: Path | None, tr
     )
     click.echo(report(figures))
     _judge(figures.mesh_runs, figures.failures, "")
+
+
+def _simulate_speakers(seed: int, runs: int, jobs: int, output: Path | None) -> None:
+    figures = SPEAKERS_CAMPAIGN.go_on(
+        seed,
+        runs,
+        jobs=jobs,
+        file=output,
+        clock=SYSTEM_CLOCK.monotonic,
+        progress=_progress(_speakers_line),
+    )
+    click.echo(speakers_report(figures))
+    _judge(figures.speaker_runs, figures.speaker_failures, "--only speakers ")
 
 
 def _simulate_sruns(seed: int, runs: int, jobs: int, output: Path | None, trace: bool) -> None:
@@ -128,10 +150,10 @@ def _judge(runs: int, failures: list[SeedFailure], words: str) -> None:
         )
 
 
-def _replay(seed: int) -> None:
+def _replay(seed: int, speakers: bool) -> None:
     trace: list[str] = []
     try:
-        run = simulate_one(seed, trace)
+        run = simulate_one(seed, trace, speakers)
         last = f"{run.processes} seats, {run.worlds} worlds, {run.steps} steps: no rule was broken"
     except InvariantBroken as error:
         last = f"a rule was broken: {error}"
@@ -186,6 +208,25 @@ def resume_report(figures: ResumeFigures) -> str:
 
 def _line(figures: CampaignFigures) -> str:
     return f"{figures.mesh_runs} runs, {figures.mesh_violations} violations"
+
+
+def _speakers_line(figures: SpeakerFigures) -> str:
+    return f"{figures.speaker_runs} runs, {figures.speaker_violations} violations"
+
+
+def speakers_report(figures: SpeakerFigures) -> str:
+    """Return the figures of trainings with speakers as a table."""
+    rows = [
+        ("runs", figures.speaker_runs),
+        ("violations", figures.speaker_violations),
+        ("worlds that stepped", figures.speaker_worlds),
+        ("steps", figures.speaker_steps),
+        ("events", figures.speaker_events),
+    ]
+    kinds = sorted(figures.speaker_faults.items())
+    return _table(
+        rows + [(f"fault: {name}", count) for name, count in kinds], figures.speaker_failures
+    )
 
 
 def _cluster_line(figures: ControllerFigures) -> str:

@@ -22,6 +22,8 @@ class ConnectionProven(msgspec.Struct, frozen=True, tag=True):
     status: PeerStatus = PeerStatus()
     dialed: bool = False
     """By this process."""
+    rerouted: bool = False
+    """In place of one on which messages may have been lost."""
 
 
 class ConnectionClosed(msgspec.Struct, frozen=True, tag=True):

@@ -6,38 +6,44 @@ A set reaches every member; a change that depends on the old value goes through 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import WireError
-from slurm_resilience.mesh.connection import PeerConnection
 from slurm_resilience.mesh.key_table import KeyTable, changed_value, home_of
 from slurm_resilience.mesh.messages import KeyChange, KeyChanged, KeyPut, Message
 from slurm_resilience.mesh.protocol.membership import Membership
-from slurm_resilience.mesh.transport import Transport
 
 
 class KeyStore:
     """The keys of one process. Its public methods may be called from any thread."""
 
     def __init__(
-        self, membership: Membership, transport: Transport, changed: threading.Condition
+        self,
+        membership: Membership,
+        send: Callable[[Iterable[int], Message], None],
+        changed: threading.Condition,
     ) -> None:
         """
         Args:
             membership: knows the generation and its members.
-            transport: reaches them.
+            send: sends a message on connections to them.
             changed: notified when the generation ends; its lock guards the keys too.
         """
         self._membership = membership
-        self._transport = transport
+        self._send = send
         self._changed = changed
         self._table = KeyTable()
         self._awaited: list[set[str]] = []
         """For each call of `get` that waits: the keys that are still missing."""
+        self._asked: dict[int, KeyChange] = {}
+        """Changes that were asked for at another member, by number, and not answered."""
         self._answers: dict[int, bytes] = {}
+        self._given: dict[tuple[str, int], KeyChanged] = {}
+        """By member and number: answers of this generation. A change that is asked for again, since
+        the first request or its answer may have been lost, is not made again."""
         self._numbers = 0
         self._closed = False
 
@@ -98,45 +104,70 @@ class KeyStore:
             contact = self._membership.side.contacts.get(home)
             if contact is None:
                 raise WireError("the generation is over")
-            self._transport.send((contact.connection,), change)
-            deadline = SYSTEM_CLOCK.monotonic() + timeout
-            while number not in self._answers:
-                self._still(change.generation)
-                left = deadline - SYSTEM_CLOCK.monotonic()
-                if left <= 0:
-                    raise TimeoutError(f"key {change.key!r}: no answer within {timeout:g} s")
-                self._changed.wait(left)
-            return self._answers.pop(number)
+            self._asked[number] = change
+            try:
+                self._send((contact.connection,), change)
+                return self._answer(change, timeout)
+            finally:
+                del self._asked[number]
+
+    def _answer(self, change: KeyChange, timeout: float) -> bytes:
+        deadline = SYSTEM_CLOCK.monotonic() + timeout
+        while change.number not in self._answers:
+            self._still(change.generation)
+            left = deadline - SYSTEM_CLOCK.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"key {change.key!r}: no answer within {timeout:g} s")
+            self._changed.wait(left)
+        return self._answers.pop(change.number)
 
     # -- for the mesh, with the lock ----------------------------------------------------------
 
-    def hear(self, connection: PeerConnection, message: Message) -> bool:
-        """Take a message in; False when it is none of the store's."""
+    def hear(self, connection: int, member: str, message: Message) -> bool:
+        """Take a message of a member in; False when it is none of the store's."""
         match message:
             case KeyPut(generation=generation, key=key, value=value):
                 if generation >= self._membership.side.generation.number:
                     self._table.of(generation)[key] = value
                     self._wake(key)
             case KeyChange():
-                answer = KeyChanged(message.generation, message.number, self._change(message))
-                self._transport.send((connection.number,), answer)
-            case KeyChanged(number=number, value=value):
+                answer = self._given.get((member, message.number))
+                if answer is None:
+                    answer = KeyChanged(message.generation, message.number, self._change(message))
+                    self._given[member, message.number] = answer
+                self._send((connection,), answer)
+            case KeyChanged(number=number, value=value) if number in self._asked:
                 self._answers[number] = value
                 self._changed.notify_all()
+            case KeyChanged():
+                pass  # an answer that came twice
             case _:
                 return False
         return True
 
     def reach(self, connection: int) -> None:
-        """Send what was set before to a member of the current generation that is connected now."""
+        """Send what was set before to a member of the current generation that is connected now,
+        and ask it again for what it has not answered."""
         for put in self._table.own_puts():
             if put.generation == self._membership.side.generation.number:
-                self._transport.send((connection,), put)
+                self._send((connection,), put)
+        view = self._membership.side.generation.view
+        owner = self._membership.side.contacts.owner(connection)
+        for change in self._asked.values():
+            if (
+                owner is not None
+                and view is not None
+                and home_of(change.key, view) == owner.peer.id
+            ):
+                self._send((connection,), change)
 
     def adopt(self, generation: int) -> None:
         """Begin a new generation: older keys go. A member may have changed a key here before
         this process knew of it: that is sent now."""
         self._table.drop_before(generation)
+        self._given = {
+            k: given for k, given in self._given.items() if given.generation >= generation
+        }
         for put in self._table.own_puts():
             self._send_members(put)
 
@@ -175,4 +206,4 @@ class KeyStore:
         if view is None or view.generation != put.generation:
             return
         contacts = (self._membership.side.contacts.get(member.peer.id) for member in view.members)
-        self._transport.send([c.connection for c in contacts if c is not None], put)
+        self._send([c.connection for c in contacts if c is not None], put)

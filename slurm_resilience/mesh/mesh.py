@@ -63,8 +63,9 @@ from slurm_resilience.mesh.model import (
     counter_of,
 )
 from slurm_resilience.mesh.protocol.membership import Membership
+from slurm_resilience.mesh.protocol.relay import LinkEffect, Relay, Told
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
-from slurm_resilience.mesh.rendezvous import Rendezvous
+from slurm_resilience.mesh.rendezvous import Rendezvous, SharedDirectory
 from slurm_resilience.mesh.transport import STRANGERS, Transport
 
 __all__ = ["Mesh", "Stopped"]
@@ -110,6 +111,7 @@ class Mesh:
         on_evict: Callable[[str], None] = lambda _: None,
         on_tick: Callable[[float], Heartbeat | None] = lambda _: None,
         on_given_up: Callable[[Peer, str], None] = lambda _peer, _reason: None,
+        speakers: bool = False,
     ) -> None:
         """
         Args:
@@ -127,6 +129,9 @@ class Mesh:
             on_evict: called in a thread when the others go on without this process.
             on_tick: called in the mesh's thread before each beat; gives the beat to send.
             on_given_up: called in the mesh's thread with a peer that the others go on without.
+            speakers: of each node one rank is connected to other nodes, instead of all; all ranks
+                of a training must agree. Needs a rendezvous in a shared directory; without one
+                every rank is connected to every other.
 
         Raises:
             UsageError: the rendezvous cannot be used.
@@ -149,7 +154,8 @@ class Mesh:
         self._membership = Membership(self.me, rules, chosen, SYSTEM_CLOCK.monotonic())
         self._lock = self._transport.lock
         self._changed = threading.Condition(self._lock)
-        self._keys = KeyStore(self._membership, self._transport, self._changed)
+        self._keys = KeyStore(self._membership, self._send, self._changed)
+        self._relay = self._make_relay() if speakers else None
         self._callbacks = MeshCallbacks(on_end, on_evict, on_tick, on_given_up)
         self.knock = threading.Event()
         """Set when a peer may be waiting outside of the current generation."""
@@ -172,8 +178,7 @@ class Mesh:
             if self._closing:
                 return
             self._closing = True
-            contacts = self._membership.side.contacts
-            self._transport.send(contacts.connections(), Leaving(reason))
+            self._send(self._membership.side.contacts.connections(), Leaving(reason))
             self._keys.close()
         self._transport.stop(CLOSE_SECONDS)
         self._rendezvous.leave(self.me)
@@ -372,33 +377,35 @@ class Mesh:
         return self.status, self._known_peers
 
     def _known_peers(self) -> tuple[Peer, ...]:
-        return tuple(contact.peer for contact in self._membership.side.contacts.seated())
+        known = (contact.peer for contact in self._membership.side.contacts.seated())
+        if self._relay is None:
+            return tuple(known)
+        # The ranks of other nodes are told of by speakers.
+        return tuple(peer for peer in known if peer.node == self.me.node)
 
     def on_proven(self, connection: PeerConnection) -> None:
         """Take a peer in."""
         assert connection.peer is not None
         dialed = connection.address is not None
-        self._take(ConnectionProven(connection.number, connection.peer, connection.status, dialed))
+        event = ConnectionProven(connection.number, connection.peer, connection.status, dialed)
+        self._take_from_link(event)
 
     def on_message(self, connection: PeerConnection, message: Message) -> None:
         """Have the message answered."""
         name = connection.name
-        if self._keys.hear(connection, message):
-            self._take(BytesReceived(connection.number, name))
-        else:
-            self._take(MessageReceived(connection.number, name, name, message))
+        self._take_from_link(MessageReceived(connection.number, name, name, message))
 
     def on_bytes(self, connection: PeerConnection) -> None:
         """Note a sign of life."""
-        self._take(BytesReceived(connection.number, connection.name))
+        self._take_from_link(BytesReceived(connection.number, connection.name))
 
     def on_closed(self, connection: PeerConnection, reason: str, cause: CloseCause) -> None:
         """Note a loss."""
-        self._take(ConnectionClosed(connection.number, reason, cause))
+        self._take_from_link(ConnectionClosed(connection.number, reason, cause))
 
     def on_absent(self, peer_id: str) -> None:
         """Note a death."""
-        self._take(PeerAbsent(peer_id))
+        self._take_from_link(PeerAbsent(peer_id))
 
     def on_turn(self, now: float) -> float:
         """Let the membership do what is due."""
@@ -407,6 +414,9 @@ class Mesh:
             self._do(self._membership.tick(SYSTEM_CLOCK.monotonic()))
             cut, self._cut = self._cut, None
             wake_at = self._membership.side.wake_at
+            if self._relay is not None:
+                self._do_on_links(self._relay.tick(SYSTEM_CLOCK.monotonic()))
+                wake_at = min(self._membership.side.wake_at, self._relay.wake_at)
         # Without the lock: it may take a while, and the main thread may hold it.
         if cut is not None:
             self._callbacks.on_end(cut)
@@ -426,6 +436,27 @@ class Mesh:
         with self._lock:
             self._take(event)
         self._transport.ring()
+
+    def _take_from_link(self, event: Event) -> None:
+        if self._relay is None:
+            self._hear(event)
+        else:
+            self._do_on_links(self._relay.step(event, SYSTEM_CLOCK.monotonic()))
+
+    def _do_on_links(self, effects: list[LinkEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Told):
+                self._hear(effect.event)
+            else:
+                self._carry_on_links(effect)
+
+    def _hear(self, event: Event) -> None:
+        """Take what a connection brings: the keys' messages are the store's."""
+        if isinstance(event, MessageReceived):
+            number, name = event.connection, event.speaker
+            if self._keys.hear(number, name, event.message):
+                event = BytesReceived(number, name)
+        self._take(event)
 
     def _take(self, event: Event) -> None:
         self._do(self._membership.step(event, SYSTEM_CLOCK.monotonic()))
@@ -448,6 +479,8 @@ class Mesh:
                 case CutBlock(end=end):
                     self._cut = end
                 case Evicted(reason=reason):
+                    if self._relay is not None:
+                        self._do_on_links(self._relay.retire(SYSTEM_CLOCK.monotonic()))
                     call = self._callbacks.on_evict
                     threading.Thread(target=call, args=(reason,), daemon=True).start()
                 case GaveUp(peer=peer, reason=reason):
@@ -456,7 +489,18 @@ class Mesh:
                 case EndGeneration() | StillWaiting() | HeldUp():
                     _say(effect)
 
+    def _send(self, connections: Iterable[int], message: Message) -> None:
+        self._carry(Send(tuple(connections), message))
+
     def _carry(self, effect: Send | Close | Finish | Dial | DialKnown) -> None:
+        if isinstance(effect, DialKnown):
+            self._dial_known()
+        elif self._relay is None:
+            self._carry_on_links(effect)
+        else:
+            self._do_on_links(self._relay.carry(effect, SYSTEM_CLOCK.monotonic()))
+
+    def _carry_on_links(self, effect: Send | Close | Finish | Dial) -> None:
         match effect:
             case Send(connections=connections, message=message):
                 self._transport.send(connections, message)
@@ -466,15 +510,24 @@ class Mesh:
                 self._transport.finish(number)
             case Dial(peer=peer):
                 self._transport.dial(DialAddress(peer.id, peer.host, peer.port))
-            case DialKnown():
-                self._dial_known()
 
     def _beat(self) -> None:
         now = SYSTEM_CLOCK.monotonic()
         beat = self._callbacks.on_tick(now)
         self._do(self._membership.step(LocalBeat(beat), now))
 
+    def _make_relay(self) -> Relay | None:
+        if not isinstance(self._rendezvous, SharedDirectory):
+            return None
+        side = self._membership.side
+        return Relay(self.me, SYSTEM_CLOCK.monotonic(), side.speaker_patience, side.status_of)
+
     def _dial_known(self) -> None:
+        if self._relay is not None and isinstance(self._rendezvous, SharedDirectory):
+            for peer in self._rendezvous.peers():
+                if peer.id != self.me.id:
+                    self._carry(Dial(peer))
+            return
         # Starting behind oneself, so that two newcomers seldom dial each other at the same time.
         known = sorted(self._rendezvous.others())
         own = (self.me.id, self.me.host, self.me.port)

@@ -10,7 +10,14 @@ import hmac
 
 import msgspec
 
-from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, View
+from slurm_resilience.mesh.model import (
+    CloseCause,
+    GenerationEnd,
+    Member,
+    Peer,
+    PeerStatus,
+    View,
+)
 from slurm_resilience.wire.frames import FrameCodec
 
 PROTOCOL = 6
@@ -171,6 +178,49 @@ class Superseded(msgspec.Struct, frozen=True, tag="superseded"):
     """Another connection to you counts for me: this one ends now, and its end is no death."""
 
 
+class Speaks(msgspec.Struct, frozen=True, tag="speaks"):
+    """I have links to other nodes."""
+
+    key: tuple[int, int]
+
+
+class Reachable(msgspec.Struct, frozen=True, tag="reach"):
+    """These peers are reached over me: the ranks of my node, or those of other nodes."""
+
+    key: tuple[int, int]
+    """The key of the speaker on their node; the higher one counts."""
+    members: tuple[Member, ...]
+
+
+class Unreachable(msgspec.Struct, frozen=True, tag="unreach"):
+    """These are not reached over me any more."""
+
+    peers: tuple[str, ...]
+    cause: CloseCause
+
+
+class Relayed(msgspec.Struct, frozen=True, tag="relayed"):
+    """Pass this message on."""
+
+    source: str
+    targets: tuple[str, ...]
+    """Ids; none: all that are reached over you."""
+    body: bytes
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """I count you as connected again."""
+
+    number: int
+
+
+class HungUp(msgspec.Struct, frozen=True, tag="hungup"):
+    """I do not count you as connected."""
+
+    seen: int
+    """The number of your last `Opened`: after a newer one this is void."""
+
+
 Message = (
     PeerChallenge
     | PeerHello
@@ -191,6 +241,12 @@ Message = (
     | Evict
     | Leaving
     | Superseded
+    | Speaks
+    | Reachable
+    | Unreachable
+    | Relayed
+    | Opened
+    | HungUp
 )
 
 FRAMES: FrameCodec[Message] = FrameCodec(Message, MAX_FRAME_BYTES)

@@ -31,13 +31,27 @@ class CampaignFigures(msgspec.Struct):
     """Computing time of all runs."""
 
 
-def run_chunk(seed: int, runs: int) -> CampaignFigures:
+class SpeakerFigures(msgspec.Struct):
+    """The same of trainings in which one rank of each node speaks for the others."""
+
+    speaker_seed: int
+    speaker_runs: int = 0
+    speaker_violations: int = 0
+    speaker_worlds: int = 0
+    speaker_steps: int = 0
+    speaker_events: int = 0
+    speaker_faults: dict[str, int] = {}
+    speaker_failures: list[SeedFailure] = []
+    speaker_seconds: float = 0.0
+
+
+def run_chunk(seed: int, runs: int, speakers: bool = False) -> CampaignFigures:
     """Run so many trainings, from a seed on."""
     figures = CampaignFigures(seed, sizes={}, faults={}, failures=[])
     for number in range(seed, seed + runs):
         figures.mesh_runs += 1
         try:
-            run = simulate(number)
+            run = simulate(number, speakers=speakers)
         except (InvariantBroken, StandsStill) as error:
             text = str(error)
         except Exception:
@@ -57,6 +71,29 @@ def run_chunk(seed: int, runs: int) -> CampaignFigures:
     return figures
 
 
+def run_speakers(seed: int, runs: int) -> SpeakerFigures:
+    """Run so many trainings with speakers, from a seed on."""
+    figures = run_chunk(seed, runs, speakers=True)
+    return SpeakerFigures(
+        seed,
+        figures.mesh_runs,
+        figures.mesh_violations,
+        figures.worlds,
+        figures.steps,
+        figures.events,
+        figures.faults,
+        figures.failures,
+    )
+
+
+SPEAKERS_CAMPAIGN = Campaign(
+    SpeakerFigures,
+    run_speakers,
+    together=100,
+    seed="speaker_seed",
+    runs="speaker_runs",
+    seconds="speaker_seconds",
+)
 MESH_CAMPAIGN = Campaign(
     CampaignFigures, run_chunk, together=100, seed="seed", runs="mesh_runs", seconds="seconds"
 )

@@ -18,6 +18,9 @@ FENCED_SECONDS = 0.5
 they are started by launchers, which see to it."""
 FOREVER_SECONDS = 1e6
 ALONE, SUSPICION = "stuck block of the last", "suspicion"
+SPEAKER_DIES, SPEAKER_STOPS = "death of a speaker", "stop of a speaker"
+SPEAKER_FAULTS = {SPEAKER_DIES: 0.5, SPEAKER_STOPS: 0.3}
+"""Kind → share of the runs with speakers that have such a fault more."""
 APART = {ALONE: 0.05, SUSPICION: 0.1}
 """Kind → share of runs with such a fault. They are drawn apart from all others, so that the runs of
 most seeds stay the same as before there were these."""
@@ -34,6 +37,11 @@ class Training(Protocol):
     network: SimNetwork
     seats: int
     excuses: Excuses
+
+    @property
+    def speakers(self) -> bool:
+        """Tell whether nodes have several ranks, of which one speaks for the others."""
+        ...
 
     def living(self) -> list[SimProcess]:
         """All processes that run or are stopped."""
@@ -108,7 +116,8 @@ class FaultPlan:
         random = self._training.random
         for _ in range(random.choice([0, 1, 1, 2, 2, 3, 4])):
             self._training.schedule.at(random.random() * self.until, self._strike)
-        for kind, share in APART.items():
+        apart = APART | (SPEAKER_FAULTS if self._training.speakers else {})
+        for kind, share in apart.items():
             if self._apart.random() < share:
                 self._training.schedule.at(self._apart.random() * self.until, self._strike, kind)
 
@@ -177,7 +186,7 @@ class FaultPlan:
         if self._over or not living:
             return
         random = self._training.random
-        name = name or random.choice([*(kind for kind in FAULTS if kind not in APART), *OFTEN])
+        name = name or random.choice([*(kind for kind in FAULTS if kind not in RARE), *OFTEN])
         self.done.append(name)
         process = random.choice(living)
         self._training.note(process, f"FAULT: {name}")
@@ -235,8 +244,9 @@ def _partition(training: Training, process: SimProcess) -> None:
 def _cut_pair(training: Training, process: SimProcess) -> None:
     other = training.random.choice(training.living())
     seconds = training.random.random() * 6.0
-    for one in (process, other):
-        training.excuses.add(one.id, seconds)
+    for one in training.living():
+        if one.peer.node in (process.peer.node, other.peer.node):
+            training.excuses.add(one.id, seconds)
     training.network.cut_pair(process.id, other.id)
     training.schedule.after(seconds, training.network.mend_pair, process.id, other.id)
 
@@ -281,16 +291,34 @@ def _suspect(training: Training, process: SimProcess) -> None:
     random, wait = training.random, 0.0
     if random.random() < 0.7 and process.state is ProcessState.RUNNING:
         seconds = random.random() * 5.0
-        training.excuses.add(process.id, seconds)
-        process.stop()
-        training.schedule.after(seconds, process.resume)
+        for one in training.living():
+            if one.peer.node == process.peer.node and one.state is ProcessState.RUNNING:
+                training.excuses.add(one.id, seconds)
+                one.stop()
+                training.schedule.after(seconds, one.resume)
         wait = 1.0 + random.random()
     training.schedule.after(wait, training.suspect, process.peer.node)
 
 
+def _speaker_of(training: Training, process: SimProcess) -> SimProcess:
+    """Return a speaker; the process itself if there is none."""
+    speakers = [one for one in training.living() if one.relay is not None and one.relay.speaks]
+    return training.random.choice(speakers) if speakers else process
+
+
+def _speaker_dies(training: Training, process: SimProcess) -> None:
+    training.kill(_speaker_of(training, process))
+
+
+def _speaker_stops(training: Training, process: SimProcess) -> None:
+    _stop(training, _speaker_of(training, process))
+
+
 def _find_dead(training: Training, process: SimProcess) -> None:
     fence = FENCED_SECONDS if training.network.whole else 0.0
-    training.schedule.after(fence, training.kill, process)
+    for one in training.living():
+        if one.peer.node == process.peer.node:
+            training.schedule.after(fence, training.kill, one)
     training.find(process.peer.node, True)
 
 
@@ -322,10 +350,13 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     "stuck block": _stuck,
     ALONE: _hang_alone,
     SUSPICION: _suspect,
+    SPEAKER_DIES: _speaker_dies,
+    SPEAKER_STOPS: _speaker_stops,
     "node found dead": _find_dead,
     "node found sick": _find_sick,
     "newer process": _replace,
 }
 """Every kind of fault, by its name in reports."""
+RARE = APART.keys() | SPEAKER_FAULTS.keys()
 OFTEN = ("partition", "partition")
 """Kinds that happen more often: the worst that a protocol can do needs a cut."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import zlib
 from random import Random
 
 import msgspec
@@ -80,10 +81,41 @@ def choose_timing(seed: int) -> Timing:
     return LARGE_WORLD_TIMING if unhurried else TIMING
 
 
+class Nodes:
+    """The nodes on which processes run."""
+
+    def __init__(self, seed: int, speakers: bool) -> None:
+        self.seed = seed
+        self.speakers = speakers
+        self._ranks = Random(f"ranks a node {seed}").choice([1, 2, 2, 3, 4, 8]) if speakers else 0
+        self._lost: dict[int, int] = {}
+        """By node: machines that lost their power."""
+
+    def of(self, seat: int, node: str) -> str:
+        """Return the node of a new process.
+
+        Args:
+            seat: its seat.
+            node: the name of a machine that is its own; empty: the seat's first one.
+        """
+        if not self._ranks:
+            return node or f"n{seat}"
+        number = seat // self._ranks
+        machine = f"m{number}.{self._lost.get(number, 0)}"
+        # One in three is started elsewhere.
+        return node if node and zlib.crc32(node.encode()) % 3 == 0 else machine
+
+    def lose(self, process: SimProcess) -> None:
+        """Have the next processes of a node's seats on another machine."""
+        if self._ranks and process.peer.node == self.of(process.peer.seat, ""):
+            number = process.peer.seat // self._ranks
+            self._lost[number] = self._lost.get(number, 0) + 1
+
+
 class MeshRun:
     """One training: its processes, its network, and what goes wrong."""
 
-    def __init__(self, seed: int, trace: list[str] | None = None) -> None:
+    def __init__(self, seed: int, trace: list[str] | None = None, speakers: bool = False) -> None:
         self.random = Random(seed)
         self.schedule = Schedule()
         self.network = SimNetwork(self.schedule, self.random)
@@ -93,7 +125,9 @@ class MeshRun:
         """All that ever took part, by id."""
         self.excuses = Excuses(self.schedule)
         self.lineage = Lineage(self._lives)
-        self._seed = seed
+        self._nodes = Nodes(seed, speakers)
+        if speakers:
+            self.network.place = lambda name: self.processes[name].peer.node
         self._trace = trace
         self._waiting: dict[tuple[int, int], set[str]] = {}
         """Per world and turn: those that have come to the collective."""
@@ -118,7 +152,7 @@ class MeshRun:
         if not self.schedule.run(calm + CALM_SECONDS, lambda: self._is_whole(calm)):
             raise InvariantBroken(f"no world of all seats within {CALM_SECONDS:g} s: {self._why()}")
         return SimulatedRun(
-            seed=self._seed,
+            seed=self._nodes.seed,
             processes=self.seats,
             worlds=self.lineage.worlds,
             steps=self.lineage.steps,
@@ -126,6 +160,11 @@ class MeshRun:
             events=self.schedule.count,
             seconds=round(self.schedule.now, 3),
         )
+
+    @property
+    def speakers(self) -> bool:
+        """Tell whether nodes have several ranks, of which one speaks for the others."""
+        return self._nodes.speakers
 
     def _is_whole(self, calm: float) -> bool:
         return self._full_at > calm or self._outcome is not None
@@ -157,8 +196,10 @@ class MeshRun:
         name = f"{seat:02d}.{incarnation}"
         if name in self.processes:
             return
-        peer = Peer(name, seat, incarnation, node=node or f"n{seat}", host="h", port=seat + 1)
-        process = SimProcess(peer, self.rules, self, self._last_step, choose_timing(self._seed))
+        where = self._nodes.of(seat, node)
+        peer = Peer(name, seat, incarnation, node=where, host="h", port=seat + 1)
+        timing = choose_timing(self._nodes.seed)
+        process = SimProcess(peer, self.rules, self, self._last_step, timing, self.speakers)
         self.processes[name] = process
         self._plan.spawned(process)
         self.note(process, "starts")
@@ -179,6 +220,11 @@ class MeshRun:
             return
         self.note(process, "loses its machine" if power else "dies")
         process.die(power)
+        if power and self.speakers:
+            self._nodes.lose(process)
+            for other in self.living():
+                if other.peer.node == process.peer.node:
+                    self.kill(other, power=True)
         self.excuses.add(process.id, 0.0)
         if replace:
             self._plan.died(process, power)
@@ -189,6 +235,7 @@ class MeshRun:
         for process in self.living():
             if process.peer.node == node:
                 self.excuses.add(process.id, 5.0)
+                self._nodes.lose(process)
             event = MessageReceived(0, "observer", "observer", finding)
             self.schedule.after(self.network.delay(), process.tell, event)
 
@@ -274,14 +321,15 @@ class MeshRun:
             self.schedule.after(wait, process.complete, process.program.inside, step)
 
 
-def simulate(seed: int, trace: list[str] | None = None) -> SimulatedRun:
+def simulate(seed: int, trace: list[str] | None = None, speakers: bool = False) -> SimulatedRun:
     """Run one training.
 
     Args:
         seed: decides everything.
         trace: filled with one line for every thing that happened.
+        speakers: nodes have several ranks, of which one speaks for the others.
 
     Raises:
         InvariantBroken: something happened that must never happen.
     """
-    return MeshRun(seed, trace).run()
+    return MeshRun(seed, trace, speakers).run()

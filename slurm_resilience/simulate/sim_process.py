@@ -37,6 +37,7 @@ from slurm_resilience.mesh.events import (
 from slurm_resilience.mesh.messages import Heartbeat, Leaving, Message, Roster
 from slurm_resilience.mesh.model import CloseCause, GenerationEnd, Peer, PeerStatus, Timing, View
 from slurm_resilience.mesh.protocol.membership import Membership
+from slurm_resilience.mesh.protocol.relay import LinkEffect, Relay, Told
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.simulate.sim_network import SimConnection, SimNetwork
@@ -162,6 +163,7 @@ class SimProcess:
         around: Surroundings,
         last_step: int,
         timing: Timing = TIMING,
+        speakers: bool = False,
     ) -> None:
         self.id = peer.id
         self.peer = peer
@@ -173,6 +175,12 @@ class SimProcess:
         self.connections: dict[int, SimConnection] = {}
         self._around = around
         self.membership = Membership(peer, rules, timing, around.schedule.now)
+        side = self.membership.side
+        self.relay = (
+            Relay(peer, around.schedule.now, side.speaker_patience, side.status_of)
+            if speakers
+            else None
+        )
         self._names: Counter[str] = Counter()
         self._dials = DialBook()
         self._inbox: list[tuple[Any, ...]] = []
@@ -194,8 +202,7 @@ class SimProcess:
 
     def start(self) -> None:
         """Look for the others."""
-        for peer in self._around.known_peers():
-            self._dial(peer)
+        self._carry(DialKnown())
         self._tell(LocalStatus(PeerStatus(step=self.program.step)))
 
     def die(self, power: bool = False) -> None:
@@ -257,7 +264,7 @@ class SimProcess:
 
     def _hear(self, connection: SimConnection, message: Message) -> None:
         name = connection.other(self).id
-        self._step(MessageReceived(connection.number, name, name, message))
+        self._take(MessageReceived(connection.number, name, name, message))
         if not isinstance(message, Heartbeat):
             self._turn()
 
@@ -274,10 +281,10 @@ class SimProcess:
         self._names[other] -= 1
         if connection.proven[connection.side(self)]:
             self._around.note(self, f"loses its connection to {other}: {cause}")
-            self._step(ConnectionClosed(connection.number, f"connection {cause}", cause))
+            self._take(ConnectionClosed(connection.number, f"connection {cause}", cause))
         elif not connection.other(self).alive and connection.other(self).powered:
             self._around.note(self, f"finds no {other}")
-            self._step(PeerAbsent(other))
+            self._take(PeerAbsent(other))
         self._turn()
 
     # -- connections --------------------------------------------------------------------------
@@ -299,7 +306,7 @@ class SimProcess:
 
     def _prove(self, connection: SimConnection, item: SimHello | SimWelcome, dialed: bool) -> None:
         connection.proven[connection.side(self)] = True
-        self._step(ConnectionProven(connection.number, item.peer, item.status, dialed))
+        self._take(ConnectionProven(connection.number, item.peer, item.status, dialed))
         self._turn()
 
     def _close(self, connection: SimConnection) -> None:
@@ -327,6 +334,20 @@ class SimProcess:
         self._step(event)
         self._turn()
 
+    def _take(self, event: Event) -> None:
+        """Take an event of a connection in."""
+        if self.relay is None:
+            self._step(event)
+        else:
+            self._do_on_links(self.relay.step(event, self._around.schedule.now))
+
+    def _do_on_links(self, effects: list[LinkEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Told):
+                self._step(effect.event)
+            else:
+                self._carry_on_links(effect)
+
     def _step(self, event: Event) -> None:
         self._do(self.membership.step(event, self._around.schedule.now))
 
@@ -339,11 +360,16 @@ class SimProcess:
             if other is not None:
                 self._dial(other.peer)
         self._do(self.membership.tick(now))
+        if self.relay is not None:
+            self._do_on_links(self.relay.tick(now))
         self._invite()
         if not self.alive:
             return
         self._ticks += 1
-        self._around.schedule.at(self.membership.side.wake_at, self._wake, self._ticks)
+        wake_at = self.membership.side.wake_at
+        if self.relay is not None:
+            wake_at = min(wake_at, self.relay.wake_at)
+        self._around.schedule.at(wake_at, self._wake, self._ticks)
 
     def _wake(self, number: int) -> None:
         if number != self._ticks or not self.alive:
@@ -366,6 +392,8 @@ class SimProcess:
                     self._around.gave_up(self, peer, reason)
                 case Evicted(reason=reason):
                     self._around.note(self, f"is evicted: {reason}")
+                    if self.relay is not None:
+                        self._do_on_links(self.relay.retire(self._around.schedule.now))
                     # A process that stays in its block is ended by itself.
                     wait = min(self.program.leave_seconds, TIMING.abort_seconds) + LEAVE_SECONDS
                     self._around.schedule.after(wait, self._around.ended, self, 75)
@@ -376,6 +404,16 @@ class SimProcess:
                     self._around.note(self, f"ends {end.generation} ({end.kind}): {end.reason}")
 
     def _carry(self, effect: Send | Close | Finish | Dial | DialKnown) -> None:
+        if isinstance(effect, DialKnown):
+            for peer in self._around.known_peers():
+                if peer.id != self.id:
+                    self._carry(Dial(peer))
+        elif self.relay is None:
+            self._carry_on_links(effect)
+        else:
+            self._do_on_links(self.relay.carry(effect, self._around.schedule.now))
+
+    def _carry_on_links(self, effect: Send | Close | Finish | Dial) -> None:
         match effect:
             case Send(connections=numbers, message=message):
                 for number in numbers:
@@ -389,9 +427,6 @@ class SimProcess:
                     self._around.network.finish(connection, self)
             case Dial(peer=peer):
                 self._dial(peer)
-            case DialKnown():
-                for peer in self._around.known_peers():
-                    self._dial(peer)
 
     # -- the program --------------------------------------------------------------------------
 
@@ -405,13 +440,19 @@ class SimProcess:
             program.invited = view
             around.schedule.after(around.random.random() * ENTER_SECONDS, self._enter, view)
         elif membership.side.all_done():
-            for connection in list(self.connections.values()):
-                if connection.proven[connection.side(self)]:
-                    self._send_item(connection, Leaving())
+            self._say_farewell()
             around.ended(self, 0)
         elif membership.side.is_alone() and around.outcome() == 0:
             self._step(OutcomeFound(0))
             around.ended(self, 0)
+
+    def _say_farewell(self) -> None:
+        if self.relay is not None:
+            self._carry(Send(self.membership.side.contacts.connections(), Leaving()))
+            return
+        for connection in list(self.connections.values()):
+            if connection.proven[connection.side(self)]:
+                self._send_item(connection, Leaving())
 
     def _enter(self, view: View) -> None:
         if not self.alive:

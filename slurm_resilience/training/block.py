@@ -174,6 +174,7 @@ class BlockRunner:
             on_evict=self._interrupter.evicted,
             on_tick=self._interrupter.tick,
             on_given_up=self._interrupter.given_up,
+            speakers=where.speakers,
         )
         self._participant.mesh = self._mesh
         self._exits = Exits(self._mesh, met, self._participant)

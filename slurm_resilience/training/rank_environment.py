@@ -34,6 +34,8 @@ class RankEnvironment(NamedTuple):
     """As the launcher was told (--nnodes MIN:MAX); 0: nothing."""
     step: str = ""
     """The step's number, where the place to meet is that step's own by default; empty: else."""
+    speakers: bool = False
+    """One rank of each node is connected to other nodes, instead of all."""
 
 
 def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
@@ -59,6 +61,7 @@ def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
         _parts(environment),
         _number(environment, ("SRES_MIN_WORLD",), 0),
         "" if environment.get("SRES_MEET") else environment.get("SLURM_STEP_ID", ""),
+        _has_speakers(environment),
     )
 
 
@@ -103,6 +106,13 @@ def _number(environment: Mapping[str, str], names: tuple[str, ...], default: int
                 raise UsageError(f"{name}={text!r} is no number")
             return int(text)
     return default
+
+
+def _has_speakers(environment: Mapping[str, str]) -> bool:
+    shape = environment.get("SRES_MESH") or "full"
+    if shape not in ("full", "speakers"):
+        raise UsageError(f"SRES_MESH={shape!r}: write full or speakers")
+    return shape == "speakers"
 
 
 def _domain(environment: Mapping[str, str]) -> str:

@@ -10,8 +10,11 @@ from click.testing import CliRunner
 
 from slurm_resilience.cli.simulate import simulate as command
 from slurm_resilience.errors import UsageError
+from slurm_resilience.mesh.model import CloseCause
 from slurm_resilience.mesh.protocol import election, world_plan
 from slurm_resilience.mesh.protocol.election import Election
+from slurm_resilience.mesh.protocol.links import Near
+from slurm_resilience.mesh.protocol.relay import Relay
 from slurm_resilience.mesh.protocol.side import Losses, Side
 from slurm_resilience.simulate.invariants import InvariantBroken
 from slurm_resilience.simulate.mesh_campaign import MESH_CAMPAIGN, run_chunk
@@ -19,6 +22,7 @@ from slurm_resilience.simulate.mesh_simulation import simulate
 from slurm_resilience.simulate.schedule import Schedule, StandsStill
 
 RUNS = 200
+SPEAKER_RUNS = 80
 MOST_RUNS = 400
 """In which a broken rule must be found; each of these is within fifty."""
 
@@ -52,10 +56,10 @@ def test_a_seed_is_replayed_exactly() -> None:
         assert first == second and first
 
 
-def broken(seed: int) -> str:
+def broken(seed: int, speakers: bool = False) -> str:
     """Return the complaint of a run; empty: none."""
     try:
-        simulate(seed)
+        simulate(seed, speakers=speakers)
     except (InvariantBroken, StandsStill) as error:
         return str(error)
     return ""
@@ -95,6 +99,52 @@ def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(owner, attribute, mutant)
     texts = filter(None, map(broken, range(MOST_RUNS)))
     assert complaint in next(texts, "nothing was found")
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        102061,  # one of a pair counted the other as connected, and the other did not
+        103370,  # a speaker's offers were lost with the second of two connections to it
+        105100,  # the way over a speaker that was stopped was kept
+    ],
+)
+def test_no_rule_is_broken_with_speakers_again(seed: int) -> None:
+    """Each of these runs broke a rule once."""
+    simulate(seed, speakers=True)
+
+
+def test_no_rule_is_broken_with_speakers() -> None:
+    for seed in range(SPEAKER_RUNS // 2):
+        simulate(seed, speakers=True)
+
+
+def never(*_: Any) -> bool:
+    return False
+
+
+def each_is_dead(self: Relay, number: int, cause: CloseCause, now: float) -> None:
+    """Take a speaker's death for that of all the ranks that it spoke for."""
+    lost = list(self._offers.get(number, {})) if cause == "closed" else []
+    DROP_LINK(self, number, cause, now)
+    for peer_id in lost:
+        self._end(peer_id)
+
+
+DROP_LINK = Relay._drop_link
+SPEAKER_MUTATIONS: dict[str, tuple[Any, str, Any, str]] = {
+    "no rank speaks": (Relay, "_should_speak", never, "no world"),
+    "a speaker that hangs is waited for": (Near, "is_silent", never, "lives and answers"),
+    "ranks die with their speaker": (Relay, "_drop_link", each_is_dead, ""),
+}
+
+
+@pytest.mark.parametrize("name", SPEAKER_MUTATIONS)
+def test_a_broken_speaker_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute, mutant, complaint = SPEAKER_MUTATIONS[name]
+    monkeypatch.setattr(owner, attribute, mutant)
+    texts = (broken(seed, speakers=True) for seed in range(SPEAKER_RUNS))
+    assert complaint in next(filter(None, texts))
 
 
 def test_figures_go_on_where_they_stopped(tmp_path: Path) -> None:

@@ -127,6 +127,10 @@ class Membership:
         contact = side.contacts.get(peer.id)
         if contact is not None:
             self._choose_connection(contact, event)
+            if event.rerouted:
+                # While there was no way, nothing could be heard.
+                contact.heard = now
+                self._repeat(contact)
         else:
             side.contacts.add(Contact(peer, event.connection, event.status, now))
             if peer.incarnation > 0 and peer.id not in side.losses.peers:

@@ -154,6 +154,18 @@ class Side:
         """All living peers with a seat, this process first."""
         return [Member(self.me, self.status), *self.contacts.members()]
 
+    def speaker_patience(self) -> float:
+        """Return the seconds of its silence after which a speaker is spoken for: long before the
+        ranks of its node would be taken for hung."""
+        return max(self.silence_seconds / 4, 1.5 * self.beat_seconds)
+
+    def status_of(self, peer_id: str) -> PeerStatus:
+        """Return the newest status of a peer, or of this process."""
+        if peer_id == self.me.id:
+            return self.status
+        contact = self.contacts.get(peer_id)
+        return contact.status if contact is not None else PeerStatus()
+
     def invitation(self) -> View | None:
         """Return the generation that the main thread should enter; None: there is none now."""
         view = self.generation.view

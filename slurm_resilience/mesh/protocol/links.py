@@ -1,0 +1,144 @@
+"""Links, the peers that are offered over them, and the ways that are taken. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from slurm_resilience.mesh.model import Member, Peer
+
+Key = tuple[int, int]
+"""The order of the speakers of a node: the higher key counts, which is a later one, or a lower
+seat."""
+NO_KEY: Key = (-1, 0)
+"""The key of a rank that does not speak."""
+
+
+class Offer(NamedTuple):
+    """A peer that is reached over a link."""
+
+    member: Member
+    key: Key
+    """The key of the speaker on the peer's node."""
+    stamp: int
+    """A newer one is another way, which may have lost messages."""
+
+
+Found = tuple[Key, Offer, int, bool]
+"""A way that could be taken: the key of the speaker here, the offer, the link (negative: the older
+one is the greater), and whether the speaker here answers."""
+
+
+class Way:
+    """A connection to a peer on another node, as the membership sees it."""
+
+    __slots__ = ("chosen", "lost_at", "number", "opened", "peer", "seen")
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.number = 0
+        """Negative; 0: the membership has closed it."""
+        self.chosen: tuple[int, int] | None = None
+        """Link and stamp of the offer; None: it is held open."""
+        self.lost_at = 0.0
+        self.opened = self.seen = 0
+        """Numbers of the last `Opened` that was sent, and received."""
+
+
+class Links:
+    """All connections whose other side is known."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self.peers: dict[int, Peer] = {}
+        self._numbers: dict[str, list[int]] = {}
+
+    def add(self, number: int, peer: Peer) -> None:
+        """Note one."""
+        self.peers[number] = peer
+        self._numbers.setdefault(peer.id, []).append(number)
+
+    def drop(self, number: int) -> tuple[Peer | None, bool]:
+        """Forget one; return its peer, and whether it was the last to it."""
+        peer = self.peers.pop(number, None)
+        if peer is None:
+            return None, False
+        self._numbers[peer.id].remove(number)
+        if self._numbers[peer.id]:
+            return peer, False
+        del self._numbers[peer.id]
+        return peer, True
+
+    def to(self, peer_id: str) -> int | None:
+        """Return a link to a peer."""
+        return next(iter(self._numbers.get(peer_id, ())), None)
+
+    def all_to(self, peer_id: str) -> tuple[int, ...]:
+        """Return all links to a peer."""
+        return tuple(self._numbers.get(peer_id, ()))
+
+    def is_far(self, number: int) -> bool:
+        """Tell whether a link leads to a rank of another node."""
+        peer = self.peers.get(number)
+        return peer is not None and peer.seat >= 0 and peer.node != self._node
+
+    def far(self) -> tuple[int, ...]:
+        """Return the links to other nodes."""
+        return tuple(number for number in self.peers if self.is_far(number))
+
+    def near(self) -> dict[str, int]:
+        """Return a link to each other rank of this node, by its id."""
+        return {
+            peer.id: self._numbers[peer.id][0]
+            for peer in self.peers.values()
+            if peer.seat >= 0 and peer.node == self._node
+        }
+
+
+class Near:
+    """The other ranks of this node: which of them speak, and answer."""
+
+    def __init__(self, patience: Callable[[], float]) -> None:
+        self.patience = patience
+        """Seconds of a speaker's silence after which another one speaks."""
+        self.heard: dict[str, float] = {}
+        """When anything was heard of each other rank."""
+        self.silent: set[str] = set()
+        """Those of whom nothing was heard for too long."""
+        self.keys: dict[str, Key] = {}
+        """By id, as far as they have said; this process too, if it speaks."""
+
+    @property
+    def best_key(self) -> Key:
+        """Return the key of the speaker that counts."""
+        return max(self.keys.values(), default=NO_KEY)
+
+    def is_silent(self, peer_id: str, now: float) -> bool:
+        """Tell whether nothing was heard of a rank for too long."""
+        return now - self.heard.get(peer_id, now) > self.patience()
+
+    def is_spoken_for(self, now: float) -> bool:
+        """Tell whether the speaker that counts has taken this part on purpose, and answers."""
+        best = max(self.keys, key=lambda peer_id: self.keys[peer_id], default=None)
+        return best is not None and self.keys[best][0] > 0 and not self.is_silent(best, now)
+
+    def catch_up(self, late: float, now: float) -> None:
+        """Count no time in which this process did not run."""
+        for peer_id, heard in self.heard.items():
+            self.heard[peer_id] = min(now, heard + late)
+
+    def change_silent(self, now: float) -> list[str]:
+        """Return those that have fallen silent, or are heard again."""
+        changed = [
+            peer_id
+            for peer_id in self.heard
+            if self.is_silent(peer_id, now) != (peer_id in self.silent)
+        ]
+        self.silent ^= set(changed)
+        return changed
+
+    def forget(self, peer_id: str) -> None:
+        """Forget one that has no link any more."""
+        self.heard.pop(peer_id, None)
+        self.silent.discard(peer_id)
+        self.keys.pop(peer_id, None)

@@ -1,0 +1,544 @@
+"""Ways to the peers on other nodes: over one speaker of each node. Pure.
+
+```
+ rank a ──► speaker of its node ══ one connection for two nodes ══► speaker of the other ──► rank b
+```
+A `Relay` stands between the connections of a process (*links*) and its membership. The ranks of a
+node are linked with each other, and the membership sees these links as they are. For each peer
+elsewhere it sees a connection of its own, with a negative number, which is a *way* over links:
+its messages travel inside `Relayed`, in order.
+
+- A process that holds a link to another node *speaks*: it tells that node's speaker which ranks
+  are here (`Reachable`), and the ranks here which ranks are there. One process of a node does so on
+  purpose: the lowest seat that is there when none speaks. It keeps this part while it lives, and
+  looks for the other nodes.
+- A rank is dead when its own node says that its link was closed. A speaker's death says nothing of
+  the ranks that it spoke for: their ways are held open, while the lowest seat left there speaks.
+- A speaker that is silent, and may live, is spoken for too: a later one has the higher key.
+- A way that changes may have lost messages: the membership says again what may have been lost
+  (`ConnectionProven.rerouted`), and asks again for what is not answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from slurm_resilience.errors import WireError
+from slurm_resilience.mesh.events import (
+    BytesReceived,
+    Close,
+    ConnectionClosed,
+    ConnectionProven,
+    Dial,
+    Event,
+    Finish,
+    MessageReceived,
+    PeerAbsent,
+    Send,
+)
+from slurm_resilience.mesh.messages import (
+    FRAMES,
+    HungUp,
+    Message,
+    Opened,
+    Reachable,
+    Relayed,
+    Roster,
+    Speaks,
+    Unreachable,
+)
+from slurm_resilience.mesh.model import CloseCause, Member, Peer, PeerStatus
+from slurm_resilience.mesh.protocol.links import (
+    NO_KEY,
+    Found,
+    Key,
+    Links,
+    Near,
+    Offer,
+    Way,
+)
+from slurm_resilience.mesh.protocol.speaker_search import SpeakerSearch
+
+HOLD_SECONDS = 1.0
+"""So long a way without a speaker is held open. Another one takes milliseconds to speak."""
+START_SECONDS = 0.5
+"""So long a process waits at its start for the ranks that are listed on its node."""
+LATE_SECONDS = 0.2
+"""A turn that comes so much too late: this process did not run, and judges none by that time."""
+
+
+class Told(NamedTuple):
+    """Tell the membership."""
+
+    event: Event
+
+
+LinkEffect = Told | Send | Close | Finish | Dial
+"""The connections of all but `Told` are links."""
+
+
+class Relay:
+    """The ways of one process."""
+
+    def __init__(
+        self,
+        me: Peer,
+        now: float,
+        patience: Callable[[], float],
+        status_of: Callable[[str], PeerStatus],
+    ) -> None:
+        """
+        Args:
+            me: this process.
+            now: the time.
+            patience: seconds of a speaker's silence after which another one speaks.
+            status_of: the newest status of a rank of this node.
+        """
+        self._me = me
+        self._near = Near(patience)
+        self._status_of = status_of
+        self._links = Links(me.node)
+        self._offers: dict[int, dict[str, Offer]] = {}
+        """By link."""
+        self._passed: dict[str, tuple[int, int]] = {}
+        """The far offers that the ranks of this node were told of, as in `Way.chosen`."""
+        self._ways: dict[str, Way] = {}
+        self._by_number: dict[int, str] = {}
+        self._search = SpeakerSearch(me)
+        self._count = 0
+        """Stamps and numbers that were given."""
+        self._start_until = now + START_SECONDS
+        self._asked = now
+        """When the next turn was asked for."""
+        self._retired = False
+        self._effects: list[LinkEffect] = []
+
+    # -- for the owner ----------------------------------------------------------------------------
+
+    def step(self, event: Event, now: float) -> list[LinkEffect]:
+        """Take an event of a link in."""
+        match event:
+            case ConnectionProven():
+                self._meet(event, now)
+            case ConnectionClosed():
+                self._part(event, now)
+            case MessageReceived():
+                self._hear(event, now)
+            case BytesReceived(connection=number):
+                self._mark(number, now)
+                if not self._links.is_far(number):
+                    self._tell(event)
+            case PeerAbsent(peer_id=peer_id):
+                self._search.absent(peer_id)
+                self._end(peer_id)
+                self._tell(event)
+                self._send_near(Unreachable((peer_id,), "closed"))
+            case _:
+                self._tell(event)
+        return self._drain()
+
+    def carry(self, effect: Send | Close | Finish | Dial, now: float) -> list[LinkEffect]:
+        """Carry an effect of the membership out."""
+        match effect:
+            case Send(connections=numbers, message=message):
+                self._send(numbers, message)
+            case Dial(peer=peer):
+                self._dial(peer, now)
+            case Close(connection=number):
+                self._close(number, now)
+            case Finish(connection=number) if number > 0:
+                self._effects.append(effect)
+        return self._drain()
+
+    def retire(self, now: float) -> list[LinkEffect]:
+        """Speak for no other rank any more: they go on without this process, and close their links
+        to it, which it must not take, and tell, for their deaths."""
+        self._retired = True
+        self._near.keys.pop(self._me.id, None)
+        self._send_near(Speaks(NO_KEY))
+        for number in self._links.far():
+            self._close(number, now)
+        return self._drain()
+
+    def tick(self, now: float) -> list[LinkEffect]:
+        """Do what time brings; call it after events, and at `wake_at`."""
+        late = now - self._asked
+        if late > LATE_SECONDS:
+            self._near.catch_up(late, now)
+        self._note_silence(now)
+        if self._should_speak(now):
+            self._speak(now)
+        for way in [way for way in self._ways.values() if way.chosen is None]:
+            if now - way.lost_at >= HOLD_SECONDS:
+                self._forget(way, "no way leads to it", "lost")
+        if self._key == self._near.best_key != NO_KEY:
+            reached = {offer.member.peer.node for offer in self._far_offers()}
+            self._effects += map(Dial, self._search.due(reached, now))
+        self._asked = self._wake_at(now)
+        return self._drain()
+
+    @property
+    def speaks(self) -> bool:
+        """Tell whether other nodes are reached over this process, on purpose."""
+        return self._key[0] > 0
+
+    @property
+    def wake_at(self) -> float:
+        """When `tick` must be called, if nothing happens before."""
+        return self._asked
+
+    def _wake_at(self, now: float) -> float:
+        due = [now + self._near.patience() / 4, self._search.next_at]
+        due += [way.lost_at + HOLD_SECONDS for way in self._ways.values() if way.chosen is None]
+        if now < self._start_until:
+            due.append(self._start_until)
+        return max(now + 0.001, min(due))
+
+    # -- who speaks -------------------------------------------------------------------------------
+
+    @property
+    def _key(self) -> Key:
+        return self._near.keys.get(self._me.id, NO_KEY)
+
+    def _note_silence(self, now: float) -> None:
+        """Leave the ways over a speaker that has fallen silent, if there are others."""
+        for peer_id in self._near.change_silent(now):
+            for link in self._links.all_to(peer_id):
+                self._choose(list(self._offers.get(link, {})), now)
+
+    def _should_speak(self, now: float) -> bool:
+        """Tell whether this is the lowest seat that answers, and none speaks that does."""
+        if self._near.is_spoken_for(now):
+            return False
+        if self._retired or (
+            now < self._start_until and self._search.expects_near(self._near.keys)
+        ):
+            return False
+        near = (self._links.peers[number] for number in self._links.near().values())
+        seats = [(p.seat, p.id) for p in near if not self._near.is_silent(p.id, now)]
+        return (self._me.seat, self._me.id) < min(seats, default=(self._me.seat + 1, ""))
+
+    def _speak(self, now: float) -> None:
+        self._take_key(max(self._near.best_key[0], 0) + 1, now)
+        self._send_far(Reachable(self._key, self._near_members()))
+        self._search.hurry(now)
+
+    def _take_key(self, term: int, now: float) -> None:
+        self._near.keys[self._me.id] = (term, -self._me.seat)
+        self._send_near(Speaks(self._key))
+        self._choose(self._passed, now)
+
+    def _near_members(self) -> tuple[Member, ...]:
+        near = [self._links.peers[number] for number in self._links.near().values()]
+        return tuple(Member(peer, self._status_of(peer.id)) for peer in (self._me, *near))
+
+    # -- links ------------------------------------------------------------------------------------
+
+    def _meet(self, event: ConnectionProven, now: float) -> None:
+        number, peer = event.connection, event.peer
+        known = self._links.to(peer.id) is not None
+        self._links.add(number, peer)
+        if not self._links.is_far(number):
+            self._tell(event)
+            if peer.seat >= 0:
+                self._near.heard[peer.id] = now
+                self._announce(number)
+                if not known:
+                    self._send_far(Reachable(self._key, (Member(peer, event.status),)))
+            return
+        if self._retired:
+            self._close(number, now)
+            return
+        self._search.know(peer, now)
+        if self._key == NO_KEY:
+            self._take_key(0, now)
+        self._effects.append(Send((number,), Reachable(self._key, self._near_members())))
+
+    def _announce(self, number: int) -> None:
+        """Tell a rank of this node what this process has told the others."""
+        self._effects.append(Send((number,), Speaks(self._key)))
+        offers = self._far_offers()
+        for key in sorted({offer.key for offer in offers}):
+            members = tuple(offer.member for offer in offers if offer.key == key)
+            self._effects.append(Send((number,), Reachable(key, members)))
+
+    def _part(self, event: ConnectionClosed, now: float) -> None:
+        far = self._links.is_far(event.connection)
+        if not far:
+            self._tell(event)
+        self._drop_link(event.connection, event.cause, now)
+
+    def _drop_link(self, number: int, cause: CloseCause, now: float) -> None:
+        far = self._links.is_far(number)
+        peer, last = self._links.drop(number)
+        lost = self._offers.pop(number, {})
+        if peer is None:
+            return
+        if last and far and cause == "closed":
+            self._end(peer.id)
+            self._send_near(Unreachable((peer.id,), "closed"))
+        elif last and not far and peer.seat >= 0:
+            self._near.forget(peer.id)
+            self._send_far(Unreachable((peer.id,), cause))
+        other = self._links.to(peer.id)
+        if other is not None and not far and peer.seat >= 0:
+            self._announce(other)
+        if lost:
+            self._search.hurry(now)
+            self._choose(lost, now)
+
+    def _close(self, number: int, now: float) -> None:
+        if number > 0:
+            self._effects.append(Close(number))
+            self._drop_link(number, "lost", now)
+            return
+        way = self._ways.get(self._by_number.get(number, ""))
+        if way is not None and way.number == number:
+            self._send((number,), HungUp(way.seen))
+            way.number = 0
+        self._by_number.pop(number, None)
+
+    def _dial(self, peer: Peer, now: float) -> None:
+        if peer.node == self._me.node:
+            self._search.expect(peer)
+            self._effects.append(Dial(peer))
+            return
+        way = self._ways.get(peer.id)
+        if way is None:
+            self._search.know(peer, now)
+        elif way.number == 0 and way.chosen is not None:
+            self._open(way, PeerStatus(), rerouted=False)
+            self._count += 1
+            way.opened = self._count
+            self._send((way.number,), Opened(way.opened))
+
+    # -- messages ---------------------------------------------------------------------------------
+
+    def _mark(self, number: int, now: float) -> None:
+        peer = self._links.peers.get(number)
+        if peer is not None and peer.id in self._near.heard:
+            self._near.heard[peer.id] = now
+
+    def _hear(self, event: MessageReceived, now: float) -> None:
+        number = event.connection
+        self._mark(number, now)
+        match event.message:
+            case Speaks(key=key):
+                self._near.keys[event.speaker] = key
+                self._choose(self._offers.get(number, {}), now)
+            case Reachable(key=key, members=members):
+                self._offer(number, key, members, now)
+            case Unreachable(peers=peers, cause=cause):
+                self._withdraw(number, peers, cause, now)
+            case Relayed() as relayed:
+                self._pass_on(number, relayed, now)
+            case Roster(peers=peers) if self._links.is_far(number):
+                for peer in peers:
+                    self._dial(peer, now)
+            case _ if not self._links.is_far(number):
+                self._tell(event)
+
+    def _offer(self, number: int, key: Key, members: Iterable[Member], now: float) -> None:
+        self._count += 1
+        offers = self._offers.setdefault(number, {})
+        touched = []
+        for member in members:
+            self._search.note_speaker(member.peer.node, key)
+            if member.peer.node != self._me.node and not self._search.is_dead(member.peer.id):
+                self._search.know(member.peer, now)
+                offers[member.peer.id] = Offer(member, key, self._count)
+                touched.append(member.peer.id)
+        self._choose(touched, now)
+
+    def _withdraw(self, number: int, peers: Sequence[str], cause: CloseCause, now: float) -> None:
+        for peer_id in peers:
+            self._offers.get(number, {}).pop(peer_id, None)
+            if cause == "closed":
+                self._end(peer_id)
+        if self._links.is_far(number) and cause == "closed":
+            self._send_near(Unreachable(tuple(peers), cause))
+        self._choose(peers, now)
+
+    def _pass_on(self, number: int, relayed: Relayed, now: float) -> None:
+        near = self._links.near()
+        if self._links.is_far(number):
+            targets = relayed.targets or (self._me.id, *near)
+            numbers = tuple(near[target] for target in targets if target in near)
+            if numbers:
+                self._effects.append(Send(numbers, relayed))
+            if self._me.id in targets:
+                self._deliver(relayed, now)
+        elif self._links.peers[number].id == relayed.source:
+            targets = relayed.targets or tuple(o.member.peer.id for o in self._far_offers())
+            for link, ids in self._by_link(targets, far=True):
+                self._effects.append(Send((link,), Relayed(relayed.source, ids, relayed.body)))
+        else:
+            self._deliver(relayed, now)
+
+    def _deliver(self, relayed: Relayed, now: float) -> None:
+        way = self._ways.get(relayed.source)
+        if way is None:
+            return
+        try:
+            message = FRAMES.unpack(relayed.body)
+        except WireError:
+            return  # of another version: what it cannot say is asked for again
+        match message:
+            case Opened(number=number):
+                way.seen = number
+                if way.chosen is not None:
+                    self._open(way, self._status_of(relayed.source), rerouted=way.number < 0)
+            case HungUp(seen=seen):
+                if seen < way.opened:
+                    return
+                number, way.number = way.number, 0
+                if self._by_number.pop(number, None) is not None:
+                    self._tell(ConnectionClosed(number, "it counts this process as gone", "lost"))
+            case _ if way.number < 0:
+                self._tell(MessageReceived(way.number, way.peer.id, way.peer.id, message))
+            case _:
+                # It may not have heard: one of a pair that is cut off.
+                self._relay_to((way.peer.id,), HungUp(way.seen))
+
+    def _send(self, numbers: Iterable[int], message: Message) -> None:
+        links = tuple(number for number in numbers if number > 0)
+        if links:
+            self._effects.append(Send(links, message))
+        ids = [self._by_number[number] for number in numbers if number in self._by_number]
+        if not ids:
+            return
+        self._relay_to(ids, message)
+
+    def _relay_to(self, ids: Iterable[str], message: Message) -> None:
+        body = FRAMES.encode(message)
+        for link, targets in self._by_link(ids, far=False):
+            self._effects.append(Send((link,), Relayed(self._me.id, targets, body)))
+
+    def _by_link(self, ids: Iterable[str], far: bool) -> list[tuple[int, tuple[str, ...]]]:
+        """Return the links over which peers are reached, and the peers; none: all of a link."""
+        groups: dict[int, list[str]] = {}
+        for peer_id in ids:
+            if far:
+                chosen = self._passed.get(peer_id)
+            else:
+                way = self._ways.get(peer_id)
+                chosen = way.chosen if way is not None else None
+            if chosen is not None:
+                groups.setdefault(chosen[0], []).append(peer_id)
+        return [
+            (link, () if len(found) == len(self._offers[link]) else tuple(found))
+            for link, found in groups.items()
+        ]
+
+    # -- ways -------------------------------------------------------------------------------------
+
+    def _far_offers(self) -> list[Offer]:
+        """Return what the ranks of this node were told of."""
+        return [self._offers[link][peer_id] for peer_id, (link, _) in self._passed.items()]
+
+    def _choose(self, peers: Iterable[str], now: float) -> None:
+        """Choose the best way to each of these again, and tell of what has changed."""
+        told: dict[Key, list[Member]] = {}
+        lost = []
+        for peer_id in list(peers):
+            found = [
+                (self._key_of(link), offers[peer_id], -link, not self._is_over_silent(link))
+                for link, offers in self._offers.items()
+                if peer_id in offers
+            ]
+            far = [one for one in found if self._links.is_far(-one[2])]
+            best = max(far, key=_preference, default=None)
+            passed = None if best is None else (-best[2], best[1].stamp)
+            if passed != self._passed.get(peer_id):
+                if best is None or passed is None:
+                    self._passed.pop(peer_id, None)
+                    lost.append(peer_id)
+                else:
+                    self._passed[peer_id] = passed
+                    told.setdefault(best[1].key, []).append(best[1].member)
+            able = [one for one in found if one[0] != NO_KEY]
+            self._go(peer_id, max(able, key=_preference, default=None), now)
+        for key, members in told.items():
+            self._send_near(Reachable(key, tuple(members)))
+        lost = [peer_id for peer_id in lost if not self._search.is_dead(peer_id)]
+        if lost:
+            self._send_near(Unreachable(tuple(lost), "lost"))
+
+    def _is_over_silent(self, link: int) -> bool:
+        return self._links.peers[link].id in self._near.silent
+
+    def _key_of(self, link: int) -> Key:
+        """Return the key of the rank of this node that holds the next link of a way."""
+        peer = self._links.peers[link]
+        return self._near.keys.get(self._me.id if peer.node != self._me.node else peer.id, NO_KEY)
+
+    def _go(self, peer_id: str, best: Found | None, now: float) -> None:
+        way = self._ways.get(peer_id)
+        if best is None:
+            if way is not None and way.chosen is not None:
+                way.chosen, way.lost_at = None, now
+            return
+        chosen = (-best[2], best[1].stamp)
+        if way is None:
+            way = self._ways[peer_id] = Way(best[1].member.peer)
+            way.chosen = chosen
+            self._open(way, best[1].member.status, rerouted=False)
+        elif way.chosen != chosen:
+            way.chosen = chosen
+            if way.number < 0:
+                self._open(way, best[1].member.status, rerouted=True)
+
+    def _open(self, way: Way, status: PeerStatus, rerouted: bool) -> None:
+        """Have the membership see a new connection, in place of the one before."""
+        before = way.number
+        self._count += 1
+        way.number = -self._count
+        self._by_number[way.number] = way.peer.id
+        # So the membership keeps the new one of the two.
+        dialed = self._me.id < way.peer.id
+        self._tell(ConnectionProven(way.number, way.peer, status, dialed, rerouted))
+        if before < 0:
+            self._by_number.pop(before, None)
+            self._tell(ConnectionClosed(before, "another way is taken", "reset"))
+
+    def _end(self, peer_id: str) -> None:
+        """Take note of a death."""
+        self._search.dead(peer_id)
+        for offers in self._offers.values():
+            offers.pop(peer_id, None)
+        self._passed.pop(peer_id, None)
+        way = self._ways.get(peer_id)
+        if way is not None:
+            self._forget(way, "its process has ended", "closed")
+
+    def _forget(self, way: Way, reason: str, cause: CloseCause) -> None:
+        del self._ways[way.peer.id]
+        if way.number < 0:
+            self._by_number.pop(way.number, None)
+            self._tell(ConnectionClosed(way.number, reason, cause))
+
+    # -- effects ----------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        self._effects.append(Told(event))
+
+    def _send_near(self, message: Message) -> None:
+        numbers = tuple(self._links.near().values())
+        if numbers:
+            self._effects.append(Send(numbers, message))
+
+    def _send_far(self, message: Message) -> None:
+        numbers = self._links.far()
+        if numbers:
+            self._effects.append(Send(numbers, message))
+
+    def _drain(self) -> list[LinkEffect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+
+def _preference(found: Found) -> tuple[bool, Key, Key, int]:
+    """Return what is compared of two ways: the speaker there, the one here, and the older link."""
+    near, offer, order, answers = found
+    return answers, offer.key, near, order

@@ -1,0 +1,123 @@
+"""Worlds in which one rank of each node speaks for the others: real meshes over loopback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_resilience.mesh.mesh import Mesh
+from slurm_resilience.mesh.messages import KeyChange
+from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus
+from slurm_resilience.mesh.rendezvous import SharedDirectory
+from tests.unit.mesh_peers import LIMIT, Crew, crew, leave, until, world
+
+NODES, RANKS = 3, 3
+SEATS = NODES * RANKS
+
+
+def add(made: Crew, seat: int, incarnation: int = 0) -> Mesh:
+    """Start a mesh on its node."""
+    peer = Peer(
+        id=f"peer-{seat}.{incarnation}",
+        seat=seat,
+        incarnation=incarnation,
+        node=f"node{seat // RANKS}",
+        host="127.0.0.1",
+    )
+    mesh = Mesh(SharedDirectory(made.place), peer, made.rules, speakers=True)
+    made.all.append(mesh)
+    mesh.start()
+    mesh.say(PeerStatus())
+    return mesh
+
+
+def speakers(meshes: list[Mesh]) -> list[Mesh]:
+    return [mesh for mesh in meshes if mesh._relay is not None and mesh._relay.speaks]
+
+
+def links(mesh: Mesh) -> set[str]:
+    """Ids of the peers that a process has a connection to."""
+    with mesh._lock:
+        return {connection.name for connection in mesh._transport.connections.values()}
+
+
+def test_connections_grow_with_nodes(tmp_path: Path) -> None:
+    with crew(tmp_path, SEATS) as made:
+        meshes = [add(made, seat) for seat in range(SEATS)]
+        world(meshes)
+        assert {mesh.me.node for mesh in speakers(meshes)} == {m.me.node for m in meshes}
+        for mesh in meshes:
+            near = {m.me.id for m in meshes if m.me.node == mesh.me.node and m is not mesh}
+            assert near <= links(mesh)
+            assert mesh in speakers(meshes) or len(links(mesh) - near) < len(meshes) - RANKS
+
+
+def die(made: Crew, mesh: Mesh) -> None:
+    """End a process, as its kernel does: its sockets are closed, and nothing is said."""
+    with mesh._lock:
+        for number in list(mesh._transport.connections):
+            mesh._transport.close(number)
+    mesh._transport.stop(LIMIT)
+    made.all.remove(mesh)
+
+
+@pytest.mark.parametrize("speaks", [True, False], ids=["speaker", "other rank"])
+def test_a_death_ends_the_world_and_no_other_rank_is_lost(tmp_path: Path, speaks: bool) -> None:
+    with crew(tmp_path, SEATS) as made:
+        meshes = [add(made, seat) for seat in range(SEATS)]
+        view = world(meshes)
+        victim = next(mesh for mesh in meshes if (mesh in speakers(meshes)) is speaks)
+        die(made, victim)
+        left = [mesh for mesh in meshes if mesh is not victim]
+        until(lambda: all(mesh.end is not None for mesh in left), "all know of the death")
+        assert {mesh.end.culprit for mesh in left if mesh.end is not None} == {victim.me.id}
+        leave(left, view)
+        after = world(left, SEATS - 1)
+        assert after.rank_of(victim.me.id) == -1
+
+
+def test_the_keys_reach_all_and_a_change_is_made_once(tmp_path: Path) -> None:
+    with crew(tmp_path, SEATS) as made:
+        meshes = [add(made, seat) for seat in range(SEATS)]
+        view = world(meshes)
+        number = view.generation
+        for mesh in meshes:
+            mesh.put(number, f"of {mesh.me.seat}", b"x")
+            mesh.change(KeyChange(number, 0, "sum", add=1), LIMIT)
+        for mesh in meshes:
+            mesh.get(number, [f"of {seat}" for seat in range(SEATS)], LIMIT)
+        until(
+            lambda: all(mesh.known(number).get("sum") == b"9" for mesh in meshes),
+            "the sum is known to all",
+        )
+
+
+def test_a_change_that_is_asked_for_twice_is_made_once(tmp_path: Path) -> None:
+    with crew(tmp_path, 2) as made:
+        meshes = [add(made, seat) for seat in range(2)]
+        number = world(meshes).generation
+        change = KeyChange(number, 7, "sum", add=1)
+        with meshes[0]._lock:
+            for _ in range(2):
+                assert meshes[0]._keys.hear(0, "peer-1.0", change)
+        assert meshes[0].known(number)["sum"] == b"1"
+
+
+def test_a_replaced_rank_comes_back(tmp_path: Path) -> None:
+    with crew(tmp_path, SEATS) as made:
+        meshes = [add(made, seat) for seat in range(SEATS)]
+        view = world(meshes)
+        victim = speakers(meshes)[0]
+        die(made, victim)
+        left = [mesh for mesh in meshes if mesh is not victim]
+        until(lambda: all(mesh.end is not None for mesh in left), "all know of the death")
+        leave(left, view)
+        after = world(left, SEATS - 1)
+        newcomer = add(made, victim.me.seat, 1)
+        first = next(mesh for mesh in left if after.rank_of(mesh.me.id) == 0)
+        until(lambda: first.newcomers(), "the newcomer is known to the first rank")
+        first.over(GenerationEnd(after.generation, "a newcomer joins", "", "join"))
+        until(lambda: all(mesh.end is not None for mesh in left), "all know of the end")
+        leave(left, after)
+        world([*left, newcomer], SEATS)

@@ -31,7 +31,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from slurm_resilience.mesh.events import ConnectionProven, LocalStatus, MessageReceived, Send
+from slurm_resilience.mesh.events import (
+    BeatDue,
+    ConnectionProven,
+    LocalBeat,
+    LocalStatus,
+    MessageReceived,
+    Send,
+)
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.messages import Message, NewGeneration, StatusUpdate, Vote, VoteRequest
 from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus, Timing
@@ -249,29 +256,35 @@ def core_cpu_seconds(members: int) -> float:
     peers = [Peer(f"rank-{seat}", seat, node=f"n{seat // NODE_RANKS}") for seat in range(members)]
     statuses = PeerStatus()
     began = time.process_time()
+    lead = Membership(peers[0], WorldRules(members, 1), Timing(), 0.0)
     now = 0.0
-    lead = Membership(peers[0], WorldRules(members, 1), Timing(), now)
+    sent: list[Message] = []
 
-    def tell(event: Any) -> list[Any]:
+    def turn(effects: list[Any]) -> None:
+        if any(isinstance(effect, BeatDue) for effect in effects):
+            effects += lead.step(LocalBeat(), now)
+        sent.extend(effect.message for effect in effects if isinstance(effect, Send))
+
+    def tell(event: Any) -> None:
         nonlocal now
         now = max(now, time.process_time() - began)
-        return [*lead.step(event, now), *lead.tick(now)]
+        turn([*lead.step(event, now), *lead.tick(now)])
 
-    effects = tell(LocalStatus(statuses))
+    def wait_for(kind: type) -> Any:
+        nonlocal now
+        while not (found := [message for message in sent if isinstance(message, kind)]):
+            now = max(now, lead.side.wake_at)
+            turn(lead.tick(now))
+        return found[-1]
+
+    tell(LocalStatus(statuses))
     for peer in peers[1:]:
-        effects += tell(ConnectionProven(peer.seat, peer, statuses))
-        effects += tell(_message(peer, StatusUpdate(0, statuses)))
-    effects = [effect for effect in effects if _carries(effect, VoteRequest)]
-    while not effects:
-        now = max(now, lead.side.wake_at)
-        effects = [effect for effect in lead.tick(now) if _carries(effect, VoteRequest)]
-    view = effects[-1].message.view
-    effects = []
+        tell(ConnectionProven(peer.seat, peer, statuses))
+        tell(_message(peer, StatusUpdate(0, statuses)))
+    number = wait_for(VoteRequest).view.generation
     for peer in peers[1:]:
-        effects += tell(_message(peer, Vote(view.generation, True, view.generation)))
-    while not any(_carries(effect, NewGeneration) for effect in effects):
-        now = max(now, lead.side.wake_at)
-        effects += lead.tick(now)
+        tell(_message(peer, Vote(number, True, number)))
+    wait_for(NewGeneration)
     seconds = time.process_time() - began
     adopted = lead.side.generation.view
     assert adopted is not None and adopted.size == members
@@ -280,10 +293,6 @@ def core_cpu_seconds(members: int) -> float:
 
 def _message(peer: Peer, message: Message) -> MessageReceived:
     return MessageReceived(peer.seat, peer.id, peer.id, message)
-
-
-def _carries(effect: Any, kind: type) -> bool:
-    return isinstance(effect, Send) and isinstance(effect.message, kind)
 
 
 # -- what is shown -----------------------------------------------------------------------------
@@ -329,9 +338,9 @@ def _show(rows: list[dict[str, float]], core: float, shape: str) -> None:
     "--mesh",
     "shape",
     type=click.Choice(["speakers", "full"]),
-    default="speakers",
+    default="full",
     show_default=True,
-    help="As SRES_MESH, whose default is full: every rank is connected to every other.",
+    help="As SRES_MESH: every rank is connected to every other, or one rank speaks for each node.",
 )
 def main(json_file: Path | None, ranks: str, deaths: int, shape: str) -> None:
     try:

@@ -89,15 +89,20 @@ def measure(
 def one_run(lab: Lab, rung: Rung, number: int, into: list[Phases], console: Console) -> str:
     """Run a rung once. Returns why it gave no figure; empty: it did."""
     run = RungRun(lab, rung, number, Console(quiet=True))
+    trouble = ""
     try:
-        try:
-            found = run.measure()
-            into.append(found)
-        finally:
-            run.clear()
+        found = run.measure()
+        into.append(found)
     except (SresError, WrongRung) as error:
+        console.print(f"{rung.name}, run {number}: no figure: {error}", markup=False)
+        trouble = str(error).splitlines()[0]
+    try:
+        run.clear()
+    except SresError as error:
         console.print(f"{rung.name}, run {number}: {error}", markup=False)
-        return str(error).splitlines()[0]
+        trouble = trouble or str(error).splitlines()[0]
+    if trouble:
+        return trouble
     told = ", ".join(f"{name} {found[name]:.2f}" for name in NAMES if found[name] is not None)
     console.print(f"{rung.name}, run {number}: {told}", markup=False)
     return ""

@@ -81,6 +81,26 @@ def test_the_stages_add_up_to_the_downtime() -> None:
     assert figures.stages({**ranks, 3: figures.parse(SURVIVOR)}, 3.0) is None
 
 
+def test_recoveries_are_measured_one_by_one() -> None:
+    text = "1 form -1 2 {0}\n2 step 1 2 {0}\n{1}3.2 form -1 2 {0}\n3.5 step 3 2 {0}\n"
+    again = "4.0 form -1 2 {0}\n4.1 step 4 2 {0}\n"
+    first, second = "3.0 fault -1 0 10\n", "3.9 fault -1 0 10\n"
+    ranks = {
+        0: figures.parse(text.format(10, first) + second + again.format(10)),
+        1: figures.parse(text.format(20, "") + again.format(20)),
+    }
+    found = figures.recoveries(ranks, 0, [0, 1])
+    assert found == pytest.approx([0.5, 0.2])
+    assert figures.percentile(found, 0.99) == pytest.approx(0.5)
+    assert figures.percentile(range(1, 201), 0.99) == 198
+    with pytest.raises(ValueError, match="rank 1 was replaced"):
+        figures.recoveries({**ranks, 1: [*ranks[1], *figures.parse(VICTIM)]}, 0, [0, 1])
+
+
+def test_processor_time_is_that_of_one_step() -> None:
+    assert figures.extra([(0.1, 0.101), (0.2, 0.2012)], 20)["median"] == pytest.approx(55)
+
+
 def test_every_rank_must_be_warm() -> None:
     assert figures.past(RANKS, [0, 1], 4)
     assert not figures.past(RANKS, [0, 1], 5)
@@ -104,5 +124,5 @@ def test_a_constant_cost_is_found_exactly(plain: list[float], factor: float) -> 
 
 
 def test_the_keys_are_those_that_the_report_promises() -> None:
-    assert len(figures.KEYS) == len(set(figures.KEYS)) == 31
-    assert figures.KEYS[6:9] == ("rootless_init_4_s", "rootless_init_16_s", "rootless_init_32_s")
+    assert len(figures.KEYS) == len(set(figures.KEYS)) == 34
+    assert figures.KEYS[7:10] == ("rootless_init_4_s", "rootless_init_16_s", "rootless_init_32_s")

@@ -24,8 +24,11 @@ quiet_names.settle()
 
 import figures  # noqa: E402
 from drive import RunFailed  # noqa: E402
-from plan import Part, chosen, parts, step_overhead  # noqa: E402
+from plan import Part, chosen, costs, parts  # noqa: E402
 from table import show  # noqa: E402
+
+COSTS = ("step_overhead", "step_cpu_us", "digest_overhead")
+"""Figures of one run that is no part of a round: it takes turns itself."""
 
 
 def one_round(part: Part, found: dict[str, list[float]]) -> str:
@@ -56,8 +59,9 @@ def main(json_file: Path | None, only: str, repeats: int) -> None:
     if not quiet_names.ready():
         console.print("the name server is in reach: TCPStore's figures may hold pauses of 5 s")
     detail = measure(console, chosen(parts(others, repeats), keys), others.missing, repeats)
-    if not keys or "step_overhead" in keys:
-        detail["step_overhead"] = _overhead(console, repeats)
+    if wanted := [key for key in COSTS if not keys or key in keys]:
+        found = _costs(console, repeats)
+        detail |= {key: found[key] for key in wanted}
     show(console, detail)
     if json_file is not None:
         medians = {key: detail.get(key, {}).get("median") for key in figures.KEYS}
@@ -95,13 +99,13 @@ def measure(
     return detail
 
 
-def _overhead(console: Console, repeats: int) -> dict[str, Any]:
+def _costs(console: Console, repeats: int) -> dict[str, dict[str, Any]]:
     console.print("a step under the library ...")
     try:
-        return dict(step_overhead(repeats))
+        return costs(repeats)
     except RunFailed as error:
         console.print(f"failed: {error}", markup=False)
-        return {**figures.summary([]), "failed": [str(error)]}
+        return {key: {**figures.summary([]), "failed": [str(error)]} for key in COSTS}
 
 
 if __name__ == "__main__":

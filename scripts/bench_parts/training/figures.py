@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 SIZES = (4, 16, 32)
 OURS = (
     "exception_all_s",
+    "exception_after_backward_p99_s",
     "sigkill_survivors_s",
     "sigkill_all_cold_s",
     "sigkill_all_warm_s",
@@ -25,6 +27,8 @@ OURS = (
     "peer_restore_gbps",
     "bare_send_gbps",
     "step_overhead",
+    "step_cpu_us",
+    "digest_overhead",
     "checkpoint_restart_s",
     "plain_sigkill_warm_s",
     "plain_sigkill_cold_s",
@@ -119,6 +123,42 @@ def past(ranks: Mapping[int, Iterable[Event]], counted: Iterable[int], step: int
         any(event.name == "step" and event.step >= step for event in ranks.get(rank, ()))
         for rank in counted
     )
+
+
+def recoveries(
+    ranks: Mapping[int, Sequence[Event]], victim: int, counted: Sequence[int]
+) -> list[float]:
+    """Seconds from each fault of a rank until every counted rank has recovered.
+
+    Raises:
+        ValueError: a rank has had more than one process, or has not recovered.
+    """
+    for rank in counted:
+        if len({event.pid for event in ranks[rank]}) > 1:
+            raise ValueError(f"rank {rank} was replaced")
+    found = []
+    for fault in [event.at for event in ranks[victim] if event.name == "fault"]:
+        took = downtime(ranks, fault, counted, len(counted))
+        if took is None:
+            raise ValueError(f"no recovery from the fault at {fault:.3f}")
+        found.append(took)
+    return found
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """Return the least value that so many of them do not exceed; at least one value."""
+    found = sorted(values)
+    return found[max(0, math.ceil(share * len(found)) - 1)]
+
+
+def extra(pairs: Sequence[tuple[float, float]], steps: int) -> dict[str, Any]:
+    """Return microseconds of a step beyond those without the library: the median of turns.
+
+    Args:
+        pairs: processor seconds without and with the library, of turns that belong together.
+        steps: of a turn.
+    """
+    return summary((ours - plain) / steps * 1e6 for plain, ours in pairs)
 
 
 def summary(values: Iterable[float]) -> dict[str, Any]:

@@ -6,9 +6,12 @@ import signal
 import sys
 from collections.abc import Mapping
 
-from drive import HERE, VICTIM, WORLD, Job
+from drive import HERE, VICTIM, WORLD, Job, RunFailed
 from faults import RUN_SECONDS, SURVIVORS
-from figures import Event, downtime
+from figures import Event, downtime, percentile, recoveries
+
+RECOVERIES = 200
+RECOVERIES_SECONDS = 300.0
 
 
 def _start(job: Job, standby: int) -> None:
@@ -30,6 +33,30 @@ def exception() -> dict[str, float]:
         at = job.make_raise(VICTIM)
         took = job.until(lambda ranks: downtime(ranks, at, range(WORLD), WORLD), "recovery")
         return {"exception_all_s": took}
+
+
+def after_backward() -> dict[str, float]:
+    """Exceptions right after backward, one after the other; no process may end."""
+    with Job(RECOVERIES_SECONDS) as job:
+        argv = [sys.executable, "-m", "slurm_resilience.launcher", "--standalone"]
+        argv += ["--nproc-per-node", str(WORLD), "--standby", "0"]
+        argv += ["--rdzv-backend", "dir", "--rdzv-endpoint", str(job.directory / "meet")]
+        more = {"BENCH_FAULTS": str(RECOVERIES), "BENCH_VICTIM": str(VICTIM)}
+        job.start([*argv, str(HERE / "workers" / "after_backward.py")], **more)
+        over = lambda ranks: ranks if all_over(ranks) else None  # noqa: E731
+        ranks = job.until(over, "end of all recoveries")
+        try:
+            took = recoveries(ranks, VICTIM, range(WORLD))
+        except ValueError as error:
+            raise RunFailed(str(error)) from None
+        if len(took) != RECOVERIES:
+            raise RunFailed(f"{len(took)} faults instead of {RECOVERIES}")
+        return {"exception_after_backward_p99_s": percentile(took, 0.99)}
+
+
+def all_over(ranks: Mapping[int, list[Event]]) -> bool:
+    """Tell whether every rank has said that it is done."""
+    return all(any(e.name == "over" for e in ranks.get(seat, ())) for seat in range(WORLD))
 
 
 def sigkill(warm: bool) -> dict[str, float]:

@@ -7,30 +7,64 @@ update's way, the watch, and the mesh's thread.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from drive import HERE, WORLD, Job
 from figures import Event
 
 SECONDS = 300.0
+BLOCK_STEPS = 20
+"""The steps of a turn. With the mesh's thread held for so long, no peer counts as silent yet."""
+
+Pairs = list[tuple[float, float]]
+"""Figures of turns that belong together, without and with the library."""
 
 
-def measure(pairs: int) -> list[tuple[float, float]]:
-    """Seconds of one block of steps, without and with the library; which goes first alternates."""
+class Costs(NamedTuple):
+    """The library's cost while nothing fails."""
+
+    seconds: Pairs
+    """Seconds of one block of steps."""
+    cpu_seconds: Pairs
+    """Seconds of one block and one rank: of all its threads, the mesh's and gloo's too."""
+    digest_shares: list[float]
+    """The part of a training's time that comparing replicas takes, of each comparison."""
+
+
+def measure(pairs: int) -> Costs:
+    """Measure so many pairs of turns; which goes first alternates."""
     with Job(SECONDS) as job:
         argv = [sys.executable, "-m", "slurm_resilience.launcher", "--standalone"]
         argv += ["--nproc-per-node", str(WORLD), "--standby", "0"]
         argv += ["--rdzv-backend", "dir", "--rdzv-endpoint", str(job.directory / "meet")]
         # The first turn of both fills caches; it does not count.
         turns = 2 * (pairs + 1)
-        job.start([*argv, str(HERE / "workers" / "turns.py")], BENCH_TURNS=str(turns))
+        more = {"BENCH_TURNS": str(turns), "BENCH_STEPS": str(BLOCK_STEPS)}
+        job.start([*argv, str(HERE / "workers" / "turns.py")], **more)
         ranks = job.until(lambda r: dict(r) if _over(r) else None, "end of all turns")
         times = [took(ranks, turn) for turn in range(2, turns)]
+        files = sorted(job.directory.glob("costs*.json"))
+        told: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files]
+    each = sum(times) / len(times) / BLOCK_STEPS
+    return Costs(
+        paired(times),
+        [pair for rank in told for pair in paired(rank["cpu_seconds"][2:])],
+        [seconds / (every * each) for rank in told for seconds, every in rank["digests"]],
+    )
+
+
+def paired(turns: list[float]) -> Pairs:
+    """Lay turns that follow each other side by side, the one without the library first.
+
+    Args:
+        turns: from turn 2 on, which is with it; then two without it, two with it, and so on.
+    """
     found = []
-    for number, first in enumerate(times[::2]):
-        second = times[2 * number + 1]
-        # Turns 2 and 3 are the first that count: with it, without it.
+    for number, first in enumerate(turns[::2]):
+        second = turns[2 * number + 1]
         found.append((first, second) if number % 2 else (second, first))
     return found
 

@@ -40,6 +40,13 @@ def parts(rivals: Rivals, repeats: int) -> list[Part]:
     found = [
         Part("exception", ("exception_all_s",), ours.exception),
         Part(
+            f"{ours.RECOVERIES} exceptions right after backward",
+            ("exception_after_backward_p99_s",),
+            ours.after_backward,
+            once=True,
+            own_n=ours.RECOVERIES,
+        ),
+        Part(
             "SIGKILL, cold",
             ("sigkill_survivors_s", "sigkill_all_cold_s"),
             lambda: ours.sigkill(warm=False),
@@ -93,9 +100,14 @@ def chosen(found: Iterable[Part], only: Iterable[str]) -> list[Part]:
     return [part for part in found if not wanted or wanted & set(part.keys)]
 
 
-def step_overhead(repeats: int) -> dict[str, object]:
-    """Relative: 0.01 is one per cent."""
-    return figures.overhead(overhead.measure(PAIRS_A_ROUND * repeats))
+def costs(repeats: int) -> dict[str, dict[str, object]]:
+    """Return what the library costs while nothing fails, by key; shares: 0.01 is one per cent."""
+    found = overhead.measure(PAIRS_A_ROUND * repeats)
+    return {
+        "step_overhead": figures.overhead(found.seconds),
+        "step_cpu_us": figures.extra(found.cpu_seconds, overhead.BLOCK_STEPS),
+        "digest_overhead": figures.summary(found.digest_shares),
+    }
 
 
 def _stores(size: int) -> dict[str, float]:

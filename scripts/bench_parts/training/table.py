@@ -12,6 +12,7 @@ from rich.table import Table
 _NAMES = ("ours", "torchrun", "nvrx", "torchft")
 _FAULTS = (
     ("exception, all 4", "exception_all_s", "torchrun_exception_all_s", "nvrx_exception_all_s", ""),
+    ("  right after backward, p99", "exception_after_backward_p99_s", "", "", ""),
     (
         "SIGKILL, the 3 survivors",
         "sigkill_survivors_s",
@@ -74,6 +75,9 @@ def show(console: Console, found: Mapping[str, Mapping[str, Any]]) -> None:
         low, high = cost["interval"]
         text = f"{cost['median']:+.2%} (95 %: {low:+.2%} to {high:+.2%})"
         table.add_row("a step under the library", text)
+    _row(table, "  processor time of it", ["step_cpu_us"], [_in(found, "step_cpu_us", "µs", 1)])
+    share = _in(found, "digest_overhead", "% of the time", 100)
+    _row(table, "  comparing replicas", ["digest_overhead"], [share])
     _print(console, table)
 
 
@@ -96,6 +100,11 @@ def _row(table: Table, label: str, keys: Sequence[str], cells: Sequence[str]) ->
 def _print(console: Console, table: Table) -> None:
     if table.row_count:
         console.print(table)
+
+
+def _in(found: Mapping[str, Mapping[str, Any]], key: str, unit: str, scale: float) -> str:
+    value = _cell(found, key, scale, digits=1 if scale == 1 else 3)
+    return f"{value} {unit}" if value else ""
 
 
 def _cell(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch.distributed as dist
 from events import Events
@@ -11,9 +14,7 @@ from job import build, loss_of
 
 from slurm_resilience.training import Session, Watch, resilient
 
-BLOCK_STEPS = 20
-"""With the mesh's thread held for so long, no peer counts as silent yet."""
-TURNS = int(os.environ["BENCH_TURNS"])
+BLOCK_STEPS, TURNS = int(os.environ["BENCH_STEPS"]), int(os.environ["BENCH_TURNS"])
 
 
 @resilient(min_world=2, watch=Watch())
@@ -23,6 +24,9 @@ def train(s: Session) -> None:
     model, optimizer = s.once(build)
     s.track(model=model, optimizer=optimizer)
     net = s.ddp(model)
+    cpu_seconds: list[float] = []
+    digests: dict[int, tuple[float, int]] = {}
+    """Step before which replicas were compared → seconds that it took, steps until the next."""
 
     def step_with() -> None:
         loss_of(net, s.rank, s.step).backward()
@@ -38,12 +42,18 @@ def train(s: Session) -> None:
     for turn in range(TURNS):
         without = turn % 4 in (0, 3)
         dist.barrier()
+        before = time.process_time()
         if without:
             # What the mesh does in the background is the library's cost too: it stands still.
             with s._participant.mesh._lock:
                 _block(events, turn, s.world, step_without)
         else:
             _block(events, turn, s.world, step_with)
+        cpu_seconds.append(time.process_time() - before)
+        if s.compared:
+            digests[s.compared["step"]] = s.compared["seconds"], s.compared["every"]
+    costs = {"cpu_seconds": cpu_seconds, "digests": list(digests.values())[1:]}
+    Path(os.environ["BENCH_DIR"], f"costs{s.rank}.json").write_text(json.dumps(costs))
     events.say("over", TURNS, s.world)
 
 

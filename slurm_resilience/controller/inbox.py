@@ -102,7 +102,7 @@ class Inbox:
         self._lookups = lookups
         self._history = history
         self.node_requests = NodeRequests(registry)
-        self._step_checks = StepChecks(self.node_requests.ask, registry.wake, clock)
+        self._step_checks = StepChecks(self.node_requests.ask, self._begin_round, clock)
         self._clock = clock
         self._wakes = _UsersWakes()
         self._lock = threading.Lock()
@@ -182,7 +182,7 @@ class Inbox:
             self._put(InboxMessage(client, int(client.subject), kept))
 
     def _put(self, heard: InboxMessage) -> None:
-        uid, now = heard.connection.uid, self._clock.monotonic()
+        uid = heard.connection.uid
         is_trusted = uid in self._trusted_uids
         with self._lock:
             of_connection = sum(other.connection is heard.connection for other in self._waiting)
@@ -194,7 +194,13 @@ class Inbox:
             if not is_trusted and len(self._waiting) >= MAX_QUEUED:
                 raise UsageError("users have sent too many messages within one cycle")
             self._waiting.append(heard)
-            begins = is_trusted or self._wakes.take(uid, now)
+        self._begin_round(uid)
+
+    def _begin_round(self, uid: int) -> None:
+        """Have a round begin at once for what a user has brought about; too many wait for the
+        next one."""
+        with self._lock:
+            begins = uid in self._trusted_uids or self._wakes.take(uid, self._clock.monotonic())
         if begins:
             self._registry.wake.set()
 

@@ -52,7 +52,7 @@ class Nodes:
         self.asked: dict[str, Callable[[NodeAnswer], None]] = {}
         self.seconds: set[float] = set()
         self.clock, self.wake = FakeClock(), threading.Event()
-        self.checks = StepChecks(self._ask, self.wake, self.clock)
+        self.checks = StepChecks(self._ask, self._begin_round, self.clock)
         self.supervisor: Any = Supervisor()
 
     def _ask(self, node: str, kind: str, body: Any, seconds: float, done: Any) -> None:
@@ -61,6 +61,10 @@ class Nodes:
         if node in self.away:
             raise WireError(f"the sresd of {node} is not connected")
         self.asked[node] = done
+
+    def _begin_round(self, uid: int) -> None:
+        assert uid == self.supervisor.uid
+        self.wake.set()
 
     def begin(self, *names: str, of_job: tuple[str, ...] = (), seconds: float = 5.0) -> bool:
         return self.checks.begin(self.supervisor, names, of_job or names, seconds)

@@ -1074,6 +1074,20 @@ def test_the_nodes_of_a_failed_step_check_themselves(sresctld: Sresctld) -> None
         assert "at fault: n1; not checked: n2 (the sresd of n2 is not connected" in told.text
 
 
+def test_checks_that_a_user_asks_for_again_and_again_begin_few_rounds(
+    sresctld: Sresctld,
+) -> None:
+    wake, rounds = sresctld.registry.wake, 0
+    for _ in range(50):
+        wake.clear()
+        sresctld.inbox._begin_round(ALICE)
+        rounds += wake.is_set()
+    assert inbox.WAKES_AT_ONCE_OF_USER <= rounds < 25
+    wake.clear()
+    sresctld.inbox._begin_round(0)
+    assert wake.is_set(), "root's always do"
+
+
 def test_a_user_who_talks_all_the_time_begins_few_rounds(sresctld: Sresctld) -> None:
     """Each round reads Slurm. What is said in between waits for the next one."""
     rounds = 0

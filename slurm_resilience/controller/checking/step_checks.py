@@ -91,11 +91,11 @@ class CheckedStep:
 class StepChecks:
     """The failed steps whose nodes check themselves. Each method may be called from any thread."""
 
-    def __init__(self, ask: AskNode, wake: threading.Event, clock: Clock) -> None:
+    def __init__(self, ask: AskNode, wake: Callable[[int], None], clock: Clock) -> None:
         """
         Args:
             ask: asks a node's sresd.
-            wake: has a round begin.
+            wake: has a round begin for a user, if he has not begun too many.
             clock: its monotonic time counts.
         """
         self._ask = ask
@@ -160,7 +160,7 @@ class StepChecks:
                 # A round that is under way may have looked before this node's report came.
                 step.answered_in = self._round + 1
         if is_last:
-            self._wake.set()
+            self._wake(step.supervisor.uid)
 
     def round_began(self) -> None:
         """Note that a round reads what the nodes have reported, from now on."""

@@ -143,6 +143,16 @@ class Job(msgspec.Struct, frozen=True):
     work_dir: str = ""
     excluded_nodes: tuple[str, ...] = ()
     """Nodes that an exchange may not bring, besides those that the job itself excludes."""
+    companion_of: tuple[int, int] | None = None
+    """The job beside which it holds nodes, and that one's restarts, by its own name: any user may
+    give his job such a name. None: it is no companion."""
+    companion_nodes: tuple[str, ...] = ()
+    """Nodes of its companions; sresctld alone looks for them."""
+
+    @property
+    def all_nodes(self) -> tuple[str, ...]:
+        """Its own nodes and those of its companions."""
+        return (*self.nodes, *self.companion_nodes)
 
     @property
     def may_be_requeued(self) -> bool:

@@ -30,6 +30,7 @@ from slurm_resilience.model import REBOOT, Job, Node
 from slurm_resilience.replace.repair_order import RepairOrder, Run, Verb
 from slurm_resilience.replace.replacers import Replacers, program_only
 from slurm_resilience.slurm.client import SlurmClient
+from slurm_resilience.slurm.companion_job import with_companions
 from slurm_resilience.slurm.reservations import Reservation, ReservationClient
 
 
@@ -182,7 +183,7 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
     """
     try:
         nodes = sources.client.nodes()
-        jobs = {job.id: job for job in sources.client.jobs()}
+        jobs = with_companions({job.id: job for job in sources.client.jobs()})
     except SresError as error:
         return Blind(str(error))
     if not nodes:

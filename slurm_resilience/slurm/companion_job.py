@@ -19,6 +19,8 @@ _NAME = re.compile(
     r"sres-companion-of-(?P<job>\d{1,10})\.(?P<restarts>\d{1,10})-(?P<supervisor>\d{1,10})"
 )
 _GRES_KIND = re.compile(r"^gres[:/]")
+_HOLDING = ("RUNNING", "SUSPENDED", "COMPLETING")
+"""States of a job that has its nodes."""
 COMPANION_JOB = "SRES_COMPANION_JOB"
 """The allocation that a task really runs in, where that is not the main job."""
 LOOK_SECONDS = 5
@@ -102,6 +104,26 @@ def companion_of(number: int, name: str) -> FoundCompanion | None:
     return FoundCompanion(
         number, int(match["job"]), int(match["restarts"]), int(match["supervisor"])
     )
+
+
+def with_companions(jobs: Mapping[int, Job]) -> dict[int, Job]:
+    """Return the jobs, each with the nodes of its companions.
+
+    A companion belongs to a job of the same user that runs, and has been requeued as often as its
+    name says; another one is taken for a job like any other.
+    """
+    known = dict(jobs)
+    for job in jobs.values():
+        if job.companion_of is None:
+            continue
+        number, restarts = job.companion_of
+        main = known.get(number)
+        if main is None or (main.uid, main.restarts) != (job.uid, restarts):
+            known[job.id] = msgspec.structs.replace(job, companion_of=None)
+        elif main.state in _HOLDING and job.state in _HOLDING:
+            nodes = (*main.companion_nodes, *job.nodes)
+            known[number] = msgspec.structs.replace(main, companion_nodes=nodes)
+    return known
 
 
 def companion_script(job: int, restarts: int) -> str:

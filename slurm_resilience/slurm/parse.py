@@ -218,9 +218,9 @@ def node_state(text: str) -> tuple[str, frozenset[str]]:
     return base, frozenset(flags)
 
 
-_JOB_FIELDS = "AUTBDhbPaqvLN"
+_JOB_FIELDS = "AUTBDhbPaqvLNj"
 """squeue's letters: id, uid, state, batch host, nodes, sharing, GRES per node, partition, account,
-quality of service, reservation, time left, node list (untruncated)."""
+quality of service, reservation, time left, node list (untruncated), name."""
 JOB_COLUMNS = "JobID:16,Requeue:8,RestartCnt:12,BatchFlag:8"
 """squeue -O: what -o cannot print; fixed width, numbers only."""
 JOB_COLUMNS_EXCLUSIVE = f"{JOB_COLUMNS},Exclusive:8"
@@ -369,6 +369,7 @@ def _job(words: list[str], extra: dict[int, _Columns], expanded: Expand) -> Job 
     columns = extra[job_id]
     exclusive = columns.exclusive
     nodelist = _clean(words[12])
+    companion = companion_of(job_id, words[13])
     return Job(
         id=job_id,
         uid=int(words[1]),
@@ -386,6 +387,7 @@ def _job(words: list[str], extra: dict[int, _Columns], expanded: Expand) -> Job 
         requeue=columns.requeue,
         restarts=columns.restarts,
         is_batch=columns.is_batch,
+        companion_of=(companion.job, companion.restarts) if companion is not None else None,
     )
 
 

@@ -19,7 +19,11 @@ from slurm_resilience.errors import MissingTool, SlurmError, SlurmUnreachable, U
 from slurm_resilience.model import Job, Node
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import ClusterInfo, StepInfo
-from slurm_resilience.slurm.companion_job import CompanionRequest, FoundCompanion
+from slurm_resilience.slurm.companion_job import (
+    CompanionRequest,
+    FoundCompanion,
+    companion_of,
+)
 from slurm_resilience.slurm.hostlists import expand
 from slurm_resilience.slurm.parse import node_state
 
@@ -200,6 +204,7 @@ def _node(node: Any) -> Node:
 
 
 def _job(job: Any) -> Job:
+    companion = companion_of(job.id, job.name or "")
     return Job(
         id=job.id,
         uid=job.user_id,
@@ -216,6 +221,7 @@ def _job(job: Any) -> Job:
         account=job.account or "",
         qos=job.qos or "",
         reservation=job.reservation or "",
+        companion_of=(companion.job, companion.restarts) if companion is not None else None,
     )
 
 

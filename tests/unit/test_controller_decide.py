@@ -40,6 +40,7 @@ from slurm_resilience.controller.journal.records import (
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import REBOOT, REPLACE, Node, Severity
 from slurm_resilience.replace.repair_order import Run
+from slurm_resilience.slurm.companion_job import with_companions
 
 SICK = agent(findings=(finding(),))
 MARKED = node(state="IDLE+FAIL", reason=REPLACE)
@@ -150,6 +151,20 @@ def test_jobs_that_did_not_ask_do_not_die_by_us_sooner_than_by_slurm() -> None:
     own = config(detect={"dead_after_unsupervised": 30.0})
     assert actions(seen(29.0), act.MarkNode, own) == []
     assert len(actions(seen(31.0), act.MarkNode, own)) == 1
+
+
+def test_a_companion_of_a_supervised_job_does_not_wait_for_slurm() -> None:
+    main, beside = job(7, ("n2",)), job(8, ("n1",))
+    named = {"restarts": 0, "uid": main.uid, "companion_of": (7, 0)}
+    beside = msgspec.structs.replace(beside, **named)
+    watched = supervised(7)
+    jobs = tuple(with_companions({7: main, 8: beside}).values())
+    seen = world(node(state="ALLOCATED"), jobs=jobs, watched=(watched,), **dead())
+    (mark,) = actions(seen, act.MarkNode)
+    assert (mark.node, mark.state, mark.shrink, mark.requeued) == ("n1", "down", (), ())
+    # Named so by a user whose job has no supervisor: it is left to Slurm.
+    seen = world(node(state="ALLOCATED"), jobs=jobs, **dead())
+    assert actions(seen, act.MarkNode) == []
 
 
 def test_one_job_that_did_not_ask_keeps_its_node_from_down_and_the_others_are_told() -> None:

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.errors import SlurmError
-from slurm_resilience.model import REPLACE
+from slurm_resilience.model import REPLACE, Job
 from slurm_resilience.slurm import parse
+from slurm_resilience.slurm.companion_job import with_companions
 
 HEAD = (
     "NodeName=n1 Arch=x86_64 CoresPerSocket=1  CPUAlloc=4 CPUEfctv=4 CPUTot=4 CPULoad=1.20 "
@@ -124,8 +125,8 @@ RUNNING = ("7", "1000", "RUNNING", "n3", "2", "NO", "gres:gpu:2", "main", "acct"
 COLUMNS = "7               1       2           1       \n"
 
 
-def shown(*fields: str, nodes: str = "n[3-4]") -> str:
-    return "".join(f"{MARK}{field}" for field in (*fields, nodes)) + "\n"
+def shown(*fields: str, nodes: str = "n[3-4]", name: str = "train") -> str:
+    return "".join(f"{MARK}{field}" for field in (*fields, nodes, name)) + "\n"
 
 
 def test_a_job() -> None:
@@ -168,13 +169,27 @@ FREE = st.text(
 ) | st.sampled_from(("x|y", "x\n9|0|RUNNING", "<<>>", "(null)", " UserId=root(0)"))
 
 
-@given(account=FREE, qos=FREE, other=FREE)
+def test_a_companion_is_known_by_its_name() -> None:
+    name = "sres-companion-of-5.2-4711"
+    (job,) = parse.jobs(shown(*RUNNING, name=name), MARK, COLUMNS)
+    assert job.companion_of == (5, 2)
+    main = Job(5, 1000, "RUNNING", nodes=("n1",), restarts=2)
+    both = with_companions({5: main, 7: job})
+    assert both[5].all_nodes == ("n1", "n3", "n4") and both[7].companion_of == (5, 2)
+    # Another user's job, or another run of it.
+    for other in (Job(5, 1001, "RUNNING", restarts=2), Job(5, 1000, "RUNNING", restarts=3)):
+        both = with_companions({7: job, 5: other})
+        assert both[5].companion_nodes == () and both[7].companion_of is None
+    assert with_companions({7: job})[7].companion_of is None
+
+
+@given(account=FREE, qos=FREE, other=FREE, name=FREE)
 def test_nothing_that_a_user_can_name_changes_what_is_read(
-    account: str, qos: str, other: str
+    account: str, qos: str, other: str, name: str
 ) -> None:
     mine = (*RUNNING[:8], account, qos, *RUNNING[10:])
     theirs = ("8", "1001", "RUNNING", "n5", "1", "NO", "N/A", "main", other, other, "(null)", "1:0")
-    text = shown(*mine) + shown(*theirs, nodes="n5")
+    text = shown(*mine, name=name) + shown(*theirs, nodes="n5")
     first, second = parse.jobs(text, MARK, COLUMNS + "8 0 0 1\n")
     assert (first.id, first.uid, first.nodes) == (7, 1000, ("n3", "n4"))
     assert (second.id, second.uid, second.nodes, second.requeue) == (8, 1001, ("n5",), False)
@@ -183,7 +198,7 @@ def test_nothing_that_a_user_can_name_changes_what_is_read(
 
 def test_the_format_asks_for_every_field_behind_the_mark() -> None:
     text = parse.job_format(MARK)
-    assert text.startswith(MARK + "%A") and text.endswith("%N")
+    assert text.startswith(MARK + "%A") and text.endswith("%j")
     assert text.count(MARK) == text.count("%")
 
 

@@ -116,7 +116,7 @@ def _review_supervised(snapshot: ClusterSnapshot) -> Iterator[Note]:
 
 def _compared_with_slurm(snapshot: ClusterSnapshot, entry: Supervised, job: Job) -> Supervised:
     """Return what is known of a supervised job, with what Slurm shows of its nodes now."""
-    held = set(job.nodes)
+    held = set(job.all_nodes)
     seen = tuple(name for name in entry.unseen if name in held)
     nodes = (*entry.nodes, *seen)
     lost = tuple(
@@ -148,7 +148,7 @@ def _announced(
     Slurm's picture may be older than a node that was taken in just now.
     """
     job, known = snapshot.jobs.get(heard.job), snapshot.supervised.get(heard.job)
-    held = set(job.nodes) if job else set()
+    held = set(job.all_nodes) if job else set()
     # One of the job's own may be missing from this listing by chance: the step needs it too.
     announced = dict.fromkeys(n for n in message.nodes if n in snapshot.nodes or n in held)
     lost: tuple[str, ...] = ()

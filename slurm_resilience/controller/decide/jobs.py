@@ -30,6 +30,8 @@ FOLLOW_SECONDS = 600.0
 def requeues(snapshot: ClusterSnapshot) -> Iterator[Action]:
     """Requeue jobs without a batch script, and follow requeued jobs until they run."""
     for job in snapshot.jobs.values():
+        if job.is_zombie and job.companion_of is not None:
+            continue  # its supervisor gives it up
         if job.is_zombie and job.id not in snapshot.pending_requeues:
             if not job.requeue:
                 text = f"job {job.id} has lost its batch script, and may not be requeued"
@@ -129,7 +131,7 @@ def priorities(snapshot: ClusterSnapshot) -> Iterator[RaisePriority]:
         job = snapshot.jobs.get(entry.job)
         if job is None or job.state != "RUNNING" or job.gres or job.restarts != entry.restarts:
             continue
-        missing = min(len(entry.lost), entry.size - len(job.nodes))
+        missing = min(len(entry.lost), entry.size - len(job.all_nodes))
         if snapshot.site.permits_expansion and job.nodes and missing > 0:
             yield RaisePriority(job.id, missing)
 

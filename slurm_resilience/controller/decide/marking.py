@@ -177,7 +177,13 @@ def _must_wait(
 
 def _would_end(snapshot: ClusterSnapshot, job: Job) -> bool:
     """Tell whether the job runs, and no supervisor keeps it alive."""
-    return job.state != "COMPLETING" and job.id not in snapshot.supervised
+    return job.state != "COMPLETING" and not _is_supervised(snapshot, job)
+
+
+def _is_supervised(snapshot: ClusterSnapshot, job: Job) -> bool:
+    """Tell whether a supervisor keeps the job alive, or the one beside which it holds nodes."""
+    main = job.companion_of[0] if job.companion_of is not None else job.id
+    return main in snapshot.supervised
 
 
 def _is_a_move(
@@ -187,7 +193,7 @@ def _is_a_move(
 
     A job that was requeued already does not begin again before all its dead nodes are DOWN.
     """
-    is_needed = any(job.id in snapshot.supervised for job in occupants)
+    is_needed = any(_is_supervised(snapshot, job) for job in occupants)
     is_harmless = not any(_would_end(snapshot, job) for job in occupants)
     return is_needed and is_harmless and not snapshot.nodes[diagnosis.node].is_down
 
@@ -208,9 +214,9 @@ def _is_recovering(snapshot: ClusterSnapshot, dead: Collection[str]) -> bool:
             had = {*job.nodes, *entry.nodes}
             if not requeue.wanted or any(_is_faulty(snapshot, dead, name) for name in had):
                 return True
-        if job.state == "RUNNING" and entry.lost and len(job.nodes) < entry.size:
+        if job.state == "RUNNING" and entry.lost and len(job.all_nodes) < entry.size:
             return True
-        held = {*job.nodes, *entry.lost}
+        held = {*job.all_nodes, *entry.lost}
         if job.state == "COMPLETING" and any(_is_gone(snapshot, dead, name) for name in held):
             return True
     return False

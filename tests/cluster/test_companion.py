@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ OWN = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", "NODE_RANK", "SLURM_NODE
 # Each rank meets all others, tells what it sees, and ends when the test says so.
 PROGRAM = """\
 import json, os, sys, time
+from dataclasses import replace
 from pathlib import Path
 
 agreed, own = {agreed!r}, {own!r}
@@ -128,3 +130,42 @@ def test_a_companion_takes_the_place_of_a_lost_node(
     wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
     wait_for(lambda: not companions(lab), 15, "the companion is given back")
     wait_for(lambda: all_idle(lab), 60, "every node is idle again")
+
+
+def with_companion(job: WorldJob, wait_for: WaitFor, lost: str) -> str:
+    """Take a node's power away; return the number of the companion that takes its place."""
+    wait_for(lambda: job.views(1, 4), 60, job)
+    job.lab.power_off(lost)
+    views = wait_for(lambda: job.views(2, 4), 60, job)
+    return str(views[-1]["companion"])
+
+
+def test_no_companion_outlives_its_job(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    lab = fresh_lab(LabSpec(nodes=6, network=True, gres="gpu:2"))
+    killed, cancelled = (WorldJob(lab, tmp_path, nodes=2) for _ in range(2))
+    numbers = [with_companion(killed, wait_for, "n2"), with_companion(cancelled, wait_for, "n4")]
+    assert all(numbers) and len(companions(lab)) == 2
+    # Nothing of the first one's supervisor is left to end its companion.
+    pids = lab.run(["pgrep", "-f", "sres-resume"], node="n1", check=True).stdout.split()
+    lab.run(["kill", "-9", *pids], node="n1", check=True)
+    wait_for(lambda: "srun ended with 137" in killed.ended(), 20, killed)
+    lab.run(["scancel", str(cancelled.id)], check=True)
+    wait_for(lambda: not companions(lab), 30, "both companions have ended")
+    wait_for(lambda: all_idle(lab), 60, "every node is idle again")
+
+
+def test_the_ladder_goes_on_where_no_companion_comes(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    spec = LabSpec(nodes=2, network=True, gres="gpu:2", daemons=False)
+    lab = fresh_lab(replace(spec, sres_options={"resume": {"swap_wait": 3.0}}))
+    job = WorldJob(lab, tmp_path, "--requeue", nodes=2)
+    wait_for(lambda: job.views(1, 4), 60, job)
+    lab.power_off("n2")
+    lab.run(["scontrol", "update", "node=n2", "state=down", "reason=gone"], check=True)
+    wait_for(lambda: "waiting for 1 node(s) in job" in job.log(), 30, job)
+    wait_for(lambda: job.state() == "PENDING", 30, job)
+    assert companions(lab) == []
+    assert "no second allocation within 3 s" in job.log()

@@ -24,7 +24,7 @@ from slurm_resilience.resume.recovery import NextAttempt
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.simulate.resume.resume_campaign import RESUME_CAMPAIGN
-from slurm_resilience.simulate.resume.resume_faults import ResumeFault
+from slurm_resilience.simulate.resume.resume_faults import ALWAYS_POSSIBLE, ResumeFault
 from slurm_resilience.simulate.resume.resume_rules import (
     AttemptBudget,
     BrokenResumeRule,
@@ -78,7 +78,7 @@ ONCE_BROKEN = (
 """Seeds that broke a rule."""
 
 
-def broken(seed: int, kinds: tuple[ResumeFault, ...] = tuple(Kind)) -> ResumeRule | str:
+def broken(seed: int, kinds: tuple[ResumeFault, ...] = ALWAYS_POSSIBLE) -> ResumeRule | str:
     """Return the rule that a run breaks; empty: none."""
     try:
         simulate_resume(seed, kinds=kinds)
@@ -249,7 +249,7 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
     ),
     "a companion has no script that ends it": (
         ResumeRule.COMPANION,
-        (Kind.NODE_DIES, Kind.SUPERVISOR_DIES),
+        ALWAYS_POSSIBLE,
         ((SimCompanions, "_script_looks", nothing),),
     ),
     "a program with a bug is started for ever": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from random import Random
 from signal import SIGINT, SIGKILL, SIGTERM
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from slurm_resilience.simulate.resume.sim_nodes import NodeContact, SimStep
 
 FAULTS_SECONDS = 900.0
 """Faults happen in the beginning of a run."""
+COMPANION_FAULT_CHANCE, COMPANION_SOON_SECONDS = 0.3, 6.0
+"""Of a fault after each thing that happens to a companion, and how soon it comes."""
 FIRST_SIGNAL_CODE = 129
 SUSPECT_SECONDS = 1.5
 WRONG_SECONDS = 100.0
@@ -51,13 +54,24 @@ class ResumeFault(enum.StrEnum):
     COMPANION_NODE_DIES = "a node of the companion loses its power"
 
 
-COMPANION_FAULTS = (
+_OF_COMPANIONS = (
     ResumeFault.SUPERVISOR_ALONE_DIES,
     ResumeFault.COMPANION_CANCELLED,
     ResumeFault.COMPANION_NODE_DIES,
 )
-"""Kinds that are planned apart, for jobs that may have a companion."""
-ALWAYS_POSSIBLE = tuple(kind for kind in ResumeFault if kind not in COMPANION_FAULTS)
+ALWAYS_POSSIBLE = tuple(kind for kind in ResumeFault if kind not in _OF_COMPANIONS)
+COMPANION_FAULTS = (
+    *_OF_COMPANIONS,
+    ResumeFault.SUPERVISOR_DIES,
+    ResumeFault.CANCEL_JOB,
+    ResumeFault.CANCEL_STEP,
+    ResumeFault.REQUEUE_JOB,
+    ResumeFault.NODE_DIES,
+    ResumeFault.SLURM_AWAY,
+    ResumeFault.SLURM_LOSES,
+    ResumeFault.SLURM_REFUSES,
+)
+"""Kinds that strike while a companion is asked for, starts, or has just started."""
 
 
 class PlannedResumeFault(NamedTuple):
@@ -78,6 +92,19 @@ class ResumeFaults:
         self.client: SimJobSlurm
         self.link: SimLink
         self.sresctld_is_there = True
+
+    def follow_companions(self, random: Random) -> None:
+        """Have faults strike soon after what happens to companions."""
+        companions, schedule = self._world.companions, self._world.schedule
+
+        def strike_soon() -> None:
+            if random.random() < COMPANION_FAULT_CHANCE:
+                kind, node = random.choice(COMPANION_FAULTS), random.randrange(100)
+                soon = random.uniform(0.0, COMPANION_SOON_SECONDS)
+                fault = PlannedResumeFault(0.0, kind, node, random.uniform(5.0, 400.0))
+                schedule.after(soon, self._strike, fault)
+
+        companions.on_event = strike_soon
 
     def begin(self) -> None:
         """Put all of them on the schedule."""

@@ -27,7 +27,6 @@ from slurm_resilience.resume.srun.task_reports import StepReports, TaskReports
 from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.simulate.resume.resume_faults import (
     ALWAYS_POSSIBLE,
-    COMPANION_FAULTS,
     FAULTS_SECONDS,
     PlannedResumeFault,
     ResumeFault,
@@ -52,8 +51,6 @@ from slurm_resilience.slurm.companion_job import UNUSED_SECONDS
 
 MOST_FAULTS = 5
 JOB = 7
-COMPANION_FAULT_SHARE = 0.3
-"""Part of the runs that have each of their faults, where a job may have a companion."""
 AFTERWARDS_SECONDS = UNUSED_SECONDS + 100.0
 """For companions to end after the end of a run."""
 LIVING_SHARE = 0.4
@@ -166,17 +163,6 @@ def plan_faults(random: Random, kinds: Collection[ResumeFault]) -> list[PlannedR
     ]
 
 
-def _companion_faults(random: Random, kinds: Collection[ResumeFault]) -> list[PlannedResumeFault]:
-    """Return what happens to a companion, of a job that may have one."""
-    chosen = [kind for kind in COMPANION_FAULTS if random.random() < COMPANION_FAULT_SHARE]
-    if not set(ALWAYS_POSSIBLE) <= set(kinds):
-        return []
-    return [
-        PlannedResumeFault(random.uniform(0.0, FAULTS_SECONDS), kind, 0, random.uniform(5.0, 400.0))
-        for kind in chosen
-    ]
-
-
 def _site(random: Random, base: Path, seed: int, size: int) -> SiteSettings:
     program, tasks_per_node = _program(random), random.randint(1, 2)
     return SiteSettings(
@@ -271,11 +257,12 @@ class ResumeRun:
         if random.random() < 0.2:
             world.books.deadline = random.uniform(200.0, 4000.0)
             world.schedule.at(world.books.deadline, self._time_limit)
-        if gres:
-            self.faults += _companion_faults(Random(f"companion {seed}"), kinds)
         self.permits_expansion = random.random() < 0.8
         self.with_sresctld = random.random() < 0.75
         self.plan = ResumeFaults(world, self.faults)
+        if set(ALWAYS_POSSIBLE) <= set(kinds):
+            # Drawn apart, so that a seed without a companion is the same run as ever.
+            self.plan.follow_companions(Random(f"companion {seed}"))
         world.progress.strike_node = lambda name: self.plan.dies(name, 0.0)
 
     def run(self) -> SimulatedResume:

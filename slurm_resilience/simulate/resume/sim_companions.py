@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from slurm_resilience.simulate.resume.resume_rules import ResumeRule
@@ -27,6 +27,8 @@ class SimCompanions:
     def __init__(self, world: ResumeWorld) -> None:
         self._world = world
         self._held: dict[int, SimCompanion] = {}
+        self.on_event: Callable[[], None] = lambda: None
+        """Called when one is asked for, and when one gets its nodes: faults follow it."""
         self.granted = 0
         """So many have got their nodes."""
 
@@ -45,6 +47,7 @@ class SimCompanions:
         late = world.random.random() < LATE_CHANCE
         most = LATEST_SECONDS if late else 1.0
         world.schedule.after(world.random.uniform(0.05, most), self._grant, number)
+        self.on_event()
         return number
 
     def _grant(self, number: int) -> None:
@@ -60,6 +63,7 @@ class SimCompanions:
         self.granted += 1
         world.note(f"companion {number} gets {','.join(companion.nodes)}")
         world.schedule.after(LOOK_SECONDS, self._script_looks, number)
+        self.on_event()
 
     def _script_looks(self, number: int) -> None:
         """Do what the companion's batch script does."""

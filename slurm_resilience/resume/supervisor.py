@@ -329,7 +329,8 @@ class Supervisor:
         if crashes.crash is not None:
             code, noticed = crashes.crash.code, crashes.noticed
             return StepEnd(code, step.speaker, stopped_by_us=True, noticed=noticed)
-        return self._training.told_end(step.main) or StepEnd(step.code, step.speaker)
+        speaker = step.cancelled_part or step.speaker
+        return self._training.told_end(step.main) or StepEnd(step.code, speaker)
 
     def _end_others(self, step: StepSet, lost: SrunStep) -> StepEnd:
         """End the parts of an attempt that would wait for one that is gone."""

@@ -30,7 +30,7 @@ from slurm_resilience.simulate.resume.resume_rules import (
     BrokenResumeRule,
     ResumeRule,
 )
-from slurm_resilience.simulate.resume.resume_simulation import simulate_resume
+from slurm_resilience.simulate.resume.resume_simulation import COMPANION_SEED, simulate_resume
 from slurm_resilience.simulate.resume.sim_companions import SimCompanions
 from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
 
@@ -74,6 +74,9 @@ ONCE_BROKEN = (
     9035331,
     # A node that eats attempts, and was left long ago, made the next relaunch come at once.
     9013962,
+    # A person's cancel of one part of an attempt, while the other one was being ended.
+    762,
+    *(1_000_000_630, 1_000_001_295),
 )
 """Seeds that broke a rule."""
 
@@ -265,7 +268,13 @@ def test_a_broken_supervisor_is_found(name: str, monkeypatch: pytest.MonkeyPatch
     rule, kinds, patches = MUTATIONS[name]
     for owner, attribute, mutant in patches:
         monkeypatch.setattr(owner, attribute, mutant)
-    assert rule in (broken(seed, kinds) for seed in range(MOST_RUNS))
+    first = COMPANION_SEED if rule is ResumeRule.COMPANION else 0
+    assert rule in (broken(first + seed, kinds) for seed in range(MOST_RUNS))
+
+
+def test_companions_are_among_the_runs() -> None:
+    runs = [simulate_resume(COMPANION_SEED + seed) for seed in range(20)]
+    assert sum(run.companions for run in runs) > 5
 
 
 def test_every_rule_can_be_broken() -> None:

@@ -11,7 +11,7 @@ from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation.allocation import SECOND, Allocation, Companion
 from slurm_resilience.resume.allocation.swap import Doubts, NoIdleNode
 from slurm_resilience.resume.srun.step import SrunStep
-from slurm_resilience.slurm.companion_job import CompanionRequest, companion_name
+from slurm_resilience.slurm.companion_job import UNUSED_SECONDS, CompanionRequest, companion_name
 from slurm_resilience.slurm.hostlists import fold
 
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.1, 2.0
@@ -54,6 +54,9 @@ def obtain(
         SlurmError: Slurm refuses.
         NotFound: the job is over.
     """
+    if allocation.companions.held:
+        # They are not used meanwhile, and would end themselves.
+        patience = min(patience, UNUSED_SECONDS / 2)
     deadline = allocation.clock.monotonic() + patience
     avoided: set[str] = set()
     for _ in range(MOST_ASKED):
@@ -74,7 +77,10 @@ def obtain(
             return None
         doubtful = doubts(companion.nodes)
         if not doubtful:
+            over = [held.id for held in allocation.companions.held if allocation.is_over(held.id)]
             allocation.companions.held.append(companion)
+            if over:
+                raise CompanionEnded(f"{SECOND}, job {over[0]}, has ended meanwhile")
             return companion
         release(allocation, number)
         avoided |= set(doubtful)

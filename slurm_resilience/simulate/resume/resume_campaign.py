@@ -8,8 +8,11 @@ import msgspec
 
 from slurm_resilience.simulate.campaign import Campaign, SeedFailure
 from slurm_resilience.simulate.resume.resume_rules import BrokenResumeRule
-from slurm_resilience.simulate.resume.resume_simulation import simulate_resume
+from slurm_resilience.simulate.resume.resume_simulation import COMPANION_SEED, simulate_resume
 from slurm_resilience.simulate.schedule import StandsStill
+
+COMPANION_SHARE = 5
+"""One in so many runs is of a job that needs a second allocation."""
 
 
 class ResumeFigures(msgspec.Struct):
@@ -22,6 +25,8 @@ class ResumeFigures(msgspec.Struct):
     resume_attempts: int = 0
     resume_joins: int = 0
     """Join steps of trainings that live on without a lost node."""
+    resume_companions: int = 0
+    """Second allocations that got their nodes."""
     resume_job_runs: int = 0
     """Starts of the job: one, and one for each requeue."""
     resume_ended_well: int = 0
@@ -39,6 +44,9 @@ def run_sruns(seed: int, runs: int) -> ResumeFigures:
     figures = ResumeFigures(seed, resume_kinds={}, resume_failures=[])
     for number in range(seed, seed + runs):
         figures.resume_runs += 1
+        # Else few jobs lose a node and can have a second allocation for it.
+        of_companions = number % COMPANION_SHARE == 0 and number < COMPANION_SEED
+        number += COMPANION_SEED if of_companions else 0
         try:
             run = simulate_resume(number)
         except (BrokenResumeRule, StandsStill) as error:
@@ -49,6 +57,7 @@ def run_sruns(seed: int, runs: int) -> ResumeFigures:
         else:
             figures.resume_attempts += run.attempts
             figures.resume_joins += run.joins
+            figures.resume_companions += run.companions
             figures.resume_job_runs += run.job_runs
             figures.resume_ended_well += run.code == 0
             figures.resume_events += run.events

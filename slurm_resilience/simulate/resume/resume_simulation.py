@@ -51,6 +51,8 @@ from slurm_resilience.slurm.companion_job import UNUSED_SECONDS
 
 MOST_FAULTS = 5
 JOB = 7
+COMPANION_SEED = 1_000_000_000
+"""Runs from this seed on are of a job that loses a node early, and can have a companion."""
 AFTERWARDS_SECONDS = UNUSED_SECONDS + 100.0
 """For companions to end after the end of a run."""
 LIVING_SHARE = 0.4
@@ -66,6 +68,8 @@ class SimulatedResume(NamedTuple):
     events: int
     joins: int
     """Join steps of trainings that re-form their own world."""
+    companions: int
+    """Second allocations that got their nodes."""
     code: int | None
     """The supervisor's exit code; None: it was killed."""
 
@@ -163,6 +167,12 @@ def plan_faults(random: Random, kinds: Collection[ResumeFault]) -> list[PlannedR
     ]
 
 
+def _early_loss(random: Random, size: int) -> PlannedResumeFault:
+    """Return the loss of a node of the job that does not run its script."""
+    kind = random.choice((ResumeFault.NODE_DIES, ResumeFault.NODE_CUT, ResumeFault.NODE_SICK))
+    return PlannedResumeFault(random.uniform(5.0, 60.0), kind, random.randint(1, size - 1), 9.0)
+
+
 def _site(random: Random, base: Path, seed: int, size: int) -> SiteSettings:
     program, tasks_per_node = _program(random), random.randint(1, 2)
     return SiteSettings(
@@ -170,10 +180,12 @@ def _site(random: Random, base: Path, seed: int, size: int) -> SiteSettings:
         program,
         tasks_per_node=tasks_per_node,
         slurmd_timeout=random.choice((30.0, 300.0)),
-        no_kill=random.random() < 0.5,
+        no_kill=random.random() < 0.5 or seed >= COMPANION_SEED,
         kill_on_bad_exit=random.random() < 0.5,
         # Drawn apart, so that a seed without such a program is the same run as ever.
-        living=_living(Random(f"living {seed}"), size, tasks_per_node),
+        living=_living(Random(f"living {seed}"), size, tasks_per_node)
+        if seed < COMPANION_SEED
+        else None,
     )
 
 
@@ -235,11 +247,15 @@ class ResumeRun:
         self.size = random.randint(1, 4)
         inside, spare = random.choice((0, 0, 1, 2)), random.choice((0, 1, 1, 3))
         fewest = random.choice((0, 0, max(1, self.size - 1)))
+        self.for_companions = seed >= COMPANION_SEED
+        if self.for_companions:
+            self.size, inside, spare, fewest = max(2, self.size), 0, max(1, spare), 0
+            self.faults.append(_early_loss(Random(f"loss {seed}"), self.size))
         self.words = [
             random.choice((f"-N{self.size}", f"--auto-resume-spares={inside}")),
             f"--auto-resume-min-nodes={fewest}",
         ]
-        gres = "gpu:4" if random.random() < 0.25 else ""
+        gres = "gpu:4" if random.random() < 0.25 or self.for_companions else ""
         names = [f"n{number}" for number in range(1, self.size + inside + spare + 1)]
         self.limits = ResumeSettings(
             swap_wait=random.choice((60.0, 600.0)),
@@ -289,6 +305,7 @@ class ResumeRun:
             [fault.kind.value for fault in self.faults],
             world.schedule.count,
             world.seen.joins,
+            world.companions.granted,
             code,
         )
 
@@ -399,6 +416,7 @@ class ResumeRun:
         world.seen.is_over = True
         for step in list(world.steps.values()):
             world.kill_step(step, "")  # Slurm does that to a step whose srun is gone
+        world.schedule.run(max(world.schedule.now, FAULTS_SECONDS))
         world.schedule.run(max(world.schedule.now, world.books.slurmctld_back) + 1.0)
         world.schedule.run(world.schedule.now + AFTERWARDS_SECONDS)
         for companion in world.companions.values():

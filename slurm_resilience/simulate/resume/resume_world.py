@@ -451,6 +451,8 @@ class ResumeWorld:
             return
         ended, started = self.seen.person_ended_at, srun.started - BOOTED_SECONDS
         forgiven = srun.is_join and self._is_just_cancelled(started)
+        # The end of its attempt, cancelled a moment before, is on its way.
+        forgiven |= srun.is_companion
         if ended is not None and ended < started and not forgiven:
             self._check_person()
         self._check_writers(step, name)

@@ -16,7 +16,7 @@ from slurm_resilience.simulate.resume.sim_nodes import NodeContact, SimStep
 FAULTS_SECONDS = 900.0
 """Faults happen in the beginning of a run."""
 COMPANION_FAULT_CHANCE, COMPANION_SOON_SECONDS = 0.3, 6.0
-"""Of a fault after each thing that happens to a companion, and how soon it comes."""
+"""Chance of a fault after each thing that happens to a companion, and how soon it comes."""
 FIRST_SIGNAL_CODE = 129
 SUSPECT_SECONDS = 1.5
 WRONG_SECONDS = 100.0

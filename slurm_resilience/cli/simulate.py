@@ -196,6 +196,7 @@ def resume_report(figures: ResumeFigures) -> str:
         ("violations", figures.resume_violations),
         ("attempts", figures.resume_attempts),
         ("join steps", figures.resume_joins),
+        ("second allocations", figures.resume_companions),
         ("starts of the job", figures.resume_job_runs),
         ("ended well", figures.resume_ended_well),
         ("events", figures.resume_events),

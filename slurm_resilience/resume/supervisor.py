@@ -338,7 +338,9 @@ class Supervisor:
         report.say(f"the part in job {lost.job} has ended with {lost.code}: ending the others")
         faulty = {} if lost is step.main else lost_with(self._allocation, lost)
         self._end(step, at_once=True)
-        return StepEnd(lost.code, lost, faulty=faulty, noticed=noticed)
+        # A person who cancels the step cancels each of its parts.
+        speaker = step.main if step.main.told_end.cancelled else lost
+        return StepEnd(lost.code, speaker, faulty=faulty, noticed=noticed)
 
     def _stop(self, step: StepSet, bad: Mapping[str, NodeVerdict]) -> StepEnd:
         """End a step that must leave nodes."""

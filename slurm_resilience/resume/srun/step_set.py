@@ -40,8 +40,12 @@ class StepSet:
 
     @property
     def cancelled_part(self) -> SrunStep | None:
-        """Return the srun that told of an end by another before we ended it; None: none did."""
-        return next((part for part in self.parts if any(part.told_end)), None)
+        """Return the srun that told of an end by another before we ended it; None: none did.
+
+        Slurm's own line comes before what its end looked like to srun.
+        """
+        told = [part for part in self.parts if part.told_end.cancelled]
+        return next(iter([*told, *(part for part in self.parts if any(part.told_end))]), None)
 
     @property
     def code(self) -> int:

@@ -216,12 +216,17 @@ class ResumeFaults:
         steps = list(world.steps.values())
         if world.site.living is not None and steps:
             steps = [world.random.choice(steps)]  # an end of any of them ends them all
+        tokens = {step.srun.token for step in steps}
+        failed = next((code for t, code in world.seen.failures.items() if t in tokens), 0)
         for step in steps:
             # Where the step is ending for another reason, or the supervisor's own order is on its
             # way, Slurm's words are not a person's. After SIGTERM srun's still are.
             counts = step.srun.running and step.killed_at is None and len(step.tasks) == step.size
             counts = counts and step.ordered != "KILL"
-            first_failure, told_before = step.first_failure, step.end_is_told
+            # A failure counts for all parts of an attempt, as it does within one step.
+            lives = world.site.living is not None
+            first_failure = step.first_failure if lives else failed
+            told_before = step.end_is_told
             world.kill_step(step, "***")
             told = step.end_is_told and not told_before and not step.ordered
             believed = self._is_believed(step, first_failure, told)

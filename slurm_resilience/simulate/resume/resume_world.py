@@ -173,6 +173,8 @@ class SeenByRules:
     """The step that he has cancelled, if it was one."""
     joins: int = 0
     """Join steps that were started."""
+    failures: dict[str, int] = field(default_factory=dict)
+    """By attempt: the code of the first task that failed, of those that could be told of."""
     is_over: bool = False
     """The last supervisor has ended: only what it has left is looked at."""
     given_back: set[int] = field(default_factory=set)
@@ -617,6 +619,8 @@ class ResumeWorld:
         reachable = self.nodes[task.node].contact is NodeContact.FINE
         if reachable:
             step.first_failure = step.first_failure or code
+            if code:
+                self.seen.failures.setdefault(step.srun.token, code)
         self.note(f"task {task.number} of step {step.name} on {task.node} ends with {code}")
         if reachable:
             step.untold.add(task.number)

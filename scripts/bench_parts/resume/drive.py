@@ -84,11 +84,14 @@ class RungRun(Demo):
         rung, folder = self._rung, self.work / "main"
         folder.mkdir()
         words = [str(TEMPLATES / "train_ddp.py"), f"--steps={self.steps}", "--checkpoint-every=50"]
-        if "--no-python" in rung.srun:
-            # torchrun's parser would take the script's own options for shortened ones of its own.
-            words = ["bash", "-c", 'exec "$@"', "rank", sys.executable, "-u", *words]
         words += [f"--pace={self.pace}", f"--folder={folder}/checkpoints"]
         words += [f"--log={folder}/steps.jsonl"]
+        if "--no-python" in rung.srun:
+            # torchrun takes the script's own options for shortened ones of its own.
+            rank = folder / "rank.sh"
+            rank.write_text(f"#!/bin/bash\nexec {shlex.join([sys.executable, '-u', *words])}\n")
+            rank.chmod(0o755)
+            words = [str(rank)]
         script = folder / "train.sbatch"
         script.write_text(
             f"#!/bin/bash\ndate +%s.%N >> {folder}/began\n{rung.srun} {shlex.join(words)}\n"

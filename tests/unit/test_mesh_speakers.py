@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from slurm_resilience.mesh.events import ConnectionProven, MessageReceived
 from slurm_resilience.mesh.mesh import Mesh
-from slurm_resilience.mesh.messages import KeyChange
-from slurm_resilience.mesh.model import GenerationEnd, Peer, PeerStatus
+from slurm_resilience.mesh.messages import KeyChange, Reachable, Speaks
+from slurm_resilience.mesh.model import GenerationEnd, Member, Peer, PeerStatus
+from slurm_resilience.mesh.protocol.relay import Relay
 from slurm_resilience.mesh.rendezvous import SharedDirectory
 from tests.unit.mesh_peers import LIMIT, Crew, crew, leave, until, world
 
@@ -121,3 +123,15 @@ def test_a_replaced_rank_comes_back(tmp_path: Path) -> None:
         until(lambda: all(mesh.end is not None for mesh in left), "all know of the end")
         leave(left, after)
         world([*left, newcomer], SEATS)
+
+
+def test_a_rank_that_does_not_speak_is_seldom_awake() -> None:
+    peers = [Peer(f"peer-{seat}", seat, node=f"node{seat // 2}") for seat in range(4)]
+    patience = 2.0
+    relay = Relay(peers[1], 0.0, lambda: patience, lambda _: PeerStatus())
+    relay.step(ConnectionProven(1, peers[0], PeerStatus()), 0.0)
+    relay.step(MessageReceived(1, peers[0].id, peers[0].id, Speaks((1, 0))), 0.0)
+    members = tuple(Member(peer, PeerStatus()) for peer in peers[2:])
+    relay.step(MessageReceived(1, peers[0].id, peers[0].id, Reachable((1, -2), members)), 0.0)
+    relay.tick(1.0)
+    assert relay.wake_at >= 1.0 + patience / 4

@@ -172,7 +172,7 @@ class Relay:
         for way in [way for way in self._ways.values() if way.chosen is None]:
             if now - way.lost_at >= HOLD_SECONDS:
                 self._forget(way, "no way leads to it", "lost")
-        if self._key == self._near.best_key != NO_KEY:
+        if self._searches:
             reached = {offer.member.peer.node for offer in self._far_offers()}
             self._effects += map(Dial, self._search.due(reached, now))
         self._asked = self._wake_at(now)
@@ -188,8 +188,15 @@ class Relay:
         """When `tick` must be called, if nothing happens before."""
         return self._asked
 
+    @property
+    def _searches(self) -> bool:
+        """Tell whether this process looks for the other nodes."""
+        return self._key == self._near.best_key != NO_KEY
+
     def _wake_at(self, now: float) -> float:
-        due = [now + self._near.patience() / 4, self._search.next_at]
+        due = [now + self._near.patience() / 4]
+        if self._searches:
+            due.append(self._search.next_at)
         due += [way.lost_at + HOLD_SECONDS for way in self._ways.values() if way.chosen is None]
         if now < self._start_until:
             due.append(self._start_until)

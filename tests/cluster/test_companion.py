@@ -72,7 +72,8 @@ class WorldJob(Job):
     def views(self, attempt: int, tasks: int = 8) -> list[dict[str, Any]]:
         """Return what an attempt's tasks have told, by rank; nothing while some are missing."""
         path = self.folder / "views"
-        lines = path.read_text().splitlines() if path.exists() else []
+        # The last line may be half written.
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
         views = [json.loads(line) for line in lines]
         mine = [view for view in views if view["SRES_TOKEN"].endswith(f".{attempt}")]
         return sorted(mine, key=lambda v: int(v["SLURM_PROCID"])) if len(mine) == tasks else []

@@ -83,7 +83,7 @@ class Site:
         self._played: subprocess.Popen[str] | None = None
         self._served: subprocess.Popen[str] | None = None
         self.process = psutil.Process()
-        self.most_bytes = self.found_at = 0.0
+        self.most_bytes = self.most_own_bytes = self.found_at = 0.0
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -178,6 +178,13 @@ class Site:
             console.print(f"  {said}")
         raise click.ClickException(f"the player has ended:\n{self.log()}")
 
+    def reads(self, pyslurm: str) -> dict[str, Any]:
+        """Return what one listing of all nodes and jobs costs, by each client."""
+        words = [sys.executable, str(HERE / "reads.py")]
+        env = {"PYTHONPATH": pyslurm} if pyslurm else {}
+        found: dict[str, Any] = json.loads(self.lab.run(words, env=env, check=True).stdout)
+        return found
+
     def silence(self, names: list[str]) -> float:
         """Switch nodes off: no beat, and no answer to anything; return when (epoch)."""
         routes = [f"route add blackhole {self.addresses[n]}/32 table local" for n in names]
@@ -220,7 +227,9 @@ class Site:
                 family = [self.process, *self.process.children(recursive=True)]
             except psutil.Error:
                 return
-            self.most_bytes = max(self.most_bytes, sum(map(_pss_bytes, family)))
+            sizes = [_pss_bytes(process) for process in family]
+            self.most_own_bytes = max(self.most_own_bytes, sizes[0])
+            self.most_bytes = max(self.most_bytes, sum(sizes))
 
     def log(self) -> str:
         """Return the end of what sresctld and the player said."""
@@ -301,14 +310,16 @@ def measure_small(nodes: int) -> dict[str, Any]:
     return result
 
 
-def measure(nodes: int, seconds: float) -> dict[str, Any]:
-    """Measure everything on a cluster of so many nodes."""
+def measure(nodes: int, seconds: float, pyslurm: str) -> dict[str, Any]:
+    """Measure everything on a cluster of so many nodes, pyslurm in a directory of its own."""
     result: dict[str, Any] = {"bench": "controller", "nodes": nodes}
     for site in sites(nodes):
         result |= _quiet(site, seconds)
+        result |= site.reads(pyslurm)
         result |= _one_fault(site)
         result |= _storm(site)
         result["rss_mb"] = site.most_bytes / 1e6
+        result["rss_mb_without_commands"] = site.most_own_bytes / 1e6
     return result
 
 
@@ -396,12 +407,13 @@ def report(result: dict[str, Any]) -> Table:
 @click.command(help=__doc__)
 @click.option("--nodes", default=10_000, show_default=True, type=click.IntRange(20, 60_000))
 @click.option("--seconds", default=60.0, show_default=True, type=click.FloatRange(5))
+@click.option("--pyslurm", default="", help="Its directory, if sresctld is not to read by it.")
 @click.option(
     "--json", "output", type=click.Path(path_type=Path), help="Write the result here too."
 )
-def main(nodes: int, seconds: float, output: Path | None) -> None:
+def main(nodes: int, seconds: float, pyslurm: str, output: Path | None) -> None:
     small = measure_small(SMALL_NODES) if nodes > SMALL_NODES else {}
-    result = measure(nodes, seconds) | small
+    result = measure(nodes, seconds, pyslurm) | small
     console.print(report(result))
     if output is not None:
         output.write_text(json.dumps(result, indent=2) + "\n")

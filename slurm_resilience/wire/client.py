@@ -119,7 +119,7 @@ class Connection:
             WireError: the connection is gone, or the other side does not take it in time.
         """
         body = FRAMES.encode(message)
-        self._send(self._out.close(body) if self._out else body)
+        self._send(FRAMES.frame(self._out.close(body) if self._out else body))
 
     def beat(self, number: int) -> None:
         """Send a sign of life: a light one, where sresctld takes such.
@@ -135,9 +135,9 @@ class Connection:
         else:
             self.send(Beat(number))
 
-    def _send(self, body: bytes) -> None:
+    def _send(self, frame: bytes) -> None:
         try:
-            self._sock.sendall(FRAMES.frame(body))
+            self._sock.sendall(frame)
         except OSError as error:
             raise WireError(f"the connection to sresctld is lost: {error}") from None
 

@@ -16,6 +16,7 @@ import hmac
 import msgspec
 
 from slurm_resilience.errors import WireError
+from slurm_resilience.wire.frames import FrameCodec
 from slurm_resilience.wire.messages import Welcome
 
 KEY_BYTES = 32
@@ -28,21 +29,24 @@ FROM_CLIENT, FROM_SERVER, _WELCOME = b"sres client", b"sres server", b"sres welc
 _BEATS = b"sres beats"
 """A use within each direction: no mark is part of a tag."""
 _BLOCK_BITS = 3
-_MARKS_AT_ONCE = 1 << _BLOCK_BITS
+_BEATS_AT_ONCE = 1 << _BLOCK_BITS
+_BEAT_HEAD = FrameCodec.frame(bytes(MARK_BYTES))[:-MARK_BYTES]
+LIGHT_BEAT_BYTES = len(_BEAT_HEAD) + MARK_BYTES
+"""The size of a light beat's frame."""
 
 
 class FrameSeal:
     """Tags for the frames of one direction, in their order."""
 
-    __slots__ = ("_key", "_keyed", "_marks", "_marks_block", "_number")
+    __slots__ = ("_beats", "_beats_block", "_key", "_keyed", "_number")
 
     def __init__(self, key: bytes, use: bytes) -> None:
         self._key = hashlib.blake2b(use, key=key).digest()
         self._keyed = hashlib.blake2b(key=self._key, digest_size=TAG_BYTES)
         """Before the first byte: every tag begins with it."""
         self._number = 0
-        self._marks, self._marks_block = b"", -1
-        """Those of a few places one after the other, with their number."""
+        self._beats, self._beats_block = b"", -1
+        """Light beats for a few places one after the other, and the number of these few."""
 
     def close(self, body: bytes) -> bytes:
         """Return a frame's body with its tag behind it."""
@@ -76,26 +80,29 @@ class FrameSeal:
         return tag.digest()
 
     def beat(self) -> bytes:
-        """Return the next frame's body: the mark of a light beat."""
-        mark = self._next_mark()
-        self._number += 1
-        return mark
+        """Return the next frame, with its head: a light beat."""
+        number = self._number
+        if number >> _BLOCK_BITS != self._beats_block:
+            self._make_beats(number >> _BLOCK_BITS)
+        at = (number & _BEATS_AT_ONCE - 1) * LIGHT_BEAT_BYTES
+        self._number = number + 1
+        return self._beats[at : at + LIGHT_BEAT_BYTES]
 
-    def is_beat(self, mark: bytes | memoryview) -> bool:
-        """Tell whether the next frame is a light beat with this mark, and count it if it is."""
+    def is_beat(self, frame: bytes | memoryview) -> bool:
+        """Tell whether the next frame is a light beat, and is this one; count it if so."""
         # Plainly compared: how long that takes tells of a mark that is spent with this one try.
-        if mark != self._next_mark():
-            return False
-        self._number += 1
-        return True
+        number = self._number
+        if frame == self.beat():
+            return True
+        self._number = number
+        return False
 
-    def _next_mark(self) -> bytes:
-        block, place = self._number >> _BLOCK_BITS, self._number & _MARKS_AT_ONCE - 1
-        if block != self._marks_block:
-            number = block.to_bytes(8, "big")
-            self._marks = hashlib.blake2b(number, key=self._key, person=_BEATS).digest()
-            self._marks_block = block
-        return self._marks[place * MARK_BYTES : (place + 1) * MARK_BYTES]
+    def _make_beats(self, block: int) -> None:
+        number = block.to_bytes(8, "big")
+        marks = hashlib.blake2b(number, key=self._key, person=_BEATS).digest()
+        places = range(0, len(marks), MARK_BYTES)
+        self._beats = b"".join(_BEAT_HEAD + marks[at : at + MARK_BYTES] for at in places)
+        self._beats_block = block
 
 
 def welcome(key: bytes, peers: tuple[str, ...]) -> Welcome:

@@ -24,6 +24,7 @@ from slurm_resilience.wire.messages import (
 from slurm_resilience.wire.seal import (
     FROM_CLIENT,
     FROM_SERVER,
+    LIGHT_BEAT_BYTES,
     MARK_BYTES,
     TAG_BYTES,
     FrameSeal,
@@ -39,9 +40,6 @@ BEAT_HEADS = {
     for size in range(len(FRAMES.encode(Beat(0))), len(FRAMES.encode(Beat(1 << 63))) + 1)
 }
 """The first bytes of a sealed beat's frame, up to the beat's number, by the size of the frame."""
-LIGHT_BEAT_HEAD = FRAMES.frame(bytes(MARK_BYTES))[:HEAD_BYTES]
-LIGHT_BEAT_BYTES = HEAD_BYTES + MARK_BYTES
-"""The size of a light beat's frame."""
 MAX_BACKLOG_BYTES = 4 << 20
 """Bytes queued for one client that does not read; past it the connection is cut."""
 
@@ -178,9 +176,7 @@ class ServedConnection(asyncio.BufferedProtocol):
             return False
         if size == LIGHT_BEAT_BYTES:
             # Anything else is left to the slow path, which tells what is wrong with it.
-            if self._scratch[:HEAD_BYTES] != LIGHT_BEAT_HEAD:
-                return False
-            return self._in.is_beat(self._scratch[HEAD_BYTES:size])
+            return self._in.is_beat(self._scratch[:size])
         head = BEAT_HEADS.get(size)
         if head is None:
             return False
@@ -308,7 +304,7 @@ class ServedConnection(asyncio.BufferedProtocol):
             return body
         if len(body) != MARK_BYTES:
             return self._in.open(body)
-        if not self._in.is_beat(body):
+        if not self._in.is_beat(FRAMES.frame(body)):
             raise WireError("a beat was changed on its way, or comes from another program")
         return FRAMES.encode(Beat(self.frames))
 

@@ -885,11 +885,11 @@ def test_a_beat_of_another_key_ends_the_connection(sresctld: Sresctld) -> None:
     assert read(sock) is None and sresctld.beaten == []
 
 
-def test_a_mark_is_good_once_and_in_its_place() -> None:
+def test_a_light_beat_is_good_once_and_in_its_place() -> None:
     """A light beat has nothing to seal: it must be the mark that only its place has."""
     sender = seal.FrameSeal(KEY, seal.FROM_CLIENT)
     frames = [sender.beat() for _ in range(10)]
-    assert len(set(frames)) == 10 and {len(mark) for mark in frames} == {seal.MARK_BYTES}
+    assert len(set(frames)) == 10 and {len(frame) for frame in frames} == {seal.LIGHT_BEAT_BYTES}
     receiver = seal.FrameSeal(KEY, seal.FROM_CLIENT)
     for place, mark in enumerate(frames):
         for wrong in (*frames[:place], *frames[place + 1 :], b"", mark + b"x", mark[:-1]):
@@ -945,10 +945,14 @@ def test_a_forged_light_beat_ends_the_connection(sresctld: Sresctld, forge: str)
     assert isinstance(read(sock), Welcome)
     sender = seal.FrameSeal(KEY, seal.FROM_CLIENT)
     first, _, third = (sender.beat() for _ in range(3))
-    sock.sendall(FRAMES.frame(first))
+    sock.sendall(first)
     until(lambda: sresctld.beaten, "it has beaten")
-    known = {"another mark": b"x" * 8, "the last one again": first, "one that comes later": third}
-    sock.sendall(FRAMES.frame(known[forge]))
+    known = {
+        "another mark": first[:4] + b"x" * 8,
+        "the last one again": first,
+        "one that comes later": third,
+    }
+    sock.sendall(known[forge])
     sealed = exactly(sock, FRAMES.unpack_length(exactly(sock, 4)))
     answer = FRAMES.unpack(seal.FrameSeal(KEY, seal.FROM_SERVER).open(sealed))
     assert isinstance(answer, Refused) and "changed on its way" in answer.reason

@@ -25,7 +25,6 @@ from slurm_resilience.errors import SresError
 from slurm_resilience.wire import munge
 from slurm_resilience.wire.messages import (
     FRAMES,
-    Beat,
     Challenge,
     Hello,
     Message,
@@ -128,11 +127,10 @@ class Player:
         due, number = time.monotonic(), 0
         while True:
             slot = number % SLOTS
-            body = FRAMES.encode(Beat(number // SLOTS))
             for name in self.names[slot::SLOTS]:
                 played = self.played.get(name)
                 if played is not None and name not in self.silent:
-                    self._send(name, played, body)
+                    self._beat_once(name, played)
             number, due = number + 1, due + self.beat_seconds / SLOTS
             behind = time.monotonic() - due
             if behind > LATE_SECONDS:
@@ -141,9 +139,9 @@ class Player:
             elif behind < 0:
                 time.sleep(-behind)
 
-    def _send(self, name: str, played: Played, body: bytes) -> None:
+    def _beat_once(self, name: str, played: Played) -> None:
         try:
-            played.send(body)
+            played.sock.sendall(played.seal.beat())
             self.beats += 1
         except OSError:
             self.lost += 1

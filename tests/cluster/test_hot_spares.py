@@ -91,6 +91,7 @@ def test_a_job_that_loses_a_node_gets_the_spare_before_a_full_queue(
     assert lost not in {task["host"] for task in second}
     states = lab.run(["squeue", "-h", "-o", "%T", "-j", ",".join(map(str, waiting))]).stdout
     assert set(states.split()) == {"PENDING"}
+    print(lab.run([str(own_bin() / "sres"), "spares"]).stdout)
     wait_for(lambda: "sres-gift" not in reservations(lab), 30, "the gift has ended")
     job.let_end()
     wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)

@@ -166,6 +166,8 @@ def test_nothing_is_done_while_reservations_cannot_be_read_or_in_a_pause() -> No
         (kept("n1", "gone"), ("n1",), PoolEvent.CHANGED),  # out of Slurm's configuration
         (kept("n1"), ("n1", "n2"), PoolEvent.PERSON),
         (kept("n1"), (), PoolEvent.PERSON),
+        (kept("n1", terms="EndTime=2027-01-01T00:00:00 Users=root"), (), PoolEvent.PERSON),
+        (kept("n1", terms="EndTime=1970-01-02T00:00:00 Users=root"), (), PoolEvent.REMOVED),
         (kept("n1", terms="Users=root,bob"), ("n1",), PoolEvent.PERSON),
         (kept("n1", state=PoolState.REMOVING), (), PoolEvent.REMOVED),
     ],

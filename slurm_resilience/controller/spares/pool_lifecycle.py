@@ -67,6 +67,7 @@ POOL_TABLE: Mapping[tuple[PoolState, PoolEvent], PoolState] = {
     (PoolState.MAKING, PoolEvent.PERSON): PoolState.HELD,
     (PoolState.KEPT, PoolEvent.CHANGE): PoolState.CHANGING,
     (PoolState.KEPT, PoolEvent.CHANGED): PoolState.KEPT,
+    (PoolState.KEPT, PoolEvent.REMOVED): PoolState.ABSENT,  # its year is over
     (PoolState.KEPT, PoolEvent.REMOVE): PoolState.REMOVING,
     (PoolState.KEPT, PoolEvent.PERSON): PoolState.HELD,
     (PoolState.CHANGING, PoolEvent.CHANGED): PoolState.KEPT,

@@ -7,8 +7,10 @@ what has become of it: the old nodes, the new ones, or neither; then a person ha
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
 
 import msgspec
 
@@ -111,6 +113,9 @@ def _settle(
             return  # while it is being made, it is asked for again, under the same name
         case PoolState.REMOVING if seen is None:
             yield MovePool(pool.partition, PoolEvent.REMOVED, "its reservation is deleted")
+        case PoolState.KEPT if seen is None and _has_ended(pool, snapshot.now):
+            text = f"the year of {pool.name} is over, and it is made anew"
+            yield MovePool(pool.partition, PoolEvent.REMOVED, text)
         case _ if seen is None:
             yield _held(pool, f"its reservation {pool.name} was deleted")
         case PoolState.ABSENT | PoolState.MAKING if set(seen.nodes) == set(pool.wanted):
@@ -139,6 +144,15 @@ def _compare_nodes(
     elif pool.state is PoolState.CHANGING:
         text = "Slurm shows the nodes that it had"
         yield MovePool(pool.partition, PoolEvent.UNCHANGED, text, seen.nodes)
+
+
+def _has_ended(pool: SparePool, now: float) -> bool:
+    """Tell whether a reservation's time was over: what Slurm calls infinite is a year."""
+    ends = re.search(r"EndTime=(\S+)", pool.terms)
+    try:
+        return ends is not None and datetime.fromisoformat(ends[1]).timestamp() <= now
+    except ValueError:
+        return False
 
 
 def _held(pool: SparePool, text: str) -> MovePool:

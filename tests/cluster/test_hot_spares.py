@@ -30,8 +30,8 @@ def reservations(lab: Lab) -> str:
 def full_queue(lab: Lab) -> list[int]:
     """Have another user's jobs wait for whatever node is free next."""
     words = ["sbatch", "--parsable", "--nodes=1", "--exclusive", "--output=/dev/null", "--wrap"]
-    submitted = [lab.run([*words, "sleep 600"], cwd="/", check=True).stdout for _ in range(8)]
-    return [int(line) for line in submitted]
+    bobs = [lab.run([*words, "sleep 600"], cwd="/", user="bob", check=True) for _ in range(8)]
+    return [int(done.stdout) for done in bobs]
 
 
 def kept(lab: Lab, count: int) -> list[str]:

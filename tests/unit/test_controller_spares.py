@@ -428,6 +428,11 @@ def test_a_gift_ends_when_the_job_has_its_nodes_or_does_not_take_them() -> None:
     late = msgspec.structs.replace(GIFT, since=NOW - 31.0)
     (left,) = gifts_of(lossy(gift=late, shown=there))
     assert (left.event, left.is_taken) == (GiftEvent.END, False)
+    # Slurm may take long to end a run whose batch host is dead.
+    ending = job(7, ("n1",), partition="main", state="COMPLETING")
+    requeued = msgspec.structs.replace(late, state=GiftState.READY, is_requeue=True)
+    (still,) = gifts_of(lossy(gift=requeued, shown=there, own=ending))
+    assert still.event is GiftEvent.OFFERED
 
 
 def test_a_job_that_leaves_its_gifts_gets_no_more_of_them() -> None:

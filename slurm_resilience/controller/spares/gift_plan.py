@@ -22,6 +22,9 @@ from slurm_resilience.slurm.reservations import Reservation
 
 GIFT_SECONDS = 30.0
 """A job that has not taken its spares after so long gets them no more."""
+REQUEUE_GIFT_SECONDS = 120.0
+"""The same for a job that is requeued. Where its batch host is dead, Slurm takes some 20 s to end
+the run (COMPLETING)."""
 AGAIN_SECONDS = 60.0
 """After a gift that was not taken, until the job is given another one."""
 MOST_TRIES = 3
@@ -89,6 +92,7 @@ def gifts(
 def _go_on(snapshot: ClusterSnapshot, gift: Gift) -> Iterator[AskForGift]:
     job = snapshot.jobs.get(gift.job)
     age = snapshot.now - gift.since
+    limit = REQUEUE_GIFT_SECONDS if gift.is_requeue else GIFT_SECONDS
     is_there = any(one.name == gift.name for one in snapshot.site.reservations or ())
     if gift.state is GiftState.ENDING:
         yield AskForGift(gift, GiftEvent.END, "", is_begun=True)
@@ -96,8 +100,8 @@ def _go_on(snapshot: ClusterSnapshot, gift: Gift) -> Iterator[AskForGift]:
         yield AskForGift(gift, GiftEvent.END, "the job is gone")
     elif has_taken(snapshot, gift, job):
         yield AskForGift(gift, GiftEvent.END, f"job {job.id} has its nodes", is_taken=True)
-    elif not 0 <= age < GIFT_SECONDS:
-        yield AskForGift(gift, GiftEvent.END, f"not taken within {GIFT_SECONDS:.0f} s")
+    elif not 0 <= age < limit:
+        yield AskForGift(gift, GiftEvent.END, f"not taken within {limit:.0f} s")
     elif gift.state is GiftState.MAKING:
         yield AskForGift(gift, GiftEvent.MAKE, "", is_begun=True)
     elif not is_there:

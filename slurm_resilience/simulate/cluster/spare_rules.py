@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurm_resilience.config import Config
-from slurm_resilience.controller.spares.gift_plan import GIFT_PREFIX
+from slurm_resilience.controller.spares.gift_plan import GIFT_PREFIX, REQUEUE_GIFT_SECONDS
 from slurm_resilience.controller.spares.pool_plan import PREFIX, size_of
 from slurm_resilience.simulate.cluster.rule_memory import PeoplesWords
 from slurm_resilience.simulate.cluster.rule_names import ClusterRule
@@ -16,6 +16,8 @@ from slurm_resilience.slurm.reservations import Reservation
 
 FULL_SECONDS = 120.0
 """A pool is full again within this time, if nodes are idle and sound and nothing is in the way."""
+GIFT_ENDS_SECONDS = 2.0 * REQUEUE_GIFT_SECONDS
+"""A gift is over within this time, if nothing is in the way."""
 SOUND_SECONDS = 30.0
 """A node that has been idle and sound for so long may become a spare."""
 
@@ -144,7 +146,7 @@ class SpareRules:
         for name, made_at in self._gifts.items():
             if not is_free_to_act or name in self._changed:
                 self._gifts[name] = self._now()
-            elif self._now() - made_at > FULL_SECONDS:
+            elif self._now() - made_at > GIFT_ENDS_SECONDS:
                 text = f"{name} is there for {self._now() - made_at:.0f} s"
                 self._break(ClusterRule.GIVEN_ONCE, text)
         for partition in self._config.spares:

@@ -138,3 +138,12 @@ def read_reservations(text: str) -> tuple[Reservation, ...]:
         terms = " ".join(f"{key}={fields[key]}" for key in _TERMS if key in fields)
         found.append(Reservation(fields["ReservationName"], names, starts_at, terms))
     return tuple(found)
+
+
+def is_over(terms: str, now: float) -> bool:
+    """Tell whether a reservation's time has ended: what Slurm calls infinite is a year."""
+    ends = re.search(r"EndTime=(\S+)", terms)
+    try:
+        return ends is not None and datetime.fromisoformat(ends[1]).timestamp() <= now
+    except ValueError:
+        return False

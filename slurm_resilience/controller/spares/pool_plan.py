@@ -7,10 +7,8 @@ what has become of it: the old nodes, the new ones, or neither; then a person ha
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime
 
 import msgspec
 
@@ -21,7 +19,7 @@ from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.spares.pool_lifecycle import PoolEvent, PoolState
 from slurm_resilience.controller.spares.pool_records import MovePool, SparePool
 from slurm_resilience.model import Node
-from slurm_resilience.slurm.reservations import Reservation
+from slurm_resilience.slurm.reservations import Reservation, is_over
 
 RETRY_SECONDS = 10.0
 """After Slurm has refused a request, until it is asked once more."""
@@ -113,7 +111,7 @@ def _settle(
             return  # while it is being made, it is asked for again, under the same name
         case PoolState.REMOVING if seen is None:
             yield MovePool(pool.partition, PoolEvent.REMOVED, "its reservation is deleted")
-        case PoolState.KEPT if seen is None and _has_ended(pool, snapshot.now):
+        case PoolState.KEPT if seen is None and is_over(pool.terms, snapshot.now):
             text = f"the year of {pool.name} is over, and it is made anew"
             yield MovePool(pool.partition, PoolEvent.REMOVED, text)
         case _ if seen is None:
@@ -144,15 +142,6 @@ def _compare_nodes(
     elif pool.state is PoolState.CHANGING:
         text = "Slurm shows the nodes that it had"
         yield MovePool(pool.partition, PoolEvent.UNCHANGED, text, seen.nodes)
-
-
-def _has_ended(pool: SparePool, now: float) -> bool:
-    """Tell whether a reservation's time was over: what Slurm calls infinite is a year."""
-    ends = re.search(r"EndTime=(\S+)", pool.terms)
-    try:
-        return ends is not None and datetime.fromisoformat(ends[1]).timestamp() <= now
-    except ValueError:
-        return False
 
 
 def _held(pool: SparePool, text: str) -> MovePool:

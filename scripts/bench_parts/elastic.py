@@ -5,6 +5,9 @@ Over gloo on loopback, one process per rank, one thread each. Three ways to add 
 timed in turn in the same run, so a busy machine slows all: DDP (all-reduce during the last
 backward), one all-reduce after it, and the tree (`same_bits`). The model is an MLP of 1.6 million
 parameters; 16 microbatches of 8 samples make a step.
+
+Then the size of a living training changes: one of four ranks is lost, and another joins; beside it
+the same loss where all ranks start again from a checkpoint, with warm processes.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import elastic_changes
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -196,11 +200,37 @@ def _show(found: dict[str, Any]) -> None:
     console.print(f"samples lost: {lost}; repeated: {repeated}")
 
 
+def _with_changes(found: dict[str, Any]) -> dict[str, Any]:
+    """Add the figures of changes; what is true of both must be true of each."""
+    changed = elastic_changes.measure()
+    console = Console(highlight=False, file=sys.stderr)
+    equal = "equal" if changed["bit_equal"] else "NOT equal"
+    console.print(
+        f"a rank is lost: {changed['shrink_s']:.2f} s until the others step; another joins: "
+        f"{changed['grow_s']:.2f} s of standstill; the bits are {equal} to an undisturbed run's"
+    )
+    console.print(
+        f"the same loss, all from a checkpoint: {changed['checkpoint_restart_s']:.2f} s "
+        f"({changed['speedup_over_checkpoint_restart']:.1f} times as long)"
+    )
+    lost, repeated = changed["samples_lost"], changed["samples_repeated"]
+    console.print(f"samples lost: {lost}; repeated: {repeated}")
+    for key, why in changed["not_measured"].items():
+        console.print(f"{key} is not measured: {why}")
+    return changed | {
+        "bit_equal": found["bit_equal"] and changed["bit_equal"],
+        "samples_lost": found["samples_lost"] + lost,
+        "samples_repeated": found["samples_repeated"] + repeated,
+        "worlds": found["worlds"],
+    }
+
+
 @click.command(help=__doc__)
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--ranks", default="2,3,4", show_default=True, metavar="N,…", help="Worlds.")
 @click.option("--steps", default=20, show_default=True, type=click.IntRange(1), help="To time.")
-def main(json_file: Path | None, ranks: str, steps: int) -> None:
+@click.option("--changes/--no-changes", default=True, show_default=True, help="Of the size.")
+def main(json_file: Path | None, ranks: str, steps: int, changes: bool) -> None:
     try:
         worlds = [int(word) for word in ranks.split(",")]
     except ValueError:
@@ -208,6 +238,8 @@ def main(json_file: Path | None, ranks: str, steps: int) -> None:
     if min(worlds) < 1:
         raise click.UsageError("--ranks: a world has at least one rank")
     found = run(worlds, steps)
+    if changes:
+        found = _with_changes(found)
     if json_file:
         json_file.write_text(json.dumps(found, indent=2) + "\n")
 

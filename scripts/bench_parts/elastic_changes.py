@@ -1,0 +1,142 @@
+"""Measure changes of a living training's size, and the same fault where a checkpoint must help.
+
+Four ranks on this machine. One gets a SIGKILL, three go on, and a new process joins them. Then the
+same job again, without recovery in the process: all ranks are replaced by warm standbys, and read
+the checkpoint of the last step. Then once more, undisturbed, for its bits.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent / "training"))
+
+from drive import HERE, VICTIM, WORLD, Job
+from figures import Event, downtime
+
+STEPS = 600
+RUN_SECONDS = 120.0
+SURVIVORS = tuple(rank for rank in range(WORLD) if rank != VICTIM)
+NOT_MEASURED = {
+    "idle_to_grown_s": "a job does not grow by itself when nodes become free",
+    "evacuation_standstill_steps": "a node that is sick and lives is not left as planned",
+}
+"""Figures that are null, and the feature that they wait for."""
+
+
+class Told(NamedTuple):
+    """The lines of a training, of all its ranks."""
+
+    lost: int
+    """Samples that no committed step has."""
+    repeated: int
+    digests: tuple[str, ...]
+
+
+def told(lines: Iterable[tuple[int, Mapping[str, Any]]], samples: int) -> Told:
+    """Count the samples of committed steps. Pure.
+
+    Args:
+        lines: rank, and what it wrote, in order.
+        samples: of the whole training.
+    """
+    committed: dict[int, int] = {}
+    ids: dict[tuple[int, int, int], Sequence[int]] = {}
+    digests = []
+    for rank, line in lines:
+        if "committed" in line:
+            step = line["committed"]
+            committed[step] = max(committed.get(step, 0), line["generation"])
+        elif "ids" in line:
+            ids[line["step"], line["generation"], rank] = line["ids"]
+        else:
+            digests.append(line["digest"])
+    seen = Counter(
+        index
+        for (step, generation, _), share in ids.items()
+        if committed.get(step) == generation
+        for index in share
+    )
+    return Told(samples - len(seen), seen.total() - len(seen), tuple(digests))
+
+
+def joined(ranks: Mapping[int, Sequence[Event]], fault: float) -> float | None:
+    """Return how long survivors stood still when the lost rank came back; None: it has not. Pure.
+
+    From the last step of any survivor in the smaller world to the last one's next step.
+    """
+    before, after = [], []
+    for rank in SURVIVORS:
+        steps = [event for event in ranks[rank] if event.name == "step" and event.at > fault]
+        small = [event.at for event in steps if event.world < WORLD]
+        full = [
+            event.at for event in steps if event.world == WORLD and small and event.at > small[-1]
+        ]
+        if not small or not full:
+            return None
+        before.append(small[-1])
+        after.append(full[0])
+    return max(after) - max(before)
+
+
+def _start(job: Job, standbys: int, **environment: str) -> None:
+    argv = [sys.executable, "-m", "slurm_resilience.launcher", "--standalone"]
+    argv += ["--nproc-per-node", str(WORLD), "--standby", str(standbys)]
+    argv += ["--rdzv-backend", "dir", "--rdzv-endpoint", str(job.directory / "meet")]
+    argv += ["--standby-import", "job", "--standby-import", "warmed"]
+    more = {"BENCH_STEPS": str(STEPS), **environment}
+    job.start([*argv, str(HERE / "workers" / "resized.py")], **more)
+    job.warm()
+    if standbys:
+        warm = lambda _: len(list(job.directory.glob("standby*"))) >= standbys or None  # noqa: E731
+        job.until(warm, "warm standbys")
+    (job.directory / "go").touch()
+
+
+def _end(job: Job) -> Told:
+    def over(ranks: Mapping[int, list[Event]]) -> bool | None:
+        done = [any(e.name == "over" for e in ranks.get(rank, ())) for rank in range(WORLD)]
+        return all(done) or None
+
+    job.until(over, "end")
+    lines = [
+        (int(file.name[4:].split(".")[0]), json.loads(line))
+        for file in sorted(job.directory.glob("told*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
+    return told(lines, STEPS * 32)
+
+
+def measure() -> dict[str, Any]:
+    """Run all three; the figures."""
+    with Job(RUN_SECONDS) as job:
+        _start(job, 0)
+        fixed = _end(job)
+    with Job(RUN_SECONDS) as job:
+        # A warm standby would be there before the next step, and no world smaller.
+        _start(job, 0)
+        at = job.kill(VICTIM)
+        shrunk = job.until(lambda ranks: downtime(ranks, at, SURVIVORS), "survivors' step")
+        grown = job.until(lambda ranks: joined(ranks, at), "joining")
+        elastic = _end(job)
+    with Job(RUN_SECONDS) as job:
+        place = str(job.directory / "checkpoints")
+        _start(job, WORLD, BENCH_CHECKPOINT=place, SRES_PARTS="data,rootless")
+        at = job.kill(VICTIM)
+        restarted = job.until(lambda r: downtime(r, at, range(WORLD), WORLD), "restart")
+    return {
+        "bit_equal": len({*fixed.digests, *elastic.digests}) == 1,
+        "samples_lost": elastic.lost,
+        "samples_repeated": elastic.repeated,
+        "shrink_s": shrunk,
+        "grow_s": grown,
+        "checkpoint_restart_s": restarted,
+        "speedup_over_checkpoint_restart": restarted / (shrunk + grown),
+        **dict.fromkeys(NOT_MEASURED),
+        "not_measured": NOT_MEASURED,
+    }

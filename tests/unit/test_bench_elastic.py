@@ -1,0 +1,66 @@
+"""The figures of `scripts/bench elastic` on changes of size: from the ranks' lines to numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PARTS = Path(__file__).parents[2] / "scripts" / "bench_parts"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [str(PARTS / "training"), *sys.path])
+    spec = importlib.util.spec_from_file_location("bench_changes", PARTS / "elastic_changes.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = set(sys.modules)
+    spec.loader.exec_module(module)
+    for name in {"drive", "figures"} - before:
+        monkeypatch.delitem(sys.modules, name)
+    return module
+
+
+def events(bench: ModuleType, text: str) -> list[Any]:
+    return [
+        bench.Event(float(at), name, int(number), int(world), int(pid))
+        for at, name, number, world, pid in (line.split() for line in text.splitlines())
+    ]
+
+
+def step(number: int, generation: int, shares: dict[int, list[int]], committed: bool = True) -> Any:
+    lines: list[tuple[int, dict[str, Any]]] = [
+        (rank, {"step": number, "generation": generation, "ids": ids})
+        for rank, ids in shares.items()
+    ]
+    if committed:
+        lines += [(rank, {"committed": number, "generation": generation}) for rank in shares]
+    return lines
+
+
+def test_a_step_that_was_done_again_counts_once(bench: ModuleType) -> None:
+    lines = step(0, 5, {0: [0, 1], 1: [2, 3]})
+    lines += step(1, 5, {0: [4, 5], 1: [6, 7]}, committed=False)
+    lines += step(1, 6, {0: [4, 5, 6, 7]})
+    found = bench.told([*lines, (0, {"digest": "a"})], 8)
+    assert found == (0, 0, ("a",))
+
+
+def test_samples_that_are_lost_or_come_again_are_counted(bench: ModuleType) -> None:
+    assert bench.told(step(0, 5, {0: [0, 1], 1: [1, 2]}), 4)[:2] == (1, 1)
+
+
+def test_a_join_is_measured_on_the_ranks_that_were_there(bench: ModuleType) -> None:
+    text = "1.0 step 5 4 9\n3.0 step 6 3 9\n3.{0} step 7 3 9\n{1}"
+    ranks = {
+        rank: events(bench, text.format(4, f"3.{6 + rank} step 8 4 9\n"))
+        for rank in bench.SURVIVORS
+    }
+    assert bench.joined(ranks, 2.0) == pytest.approx(0.5)
+    ranks[0] = events(bench, text.format(4, ""))
+    assert bench.joined(ranks, 2.0) is None

@@ -319,7 +319,10 @@ class Supervisor:
             dead = any(verdict.verdict == "dead" for verdict in bad.values())
             # A node that could not be left may have died since.
             if dead or (bad and frozenset(bad) != kept_nodes):
-                if self._can_leave(bad):
+                may_leave = self._can_leave(bad)
+                if not step.running:
+                    break  # it ended while Slurm was asked, which may take minutes
+                if may_leave:
                     return self._stop(step, bad)
                 kept_nodes = frozenset(bad)
             if watched is not None and not bad:

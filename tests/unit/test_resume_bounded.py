@@ -208,7 +208,7 @@ def test_a_node_that_could_not_be_left_is_left_when_it_dies(
     monkeypatch.setattr(supervisor, "_can_leave", can_leave)
     monkeypatch.setattr(supervisor, "_stop", lambda step, bad: sorted(bad))
     link._note(Evidence((NodeVerdict("n2", "sick", "Xid 64"),)))
-    step: Any = Running(5)
+    step: Any = Running(7)
     with contextlib.ExitStack() as stack:
         assert supervisor._until_end(step, stack) == ["n2"]
     assert asked == ["sick", "dead"]

@@ -14,7 +14,7 @@ def said(blind: str) -> str:
     controller = {
         "answers": True, "cycle_age": 30.0, "blind": blind, "breaker": "", "version": "1",
         "uptime": 60.0, "mode": "automatic", "paused": "", "can_replace": True,
-        "permits_expansion": True,
+        "permits_expansion": True, "spares": [],
     }  # fmt: skip
     picture: dict[str, Any] = {key: {} for key in ("states", "health", "sresd", "modes")}
     picture |= {

@@ -485,7 +485,8 @@ def test_figures_go_on_where_they_stopped(tmp_path: Path) -> None:
     assert first.controller_runs == 1
     both = run(7, 2, file=file, clock=lambda: next(ticks))
     at_once = run(7, 2, clock=lambda: next(ticks))
-    assert (both.controller_runs, both.controller_faults) == (2, 12)
+    assert both.controller_runs == 2
+    assert both.controller_faults == at_once.controller_faults > first.controller_faults > 0
     assert both.controller_kinds == at_once.controller_kinds
     with pytest.raises(UsageError, match="--seed 7"):
         CONTROLLER_CAMPAIGN.load(file, 8)

@@ -16,6 +16,9 @@ from slurm_resilience.mesh.key_table import KeyTable, changed_value, home_of
 from slurm_resilience.mesh.messages import KeyChange, KeyChanged, KeyPut, Message
 from slurm_resilience.mesh.protocol.membership import Membership
 
+ANSWERS_KEPT = 64
+"""For each member: more changes than it has under way at once, one for each thread that waits."""
+
 
 class KeyStore:
     """The keys of one process. Its public methods may be called from any thread."""
@@ -41,9 +44,9 @@ class KeyStore:
         self._asked: dict[int, KeyChange] = {}
         """Changes that were asked for at another member, by number, and not answered."""
         self._answers: dict[int, bytes] = {}
-        self._given: dict[tuple[str, int], KeyChanged] = {}
-        """By member and number: answers of this generation. A change that is asked for again, since
-        the first request or its answer may have been lost, is not made again."""
+        self._given: dict[str, dict[int, KeyChanged]] = {}
+        """By member and number: its last answers of this generation. A change that is asked for
+        again, since the first request or its answer may have been lost, is not made again."""
         self._numbers = 0
         self._closed = False
 
@@ -131,10 +134,13 @@ class KeyStore:
                     self._table.of(generation)[key] = value
                     self._wake(key)
             case KeyChange():
-                answer = self._given.get((member, message.number))
+                given = self._given.setdefault(member, {})
+                answer = given.get(message.number)
                 if answer is None:
                     answer = KeyChanged(message.generation, message.number, self._change(message))
-                    self._given[member, message.number] = answer
+                    given[message.number] = answer
+                    if len(given) > ANSWERS_KEPT:
+                        del given[next(iter(given))]
                 self._send((connection,), answer)
             case KeyChanged(number=number, value=value) if number in self._asked:
                 self._answers[number] = value
@@ -166,7 +172,8 @@ class KeyStore:
         this process knew of it: that is sent now."""
         self._table.drop_before(generation)
         self._given = {
-            k: given for k, given in self._given.items() if given.generation >= generation
+            member: {n: answer for n, answer in given.items() if answer.generation >= generation}
+            for member, given in self._given.items()
         }
         for put in self._table.own_puts():
             self._send_members(put)

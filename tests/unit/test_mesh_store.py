@@ -13,6 +13,7 @@ from mesh_peers import LIMIT, crew, leave, until, world
 from slurm_resilience.errors import WireError
 from slurm_resilience.mesh.events import MessageReceived
 from slurm_resilience.mesh.key_table import home_of
+from slurm_resilience.mesh.keys import ANSWERS_KEPT
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.messages import KeyChange, NewGeneration
 from slurm_resilience.mesh.model import GenerationEnd, Member, PeerStatus, View, generation_number
@@ -57,6 +58,19 @@ def test_every_member_adds_and_none_is_lost(tmp_path: Path) -> None:
         until(
             lambda: all(m.known(number).get("count") == b"150" for m in meshes), "all know the sum"
         )
+
+
+def test_a_long_generation_keeps_few_answers(tmp_path: Path) -> None:
+    """A training may change keys for months without a fault."""
+    with crew(tmp_path, 2) as peers:
+        meshes = peers.several(2)
+        number = world(meshes).generation
+        for _ in range(ANSWERS_KEPT + 20):
+            for key in ("a", "b", "c", "d"):  # one of these is at home with each
+                meshes[0].change(KeyChange(number, 0, key, add=1), LIMIT)
+        with meshes[1]._lock:
+            given = meshes[1]._keys._given
+            assert [len(answers) for answers in given.values()] == [ANSWERS_KEPT]
 
 
 def test_what_is_no_number_is_not_added_to(tmp_path: Path) -> None:

@@ -111,7 +111,8 @@ def slurm_conf(name: str, spec: LabSpec, plan: ConfPlan, lab: PurePath) -> str:
         if key.lower() == "partitionname":
             partition = value
     lines = [f"{key}={value}" for key, value in values.items()]
-    return "\n".join([*lines, *nodes, f"PartitionName={partition}"]) + "\n"
+    partitions = [f"PartitionName={text}" for text in (partition, *spec.partitions)]
+    return "\n".join([*lines, *nodes, *partitions]) + "\n"
 
 
 def accounts(text: str, lab: PurePath) -> str:

@@ -42,6 +42,7 @@ class LabSpec:
             repository's ``lifecycle/`` when there is one; None runs none.
         options: more lines of slurm.conf; they replace the lab's own. With a SuspendTime the lab
             has programs for Slurm's power saving too.
+        partitions: further partitions, as slurm.conf writes them behind ``PartitionName=``.
         sres_options: tables merged into the lab's sres.toml.
         cpus: processors per node (pretended, as the nodes share the machine's).
     """
@@ -55,6 +56,7 @@ class LabSpec:
     plugin: str | Path | None = "auto"
     lifecycle: str | Path | None = "auto"
     options: dict[str, str] = field(default_factory=dict)
+    partitions: tuple[str, ...] = ()
     sres_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     cpus: int = 4
 
@@ -69,6 +71,8 @@ class LabSpec:
         for key, value in self.options.items():
             if not _OPTION.fullmatch(key) or not value or "\n" in value:
                 raise UsageError(f"'{key}={value}' is not a slurm.conf line; write KEY=VALUE")
+        if any("\n" in partition or not partition for partition in self.partitions):
+            raise UsageError("a partition of a lab is one line of slurm.conf")
         if (root := self.root_directory()) is not None and not (root / "usr").is_dir():
             raise UsageError(f"{root}: not a root directory; make one with debootstrap")
         plugin, scripts = self.plugin_file(), self.lifecycle_directory()

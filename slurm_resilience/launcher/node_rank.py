@@ -11,6 +11,7 @@ import msgspec
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.launcher.flags import SeatSpan, nnodes
+from slurm_resilience.mesh.elastic_variables import ELASTIC_NODES
 
 
 class NodeRank(msgspec.Struct, frozen=True):
@@ -56,7 +57,9 @@ def find_node_rank(
     if in_step and environment.get("SLURM_LOCALID", "0") != "0":
         raise UsageError("one launcher for each node: srun --ntasks-per-node=1 …")
     note = ""
-    if nodes is not None:
+    if environment.get(ELASTIC_NODES):
+        span = nnodes(environment[ELASTIC_NODES])
+    elif nodes is not None:
         span = nnodes(nodes)
     elif "NNODES" in environment:
         span = nnodes(environment["NNODES"])

@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_resilience.errors import UsageError
+from slurm_resilience.mesh.elastic_variables import ELASTIC_NODES, LENT
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.mesh.own_address import own_address
 
 PARTS = ("recovery", "state", "data", "rootless")
+
+
+class ElasticRanks(NamedTuple):
+    """Ranks of an elastic job; all 0: it is none."""
+
+    least: int = 0
+    core: int = 0
+    most: int = 0
 
 
 class RankEnvironment(NamedTuple):
@@ -36,6 +45,10 @@ class RankEnvironment(NamedTuple):
     """The step's number, where the place to meet is that step's own by default; empty: else."""
     speakers: bool = False
     """One rank of each node is connected to other nodes, instead of all."""
+    core: int = 0
+    """Ranks of an elastic job's own nodes, which are there from the start; 0: all are."""
+    lent: bool = False
+    """SIGTERM asks this process to leave: its node belongs to a companion of an elastic job."""
 
 
 def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
@@ -45,7 +58,8 @@ def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
         UsageError: a number is none, a part is unknown, or nothing says where to meet.
     """
     seat = _seat(environment)
-    seats = _number(environment, ("SRES_SEATS", "WORLD_SIZE", "SLURM_NTASKS"), 1)
+    elastic = elastic_ranks(environment)
+    seats = elastic.most or _number(environment, ("SRES_SEATS", "WORLD_SIZE", "SLURM_NTASKS"), 1)
     if not 0 <= seat < seats:
         raise UsageError(f"seat {seat} of {seats}: SRES_SEAT (or RANK) must be below SRES_SEATS")
     node = environment.get("SRES_NODE") or environment.get("SLURMD_NODENAME")
@@ -59,10 +73,33 @@ def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
         environment.get("SRES_SECRET", ""),
         address(environment, seats),
         _parts(environment),
-        _number(environment, ("SRES_MIN_WORLD",), 0),
+        _number(environment, ("SRES_MIN_WORLD",), elastic.least),
         "" if environment.get("SRES_MEET") else environment.get("SLURM_STEP_ID", ""),
         _has_speakers(environment),
+        elastic.core,
+        environment.get(LENT) == "1",
     )
+
+
+def elastic_ranks(environment: Mapping[str, str]) -> ElasticRanks:
+    """Read between which sizes the job grows and shrinks.
+
+    Raises:
+        UsageError: a number is none, or a node's ranks cannot be known.
+    """
+    text = environment.get(ELASTIC_NODES, "")
+    if not text:
+        return ElasticRanks()
+    least, _, most = text.partition(":")
+    core = environment.get("NNODES", "")
+    if not (least.isdecimal() and most.isdecimal() and core.isdecimal() and int(core)):
+        raise UsageError(f"{ELASTIC_NODES}={text!r} with NNODES={core!r}: write MIN:MAX and N")
+    here = _number(environment, ("LOCAL_WORLD_SIZE",), 0)
+    # Without a launcher the tasks are the ranks, the same number on each node.
+    here = here or _number(environment, ("SLURM_NTASKS",), 1) // max(
+        1, _number(environment, ("SLURM_NNODES",), 1)
+    )
+    return ElasticRanks(int(least) * here, int(core) * here, int(most) * here)
 
 
 def this_peer(where: RankEnvironment) -> Peer:

@@ -112,6 +112,16 @@ def test_waits_for_all_at_the_start() -> None:
     assert later.members is not None
 
 
+def test_waits_for_no_more_than_the_core_of_an_elastic_job() -> None:
+    rules = WorldRules(seats=4, min_world=1, core=2, patience=60.0)
+    alone = propose([member(0)], {}, [], rules, 1.0, started=False)
+    assert alone.members is None
+    for ranks in (2, 3, 4):
+        present = [member(seat) for seat in range(ranks)]
+        found = propose(present, {}, [], rules, 0.0, started=ranks > 2)
+        assert (found.members is not None and f"{ranks} of 4" in found.reason) or ranks == 4
+
+
 def test_goes_on_at_once_after_a_loss() -> None:
     all4 = [member(seat, 3) for seat in range(4)]
     left = all4[:2] + all4[3:]

@@ -26,6 +26,14 @@ class WorldRules(msgspec.Struct, frozen=True):
     """Seconds to wait for lost seats before going on with fewer."""
     start_patience: float = 600.0
     """Seconds to wait for all seats at the first start."""
+    core: int = 0
+    """Ranks that are there from the start, where others come and go with free nodes: only these are
+    waited for. 0: all seats."""
+
+    @property
+    def awaited(self) -> int:
+        """Return the ranks that are waited for."""
+        return self.core or self.seats
 
 
 class Proposal(NamedTuple):
@@ -61,9 +69,10 @@ def propose(
     split = other_side(possible, {member.peer.id for member in present}, lost)
     if split:
         return Proposal(None, split)
-    full = len(chosen) >= rules.seats
+    full = len(chosen) >= rules.awaited
     if full:
-        return Proposal(chosen, f"all {rules.seats} seats are taken")
+        all_of = "all " if len(chosen) == rules.seats else f"{len(chosen)} of "
+        return Proposal(chosen, f"{all_of}{rules.seats} seats are taken")
     if len(chosen) < max(rules.min_world, rules.replica_size):
         what = f"{len(chosen)} of {rules.seats} ranks are there"
         need = f"at least {rules.min_world} are needed (min_world)"

@@ -32,6 +32,7 @@ def rules(options: Options, where: RankEnvironment) -> WorldRules:
         replica_size=options.replica_size,
         patience=options.patience,
         start_patience=options.start_patience,
+        core=where.core,
     )
     if not options.replica_size <= found.min_world <= where.seats:
         raise UsageError(

@@ -179,6 +179,8 @@ class BlockRunner:
         self._participant.mesh = self._mesh
         self._exits = Exits(self._mesh, met, self._participant)
         self._passed = passed
+        if where.lent:
+            self._participant.departure.on_term(self._leave_between_worlds)
         self._mesh.start()
 
     def run(self, block: Callable[[Session], T]) -> T | None:
@@ -195,6 +197,7 @@ class BlockRunner:
                     self._event("met", generation=view.counter, world=view.size)
                     result = self._once(view, block)
                 except WireError as error:
+                    self._leave_if_asked()
                     log.error("%s", error)
                     self._exits.replaced()
         except Stopped as error:
@@ -300,8 +303,19 @@ class BlockRunner:
             group.leave()
         self._groups.clear()
 
+    def _leave_if_asked(self) -> None:
+        departure = self._participant.departure
+        if departure.reason and departure.may_leave(self._mesh, self._options.replica_size):
+            self._exits.departed()
+
+    def _leave_between_worlds(self) -> None:
+        """Leave where no block is under way, which would be left at its next step."""
+        if not self._participant.in_world and self._mesh.status.phase == "ready":
+            self._mesh.close("it was asked to leave")
+
     def _go_on(self, end: GenerationEnd, error: BaseException) -> None:
         """Be ready for the next world; or end, where there must be none with this process."""
+        self._leave_if_asked()
         step, count = self._participant.step, 0
         if fault_policy.is_own(error, end, self._mesh.me.id):
             count = self._faults.add(step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import NoReturn
 
@@ -10,6 +11,8 @@ from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd
 from slurm_resilience.mesh.rendezvous import Rendezvous
 from slurm_resilience.training.participant import Participant
+
+log = logging.getLogger("sres.training")
 
 
 class Exits:
@@ -29,6 +32,11 @@ class Exits:
     def replaced(self) -> NoReturn:
         """Have this process replaced: a fresh one can do what this one cannot."""
         self._leave(exit_codes.POISONED)
+
+    def departed(self) -> NoReturn:
+        """End well, before the training does: the others go on without this process."""
+        log.info("left the training after step %d", self._participant.step)
+        self._leave(exit_codes.DONE)
 
     def given_up(self, reason: str) -> NoReturn:
         """End all processes: the training cannot go on."""

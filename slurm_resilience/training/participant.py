@@ -10,6 +10,7 @@ from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd, PeerStatus, Phase, View
 from slurm_resilience.training import compat, inject
 from slurm_resilience.training.data.gradient_weights import GradientWeights
+from slurm_resilience.training.departure import Departure
 from slurm_resilience.training.guards.rule_guards import RuleGuards
 from slurm_resilience.training.guards.witness import Correction, ReplicaFault, correction_line
 from slurm_resilience.training.loaders import Loaders
@@ -49,9 +50,8 @@ class Participant:
         self.weights = GradientWeights()
         self.hooks = ModuleHooks(self.point)
         self.updates = UpdateCount()
+        self.departure = Departure()
         self.guards = RuleGuards(options.digest_every)
-        self.updating = False
-        """Between the begin and the end of an update."""
         self.attempt = 0
         """Number of times that this process has entered the block."""
         self.watch: Watch | None = None
@@ -80,6 +80,11 @@ class Participant:
         return self._group is not None
 
     @property
+    def updating(self) -> bool:
+        """True between the begin and the end of an update."""
+        return self.updates.under_way
+
+    @property
     def step(self) -> int:
         """Committed optimizer steps."""
         return self.healer.progress.step
@@ -96,7 +101,7 @@ class Participant:
 
     def leave(self) -> None:
         """Leave the world; its group is kept until nothing of it is on its way."""
-        self.updating = False
+        self.updates.under_way = False
         self.guards.state.enter(None, {}, tell=False)
         self.hooks.stop_listening()
         if self._group is not None:
@@ -121,9 +126,15 @@ class Participant:
         if end is not None or self.mesh.evicted:
             raise Interrupted(end.reason if end else self.mesh.evicted)
 
-    def admit_newcomers(self) -> None:
-        """End the world between two steps where others wait to join. Rank 0 does it for all."""
+    def change_world(self) -> None:
+        """End the world between two steps where others wait to join, or this process is to leave.
+
+        Rank 0 lets others in, for all.
+        """
         mesh = self.mesh
+        if self.departure.reason:
+            generation, replica_size = self.group.view.generation, self.options.replica_size
+            self.departure.end_world(mesh, generation, replica_size, self.step)
         if mesh.end is None and self.group.rank == 0 and mesh.knock.is_set():
             newcomers = mesh.newcomers()
             if newcomers:
@@ -163,7 +174,7 @@ class Participant:
             RuntimeError: an earlier update was left by an exception.
             Interrupted: the world is over, or a model is in parts and no rank finishes this step.
         """
-        if self.updating:
+        if self.updates.under_way:
             raise UsageError("s.update() inside of s.update()")
         if self.step < 0:
             raise UsageError(
@@ -179,7 +190,7 @@ class Participant:
             self._compare_ranks()
         # Gradients are complete here, and another rank may have committed already: from now on
         # the step is finished even if the world ends meanwhile.
-        self.updating = True
+        self.updates.under_way = True
         if self.options.replica_size > 1:
             self._come_through()
         if self.watch is not None:
@@ -269,7 +280,7 @@ class Participant:
                 self.options.abort_timeout,
             )
         except BaseException:
-            self.updating = False
+            self.updates.under_way = False
             raise
 
     def refuse_void(self) -> None:
@@ -293,7 +304,7 @@ class Participant:
             progress.dirty = False
         finally:
             # Not earlier: an interruption before it is counted would make a whole state void.
-            self.updating = False
+            self.updates.under_way = False
         self.healer.committed()
         self.guards.state.commit()
         self.weights.committed()
@@ -301,7 +312,7 @@ class Participant:
             self.watch.commit(progress.step)
         self.point("after-update")
         if not self.loaders:
-            self.admit_newcomers()
+            self.change_world()
             self.check()
 
     def write_out(self) -> None:

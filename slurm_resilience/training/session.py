@@ -380,11 +380,12 @@ class Session:
         return self._update
 
     def check(self) -> None:
-        """Leave the block here, between two steps, if its world is over, and let newcomers in.
+        """Leave the block here, between two steps, if its world is over; let newcomers in, and go
+        if this process was asked to.
 
         `loader` calls it before each batch, not `update` at its end: what a loop does after its
         update (a log line) is done when another rank joins, if it is short. A loop without
         `loader` is left at the end of `update`, or where it calls this itself.
         """
-        self._participant.admit_newcomers()
+        self._participant.change_world()
         self._participant.check()

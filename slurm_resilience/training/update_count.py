@@ -16,6 +16,8 @@ class UpdateCount:
     """Counts over all worlds of one process; each warning comes once."""
 
     def __init__(self) -> None:
+        self.under_way = False
+        """Between the begin and the end of an update."""
         self._batches = 0
         self._updates: int | None = None
         """Since a loader gave a batch; None: no loop over a loader is under way."""

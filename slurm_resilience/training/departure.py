@@ -1,0 +1,68 @@
+"""Leave a training on request, between two steps: the mirror of a join.
+
+The ranks of a node that is lent for a while (a companion of an elastic job) get SIGTERM when Slurm
+takes it back, and the rest of the partition's GraceTime to go. The one that leaves ends the world
+as a rank does that joins, and is gone before the next one is formed: no step is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable
+
+from slurm_resilience.mesh.mesh import Mesh
+from slurm_resilience.mesh.model import GenerationEnd
+from slurm_resilience.mesh.protocol.world_plan import last_holders
+
+log = logging.getLogger("sres.training")
+
+
+class Departure:
+    """The request to leave, if there was one."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """Empty: this process was not asked to leave."""
+        self._told = False
+
+    def on_term(self, meanwhile: Callable[[], None]) -> None:
+        """Take SIGTERM as the request, from now on.
+
+        Args:
+            meanwhile: called in a thread of its own with each request.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            log.warning("SIGTERM ends this process: only the main thread could have it leave")
+            return
+
+        def ask(number: int, _: object) -> None:
+            self.reason = f"{signal.Signals(number).name}: its node is taken back"
+            threading.Thread(target=meanwhile, name="departure", daemon=True).start()
+
+        signal.signal(signal.SIGTERM, ask)
+
+    def end_world(self, mesh: Mesh, generation: int, replica_size: int, step: int) -> None:
+        """End the world between two steps, if this process was asked to leave and may.
+
+        Args:
+            mesh: this process among the others.
+            generation: the world's number.
+            replica_size: ranks that hold one copy of the model together.
+            step: committed steps.
+        """
+        if self.reason and mesh.end is None and self.may_leave(mesh, replica_size):
+            text = f"seat {mesh.me.seat} leaves after step {step} ({self.reason})"
+            mesh.over(GenerationEnd(generation, text, "", "join"))
+
+    def may_leave(self, mesh: Mesh, replica_size: int) -> bool:
+        """Return whether others have all that this process holds of the model: else it stays until
+        they have healed a newcomer from it, or Slurm ends it."""
+        _, present, _ = mesh.picture()
+        if mesh.me.id not in last_holders(present, replica_size):
+            return True
+        if not self._told:
+            self._told = True
+            log.warning("seat %d alone holds its part of the model: it stays", mesh.me.seat)
+        return False

@@ -268,6 +268,23 @@ class ResumeSettings(_Section, frozen=True):
     """Bytes of standard input that are kept for later attempts, where it is a pipe."""
 
 
+class ElasticSettings(_Section, frozen=True):
+    """Growth and shrinking of steps that ask for it (`--auto-resume-max-nodes`)."""
+
+    partition: str = ""
+    """The partition in which such a job asks for nodes: one whose jobs Slurm may preempt. Empty:
+    the job's own."""
+    qos: str = ""
+    """The QOS for that. Empty: the job's own."""
+    snooze: float = 30.0
+    """Seconds after nodes have left before any are asked for again."""
+    timeout: float = 600.0
+    """Seconds that new ranks have to step with the others; then their nodes are given back."""
+    backoff: float = 60.0
+    """Seconds before Slurm is asked again after it refused, or ranks did not come; doubled each
+    time, up to an hour."""
+
+
 class SparePoolSettings(_Section, frozen=True):
     """Spare nodes of one partition, which recovering jobs get before the queue: exactly one of
     ``nodes`` and ``percent``."""
@@ -307,6 +324,7 @@ class Config(_Section, frozen=True):
     recovery: RecoverySettings = RecoverySettings()
     replace: ReplaceSettings = ReplaceSettings()
     resume: ResumeSettings = ResumeSettings()
+    elastic: ElasticSettings = ElasticSettings()
     sinks: dict[str, SinkSettings] = {}
     """By a name of the site's choice."""
     spares: dict[str, SparePoolSettings] = {}

@@ -20,15 +20,28 @@
  * flag every srun of that job; srun itself sets the second for its tasks.
  */
 #define OPTION_FROM_JOB "SLURM_SPANK__SLURM_SPANK_OPTION_sres_auto_resume"
-#define SPARES_FROM_JOB "SLURM_SPANK__SLURM_SPANK_OPTION_sres_auto_resume_spares"
-#define MIN_NODES_FROM_JOB "SLURM_SPANK__SLURM_SPANK_OPTION_sres_auto_resume_min_nodes"
 #define OPTION_FOR_TASKS "_SLURM_SPANK_OPTION_sres_auto_resume"
-#define SPARES_FOR_TASKS "_SLURM_SPANK_OPTION_sres_auto_resume_spares"
-#define MIN_NODES_FOR_TASKS "_SLURM_SPANK_OPTION_sres_auto_resume_min_nodes"
+/* The option's own name follows, with _ in place of -. */
+#define MORE_FROM_JOB "SLURM_SPANK__SLURM_SPANK_OPTION_sres_"
+#define MORE_FOR_TASKS "_SLURM_SPANK_OPTION_sres_"
 /* How the supervisor gives --sres-report to its srun: other users can read a command line. */
 #define REPORT_FROM_SUPERVISOR "SLURM_SPANK__SLURM_SPANK_OPTION_sres_sres_report"
 
 static struct sres_config config;
+/* Options that only mean something with --auto-resume=1. */
+static const struct {
+	const char *name, *arginfo, *usage;
+} more_options[] = {
+	{"auto-resume-spares", "K", "with --auto-resume=1: keep K nodes to spare"},
+	{"auto-resume-min-nodes", "M", "with --auto-resume=1: go on with M nodes"},
+	{"auto-resume-max-nodes", "N", "with --auto-resume=1: grow to N nodes"},
+	{"auto-resume-step-nodes", "S", "grow by S nodes at a time"},
+	{"auto-resume-sizes", "A,B,..", "grow to these numbers of nodes only"},
+	{"auto-resume-partition", "NAME", "partition of the nodes to grow by"},
+	{"auto-resume-qos", "NAME", "QOS of the nodes to grow by"},
+};
+#define MORE_OPTIONS (sizeof(more_options) / sizeof(more_options[0]))
+
 static bool asks_more;  /* an option is on it that only means something with --auto-resume=1 */
 static bool flagged;    /* --auto-resume=1 is on this srun's own command line */
 static bool supervised; /* the supervisor started this srun */
@@ -48,12 +61,12 @@ static int on_auto_resume(int val, const char *value, int remote)
 	return ESPANK_SUCCESS;
 }
 
-static int on_number_of_nodes(int val, const char *value, int remote)
+static int on_more(int val, const char *value, int remote)
 {
 	(void)val;
 	(void)value;
 	(void)remote;
-	/* The supervisor reads the number, and complains of what is none. */
+	/* The supervisor reads the value, and complains of what makes no sense. */
 	asks_more = true;
 	return ESPANK_SUCCESS;
 }
@@ -149,6 +162,36 @@ static bool asks_for_more(void)
 	return asks;
 }
 
+static void unset_more(const char *prefix)
+{
+	char name[128];
+
+	for (size_t i = 0; i < MORE_OPTIONS; i++) {
+		snprintf(name, sizeof(name), "%s%s", prefix, more_options[i].name);
+		for (char *letter = name; *letter != '\0'; letter++)
+			if (*letter == '-')
+				*letter = '_';
+		unsetenv(name);
+	}
+}
+
+static void register_more(spank_t sp)
+{
+	for (size_t i = 0; i < MORE_OPTIONS; i++) {
+		/* Slurm copies what it keeps of it. */
+		struct spank_option option = {
+			.name = (char *)more_options[i].name,
+			.arginfo = (char *)more_options[i].arginfo,
+			.usage = (char *)more_options[i].usage,
+			.has_arg = 1,
+			.cb = on_more,
+		};
+
+		if (spank_option_register(sp, &option) != ESPANK_SUCCESS)
+			slurm_verbose("sres: could not register --%s", more_options[i].name);
+	}
+}
+
 int sres_srun_init(spank_t sp, int ac, char *av[])
 {
 	struct spank_option auto_resume = {
@@ -158,20 +201,6 @@ int sres_srun_init(spank_t sp, int ac, char *av[])
 		.usage = "1: start the step again after a node failure (v" SRES_TEXT(SRES_PROTOCOL) ")",
 		.has_arg = 1,
 		.cb = on_auto_resume,
-	};
-	struct spank_option spares = {
-		.name = "auto-resume-spares",
-		.arginfo = "K",
-		.usage = "with --auto-resume=1: keep K nodes to spare",
-		.has_arg = 1,
-		.cb = on_number_of_nodes,
-	};
-	struct spank_option min_nodes = {
-		.name = "auto-resume-min-nodes",
-		.arginfo = "M",
-		.usage = "with --auto-resume=1: go on with M nodes",
-		.has_arg = 1,
-		.cb = on_number_of_nodes,
 	};
 	struct spank_option env = {
 		.name = SRES_ENV_OPTION,
@@ -192,17 +221,15 @@ int sres_srun_init(spank_t sp, int ac, char *av[])
 	supervised = sres_take_guard();
 	/* With this gone, Slurm calls on_auto_resume for the command line only. */
 	unsetenv(OPTION_FROM_JOB);
-	unsetenv(SPARES_FROM_JOB);
-	unsetenv(MIN_NODES_FROM_JOB);
+	unset_more(MORE_FROM_JOB);
 	/* Of another step, where this srun is started by a task. */
 	unsetenv(RANK_0_NODE);
 
 	/* A failure only makes the option unknown to this srun; an srun without it must go on. */
 	if (spank_option_register(sp, &auto_resume) != ESPANK_SUCCESS)
 		slurm_verbose("sres: could not register --auto-resume");
-	if (asks_for_more() && (spank_option_register(sp, &spares) != ESPANK_SUCCESS ||
-				spank_option_register(sp, &min_nodes) != ESPANK_SUCCESS))
-		slurm_verbose("sres: could not register --auto-resume-spares and --auto-resume-min-nodes");
+	if (asks_for_more())
+		register_more(sp);
 	/* SPANK cannot hide an option from `srun --help`, so only the sruns that get it know it. */
 	if (supervised && spank_option_register(sp, &env) != ESPANK_SUCCESS)
 		slurm_verbose("sres: could not register --" SRES_ENV_OPTION);
@@ -271,8 +298,7 @@ static void become_supervisor(void)
 		argv[next++] = word;
 
 	unsetenv(OPTION_FOR_TASKS);
-	unsetenv(SPARES_FOR_TASKS);
-	unsetenv(MIN_NODES_FOR_TASKS);
+	unset_more(MORE_FOR_TASKS);
 	/* srun has blocked INT, TERM, HUP and more by now, and a blocked mask outlives execv. */
 	sigemptyset(&none);
 	if (sigprocmask(SIG_SETMASK, &none, NULL) != 0)
@@ -292,8 +318,7 @@ int sres_srun_post_opt(void)
 	/* Slurm has read it by now. A task that saw it could report in the name of others. */
 	unsetenv(REPORT_FROM_SUPERVISOR);
 	if (asks_more && !flagged && !supervised) {
-		slurm_error("sres: --auto-resume-spares and --auto-resume-min-nodes are for srun --auto-resume=1: "
-			    "give that as well");
+		slurm_error("sres: the options --auto-resume-... are for srun --auto-resume=1: give that as well");
 		sres_refuse();
 	}
 	if (!flagged || supervised)

@@ -65,6 +65,7 @@ def plan_attempt(
     parts = world_parts(allocation.id, step_nodes, held)
     if parts:
         step_nodes = tuple(name for part in parts for name in part.nodes)
+    size = allocation.companions.size
     attempt = Attempt(
         job=allocation.id,
         number=number,
@@ -74,6 +75,7 @@ def plan_attempt(
         master_address=allocation.address(step_nodes[0]),
         directory=directory,
         tasks_per_node=tasks_per_node,
+        sizes=f"{min(size.least, len(step_nodes))}:{size.most}" if size is not None else "",
     )
     addresses = allocation.read_addresses((*nodes, *allocation.nodes))
     return PlannedAttempt(attempt, addresses | {step_nodes[0]: attempt.master_address}, parts)

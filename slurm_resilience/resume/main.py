@@ -26,6 +26,7 @@ from slurm_resilience.errors import (
 )
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report
+from slurm_resilience.resume.elastic.elastic_size import elastic_size
 from slurm_resilience.resume.own_marker import MARKER, is_called_back, own_marker
 from slurm_resilience.resume.srun import signals
 from slurm_resilience.resume.srun.command import GUARD
@@ -109,6 +110,7 @@ def _prepare(
     job = _job(client, bare, environment)
     placed, environment = leave_spares(command, job, environment)
     min_nodes = fewest_nodes(command, placed, job, environment)
+    size = elastic_size(command, placed, job, environment, min_nodes, config.elastic)
     info = asked_info.result()
     link = SupervisorLink(
         config.controller.host or (info.controllers[0] if info.controllers else "localhost"),
@@ -131,6 +133,7 @@ def _prepare(
         ports=info.srun_ports,
         nodes=asked_nodes.result(),
         min_nodes=min_nodes,
+        size=size,
     )
     return supervisor, link
 

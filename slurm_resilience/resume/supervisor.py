@@ -25,6 +25,7 @@ from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.crash_watch import CrashWatch, GatheringStage
 from slurm_resilience.resume.decide.budgets import spent
 from slurm_resilience.resume.decide.classify import Cause, Ending, classify
+from slurm_resilience.resume.elastic.elastic_size import ElasticSize
 from slurm_resilience.resume.evidence import gather_evidence
 from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.first_step import (
@@ -86,6 +87,7 @@ class Supervisor:
         nodes: Sequence[Node] = (),
         host_calls: HostCalls | None = None,
         min_nodes: int = 0,
+        size: ElasticSize | None = None,
     ) -> None:
         """
         Args:
@@ -104,6 +106,7 @@ class Supervisor:
             nodes: Slurm's, where they were just read.
             host_calls: to the machine that this runs on; None: the real one.
             min_nodes: the step may go on with so few nodes; 0: with no fewer than it began with.
+            size: how it grows and shrinks while it runs; None: it does not.
         """
         clock = clock or SystemClock()
         self._host_calls = host_calls = host_calls or HostCalls()
@@ -150,6 +153,7 @@ class Supervisor:
         self._training = training.TrainingWatch(self._context, self._fence)
         self._recovery = Recovery(self._context, step_size, min_nodes)
         self._allocation.companions.supervisor = host_calls.pid
+        self._allocation.companions.size = size
         self._planned: PlannedAttempt | None = None
         self._attempt: Attempt | None = None
         folder = Path(self._fence.directory).parent if self._fence.directory else None

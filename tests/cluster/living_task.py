@@ -4,12 +4,14 @@ mesh, and steps with them.
 Each task writes ``log.SEAT.INCARNATION``: one line of JSON a step. The training is done when the
 file ``end`` is there; a rank ends with the code in ``die.SEAT`` when there is such a file. With a
 file ``after``, rank 0 goes on after the training for so many seconds, and ends with the code in it.
+On a node that is lent, a rank leaves at SIGTERM.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -46,9 +48,12 @@ mesh = Mesh(
         pid=os.getpid(),
         seats=here.seats,
     ),
-    WorldRules(seats=here.seats, min_world=2),
+    WorldRules(seats=here.seats, min_world=here.min_world or 2, core=here.core),
     on_end=on_end,
 )
+asked = threading.Event()
+if here.lent:
+    signal.signal(signal.SIGTERM, lambda *_: asked.set())
 
 
 def block(view: View, step: int) -> int:
@@ -63,6 +68,11 @@ def block(view: View, step: int) -> int:
             code = int(Path(f"die.{here.seat}").read_text())
             Path(f"die.{here.seat}").unlink()
             os._exit(code)
+        if asked.is_set():
+            mesh.over(GenerationEnd(view.generation, "a rank leaves", kind="join"))
+            mesh.say(PeerStatus(phase="ready", generation=view.generation, step=step))
+            mesh.close("it was asked to")
+            sys.exit(0)
         if mesh.newcomers():
             mesh.over(GenerationEnd(view.generation, "a rank joins", kind="join"))
             break

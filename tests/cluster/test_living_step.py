@@ -31,13 +31,15 @@ class Run:
         code: int = 0,
         launcher: str = "",
         config: Path | None = None,
+        line: str = "",
     ) -> None:
+        line = line or f"{launcher} {sys.executable} {TASK} {code}"
         self.lab = lab
         self.folder = folder
         script = folder / "job.sh"
         script.write_text(
             "#!/bin/bash\nexport SRES_CHECKPOINTLESS=1\n"
-            f"srun --auto-resume=1 {srun} {launcher} {sys.executable} {TASK} {code}\n"
+            f"srun --auto-resume=1 {srun} {line}\n"
             "echo srun ended with $? >> ended\n"
         )
         words = ["sbatch", "--parsable", f"--nodes={nodes}", "--exclusive", "--output=log"]

@@ -179,7 +179,7 @@ def watching(directory: Path, observer: Observer | None = None) -> TrainingWatch
         wake=SimpleNamespace(set=lambda: None),
         host_calls=SimpleNamespace(observe=lambda *_: contextlib.nullcontext(observer)),
         client=None,
-        allocation=SimpleNamespace(id=7),
+        allocation=SimpleNamespace(id=7, companions=SimpleNamespace(size=None)),
         host="n1",
         command=SimpleNamespace(program=(), multi_prog=False, has=lambda _: False),
         environment={},

@@ -14,6 +14,7 @@ from slurm_resilience.errors import NotFound, SlurmError, SlurmUnreachable, Sres
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report
 from slurm_resilience.resume.decide.plan import PlanFacts
+from slurm_resilience.resume.elastic.elastic_size import ElasticSize
 from slurm_resilience.slurm.client import SlurmClient
 
 TABLE_TRIES = 5
@@ -45,6 +46,8 @@ class Companions:
     """Process number of the supervisor: it tells its companions from another one's."""
     obstacle: str = "Slurm has not shown the step's tasks"
     """The reason for which the step cannot be spread over several allocations."""
+    size: ElasticSize | None = None
+    """The sizes of a living step that grows by further companions; None: it does not."""
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -227,7 +227,7 @@ class LivePlan:
         """
         self._limits = limits
         self.seat_map = seat_map
-        self.steps = StepSeats(range(seat_map.seats))
+        self.steps = StepSeats(range(sum(len(slot.seats) for slot in seat_map.slots)))
         self.state = LiveStepState.WHOLE
         self.losses: list[LostSeats] = []
         """All so far, the oldest first."""

@@ -14,6 +14,7 @@ from slurm_resilience.resume import fence, report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.classify import describe
 from slurm_resilience.resume.decide.signatures import Category
+from slurm_resilience.resume.elastic.growth import Growth
 from slurm_resilience.resume.live_step import live_events as ev
 from slurm_resilience.resume.live_step import node_search
 from slurm_resilience.resume.live_step.join_step import join_command, join_variables
@@ -46,6 +47,25 @@ MEND_SECONDS = 10.0
 """Between two looks whether the fence stands."""
 LATE_LINE_SECONDS = 600.0
 """Between two lines that a program still runs whose training has ended."""
+
+
+class FenceLook:
+    """Has the fence looked at from time to time."""
+
+    def __init__(self, mend: Callable[[], None], now: float) -> None:
+        """
+        Args:
+            mend: puts it up again where it is gone.
+            now: monotonic seconds.
+        """
+        self._mend = mend
+        self._mended = now
+
+    def look(self, now: float) -> None:
+        """Mend the fence if it is time."""
+        if now - self._mended > MEND_SECONDS:
+            self._mended = now
+            self._mend()
 
 
 class LiveStep:
@@ -82,13 +102,16 @@ class LiveStep:
         self._attempt = attempt
         self._master_address = attempt.master_address
         self._can_leave = can_leave
-        self._mend_fence = mend_fence
-        self._mended = context.clock.monotonic()
+        self._fence = FenceLook(mend_fence, context.clock.monotonic())
         self._addresses = dict(addresses)
         self._plan = LivePlan(seat_map, context.limits)
         self._steps = LiveSteps(context, step, self._plan.steps, seat_map.per_task)
         self._searches: dict[ev.SearchKind, NodeSearch] = {}
         self._preparation = Preparation(context, attempt.directory)
+        size = context.allocation.companions.size
+        self._growth = (
+            Growth(context, observer, size, attempt, seat_map, self._plan.steps) if size else None
+        )
         self._answers: deque[ev.Event] = deque()
         """Events that follow from actions: taken before anything else is looked at."""
         self._end: StepEnd | None = None
@@ -119,6 +142,8 @@ class LiveStep:
         finally:
             self._stop_searches()
             self._preparation.end()
+            if self._growth is not None:
+                self._growth.end(well=self._end is not None and self._end.code == 0)
 
     def let_go(self) -> StepEnd:
         """Only wait until the attempt is over, without any help."""
@@ -158,14 +183,9 @@ class LiveStep:
     def _pause(self) -> float:
         """Return the seconds until the next look, unless there is news."""
         now = self._context.clock.monotonic()
-        self._look_at_fence(now)
+        self._fence.look(now)
         deadline = self._plan.next_deadline()
         return LOOK_SECONDS if deadline is None else max(0.0, min(LOOK_SECONDS, deadline - now))
-
-    def _look_at_fence(self, now: float) -> None:
-        if now - self._mended > MEND_SECONDS:
-            self._mended = now
-            self._mend_fence()
 
     # -- what happens -------------------------------------------------------------------------
 
@@ -178,6 +198,7 @@ class LiveStep:
             self._look_at_end,
             self._look_at_tasks,
             self._look_at_searches,
+            self._look_at_growth,
         ):
             look()
             if self._end is not None:
@@ -193,15 +214,18 @@ class LiveStep:
         self._tell(self._training_seen())
 
     def _look_at_nodes(self) -> None:
-        faulty = {
+        known = {
             name: ev.FaultyNode(name, verdict.reason, verdict.verdict == "dead")
             for name, verdict in self._context.link.faulty().items()
-            if name in self.nodes
         }
+        faulty = {name: node for name, node in known.items() if name in self.nodes}
+        if self._growth is not None:
+            self._growth.lose(known.values())
+            self._plan.lost_peers |= self._growth.lost_peers
         given_up = list(self._steps.failed_nodes())
         for slot in self._plan.seat_map.slots:
-            known = faulty.get(slot.node)
-            if known is not None and known.dead:
+            shown = faulty.get(slot.node)
+            if shown is not None and shown.dead:
                 continue
             if any(node == slot.node and seats & set(slot.seats) for node, seats in given_up):
                 faulty[slot.node] = ev.FaultyNode(slot.node, "Slurm gave it up", True)
@@ -212,6 +236,9 @@ class LiveStep:
         ]
         if suspects:
             self._tell(ev.NodesSuspected(tuple(suspects)))
+        for suspect in suspects:
+            if self._growth is not None and suspect.node in self._growth.nodes:
+                self._observer.suspect(suspect.node, suspect.reason)
         if faulty:
             self._tell(ev.NodesFaulty(tuple(faulty.values())))
 
@@ -236,6 +263,10 @@ class LiveStep:
             if search.over and self._end is None:
                 del self._searches[kind]
                 self._tell(ev.SearchEnded(kind, search.found))
+
+    def _look_at_growth(self) -> None:
+        if self._growth is not None:
+            self._growth.look(self._training_seen(), self._plan.seat_map, self._master_address)
 
     def _tell(self, event: ev.Event) -> None:
         """Take an event to the plan, and do what it says, until nothing more follows from it."""
@@ -368,7 +399,8 @@ class LiveStep:
         except SresError as error:
             self._answers.append(ev.JoinFailed(action.step, str(error)))
             return
-        context.link.moved(AttemptStarted(self._attempt.number, self.nodes))
+        lent = self._growth.nodes if self._growth is not None else ()
+        context.link.moved(AttemptStarted(self._attempt.number, (*self.nodes, *lent)))
         self._answers.append(ev.JoinStarted(action.step))
 
     def _variables(self, action: ev.StartJoin) -> dict[str, str]:
@@ -421,7 +453,7 @@ class LiveStep:
         while steps.running:
             context.wait_for_news(END_LOOK_SECONDS)
             now = context.clock.monotonic()
-            self._look_at_fence(now)
+            self._fence.look(now)
             self._note_who_ended(now)
             if now - told > LATE_LINE_SECONDS:
                 told = now

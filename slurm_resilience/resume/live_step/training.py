@@ -176,13 +176,21 @@ class TrainingWatch:
         picture = observer.picture()
         self._node_of_seat |= {peer.seat: peer.node for peer in picture.peers}
         node_of_seat = self._node_of_seat
-        seats = max((peer.seats for peer in picture.peers), default=0)
+        whole = max((peer.seats for peer in picture.peers), default=0)
+        size = self._context.allocation.companions.size
+        # Of an elastic step, the job's own nodes are there from the start.
+        seats = whole if size is None else whole * len(nodes) // size.most
         all_nodes = set(nodes) <= set(node_of_seat.values())
         if not picture.running or not all_nodes or len(node_of_seat) < seats:
             return None
         context = self._context
         info = find_step(step, context.client, context.allocation.id, context.host)
-        return seat_map(nodes, node_of_seat, info.tasks if info else 0, seats)
+        known = seat_map(nodes, node_of_seat, info.tasks if info else 0, seats)
+        return (
+            known
+            if known is None
+            else msgspec.structs.replace(known, seats=max(whole, known.seats))
+        )
 
     def told_end(self, step: SrunStep) -> StepEnd | None:
         """Return the end of a step as its training or a person told it; None: nothing was told.

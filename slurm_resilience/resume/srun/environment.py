@@ -43,6 +43,8 @@ class Attempt(msgspec.Struct, frozen=True):
     """Slurm's number of the attempt's first step; it is known once Slurm shows the step."""
     tasks_per_node: int = 0
     """The same on every node; 0: it is not known."""
+    sizes: str = ""
+    """MIN:MAX nodes between which it grows and shrinks while it runs; empty: it does not."""
 
     @property
     def token(self) -> str:
@@ -111,6 +113,8 @@ def task_variables(attempt: Attempt) -> dict[str, str]:
         "SRES_TOKEN": attempt.token,
         "SRES_STEP": "0",
     }
+    if attempt.sizes:
+        variables["SRES_NODES"] = attempt.sizes
     if attempt.directory:
         variables["SRES_DIR"] = attempt.directory
     if attempt.number > 1:

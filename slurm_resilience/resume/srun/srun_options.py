@@ -335,8 +335,10 @@ BUILTIN = OptionTable(
         *_specs(
             Takes.VALUE,
             """
-            accel-bind account:A acctg-freq auto-resume auto-resume-min-nodes auto-resume-spares bb
-            bbf bcast-exclude begin:b chdir:D cluster cluster-constraint clusters:M comment
+            accel-bind account:A acctg-freq auto-resume auto-resume-max-nodes auto-resume-min-nodes
+            auto-resume-partition auto-resume-qos auto-resume-sizes auto-resume-spares
+            auto-resume-step-nodes bb bbf bcast-exclude begin:b chdir:D cluster cluster-constraint
+            clusters:M comment
             constraint:C container context core-spec:S
             cores-per-socket cpu-bind cpu-freq cpu_bind cpus-per-gpu cpus-per-task:c deadline
             delay-boot dependency:d distribution:m epilog error:e exclude:x export extra-node-info:B

@@ -12,7 +12,21 @@ from slurm_resilience.resume.srun.totals import cut_environment, environment_tot
 
 SPARES = "auto-resume-spares"
 MIN_NODES = "auto-resume-min-nodes"
-OWN_OPTIONS = ("auto-resume", SPARES, MIN_NODES)
+MAX_NODES = "auto-resume-max-nodes"
+STEP_NODES = "auto-resume-step-nodes"
+SIZES = "auto-resume-sizes"
+PARTITION = "auto-resume-partition"
+QOS = "auto-resume-qos"
+OWN_OPTIONS = (
+    "auto-resume",
+    SPARES,
+    MIN_NODES,
+    MAX_NODES,
+    STEP_NODES,
+    SIZES,
+    PARTITION,
+    QOS,
+)
 """Options that are for the supervisor alone: srun does not get them."""
 
 
@@ -29,7 +43,7 @@ def leave_spares(
     Raises:
         UsageError: the number is none, or no such step fits into the job.
     """
-    spares = _number(command, SPARES)
+    spares = number_of_nodes(command, SPARES)
     kept, own_environment = command.without(*OWN_OPTIONS), dict(environment)
     if not spares:
         return kept, own_environment
@@ -83,7 +97,7 @@ def fewest_nodes(
     Raises:
         UsageError: the number is none, or the step cannot be cut to fewer nodes.
     """
-    fewest = _number(command, MIN_NODES)
+    fewest = number_of_nodes(command, MIN_NODES)
     size, _ = step_nodes(placed, job, environment)
     if not fewest or fewest == size:
         return 0
@@ -105,7 +119,12 @@ def fewest_nodes(
     return fewest
 
 
-def _number(command: SrunCommand, name: str) -> int:
+def number_of_nodes(command: SrunCommand, name: str) -> int:
+    """Return the number that an option of ours gives; 0 where it is not there.
+
+    Raises:
+        UsageError: it is none.
+    """
     if not command.has(name):
         return 0
     text = command.value(name) or ""

@@ -21,7 +21,9 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--log", type=Path, required=True)
 parser.add_argument("--steps", type=int, default=10)
 parser.add_argument("--late", action="store_true", help="replaced only after a step without it")
+parser.add_argument("--sizes", default="", help="worlds, each for so many steps: 2,4,3")
 words = parser.parse_args()
+SIZES = [int(word) for word in words.sizes.split(",") if word]
 SEATS = int(os.environ["SRES_SEATS"])
 SIZE, COUNT = 4, 8
 torch.set_num_threads(1)
@@ -72,18 +74,38 @@ def wait_for_the_lost(s: Session) -> None:
     sys.exit("the lost rank does not come back")
 
 
+def wait_for_size(s: Session) -> None:
+    """Wait until the world has the size in which this step is to be made."""
+    wanted = SIZES[s.step * len(SIZES) // words.steps] if SIZES else s.world
+    if s.world == wanted:
+        return
+    tell("waits", s.step, s.world, wanted)
+    deadline = time.monotonic() + 180
+    assert s.watch is not None
+    with s.watch.pause():
+        while time.monotonic() < deadline:
+            s.check()
+            time.sleep(0.02)
+    sys.exit(f"no world of {wanted}")
+
+
 @resilient(min_world=1)
 def train(s: Session) -> nn.Module:
     net, opt = s.once(build)
     s.track(net=net, opt=opt)
     wrapped = s.ddp(net)
+    tell("world", s.step, s.generation, s.world)
     for step in s.microbatches(Samples(), wrapped, size=SIZE, count=COUNT, same_bits=True):
+        wait_for_size(s)
         own = range(len(step)) if s.world <= COUNT else ()
         for number, (x, y, index) in zip(own, step, strict=True):
             counts = step._calls[number][1]
             # Told before it can count: if this world commits the step, every share is in it.
             tell("batch", s.step, s.generation, index.tolist() if counts else [])
-            step.backward(nn.functional.mse_loss(wrapped(x), y))
+            loss = nn.functional.mse_loss(wrapped(x), y)
+            if counts:
+                tell("loss", s.step, s.generation, index.tolist()[0], loss.item())
+            step.backward(loss)
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         with s.update():
             opt.step()

@@ -1,0 +1,189 @@
+"""Ask Slurm for the companions of an elastic step, watch them, and give them back.
+
+In a thread of its own: Slurm may take minutes to answer, and the step is watched meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Callable
+from threading import Event
+
+import msgspec
+
+from slurm_resilience.errors import NotFound, SresError
+from slurm_resilience.resume import report
+from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.elastic.size_events import (
+    AskForGroup,
+    AskGroupToLeave,
+    CompanionSeen,
+    GiveBack,
+    GroupAsked,
+    GroupRefused,
+    SizeEvent,
+)
+from slurm_resilience.resume.srun.step import SrunStep, find_step
+from slurm_resilience.slurm.companion_job import CompanionRequest, memory_words
+
+LOOK_SECONDS = 1.0
+"""Between two looks at the companions."""
+STOP_SECONDS = 20.0
+"""For the thread to give all companions back."""
+
+Order = AskForGroup | AskGroupToLeave | GiveBack
+
+
+class CompanionRequests:
+    """The orders to Slurm, and what came of them."""
+
+    def __init__(
+        self,
+        context: SupervisorContext,
+        partition: str,
+        qos: str,
+        step_of: Callable[[int], SrunStep | None],
+    ) -> None:
+        """
+        Args:
+            context: of the supervised srun.
+            partition: of the companions; empty: the job's.
+            qos: the same.
+            step_of: finds an srun by its number among the attempt's steps.
+        """
+        self._context = context
+        self._partition, self._qos = partition, qos
+        self._step_of = step_of
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[SizeEvent] = queue.SimpleQueue()
+        self._shown: dict[int, CompanionSeen] = {}
+        """All companions of the step, as Slurm showed them last."""
+        self._stop = Event()
+        self._ordered = Event()
+        self._thread = context.host_calls.start_thread(self._run, "companions")
+
+    def order(self, order: Order) -> None:
+        """Have something done."""
+        self._orders.put(order)
+        self._ordered.set()
+
+    def take(self) -> list[SizeEvent]:
+        """Return what is new."""
+        taken = []
+        while not self._events.empty():
+            taken.append(self._events.get())
+        return taken
+
+    def stop(self) -> None:
+        """Give all companions back, and end."""
+        self._stop.set()
+        self._ordered.set()
+        self._thread.join(timeout=STOP_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._context.clock.wait(self._ordered, LOOK_SECONDS)
+                self._ordered.clear()
+                while not self._orders.empty():
+                    self._carry_out(self._orders.get())
+                for number in tuple(self._shown):
+                    self._look_at(number)
+        finally:
+            while not self._orders.empty():
+                order = self._orders.get()
+                if isinstance(order, GiveBack):
+                    self._give_back(order.companion)
+            for number in tuple(self._shown):
+                self._give_back(number)
+
+    def _carry_out(self, order: Order) -> None:
+        match order:
+            case AskForGroup():
+                self._ask(order)
+            case AskGroupToLeave(companion, steps):
+                for number in steps:
+                    self._signal(companion, number)
+            case GiveBack(companion):
+                self._give_back(companion)
+
+    def _tell(self, event: SizeEvent) -> None:
+        self._events.put(event)
+        self._context.wake.set()
+
+    def _ask(self, order: AskForGroup) -> None:
+        context, allocation = self._context, self._context.allocation
+        try:
+            job = context.client.job(allocation.id)
+            if job.state != "RUNNING" or job.restarts != allocation.job.restarts:
+                raise NotFound(f"job {job.id} is {job.state}")
+            excluded = (*allocation.excluded, *sorted(allocation.suspects))
+            wanted = msgspec.structs.replace(
+                job,
+                excluded_nodes=excluded,
+                partition=self._partition or job.partition,
+                qos=self._qos or job.qos,
+            )
+            memory = memory_words(context.environment)
+            supervisor = allocation.companions.supervisor
+            number = context.client.ask_companion(
+                CompanionRequest(wanted, order.nodes, supervisor, memory)
+            )
+        except SresError as error:
+            # Slurm may have taken the request all the same, and its answer was lost.
+            self._end_unknown()
+            self._tell(GroupRefused(order.group, str(error)))
+            return
+        self._shown[number] = CompanionSeen(number, "PENDING", ())
+        self._tell(GroupAsked(order.group, number))
+
+    def _end_unknown(self) -> None:
+        allocation, client = self._context.allocation, self._context.client
+        own = (allocation.job.restarts, allocation.companions.supervisor)
+        with contextlib.suppress(SresError):
+            for found in client.companions(allocation.job):
+                if found.id not in self._shown and (found.restarts, found.supervisor) == own:
+                    client.cancel_job(found.id)
+
+    def _look_at(self, number: int) -> None:
+        try:
+            job = self._context.client.job(number)
+            seen = CompanionSeen(number, job.state, self._in_order(job.nodes))
+        except NotFound:
+            seen = CompanionSeen(number, "", ())
+        except SresError:
+            return  # nothing is known
+        before = self._shown[number]
+        granted = seen.state == "RUNNING" and seen.nodes and not before.nodes
+        doubts = self._context.link.doubts(seen.nodes) if granted else {}
+        if doubts:
+            for name, why in sorted(doubts.items()):
+                report.say(f"{name} is not taken: {why}")
+            seen = CompanionSeen(number, "doubtful", ())
+        if seen != before:
+            self._shown[number] = seen
+            self._tell(seen)
+
+    def _in_order(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
+        return self._context.allocation.in_slurms_order(nodes) if nodes else ()
+
+    def _signal(self, companion: int, number: int) -> None:
+        """Tell the ranks of one srun that they should leave."""
+        context, step = self._context, self._step_of(number)
+        if step is None or not step.running:
+            return
+        info = find_step(step, context.client, companion, context.host)
+        # Where that fails it is over, or it goes when its companion is given back.
+        with contextlib.suppress(SresError):
+            if info is not None:
+                context.client.cancel_step(companion, info.step, "TERM")
+
+    def _give_back(self, number: int) -> None:
+        self._shown.pop(number, None)
+        try:
+            self._context.client.cancel_job(number)
+        except NotFound:
+            pass
+        except SresError as error:
+            report.say(f"job {number} is left to end itself: {error}")

@@ -1,0 +1,248 @@
+"""Let a living step grow into companions of its job, and shrink when Slurm takes them back.
+
+It tells `size_plan` what happens, and carries its actions out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+import msgspec
+
+from slurm_resilience.errors import SresError
+from slurm_resilience.mesh.elastic_variables import LENT
+from slurm_resilience.mesh.observer import Observer
+from slurm_resilience.resume import fence, report
+from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.elastic.companion_requests import CompanionRequests
+from slurm_resilience.resume.elastic.elastic_size import ElasticSize
+from slurm_resilience.resume.elastic.size_events import (
+    AskForGroup,
+    AskGroupToLeave,
+    GiveBack,
+    GroupFailed,
+    GroupStarted,
+    GroupStepEnded,
+    SayGrew,
+    SayNotGrown,
+    SayShrank,
+    SizeAction,
+    SizeEvent,
+    StartGroup,
+)
+from slurm_resilience.resume.elastic.size_plan import SizePlan
+from slurm_resilience.resume.live_step.join_step import join_command, join_variables
+from slurm_resilience.resume.live_step.live_events import (
+    FaultyNode,
+    NodesFaulty,
+    TellTraining,
+    Tick,
+    TrainingSeen,
+)
+from slurm_resilience.resume.live_step.seats import NodeSlot, SeatHistory, SeatMap, StepSeats
+from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
+from slurm_resilience.resume.srun.step import SrunStep
+from slurm_resilience.slurm.companion_job import COMPANION_JOB
+from slurm_resilience.slurm.hostlists import fold
+from slurm_resilience.wire.messages import AttemptStarted
+
+END_SECONDS = 10.0
+"""For the ranks of companions to end, when the program on the job's own nodes has."""
+
+
+class Growth:
+    """The part of a living attempt that is on companions."""
+
+    def __init__(
+        self,
+        context: SupervisorContext,
+        observer: Observer,
+        size: ElasticSize,
+        attempt: Attempt,
+        core: SeatMap,
+        steps: StepSeats,
+    ) -> None:
+        """
+        Args:
+            context: of the supervised srun.
+            observer: of the running training.
+            size: what srun's options ask for.
+            attempt: what was started.
+            core: the seats of the job's own nodes.
+            steps: the attempt's, by their number; those of companions are added.
+        """
+        self._context = context
+        self._observer = observer
+        self._attempt = attempt
+        self._core = core
+        self._steps = steps
+        self._master_address = attempt.master_address
+        self._plan = SizePlan(size, len(core.slots[0].seats))
+        self._history = SeatHistory()
+        self._sruns: dict[int, SrunStep] = {}
+        """Those that run, by their number among the attempt's steps."""
+        self._answers: deque[SizeEvent] = deque()
+        settings = size.settings
+        self._requests = CompanionRequests(
+            context, settings.partition, settings.qos, lambda number: self._sruns.get(number)
+        )
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Return the nodes that companions give now."""
+        return tuple(slot.node for slot in self._plan.slots)
+
+    @property
+    def lost_peers(self) -> set[str]:
+        """Return the ids of processes on nodes that died."""
+        return self._plan.lost.ids
+
+    def look(self, seen: TrainingSeen, core: SeatMap, master_address: str) -> None:
+        """Tell the plan all that is new.
+
+        Args:
+            seen: the training now.
+            core: the seats of the job's own nodes as they are now.
+            master_address: of the node with rank 0.
+        """
+        self._core, self._master_address = core, master_address
+        self._history.note(seen.peers, seen.running, seen.generation, seen.step)
+        self._tell(seen)
+        for number, step in list(self._sruns.items()):
+            failed = tuple(step.failed_nodes)  # a copy: it grows in another thread
+            self.lose(FaultyNode(node, "Slurm gave it up", True) for node in failed)
+            if not step.running and number in self._sruns:
+                del self._sruns[number]
+                self._tell(GroupStepEnded(number, step.code))
+        for event in self._requests.take():
+            self._tell(event)
+        self._tell(Tick())
+
+    def lose(self, faulty: Iterable[FaultyNode]) -> None:
+        """Tell the plan of nodes that must be left."""
+        here = tuple(node for node in faulty if node.node in self.nodes)
+        if here:
+            self._tell(NodesFaulty(here))
+
+    def end(self, *, well: bool) -> None:
+        """Give all companions back: the attempt is over.
+
+        Args:
+            well: the training ended well, and what its program does after it is waited for.
+        """
+        clock = self._context.clock
+        deadline = clock.monotonic() + (END_SECONDS if well else 0.0)
+        for step in self._sruns.values():
+            step.wait(max(0.0, deadline - clock.monotonic()))
+        self._requests.stop()
+        for step in self._sruns.values():
+            self._kill(step)
+
+    def _tell(self, event: SizeEvent) -> None:
+        self._answers.append(event)
+        while self._answers:
+            now = self._context.clock.monotonic()
+            for action in self._plan.step(self._answers.popleft(), now):
+                self._do(action)
+
+    # -- what is done -------------------------------------------------------------------------
+
+    def _do(self, action: SizeAction) -> None:
+        events = self._context.events
+        match action:
+            case AskForGroup() | AskGroupToLeave():
+                self._requests.order(action)
+            case GiveBack():
+                for number in action.steps:
+                    self._kill(self._sruns.pop(number))
+                self._requests.order(action)
+                self._announce()
+            case StartGroup():
+                self._start(action)
+            case TellTraining(node):
+                self._observer.find(node.node, node.reason, node.dead)
+                fence.exclude_node(self._attempt.directory, node.node, len(self._steps))
+            case SayGrew(companion, nodes, size, step, seconds):
+                events.write("grew", nodes=list(nodes), size=size, seconds=seconds)
+                where = f"job {companion} on {fold(nodes)}"
+                report.say(f"grew to {size} nodes after step {step}: {where}, {seconds:.1f} s")
+            case SayShrank(companion, nodes, size, step, reason):
+                events.write("shrank", nodes=list(nodes), size=size)
+                where = f"job {companion} on {fold(nodes)}"
+                report.say(f"shrank to {size} nodes after step {step}: {where}; {reason}")
+            case SayNotGrown(reason, seconds):
+                report.say(f"not grown: {reason}; asked again in {seconds:.0f} s")
+
+    def _kill(self, step: SrunStep) -> None:
+        """End an srun whose companion is given back, which ends its tasks."""
+        if step.running:
+            step.ends_by_us(killed=True)
+            step.kill()
+            step.tasks_ended_at = step.clock.monotonic()
+
+    def _announce(self) -> None:
+        nodes = (*self._core.nodes, *self.nodes)
+        self._context.link.moved(AttemptStarted(self._attempt.number, nodes))
+
+    def _start(self, action: StartGroup) -> None:
+        context = self._context
+        for slot in action.slots:
+            # A machine of this name may have been lost before.
+            context.link.forgive(slot.node)
+            self._observer.forget(slot.node)
+        self._announce()
+        events = context.events
+        events.write("growing", nodes=[slot.node for slot in action.slots])
+        numbers: list[int] = []
+        try:
+            for slot in action.slots:
+                numbers.append(self._start_on(slot, action))
+        except SresError as error:
+            self._answers.append(GroupFailed(action.group, str(error)))
+            return
+        self._answers.append(GroupStarted(action.group, tuple(numbers)))
+
+    def _start_on(self, slot: NodeSlot, action: StartGroup) -> int:
+        """Start the srun of one node; return its number.
+
+        Raises:
+            SresError: srun cannot be started.
+        """
+        context, companion = self._context, action.companion
+        number = self._steps.add(slot.seats)
+        nodes = tuple(each.node for each in action.slots)
+        own = {"SLURM_JOB_ID": str(companion), "SLURM_JOBID": str(companion)}
+        argv, environment = context.launch.line(
+            join_command(context.command, companion, self._core, slot),
+            self._variables(slot, number, companion),
+            srun_environment(context.environment, nodes, changed=True) | own,
+        )
+        signals = context.user_signals
+        with signals.starting:
+            begin = partial(context.host_calls.start_srun, argv, environment, context.wake.set)
+            step = begin(on_news=context.wake.set, clock=context.clock, name=f"{companion}.")
+            signals.steps.append(step)
+        self._sruns[number] = step
+        return number
+
+    def _variables(self, slot: NodeSlot, number: int, companion: int) -> Mapping[str, str]:
+        job = self._context.allocation.id
+        slots = (*self._core.slots, *self._plan.slots)
+        whole = msgspec.structs.replace(self._core, slots=slots)
+        variables = join_variables(
+            task_variables(self._attempt),
+            whole,
+            slot,
+            job_nodes=whole.nodes,
+            master_address=self._master_address,
+            incarnation=self._history.next_incarnation(slot.seats),
+            step=number,
+        )
+        return variables | {
+            "SLURM_JOB_ID": str(job),
+            "SLURM_JOBID": str(job),
+            COMPANION_JOB: str(companion),
+            LENT: "1",
+        }

@@ -1,0 +1,143 @@
+"""The events that `size_plan` is told, and the actions that it answers with. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slurm_resilience.resume.live_step.live_events import NodesFaulty, TellTraining, Tick
+from slurm_resilience.resume.live_step.live_events import TrainingSeen as TrainingSeen
+from slurm_resilience.resume.live_step.seats import NodeSlot
+
+# -- events ---------------------------------------------------------------------------------------
+
+
+class GroupAsked(msgspec.Struct, frozen=True):
+    """Slurm has taken the request for a group's nodes."""
+
+    group: int
+    companion: int
+    """The job that holds the request, and later the nodes."""
+
+
+class GroupRefused(msgspec.Struct, frozen=True):
+    """Slurm has not."""
+
+    group: int
+    reason: str
+
+
+class CompanionSeen(msgspec.Struct, frozen=True):
+    """A companion as Slurm shows it now."""
+
+    companion: int
+    state: str
+    """Empty: Slurm does not know it any more."""
+    nodes: tuple[str, ...]
+
+
+class GroupStarted(msgspec.Struct, frozen=True):
+    """The sruns of a group run."""
+
+    group: int
+    steps: tuple[int, ...]
+    """Their numbers among the attempt's steps."""
+
+
+class GroupFailed(msgspec.Struct, frozen=True):
+    """They cannot be started."""
+
+    group: int
+    reason: str
+
+
+class GroupStepEnded(msgspec.Struct, frozen=True):
+    """The srun of one node has ended."""
+
+    step: int
+    code: int
+
+
+SizeEvent = (
+    GroupAsked
+    | GroupRefused
+    | CompanionSeen
+    | GroupStarted
+    | GroupFailed
+    | GroupStepEnded
+    | TrainingSeen
+    | NodesFaulty
+    | Tick
+)
+
+# -- actions --------------------------------------------------------------------------------------
+
+
+class AskForGroup(msgspec.Struct, frozen=True):
+    """Queue a request for nodes."""
+
+    group: int
+    nodes: int
+
+
+class StartGroup(msgspec.Struct, frozen=True):
+    """Start ranks on the nodes of a companion."""
+
+    group: int
+    companion: int
+    slots: tuple[NodeSlot, ...]
+
+
+class AskGroupToLeave(msgspec.Struct, frozen=True):
+    """Have the ranks of a group leave after their step."""
+
+    companion: int
+    steps: tuple[int, ...]
+
+
+class GiveBack(msgspec.Struct, frozen=True):
+    """End a companion: nothing of it is needed any more."""
+
+    companion: int
+    steps: tuple[int, ...]
+
+
+class SayGrew(msgspec.Struct, frozen=True):
+    """Report that a group's ranks step with the others."""
+
+    companion: int
+    nodes: tuple[str, ...]
+    size: int
+    """Nodes of the step now."""
+    training_step: int
+    seconds: float
+    """Since its nodes were free."""
+
+
+class SayShrank(msgspec.Struct, frozen=True):
+    """Report that a group has gone."""
+
+    companion: int
+    nodes: tuple[str, ...]
+    size: int
+    training_step: int
+    reason: str
+
+
+class SayNotGrown(msgspec.Struct, frozen=True):
+    """Report that a group could not come."""
+
+    reason: str
+    seconds: float
+    """Until it is tried again."""
+
+
+SizeAction = (
+    AskForGroup
+    | StartGroup
+    | AskGroupToLeave
+    | GiveBack
+    | TellTraining
+    | SayGrew
+    | SayShrank
+    | SayNotGrown
+)

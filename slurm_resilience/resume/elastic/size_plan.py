@@ -1,0 +1,300 @@
+"""Decide how an elastic step grows and shrinks: events and the time in, actions out. Pure.
+
+    group   VACANT → ASKED → JOINING → IN → LEAVING → VACANT
+
+A group is the nodes of one companion: a job of its own, which Slurm starts when nodes are free and
+preempts when others need them. Here is no scheduler: a group is asked for, taken when it is given,
+and asked for again when it was taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from slurm_resilience.mesh.model import Peer
+from slurm_resilience.resume.decide.transitions import advance
+from slurm_resilience.resume.elastic.elastic_size import ElasticSize
+from slurm_resilience.resume.elastic.size_events import (
+    AskForGroup,
+    AskGroupToLeave,
+    CompanionSeen,
+    GiveBack,
+    GroupAsked,
+    GroupFailed,
+    GroupRefused,
+    GroupStarted,
+    GroupStepEnded,
+    SayGrew,
+    SayNotGrown,
+    SayShrank,
+    SizeAction,
+    SizeEvent,
+    StartGroup,
+)
+from slurm_resilience.resume.live_step.live_events import (
+    NodesFaulty,
+    TellTraining,
+    Tick,
+    TrainingSeen,
+)
+from slurm_resilience.resume.live_step.seats import NodeSlot
+
+LONGEST_BACKOFF_SECONDS = 3600.0
+GONE_SECONDS = 120.0
+"""For the ranks of a group that goes. Slurm ends them sooner, where it takes the nodes back."""
+
+
+class GroupState(Enum):
+    """The life of a group."""
+
+    VACANT = "vacant"
+    ASKED = "asked"
+    """Its companion waits in Slurm's queue."""
+    JOINING = "joining"
+    """Its ranks were started, and do not step yet."""
+    IN = "in"
+    LEAVING = "leaving"
+    """Its ranks go, or some have gone."""
+
+
+_S = GroupState
+GROUP_TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
+    _S.VACANT: frozenset({_S.ASKED}),
+    _S.ASKED: frozenset({_S.JOINING, _S.VACANT}),
+    _S.JOINING: frozenset({_S.IN, _S.LEAVING, _S.VACANT}),
+    _S.IN: frozenset({_S.LEAVING}),
+    _S.LEAVING: frozenset({_S.VACANT}),
+}
+
+
+@dataclass(eq=False)
+class NodeGroup:
+    """One group. All times are monotonic seconds."""
+
+    number: int
+    ranks: range
+    """Its node ranks."""
+    companion: int = 0
+    """0: it has none yet."""
+    nodes: tuple[str, ...] = ()
+    steps: tuple[int, ...] = ()
+    """Numbers of its sruns that run."""
+    since: float = 0.0
+    """When it got its nodes."""
+    deadline: float = 0.0
+    again_at: float = float("-inf")
+    """It is not asked for earlier."""
+    failures: int = 0
+    """In a row."""
+    reason: str = ""
+    """For its going."""
+    state: GroupState = GroupState.VACANT
+
+    def enter(self, state: GroupState) -> None:
+        """Change the state.
+
+        Raises:
+            IllegalTransition: `GROUP_TRANSITIONS` does not have the change.
+        """
+        self.state = advance(GROUP_TRANSITIONS, self.state, state)
+
+    @property
+    def holds_nodes(self) -> bool:
+        return self.state in (_S.JOINING, _S.IN, _S.LEAVING)
+
+
+@dataclass
+class LostPeers:
+    """Processes on dead nodes: they do not say goodbye."""
+
+    ids: set[str] = field(default_factory=set)
+    _of_node: dict[str, set[str]] = field(default_factory=dict)
+
+    def note(self, peers: tuple[Peer, ...]) -> None:
+        """Note which processes are on which node."""
+        for peer in peers:
+            self._of_node.setdefault(peer.node, set()).add(peer.id)
+
+    def lose(self, node: str) -> None:
+        """Note that all processes of a node are gone."""
+        self.ids |= self._of_node.pop(node, set())
+
+
+class SizePlan:
+    """The decisions on the size of one living attempt."""
+
+    def __init__(self, size: ElasticSize, seats_per_node: int) -> None:
+        """
+        Args:
+            size: what srun's options ask for.
+            seats_per_node: the same on every node.
+        """
+        self._size = size
+        self._per_node = seats_per_node
+        self.groups = [NodeGroup(n, size.ranks(n)) for n in range(len(size.groups))]
+        self.lost = LostPeers()
+        self._seen = TrainingSeen(0, (), -1, ())
+
+    @property
+    def slots(self) -> tuple[NodeSlot, ...]:
+        """Return the nodes of all groups that have any, by node rank."""
+        return tuple(
+            slot for group in self.groups if group.holds_nodes for slot in self._slots(group)
+        )
+
+    def step(self, event: SizeEvent, now: float) -> tuple[SizeAction, ...]:
+        """Take an event in; return what is to be done, in this order.
+
+        Args:
+            event: what happened.
+            now: monotonic seconds.
+        """
+        return tuple(self._on(event, now))
+
+    def _on(self, event: SizeEvent, now: float) -> Iterator[SizeAction]:
+        match event:
+            case TrainingSeen():
+                yield from self._on_training_seen(event, now)
+            case CompanionSeen():
+                yield from self._on_companion_seen(event, now)
+            case GroupAsked(group, companion):
+                self.groups[group].companion = companion
+            case GroupRefused(group, reason) | GroupFailed(group, reason):
+                yield from self._vacate(self.groups[group], now, failed=reason)
+            case GroupStarted(group, steps):
+                self.groups[group].steps = steps
+            case GroupStepEnded():
+                yield from self._on_step_ended(event, now)
+            case NodesFaulty():
+                yield from self._on_nodes_faulty(event, now)
+            case Tick():
+                yield from self._on_tick(now)
+
+    # -- coming -------------------------------------------------------------------------------
+
+    def _on_companion_seen(self, seen: CompanionSeen, now: float) -> Iterator[SizeAction]:
+        group = next((g for g in self.groups if g.companion == seen.companion), None)
+        if group is None:
+            return
+        waits = seen.state in ("PENDING", "CONFIGURING")
+        runs = seen.state in ("RUNNING", "SUSPENDED")
+        if group.state is _S.ASKED and runs and not self._is_next(group):
+            yield from self._vacate(group, now)
+        elif group.state is _S.ASKED and runs and len(seen.nodes) == len(group.ranks):
+            group.enter(_S.JOINING)
+            group.nodes, group.since = seen.nodes, now
+            group.deadline = now + self._size.settings.timeout
+            yield StartGroup(group.number, group.companion, self._slots(group))
+        elif group.state is _S.ASKED and not waits and not runs:
+            # A person has ended the request: it is not made again at once.
+            yield from self._vacate(group, now, failed="the request for nodes was ended")
+        elif group.state in (_S.JOINING, _S.IN) and not runs:
+            self._begin_to_leave(group, f"job {group.companion} was ended", now)
+
+    def _slots(self, group: NodeGroup) -> tuple[NodeSlot, ...]:
+        return tuple(
+            NodeSlot(rank, node, self._seats(rank))
+            for rank, node in zip(group.ranks, group.nodes, strict=True)
+        )
+
+    def _seats(self, rank: int) -> tuple[int, ...]:
+        return tuple(range(rank * self._per_node, (rank + 1) * self._per_node))
+
+    def _on_training_seen(self, seen: TrainingSeen, now: float) -> Iterator[SizeAction]:
+        self._seen = seen
+        self.lost.note(seen.peers)
+        for group in self.groups:
+            if group.state is _S.JOINING and self._steps_with_others(group):
+                group.enter(_S.IN)
+                group.failures = 0
+                waited = now - group.since
+                yield SayGrew(group.companion, group.nodes, self._nodes_in, seen.step, waited)
+
+    def _steps_with_others(self, group: NodeGroup) -> bool:
+        seats = {seat for rank in group.ranks for seat in self._seats(rank)}
+        here = {peer.seat for peer in self._seen.peers if peer.node in group.nodes}
+        return seats <= set(self._seen.running) & here
+
+    @property
+    def _nodes_in(self) -> int:
+        return self._size.core + sum(len(g.nodes) for g in self.groups if g.state is _S.IN)
+
+    # -- going --------------------------------------------------------------------------------
+
+    def _on_step_ended(self, event: GroupStepEnded, now: float) -> Iterator[SizeAction]:
+        group = next((g for g in self.groups if event.step in g.steps), None)
+        if group is None:
+            return
+        group.steps = tuple(step for step in group.steps if step != event.step)
+        if group.state is _S.JOINING and event.code:
+            reason = f"its srun on {','.join(group.nodes)} ended with {event.code}"
+            yield from self._vacate(group, now, failed=reason)
+            return
+        told = "its ranks left" if event.code == 0 else f"its srun ended with {event.code}"
+        self._begin_to_leave(group, told, now)
+        if not group.steps:
+            yield from self._vacate(group, now)
+
+    def _on_nodes_faulty(self, event: NodesFaulty, now: float) -> Iterator[SizeAction]:
+        for faulty in event.nodes:
+            group = next((g for g in self.groups if g.holds_nodes and faulty.node in g.nodes), None)
+            if group is None or (group.state is _S.LEAVING and not faulty.dead):
+                continue
+            if faulty.dead:
+                # Its peers are told at once; those on the group's other nodes go with it.
+                yield TellTraining(faulty)
+                self.lost.lose(faulty.node)
+            self._begin_to_leave(group, f"{faulty.node}: {faulty.reason}", now)
+            if faulty.dead and len(group.nodes) == 1:
+                yield from self._vacate(group, now)
+            else:
+                yield AskGroupToLeave(group.companion, group.steps)
+
+    def _begin_to_leave(self, group: NodeGroup, reason: str, now: float) -> None:
+        if group.state in (_S.JOINING, _S.IN):
+            group.enter(_S.LEAVING)
+            group.reason, group.deadline = reason, now + GONE_SECONDS
+
+    def _vacate(self, group: NodeGroup, now: float, failed: str = "") -> Iterator[SizeAction]:
+        """Give a group's nodes back; it is asked for again later."""
+        settings = self._size.settings
+        was_in = group.state is _S.LEAVING
+        companion, nodes, steps = group.companion, group.nodes, group.steps
+        group.failures = group.failures + 1 if failed else 0
+        pause = settings.snooze
+        if failed:
+            longest = max(settings.backoff, LONGEST_BACKOFF_SECONDS)
+            pause = min(longest, settings.backoff * 2.0 ** (group.failures - 1))
+        group.enter(_S.VACANT)
+        group.companion, group.nodes, group.steps = 0, (), ()
+        group.again_at = now + pause
+        if was_in:
+            yield SayShrank(companion, nodes, self._nodes_in, self._seen.step, group.reason)
+        if companion:
+            yield GiveBack(companion, steps)
+        if failed:
+            yield SayNotGrown(failed, pause)
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def _on_tick(self, now: float) -> Iterator[SizeAction]:
+        for group in self.groups:
+            if group.state is _S.VACANT and now >= group.again_at and self._is_next(group):
+                group.enter(_S.ASKED)
+                yield AskForGroup(group.number, len(group.ranks))
+            elif group.state is _S.JOINING and now >= group.deadline:
+                seconds = self._size.settings.timeout
+                reason = f"its ranks did not step within {seconds:.0f} s (elastic.timeout)"
+                yield from self._vacate(group, now, failed=reason)
+            elif group.state is _S.LEAVING and now >= group.deadline:
+                yield from self._vacate(group, now)
+            elif group.state is _S.IN and not self._is_next(group):
+                self._begin_to_leave(group, "only some sizes are allowed", now)
+                yield AskGroupToLeave(group.companion, group.steps)
+
+    def _is_next(self, group: NodeGroup) -> bool:
+        """Return whether the groups are in that have to come before this one."""
+        before = self.groups[: group.number] if self._size.in_order else []
+        return all(other.state is _S.IN for other in before)

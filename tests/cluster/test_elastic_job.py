@@ -1,0 +1,158 @@
+"""A living step that grows by companions and shrinks when Slurm preempts them, on real Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jobs import all_idle
+from test_living_step import Run
+
+from slurm_resilience.lab import Lab, LabSpec
+
+WaitFor = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "tests/training/programs/elastic.py"
+SCAVENGE = "scavenge Nodes=ALL PriorityTier=1 GraceTime=20 PreemptMode=CANCEL MaxTime=INFINITE"
+MAIN = "main Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF"
+
+
+def spec(nodes: int) -> LabSpec:
+    return LabSpec(
+        nodes=nodes,
+        network=True,
+        options={
+            "PreemptType": "preempt/partition_prio",
+            "PreemptMode": "CANCEL",
+            "PartitionName": MAIN,
+        },
+        partitions=(SCAVENGE,),
+        sres_options={"elastic": {"partition": "scavenge", "snooze": 1.0}},
+    )
+
+
+def submit(run: Run, nodes: int, nodelist: str = "") -> str:
+    """Submit a job of a higher priority; return its id."""
+    words = ["sbatch", "--parsable", f"--nodes={nodes}", "--exclusive", "--output=/dev/null"]
+    words += [f"--nodelist={nodelist}"] if nodelist else []
+    done = run.lab.run([*words, "--wrap=sleep 300"], cwd=run.folder, check=True)
+    return done.stdout.strip()
+
+
+def state(lab: Lab, job: str) -> str:
+    return lab.run(["squeue", "-h", "-a", "-j", job, "-o", "%T"]).stdout.strip()
+
+
+def test_a_step_grows_by_a_free_node_and_gives_it_back(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    lab = fresh_lab(spec(3))
+    run = Run(lab, tmp_path, nodes=2, srun="--auto-resume-max-nodes=3")
+    wait_for(lambda: run.world(0) == 3, 60, run)
+    wait_for(lambda: run.event("grew"), 30, run)
+    first = run.lines(2, 1)
+    assert {line["rank"] for line in first} == {"2"} and all(line["current"] for line in first)
+    other = submit(run, 1)
+    wait_for(lambda: state(lab, other) == "RUNNING", 15, run)
+    wait_for(lambda: run.world(0) == 2, 15, run)
+    wait_for(lambda: run.event("shrank"), 15, run)
+    # The job's own ranks were never started again, and no node was at fault.
+    assert not [seat for seat in (0, 1) if run.lines(seat, 1)] and not run.event("noticed")
+    run.end()
+    wait_for(lambda: "srun ended with 0" in run.ended(), 30, run)
+    lab.run(["scancel", other], check=True)
+    wait_for(lambda: all_idle(lab), 30, "every node is idle again")
+
+
+class Training:
+    """A real training, which makes its steps in worlds of given sizes."""
+
+    def __init__(self, folder: Path, ranks: int, sizes: str, steps: int) -> None:
+        folder.mkdir()
+        self.folder, self.logs, self.steps = folder, folder / "logs", steps
+        self.logs.mkdir()
+        self.line = [sys.executable, "-m", "slurm_resilience.launcher", "--standby=0"]
+        self.line += [f"--nproc-per-node={ranks}", str(PROGRAM), f"--log={self.logs}"]
+        self.line += [f"--steps={steps}", f"--sizes={sizes}"]
+
+    def events(self, name: str) -> list[list[Any]]:
+        """Return the details of all events of a kind, in order."""
+        lines = [
+            json.loads(line)
+            for file in self.logs.glob("*.jsonl")
+            for line in file.read_text().splitlines()
+            if line.endswith("]")
+        ]
+        return [details for _, event, *details in sorted(lines) if event == name]
+
+    def waits_for(self, size: int, step: int) -> bool:
+        """Return whether a rank waits for a world of this size."""
+        return any((at, wanted) == (step, size) for at, _, wanted in self.events("waits"))
+
+    def worlds(self) -> list[int]:
+        """Return the world in which each step was committed."""
+        return [world for _, world in sorted({(e[0], e[2]) for e in self.events("step")})]
+
+    def check_samples(self) -> None:
+        """Check that each sample counts once, in the batches that each step's last world had."""
+        committed = {step - 1: generation for step, generation, _ in self.events("step")}
+        seen = [
+            index
+            for step, generation, indices in self.events("batch")
+            if committed[step] == generation
+            for index in indices
+        ]
+        assert sorted(seen) == list(range(self.steps * 32))
+
+    def digest(self) -> str:
+        """Return the checksum of all parameters, which is one for all ranks."""
+        (found,) = {digest for (digest,) in self.events("end")}
+        return str(found)
+
+
+def changes_of_size(fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path) -> None:
+    """2 → 4 → 3 (power loss) → 4 → 2 (preempted) → 4 nodes: no sample is lost or repeated, and the
+    parameters have the bits of a run that kept its size."""
+    sizes, steps = "2,4,3,4,2,4", 30
+    fixed = Training(tmp_path / "fixed", 2, "", steps)
+    elastic = Training(tmp_path / "elastic", 1, sizes, steps)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
+    clean |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    subprocess.run(fixed.line, env=clean, cwd=tmp_path, check=True, timeout=200)
+    lab = fresh_lab(spec(5))
+    run = Run(
+        lab,
+        elastic.folder,
+        nodes=2,
+        srun="--auto-resume-max-nodes=4 env OMP_NUM_THREADS=1",
+        line=" ".join(elastic.line),
+    )
+    wait_for(lambda: state(lab, run.id) == "RUNNING", 20, run)
+    first, second = submit(run, 2), submit(run, 1)
+    wait_for(lambda: elastic.waits_for(4, 5), 120, run)
+    lab.run(["scancel", first], check=True)
+    wait_for(lambda: elastic.waits_for(3, 10), 120, run)
+    lab.power_off(run.event("grew")[-1]["nodes"][0])
+    wait_for(lambda: elastic.waits_for(4, 15), 120, run)
+    lab.run(["scancel", second], check=True)
+    wait_for(lambda: elastic.waits_for(2, 20), 120, run)
+    # The lost node may be back by now.
+    words = ["squeue", "-h", "-p", "scavenge", "-t", "RUNNING", "-o", "%N"]
+    lent = lab.run(words, check=True).stdout.split()
+    third = submit(run, 2, ",".join(lent))
+    wait_for(lambda: state(lab, third) == "RUNNING", 20, run)
+    wait_for(lambda: elastic.waits_for(4, 25), 120, run)
+    lab.run(["scancel", third], check=True)
+    wait_for(lambda: "srun ended with 0" in run.ended(), 120, run)
+    assert elastic.worlds() == [int(size) for size in sizes.split(",") for _ in range(5)]
+    elastic.check_samples()
+    assert elastic.digest() == fixed.digest()
+
+
+if "SRES_TEST_ELASTIC" in os.environ:  # minutes, on a busy machine
+    test_changes_of_size = changes_of_size

@@ -1,0 +1,101 @@
+"""The sizes that an elastic step may have, and what its ranks are told of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_resilience.config import ElasticSettings
+from slurm_resilience.errors import UsageError
+from slurm_resilience.launcher.flags import SeatSpan
+from slurm_resilience.launcher.node_rank import find_node_rank
+from slurm_resilience.model import Job
+from slurm_resilience.resume.elastic.elastic_size import ElasticSize, elastic_size
+from slurm_resilience.resume.srun.srun_options import BUILTIN, split
+from slurm_resilience.resume.srun.step_size import fewest_nodes, leave_spares
+from slurm_resilience.training.rank_environment import read_environment
+
+JOB = Job(7, 0, "RUNNING", nodes=("n1", "n2"), exclusive=True)
+
+
+def size(*words: str, program: str = "sres-run", **settings: str) -> ElasticSize | None:
+    command = split(["--auto-resume=1", *words, program, "train.py"], BUILTIN)
+    placed, environment = leave_spares(command, JOB, {})
+    assert placed.argv[-2:] == (program, "train.py") and not placed.has("auto-resume-max-nodes")
+    fewest = fewest_nodes(command, placed, JOB, environment)
+    given = ElasticSettings(**settings)
+    return elastic_size(command, placed, JOB, environment, fewest, given)
+
+
+def test_a_step_keeps_its_size_unless_asked() -> None:
+    assert size() is None and size("--auto-resume-max-nodes=2") is None
+    assert size(program="sh") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "groups", "in_order"),
+    [
+        (["--auto-resume-max-nodes=4"], (1, 1), False),
+        (["--auto-resume-max-nodes=8", "--auto-resume-step-nodes=2"], (2, 2, 2), False),
+        (["--auto-resume-sizes=2,4,8"], (2, 4), True),
+        (["--auto-resume-sizes=1,8,2,4", "--auto-resume-max-nodes=8"], (2, 4), True),
+    ],
+)
+def test_each_group_is_a_companion(
+    words: list[str], groups: tuple[int, ...], in_order: bool
+) -> None:
+    found = size("--auto-resume-min-nodes=1", *words)
+    assert found is not None and (found.groups, found.in_order) == (groups, in_order)
+    assert (found.least, found.core, found.most) == (1, 2, 2 + sum(groups))
+    ranks = [rank for number in range(len(groups)) for rank in found.ranks(number)]
+    assert ranks == list(range(2, found.most))
+
+
+def test_an_option_comes_before_the_site_s_setting() -> None:
+    words = ["--auto-resume-max-nodes=3", "--auto-resume-partition=mine"]
+    found = size(*words, partition="scavenge", qos="low")
+    assert found is not None
+    assert (found.settings.partition, found.settings.qos) == ("mine", "low")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--auto-resume-max-nodes=1"], r"takes 2 node\(s\) from the start"),
+        (["--auto-resume-max-nodes=all"], "write a number of nodes"),
+        (["--auto-resume-max-nodes=5", "--auto-resume-step-nodes=2"], "5 is not reached"),
+        (["--auto-resume-sizes=4,8"], r"takes 2 node\(s\) from the start"),
+        (["--auto-resume-sizes=2,x"], "write numbers of nodes"),
+        (["--auto-resume-sizes=2,4", "--auto-resume-max-nodes=6"], "names all sizes"),
+        (["--auto-resume-partition=p"], "add --auto-resume-max-nodes"),
+    ],
+)
+def test_sizes_that_no_step_can_have(words: list[str], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        size(*words)
+
+
+def test_a_program_that_cannot_change_its_size() -> None:
+    with pytest.raises(UsageError, match="only a program that uses"):
+        size("--auto-resume-max-nodes=4", program="./train")
+
+
+def test_ranks_without_a_launcher() -> None:
+    slurm = {"SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_PROCID": "1", "SRES_MEET": "dir:/x"}
+    core = read_environment(slurm | {"SRES_NODES": "2:4", "NNODES": "2"})
+    assert (core.seat, core.seats, core.min_world, core.core, core.lent) == (1, 8, 4, 4, False)
+    joined = {"SLURM_NTASKS": "2", "SLURM_NNODES": "1", "SLURM_LOCALID": "1", "SRES_LENT": "1"}
+    joined |= {"SRES_SEATS": "8", "SRES_SEATS_HERE": "6,7", "SRES_NODES": "2:4", "NNODES": "2"}
+    lent = read_environment(slurm | joined)
+    assert (lent.seat, lent.seats, lent.core, lent.lent) == (7, 8, 4, True)
+    assert read_environment(slurm).core == 0
+    with pytest.raises(UsageError, match="SRES_NODES"):
+        read_environment(slurm | {"SRES_NODES": "2"})
+
+
+def test_ranks_of_a_launcher() -> None:
+    step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "NODE_RANK": "3", "NNODES": "2"}
+    here = find_node_rank(step | {"SRES_NODES": "2:4"}, nodes="2")
+    assert (here.rank, here.nodes) == (3, SeatSpan(2, 4))
+    seat = {"SRES_SEAT": "7", "SRES_SEATS": "8", "LOCAL_WORLD_SIZE": "2", "SRES_MIN_WORLD": "4"}
+    found = read_environment(seat | {"SRES_NODES": "2:4", "NNODES": "2", "SRES_MEET": "dir:/x"})
+    assert (found.seat, found.seats, found.min_world, found.core) == (7, 8, 4, 4)

@@ -1,0 +1,251 @@
+"""The decisions on the size of an elastic step, by stories and by chance."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_resilience.config import ElasticSettings
+from slurm_resilience.mesh.model import Peer
+from slurm_resilience.resume.elastic.elastic_size import ElasticSize
+from slurm_resilience.resume.elastic.size_events import (
+    AskForGroup,
+    AskGroupToLeave,
+    CompanionSeen,
+    GiveBack,
+    GroupAsked,
+    GroupRefused,
+    GroupStarted,
+    GroupStepEnded,
+    SayGrew,
+    SayNotGrown,
+    SayShrank,
+    SizeAction,
+    StartGroup,
+)
+from slurm_resilience.resume.elastic.size_plan import GroupState, SizePlan
+from slurm_resilience.resume.live_step.live_events import (
+    FaultyNode,
+    NodesFaulty,
+    TellTraining,
+    Tick,
+    TrainingSeen,
+)
+
+SETTINGS = ElasticSettings(snooze=30.0, timeout=600.0, backoff=60.0)
+
+
+def size(*groups: int, in_order: bool = False) -> ElasticSize:
+    return ElasticSize(2, 2, groups, in_order, SETTINGS)
+
+
+class Story:
+    """A plan, with a Slurm that gives nodes and a training that takes them in."""
+
+    def __init__(self, chosen: ElasticSize) -> None:
+        self.plan = SizePlan(chosen, seats_per_node=1)
+        self.now = 0.0
+        self.training: dict[int, str] = {0: "n1", 1: "n2"}
+        """Node of each seat that steps."""
+        self.jobs: dict[int, int] = {}
+        """Companions that are not given back, and their groups."""
+        self.next_step, self.next_job = 1, 100
+        self.refuses = False
+        self.seen: list[SizeAction] = []
+
+    def tell(self, event: object) -> list[SizeAction]:
+        actions = list(self.plan.step(event, self.now))  # type: ignore[arg-type]
+        self.seen += actions
+        for action in actions:
+            match action:
+                case AskForGroup(group, nodes):
+                    assert len(self.plan.groups[group].ranks) == nodes
+                    if self.refuses:
+                        continue
+                    self.next_job += 1
+                    assert group not in self.jobs.values(), "one request for each group"
+                    self.jobs[self.next_job] = group
+                    self.tell(GroupAsked(group, self.next_job))
+                case StartGroup(group, _, slots):
+                    steps = tuple(range(self.next_step, self.next_step + len(slots)))
+                    self.next_step += len(slots)
+                    self.tell(GroupStarted(group, steps))
+                case GiveBack(companion):
+                    del self.jobs[companion]
+        return actions
+
+    def tick(self, seconds: float = 0.0) -> list[SizeAction]:
+        self.now += seconds
+        return self.tell(Tick())
+
+    def grant(self, group: int) -> tuple[str, ...]:
+        """Give a group its nodes; its ranks do not step yet."""
+        job = next(job for job, of in self.jobs.items() if of == group)
+        nodes = tuple(f"g{rank}" for rank in self.plan.groups[group].ranks)
+        self.tell(CompanionSeen(job, "RUNNING", nodes))
+        return nodes
+
+    def step_in(self, group: int) -> list[SizeAction]:
+        for rank in self.plan.groups[group].ranks:
+            self.training[rank] = f"g{rank}"
+        return self.look()
+
+    def look(self) -> list[SizeAction]:
+        peers = tuple(
+            Peer(id=f"{seat}@{node}", seat=seat, node=node) for seat, node in self.training.items()
+        )
+        return self.tell(TrainingSeen(1, tuple(sorted(self.training)), 7, peers))
+
+    def state(self, group: int) -> GroupState:
+        return self.plan.groups[group].state
+
+
+def grown(*groups: int, in_order: bool = False) -> Story:
+    story = Story(size(*groups, in_order=in_order))
+    for number in range(len(groups)):
+        story.tick()
+        story.grant(number)
+        story.step_in(number)
+    return story
+
+
+def test_it_grows_as_nodes_become_free() -> None:
+    story = Story(size(1, 1))
+    assert [a.group for a in story.tick() if isinstance(a, AskForGroup)] == [0, 1]
+    story.grant(1)
+    assert [slot.rank for slot in story.plan.slots] == [3], "a rank belongs to its group"
+    story.now += 4.0
+    (said,) = story.step_in(1)
+    assert isinstance(said, SayGrew) and (said.size, said.seconds) == (3, 4.0)
+    story.grant(0)
+    (said,) = story.step_in(0)
+    assert isinstance(said, SayGrew) and said.size == 4
+
+
+def test_nodes_that_are_taken_back_are_asked_for_again_after_a_snooze() -> None:
+    story = grown(1)
+    del story.training[2]
+    actions = story.tell(GroupStepEnded(1, 0))
+    assert [type(a) for a in actions] == [SayShrank, GiveBack]
+    assert story.tick(29.0) == []
+    assert [type(a) for a in story.tick(1.0)] == [AskForGroup]
+
+
+def test_a_node_that_dies_is_left_at_once() -> None:
+    story = grown(1)
+    faulty = FaultyNode("g2", "no heartbeat", True)
+    actions = story.tell(NodesFaulty((faulty,)))
+    assert [type(a) for a in actions] == [TellTraining, SayShrank, GiveBack]
+    assert story.plan.lost.ids == {"2@g2"} and story.plan.slots == ()
+
+
+def test_a_sick_node_is_left_gracefully() -> None:
+    story = grown(1)
+    sick = NodesFaulty((FaultyNode("g2", "ECC", False),))
+    (action,) = story.tell(sick)
+    assert isinstance(action, AskGroupToLeave) and action.steps == (1,)
+    assert story.tell(sick) == [], "it was told"
+    assert [type(a) for a in story.tell(GroupStepEnded(1, 0))] == [SayShrank, GiveBack]
+
+
+def test_all_nodes_of_a_group_go_together() -> None:
+    story = grown(2)
+    (action,) = story.tell(GroupStepEnded(1, 0)) or [None]
+    assert action is None and story.state(0) is GroupState.LEAVING
+    assert [type(a) for a in story.tell(GroupStepEnded(2, 0))] == [SayShrank, GiveBack]
+    story = grown(2)
+    story.tell(GroupStepEnded(1, 137))
+    assert [type(a) for a in story.tick(120.0)] == [SayShrank, GiveBack], "not for ever"
+
+
+def test_ranks_that_do_not_come_give_their_nodes_back() -> None:
+    story = Story(size(1))
+    story.tick()
+    story.grant(0)
+    assert story.tick(599.0) == []
+    actions = story.tick(1.0)
+    assert [type(a) for a in actions] == [GiveBack, SayNotGrown]
+    assert story.tick(59.0) == []
+    assert [type(a) for a in story.tick(1.0)] == [AskForGroup]
+
+
+def test_slurm_is_asked_less_and_less_often_when_it_refuses() -> None:
+    story = Story(size(1))
+    story.refuses = True
+    pauses = []
+    for _ in range(9):
+        story.tick()
+        (said,) = story.tell(GroupRefused(0, "QOSMaxNodes"))
+        assert isinstance(said, SayNotGrown)
+        pauses.append(said.seconds)
+        story.now += said.seconds
+    assert pauses == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
+
+
+def test_only_the_sizes_that_are_allowed() -> None:
+    story = Story(size(2, 4, in_order=True))
+    assert [a.group for a in story.tick() if isinstance(a, AskForGroup)] == [0]
+    story.grant(0)
+    assert story.tick() == []
+    story.step_in(0)
+    assert [a.group for a in story.tick() if isinstance(a, AskForGroup)] == [1]
+    story.grant(1)
+    story.step_in(1)
+    # The first group is taken back: eight nodes less two are no size of this step.
+    for rank in (2, 3):
+        del story.training[rank]
+    story.tell(GroupStepEnded(1, 0))
+    story.tell(GroupStepEnded(2, 0))
+    (action,) = story.tick()
+    assert isinstance(action, AskGroupToLeave) and action.steps == (3, 4, 5, 6)
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "CANCELLED", ""])
+def test_a_companion_that_ended_takes_its_ranks_with_it(state: str) -> None:
+    story = grown(1)
+    (job,) = story.jobs
+    assert story.tell(CompanionSeen(job, state, ())) == []
+    assert story.state(0) is GroupState.LEAVING
+    assert [type(a) for a in story.tick(120.0)] == [SayShrank, GiveBack]
+
+
+EVENTS = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from(["grant", "in", "end", "die", "sick", "gone"])),
+    max_size=40,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(events=EVENTS, in_order=st.booleans(), pauses=st.lists(st.floats(0, 200), max_size=40))
+def test_whatever_happens_no_companion_is_forgotten(
+    events: list[tuple[int, str]], in_order: bool, pauses: list[float]
+) -> None:
+    """A group has one companion at most, each is given back once, and one that is given back is
+    asked for again."""
+    story = Story(size(1, 2, 1, in_order=in_order))
+    for number, (group, what) in enumerate(events):
+        story.tick(pauses[number] if number < len(pauses) else 1.0)
+        _happen(story, story.plan.groups[group].number, what)
+        held = {g.companion for g in story.plan.groups if g.companion}
+        assert held == set(story.jobs)
+        assert len({slot.rank for slot in story.plan.slots}) == len(story.plan.slots)
+    for _ in range(6):
+        story.training = {0: "n1", 1: "n2"}
+        story.tick(4000.0)
+    assert story.state(0) is GroupState.ASKED or story.jobs
+
+
+def _happen(story: Story, number: int, what: str) -> None:
+    group = story.plan.groups[number]
+    if what == "grant" and group.state is GroupState.ASKED:
+        story.grant(number)
+    elif what == "in" and group.state is GroupState.JOINING:
+        story.step_in(number)
+    elif what == "end" and group.steps:
+        story.training.pop(group.ranks[0], None)
+        story.tell(GroupStepEnded(group.steps[0], number))
+    elif what in ("die", "sick") and group.nodes:
+        story.tell(NodesFaulty((FaultyNode(group.nodes[-1], what, what == "die"),)))
+    elif what == "gone" and group.companion:
+        story.tell(CompanionSeen(group.companion, "", ()))

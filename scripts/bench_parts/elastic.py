@@ -8,6 +8,8 @@ parameters; 16 microbatches of 8 samples make a step.
 
 Then the size of a living training changes: one of four ranks is lost, and another joins; beside it
 the same loss where all ranks start again from a checkpoint, with warm processes.
+
+Last, an elastic job on real Slurm (needs root): a node becomes free, and one turns sick.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import Any
 
 import click
 import elastic_changes
+import elastic_lab
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -33,6 +36,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from slurm_resilience.errors import SresError
 from slurm_resilience.training.data import ReplayLoader
 from slurm_resilience.training.elastic.microbatches import MicrobatchSteps
 
@@ -215,8 +219,6 @@ def _with_changes(found: dict[str, Any]) -> dict[str, Any]:
     )
     lost, repeated = changed["samples_lost"], changed["samples_repeated"]
     console.print(f"samples lost: {lost}; repeated: {repeated}")
-    for key, why in changed["not_measured"].items():
-        console.print(f"{key} is not measured: {why}")
     return changed | {
         "bit_equal": found["bit_equal"] and changed["bit_equal"],
         "samples_lost": found["samples_lost"] + lost,
@@ -225,12 +227,29 @@ def _with_changes(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _on_slurm() -> dict[str, Any]:
+    """Measure the elastic job; null where no lab can be built."""
+    console = Console(highlight=False, file=sys.stderr)
+    try:
+        found = elastic_lab.measure()
+    except SresError as error:
+        console.print(f"idle_to_grown_s and evacuation_standstill_steps are not measured: {error}")
+        return {"idle_to_grown_s": None, "evacuation_standstill_steps": None}
+    console.print(
+        f"an elastic job on Slurm: {found['idle_to_grown_s']:.1f} s from a free node to steps with "
+        f"it; a sick node of a companion is left with {found['evacuation_standstill_steps']:.1f} "
+        f"steps of standstill at most (of {found['evacuation_step_s'] * 1e3:.0f} ms each)"
+    )
+    return found
+
+
 @click.command(help=__doc__)
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--ranks", default="2,3,4", show_default=True, metavar="N,…", help="Worlds.")
 @click.option("--steps", default=20, show_default=True, type=click.IntRange(1), help="To time.")
 @click.option("--changes/--no-changes", default=True, show_default=True, help="Of the size.")
-def main(json_file: Path | None, ranks: str, steps: int, changes: bool) -> None:
+@click.option("--slurm/--no-slurm", default=True, show_default=True, help="A job on a lab.")
+def main(json_file: Path | None, ranks: str, steps: int, changes: bool, slurm: bool) -> None:
     try:
         worlds = [int(word) for word in ranks.split(",")]
     except ValueError:
@@ -240,6 +259,8 @@ def main(json_file: Path | None, ranks: str, steps: int, changes: bool) -> None:
     found = run(worlds, steps)
     if changes:
         found = _with_changes(found)
+    if slurm:
+        found |= _on_slurm()
     if json_file:
         json_file.write_text(json.dumps(found, indent=2) + "\n")
 

@@ -22,11 +22,6 @@ from figures import Event, downtime
 STEPS = 600
 RUN_SECONDS = 120.0
 SURVIVORS = tuple(rank for rank in range(WORLD) if rank != VICTIM)
-NOT_MEASURED = {
-    "idle_to_grown_s": "a job does not grow by itself when nodes become free",
-    "evacuation_standstill_steps": "a node that is sick and lives is not left as planned",
-}
-"""Figures that are null, and the feature that they wait for."""
 
 
 class Told(NamedTuple):
@@ -137,6 +132,4 @@ def measure() -> dict[str, Any]:
         "grow_s": grown,
         "checkpoint_restart_s": restarted,
         "speedup_over_checkpoint_restart": restarted / (shrunk + grown),
-        **dict.fromkeys(NOT_MEASURED),
-        "not_measured": NOT_MEASURED,
     }

@@ -22,6 +22,7 @@ from job import STEP_SECONDS, build  # noqa: E402
 from slurm_resilience.training import Checkpointer, Session, resilient  # noqa: E402
 
 STEPS = int(os.environ["BENCH_STEPS"])
+PAUSE_SECONDS = float(os.environ.get("BENCH_STEP_SECONDS", STEP_SECONDS))
 SIZE, COUNT, FEATURES = 4, 8, 64
 WARM_STEP = 20
 """Here the ranks wait for the driver."""
@@ -59,7 +60,7 @@ def train(s: Session) -> str:
             with s.watch.pause():
                 while not GO.exists():
                     time.sleep(0.02)
-        time.sleep(STEP_SECONDS)
+        time.sleep(PAUSE_SECONDS)
         ids: list[int] = []
         for x, index in step:
             # One that is given so that all ranks make as many calls does not count.

@@ -75,8 +75,9 @@ log = logging.getLogger("sres.mesh")
 
 TELL_SECONDS = 2.0
 """A process that was held up for longer says so."""
-OUTCOME_SECONDS = 1.0
-"""Between two looks whether the training is over, for a process that found no other."""
+OUTCOME_SECONDS, OUTCOME_SECONDS_A_PEER = 1.0, 0.01
+"""Between two looks whether the training is over, for a process that waits for a world; rarer
+where many may look."""
 CLOSE_SECONDS = 2.0
 """Time that `close` waits for the thread."""
 
@@ -161,7 +162,6 @@ class Mesh:
         """Set when a peer may be waiting outside of the current generation."""
         self._cut: GenerationEnd | None = None
         """The end that `on_end` is called with next."""
-        self._ask_outcome = 0.0
         self._closing = False
 
     def start(self) -> Mesh:
@@ -298,37 +298,41 @@ class Mesh:
             TimeoutError: none within ``timeout`` seconds; the message says what is waited for.
             WireError: the others go on without this process.
         """
-        deadline = None if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
-        membership = self._membership
-        with self._changed:
-            while True:
-                if membership.side.standing.stopped:
-                    raise Stopped(membership.side.standing.stopped.reason)
+        began = SYSTEM_CLOCK.monotonic()
+        deadline = None if timeout is None else began + timeout
+        ask_at = began + self._outcome_pause
+        while True:
+            with self._changed:
+                side = self._membership.side
+                if side.standing.stopped:
+                    raise Stopped(side.standing.stopped.reason)
                 if self.evicted:
                     raise WireError(f"the others go on without this process: {self.evicted}")
                 if self._closing:
                     raise WireError("the mesh is closed")
-                view = membership.side.invitation()
+                if side.standing.finished:
+                    return None
+                view = side.invitation()
                 if view is not None:
                     return view
-                self._look_for_outcome()
-                if membership.side.all_done():
-                    return None
-                left = None if deadline is None else deadline - SYSTEM_CLOCK.monotonic()
-                if left is not None and left <= 0:
+                now = SYSTEM_CLOCK.monotonic()
+                if deadline is not None and now >= deadline:
                     raise TimeoutError(self.waits_for or "no generation was formed")
-                self._changed.wait(min(left or OUTCOME_SECONDS, OUTCOME_SECONDS))
+                until = ask_at if deadline is None else min(ask_at, deadline)
+                if now < until:
+                    self._changed.wait(until - now)
+                    continue
+            # Without the lock, and only after a wait: a shared directory may be slow, and no world
+            # has to wait for it.
+            outcome = self._rendezvous.ended()
+            if outcome is not None:
+                self._tell(OutcomeFound(outcome.code))
+            ask_at = SYSTEM_CLOCK.monotonic() + self._outcome_pause
 
-    def _look_for_outcome(self) -> None:
-        """Look for the outcome of a training whose other processes had finished before this one
-        came."""
-        now = SYSTEM_CLOCK.monotonic()
-        if now < self._ask_outcome or not self._membership.side.is_alone():
-            return
-        self._ask_outcome = now + OUTCOME_SECONDS
-        outcome = self._rendezvous.ended()
-        if outcome is not None:
-            self._do(self._membership.step(OutcomeFound(outcome.code), now))
+    @property
+    def _outcome_pause(self) -> float:
+        peers = len(self._membership.side.contacts)
+        return max(OUTCOME_SECONDS, OUTCOME_SECONDS_A_PEER * peers)
 
     def wait_for_end(self, seconds: float) -> None:
         """Wait until the current generation has ended, or the time is over."""

@@ -20,7 +20,7 @@ from slurm_resilience.mesh.model import (
 )
 from slurm_resilience.wire.frames import FrameCodec
 
-PROTOCOL = 6
+PROTOCOL = 7
 MAX_FRAME_BYTES = 64 << 20
 """Bytes. The largest message is a value of the store, or the view of a large world."""
 MAX_UNPROVEN_BYTES = 16 << 10
@@ -174,6 +174,10 @@ class Leaving(msgspec.Struct, frozen=True, tag="bye"):
     reason: str = ""
 
 
+class TrainingDone(msgspec.Struct, frozen=True, tag="done"):
+    """The training is over: enough of us have done its last step."""
+
+
 class Superseded(msgspec.Struct, frozen=True, tag="superseded"):
     """Another connection to you counts for me: this one ends now, and its end is no death."""
 
@@ -240,6 +244,7 @@ Message = (
     | NodeSuspected
     | Evict
     | Leaving
+    | TrainingDone
     | Superseded
     | Speaks
     | Reachable

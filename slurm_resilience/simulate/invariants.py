@@ -4,6 +4,7 @@
 2. All members of a world that steps agree on it.
 3. A member that lives and answers is never given up.
 4. With faults over, a world forms within a bound of beats.
+5. A training ends with a process that has done its last step; once one has ended so, all do.
 """
 
 from __future__ import annotations
@@ -56,6 +57,27 @@ class Lineage:
         if view.generation != self._newest:
             self.worlds += 1
             self._newest = view.generation
+
+
+class TrainingEnd:
+    """The processes that ended because the training was over."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        """One has ended so."""
+        self.written = False
+        """One that had done the last step has, and wrote it down in the rendezvous."""
+
+    def leave(self, process: SimProcess) -> None:
+        """Check, when a process has ended as done, that there is a result."""
+        done = process.program.done
+        if not self.begun and not done:
+            raise InvariantBroken(
+                f"{process.id} ends as done at step {process.program.step}, and no process has "
+                f"done the last one"
+            )
+        self.begun = True
+        self.written = self.written or done
 
 
 def _seats(view: View) -> str:

@@ -144,15 +144,20 @@ class FaultPlan:
 
     def _sweep(self) -> None:
         """Have an administrator end processes that are stopped for good and that no other one can
-        judge: those without a connection, and the last of their world."""
+        judge: no member of their world that runs is connected to them."""
         living = self._training.living()
         frozen = self._training.excuses.frozen
         sound = [one for one in living if one.id not in frozen]
         for process in living:
             number = process.membership.side.generation.number
-            connected = any(process.id in other.membership.side.contacts for other in sound)
-            known = any(other.membership.side.generation.number == number for other in sound)
-            if process not in sound and not (connected and known):
+            # One that is connected and comes from elsewhere takes its world for a living one.
+            judges = [
+                other
+                for other in sound
+                if process.id in other.membership.side.contacts
+                and other.membership.side.generation.number == number
+            ]
+            if process not in sound and not judges:
                 self._training.kill(process)
         if len(sound) < len(living):
             self._training.schedule.after(SWEEP_SECONDS, self._sweep)

@@ -14,7 +14,7 @@ from slurm_resilience.mesh.events import MessageReceived
 from slurm_resilience.mesh.messages import NodeLost, NodeSuspected
 from slurm_resilience.mesh.model import Peer, Timing, View
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
-from slurm_resilience.simulate.invariants import InvariantBroken, Lineage
+from slurm_resilience.simulate.invariants import InvariantBroken, Lineage, TrainingEnd
 from slurm_resilience.simulate.mesh_faults import Excuses, FaultPlan
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.simulate.sim_network import SimNetwork
@@ -131,7 +131,7 @@ class MeshRun:
         self._trace = trace
         self._waiting: dict[tuple[int, int], set[str]] = {}
         """Per world and turn: those that have come to the collective."""
-        self._outcome: int | None = None
+        self.end = TrainingEnd()
         self._last_step = self.random.choice([ENDLESS_STEPS, ENDLESS_STEPS, 20])
         self._plan = FaultPlan(self, seed)
         self._full_at = -1.0
@@ -150,7 +150,8 @@ class MeshRun:
         self._plan.end()
         calm = self.schedule.now
         if not self.schedule.run(calm + CALM_SECONDS, lambda: self._is_whole(calm)):
-            raise InvariantBroken(f"no world of all seats within {CALM_SECONDS:g} s: {self._why()}")
+            what = "not all have ended" if self.end.begun else "no world of all seats"
+            raise InvariantBroken(f"{what} within {CALM_SECONDS:g} s: {self._why()}")
         return SimulatedRun(
             seed=self._nodes.seed,
             processes=self.seats,
@@ -167,7 +168,9 @@ class MeshRun:
         return self._nodes.speakers
 
     def _is_whole(self, calm: float) -> bool:
-        return self._full_at > calm or self._outcome is not None
+        if self.end.begun:
+            return not self.living()
+        return self._full_at > calm
 
     def _lives(self, view: View) -> bool:
         """Tell whether a world may still step: one of its processes runs, not told to leave.
@@ -191,8 +194,6 @@ class MeshRun:
 
     def spawn(self, seat: int, incarnation: int, node: str = "") -> None:
         """Start a process on a seat."""
-        if self._outcome is not None:
-            return
         name = f"{seat:02d}.{incarnation}"
         if name in self.processes:
             return
@@ -257,16 +258,16 @@ class MeshRun:
 
     def outcome(self) -> int | None:
         """Return how the training ended."""
-        return self._outcome
+        return 0 if self.end.written else None
 
     def ended(self, process: SimProcess, code: int) -> None:
         """Note that a process has ended by itself."""
         if not process.alive:
             return
         if code == 0:
-            self.note(process, "is done")
+            self.note(process, "ends as done")
             process.die()
-            self._outcome = 0
+            self.end.leave(process)
         else:
             self.kill(process)
 

@@ -59,6 +59,8 @@ ENTER_SECONDS = 0.05
 """In which a main thread enters the world that it was told of, at most."""
 HANG_SECONDS = 4.0
 """After which a collective that does not end is taken for hung."""
+OUTCOME_SECONDS = 1.0
+"""After which one that waits for a world looks whether the training is over."""
 LEAVE_SECONDS = 0.2
 """In which it leaves its block when its world has ended, at most."""
 
@@ -436,15 +438,21 @@ class SimProcess:
             return
         view = membership.side.invitation()
         around = self._around
-        if view is not None:
-            program.invited = view
-            around.schedule.after(around.random.random() * ENTER_SECONDS, self._enter, view)
-        elif membership.side.all_done():
+        if membership.side.standing.finished:
             self._say_farewell()
             around.ended(self, 0)
-        elif membership.side.is_alone() and around.outcome() == 0:
+        elif view is not None:
+            program.invited = view
+            around.schedule.after(around.random.random() * ENTER_SECONDS, self._enter, view)
+        elif around.outcome() == 0 and self._waits():
             self._step(OutcomeFound(0))
+            self._say_farewell()
             around.ended(self, 0)
+
+    def _waits(self) -> bool:
+        """Tell whether it is long enough outside to look for the training's outcome."""
+        outside_since = self.membership.side.outside_since
+        return self._around.schedule.now - outside_since >= OUTCOME_SECONDS
 
     def _say_farewell(self) -> None:
         if self.relay is not None:

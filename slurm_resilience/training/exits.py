@@ -52,11 +52,9 @@ class Exits:
         self._leave(exit_codes.STOP)
 
     def done(self) -> None:
-        """Note that the training is complete (the mesh is closed): one of its processes writes
-        it down."""
-        view, present, _ = self._mesh.picture()
-        seats = [member.peer.seat for member in (*(view.members if view else ()), *present)]
-        if self._participant.where.seat == min(seats, default=self._participant.where.seat):
+        """Note that the training is complete, for those who come later or did not hear of it; the
+        mesh is closed. Any process may be the only one that is left to write it down."""
+        if self._rendezvous.ended() is None:
             self._rendezvous.outcome(exit_codes.DONE, self._participant.step, "")
 
     def _leave(self, code: int) -> NoReturn:

@@ -58,6 +58,7 @@ from slurm_resilience.mesh.messages import (
     Roster,
     StatusUpdate,
     Superseded,
+    TrainingDone,
     Vote,
     VoteRequest,
     WorldKnown,
@@ -217,6 +218,7 @@ class Script:
         number = self._said[name]
         words: list[tuple[str, Callable[[re.Match[str]], Message]]] = [
             (r"beats", lambda _: Heartbeat()),
+            (r"knows that all are done", lambda _: TrainingDone()),
             (r"says (.+)", lambda m: StatusUpdate(number, self._status(m[1]))),
             (r"asks for (\S+) of (.+)", lambda m: VoteRequest(self._new_view(m[1], m[2]))),
             (r"votes for (\S+)(?:, as (.+))?", lambda m: self._vote(m[1], True, m[2])),
@@ -320,6 +322,8 @@ class Script:
                 return f"evict: {reason}"
             case Leaving(reason=reason):
                 return f"leaving: {reason}"
+            case TrainingDone():
+                return "all are done"
             case Superseded():
                 return "another connection counts"
             case NodeLost(node=node, dead=dead):

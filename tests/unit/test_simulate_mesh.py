@@ -24,7 +24,7 @@ from slurm_resilience.simulate.schedule import Schedule, StandsStill
 RUNS = 200
 SPEAKER_RUNS = 80
 MOST_RUNS = 400
-"""In which a broken rule must be found; each of these is within fifty."""
+"""In which a broken rule must be found; each of these but one is within fifty."""
 
 
 def test_no_rule_is_broken() -> None:
@@ -41,6 +41,10 @@ def test_no_rule_is_broken() -> None:
         20010680,  # a suspicion was heard of at the end of a stop of all machines
         8013549,  # two members told each other to leave, and neither heard it
         5000058,  # a look that was put off stayed due in the past: time stood still
+        450,  # the last processes of a training that was over were never told
+        1513,  # the same, behind a cut
+        118129,  # one that was done had to leave; the others took it for the training's end
+        111171,  # the training was over, and no process wrote that down
     ],
 )
 def test_no_rule_is_broken_again(seed: int) -> None:
@@ -77,6 +81,12 @@ def at_once(self: Election, _: float) -> bool:
     return out and not side.standing.evicted and not side.standing.finished
 
 
+def any_is_done(self: Side) -> bool:
+    """Take the word of one for that of all."""
+    done = any(member.status.phase == "done" for member in self.present())
+    return done and self.status.phase != "running"
+
+
 LOSE = Losses.lose
 MUTATIONS: dict[str, tuple[Any, str, Any, str]] = {
     "a part that was cut off goes on": (world_plan, "other_side", lambda *_: "", "newer one"),
@@ -89,6 +99,8 @@ MUTATIONS: dict[str, tuple[Any, str, Any, str]] = {
     "time that was lost is silence": (Side, "catch_up", no_op, "lives and answers"),
     "none is hurried": (Election, "_hurry", no_op, "no world"),
     "a process that hangs alone stays": (election, "LAST_JUDGE", 10_000, "running in ending"),
+    "one that is done ends the training": (Side, "all_done", any_is_done, "ends as done"),
+    "none says that all are done": (Side, "all_done", lambda _: False, "no world"),
     "none is waited for": (Election, "_may_assemble", at_once, "no world"),
 }
 

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from slurm_resilience.mesh.events import Close, Dial, EndGeneration, Evicted, GaveUp
-from slurm_resilience.mesh.messages import Evict, GenerationEnded, Leaving, NodeLost
+from slurm_resilience.mesh.messages import Evict, GenerationEnded, Leaving, NodeLost, TrainingDone
 from slurm_resilience.mesh.model import CloseCause, GenerationEnd, Peer
 from slurm_resilience.mesh.protocol.contacts import Contact
 from slurm_resilience.mesh.protocol.side import Side
@@ -81,12 +81,18 @@ class Departures:
 
     def let_go(self, contact: Contact, reason: str, now: float) -> None:
         side = self._side
-        if contact.status.phase == "done":
-            # It leaves only when it knows that all are done.
-            side.finish()
-            return
+        if side.standing.finished:
+            return  # so do all
         side.effects += map(Close, side.contacts.drop(contact.peer.id))
         self.lose(contact.peer, f"it leaves: {reason}", True, now)
+
+    def conclude(self) -> None:
+        """End the training for all, well. It is final: who hears of it leaves at once, and would be
+        missed otherwise."""
+        side = self._side
+        if not side.standing.finished:
+            side.finish()
+            side.broadcast(TrainingDone())
 
     def note_absent(self, peer_id: str, now: float) -> None:
         if peer_id in self._side.contacts:

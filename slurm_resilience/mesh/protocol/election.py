@@ -135,8 +135,7 @@ class Election:
         """Propose a generation, if this is the lowest seat and one can be formed."""
         side = self._side
         if side.all_done():
-            # Kept: the first to hear of it leave at once, and would be missed otherwise.
-            side.finish()
+            self._departures.conclude()
             return
         present = side.present()
         if self._lead_of(present).peer.id != side.me.id:

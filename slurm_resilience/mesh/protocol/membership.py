@@ -47,6 +47,7 @@ from slurm_resilience.mesh.messages import (
     Roster,
     StatusUpdate,
     Superseded,
+    TrainingDone,
     Vote,
     VoteRequest,
     WorldKnown,
@@ -96,7 +97,7 @@ class Membership:
                 self._note_worked(view)
             case OutcomeFound(code=code):
                 if code == 0:
-                    side.finish()
+                    self._departures.conclude()
             case _ as other:
                 assert_never(other)
         return side.drain()
@@ -140,6 +141,8 @@ class Membership:
             side.losses.find(peer.id)
         # The handshake's status may have changed meanwhile.
         side.send(peer.id, StatusUpdate(side.said, side.status))
+        if side.standing.finished:
+            side.send(peer.id, TrainingDone())
         self._tell_world(side.contacts.get(peer.id))
         if contact is None and side.generation.holds(peer.id):
             side.effects.append(Reached(event.connection))
@@ -188,6 +191,7 @@ class Membership:
                 self._repeat(owner)
             return
         if contact.status.phase == "done" and side.status.phase == "done":
+            side.losses.gone_done[contact.peer.id] = contact.status.generation
             side.news()
             return
         self._departures.lose(contact.peer, event.reason, cause == "closed", now)
@@ -240,6 +244,8 @@ class Membership:
             case Leaving(reason=reason):
                 if contact is not None:
                     self._departures.let_go(contact, reason, now)
+            case TrainingDone():
+                self._departures.conclude()
             case _:
                 self._hear_of_worlds(event, now)
 
@@ -323,6 +329,7 @@ class Membership:
         worlds = side.generation.worlds
         worlds.learn(view)
         here = worlds.members()
+        side.losses.gone_done.clear()
         side.losses.peers = {p: dead for p, dead in side.losses.peers.items() if p in here}
         for contact in side.contacts.seated():
             self._tell_world(contact)

@@ -82,6 +82,8 @@ class Losses:
         """Connections to those of them whose death is awaited."""
         self._strikes: dict[str, list[float]] = {}
         """When generations failed because other members could not reach a peer."""
+        self.gone_done: dict[str, int] = {}
+        """Id → generation: peers that were done with it when their connection ended."""
 
     def strike(self, peer_id: str, now: float, apart: float) -> None:
         """Others could not reach a peer. Two such ends in a row of less than ``apart`` seconds have
@@ -100,6 +102,7 @@ class Losses:
     def find(self, peer_id: str) -> None:
         """Note that a peer is there again."""
         self.peers.pop(peer_id, None)
+        self.gone_done.pop(peer_id, None)
 
     def dead(self) -> list[str]:
         """Return those that are known to be dead."""
@@ -172,20 +175,22 @@ class Side:
         fresh = view is not None and view.generation > self.status.generation
         return view if fresh and self.generation.end is None else None
 
-    def is_alone(self) -> bool:
-        """Tell whether this process has never been in a world, and no other is here: it may have
-        come when the training was over."""
-        return self.generation.worked is None and not self.contacts.seated()
-
     def all_done(self) -> bool:
-        """Tell whether all are done that would be in the next generation. Spares do not count."""
-        if self.standing.finished:
-            return True
-        present = self.present()
-        if self.status.phase == "running" or not any(m.status.phase == "done" for m in present):
+        """Tell whether this process may say that the training is over: it has done the last step,
+        and so have all that would be in the next generation, and these might go on by themselves.
+        A newcomer, or the smaller side of a cut, knows too few to say so; it is told."""
+        if self.status.phase != "done":
             return False
+        present = self.present()
         chosen = world_plan.arrange(world_plan.one_a_seat(present), self.rules.replica_size)
-        return bool(chosen) and all(member.status.phase == "done" for member in chosen)
+        if any(member.status.phase != "done" for member in chosen):
+            return False
+        number = self.status.generation
+        gone = {peer_id for peer_id, done in self.losses.gone_done.items() if done == number}
+        if len(chosen) + len(gone) < self.rules.min_world:
+            return False
+        here = gone | {member.peer.id for member in present}
+        return not world_plan.other_side(self.generation.worlds.all(), here, self.losses.peers)
 
     def newcomers(self) -> tuple[Peer, ...] | None:
         """Peers that wait outside of the current generation and would make it larger; None: none

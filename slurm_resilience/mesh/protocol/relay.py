@@ -315,10 +315,15 @@ class Relay:
         if way is None:
             self._search.know(peer, now)
         elif way.number == 0 and way.chosen is not None:
+            self._announce_open(way)
             self._open(way, PeerStatus(), rerouted=False)
-            self._count += 1
-            way.opened = self._count
-            self._send((way.number,), Opened(way.opened))
+
+    def _announce_open(self, way: Way) -> None:
+        """Say that a way is opened (anew), before the membership says anything on it: there it
+        would be refused, or be lost."""
+        self._count += 1
+        way.opened = self._count
+        self._relay_to((way.peer.id,), Opened(way.opened))
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -494,6 +499,8 @@ class Relay:
         elif way.chosen != chosen:
             way.chosen = chosen
             if way.number < 0:
+                # Its way back may be as before: then it does not know that anything was lost.
+                self._announce_open(way)
                 self._open(way, best[1].member.status, rerouted=True)
 
     def _open(self, way: Way, status: PeerStatus, rerouted: bool) -> None:

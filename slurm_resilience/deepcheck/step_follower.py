@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -10,8 +12,11 @@ from typing import NamedTuple, Protocol
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.deepcheck.step_lines import LineAssembler, StepMessage
+from slurm_resilience.deepcheck.tool_call import END_SIGNAL
 from slurm_resilience.slurm.maintenance import StepOrder
 
+TASKS_GRACE_SECONDS = 5.0
+"""Seconds that the tasks of a step have to kill their tools and to remove their files."""
 STOP_GRACE_SECONDS = 10.0
 """Seconds that srun has to end its job."""
 MAX_KEPT_LINES = 50
@@ -97,16 +102,23 @@ class StepFollower:
                 yield number, line
 
     def stop(self) -> None:
-        """End every srun, and its job with it: TERM first, on which srun cancels the job."""
-        for step in self._running:
-            if step.poll() is None:
-                step.terminate()
-        for step in self._running:
-            try:
-                step.wait(STOP_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                step.kill()
-                step.wait()
+        """End every srun, and its job with it. On TERM srun cancels the job, whose tasks Slurm
+        kills outright: so they are first asked to end by themselves, by a signal that srun hands
+        on."""
+        running = self._running
+        for number, seconds in (
+            (END_SIGNAL, TASKS_GRACE_SECONDS),
+            (signal.SIGTERM, STOP_GRACE_SECONDS),
+            (signal.SIGKILL, None),
+        ):
+            running = [step for step in running if step.poll() is None]
+            for step in running:
+                step.send_signal(number)
+            deadline = self._clock.monotonic() + (seconds or 0.0)
+            for step in running:
+                left = None if seconds is None else max(0.0, deadline - self._clock.monotonic())
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    step.wait(left)
         self._running.clear()
 
 

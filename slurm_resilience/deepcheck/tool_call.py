@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import PurePath
+from types import FrameType
 from typing import IO, NamedTuple
 
 import msgspec
@@ -17,6 +19,9 @@ import msgspec
 from slurm_resilience.health.check import Unjudged
 
 MAX_OUTPUT_BYTES = 8 << 20
+END_SIGNAL = signal.SIGUSR1
+"""srun hands it on to its tasks, while its own end kills them outright."""
+_ENDING = (END_SIGNAL, signal.SIGTERM, signal.SIGHUP)
 KILL_GRACE_SECONDS = 5.0
 """Seconds for a killed tool to end; one that hangs in the kernel does not."""
 
@@ -62,7 +67,7 @@ class RunningTool:
             raise Unjudged(f"{self.name} cannot be started: {error.strerror}") from None
 
     def end(self, timeout_seconds: float) -> ToolOutput:
-        """Wait for its end.
+        """Wait for its end; an exception in between, such as that of a signal, kills it.
 
         Raises:
             Unjudged: it did not end in time, and was killed.
@@ -74,6 +79,9 @@ class RunningTool:
             raise Unjudged(
                 f"{self.name} did not end within {timeout_seconds:g} s and was killed"
             ) from None
+        except BaseException:
+            self.kill()
+            raise
         return ToolOutput(code, _text(self._out), _text(self._err))
 
     def kill(self) -> None:
@@ -88,6 +96,28 @@ class RunningTool:
 def _text(stream: IO[bytes]) -> str:
     stream.seek(0)
     return stream.read(MAX_OUTPUT_BYTES).decode("utf-8", "replace")
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Within a `with`, let SIGTERM and the like end this program as an exception does: its tools
+    are killed, its files removed. A second one does not cut that short."""
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    # nohup's choice stays.
+    taken = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in taken:
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, before[number])
 
 
 def run_tool(argv: Sequence[str], timeout_seconds: float) -> ToolOutput:

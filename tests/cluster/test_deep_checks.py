@@ -168,14 +168,18 @@ def test_an_end_in_the_middle_leaves_no_job(
     lab: Lab, tmp_path: Path, wait_for: WaitFor, number: int
 ) -> None:
     asked = words(tmp_path, "n[1-2]", "--only", "cpu_burn", "--seconds", "300")
-    process = lab.popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    (scratch := tmp_path / "tmp").mkdir()
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = lab.popen(asked, env={"TMPDIR": str(scratch)}, **quiet)
     try:
         wait_for(lambda: queue(lab) == "sres-deepcheck RUNNING", 60, lambda: queue(lab))
+        wait_for(lambda: len(list(scratch.iterdir())) == 2, 60, "both nodes have begun")
         process.send_signal(number)
         process.wait(60)
         wait_for(lambda: queue(lab) == "", 60, lambda: queue(lab))
         if number != signal.SIGKILL:
             assert process.returncode == 130
+            assert not list(scratch.iterdir())
             assert "No reservations" in reservations(lab)
         else:
             (line,) = reservations(lab).splitlines()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -39,6 +38,7 @@ from slurm_resilience.deepcheck.step_lines import (
     StepMessage,
     as_lines,
 )
+from slurm_resilience.deepcheck.tool_call import END_SIGNAL
 from slurm_resilience.errors import IllegalTransition, MissingTool
 from slurm_resilience.model import Node, Severity
 from slurm_resilience.slurm.maintenance import StepOrder, step_words
@@ -238,7 +238,7 @@ def test_messages_are_heard_and_the_rest_is_kept(programs: Programs) -> None:
 def test_a_step_past_its_limit_is_ended(programs: Programs) -> None:
     with StepFollower(programs, SYSTEM_CLOCK) as follower:
         (end,) = follower.follow([order("import time; time.sleep(600)")], 0.2, lambda _: None)
-    assert end.code == -signal.SIGTERM
+    assert end.code == -END_SIGNAL
 
 
 def test_an_interrupt_leaves_no_step_behind(programs: Programs) -> None:
@@ -250,7 +250,7 @@ def test_an_interrupt_leaves_no_step_behind(programs: Programs) -> None:
     program = f"import time; print({line!r}, flush=True); time.sleep(600)"
     with pytest.raises(KeyboardInterrupt), StepFollower(programs, SYSTEM_CLOCK) as follower:
         follower.follow([order(program), order("import time; time.sleep(600)")], 60, interrupt)
-    assert [step.poll() for step in programs.started] == [-signal.SIGTERM] * 2
+    assert [step.poll() for step in programs.started] == [-END_SIGNAL] * 2
     assert threading.current_thread() is threading.main_thread()
 
 
@@ -265,4 +265,4 @@ def test_a_step_that_cannot_be_started_leaves_none_behind(programs: Programs) ->
     programs.start_step = second_fails  # type: ignore[method-assign]
     with pytest.raises(MissingTool), StepFollower(programs, SYSTEM_CLOCK) as follower:
         follower.follow([order("import time; time.sleep(600)")] * 2, 60, lambda _: None)
-    assert [step.poll() for step in programs.started] == [-signal.SIGTERM]
+    assert [step.poll() for step in programs.started] == [-END_SIGNAL]

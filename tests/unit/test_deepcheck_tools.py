@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
+import msgspec
 import pytest
 
+from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.deepcheck.deep_results import DeepOutcome, DeepResult
 from slurm_resilience.deepcheck.instance import instance_checks
 from slurm_resilience.deepcheck.instance.instance_check import InstanceContext
+from slurm_resilience.deepcheck.instance.scratch import scratch_directory
 from slurm_resilience.deepcheck.instance.this_node import run_check
 from slurm_resilience.deepcheck.step_lines import CheckBegun, CheckEnded, ChecksDone, LineAssembler
 from slurm_resilience.deepcheck.step_requests import InstanceRequest
@@ -289,3 +294,56 @@ def _empty(folder: Path) -> str:
     path = folder / "sres.toml"
     path.write_text("")
     return str(path)
+
+
+def a_running_check(folder: Path, tools: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """Return a program that checks a node, and the process of the tool that it waits for."""
+    started = folder / "started"
+    tool(
+        tools, "stress-ng", after=f"echo $$ > {started}.new; mv {started}.new {started}; sleep 600"
+    )
+    request = InstanceRequest(only=("cpu_stress",), log=str(folder / "log"), scratch=str(folder))
+    words = [sys.executable, "-m", "slurm_resilience.deepcheck.instance"]
+    program = subprocess.Popen(
+        [*words, msgspec.json.encode(request).decode()], stdout=subprocess.DEVNULL
+    )
+    deadline = SYSTEM_CLOCK.monotonic() + 30
+    while not started.exists() and SYSTEM_CLOCK.monotonic() < deadline:
+        SYSTEM_CLOCK.wait(Event(), 0.02)
+    return program, int(started.read_text())
+
+
+def test_sigterm_ends_the_tools_and_removes_the_scratch_directory(
+    tools: Path, tmp_path: Path
+) -> None:
+    program, running = a_running_check(tmp_path, tools)
+    assert list(tmp_path.glob("sres-deepcheck-*"))
+    program.terminate()
+    assert program.wait(30) == 128 + signal.SIGTERM
+    assert not list(tmp_path.glob("sres-deepcheck-*"))
+    assert not Path(f"/proc/{running}").exists()
+
+
+def test_what_a_killed_run_left_is_removed_and_nothing_else(tools: Path, tmp_path: Path) -> None:
+    program, running = a_running_check(tmp_path, tools)
+    (in_use,) = tmp_path.glob("sres-deepcheck-*")
+    left = tmp_path / "sres-deepcheck-killed"
+    left.mkdir(mode=0o700)
+    (left / "load.0.0").write_text("256 MiB")
+    kept = tmp_path / "of-a-person"
+    kept.mkdir(mode=0o700)
+    (tmp_path / "sres-deepcheck-link").symlink_to(kept)
+    open_to_all = tmp_path / "sres-deepcheck-open"
+    open_to_all.mkdir(mode=0o700)
+    open_to_all.chmod(0o777)
+    try:
+        with scratch_directory(str(tmp_path), SYSTEM_CLOCK.now()):
+            assert left.exists(), "it may be about to be locked"
+        with scratch_directory(str(tmp_path), SYSTEM_CLOCK.now() + 120) as own:
+            assert not left.exists()
+            assert in_use.exists() and kept.exists() and open_to_all.exists() and own.exists()
+        assert not own.exists()
+    finally:
+        program.kill()
+        program.wait()
+        os.killpg(running, signal.SIGKILL)

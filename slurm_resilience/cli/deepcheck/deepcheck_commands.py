@@ -15,6 +15,14 @@ import click
 import msgspec
 
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
+from slurm_resilience.cli.deepcheck.deepcheck_options import (
+    limit_option,
+    log_options,
+    only_option,
+    profile_option,
+    seconds_option,
+    set_aside_option,
+)
 from slurm_resilience.cli.deepcheck.pacing_commands import (
     check_here,
     request_deep_check,
@@ -28,7 +36,6 @@ from slurm_resilience.errors import UsageError
 if TYPE_CHECKING:
     from slurm_resilience.deepcheck.deep_run import DeepReport
 
-LOG_DIRECTORY = "/var/log/slurm-resilience"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
@@ -60,16 +67,8 @@ def list_deep_checks(form: str) -> None:
     show_default=True,
     help="Each node by itself, or the links between them.",
 )
-@click.option(
-    "--only", metavar="CHECKS", default="", help="Names, with commas, of instance checks."
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(1, 86400),
-    default=60,
-    show_default=True,
-    help="Time for which each load runs.",
-)
+@only_option
+@seconds_option
 @click.option(
     "--wait",
     "wait_minutes",
@@ -78,15 +77,8 @@ def list_deep_checks(form: str) -> None:
     show_default=True,
     help="Minutes to wait for the jobs on busy nodes.",
 )
-@click.option(
-    "--limit",
-    "limit_minutes",
-    type=click.IntRange(1, 10080),
-    default=240,
-    show_default=True,
-    help="Minutes after which the checks are ended.",
-)
-@click.option("--profile", default="", metavar="TYPE", help="Node type, or a profile's file.")
+@limit_option(240)
+@profile_option
 @click.option(
     "--threshold",
     type=click.FloatRange(0, min_open=True),
@@ -100,21 +92,8 @@ def list_deep_checks(form: str) -> None:
     metavar="BYTES",
     help="Largest message of the cluster level.",
 )
-@click.option("--set-aside", is_flag=True, help="Have nodes that fail repaired.")
-@click.option(
-    "--log-dir",
-    default=LOG_DIRECTORY,
-    show_default=True,
-    metavar="DIR",
-    help="Takes a directory for this run.",
-)
-@click.option(
-    "--node-log",
-    default=f"{LOG_DIRECTORY}/deep-health-check.log",
-    show_default=True,
-    metavar="FILE",
-    help="On each node; %n stands for its name.",
-)
+@set_aside_option
+@log_options
 @format_option
 @config_option
 @pass_cluster
@@ -123,7 +102,7 @@ def run_deep_checks(
     /,
     hostlist: str,
     level: str,
-    only: str,
+    only: tuple[str, ...],
     log_dir: str,
     form: str,
     wait_minutes: float,
@@ -138,15 +117,12 @@ def run_deep_checks(
     """
     from slurm_resilience.clock import SystemClock
     from slurm_resilience.deepcheck.deep_run import DeepRun
-    from slurm_resilience.deepcheck.instance.instance_checks import chosen
     from slurm_resilience.deepcheck.run_options import DeepRunOptions
     from slurm_resilience.health.profile_files import load_profile
     from slurm_resilience.slurm.maintenance import MaintenanceClient
 
-    names = tuple(name for name in only.replace(" ", "").split(",") if name)
-    if names and level == "cluster":
+    if only and level == "cluster":
         raise UsageError("--only names checks of the instance level; leave it out")
-    chosen(names)
     # The cluster level needs the type's name alone, which may be one without a profile.
     asked["profile"] = asked["profile"] or cluster.config.checks.profile
     if asked["profile"] and level == "instance":
@@ -154,7 +130,7 @@ def run_deep_checks(
     nodes = list(cluster.named(hostlist))
     region = next((os.environ[one] for one in REGION_VARIABLES if os.environ.get(one)), "unknown")
     options = DeepRunOptions(
-        only=names,
+        only=only,
         wait_seconds=60.0 * wait_minutes,
         region=region,
         **asked,

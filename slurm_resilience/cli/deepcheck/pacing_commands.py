@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING
 import click
 
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
+from slurm_resilience.cli.deepcheck.deepcheck_options import (
+    limit_option,
+    log_options,
+    only_option,
+    profile_option,
+    seconds_option,
+    set_aside_option,
+)
 from slurm_resilience.cli.shared_options import config_option, hostlist_argument
 
 if TYPE_CHECKING:
@@ -52,25 +60,11 @@ def _door(cluster: ClusterView) -> MaintenanceClient:
     show_default=True,
     help="Nodes that are checked at the same time.",
 )
-@click.option("--only", metavar="CHECKS", default="", help="Names, with commas, of checks.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(1, 86400),
-    default=60,
-    show_default=True,
-    help="Time for which each load runs.",
-)
-@click.option(
-    "--limit",
-    "limit_minutes",
-    type=click.IntRange(1, 10080),
-    default=60,
-    show_default=True,
-    help="Minutes after which a run is ended.",
-)
-@click.option("--set-aside", is_flag=True, help="As of `sres deepcheck run`.")
-@click.option("--log-dir", metavar="DIR", help="As of `sres deepcheck run`.")
-@click.option("--node-log", metavar="FILE", help="As of `sres deepcheck run`.")
+@only_option
+@seconds_option
+@limit_option(60)
+@set_aside_option
+@log_options
 @click.option("--once", is_flag=True, help="Begin what is due now, wait for its end, and exit.")
 @config_option
 @pass_cluster
@@ -79,12 +73,12 @@ def watch_deep_checks(
     hostlist: str | None,
     every_days: float,
     at_once: int,
-    only: str,
+    only: tuple[str, ...],
     seconds: float,
     limit_minutes: int,
     set_aside: bool,
-    log_dir: str | None,
-    node_log: str | None,
+    log_dir: str,
+    node_log: str,
     once: bool,
 ) -> None:
     """Check NODES (all) when it is due, and give way to jobs.
@@ -95,16 +89,12 @@ def watch_deep_checks(
     Reservations of killed runs are removed. It needs an operator's rights in Slurm.
     """
     from slurm_resilience.clock import SystemClock
-    from slurm_resilience.deepcheck.instance.instance_checks import chosen
     from slurm_resilience.deepcheck.pacing.deep_watch import DeepPace, DeepWatch
 
     words = [f"--seconds={seconds:g}", f"--limit={limit_minutes}"]
-    if only:
-        chosen(tuple(name for name in only.replace(" ", "").split(",") if name))
-        words.append(f"--only={only}")
+    words += [f"--log-dir={log_dir}", f"--node-log={node_log}"]
+    words += [f"--only={','.join(only)}"] if only else []
     words += ["--set-aside"] if set_aside else []
-    words += [f"--log-dir={log_dir}"] if log_dir else []
-    words += [f"--node-log={node_log}"] if node_log else []
     nodes = frozenset(cluster.named(hostlist)) if hostlist else None
     pace = DeepPace(DAY_SECONDS * every_days, at_once, limit_minutes, nodes)
     begin, clock = _beginner(words, cluster.config_path), SystemClock()
@@ -202,20 +192,18 @@ def sweep_reservations(cluster: ClusterView) -> None:
 
 @click.command("here")
 @click.argument("node", required=False)
-@click.option("--only", metavar="CHECKS", default="", help="Names, with commas, of checks.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(1, 86400),
-    default=60,
-    show_default=True,
-    help="Time for which each load runs.",
-)
-@click.option("--profile", default="", metavar="TYPE", help="Node type, or a profile's file.")
+@only_option
+@seconds_option
+@profile_option
 @click.option(
     "--allow-unjudged", is_flag=True, help="Exit with 0 also where a check could not judge."
 )
 def check_here(
-    node: str | None, only: str, seconds: float, profile: str, allow_unjudged: bool
+    node: str | None,
+    only: tuple[str, ...],
+    seconds: float,
+    profile: str,
+    allow_unjudged: bool,
 ) -> int:
     """Run the instance level on this machine, without Slurm.
 
@@ -232,16 +220,17 @@ def check_here(
     from slurm_resilience.deepcheck.instance.this_node import check_this_node
     from slurm_resilience.deepcheck.step_lines import CheckEnded, StepMessage
     from slurm_resilience.deepcheck.step_requests import InstanceRequest
+    from slurm_resilience.deepcheck.tool_call import ended_by_signals
 
     name = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    names = tuple(one for one in only.replace(" ", "").split(",") if one)
 
     def tell(message: StepMessage) -> None:
         if isinstance(message, CheckEnded) and message.result.outcome is not DeepOutcome.ABSENT:
             click.echo(f"{message.result.check} {message.result.outcome}: {message.result.text}")
 
-    request = InstanceRequest(only=names, seconds=seconds, profile=profile)
-    state, reason = end_of(check_this_node(request, name, tell))
+    request = InstanceRequest(only=only, seconds=seconds, profile=profile)
+    with ended_by_signals():
+        state, reason = end_of(check_this_node(request, name, tell))
     # The last line is kept with the node's validation.
     click.echo(f"{name}: {state}{f': {reason}' if reason else ''}")
     if state is DeepState.PASSED or (state is DeepState.UNJUDGED and allow_unjudged):

@@ -14,6 +14,7 @@ import msgspec
 from slurm_resilience.deepcheck.instance.this_node import check_this_node
 from slurm_resilience.deepcheck.step_lines import CheckEnded, StepMessage, as_lines
 from slurm_resilience.deepcheck.step_requests import InstanceRequest
+from slurm_resilience.deepcheck.tool_call import ended_by_signals
 from slurm_resilience.errors import SresError
 
 MAX_TOLD_CHARACTERS = 4000
@@ -34,7 +35,8 @@ def main() -> int:
     try:
         request = msgspec.json.decode(sys.argv[1], type=InstanceRequest)
         node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-        check_this_node(request, node, lambda message: _tell(node, message))
+        with ended_by_signals():
+            check_this_node(request, node, lambda message: _tell(node, message))
     except (SresError, OSError, IndexError, msgspec.MsgspecError) as error:
         print(f"sres deepcheck: error: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, SresError) else 1

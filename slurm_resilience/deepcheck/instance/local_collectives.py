@@ -5,6 +5,7 @@ Without a GPU two processes do it on the processors, which shows that the node's
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import shutil
@@ -68,15 +69,13 @@ def _of_torch(context: InstanceContext, ranks: int, gpus: bool) -> DeepResult:
     )
     place = {"SLURM_STEP_NUM_TASKS": str(ranks), "SLURM_STEP_NUM_NODES": "1"}
     place["SLURMD_NODENAME"] = context.node
-    running = [
-        start_program(PROGRAM, request, {**place, "SLURM_LOCALID": str(rank)})
-        for rank in range(ranks)
-    ]
-    try:
+    with contextlib.ExitStack() as started:
+        running = []
+        for rank in range(ranks):
+            one = start_program(PROGRAM, request, {**place, "SLURM_LOCALID": str(rank)})
+            started.callback(one.kill)
+            running.append(one)
         told = [one.end(LIMIT_SECONDS) for one in running]
-    finally:
-        for one in running:
-            one.kill()
     assembler = LineAssembler()
     messages = [assembler.feed(line) for one in told for line in one.out.splitlines()]
     sweeps = [one.sweep for one in messages if isinstance(one, GroupSwept)]

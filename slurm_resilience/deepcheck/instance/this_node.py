@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from slurm_resilience.deepcheck.deep_logs import NodeLog, stamp
 from slurm_resilience.deepcheck.deep_results import DeepOutcome, DeepResult, DeepState, end_of
 from slurm_resilience.deepcheck.instance.instance_check import InstanceCheck, InstanceContext
 from slurm_resilience.deepcheck.instance.instance_checks import chosen
+from slurm_resilience.deepcheck.instance.scratch import scratch_directory
 from slurm_resilience.deepcheck.step_lines import CheckBegun, CheckEnded, ChecksDone, StepMessage
 from slurm_resilience.deepcheck.step_requests import InstanceRequest
 from slurm_resilience.health.check import CheckContext, Expected, Unjudged
@@ -37,10 +37,8 @@ def check_this_node(
         OSError: a directory cannot be used.
     """
     results = []
-    with tempfile.TemporaryDirectory(
-        prefix="sres-deepcheck-", dir=request.scratch or None
-    ) as scratch:
-        context = _context(request, node, Path(scratch))
+    with scratch_directory(request.scratch, SYSTEM_CLOCK.now()) as scratch:
+        context = _context(request, node, scratch)
         log = NodeLog(request.log.replace("%n", node))
         for check in chosen(request.only):
             tell(CheckBegun(node, check.name))

@@ -269,13 +269,19 @@ def test_what_a_killed_run_left_is_cleared_up() -> None:
     cluster.watch.look()
     assert cluster.reserved == []
     assert "sres-deepcheck-0123abcd of n1 was left behind, and is removed" in cluster.told
-    assert status_of(cluster.shown["n1"]) == "InProgress", "its run may only have ended"
-    cluster.at += UNUSED_SECONDS
+    assert status_of(cluster.shown["n1"]) == "Unjudged", "the run that had it is gone"
+    assert status_of(cluster.shown["n2"]) == "Passed"
+
+
+def test_a_label_without_a_reservation_is_given_the_same_time() -> None:
+    cluster = Cluster(node("n1", "InProgress"))
     cluster.watch.look()
-    cluster.at += UNUSED_SECONDS
+    cluster.at += UNUSED_SECONDS - 1
+    cluster.watch.look()
+    assert status_of(cluster.shown["n1"]) == "InProgress", "its run may only have ended"
+    cluster.at += 1
     cluster.watch.look()
     assert status_of(cluster.shown["n1"]) == "Unjudged"
-    assert status_of(cluster.shown["n2"]) == "Passed"
 
 
 def test_every_trigger_has_its_words() -> None:

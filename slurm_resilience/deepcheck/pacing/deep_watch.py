@@ -123,11 +123,15 @@ class DeepWatch:
         moment = self._clock.monotonic()
         shown = self._door.reservations()
         in_use = {job.reservation for job in self._door.jobs() if job.reservation}
-        own = {node for one in shown if is_ours(one) for node in one.nodes}
-        for left in self._left_behind.reservations(shown, in_use, moment):
+        left_behind = self._left_behind.reservations(shown, in_use, moment)
+        for left in left_behind:
             self._door.release(left.name)
             self._tell(f"{left.name} of {fold(left.nodes)} was left behind, and is removed")
-        stuck = self._left_behind.labels(self._door.nodes(), own, moment)
+        own = {
+            node for one in shown if is_ours(one) and one not in left_behind for node in one.nodes
+        }
+        freed = {node for one in left_behind for node in one.nodes}
+        stuck = self._left_behind.labels(self._door.nodes(), own, freed, moment)
         self._marks.mark((name, DeepState.UNJUDGED) for name in stuck)
 
     def _follow(self, run: _Run) -> None:

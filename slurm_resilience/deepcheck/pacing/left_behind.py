@@ -42,13 +42,18 @@ class LeftBehind:
         return tuple(unused[name] for name in self._since("reservation", unused, moment))
 
     def labels(
-        self, nodes: Iterable[Node], reserved: Collection[str], moment: float
+        self,
+        nodes: Iterable[Node],
+        reserved: Collection[str],
+        freed: Collection[str],
+        moment: float,
     ) -> tuple[str, ...]:
         """Return the nodes that are labelled as if a check ran, and that no run has.
 
         Args:
             nodes: as Slurm shows them.
             reserved: nodes of our reservations.
+            freed: nodes of those that are removed now: their run is gone, so they wait no more.
             moment: now.
         """
         stuck = [
@@ -56,6 +61,8 @@ class LeftBehind:
             for node in nodes
             if status_of(node) == DeepState.IN_PROGRESS and node.name not in reserved
         ]
+        for name in freed:
+            self._unused[f"label {name}"] = moment - UNUSED_SECONDS
         return self._since("label", stuck, moment)
 
     def _since(self, kind: str, unused: Collection[str], moment: float) -> tuple[str, ...]:

@@ -94,6 +94,9 @@ class CheckSettings(_Section, frozen=True):
     """The severity of a line of it that does not hold."""
     services: tuple[str, ...] = ()
     """systemd's units that must run on the node."""
+    state_dir: str = "/var/lib/slurm-resilience"
+    """On the node's own disk, below the sysroot: the record of the software of its last deep check,
+    and of its speeds."""
     corrected_memory_errors: int = 10
     zombies: int = 20
     open_files_percent: float = 80.0
@@ -587,6 +590,8 @@ def _check_percent(value: float, where: str) -> None:
 
 
 def _check_checks(checks: CheckSettings, where: str) -> None:
+    if not Path(checks.state_dir).is_absolute():
+        raise ConfigError(f"{where}: checks.state_dir must be an absolute path")
     for name, period in checks.periods.items():
         if not (math.isfinite(period) and period > 0):
             raise ConfigError(f"{where}: checks.periods.{name} must be greater than 0")

@@ -171,6 +171,8 @@ def _sres(spec: LabSpec, plan: ConfPlan, lab: PurePath) -> str:
         },
         "wire": {"munge_socket": f"{lab}/munge/munge.socket.2"},
         "agent": {"kernel_log": "/run/sres-node/kmsg", "accept_injected": True},
+        # The nodes share the machine's file systems, but for /run.
+        "checks": {"state_dir": "/run/sres-node/checks"},
         # A lab's faults follow each other more quickly than those of years of a real cluster.
         "breaker": {
             "window": 20.0,

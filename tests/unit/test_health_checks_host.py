@@ -405,3 +405,6 @@ def test_software_is_compared_with_that_of_the_last_deep_check(tmp_path: Path) -
     assert software.judge(software.probe(context), context).findings == ()
     (tmp_path / "var" / "lib" / "slurm-resilience" / "software.json").write_text("{")
     assert software.judge(software.probe(context), context).findings == ()
+    elsewhere = config.CheckSettings(state_dir="/disk/of/this/node")
+    software.remember(CheckContext(sysroot=tmp_path, settings=elsewhere))
+    assert (tmp_path / "disk" / "of" / "this" / "node" / "software.json").is_file()

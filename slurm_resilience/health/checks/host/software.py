@@ -7,6 +7,7 @@ has had none has nothing to compare with.
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -14,8 +15,8 @@ import msgspec
 from slurm_resilience.health.check import Check, CheckContext, Judgement
 from slurm_resilience.model import Finding, Severity
 
-RECORD = "/var/lib/slurm-resilience/software.json"
-"""On the node's own disk: that of another machine has none."""
+RECORD = "software.json"
+"""In checks.state_dir, on the node's own disk: that of another machine has none."""
 SOURCES = {
     "kernel": "/proc/sys/kernel/osrelease",
     "NVIDIA driver": "/proc/driver/nvidia/version",
@@ -51,10 +52,14 @@ def versions(context: CheckContext) -> dict[str, str]:
     return found
 
 
+def _record(context: CheckContext) -> Path:
+    return context.path(context.settings.state_dir) / RECORD
+
+
 def remember(context: CheckContext) -> None:
     """Write down that this machine has passed a deep check with what it has now. Where that cannot
     be written, the next check stays due."""
-    path = context.path(RECORD)
+    path = _record(context)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(".new")
@@ -65,7 +70,7 @@ def remember(context: CheckContext) -> None:
 def probe(context: CheckContext) -> SoftwareSeen:
     checked = None
     with contextlib.suppress(OSError, msgspec.MsgspecError):
-        checked = msgspec.json.decode(context.path(RECORD).read_bytes(), type=dict[str, str])
+        checked = msgspec.json.decode(_record(context).read_bytes(), type=dict[str, str])
     return SoftwareSeen(versions(context), checked)
 
 

@@ -71,7 +71,20 @@ class Burned(msgspec.Struct, frozen=True, tag="burned"):
     gigaflops: float
 
 
-StepMessage = CheckBegun | CheckEnded | ChecksDone | GroupSwept | GroupTrouble | Burned
+class SpeedTold(msgspec.Struct, frozen=True, tag="speed"):
+    """A short measure of one device."""
+
+    node: str
+    device: str
+    """Its serial number."""
+    peers: str
+    """The kind of hardware, whose speeds can be compared."""
+    kind: str
+    value: float
+    """More is better."""
+
+
+StepMessage = CheckBegun | CheckEnded | ChecksDone | GroupSwept | GroupTrouble | Burned | SpeedTold
 _DECODER: msgspec.json.Decoder[StepMessage] = msgspec.json.Decoder(StepMessage)
 
 

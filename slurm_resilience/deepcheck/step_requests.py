@@ -57,3 +57,23 @@ class BurnRequest(msgspec.Struct, frozen=True):
     seconds: float
     memory_share: float
     """The share of the free memory that is written and read back."""
+
+
+class SpeedLink(msgspec.Struct, frozen=True):
+    """Two nodes that measure the link between them."""
+
+    server: str
+    client: str
+    address: str
+    """The server's."""
+    port: int
+
+
+class SpeedRequest(msgspec.Struct, frozen=True):
+    """Short measures of the nodes of a step."""
+
+    gpus: bool
+    rounds: tuple[tuple[SpeedLink, ...], ...]
+    """Everything is measured so many times, each time with other pairs."""
+    token: str
+    """The partner of a link knows it."""

@@ -97,6 +97,30 @@ def test_the_node_with_the_slow_cable_is_named_and_no_other(
     wait_for(lambda: all_idle(lab), 30, lab.node_states)
 
 
+def test_a_link_that_is_slower_than_its_peers_is_worth_watching(
+    lab: Lab, tmp_path: Path, wait_for: WaitFor
+) -> None:
+    slow = "root tbf rate 40mbit burst 32kbit latency 400ms"
+    measure = [str(own_bin() / "sres"), "deepcheck", "speed", "n[1-4]", "--rounds=6"]
+    measure += ["--store", str(tmp_path / "speeds.sqlite"), "--format=json"]
+    lab.run(["tc", "qdisc", "add", "dev", "eth0", *slow.split()], node="n2", check=True)
+    try:
+        done = lab.run(measure, timeout=120)
+    finally:
+        lab.run(["tc", "qdisc", "del", "dev", "eth0", "root"], node="n2", check=True)
+    report = json.loads(done.stdout)
+    assert report["measured"] == ["n1", "n2", "n3", "n4"], done.stderr
+    # The processors of this machine are shared by its nodes, and whatever else runs on it.
+    assert [one["node"] for one in report["slow"] if one["kind"] == "link"] == ["n2"], report
+    shown = json.loads(
+        lab.run([str(own_bin() / "sres"), "node", "list", "--format", "json"]).stdout
+    )
+    labels_of_n2 = next(one["labels"] for one in shown if one["node"] == "n2")
+    assert "link" in labels_of_n2["slow"]
+    assert "No reservations" in reservations(lab)
+    wait_for(lambda: all_idle(lab), 30, lab.node_states)
+
+
 def test_a_node_that_loses_power_under_the_load_has_failed(
     lab: Lab, tmp_path: Path, wait_for: WaitFor
 ) -> None:

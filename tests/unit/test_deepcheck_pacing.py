@@ -134,8 +134,9 @@ def test_what_is_not_ours_or_in_use_is_never_removed() -> None:
 class Run:
     """A process of `sres deepcheck run`."""
 
-    def __init__(self, nodes: Sequence[str]) -> None:
+    def __init__(self, nodes: Sequence[str], what: str = "run") -> None:
         self.nodes = tuple(nodes)
+        self.what = what
         self.code: int | None = None
         self.terminated = 0
 
@@ -152,7 +153,7 @@ class Run:
 class Cluster:
     """Slurm, and the runs that the watch begins."""
 
-    def __init__(self, *nodes: Node) -> None:
+    def __init__(self, *nodes: Node, speed_seconds: float = 0.0) -> None:
         self.shown = {one.name: one for one in nodes}
         self.jobs_there: tuple[Job, ...] = ()
         self.reserved: list[Reservation] = []
@@ -161,7 +162,7 @@ class Cluster:
         self.told: list[str] = []
         self.at = NOW
         self.is_away = False
-        pace = DeepPace(7 * DAY, 2, 60)
+        pace = DeepPace(7 * DAY, 2, 60, speed_seconds=speed_seconds)
         clock: Any = self
         begin: Any = self._begin
         self.watch = DeepWatch(self, clock, pace, begin, frozenset, self.told.append)
@@ -175,8 +176,8 @@ class Cluster:
         self.at += seconds
         return False
 
-    def _begin(self, names: Sequence[str]) -> Run:
-        self.runs.append(Run(names))
+    def _begin(self, what: str, names: Sequence[str]) -> Run:
+        self.runs.append(Run(names, what))
         return self.runs[-1]
 
     def nodes(self) -> tuple[Node, ...]:
@@ -250,6 +251,23 @@ def test_a_run_gives_way_to_jobs_once() -> None:
     run.code = 130
     cluster.watch.look()
     assert not cluster.watch.is_running and len(cluster.runs) == 1
+
+
+def test_speeds_are_measured_on_all_idle_nodes_when_nothing_else_is_due() -> None:
+    busy = node("n3", "Passed", base="ALLOCATED")
+    cluster = Cluster(node("n1", "Passed"), node("n2", "Passed"), busy, speed_seconds=3600.0)
+    for _ in range(3):
+        cluster.watch.look()
+        for run in cluster.runs:
+            run.code = 0
+    assert [(run.what, run.nodes) for run in cluster.runs] == [("speed", ("n1", "n2"))]
+    cluster.wanted = frozenset({"main"})
+    cluster.at += 3600
+    cluster.watch.look()
+    assert len(cluster.runs) == 1, "a job waits for these nodes"
+    cluster.wanted = frozenset()
+    cluster.watch.look()
+    assert len(cluster.runs) == 2
 
 
 def test_while_slurm_is_away_nothing_is_done() -> None:

@@ -14,7 +14,7 @@ from threading import Event
 import msgspec
 import pytest
 
-from slurm_resilience.cli.deepcheck import deepcheck_commands
+from slurm_resilience.cli.deepcheck.ended_in_order import ended_in_order
 from slurm_resilience.deepcheck.collective_math import Sweep, SweepRow
 from slurm_resilience.deepcheck.deep_marks import marked_at, status_of
 from slurm_resilience.deepcheck.deep_results import DeepOutcome, DeepResult
@@ -253,7 +253,7 @@ def test_an_interrupt_in_the_middle_of_giving_back_does_not_end_it(tmp_path: Pat
 def test_a_lost_terminal_ends_a_run_in_order_and_a_second_signal_changes_nothing() -> None:
     before = signal.getsignal(signal.SIGINT)
     given_back = []
-    with pytest.raises(KeyboardInterrupt), deepcheck_commands._ended_in_order():
+    with pytest.raises(KeyboardInterrupt), ended_in_order():
         try:
             os.kill(os.getpid(), signal.SIGHUP)
         finally:
@@ -264,7 +264,7 @@ def test_a_lost_terminal_ends_a_run_in_order_and_a_second_signal_changes_nothing
     assert signal.getsignal(signal.SIGINT) is before
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
     try:
-        with deepcheck_commands._ended_in_order():
+        with ended_in_order():
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)

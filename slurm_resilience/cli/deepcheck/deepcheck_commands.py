@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,12 +19,14 @@ from slurm_resilience.cli.deepcheck.deepcheck_options import (
     seconds_option,
     set_aside_option,
 )
+from slurm_resilience.cli.deepcheck.ended_in_order import ended_in_order
 from slurm_resilience.cli.deepcheck.pacing_commands import (
     check_here,
     request_deep_check,
     sweep_reservations,
     watch_deep_checks,
 )
+from slurm_resilience.cli.deepcheck.speed_command import measure_node_speeds
 from slurm_resilience.cli.shared_options import config_option, format_option, hostlist_argument
 from slurm_resilience.cli.tables import print_json, table, user_name
 from slurm_resilience.errors import UsageError
@@ -36,7 +34,6 @@ from slurm_resilience.errors import UsageError
 if TYPE_CHECKING:
     from slurm_resilience.deepcheck.deep_run import DeepReport
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 
@@ -143,7 +140,7 @@ def run_deep_checks(
     )
     client = MaintenanceClient(cluster.config.slurm_bin)
     run = DeepRun(client, clock, options, folder, lambda line: click.echo(line, err=True))
-    with _ended_in_order():
+    with ended_in_order():
         report = run.run(level, nodes, user_name(cluster.uid))
     _show(report, form)
     return report.exit_code
@@ -153,30 +150,7 @@ deepcheck.add_command(watch_deep_checks)
 deepcheck.add_command(request_deep_check)
 deepcheck.add_command(sweep_reservations)
 deepcheck.add_command(check_here)
-
-
-@contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Let TERM, and the loss of the terminal, end a run as Ctrl-C does: its jobs and its
-    reservation go with it. A second one does not cut that short."""
-    before = {number: signal.getsignal(number) for number in _ENDING}
-    # nohup's choice stays.
-    taken = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in taken:
-            signal.signal(each, signal.SIG_IGN)
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            click.echo("ending the jobs, and removing the reservation: up to 30 s", err=True)
-        raise KeyboardInterrupt
-
-    for number in taken:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, before[number])
+deepcheck.add_command(measure_node_speeds)
 
 
 def _show(report: DeepReport, form: str) -> None:

@@ -65,6 +65,14 @@ def _door(cluster: ClusterView) -> MaintenanceClient:
 @limit_option(60)
 @set_aside_option
 @log_options
+@click.option(
+    "--speed-every",
+    "speed_hours",
+    type=click.FloatRange(0, 8760),
+    default=0,
+    show_default=True,
+    help="Hours after which the speeds of all idle nodes are measured again; 0: never.",
+)
 @click.option("--once", is_flag=True, help="Begin what is due now, wait for its end, and exit.")
 @config_option
 @pass_cluster
@@ -79,6 +87,7 @@ def watch_deep_checks(
     set_aside: bool,
     log_dir: str,
     node_log: str,
+    speed_hours: float,
     once: bool,
 ) -> None:
     """Check NODES (all) when it is due, and give way to jobs.
@@ -96,7 +105,7 @@ def watch_deep_checks(
     words += [f"--only={','.join(only)}"] if only else []
     words += ["--set-aside"] if set_aside else []
     nodes = frozenset(cluster.named(hostlist)) if hostlist else None
-    pace = DeepPace(DAY_SECONDS * every_days, at_once, limit_minutes, nodes)
+    pace = DeepPace(DAY_SECONDS * every_days, at_once, limit_minutes, nodes, 3600.0 * speed_hours)
     begin, clock = _beginner(words, cluster.config_path), SystemClock()
     watch = DeepWatch(_door(cluster), clock, pace, begin, lambda: _changed(cluster), _tell)
     stop = threading.Event()
@@ -118,14 +127,15 @@ def watch_deep_checks(
 
 def _beginner(
     words: Sequence[str], config: str | None
-) -> Callable[[Sequence[str]], subprocess.Popen[bytes]]:
-    """Return what starts `sres deepcheck run` over some nodes."""
+) -> Callable[[str, Sequence[str]], subprocess.Popen[bytes]]:
+    """Return what starts `sres deepcheck run` or `speed` over some nodes."""
     from slurm_resilience.slurm.hostlists import fold
 
-    own = [*words, f"--config={config}"] if config else list(words)
+    common = [f"--config={config}"] if config else []
 
-    def begin(names: Sequence[str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "slurm_resilience.cli.main", "deepcheck", "run"]
+    def begin(what: str, names: Sequence[str]) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "slurm_resilience.cli.main", "deepcheck", what]
+        own = [*words, *common] if what == "run" else common
         # In a session of its own: Ctrl-C is for the watch, which ends the run in order.
         return subprocess.Popen(
             [*command, fold(names), *own], stdin=subprocess.DEVNULL, start_new_session=True
@@ -176,8 +186,8 @@ def sweep_reservations(cluster: ClusterView) -> None:
     from slurm_resilience.deepcheck.pacing.deep_watch import DeepPace, DeepWatch
     from slurm_resilience.deepcheck.pacing.left_behind import UNUSED_SECONDS
 
-    def begin(names: Sequence[str]) -> subprocess.Popen[bytes]:
-        raise AssertionError(names)
+    def begin(what: str, names: Sequence[str]) -> subprocess.Popen[bytes]:
+        raise AssertionError(what, names)
 
     clock = SystemClock()
     pace = DeepPace(0.0, 0, 0, frozenset())

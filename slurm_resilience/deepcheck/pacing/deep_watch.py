@@ -13,7 +13,7 @@ from slurm_resilience.clock import Clock
 from slurm_resilience.deepcheck.deep_marks import CommentDoor, DeepMarks
 from slurm_resilience.deepcheck.deep_results import FAILED_EXIT_CODE, DeepState
 from slurm_resilience.deepcheck.node_choice import kept_nodes
-from slurm_resilience.deepcheck.pacing.due_nodes import due_nodes
+from slurm_resilience.deepcheck.pacing.due_nodes import due_nodes, free_nodes
 from slurm_resilience.deepcheck.pacing.left_behind import LeftBehind, is_ours
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import Job
@@ -47,6 +47,8 @@ class DeepPace(NamedTuple):
     limit_minutes: int
     nodes: frozenset[str] | None = None
     """Only these; None: all."""
+    speed_seconds: float = 0.0
+    """The speeds of all idle nodes are measured after this time; 0: never."""
 
 
 class _Run(NamedTuple):
@@ -62,7 +64,7 @@ class DeepWatch:
         door: WatchDoor,
         clock: Clock,
         pace: DeepPace,
-        begin: Callable[[Sequence[str]], subprocess.Popen[bytes]],
+        begin: Callable[[str, Sequence[str]], subprocess.Popen[bytes]],
         changed: Callable[[], frozenset[str]],
         tell: Callable[[str], None],
     ) -> None:
@@ -71,7 +73,7 @@ class DeepWatch:
             door: Slurm.
             clock: the time.
             pace: how many nodes, and how often.
-            begin: starts a run over some nodes.
+            begin: starts a run over some nodes: `run` or `speed` of `sres deepcheck`.
             changed: returns the nodes whose software has changed since their last deep check.
             tell: takes a line of progress.
         """
@@ -87,6 +89,7 @@ class DeepWatch:
         self._gives_way = False
         self._failed_in_a_row = 0
         self._tried: dict[str, float] = {}
+        self._speeds_at: float | None = None
 
     @property
     def is_running(self) -> bool:
@@ -159,21 +162,23 @@ class DeepWatch:
         now, moment = self._clock.now(), self._clock.monotonic()
         until = now + 60.0 * self._pace.limit_minutes
         recent = {n for n, at in self._tried.items() if moment - at < TRIED_AGAIN_SECONDS}
-        shown = [
+        own = [
             node
             for node in self._door.nodes()
-            if node.name not in recent
-            and (self._pace.nodes is None or node.name in self._pace.nodes)
+            if self._pace.nodes is None or node.name in self._pace.nodes
         ]
+        reserved = kept_nodes(self._door.reservations(), until)
+        waiting = self._door.waiting_partitions()
         due = due_nodes(
-            shown,
-            kept_nodes(self._door.reservations(), until),
-            self._door.waiting_partitions(),
+            [node for node in own if node.name not in recent],
+            reserved,
+            waiting,
             self._changed(),
             now,
             self._pace.every_seconds,
         )[: self._pace.at_once]
         if not due:
+            self._begin_speeds(free_nodes(own, reserved, waiting), moment)
             return
         names = tuple(one.node for one in due)
         for one in due:
@@ -181,4 +186,12 @@ class DeepWatch:
         self._tried = {n: at for n, at in self._tried.items() if n in recent}
         self._tried |= dict.fromkeys(names, moment)
         self._gives_way = False
-        self._run = _Run(self._begin(names), names)
+        self._run = _Run(self._begin("run", names), names)
+
+    def _begin_speeds(self, free: Sequence[str], moment: float) -> None:
+        every, last = self._pace.speed_seconds, self._speeds_at
+        if not every or not free or (last is not None and moment - last < every):
+            return
+        self._speeds_at = moment
+        self._gives_way = False
+        self._run = _Run(self._begin("speed", free), tuple(free))

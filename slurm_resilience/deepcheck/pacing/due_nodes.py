@@ -56,14 +56,25 @@ def due_nodes(
     found = []
     for node in nodes:
         trigger = _trigger(node, node.name in changed, now, every_seconds)
-        if trigger is None or not set(wanted).isdisjoint(node.partitions):
-            continue
-        # An open incident is sresctld's: what it needs is done there.
-        is_under_repair = HEALTH in labels_of(node.comment)
-        if not is_under_repair and choose_node(node, reserved).readiness is DeepReadiness.READY:
+        if trigger is not None and _is_free(node, reserved, wanted):
             found.append((DueNode(node.name, trigger), marked_at(node)))
     order = list(DeepTrigger)
     return tuple(due for due, _ in sorted(found, key=lambda one: (order.index(one[0][1]), one[1])))
+
+
+def free_nodes(
+    nodes: Iterable[Node], reserved: Mapping[str, str], wanted: Collection[str]
+) -> tuple[str, ...]:
+    """Return the idle nodes that no waiting job could use, by the arguments of `due_nodes`."""
+    return tuple(node.name for node in nodes if _is_free(node, reserved, wanted))
+
+
+def _is_free(node: Node, reserved: Mapping[str, str], wanted: Collection[str]) -> bool:
+    if not set(wanted).isdisjoint(node.partitions):
+        return False
+    # An open incident is sresctld's: what it needs is done there.
+    is_under_repair = HEALTH in labels_of(node.comment)
+    return not is_under_repair and choose_node(node, reserved).readiness is DeepReadiness.READY
 
 
 def changed_nodes(status: Mapping[str, Any]) -> frozenset[str]:

@@ -1,0 +1,1 @@
+"""Short measures of speed over time: who falls behind its own and its peers'."""

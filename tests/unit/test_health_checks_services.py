@@ -321,8 +321,10 @@ def test_what_is_no_unit_is_refused(name: str) -> None:
 
 AMD = "/sys/bus/pci/devices/0000:83:00.0"
 AMDSMI = """
-import json, os
+import enum, json, os
 class AmdSmiException(Exception): pass
+# As amdsmi 7.0.2 has it; its record of a page has the number alone.
+class AmdSmiMemoryPageStatus(enum.IntEnum): RESERVED = 0; PENDING = 1; UNRESERVABLE = 2
 def said(handle, name):
     value = json.load(open(os.environ["AMDSMI"]))[handle].get(name)
     if value is None:
@@ -358,7 +360,8 @@ SOUND = {"bdf": "0000:83:00.0", "ecc": {"uncorrectable_count": 0}, "pages": []}
         ([{"bdf": "0000:83:00.0"}], []),
         ([SOUND | {"pages": "No bad pages found."}], []),
         ([SOUND | {"ecc": {"uncorrectable_count": 3}}], ["reset"]),
-        ([SOUND | {"pages": [{"status": "PENDING"}, {"status": "RESERVED"}]}], ["reset"]),
+        ([SOUND | {"pages": [{"status": 1}, {"status": 0}]}], ["reset"]),
+        ([SOUND | {"pages": [{"status": 0}, {"status": 2}]}], []),
         ([], ["reboot"]),
         ([{}], ["reboot"]),
     ],

@@ -59,8 +59,10 @@ def _look(amdsmi: Any, handle: Any) -> AmdGpu:
         uncorrected = None
     try:
         pages = amdsmi.amdsmi_get_gpu_bad_page_info(handle)
-        pending = sum("PENDING" in str(page["status"]) for page in pages)
-    except (amdsmi.AmdSmiException, KeyError, TypeError):
+        # amdsmi hands on the number of the driver's own list, without its name.
+        waits = int(amdsmi.AmdSmiMemoryPageStatus.PENDING)
+        pending = sum(int(page["status"]) == waits for page in pages)
+    except (amdsmi.AmdSmiException, AttributeError, KeyError, TypeError, ValueError):
         pending = None  # a text says that there is none
     return AmdGpu(address, uncorrected, pending)
 

@@ -281,6 +281,9 @@ class ElasticSettings(_Section, frozen=True):
     """The QOS for that. Empty: the job's own."""
     snooze: float = 30.0
     """Seconds after nodes have left before any are asked for again."""
+    evacuation_wait: float = 120.0
+    """Seconds that a sick node which still works is kept until another one is in. 0: it is left at
+    once."""
     timeout: float = 600.0
     """Seconds that new ranks have to step with the others; then their nodes are given back."""
     backoff: float = 60.0

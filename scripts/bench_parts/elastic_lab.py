@@ -3,7 +3,7 @@
 A lab of four nodes; a job of two, which may grow to three by a preemptible companion. Another job
 holds the other nodes, and ends: from then on until all ranks step in the larger world the time
 counts (Slurm's scheduling, the start of Python and of torch, healing). Then the companion's node is
-marked sick by a line of its kernel log: its ranks leave, and those of another node come.
+marked sick by a line of its kernel log: the ranks of another node come, and its own leave.
 """
 
 from __future__ import annotations
@@ -137,11 +137,11 @@ def _measure(job: ElasticJob, lab: Lab) -> dict[str, Any]:
     job.until(lambda: len(after(job.steps(), grown, 3)) > STEADY_STEPS, "steps")
     sick_at = time.monotonic()
     lab.kmsg(sick, XID)
-    smaller = job.until(lambda: after(job.steps(), sick_at, 2), "leave")[0].at
-    whole = job.until(lambda: after(job.steps(), smaller, 3), "return")[0].at
+    larger = job.until(lambda: after(job.steps(), sick_at, 4), "stand-in")[0].at
+    left = job.until(lambda: after(job.steps(), larger, 3), "evacuation")[0].at
     lab.run(["scancel", job.number], check=True)
     return {
         "idle_to_grown_s": grown - free_at,
-        "evacuation_standstill_steps": standstill_steps(job.steps(), sick_at, whole),
+        "evacuation_standstill_steps": standstill_steps(job.steps(), sick_at, left),
         "evacuation_step_s": statistics.median(gaps(job.steps()[-STEADY_STEPS:])),
     }

@@ -11,7 +11,7 @@ import msgspec
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.launcher.flags import SeatSpan, nnodes
-from slurm_resilience.mesh.elastic_variables import ELASTIC_NODES
+from slurm_resilience.mesh.elastic_variables import ELASTIC_NODES, LENT
 
 
 class NodeRank(msgspec.Struct, frozen=True):
@@ -74,7 +74,8 @@ def find_node_rank(
         span = nnodes(count)
     if rank is None:
         rank = _rank(environment, span, in_step)
-    if not 0 <= rank < span.most:
+    # One that stands in for a sick node comes behind the last.
+    if not 0 <= rank < span.most and not (rank >= 0 and environment.get(LENT) == "1"):
         raise UsageError(f"node rank {rank} does not exist: there are {span.most} nodes")
     return NodeRank(rank, span, run, note)
 

@@ -60,7 +60,8 @@ def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
     seat = _seat(environment)
     elastic = elastic_ranks(environment)
     seats = elastic.most or _number(environment, ("SRES_SEATS", "WORLD_SIZE", "SLURM_NTASKS"), 1)
-    if not 0 <= seat < seats:
+    # A rank that stands in for one on a sick node has a seat behind the last.
+    if not 0 <= seat < seats and environment.get(LENT) != "1":
         raise UsageError(f"seat {seat} of {seats}: SRES_SEAT (or RANK) must be below SRES_SEATS")
     node = environment.get("SRES_NODE") or environment.get("SLURMD_NODENAME")
     return RankEnvironment(

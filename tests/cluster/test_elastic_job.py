@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import all_idle
-from test_living_step import Run
+from test_living_step import XID, Run
 
 from slurm_resilience.lab import Lab, LabSpec
 
@@ -67,6 +67,27 @@ def test_a_step_grows_by_a_free_node_and_gives_it_back(
     wait_for(lambda: "srun ended with 0" in run.ended(), 30, run)
     lab.run(["scancel", other], check=True)
     wait_for(lambda: all_idle(lab), 30, "every node is idle again")
+
+
+def test_a_sick_node_of_the_job_is_left_when_another_one_is_in(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    lab = fresh_lab(spec(5))
+    run = Run(lab, tmp_path, nodes=2, srun="--auto-resume-max-nodes=3")
+    wait_for(lambda: run.event("grew"), 60, run)
+    victim = run.lines(1)[-1]["node"]
+    lab.kmsg(victim, XID)
+    # Seat 3 stands in; seat 1 is filled again; seat 3 goes.
+    wait_for(lambda: run.world(1, 1) >= 3, 60, run)
+    wait_for(lambda: run.event("shrank"), 30, run)
+    wait_for(lambda: run.world(0) == 3, 15, run)
+    since = run.lines(3, 1)[0]["at"]
+    worlds = [line["world"] for line in run.lines(0) if line["at"] >= since]
+    assert set(worlds) == {3, 4} and not run.lines(0, 1), worlds
+    assert run.lines(1, 1)[0]["node"] != victim
+    run.end()
+    wait_for(lambda: "srun ended with 0" in run.ended(), 30, run)
+    wait_for(lambda: all_idle(lab), 60, "every node is idle again")
 
 
 class Training:

@@ -18,6 +18,7 @@ from slurm_resilience.resume.elastic.size_events import (
     GroupRefused,
     GroupStarted,
     GroupStepEnded,
+    NodesSick,
     SayGrew,
     SayNotGrown,
     SayShrank,
@@ -140,13 +141,55 @@ def test_a_node_that_dies_is_left_at_once() -> None:
     assert story.plan.lost.ids == {"2@g2"} and story.plan.slots == ()
 
 
-def test_a_sick_node_is_left_gracefully() -> None:
+def sick(*names: str) -> NodesSick:
+    return NodesSick(tuple(FaultyNode(name, "ECC", False) for name in names))
+
+
+def test_a_sick_node_of_a_companion_is_left_when_another_one_is_in() -> None:
     story = grown(1)
-    sick = NodesFaulty((FaultyNode("g2", "ECC", False),))
-    (action,) = story.tell(sick)
+    assert story.tell(sick("g2")) == []
+    assert [a.group for a in story.tick() if isinstance(a, AskForGroup)] == [1]
+    story.grant(1)
+    assert story.tell(sick("g2")) == []
+    story.step_in(1)
+    (action,) = story.tell(sick("g2"))
     assert isinstance(action, AskGroupToLeave) and action.steps == (1,)
-    assert story.tell(sick) == [], "it was told"
+    assert story.tell(sick("g2")) == [], "it was told"
+    del story.training[2]
     assert [type(a) for a in story.tell(GroupStepEnded(1, 0))] == [SayShrank, GiveBack]
+    # The stand-in stays until the group is back.
+    assert story.tell(sick()) == [] and story.tick() == []
+    story.tick(SETTINGS.snooze)
+    story.grant(0)
+    story.step_in(0)
+    (action,) = story.tick()
+    assert isinstance(action, AskGroupToLeave) and action.steps == (2,)
+
+
+def test_a_sick_node_of_the_job_itself_is_kept_until_another_one_is_in() -> None:
+    story = grown(1)
+    story.tell(sick("n1"))
+    story.tick()
+    assert not story.plan.may_leave("n1", story.now)
+    story.grant(1)
+    story.step_in(1)
+    assert story.plan.may_leave("n1", story.now)
+    assert story.tell(sick("n1")) == [], "live_plan leaves it"
+    story.tell(sick())
+    (action,) = story.tick()
+    assert isinstance(action, AskGroupToLeave), "it was replaced"
+
+
+def test_no_sick_node_is_kept_for_long() -> None:
+    story = grown(1)
+    story.tell(sick("g2", "n1"))
+    story.tick(SETTINGS.evacuation_wait)
+    assert story.plan.may_leave("n1", story.now)
+    (action,) = story.tell(sick("g2", "n1"))
+    assert isinstance(action, AskGroupToLeave) and action.steps == (1,)
+    # It got better, or was replaced by hand.
+    story.tell(sick())
+    assert [type(a) for a in story.tick()] == [GiveBack]
 
 
 def test_all_nodes_of_a_group_go_together() -> None:
@@ -211,7 +254,7 @@ def test_a_companion_that_ended_takes_its_ranks_with_it(state: str) -> None:
 
 
 EVENTS = st.lists(
-    st.tuples(st.integers(0, 2), st.sampled_from(["grant", "in", "end", "die", "sick", "gone"])),
+    st.tuples(st.integers(0, 3), st.sampled_from(["grant", "in", "end", "die", "sick", "gone"])),
     max_size=40,
 )
 
@@ -245,7 +288,9 @@ def _happen(story: Story, number: int, what: str) -> None:
     elif what == "end" and group.steps:
         story.training.pop(group.ranks[0], None)
         story.tell(GroupStepEnded(group.steps[0], number))
-    elif what in ("die", "sick") and group.nodes:
-        story.tell(NodesFaulty((FaultyNode(group.nodes[-1], what, what == "die"),)))
+    elif what == "die" and group.nodes:
+        story.tell(NodesFaulty((FaultyNode(group.nodes[-1], what, True),)))
+    elif what == "sick":
+        story.tell(sick(*group.nodes[-1:]))
     elif what == "gone" and group.companion:
         story.tell(CompanionSeen(group.companion, "", ()))

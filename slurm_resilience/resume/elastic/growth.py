@@ -25,6 +25,7 @@ from slurm_resilience.resume.elastic.size_events import (
     GroupFailed,
     GroupStarted,
     GroupStepEnded,
+    NodesSick,
     SayGrew,
     SayNotGrown,
     SayShrank,
@@ -120,8 +121,16 @@ class Growth:
             self._tell(event)
         self._tell(Tick())
 
+    def tell_sick(self, nodes: Iterable[FaultyNode]) -> None:
+        """Tell the plan of all nodes that must be left and still work, the core's too."""
+        self._tell(NodesSick(tuple(nodes)))
+
+    def may_leave(self, node: str) -> bool:
+        """Return whether a sick node of the core is left now, and not kept until another is in."""
+        return self._plan.may_leave(node, self._context.clock.monotonic())
+
     def lose(self, faulty: Iterable[FaultyNode]) -> None:
-        """Tell the plan of nodes that must be left."""
+        """Tell the plan of nodes that are gone."""
         here = tuple(node for node in faulty if node.node in self.nodes)
         if here:
             self._tell(NodesFaulty(here))

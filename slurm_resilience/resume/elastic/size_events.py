@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from slurm_resilience.resume.live_step.live_events import NodesFaulty, TellTraining, Tick
+from slurm_resilience.resume.live_step.live_events import (
+    FaultyNode,
+    NodesFaulty,
+    TellTraining,
+    Tick,
+)
 from slurm_resilience.resume.live_step.live_events import TrainingSeen as TrainingSeen
 from slurm_resilience.resume.live_step.seats import NodeSlot
 
@@ -57,6 +62,12 @@ class GroupStepEnded(msgspec.Struct, frozen=True):
     code: int
 
 
+class NodesSick(msgspec.Struct, frozen=True):
+    """All nodes that have to be left and still work, and those left that nothing stands in for."""
+
+    nodes: tuple[FaultyNode, ...]
+
+
 SizeEvent = (
     GroupAsked
     | GroupRefused
@@ -66,6 +77,7 @@ SizeEvent = (
     | GroupStepEnded
     | TrainingSeen
     | NodesFaulty
+    | NodesSick
     | Tick
 )
 

@@ -5,6 +5,9 @@
 A group is the nodes of one companion: a job of its own, which Slurm starts when nodes are free and
 preempts when others need them. Here is no scheduler: a group is asked for, taken when it is given,
 and asked for again when it was taken back.
+
+One more, the stand-in, is asked for when a node turns out to be sick that still works: that one is
+left when the stand-in's ranks step with the others, and the stand-in goes when all is whole again.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from slurm_resilience.resume.elastic.size_events import (
     GroupRefused,
     GroupStarted,
     GroupStepEnded,
+    NodesSick,
     SayGrew,
     SayNotGrown,
     SayShrank,
@@ -134,6 +138,11 @@ class SizePlan:
         self._size = size
         self._per_node = seats_per_node
         self.groups = [NodeGroup(n, size.ranks(n)) for n in range(len(size.groups))]
+        last = range(size.most, size.most + size.groups[0])
+        self._stand_in = NodeGroup(len(self.groups), last)
+        self.groups.append(self._stand_in)
+        self._sick: dict[str, float] = {}
+        """Since when each node is known to be sick that still works."""
         self.lost = LostPeers()
         self._seen = TrainingSeen(0, (), -1, ())
 
@@ -169,6 +178,8 @@ class SizePlan:
                 yield from self._on_step_ended(event, now)
             case NodesFaulty():
                 yield from self._on_nodes_faulty(event, now)
+            case NodesSick():
+                yield from self._on_nodes_sick(event, now)
             case Tick():
                 yield from self._on_tick(now)
 
@@ -252,6 +263,23 @@ class SizePlan:
             else:
                 yield AskGroupToLeave(group.companion, group.steps)
 
+    def _on_nodes_sick(self, event: NodesSick, now: float) -> Iterator[SizeAction]:
+        names = {faulty.node for faulty in event.nodes}
+        self._sick = {name: self._sick.get(name, now) for name in names}
+        ready = tuple(faulty for faulty in event.nodes if self.may_leave(faulty.node, now))
+        yield from self._on_nodes_faulty(NodesFaulty(ready), now)
+
+    def may_leave(self, node: str, now: float) -> bool:
+        """Return whether a sick node is left now: the stand-in is in, or was waited for in vain.
+
+        Args:
+            node: it still works.
+            now: monotonic seconds.
+        """
+        waited = now - self._sick.get(node, now)
+        stands_in = self._stand_in.state is _S.IN and node not in self._stand_in.nodes
+        return stands_in or waited >= self._size.settings.evacuation_wait
+
     def _begin_to_leave(self, group: NodeGroup, reason: str, now: float) -> None:
         if group.state in (_S.JOINING, _S.IN):
             group.enter(_S.LEAVING)
@@ -290,11 +318,20 @@ class SizePlan:
                 yield from self._vacate(group, now, failed=reason)
             elif group.state is _S.LEAVING and now >= group.deadline:
                 yield from self._vacate(group, now)
+            elif group is self._stand_in and group.state is _S.ASKED and group.companion:
+                if not self._is_next(group):
+                    yield from self._vacate(group, now)
             elif group.state is _S.IN and not self._is_next(group):
-                self._begin_to_leave(group, "only some sizes are allowed", now)
+                others = "only some sizes are allowed"
+                reason = "all is whole again" if group is self._stand_in else others
+                self._begin_to_leave(group, reason, now)
                 yield AskGroupToLeave(group.companion, group.steps)
 
     def _is_next(self, group: NodeGroup) -> bool:
-        """Return whether the groups are in that have to come before this one."""
+        """Return whether this group is wanted: those are in that have to come before it; or the
+        stand-in is needed."""
+        if group is self._stand_in:
+            whole = all(other.state is _S.IN for other in self.groups[:-1])
+            return bool(self._sick) or (group.state is _S.IN and not whole)
         before = self.groups[: group.number] if self._size.in_order else []
         return all(other.state is _S.IN for other in before)

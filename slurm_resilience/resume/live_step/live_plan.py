@@ -703,6 +703,16 @@ class LivePlan:
             if loss.cause.blames_node and loss.pending
         }
 
+    def evacuated_nodes(self) -> dict[str, str]:
+        """Return the nodes that were left though they work, and not replaced, with the reason."""
+        marked = [loss for loss in self.losses if loss.cause is LossCause.NODE_MARKED]
+        return {loss.slot.node: loss.reason for loss in marked if loss.pending}
+
+    @property
+    def kept_nodes(self) -> frozenset[str]:
+        """Return the nodes that should be left, but there is nowhere to go."""
+        return self._kept_nodes
+
     def seats_left_out(self) -> set[int]:
         """Return the lost seats without which the others stepped last."""
         return self._lost_seats() - self.seats_lost_at_end()

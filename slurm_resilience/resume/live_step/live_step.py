@@ -220,8 +220,7 @@ class LiveStep:
         }
         faulty = {name: node for name, node in known.items() if name in self.nodes}
         if self._growth is not None:
-            self._growth.lose(known.values())
-            self._plan.lost_peers |= self._growth.lost_peers
+            faulty = self._evacuate(self._growth, known, faulty)
         given_up = list(self._steps.failed_nodes())
         for slot in self._plan.seat_map.slots:
             shown = faulty.get(slot.node)
@@ -241,6 +240,29 @@ class LiveStep:
                 self._observer.suspect(suspect.node, suspect.reason)
         if faulty:
             self._tell(ev.NodesFaulty(tuple(faulty.values())))
+
+    def _evacuate(
+        self,
+        growth: Growth,
+        known: Mapping[str, ev.FaultyNode],
+        faulty: Mapping[str, ev.FaultyNode],
+    ) -> dict[str, ev.FaultyNode]:
+        """Return the nodes of the core that are left now: those that are sick and work are kept
+        until another one is in.
+
+        Args:
+            growth: of this step.
+            known: all nodes that must be left.
+            faulty: those of the core.
+        """
+        growth.lose(node for node in known.values() if node.dead)
+        self._plan.lost_peers |= growth.lost_peers
+        here = {*self.nodes, *growth.nodes} - self._plan.kept_nodes
+        sick = {name: node for name, node in known.items() if name in here and not node.dead}
+        for name, reason in self._plan.evacuated_nodes().items():
+            sick.setdefault(name, ev.FaultyNode(name, reason, False))
+        growth.tell_sick(sick.values())
+        return {name: node for name, node in faulty.items() if node.dead or growth.may_leave(name)}
 
     def _look_at_end(self) -> None:
         outcome = read_outcome(self._rendezvous)

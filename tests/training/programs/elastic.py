@@ -80,7 +80,7 @@ def wait_for_size(s: Session) -> None:
     if s.world == wanted:
         return
     tell("waits", s.step, s.world, wanted)
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 400
     assert s.watch is not None
     with s.watch.pause():
         while time.monotonic() < deadline:

@@ -10,6 +10,7 @@ import random
 import threading
 from pathlib import Path
 
+from slurm_resilience.agent import kernel_log_reader
 from slurm_resilience.agent.facts import SlurmFacts, gpus
 from slurm_resilience.agent.joining import lifecycle_check
 from slurm_resilience.agent.outbox import Outbox
@@ -74,6 +75,7 @@ class CheckLoop:
 
     def run(self) -> None:
         """Run the thread."""
+        self._outbox.expect((kernel_log_reader.NAME, *(check.name for check in self._checks)))
         due = {check.name: self._clock.monotonic() for check in self._checks}
         while not self._stop.is_set():
             now = self._clock.monotonic()

@@ -24,6 +24,8 @@ from slurm_resilience.model import CheckResult
 
 log = logging.getLogger("sresd.kernel_log")
 
+NAME = "kernel_log"
+"""The check by which it tells that it follows the log."""
 READ_BYTES = 8192
 """/dev/kmsg hands out one record a read, and refuses a smaller buffer with EINVAL."""
 RETRY_SECONDS = 5.0
@@ -129,7 +131,6 @@ class KernelLogReader:
 
     def _follow(self, source: KernelLogSource) -> None:
         booted = self._clock.now() - self._clock.monotonic() if source.is_device else None
-        self._put_up("pass", f"following {self._path}")
         is_from_before = source.is_device
         while not self._stop.is_set():
             for line in source.read():
@@ -137,6 +138,8 @@ class KernelLogReader:
                 if self._stop.is_set():
                     return
             is_from_before = False
+            # Not before: what this boot has logged so far is part of the first look at the node.
+            self._put_up("pass", f"following {self._path}")
             select.select([source.fileno(), self._wakeup.fileno()], [], [])
 
     def feed(self, line: str, booted: float | None = None, is_from_before: bool = False) -> None:
@@ -153,6 +156,6 @@ class KernelLogReader:
             self._intake.from_log(finding)
 
     def _put_up(self, verdict: str, text: str) -> None:
-        result = CheckResult("kernel_log", "pass" if verdict == "pass" else "unjudged", text)
+        result = CheckResult(NAME, "pass" if verdict == "pass" else "unjudged", text)
         if self._outbox.result(result):
             log.log(logging.INFO if verdict == "pass" else logging.WARNING, "%s", text)

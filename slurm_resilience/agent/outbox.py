@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from slurm_resilience.agent.health_log import HealthLog
 from slurm_resilience.health.grouping import GroupingChange, heals
@@ -28,6 +28,8 @@ class Outbox:
         self._wake = wake
         self._health_log = health_log
         self._results: dict[str, CheckResult] = {}
+        self._expected: frozenset[str] | None = None
+        """The checks of this sresd; None: they are not known yet."""
         self._held: dict[str, tuple[Finding, ...]] = {}
         """Findings of each check's last judged run: an unjudged run does not take them back."""
         self._findings: dict[Key, Finding] = {}
@@ -36,6 +38,12 @@ class Outbox:
         self._new_findings: dict[Key, Finding] = {}
         self._notes: list[Finding] = []
         self._cleared: dict[Key, None] = {}
+
+    def expect(self, checks: Iterable[str]) -> None:
+        """Take in which checks there are: the node has been looked at once each has a result."""
+        with self._lock:
+            self._expected = frozenset(checks)
+        self._wake()
 
     def result(self, result: CheckResult) -> bool:
         """Queue a check's result; True when it differs from the one before in more than words."""
@@ -111,6 +119,7 @@ class Outbox:
                 tuple(self._new_results.values()),
                 (*self._new_findings.values(), *self._notes),
                 tuple(self._cleared),
+                checked=self._is_checked(),
             )
             self._forget_new()
         return report if report.results or report.findings or report.cleared else None
@@ -129,9 +138,13 @@ class Outbox:
                 (*self._findings.values(), *held, *self._notes),
                 tuple(self._cleared),
                 full=True,
+                checked=self._is_checked(),
             )
             self._forget_new()
         return report
+
+    def _is_checked(self) -> bool:
+        return self._expected is not None and self._expected <= self._results.keys()
 
     def _forget_watched(self) -> None:
         watched = [key for key, one in self._findings.items() if one.severity not in FAULTY]

@@ -75,12 +75,19 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
     """Seconds since its present connection, or the last gap between its messages."""
     reported: bool = False
     """It has said on this connection which findings hold: until then, none is no news."""
+    checked: bool = False
+    """It has said on this connection that each of its checks has run since it started."""
 
     def faults_of_boot(self) -> dict[FindingOfBoot, float]:
         """Return what takes the node out of service, with its boot, and when it was found: seconds
         of that boot where they are known, else of the node's date."""
         faults = [found for found in self.findings if found.severity in FAULTY]
         return {(self.boot_id, *found.key): found.uptime or found.at for found in faults}
+
+    @property
+    def vouches(self) -> bool:
+        """It was heard, and has looked: a fault that it does not report was not there."""
+        return self.is_heard and self.reported and self.checked
 
     @property
     def is_connected(self) -> bool:
@@ -111,6 +118,7 @@ class Silences(NamedTuple):
 class _Agent:
     __slots__ = (
         "boot_id",
+        "checked",
         "connection",
         "findings",
         "heard_at",
@@ -125,7 +133,7 @@ class _Agent:
         self.connection: Client | None = None
         self.heard_at = heard_at
         self.steady_since = heard_at
-        self.reported = False
+        self.reported = self.checked = False
         self.boot_id = ""
         self.instance = ""
         self.presence = AgentPresence.EXPECTED
@@ -154,10 +162,12 @@ class _Agent:
             judged=tuple(c for c, v in self.verdicts.items() if v != "unjudged"),
             steady=now - self.steady_since,
             reported=self.reported,
+            checked=self.checked,
         )
 
     def take(self, report: Report) -> None:
         """Take in what the node's checks and kernel log say."""
+        self.checked = report.checked
         if report.full:
             self.reported = True
             self.findings.clear()
@@ -215,7 +225,7 @@ class Registry:
                 agent.connection, connection.kept = connection, agent
                 self._hear(now)
                 agent.heard_at = agent.steady_since = now
-                agent.reported = False
+                agent.reported = agent.checked = False
                 if agent.presence is not AgentPresence.EXPECTED:
                     agent.presence = AgentPresence.CONNECTED
             elif connection.role == "job":

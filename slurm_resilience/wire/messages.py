@@ -116,6 +116,9 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     """Keys of findings that no longer hold."""
     full: bool = False
     """The first report of a connection: everything that holds; what is not in it no longer does."""
+    checked: bool = False
+    """Each check has run once since this sresd started; a run that could not tell counts. An older
+    sresd never says so: its node is not given back after a repair, and is left to a person."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag=True):

@@ -166,6 +166,28 @@ def test_a_node_that_comes_back_sick_never_gets_a_job(
     assert refused.returncode != 0
 
 
+def test_a_node_whose_slow_check_fails_never_gets_a_job(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    """Its sresd beats and slurmd answers for seconds before the check comes to its end."""
+    checks, broken = tmp_path / "checks", tmp_path / "broken"
+    checks.mkdir()
+    program = checks / "fans"
+    program.write_text(
+        f'#!/bin/sh\n[ "$(hostname)" = n2 ] && [ -e {broken} ] || exit 0\n'
+        "sleep 6; echo replace: fan 3 stands still; exit 2\n"
+    )
+    program.chmod(0o755)
+    options = {"checks": {"directory": str(checks)}, "replace": {"attempts": 1}}
+    lab = fresh_lab(LabSpec(nodes=2, network=True, sres_options=options))
+    wait_for(lambda: health(lab, "n2") == "healthy", 30, "n2 beats")
+    broken.touch()
+    mark(lab, "n2", "fail", REPLACE)
+    wait_for(lambda: "gave-up" in kinds(lab, "n2"), 60, "it is left to a person")
+    assert [e for e in events(lab) if e["kind"] == "gave-up" and "fan 3 stands" in e["text"]]
+    assert not {"resuming", "resumed", "closed"} & set(kinds(lab, "n2"))
+
+
 def test_slurmd_registers_before_the_program_has_ended(
     fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
 ) -> None:

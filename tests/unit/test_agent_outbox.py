@@ -108,3 +108,15 @@ def test_what_is_only_watched_is_bounded_and_hides_no_fault() -> None:
     assert news is not None
     assert news.cleared == (("lockup", f"task{MAX_WATCHED}", ""),)
     assert len(outbox.take_all().findings) == MAX_WATCHED + 1
+
+
+def test_the_node_has_been_looked_at_once_each_check_has_come_to_an_end() -> None:
+    outbox = Outbox()
+    outbox.result(result("pass"))
+    assert not outbox.take_all().checked  # which checks there are is not known yet
+    outbox.expect(("disk", "memory"))
+    assert not outbox.take_all().checked
+    outbox.result(CheckResult("memory", "unjudged", "no answer within 10 s"))
+    report = outbox.take()
+    assert report is not None and report.checked
+    assert outbox.take_all().checked

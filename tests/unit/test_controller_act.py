@@ -331,6 +331,10 @@ def test_a_node_that_reports_a_fault_before_its_resume_is_not_resumed(
     assert isinstance(seen, ClusterSnapshot)
     said = decide(seen, diagnose(seen, sresctld.config), sresctld.config)
     assert any(isinstance(action, actions.ReturnNode) for action in said.actions)
+    # Its sresd was started anew in between, and has not looked yet.
+    sresctld.registry.views["n3"] = agent("n3", boot_id="boot-2", checked=False)
+    sresctld.actor.act(said.snapshot, said.actions, said.notes)
+    assert not sresctld.slurm.node("n3").is_available
     sick = agent("n3", boot_id="boot-2", findings=(finding(),))
     sresctld.registry.views["n3"] = sick
     sresctld.actor.act(said.snapshot, said.actions, said.notes)

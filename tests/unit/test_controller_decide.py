@@ -1201,6 +1201,24 @@ def test_a_node_that_comes_back_sick_is_not_resumed() -> None:
         assert actions(returning(early), act.ReturnNode) == []
 
 
+def test_a_node_is_not_back_before_each_check_has_run() -> None:
+    looks = agent(boot_id="boot-2", checked=False)
+    assert actions(returning(looks), act.ReturnNode) == []
+    assert actions(returning(looks), act.Transition) == []
+    assert len(actions(returning(agent(boot_id="boot-2")), act.ReturnNode)) == 1
+
+
+def test_a_node_that_its_sresd_never_vouches_for_is_left_to_a_person() -> None:
+    """An older sresd does not say that it has looked. That is no fault of the machine's."""
+    never = agent(boot_id="boot-2", checked=False, steady=902.0)
+    assert advance(returning(never, ended=901.0)).event is NodeEvent.GAVE_UP
+    (alarm,) = actions(returning(never, ended=901.0), act.RaiseAlarm)
+    assert "a person must look" in alarm.text
+    # Its sresd was started anew: it has its time from then on.
+    anew = agent(boot_id="boot-2", checked=False, steady=10.0)
+    assert actions(returning(anew, ended=901.0), act.Transition) == []
+
+
 def test_a_node_in_service_before_its_sresd_speaks_is_waited_for() -> None:
     """slurmd was quicker: the silence is that of the old boot."""
     known = incident(state=NodeState.VALIDATING, run_ended=NOW - 3, boot_before="boot-1")

@@ -394,3 +394,24 @@ def test_hearing_begins_anew_after_a_break_of_all_nodes_and_not_of_one() -> None
     clock.pass_time(4.0)
     registry.take(peers[1], Beat(2))
     assert registry.hearing_since() == clock.monotonic()
+
+
+def test_a_sresd_vouches_once_its_checks_have_run_and_anew_on_each_connection() -> None:
+    registry, peer = Registry(FakeClock()), Agent("n1")
+
+    def vouches() -> bool:
+        seen = registry.agent("n1")
+        return seen is not None and seen.vouches
+
+    registry.opened(peer)  # type: ignore[arg-type]
+    registry.take(peer, NodeHello("boot-1"))  # type: ignore[arg-type]
+    registry.take(peer, Report(full=True))  # type: ignore[arg-type]
+    assert not vouches()
+    registry.take(peer, Report(checked=True))  # type: ignore[arg-type]
+    assert vouches()
+    registry.opened(again := Agent("n1"))  # type: ignore[arg-type]
+    assert not vouches()
+    registry.take(again, Report(full=True))  # type: ignore[arg-type]
+    assert not vouches()  # it was started anew
+    registry.take(again, Report(full=True, checked=True))  # type: ignore[arg-type]
+    assert vouches()

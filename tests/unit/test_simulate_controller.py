@@ -30,6 +30,7 @@ from slurm_resilience.controller.decide import (
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import Supervised
+from slurm_resilience.controller.registry import AgentView
 from slurm_resilience.controller.spares import gift_plan, pool_plan
 from slurm_resilience.controller.spares.pool_lifecycle import PoolEvent
 from slurm_resilience.controller.spares.pool_records import MovePool, SparePool
@@ -451,6 +452,11 @@ MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]
         ClusterRule.GIVEN_ONCE,
         (Kind.SPARES_QUEUE, Kind.STORM_OF_DEATHS),
         ((decision, "gifts", give_to_all),),
+    ),
+    "a node that answers is sound": (
+        ClusterRule.UNCHECKED,
+        (Kind.PERSON_ASKS,),
+        ((AgentView, "vouches", True),),
     ),
     "no spare is ever kept": (
         ClusterRule.POOL_FULL,

@@ -84,7 +84,8 @@ def agent(
         presence = AgentPresence.STOPPED
     elif not spoke:
         presence = AgentPresence.EXPECTED
-    known = {"boot_id": "boot-1", "instance": f"machine-{name}", "steady": 60.0, "reported": True}
+    known = {"boot_id": "boot-1", "instance": f"machine-{name}", "steady": 60.0}
+    known |= {"reported": True, "checked": True}
     return AgentView(name, presence, silence, MOMENT - silence, **(known | more))
 
 

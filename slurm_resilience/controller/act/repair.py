@@ -183,9 +183,14 @@ class RepairActs:
             if is_kept_instead(node, known.action, snapshot.site.slurm_users):
                 log.info("%s is kept out meanwhile: %s: not resumed", node.name, node.reason)
                 return
-            found = open_findings(self._present(snapshot, node.name), node.name)
+            present = self._present(snapshot, node.name)
+            found = open_findings(present, node.name)
             if found:
                 log.info("%s has %s meanwhile: not resumed", node.name, found[0].text)
+                return
+            agent = present.agents.get(node.name)
+            if agent is not None and agent.is_heard and not agent.vouches:
+                log.info("%s has a new sresd that looks at it still: not resumed", node.name)
                 return
             text = "state=resume"
             self._reporter.event("resuming", text, node=node.name, incident=action.incident)

@@ -403,10 +403,25 @@ def _from_validating(
     elif is_late:
         if is_back and _speaks_for(snapshot, node) < timeout:
             return  # its sresd was started anew, by a person perhaps, and validates it now
+        if is_back and progress is ValidationProgress.UNCHECKED:
+            yield from _unchecked(incident, timeout)
+            return
         cause = f"the node did not come back within {timeout:.0f} s"
-        if progress is not ValidationProgress.OVER:
+        if progress in (ValidationProgress.AWAITED, ValidationProgress.IMPOSSIBLE):
             cause += ", and its sresd has not validated it (recovery.validate)"
         yield _failed(snapshot, config, incident, cause)
+
+
+def _unchecked(incident: Incident, timeout: float) -> Iterator[Action]:
+    """Leave a node to a person that answers and that nothing has looked at: not its machine's
+    fault, so another repair would end in the same way."""
+    text = (
+        f"it answers, and within {timeout:.0f} s its sresd has not said that each health check has "
+        "run once: it is not given back, a person must look (`sres node logs "
+        f"{incident.node}`; an sresd of an older release never says it)"
+    )
+    yield RaiseAlarm(f"unchecked-{incident.id}", text, incident.node, incident=incident.id)
+    yield _move(incident, NodeEvent.GAVE_UP, text)
 
 
 def _speaks_for(snapshot: ClusterSnapshot, node: Node) -> float:

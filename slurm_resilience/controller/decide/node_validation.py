@@ -1,4 +1,6 @@
-"""Tell how the site's validation of a repaired node stands. Pure."""
+"""Tell whether a repaired node was looked at: by its health checks, and by the site's validation.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,10 @@ VALIDATION = "validation"
 
 
 class ValidationProgress(enum.Enum):
-    """The progress of a node's validation; a fault that it found is a finding like any other."""
+    """The progress of the look at a node; a fault that was found is a finding like any other."""
 
-    OVER = "it has passed, or none is needed"
+    UNCHECKED = "a health check has not run since its sresd started"
+    OVER = "all checks have run, and the validation has passed, or none is needed"
     AWAITED = "it is waited for"
     IMPOSSIBLE = "its sresd does not know of recovery.validate"
 
@@ -24,6 +27,20 @@ def validation_progress(
     snapshot: ClusterSnapshot, config: Config, incident: Incident
 ) -> ValidationProgress:
     """Return the progress on the node of an incident."""
+    progress = _of_the_site(snapshot, config, incident)
+    agent = snapshot.agents.get(incident.node)
+    is_unchecked = agent is not None and agent.is_heard and not agent.vouches
+    return (
+        ValidationProgress.UNCHECKED
+        if progress is ValidationProgress.OVER and is_unchecked
+        else progress
+    )
+
+
+def _of_the_site(
+    snapshot: ClusterSnapshot, config: Config, incident: Incident
+) -> ValidationProgress:
+    """Return the progress of recovery.validate."""
     if not config.recovery.validate:
         return ValidationProgress.OVER
     agent = snapshot.agents.get(incident.node)

@@ -534,6 +534,11 @@ class ClusterRules:
                 ClusterRule.RESUMED_SICK, f"{name} has {machine.fault} in its present boot"
             )
 
+        agent = machine.agent
+        if machine.lives and agent.connected_at < self._slurm.set_at and not agent.has_looked:
+            text = f"{name} is given back, and its sresd has not looked at it"
+            self.break_rule(ClusterRule.UNCHECKED, text)
+
     def _unanswered(self, name: str) -> list[float]:
         """Return when sresctld was told of the findings that no person has answered since."""
         answered = self.people.last_word.get(name, -1.0)

@@ -19,6 +19,7 @@ class ClusterRule(enum.StrEnum):
     PROGRAM_ENDED = "no running program is ended without a person's word"
     SICK_IN_SERVICE = "no node stays in service with a finding that takes it out"
     RESUMED_SICK = "no node is given back with a finding of its present boot"
+    UNCHECKED = "no node is given back before its sresd has run its checks in this boot"
     DEAD_UNNOTICED = "no dead node stays in service"
     REBOOTING_NODE = "no node is replaced before a reboot by hand had its time (replace.silent_for)"
     INTENT_ENDS = "each intent ends within a bound of time"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from random import Random
 
 from slurm_resilience.agent.outbox import Outbox
-from slurm_resilience.health.grouping import FindingGroup, absorb
-from slurm_resilience.model import Finding, Severity
+from slurm_resilience.health.grouping import FindingGroup, GroupingChange, absorb
+from slurm_resilience.model import CheckResult, Finding, Severity
 from slurm_resilience.simulate.cluster.sim_clock import EPOCH_SECONDS
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.wire.messages import (
@@ -30,6 +30,10 @@ XIDS = {
 }
 """By what they ask for: an error that a reboot mends, and one that it does not."""
 BEAT = Beat(1)
+GPU_CHECK = "gpus"
+"""The health check of every simulated sresd."""
+CHECK_SECONDS = (0.3, 2.0, 20.0)
+"""Until that has run once."""
 UNACKED_SECONDS = 3.0
 """A connection whose bytes are not confirmed for this long is given up by sresd."""
 KEEPALIVE_SECONDS = 25.0
@@ -247,8 +251,13 @@ class Agent:
         self.connected_at = 0.0
         self._cut_at = 0.0
         self._dialing = 0
-        self._outbox = Outbox()
         self._groups: tuple[FindingGroup, ...] = ()
+        self._process = 0
+        """Counts the starts of sresd."""
+        self.has_looked = True
+        """In this boot its check has run."""
+        self._outbox = self._new_outbox()
+        self._outbox.result(CheckResult(GPU_CHECK, "pass", "all are there"))
         self.reported_at: dict[tuple[str, str, str], float] = {}
         """When sresctld was told of each finding of this boot, or of its return."""
         self._told: dict[tuple[str, str, str], float] = {}
@@ -257,7 +266,41 @@ class Agent:
     def start(self, seconds: float) -> None:
         """Start, and connect after so long."""
         self.presence = Presence.RUNS
+        self._begin(seconds)
+
+    def _new_outbox(self, *known: Finding) -> Outbox:
+        outbox = Outbox()
+        outbox.expect((GPU_CHECK,))
+        for finding in known:
+            outbox.change(GroupingChange((), finding))
+        return outbox
+
+    def _begin(self, seconds: float) -> None:
+        """Start the process: it reads the kernel log, connects, and runs its check."""
+        self._outbox = self._new_outbox(*self._outbox.kernel_findings())
+        self._process += 1
+        # Of its own: a seed's other faults stay the same.
+        random = Random(f"{self._machine.boot_id}/{self._process}")
+        lasts = seconds + random.choice(CHECK_SECONDS)
+        self._machine.schedule.after(lasts, self._look, self._process, self._machine.boot_id)
         self._dial_after(seconds)
+
+    def _look(self, process: int, boot_id: str) -> None:
+        """Run the check to its end."""
+        machine = self._machine
+        is_this_one = (process, boot_id) == (self._process, machine.boot_id)
+        if not is_this_one or not machine.lives or self.presence is Presence.GONE:
+            return
+        if machine.fault is not None and not self._groups:
+            self.find(machine.fault, boot_id)
+        self.has_looked = True
+        self._outbox.result(CheckResult(GPU_CHECK, "pass", "all are there"))
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        connection = self.connection
+        if connection is not None and self.speaks:
+            self._tell(connection, self._outbox.take())
 
     def stop(self) -> None:
         """Say goodbye and end, as at a package upgrade."""
@@ -270,13 +313,14 @@ class Agent:
     def crash(self, seconds: float) -> None:
         """Die without a word, and be started again by systemd."""
         self._drop()
-        self._dial_after(seconds)
+        self._begin(seconds)
 
     def vanish(self) -> None:
         """Lose the machine."""
         connection, self.connection = self.connection, None
         self.presence = Presence.GONE
-        self._outbox, self._groups = Outbox(), ()
+        self._outbox, self._groups = self._new_outbox(), ()
+        self.has_looked = False
         self.reported_at.clear()
         if connection is not None:
             self._machine.schedule.after(KEEPALIVE_SECONDS, self._late_end, connection)
@@ -293,6 +337,8 @@ class Agent:
         if machine.schedule.now - self._cut_at >= UNACKED_SECONDS or not self._is_open():
             self.connection = None
             self._dial_after(machine.random.uniform(0.1, 2.5))
+        else:
+            self._tell_news()
 
     def sresctld_started(self) -> None:
         """Knock again, as all nodes do after a restart of sresctld."""
@@ -320,9 +366,7 @@ class Agent:
         change = absorb(self._groups, finding)
         self._groups = change.incidents
         self._outbox.change(change)
-        connection = self.connection
-        if connection is not None and self.speaks:
-            self._tell(connection, self._outbox.take())
+        self._tell_news()
 
     def _tell(self, connection: SimClient, report: Report | None) -> None:
         """Send the outbox's news."""

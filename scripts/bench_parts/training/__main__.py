@@ -27,7 +27,14 @@ from drive import RunFailed  # noqa: E402
 from plan import Part, chosen, costs, parts  # noqa: E402
 from table import show  # noqa: E402
 
-COSTS = ("step_overhead", "step_cpu_us", "digest_overhead")
+COSTS = (
+    "step_overhead",
+    "step_cpu_us",
+    "step_cpu_main_us",
+    "step_cpu_mesh_us",
+    "step_warm_us",
+    "digest_overhead",
+)
 """Figures of one run that is no part of a round: it takes turns itself."""
 
 

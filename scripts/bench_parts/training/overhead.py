@@ -28,8 +28,11 @@ class Costs(NamedTuple):
 
     seconds: Pairs
     """Seconds of one block of steps."""
-    cpu_seconds: Pairs
-    """Seconds of one block and one rank: of all its threads, the mesh's and gloo's too."""
+    cpu_seconds: dict[str, Pairs]
+    """Seconds of one block and one rank: ``all``, and of the threads ``main`` and ``mesh``."""
+    warm_seconds: list[float]
+    """Seconds of an update that has nothing in it, one after the other: what the library does for
+    a step with the processor's caches warm, whatever else the machine does."""
     digest_shares: list[float]
     """The part of a training's time that comparing replicas takes, of each comparison."""
 
@@ -51,9 +54,18 @@ def measure(pairs: int) -> Costs:
     each = sum(times) / len(times) / BLOCK_STEPS
     return Costs(
         paired(times),
-        [pair for rank in told for pair in paired(rank["cpu_seconds"][2:])],
+        {
+            name: [pair for rank in told for pair in paired(_of(rank["cpu_seconds"], threads))]
+            for name, threads in (("all", (0, 1, 2)), ("main", (0,)), ("mesh", (1,)))
+        },
+        [seconds for rank in told for seconds in rank["warm_seconds"]],
         [seconds / (every * each) for rank in told for seconds, every in rank["digests"]],
     )
+
+
+def _of(turns: list[list[float]], threads: Iterable[int]) -> list[float]:
+    """Return the seconds of these threads in each turn that counts."""
+    return [sum(turn[thread] for thread in threads) for turn in turns[2:]]
 
 
 def paired(turns: list[float]) -> Pairs:

@@ -75,7 +75,13 @@ def show(console: Console, found: Mapping[str, Mapping[str, Any]]) -> None:
         low, high = cost["interval"]
         text = f"{cost['median']:+.2%} (95 %: {low:+.2%} to {high:+.2%})"
         table.add_row("a step under the library", text)
-    _row(table, "  processor time of it", ["step_cpu_us"], [_in(found, "step_cpu_us", "µs", 1)])
+    for label, key in (
+        ("  processor time of it", "step_cpu_us"),
+        ("    of the main thread", "step_cpu_main_us"),
+        ("    of the mesh's thread", "step_cpu_mesh_us"),
+        ("  an empty update, caches warm", "step_warm_us"),
+    ):
+        _row(table, label, [key], [_in(found, key, "µs", 1)])
     share = _in(found, "digest_overhead", "% of the time", 100)
     _row(table, "  comparing replicas", ["digest_overhead"], [share])
     _print(console, table)

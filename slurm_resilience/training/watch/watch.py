@@ -173,10 +173,14 @@ class Watch:
         Returns:
             None, or the same verdict until something moves.
         """
-        peers = [_heard(peer, beat, heard) for peer, beat, heard in beats.values()]
-        for (_, beat, _), peer in zip(beats.values(), peers, strict=True):
+        for peer, beat, _ in beats.values():
             self._own_times.heard(peer.seat, beat.step, beat.seconds)
         own = self._sign(now)
+        if own.still <= self._times.floor:
+            # Less than any limit: most beats end here, before one is learnt from the last steps.
+            self._told = None
+            return None
+        peers = [_heard(peer, beat, heard) for peer, beat, heard in beats.values()]
         verdict = judge(own, peers, self.limit, self._times.ceiling, max(self.silence, silence))
         if any(peer.phase == RETURNED for peer in peers):
             verdict = judge_returned(own, peers, self._times.without_a_first) or verdict

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,21 @@ from slurm_resilience.training import Session, Watch, resilient
 
 BLOCK_STEPS, TURNS = int(os.environ["BENCH_STEPS"]), int(os.environ["BENCH_TURNS"])
 
+WARM_UPDATES = 300
+
+
+class Threads:
+    """The processor time of this process, by thread."""
+
+    def __init__(self) -> None:
+        mesh = next(one for one in threading.enumerate() if one.name == "sres-mesh")
+        self._mesh = time.pthread_getcpuclockid(mesh.ident)
+
+    def seconds(self) -> tuple[float, float, float]:
+        """Seconds so far: the main thread's, the mesh's, and those of all others."""
+        main, mesh = time.thread_time(), time.clock_gettime(self._mesh)
+        return main, mesh, time.process_time() - main - mesh
+
 
 @resilient(min_world=2, watch=Watch())
 def train(s: Session) -> None:
@@ -24,7 +41,9 @@ def train(s: Session) -> None:
     model, optimizer = s.once(build)
     s.track(model=model, optimizer=optimizer)
     net = s.ddp(model)
-    cpu_seconds: list[float] = []
+    cpu_seconds: list[tuple[float, float, float]] = []
+    """Processor seconds of each turn: of the main thread, of the mesh's, and of all others."""
+    threads = Threads()
     digests: dict[int, tuple[float, int]] = {}
     """Step before which replicas were compared → seconds that it took, steps until the next."""
 
@@ -42,19 +61,35 @@ def train(s: Session) -> None:
     for turn in range(TURNS):
         without = turn % 4 in (0, 3)
         dist.barrier()
-        before = time.process_time()
+        before = threads.seconds()
         if without:
             # What the mesh does in the background is the library's cost too: it stands still.
             with s._participant.mesh._lock:
                 _block(events, turn, s.world, step_without)
         else:
             _block(events, turn, s.world, step_with)
-        cpu_seconds.append(time.process_time() - before)
+        after = threads.seconds()
+        cpu_seconds.append(tuple(b - a for a, b in zip(before, after, strict=True)))
         if s.compared:
             digests[s.compared["step"]] = s.compared["seconds"], s.compared["every"]
-    costs = {"cpu_seconds": cpu_seconds, "digests": list(digests.values())[1:]}
+    costs = {
+        "cpu_seconds": cpu_seconds,
+        "digests": list(digests.values())[1:],
+        "warm_seconds": [_warm_seconds(s)],
+    }
     Path(os.environ["BENCH_DIR"], f"costs{s.rank}.json").write_text(json.dumps(costs))
     events.say("over", TURNS, s.world)
+
+
+def _warm_seconds(s: Session) -> float:
+    """Processor time of the main thread for an update that has nothing in it: the median."""
+    found = []
+    for _ in range(WARM_UPDATES):
+        before = time.thread_time()
+        with s.update():
+            pass
+        found.append(time.thread_time() - before)
+    return statistics.median(found)
 
 
 def _block(events: Events, turn: int, world: int, step: Callable[[], None]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -36,8 +36,11 @@ class RecipeNodes(_Section, frozen=True):
 
 
 class RecipeModel(_Section, frozen=True):
-    """A small Llama-style model; see `llama.Shape`."""
+    """A small language model; see `llama.LlamaShape`."""
 
+    shape: Literal["llama", "gpt-oss", "deepseek", "qwen"] = "llama"
+    """Its layers: plain ones (llama), with experts (gpt-oss, deepseek), with norms on queries and
+    keys (qwen)."""
     width: Positive = 96
     layers: Positive = 3
     heads: Positive = 4

@@ -128,3 +128,20 @@ def test_a_recipe_with_adapters(tmp_path: Path) -> None:
     file.write_text(text.replace("steps = 60", "steps = 15").replace("every = 10", "every = 1"))
     found = went_on(launch(tmp_path, "--recipe", str(file), "--standby=1"), 15)
     assert found[-1][1] < found[0][1]
+
+
+@pytest.mark.parametrize("shape", ["gpt_oss", "deepseek", "qwen"])
+def test_a_recipe_of_each_shape_ends_with_the_same_bits(tmp_path: Path, shape: str) -> None:
+    file = tmp_path / "recipe.toml"
+    text = (EXAMPLES / f"recipes/{shape}_tiny.toml").read_text()
+    file.write_text(f"{text}width = 32\nlayers = 2\n[train]\nsteps = 8\nlog_every = 1\n")
+    words = ("--standalone", "--recipe", str(file), "--nproc-per-node=2", "--standby=0")
+    undisturbed = launch(tmp_path, *words, inject="")
+    assert undisturbed.returncode == 0, undisturbed.stderr[-4000:]
+    killed = launch(tmp_path, *words)
+    went_on(killed, 8)
+    ends = [
+        re.findall("^parameters (.+)$", one.stdout, re.MULTILINE) for one in (undisturbed, killed)
+    ]
+    assert len(ends[0]) == 1
+    assert ends[0] == ends[1], killed.stderr[-4000:]

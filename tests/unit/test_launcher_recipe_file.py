@@ -15,7 +15,10 @@ RECIPES = Path(__file__).parents[2] / "scripts/examples/recipes"
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_recipes_that_come_along(path: Path) -> None:
     recipe = read(str(path))
-    assert recipe.nodes.ranks_per_node == 2
+    name = path.stem.rpartition("_")[0].replace("_", "-")
+    assert recipe.model.shape == name
+    # The other shapes' files say little more than how many nodes there are.
+    assert recipe.nodes.ranks_per_node == (2 if name == "llama" else 1)
     assert (recipe.lora.rank > 0) == ("lora" in path.stem)
 
 
@@ -56,18 +59,25 @@ class TestModel:
     def _torch(self) -> None:
         pytest.importorskip("torch", reason="torch is not installed")
 
-    def test_the_future_is_not_seen(self) -> None:
+    @pytest.mark.parametrize("shape", ["llama", "gpt-oss", "deepseek", "qwen"])
+    def test_the_future_is_not_seen(self, shape: str, tmp_path: Path) -> None:
         import torch
 
-        from slurm_resilience.training.recipes.llama import Llama, LlamaShape
+        from slurm_resilience.training.recipes.llama import loss
+        from slurm_resilience.training.recipes.train import build
 
-        model = Llama(LlamaShape(width=32, layers=2, context=8))
+        file = tmp_path / "r.toml"
+        file.write_text(f'[model]\nshape = "{shape}"\nwidth = 32\nlayers = 2\ncontext = 8')
+        model, _ = build(read(str(file)))
         tokens = torch.arange(8)[None]
         other = tokens.clone()
         other[0, 5:] = 77
         first, second = model(tokens), model(other)
         assert torch.equal(first[0, :5], second[0, :5])
         assert not torch.allclose(first[0, 5:], second[0, 5:])
+        torch.autograd.backward(loss(first, tokens))
+        # DDP waits for all of them in each step.
+        assert all(parameter.grad is not None for parameter in model.parameters())
 
     def test_rotary_depends_on_distance_alone(self) -> None:
         import torch

@@ -5,6 +5,8 @@ For recipes, drills and benchmarks: large enough to be a real training, small en
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -103,7 +105,7 @@ class SwiGLU(nn.Module):
 class LlamaBlock(nn.Module):
     """Attention and SwiGLU, each behind a norm and beside a shortcut."""
 
-    def __init__(self, shape: LlamaShape) -> None:
+    def __init__(self, shape: LlamaShape, number: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.RMSNorm(shape.width), nn.RMSNorm(shape.width)
         self.attention, self.mlp = Attention(shape), SwiGLU(shape)
@@ -121,14 +123,20 @@ class Llama(nn.Module):
     Args:
         shape: its sizes.
         seed: of the weights: the same on every rank, and in every process that replaces one.
+        block: makes a layer from the sizes and the layer's number; other models have other ones.
     """
 
-    def __init__(self, shape: LlamaShape, seed: int = 0) -> None:
+    def __init__(
+        self,
+        shape: LlamaShape,
+        seed: int = 0,
+        block: Callable[[LlamaShape, int], nn.Module] = LlamaBlock,
+    ) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.embed = nn.Embedding(shape.vocabulary, shape.width)
-            self.blocks = nn.ModuleList(LlamaBlock(shape) for _ in range(shape.layers))
+            self.blocks = nn.ModuleList(block(shape, number) for number in range(shape.layers))
             self.norm = nn.RMSNorm(shape.width)
             self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
             for module in self.modules():

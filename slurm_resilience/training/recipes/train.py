@@ -5,8 +5,10 @@ python -m slurm_resilience.launcher --recipe FILE.toml
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,10 +17,16 @@ from torch import nn
 from slurm_resilience.errors import SresError, UsageError
 from slurm_resilience.launcher.recipe_file import Recipe, read
 from slurm_resilience.training import Checkpointer, Session, resilient
-from slurm_resilience.training.recipes import llama, lora
+from slurm_resilience.training.recipes import deepseek, gpt_oss, llama, lora, qwen
 
 _COUNTING = 4096
 """Samples of the data that need no file."""
+_BLOCKS: dict[str, Callable[[llama.LlamaShape, int], nn.Module]] = {
+    "llama": llama.LlamaBlock,
+    "gpt-oss": gpt_oss.GptOssBlock,
+    "deepseek": deepseek.DeepSeekBlock,
+    "qwen": qwen.QwenBlock,
+}
 
 
 class TokenWindows(torch.utils.data.Dataset[torch.Tensor]):
@@ -61,7 +69,7 @@ def build(recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Model and optimizer, the same on every rank."""
     sizes = recipe.model
     shape = llama.LlamaShape(256, sizes.width, sizes.layers, sizes.heads, sizes.context)
-    model = llama.Llama(shape, recipe.train.seed)
+    model = llama.Llama(shape, recipe.train.seed, _BLOCKS[sizes.shape])
     adapters = recipe.lora
     if adapters.rank:
         lora.adapt(model, adapters.rank, adapters.alpha, adapters.layers, recipe.train.seed)
@@ -74,7 +82,8 @@ def train(s: Session, recipe: Recipe) -> None:
     model, opt = s.once(build, recipe)
     model.to(s.device)
     s.track(model=model, opt=opt)
-    net = s.ddp(model)
+    # With it a healed run adds up in the order of an undisturbed one, and has its bits.
+    net = s.ddp(model, find_unused_parameters=True)
     data = s.once(TokenWindows, recipe.data.file, recipe.model.context)
     how = recipe.train
     for batch in s.loader(data, how.global_batch, steps=how.steps, epochs=None, seed=how.seed):
@@ -86,6 +95,9 @@ def train(s: Session, recipe: Recipe) -> None:
             opt.zero_grad()
         if s.rank == 0 and (s.step % how.log_every == 0 or s.step == how.steps):
             print(f"step {s.step} loss {loss.item():.4f} world {s.world}", flush=True)
+    if s.rank == 0:
+        kept = [parameter.detach().cpu().numpy().tobytes() for parameter in model.parameters()]
+        print(f"parameters {hashlib.sha256(b''.join(kept)).hexdigest()[:16]}", flush=True)
 
 
 def main(path: str) -> None:

@@ -10,7 +10,7 @@ from slurm_resilience.training.recipes.llama import LlamaShape, turn
 
 EXPERTS, CHOSEN = 8, 2
 SLOPE, LIMIT = 1.702, 7.0
-"""Of the activation: the sigmoid's slope, and what its arguments are cut to."""
+"""The sigmoid's slope in the activation, and the limit of its arguments."""
 
 
 def clamped_swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,8 @@ def gather_evidence(
     interrupted = "" if reported else context.user_ended(step, end.stopped_by_us)
     if end.code != 0 and not interrupted:
         state = context.allocation.refresh()
+        # Slurm releases srun in the moment of the mark, and sresctld names the fault right after.
+        faulty = faulty or _faulty(context)
         # A node may be at fault, and neither Slurm nor sresctld has said so yet.
         if state == "RUNNING" and not faulty and not cancelled and not reported:
             faulty = _wait_for_diagnosis(context, nodes)

@@ -265,7 +265,9 @@ class Recovery:
         """
         allocation = self._context.allocation
         # The batch host cannot be given back, and no other step of the job loses its tasks by us.
-        free = [name for name in leave if name != allocation.job.batch_host]
+        # sresctld, or Slurm itself, may have taken a node out of the job already.
+        held = set(allocation.nodes) - {allocation.job.batch_host}
+        free = [name for name in leave if name in held]
         if not free:
             return
         try:

@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 from beside import FLAG, Site, WaitFor, allocate
-from jobs import Job
 
 from slurm_resilience.lab import Lab, LabSpec
 
 SLOW = {"resume": {"diagnosis_wait": 5.0}}
 """Another srun starts while the supervisor waits for a finding about its nodes."""
-NODES = 18
-"""slurmstepds of more than 7 nodes report their end through each other, and wait for a dead one:
-Slurm shows the step for another minute then."""
-
-
-def test_a_wide_step_that_lost_a_node_is_not_waited_for(
-    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
-) -> None:
-    lab = fresh_lab(LabSpec(nodes=NODES + 1, network=True))
-    job = Job(lab, tmp_path, nodes=NODES)
-    wait_for(lambda: job.running_on(1, NODES), 60, job)
-    lab.power_off("n5")
-    again = wait_for(lambda: job.running_on(2, NODES), 40, job)
-    assert {task["restarts"] for task in again} == {0}
-    wait_for(lambda: "recovered: attempt 2" in job.log(), 10, job)
-    assert job.log().index("starting attempt 2") < job.log().index("recovered")
-    at = {}
-    for line in (job.folder / "events").read_text().splitlines():
-        event = json.loads(line)
-        at[event["event"]] = event["at"]
-    print({name: round(seconds - at["noticed"], 2) for name, seconds in at.items()})
-    job.let_end()
-    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
 
 
 def test_nothing_is_recovered_while_the_step_waits_for_its_turn(

@@ -16,6 +16,8 @@ from slurm_resilience.slurm.hostlists import fold
 
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.1, 2.0
 """Between two looks whether the companion has its nodes; ever longer."""
+WAITED_PER_LOOK = 8
+"""A look comes no later than by this part of the wait so far."""
 EARLIER_SECONDS = 45.0
 """For companions of earlier runs to end: Slurm kills their tasks after KillWait, 30 s."""
 LOOK_SECONDS = 0.5
@@ -91,7 +93,6 @@ def obtain(
 
 def _wait(allocation: Allocation, number: int, count: int, deadline: float) -> Companion | None:
     clock, began, told = allocation.clock, allocation.clock.monotonic(), float("-inf")
-    pause = FIRST_LOOK_SECONDS
     while True:
         state = "PENDING"
         nodes: tuple[str, ...] = ()
@@ -116,9 +117,9 @@ def _wait(allocation: Allocation, number: int, count: int, deadline: float) -> C
             )
             left = f"{max(0.0, deadline - now):.0f} s more at most"
             report.say(f"waiting for {count} node(s) in job {number} ({name}), {left}")
+        pause = max(FIRST_LOOK_SECONDS, min((now - began) / WAITED_PER_LOOK, LONGEST_LOOK_SECONDS))
         if clock.wait(allocation.user_stop, min(pause, max(0.0, deadline - now))):
             return None
-        pause = min(pause * 1.5, LONGEST_LOOK_SECONDS)
         if allocation.refresh() not in ("RUNNING", "SUSPENDED"):
             raise NotFound(f"job {allocation.id} is over")
 

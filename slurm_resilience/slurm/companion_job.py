@@ -148,7 +148,9 @@ def companion_words(request: CompanionRequest) -> list[str]:
     """Return sbatch's options for a companion, but for those that Slurm alone knows."""
     job = request.job
     name = companion_name(job.id, job.restarts, request.supervisor)
-    words = ["--parsable", f"--nodes={request.nodes}", "--exclusive", "--no-kill", "--no-requeue"]
+    # Without --no-kill: where one of several nodes dies, the others are given back, and asked for
+    # again with its replacement. Else the companion would go on without its script, which ends it.
+    words = ["--parsable", f"--nodes={request.nodes}", "--exclusive", "--no-requeue"]
     words += [f"--job-name={name}", f"--comment=companion-of={job.id}", f"--time={_limit(job)}"]
     words += ["--output=/dev/null", "--chdir=/", *request.memory]
     words += [f"--gres={_GRES_KIND.sub('', job.gres)}"] if job.gres else []

@@ -157,6 +157,25 @@ def test_no_companion_outlives_its_job(
     wait_for(lambda: all_idle(lab), 60, "every node is idle again")
 
 
+def test_a_companion_of_two_nodes_that_loses_one_ends_whole(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    """Even without sresctld, and with its supervisor gone: its script has died with its node."""
+    lab = fresh_lab(LabSpec(nodes=5, network=True, gres="gpu:2", daemons=False))
+    job = WorldJob(lab, tmp_path, nodes=3)
+    wait_for(lambda: job.views(1, 6), 60, job)
+    lab.power_off("n[2-3]")
+    lab.run(["scontrol", "update", "node=n[2-3]", "state=down", "reason=gone"], check=True)
+    views = wait_for(lambda: job.views(2, 6), 60, job)
+    check_one_world(lab, views, ["n1", "n4", "n5"])
+    assert len({view["companion"] for view in views[2:]}) == 1
+    pids = lab.run(["pgrep", "-f", "sres-resume"], node="n1", check=True).stdout.split()
+    lab.run(["kill", "-9", *pids], node="n1", check=True)
+    lab.power_off("n4")
+    lab.run(["scontrol", "update", "node=n4", "state=down", "reason=gone"], check=True)
+    wait_for(lambda: not companions(lab), 30, "the companion has ended")
+
+
 def test_the_ladder_goes_on_where_no_companion_comes(
     fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
 ) -> None:

@@ -183,7 +183,8 @@ def test_a_companion_tells_whose_it_is() -> None:
     words = companion_words(CompanionRequest(job, 3, 4711, ("--mem=100",)))
     name = "sres-companion-of-12.2-4711"
     assert {f"--job-name={name}", "--time=91", "--gres=gpu:2", "--nodes=3"} <= set(words)
-    assert {"--no-kill", "--no-requeue", "--exclusive", "--mem=100", "--account=a"} <= set(words)
+    assert {"--no-requeue", "--exclusive", "--mem=100", "--account=a"} <= set(words)
+    assert "--no-kill" not in words, "without the node of its script nothing would end it"
     assert companion_name(12, 2, 4711) == name
     assert companion_of(57, name) == (57, 12, 2, 4711)
     for other in ("train", f"{name}x", f"x{name}", "sres-companion-of-12", "sres-12"):

@@ -421,8 +421,7 @@ class ResumeRun:
         world.schedule.run(world.schedule.now + AFTERWARDS_SECONDS)
         for companion in world.companions.values():
             first = world.nodes[companion.granted[0]] if companion.granted else None
-            reached = first is not None and first.contact is NodeContact.FINE
-            if companion.has_script and reached:
+            if first is not None and first.contact is NodeContact.FINE:
                 world.broken(ResumeRule.COMPANION, f"job {companion.id} is left behind")
         left = set(world.helpers) - world.seen.given_back
         if ended_by_itself and left:

@@ -68,7 +68,7 @@ class SimCompanions:
     def _script_looks(self, number: int) -> None:
         """Do what the companion's batch script does."""
         companion, world = self._held.get(number), self._world
-        if companion is None or not companion.has_script:
+        if companion is None:
             return
         now = world.schedule.now
         first = world.nodes[companion.granted[0]]
@@ -102,21 +102,10 @@ class SimCompanions:
                 world.kill_step(step, "***")
 
     def lost_node(self, name: str) -> None:
-        """Take a node out of its companion that Slurm has set DOWN; the last one ends it."""
+        """End the companion of a node that Slurm has set DOWN."""
         for companion in self.values():
-            if name not in companion.nodes:
-                continue
-            if len(companion.nodes) == 1:
+            if name in companion.nodes:
                 self.end(companion.id, f"Slurm: {name} is DOWN")
-                continue
-            companion.nodes = tuple(other for other in companion.nodes if other != name)
-            # The script was on its first node: the companion goes on without it.
-            companion.has_script &= name != companion.granted[0]
-            for step in list(self._world.steps.values()):
-                if step.srun.allocation == companion.id and name in step.nodes:
-                    step.srun.says(f"srun: error: Node failure on {name}")
-                    step.lost_nodes.add(name)
-                    self._world.kill_step(step, "")
 
     def look(self) -> None:
         """Check that each one ends with the run of the job that has asked for it."""
@@ -124,8 +113,8 @@ class SimCompanions:
         for companion in self.values():
             now = world.schedule.now
             # What only its time limit can end is not complained of: nothing of ours is there.
-            watched = companion.has_script and not self._is_cut_off(companion)
-            if self._has_its_job(companion) or not watched or not companion.nodes:
+            is_cut_off = self._is_cut_off(companion)
+            if self._has_its_job(companion) or is_cut_off or not companion.nodes:
                 companion.orphan_since = None
                 continue
             if companion.orphan_since is None:

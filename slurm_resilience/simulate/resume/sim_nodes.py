@@ -48,7 +48,6 @@ class SimCompanion:
     """The nodes that it was given; the first one runs its batch script."""
     used_at: float = 0.0
     """When a step was last seen to run there."""
-    has_script: bool = True
     orphan_since: float | None = None
     """When the run of the job that asked for it was over."""
 

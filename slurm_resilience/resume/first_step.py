@@ -109,7 +109,9 @@ def start_first_step(
         if not parts:
             command = placed(command, attempt.step_nodes, context.environment)
         command, own = context.launch.on_fewer(command, own, len(attempt.step_nodes))
-        if parts:
+        if not parts:
+            command = with_as_many_tasks(command, own, attempt)
+        else:
             command = part_command(command, attempt, parts[0])
             own = part_environment(own, attempt, parts[0])
             variables |= world_variables(attempt, parts)
@@ -230,6 +232,21 @@ def waits_for_the_dead(steps: Sequence[StepInfo], dead: Sequence[StepInfo]) -> b
     """
     own = [info for info in steps if info.step not in ("batch", "extern", "interactive")]
     return bool(own) and all(info in dead for info in own)
+
+
+def with_as_many_tasks(
+    command: SrunCommand, environment: Mapping[str, str], attempt: Attempt
+) -> SrunCommand:
+    """Return the command for as many tasks on each node as the step had before. Pure.
+
+    Outside of a batch script, srun starts one task for each node of the job in spite of
+    --ntasks-per-node; with --nodes, which a further attempt adds, that many on each.
+    """
+    per_node = command.has("ntasks-per-node") or "SLURM_NTASKS_PER_NODE" in environment
+    counted = command.has("ntasks") or bool(environment.keys() & {"SLURM_NTASKS", "SLURM_NPROCS"})
+    if not per_node or counted or not attempt.tasks_per_node:
+        return command
+    return command.adding(f"--ntasks={attempt.tasks_per_node * len(attempt.step_nodes)}")
 
 
 def placed(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_resilience.resume.first_step import placed, waits_for_the_dead
+from slurm_resilience.resume.first_step import placed, waits_for_the_dead, with_as_many_tasks
+from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.stderr_reader import EndedTasks
 from slurm_resilience.resume.srun.step import no_living_task
@@ -84,3 +85,23 @@ def test_a_layout_from_the_environment_counts_too() -> None:
     command = split(["-n2", "-w", "n3,n1", "train"], BUILTIN)
     again = placed(command, ("n1", "n4"), {"SLURM_DISTRIBUTION": "arbitrary"})
     assert "--nodelist=n4,n1" in again.argv and "--nodes=2" not in again.argv
+
+
+@pytest.mark.parametrize(
+    ("line", "environment", "per_node", "added"),
+    [
+        ("--ntasks-per-node=2", {}, 1, ["--ntasks=2"]),
+        ("", {"SLURM_NTASKS_PER_NODE": "2"}, 2, ["--ntasks=4"]),
+        ("--ntasks-per-node=2", {}, 0, []),
+        ("--ntasks-per-node=2 -n3", {}, 1, ["-n3"]),
+        ("--ntasks-per-node=2", {"SLURM_NTASKS": "4"}, 2, []),
+        ("", {}, 2, []),
+    ],
+)
+def test_a_further_attempt_has_as_many_tasks(
+    line: str, environment: dict[str, str], per_node: int, added: list[str]
+) -> None:
+    attempt = Attempt(1, 2, 0, ("n1", "n3"), ("n1", "n3"), "n1", tasks_per_node=per_node)
+    command = with_as_many_tasks(split([*line.split(), "train"], BUILTIN), environment, attempt)
+    given = [word for word in command.argv if word.startswith(("--ntasks=", "-n"))]
+    assert given == added

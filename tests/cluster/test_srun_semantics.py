@@ -1,4 +1,4 @@
-"""What srun's own options mean to a supervised step: the same as to plain srun, on each attempt."""
+"""The meaning of srun's own options to a supervised step: as to plain srun, on each attempt."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def site(lab: Lab, job: str, tmp_path: Path, wait_for: WaitFor) -> Iterator[Site
 
 
 def last_attempt(site: Site, *words: str, program: str = SAY) -> tuple[list[str], list[str]]:
-    """What plain srun's tasks say, and those of the second attempt of a supervised one."""
+    """Words of plain srun's tasks, and of the second attempt of a supervised one."""
     plain = site.run("srun", *words, "sh", "-c", program)
     assert plain.code == 0, plain
     again = f"{FAILS_ONCE}; [ $SRES_ATTEMPT = 1 ] && exec sleep 30; {program}"

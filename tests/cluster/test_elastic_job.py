@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from jobs import all_idle
 from test_living_step import XID, Run
 
@@ -138,6 +139,7 @@ class Training:
         return str(found)
 
 
+@pytest.mark.timeout(6 * PATIENCE_SECONDS)
 def changes_of_size(fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path) -> None:
     """2 → 4 → 3 (power loss) → 4 → 2 (preempted) → 4 nodes: no sample is lost or repeated, and the
     parameters have the bits of a run that kept its size."""

@@ -162,6 +162,7 @@ def changes_of_size(fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_
     wait_for(lambda: elastic.waits_for(4, 5), PATIENCE_SECONDS, run)
     lab.run(["scancel", first], check=True)
     wait_for(lambda: elastic.waits_for(3, 10), PATIENCE_SECONDS, run)
+    wait_for(lambda: len(run.event("grew")) == 2, PATIENCE_SECONDS, run)
     lab.power_off(run.event("grew")[-1]["nodes"][0])
     wait_for(lambda: elastic.waits_for(4, 15), PATIENCE_SECONDS, run)
     lab.run(["scancel", second], check=True)

@@ -1,9 +1,10 @@
-"""Run sresctld, and end it as kill -9 does at the N-th boundary of its journal.
+"""Run sresctld, and end it as kill -9 does at boundaries of its journal.
 
     ended_at_boundary.py FOLDER
 
 A boundary is the moment before a commit and the one after it. They count while FOLDER/counts is
-there, and each is a line of FOLDER/boundaries. FOLDER/end_at has the number N; 0: it lives on.
+there, and each is a line of FOLDER/boundaries. FOLDER/end_at has a line for each end to come: a
+boundary's number, or its side and its last write (`after replacing`). A line is used once.
 """
 
 from __future__ import annotations
@@ -60,7 +61,13 @@ class EndingConnection(sqlite3.Connection):
         self.number += 1
         with (FOLDER / "boundaries").open("a", encoding="utf-8") as file:
             file.write(f"{self.number} {boundary}\n")
-        if self.number == int((FOLDER / "end_at").read_text(encoding="utf-8")):
+        ends = (FOLDER / "end_at").read_text(encoding="utf-8").splitlines()
+        side, _, writes = boundary.partition(" ")
+        here = (str(self.number), f"{side} {writes.rpartition(', ')[2]}")
+        found = next((line for line in ends if line in here), None)
+        if found is not None:
+            ends.remove(found)
+            (FOLDER / "end_at").write_text("\n".join(ends), encoding="utf-8")
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -156,11 +156,14 @@ class RequeueJob(msgspec.Struct, frozen=True, tag=True):
 
 
 class RaisePriority(msgspec.Struct, frozen=True, tag=True):
-    """Put a job that waits for nodes in exchange before the queue, for those that it lost."""
+    """Put a job's requests for nodes before the queue, for as many as it lost: those for an
+    exchange, or companions."""
 
     job: int
     nodes: int
     """The number that it lost."""
+    companions: tuple[int, ...] = ()
+    """Its companions that wait for nodes."""
 
 
 class StartPendingJob(msgspec.Struct, frozen=True, tag=True):

@@ -274,16 +274,22 @@ class CliClient:
                 if late or (stop is not None and stop.is_set()):
                     process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
 
-    def prefer_exchange(self, job: Job, nodes: int) -> dict[int, int]:
-        words = ["squeue", "-a", "-h", f"--name=sres-{job.id}", f"--user={job.uid}"]
-        shown = self._run(*words, "-o", parse.EXCHANGE_FORMAT)
+    def prefer_requests(
+        self, job: Job, nodes: int, companions: Sequence[int] = ()
+    ) -> dict[int, int]:
+        squeue = ("squeue", "-a", "-h", f"--user={job.uid}", "-o", parse.REQUEST_FORMAT)
+        shown = self._run(*squeue, f"--name=sres-{job.id}") if not job.gres else ""
+        if companions:
+            numbers = ",".join(str(int(number)) for number in companions)
+            shown += self._run(*squeue, f"--jobs={numbers}")
         if not shown.strip():
             return {}
         limit = self._run("squeue", "-a", "-h", "-j", str(int(job.id)), "-o", "%l")
-        found = parse.exchanges(shown, limit, nodes)
-        for helper in found.raised:
-            self._run("scontrol", "update", f"jobid={helper}", f"priority={TOP_PRIORITY}")
-        return found.holding
+        found = parse.node_requests(shown, limit, nodes)
+        for number in found.raised:
+            self._run("scontrol", "update", f"jobid={number}", f"priority={TOP_PRIORITY}")
+        preferred = found.raised.keys() & set(companions)
+        return found.holding | {number: found.raised[number] for number in preferred}
 
     def merge(self, helper: int, job_id: int, timeout: float = 15.0) -> tuple[str, ...]:
         """Two updates. On 22.05 without slurmdbd the second one takes effect at once and then

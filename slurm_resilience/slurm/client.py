@@ -148,12 +148,20 @@ class SlurmClient(Protocol):
         """
         ...
 
-    def prefer_exchange(self, job: Job, nodes: int) -> dict[int, int]:
-        """Put the pending requests of `allocate_for` this job, of at most ``nodes`` nodes together,
-        before everything else in the queue. Needs an operator's rights.
+    def prefer_requests(
+        self, job: Job, nodes: int, companions: Sequence[int] = ()
+    ) -> dict[int, int]:
+        """Put a job's pending requests, of at most ``nodes`` nodes together, before everything else
+        in the queue: those of `allocate_for` it, and companions. Needs an operator's rights.
+
+        Args:
+            job: the one that lost nodes.
+            nodes: how many.
+            companions: those of its companions that may be preferred.
 
         Returns:
-            The requests that hold nodes by now, and how many.
+            The requests that hold nodes by now, and the companions that were preferred, each with
+            its number of nodes.
         """
         ...
 

@@ -236,21 +236,24 @@ def job_format(mark: str) -> str:
     return "".join(f"{mark}%{letter}" for letter in _JOB_FIELDS)
 
 
-EXCHANGE_FORMAT = "%A %D %T %l"
-"""squeue -o for `exchanges`: id, nodes, state, time limit. No text that a user writes."""
+REQUEST_FORMAT = "%A %D %T %l %r"
+"""squeue -o for `node_requests`: id, nodes, state, time limit, Slurm's reason for its wait. No text
+that a user writes."""
+_HELD = frozenset({"JobHeldAdmin", "JobHeldUser"})
+"""Reasons by which a person keeps a job from starting: a priority would release it."""
 _LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)")
 
 
-class Exchanges(NamedTuple):
-    """Requests for nodes that are to be merged into a job."""
+class NodeRequests(NamedTuple):
+    """Requests for nodes in place of those that a job lost, each with its number of nodes."""
 
-    raised: tuple[int, ...]
+    raised: dict[int, int]
     """Those to be put before the queue."""
     holding: dict[int, int]
-    """Those that have nodes already, and how many."""
+    """Those that have nodes already."""
 
 
-def exchanges(text: str, limit: str, nodes: int) -> Exchanges:
+def node_requests(text: str, limit: str, nodes: int) -> NodeRequests:
     """Tell which pending requests are to be put before the queue for a job that lost nodes.
 
     A user can give any job the name of such a request, and Slurm does not show what it is for. But
@@ -258,25 +261,25 @@ def exchanges(text: str, limit: str, nodes: int) -> Exchanges:
     get, and nodes that earlier ones hold count as given.
 
     Args:
-        text: what squeue printed in `EXCHANGE_FORMAT` for jobs of that name and user.
+        text: what squeue printed in `REQUEST_FORMAT` for jobs of that name and user.
         limit: the time limit of the job that lost nodes, as squeue prints it.
         nodes: how many.
     """
     pending: list[tuple[int, int]] = []
     holding: dict[int, int] = {}
     for line in text.splitlines():
-        helper, size, state, its_limit = line.split()
+        number, size, state, its_limit, *why = line.split()
         if state != "PENDING":
-            holding[int(helper)] = int(size)
-        elif limit_seconds(its_limit) <= limit_seconds(limit):
-            pending.append((int(helper), int(size)))
+            holding[int(number)] = int(size)
+        elif limit_seconds(its_limit) <= limit_seconds(limit) and _HELD.isdisjoint(why):
+            pending.append((int(number), int(size)))
     left = nodes - sum(holding.values())
-    raised = []
-    for helper_id, wanted in sorted(pending):
+    raised = {}
+    for request, wanted in sorted(pending):
         if wanted <= left:
             left -= wanted
-            raised.append(helper_id)
-    return Exchanges(tuple(raised), holding)
+            raised[request] = wanted
+    return NodeRequests(raised, holding)
 
 
 COMPANION_FORMAT = "%A %t %j"

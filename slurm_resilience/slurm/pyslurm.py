@@ -118,8 +118,10 @@ class PyslurmClient:
     def allocate_for(self, job: Job, nodes: int, wait: float, stop: Event | None = None) -> int:
         return self._cli.allocate_for(job, nodes, wait, stop)
 
-    def prefer_exchange(self, job: Job, nodes: int) -> dict[int, int]:
-        return self._cli.prefer_exchange(job, nodes)
+    def prefer_requests(
+        self, job: Job, nodes: int, companions: Sequence[int] = ()
+    ) -> dict[int, int]:
+        return self._cli.prefer_requests(job, nodes, companions)
 
     def ask_companion(self, request: CompanionRequest) -> int:
         return self._cli.ask_companion(request)

@@ -15,7 +15,7 @@ from slurm_resilience.errors import NotFound, SlurmError
 from slurm_resilience.model import Job
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.hostlists import expand, fold
-from slurm_resilience.slurm.parse import EXCHANGE_FORMAT, exchanges
+from slurm_resilience.slurm.parse import REQUEST_FORMAT, node_requests
 
 _TERMS = (
     "StartTime", "EndTime", "Duration", "Features", "PartitionName", "Flags", "Users", "Groups",
@@ -99,15 +99,15 @@ class ReservationCommands(CliClient):
 
     def exchange_requests(self, job: Job, nodes: int) -> tuple[int, ...]:
         squeue = ("squeue", "-a", "-h", f"--user={job.uid}")
-        shown = self._run(*squeue, f"--name=sres-{job.id}", "-o", EXCHANGE_FORMAT)
+        shown = self._run(*squeue, f"--name=sres-{job.id}", "-o", REQUEST_FORMAT)
         own = [one for one in self.companions(job) if one.restarts == job.restarts]
         if own:
             numbers = ",".join(str(one.id) for one in own)
-            shown += self._run(*squeue, "-j", numbers, "-t", "PENDING", "-o", EXCHANGE_FORMAT)
+            shown += self._run(*squeue, "-j", numbers, "-t", "PENDING", "-o", REQUEST_FORMAT)
         if not shown.strip():
             return ()
         limit = self._run("squeue", "-a", "-h", "-j", str(int(job.id)), "-o", "%l")
-        return exchanges(shown, limit, nodes).raised
+        return tuple(node_requests(shown, limit, nodes).raised)
 
     def change_nodes(self, name: str, nodes: Sequence[str]) -> None:
         self._run("scontrol", "update", f"reservationname={name}", f"nodes={fold(nodes)}")

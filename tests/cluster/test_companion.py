@@ -13,6 +13,7 @@ from jobs import Job, all_idle
 
 from slurm_resilience.lab import Lab, LabSpec
 from slurm_resilience.resume.srun.environment import PORT_BASE, PORT_SPAN
+from slurm_resilience.slurm.cli import TOP_PRIORITY
 
 WaitFor = Callable[..., Any]
 GRES = LabSpec(nodes=5, network=True, gres="gpu:2")
@@ -131,6 +132,29 @@ def test_a_companion_takes_the_place_of_a_lost_node(
     wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
     wait_for(lambda: not companions(lab), 15, "the companion is given back")
     wait_for(lambda: all_idle(lab), 60, "every node is idle again")
+
+
+def test_a_companion_comes_before_the_queue_and_nothing_that_is_named_like_one(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    """No node is idle, and another user's jobs wait for the one that comes back."""
+    lab = fresh_lab(LabSpec(nodes=2, network=True, gres="gpu:2"))
+    job = WorldJob(lab, tmp_path, nodes=2)
+    wait_for(lambda: job.views(1, 4), 60, job)
+    whole = ["sbatch", "--parsable", "--exclusive", "--output=/dev/null", "--chdir=/", "--time=1"]
+    name = f"--job-name=sres-companion-of-{job.id}.0-1"
+    others = [
+        lab.run([*whole, *words, "--wrap=sleep 600"], user="alice", check=True).stdout.strip()
+        for words in ([], [name], [name])
+    ]
+    lab.power_off("n2")
+    views = wait_for(lambda: job.views(2, 4), 90, job)
+    assert views[-1]["companion"] and views[-1]["host"] == "n2"
+    shown = lab.run(["squeue", "-h", "-j", ",".join(others), "-o", "%T %Q"], check=True).stdout
+    states, priorities = zip(*(line.split() for line in shown.splitlines()), strict=True)
+    assert set(states) == {"PENDING"} and max(map(int, priorities)) < TOP_PRIORITY, shown
+    job.end_with(0, 0, 0, 0)
+    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
 
 
 def with_companion(job: WorldJob, wait_for: WaitFor, lost: str) -> str:

@@ -281,9 +281,11 @@ class FakeSlurm:
         excluded = job.excluded_nodes
         return self.submit(nodes, uid=job.uid, batch=False, step=False, excluded=excluded)
 
-    def prefer_exchange(self, job: Job, nodes: int) -> dict[int, int]:
-        self._enter("prefer_exchange", job.id, nodes)
-        return self.exchanges
+    def prefer_requests(
+        self, job: Job, nodes: int, companions: Sequence[int] = ()
+    ) -> dict[int, int]:
+        self._enter("prefer_requests", job.id, nodes, *companions)
+        return self.exchanges | dict.fromkeys(companions, nodes)
 
     def ask_companion(self, request: CompanionRequest) -> int:
         self._enter("ask_companion", request.job.id, request.nodes)

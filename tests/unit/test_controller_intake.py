@@ -11,7 +11,7 @@ import pytest
 from fake_slurm import FakeSlurm
 from worlds import NOW, FakeClock, agent, decision, incident, job, node, probes, world
 
-from slurm_resilience.controller.act.jobs import EXCHANGE_TRIES, JobActs
+from slurm_resilience.controller.act.jobs import REQUEST_TRIES, JobActs
 from slurm_resilience.controller.actions import (
     KeepPendingRequeue,
     NoteJob,
@@ -26,6 +26,7 @@ from slurm_resilience.controller.journal.records import Supervised
 from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
 from slurm_resilience.model import Job
 from slurm_resilience.slurm import parse
+from slurm_resilience.slurm.companion_job import with_companions
 from slurm_resilience.wire.messages import AttemptStarted, RequeueRequest
 
 FOUR = ("n1", "n2", "n3", "n4")
@@ -165,18 +166,21 @@ def test_a_job_that_slurm_will_not_requeue_is_not_followed(the_job: Job) -> None
         ("22 1 PENDING 29:00\n21 1 PENDING 29:00\n23 2 PENDING 29:00", (21, 22)),
         ("20 1 RUNNING 1:00\n21 1 PENDING 29:00\n22 1 PENDING 29:00", (21,)),
         ("20 2 RUNNING UNLIMITED\n21 1 PENDING 29:00", ()),
+        ("21 1 PENDING 29:00 Priority\n22 1 PENDING 29:00 (null)", (21, 22)),
+        ("21 1 PENDING 29:00 ReqNodeNotAvail, UnavailableNodes:n2", (21,)),
+        ("21 1 PENDING 29:00 JobHeldAdmin\n22 1 PENDING 29:00 JobHeldUser", ()),
         ("", ()),
     ],
 )
 def test_no_more_nodes_than_were_lost_and_for_no_longer(
     shown: str, raised: tuple[int, ...]
 ) -> None:
-    assert parse.exchanges(shown, "30:00\n", 2).raised == raised
+    assert tuple(parse.node_requests(shown, "30:00\n", 2).raised) == raised
 
 
 def test_without_a_limit_any_limit_is_short_enough() -> None:
     shown = "20 1 RUNNING UNLIMITED\n21 1 PENDING UNLIMITED\n22 1 PENDING 1-00:00:00"
-    assert parse.exchanges(shown, "UNLIMITED", 3) == ((21, 22), {20: 1})
+    assert parse.node_requests(shown, "UNLIMITED", 3) == ({21: 1, 22: 1}, {20: 1})
 
 
 @pytest.mark.parametrize(
@@ -197,11 +201,11 @@ def test_a_request_that_is_not_merged_is_no_ticket_past_the_queue() -> None:
         slurm.exchanges = {100 + number: 1}
         clock.pass_time(60.0)
         acts.raise_priority(short, RaisePriority(7, 1))
-    assert len(slurm.calls) == EXCHANGE_TRIES
+    assert len(slurm.calls) == REQUEST_TRIES
     other = cluster(job(nodes=("n1", "n2", "n5")), known=begun(), changed=(DEAD,))
     clock.pass_time(60.0)
     acts.raise_priority(other, RaisePriority(7, 1))
-    assert len(slurm.calls) == EXCHANGE_TRIES + 1, "after a merge it is another loss"
+    assert len(slurm.calls) == REQUEST_TRIES + 1, "after a merge it is another loss"
 
 
 def test_the_job_that_lost_a_node_is_first_in_the_queue_before_the_node_returns() -> None:
@@ -218,3 +222,79 @@ def test_the_job_that_lost_a_node_is_first_in_the_queue_before_the_node_returns(
     )
     kinds = [type(action) for action in decision(less).actions]
     assert kinds.index(RaisePriority) < kinds.index(ReturnNode)
+
+
+def beside(number: int = 9, uid: int = 1000, **more: Any) -> Job:
+    """Return a job that calls itself a companion of job 7, as `with_companions` leaves it."""
+    asked = {"state": "PENDING", "nodes": (), "num_nodes": 1, "companion_of": (7, 0), **more}
+    return job(number, uid=uid, **asked)
+
+
+def waits(*others: Job, known: Supervised, **more: Any) -> list[RaisePriority]:
+    """Return what is put before the queue for job 7, which has GRES, beside such jobs."""
+    seen = cluster(job(nodes=FOUR[:3], gres="gpu:8", **more), known=known, changed=(DEAD,))
+    return lifted(
+        msgspec.structs.replace(seen, jobs=with_companions({**seen.jobs, **by_id(others)}))
+    )
+
+
+def by_id(jobs: tuple[Job, ...]) -> dict[int, Job]:
+    return {one.id: one for one in jobs}
+
+
+def test_a_companion_of_a_job_that_lost_a_node_comes_before_the_queue() -> None:
+    known = begun()
+    assert waits(known=known) == []
+    assert waits(beside(), known=known) == [RaisePriority(7, 1, (9,))]
+    # It has its node: nothing is missing any more.
+    assert waits(beside(state="RUNNING", nodes=("n5",)), known=known) == []
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        beside(uid=1001),
+        beside(companion_of=(7, 1)),
+        beside(companion_of=(8, 0)),
+        beside(companion_of=None),
+        beside(num_nodes=2),
+        beside(num_nodes=0),
+        beside(state="COMPLETING"),
+    ],
+)
+def test_no_other_job_comes_before_the_queue(forged: Job) -> None:
+    """Of another user's, of another run, of another job, and of more nodes than were lost."""
+    assert waits(forged, known=begun()) == []
+
+
+def test_a_companion_of_a_job_that_lost_nothing_waits_in_the_queue() -> None:
+    whole = cluster(job(nodes=FOUR, gres="gpu:8"), known=begun())
+    jobs = with_companions({**whole.jobs, 9: beside()})
+    assert lifted(msgspec.structs.replace(whole, jobs=jobs)) == []
+    # Nor one of a job that gave a node back.
+    given = cluster(job(nodes=FOUR[:3], gres="gpu:8"), known=begun())
+    assert lifted(msgspec.structs.replace(given, jobs=jobs | given.jobs)) == []
+
+
+def test_companions_are_no_ticket_past_the_queue() -> None:
+    """A user submits one after the other, while his job waits for its node."""
+    slurm, clock = FakeSlurm(4), FakeClock()
+    any_: Any = None
+    acts = JobActs(slurm, any_, any_, any_, clock)  # type: ignore[arg-type]
+    short = cluster(job(nodes=FOUR[:3], gres="gpu:8"), known=begun(), changed=(DEAD,))
+
+    def preferred(first: int, *lost: str) -> list[int]:
+        """Return those of ten companions, one after the other, for which Slurm is asked."""
+        known = msgspec.structs.replace(begun(), lost=lost)
+        seen = msgspec.structs.replace(short, supervised={7: known})
+        slurm.calls.clear()
+        for number in range(first, first + 10):
+            for _ in range(2):  # for one that was preferred it is not asked again
+                clock.pass_time(60.0)
+                acts.raise_priority(seen, RaisePriority(7, 1, (number,)))
+        return [call[-1] for call in slurm.calls if isinstance(call[-1], int)]
+
+    assert preferred(100, "n3", "n4") == [100, 101]
+    # A user's program may name its nodes in another order: it is the same loss.
+    assert preferred(200, "n4", "n3") == []
+    assert preferred(300, "n5") == [300, 301]

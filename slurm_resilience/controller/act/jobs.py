@@ -30,14 +30,18 @@ log = logging.getLogger("sresctld")
 
 PRIORITY_AGAIN_SECONDS = 0.2
 """Between two looks for a job's request for nodes in exchange."""
-EXCHANGE_TRIES = 2
-"""So often nodes that a job lost are put before the queue for it: Slurm may fail to merge them."""
+REQUEST_TRIES = 2
+"""So often nodes that a job lost are put before the queue for it: Slurm may fail to merge them, and
+a companion's may turn out to be silent."""
 REQUEUE_AGAIN_SECONDS = 5.0
 """Until Slurm is told again to requeue a job that it has not requeued."""
 START_AGAIN_SECONDS = 5.0
 """Until a job that was told to start, and is PENDING still, is told again."""
 STARTS_AT_ONCE = 3
 """A job is told to start so often before the wait between two tries begins."""
+
+_Loss = tuple[tuple[str, ...], frozenset[str]]
+"""The nodes that a job has, and those that it lost."""
 
 
 class Notifier:
@@ -83,7 +87,8 @@ class JobActs:
         self._clock = clock
         self._raised_at: dict[int, float] = {}
         self._requeued_at: dict[int, float] = {}
-        self._exchanged: dict[int, tuple[tuple[str, ...], dict[int, int]]] = {}
+        self._given: dict[int, tuple[_Loss, dict[int, int]]] = {}
+        """By job: the loss, and the requests that were put before the queue for it."""
         """By job: its nodes, and the requests that got nodes while it had these."""
         self._started_at: dict[int, list[float]] = {}
 
@@ -151,22 +156,25 @@ class JobActs:
         self._client.requeue(action.job)
 
     def raise_priority(self, snapshot: ClusterSnapshot, action: RaisePriority) -> None:
-        """Put requests for nodes in exchange before the queue, as far as none was used otherwise.
+        """Put a job's requests for nodes before the queue, as far as none was used otherwise.
 
         A request that got its nodes is merged at once, and then the job has other nodes. One that
-        is not was perhaps no request but a job of the user's under its name.
+        is not was perhaps no request but a job of the user's under its name. Of a companion that
+        cannot be told, so each one counts.
         """
         now, job = self._clock.monotonic(), snapshot.jobs[action.job]
         if now - self._raised_at.get(job.id, -PRIORITY_AGAIN_SECONDS) < PRIORITY_AGAIN_SECONDS:
             return
         self._raised_at[job.id] = now
-        nodes, used = self._exchanged.get(job.id, (job.nodes, {}))
-        if nodes != job.nodes:
+        loss = (job.nodes, frozenset(snapshot.supervised[job.id].lost))
+        known, used = self._given.get(job.id, (loss, {}))
+        if known != loss:
             used = {}
-        given = sum(used.values())
-        if given < action.nodes * EXCHANGE_TRIES:
-            used = used | self._client.prefer_exchange(job, action.nodes)
-            self._exchanged[job.id] = (job.nodes, used)
+        companions = [number for number in action.companions if number not in used]
+        may_grow = snapshot.site.permits_expansion and not job.gres
+        if sum(used.values()) < action.nodes * REQUEST_TRIES and (may_grow or companions):
+            used = used | self._client.prefer_requests(job, action.nodes, companions)
+        self._given[job.id] = (loss, used)
 
     def start(self, snapshot: ClusterSnapshot, action: StartPendingJob) -> None:
         tries = self._started_at.setdefault(action.job, [])

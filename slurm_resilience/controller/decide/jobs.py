@@ -122,18 +122,36 @@ def _runs_on(snapshot: ClusterSnapshot, requeue: PendingRequeue, job: Job) -> bo
 
 
 def priorities(snapshot: ClusterSnapshot) -> Iterator[RaisePriority]:
-    """Raise the priority of supervised jobs that have fewer nodes than their step had.
+    """Raise the priority of supervised jobs that have fewer nodes than their step had: of their
+    requests for an exchange, or, where Slurm cannot grow them, of their companions.
 
     Their remaining nodes are idle while they wait. Only nodes that they lost to a fault count, and
     none gets back more than it had: a user cannot bring that about to jump the queue.
     """
     for entry in snapshot.supervised.values():
         job = snapshot.jobs.get(entry.job)
-        if job is None or job.state != "RUNNING" or job.gres or job.restarts != entry.restarts:
+        if job is None or job.state != "RUNNING" or job.restarts != entry.restarts:
             continue
         missing = min(len(entry.lost), entry.size - len(job.all_nodes))
-        if snapshot.site.permits_expansion and job.nodes and missing > 0:
-            yield RaisePriority(job.id, missing)
+        if not job.nodes or missing <= 0:
+            continue
+        companions = _waiting_companions(snapshot, job, missing)
+        if companions or (snapshot.site.permits_expansion and not job.gres):
+            yield RaisePriority(job.id, missing, companions)
+
+
+def _waiting_companions(snapshot: ClusterSnapshot, job: Job, missing: int) -> tuple[int, ...]:
+    """Return the companions of a job that wait for no more nodes than it lacks.
+
+    By their names, which any user may give: those of other users and of earlier runs are none.
+    """
+    return tuple(
+        other.id
+        for other in snapshot.jobs.values()
+        if other.companion_of == (job.id, job.restarts)
+        and (other.uid, other.state) == (job.uid, "PENDING")
+        and 0 < other.num_nodes <= missing
+    )
 
 
 def notifications(

@@ -501,7 +501,9 @@ class SimSlurm:
             raise SlurmError("salloc: error: Unable to allocate resources: Connection timed out")
         return self.submit(nodes, uid=job.uid, batch=False, step=False)
 
-    def prefer_exchange(self, job: Job, nodes: int) -> dict[int, int]:
+    def prefer_requests(
+        self, job: Job, nodes: int, companions: Sequence[int] = ()
+    ) -> dict[int, int]:
         self._enter()
         if self.watcher is not None:
             self.watcher.job_preferred(job, nodes)

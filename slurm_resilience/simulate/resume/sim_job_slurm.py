@@ -245,5 +245,7 @@ class SimJobSlurm:
     def start_now(self, job_id: int) -> None:
         raise NotImplementedError
 
-    def prefer_exchange(self, job: Job, nodes: int) -> dict[int, int]:
+    def prefer_requests(
+        self, job: Job, nodes: int, companions: Sequence[int] = ()
+    ) -> dict[int, int]:
         raise NotImplementedError

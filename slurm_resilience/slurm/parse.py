@@ -244,7 +244,7 @@ _HELD = frozenset({"JobHeldAdmin", "JobHeldUser"})
 _LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)")
 
 
-class NodeRequests(NamedTuple):
+class PendingRequests(NamedTuple):
     """Requests for nodes in place of those that a job lost, each with its number of nodes."""
 
     raised: dict[int, int]
@@ -253,7 +253,7 @@ class NodeRequests(NamedTuple):
     """Those that have nodes already."""
 
 
-def node_requests(text: str, limit: str, nodes: int) -> NodeRequests:
+def node_requests(text: str, limit: str, nodes: int) -> PendingRequests:
     """Tell which pending requests are to be put before the queue for a job that lost nodes.
 
     A user can give any job the name of such a request, and Slurm does not show what it is for. But
@@ -279,7 +279,7 @@ def node_requests(text: str, limit: str, nodes: int) -> NodeRequests:
         if wanted <= left:
             left -= wanted
             raised[request] = wanted
-    return NodeRequests(raised, holding)
+    return PendingRequests(raised, holding)
 
 
 COMPANION_FORMAT = "%A %t %j"

@@ -263,7 +263,7 @@ def test_a_companion_of_a_job_that_lost_a_node_comes_before_the_queue() -> None:
     ],
 )
 def test_no_other_job_comes_before_the_queue(forged: Job) -> None:
-    """Of another user's, of another run, of another job, and of more nodes than were lost."""
+    """Another user's, another run's, another job's, and one for more nodes than were lost."""
     assert waits(forged, known=begun()) == []
 
 

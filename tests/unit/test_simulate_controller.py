@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_resilience.cli.simulate import simulate as command
-from slurm_resilience.controller import authorize, diagnose, retention
+from slurm_resilience.controller import authorize, diagnose, observe, retention
 from slurm_resilience.controller.act.actor import Actor
 from slurm_resilience.controller.act.nodes import NodeActs
 from slurm_resilience.controller.act.repair import RepairActs
@@ -23,6 +23,7 @@ from slurm_resilience.controller.decide import (
     breaker,
     decision,
     intake,
+    jobs,
     marking,
     node_events,
     replacing,
@@ -148,6 +149,12 @@ def believe_the_nodes(snapshot: Any, heard: Any, message: Any) -> Supervised:
     names = tuple(name for name in dict.fromkeys(message.nodes) if name in snapshot.nodes)
     restarts = job.restarts if job else 0
     return Supervised(heard.job, 0, 1, names, snapshot.now, len(names), restarts)
+
+
+def named_like_companions(snapshot: Any, job: Any, missing: int) -> tuple[int, ...]:
+    """Take each job that waits for a companion whose name says so."""
+    waiting = (other for other in snapshot.jobs.values() if other.state == "PENDING")
+    return tuple(o.id for o in waiting if o.companion_of and o.companion_of[0] == job.id)
 
 
 def ask_for_pauses_alone(self: Cycle) -> bool:
@@ -422,6 +429,14 @@ MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]
         ClusterRule.QUEUE_JUMP,
         (Kind.USER_LIES, Kind.POWER),
         ((intake, "_announced", believe_the_nodes),),
+    ),
+    "any job that is named like one is a companion": (
+        ClusterRule.QUEUE_JUMP,
+        (Kind.USER_LIES, Kind.POWER),
+        (
+            (observe, "with_companions", lambda jobs: jobs),
+            (jobs, "_waiting_companions", named_like_companions),
+        ),
     ),
     "a lemon is not known": (
         ClusterRule.LEMON,

@@ -180,6 +180,12 @@ class ClusterRules:
             text = f"job {job.id}, for {nodes} nodes; it lost {', '.join(sorted(lost)) or 'none'}"
             self.break_rule(ClusterRule.QUEUE_JUMP, text)
 
+    def companion_preferred(self, job: Job, companion: Job) -> None:
+        is_its_own = companion.uid == job.uid and companion.companion_of == (job.id, job.restarts)
+        if not is_its_own:
+            text = f"job {companion.id} of uid {companion.uid}, as a companion of job {job.id}"
+            self.break_rule(ClusterRule.QUEUE_JUMP, text)
+
     def _is_in_trouble(self, name: str) -> bool:
         node = self._slurm.entries[name]
         is_seen = not node.is_available or self.breaker.knows(name)
@@ -582,7 +588,8 @@ class ClusterRules:
         # One that waited for Slurm's own DOWN was counted when it fell silent.
         waited = self.breaker.age(name) if before.is_down and not is_apart else 0.0
         marks = self.breaker.marks.setdefault(is_apart, deque())
-        marks.append((now - waited, name))
+        # Faults count from the look that found them: a slow slurmctld sets the node seconds later.
+        marks.append((min(now, listed_at) - waited, name))
         window = self._config.breaker.window - STALE_SECONDS
         for mark in [mark for mark in marks if mark[0] < now - window]:
             marks.remove(mark)

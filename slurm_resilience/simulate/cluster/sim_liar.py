@@ -32,6 +32,8 @@ LIAR = 2000
 ADDRESS = "192.0.2.250"
 SECONDS = 150.0
 """Time over which the lies are told."""
+COMPANIONS = 12
+"""So often the user submits jobs that are called companions."""
 UNKNOWN_NODES = ("n999", "", "n1,n2", "../n1")
 
 
@@ -76,6 +78,8 @@ class SimLiar:
         for _ in range(lies):
             at = self._random.random() * SECONDS
             self._world.schedule.after(at, self._random.choice(kinds))
+        for number in range(COMPANIONS):
+            self._world.schedule.after(SECONDS * number / COMPANIONS, self._forge_a_companion)
 
     # -- lies ---------------------------------------------------------------------------------
 
@@ -128,6 +132,22 @@ class SimLiar:
     def _end(self) -> None:
         outcome = self._random.choice(("stop: done", "requeue", "\n" * 9, "x" * 2000))
         self._say(AttemptEnded(self._random.randint(0, 9), self._random.randint(-1, 300), outcome))
+
+    def _forge_a_companion(self) -> None:
+        """Submit jobs whose names say that they are other users' companions, or another run's."""
+        slurm = self._world.slurm
+        jobs = {job.id: job for name in slurm.entries for job in slurm.jobs_on(name)}
+        for job in jobs.values():
+            restarts = job.restarts if job.uid != LIAR else job.restarts + 1
+            slurm.submit(
+                1,
+                uid=LIAR,
+                requeue=False,
+                seconds=1.0,
+                step=False,
+                companion_of=(job.id, restarts),
+                delay=SECONDS / COMPANIONS,
+            )
 
     # -- the wire -----------------------------------------------------------------------------
 

@@ -80,7 +80,11 @@ class SlurmWatcher(Protocol):
         ...
 
     def job_preferred(self, job: Job, nodes: int) -> None:
-        """Take in that sresctld puts a job's request for so many nodes before the queue."""
+        """Take in that sresctld puts a job's requests for so many nodes before the queue."""
+        ...
+
+    def companion_preferred(self, job: Job, companion: Job) -> None:
+        """Take in that sresctld puts a job before the queue as another one's companion."""
         ...
 
     def node_serves(self, name: str) -> None:
@@ -196,8 +200,10 @@ class SimSlurm:
         partition: str = "",
         seconds: float = 1e9,
         step: bool = True,
+        companion_of: tuple[int, int] | None = None,
+        delay: float = 0.0,
     ) -> int:
-        """Submit a job and start it if there are nodes; its id."""
+        """Submit a job and start it if there are nodes, after the delay; its id."""
         job = Job(
             self._next,
             uid,
@@ -208,9 +214,13 @@ class SimSlurm:
             exclusive=exclusive,
             gres=gres,
             partition=partition or self.settings.partitions[0],
+            companion_of=companion_of,
         )
         self._next += 1
-        self._jobs[job.id] = _Entry(job, no_kill, nodes, seconds)
+        entry = self._jobs[job.id] = _Entry(job, no_kill, nodes, seconds)
+        if delay:
+            entry.begins = self._schedule.now + delay
+            self._schedule.at(entry.begins, self._fill)
         self._fill()
         if step and self._jobs[job.id].job.state == "RUNNING":
             self.start_step(job.id)
@@ -507,7 +517,9 @@ class SimSlurm:
         self._enter()
         if self.watcher is not None:
             self.watcher.job_preferred(job, nodes)
-        return {}
+            for number in companions:
+                self.watcher.companion_preferred(job, self._entry(number).job)
+        return dict.fromkeys(companions, nodes)
 
     def ask_companion(self, request: CompanionRequest) -> int:
         raise NotImplementedError

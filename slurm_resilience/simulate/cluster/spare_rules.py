@@ -65,7 +65,8 @@ class SpareRules:
         nodes = " ".join(after.nodes) if after else "gone"
         self._note(f"{author} sets the reservation {name}: {nodes}")
         if author != SRESCTLD:
-            self._changed[name] = self._now()
+            if before != after:  # a person may write what is there already
+                self._changed[name] = self._now()
             return
         if before is None:
             self._own.add(name)
@@ -112,7 +113,10 @@ class SpareRules:
                 self._break(ClusterRule.GIVEN_ONCE, text)
 
     def resumed(self) -> None:
-        self._changed.clear()
+        # A gift that a person has changed is that person's for good: the word is of pools.
+        self._changed = {
+            name: at for name, at in self._changed.items() if name.startswith(GIFT_PREFIX)
+        }
 
     def _judge_nodes(self, after: Reservation, added: set[str]) -> None:
         partition = after.name.removeprefix(PREFIX).rpartition("-")[0]

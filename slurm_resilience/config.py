@@ -291,6 +291,21 @@ class ElasticSettings(_Section, frozen=True):
     time, up to an hour."""
 
 
+class HangSettings(_Section, frozen=True):
+    """When a step under `srun --auto-resume=1` hangs, and what follows: for programs that report
+    their steps."""
+
+    act: Literal["end", "tell", "off"] = "end"
+    """end: the step is ended, and started again; tell: the log names the rank at fault, and the
+    step runs on; off: no step is watched. `--auto-resume-hangs` chooses for one srun."""
+    floor: float = 600.0
+    """Seconds without a step that are never a hang."""
+    steps: int = 10
+    """Steps that a program must have reported since it was started, before it is watched."""
+    gather: float = 30.0
+    """Seconds for the nodes to tell where the processes stand."""
+
+
 class SparePoolSettings(_Section, frozen=True):
     """Spare nodes of one partition, which recovering jobs get before the queue: exactly one of
     ``nodes`` and ``percent``."""
@@ -331,6 +346,7 @@ class Config(_Section, frozen=True):
     replace: ReplaceSettings = ReplaceSettings()
     resume: ResumeSettings = ResumeSettings()
     elastic: ElasticSettings = ElasticSettings()
+    hang: HangSettings = HangSettings()
     sinks: dict[str, SinkSettings] = {}
     """By a name of the site's choice."""
     spares: dict[str, SparePoolSettings] = {}

@@ -46,7 +46,7 @@ void sres_forget_attempt(void)
 {
 	/* task_variables() in resume/srun/environment.py has these names. */
 	static const char *const names[] = {
-		"SRES_ATTEMPT", "SRES_RESTARTS", "SRES_TOKEN", "SRES_STEP", "SRES_DIR",
+		"SRES_ATTEMPT", "SRES_RESTARTS", "SRES_TOKEN", "SRES_STEP", "SRES_DIR", "SRES_PROGRESS",
 	};
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)

@@ -39,6 +39,8 @@ static const struct {
 	{"auto-resume-sizes", "A,B,..", "grow to these numbers of nodes only"},
 	{"auto-resume-partition", "NAME", "partition of the nodes to grow by"},
 	{"auto-resume-qos", "NAME", "QOS of the nodes to grow by"},
+	{"auto-resume-hangs", "ACT", "with --auto-resume=1: end, tell or off"},
+	{"auto-resume-progress", "FROM", "with --auto-resume=1: steps from file:PATH or log:REGEX"},
 };
 #define MORE_OPTIONS (sizeof(more_options) / sizeof(more_options[0]))
 

@@ -7,6 +7,8 @@ Needs nothing but Python's own library, so that any training script can import i
     if attempt.is_current():        # a node that was cut off must not write any more
         os.replace(temporary, checkpoint)
         attempt.report(step)        # shown in the job's log after a failure; counts as progress
+
+    attempt.step(step)              # after each step: where none comes any more, the job hangs
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import json
 import os
 import stat
 from pathlib import Path
+
+from slurm_resilience.resume.progress import step_sender
 
 FENCE = "token"
 LEFT = "left"
@@ -107,6 +111,34 @@ def report(step: int, **details: object) -> None:
     with contextlib.suppress(OSError):
         own.write_text(text, encoding="utf-8")
         own.replace(Path(directory) / PROGRESS)
+
+
+def step(number: int, own_seconds: float = 0.0, rank: int | None = None) -> None:
+    """Tell the supervisor that a step is done: where no more come, it names the rank at fault and
+    starts the program again. `slurm_resilience.training` does it by itself.
+
+    It costs next to nothing: call it after each optimizer step, on each rank. It is no checkpoint:
+    that is `report`.
+
+    Args:
+        number: of the step.
+        own_seconds: for which this rank itself worked on it, without waiting for others (all that
+            comes before the collective). From it slow nodes are named. 0: not known.
+        rank: of this process; None: `$RANK`, else `$SLURM_PROCID`.
+    """
+    if token():
+        step_sender.note(str(int(number)), float(own_seconds), rank)
+
+
+def pause(rank: int | None = None) -> None:
+    """Tell the supervisor that what follows may take as long as it likes (an evaluation, an
+    export, the end): until this rank's next step the program does not count as hung.
+
+    Args:
+        rank: of this process; None: `$RANK`, else `$SLURM_PROCID`.
+    """
+    if token():
+        step_sender.note(step_sender.PAUSE, rank=rank)
 
 
 def reported_at(directory: str) -> float:

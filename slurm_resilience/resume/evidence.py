@@ -71,10 +71,11 @@ def gather_evidence(
         trained=end.late_code != 0,
         ends=_failed_once(context, ends),
         timed_out=step.timed_out,
-        log=step.log.explain() if end.code != 0 else None,
+        log=step.log.explain() if end.code != 0 and end.hang is None else None,
         ended_at=_ended_at(context, step),
         nodes=nodes,
         first_failed=_first_failed(end, ends),
+        hang=end.hang.reason if end.hang is not None else "",
     )
 
 
@@ -94,6 +95,8 @@ def _failed_once(context: SupervisorContext, ends: tuple[TaskEnd, ...]) -> tuple
 
 def _first_failed(end: StepEnd, ends: tuple[TaskEnd, ...]) -> str:
     """Return the only node with tasks that failed by themselves; srun killed the others."""
+    if end.hang is not None:
+        return end.hang.node
     nodes = {told.node for told in ends if told.failed_by_itself}
     if not ends:
         # Without the plugin: in srun's words.

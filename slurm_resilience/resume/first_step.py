@@ -18,6 +18,7 @@ from slurm_resilience.resume.allocation.companion_world import (
 )
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.live_step.living_program import living_command
+from slurm_resilience.resume.progress.step_report import VARIABLE as STEPS_VARIABLE
 from slurm_resilience.resume.srun.command import PLACEMENT, tasks_by_node
 from slurm_resilience.resume.srun.environment import Attempt, srun_environment, step_variables
 from slurm_resilience.resume.srun.output_files import appending, mark
@@ -36,6 +37,8 @@ class PlannedAttempt(msgspec.Struct, frozen=True):
     """Addresses of the job's nodes, as Slurm has them."""
     parts: tuple[WorldPart, ...] = ()
     """The allocations that it is spread over, the job's own first; none: that one only."""
+    steps_to: str = ""
+    """The address to which its tasks report their steps: `$SRES_PROGRESS`; empty: none."""
 
 
 def plan_attempt(
@@ -102,6 +105,8 @@ def start_first_step(
     attempt, addresses, parts = planned.attempt, planned.addresses, planned.parts
     command, own = context.command, dict(context.environment)
     variables = step_variables(attempt, addresses)
+    if planned.steps_to:
+        variables[STEPS_VARIABLE] = planned.steps_to
     if lives:
         command = living_command(command)
     if again:
@@ -168,9 +173,12 @@ def start_companion_step(
         address = planned.addresses.get(part.nodes[0], part.nodes[0])
         reports = context.reports.expect(address, context.wake.set)
     reports.behind(main.reports, part.first_node, part.first_node * attempt.tasks_per_node)
+    variables = companion_variables(attempt, planned.parts, part)
+    if planned.steps_to:
+        variables[STEPS_VARIABLE] = planned.steps_to
     argv, environment = context.launch.line(
         part_command(command, attempt, part),
-        companion_variables(attempt, planned.parts, part),
+        variables,
         part_environment(own, attempt, part),
         reports.target,
     )
@@ -198,11 +206,18 @@ def _expect_reports(
 ) -> StepReports:
     if not context.launch.has_plugin:
         return StepReports("")
+    return context.reports.expect(other_address(context, attempt, addresses), context.wake.set)
+
+
+def other_address(
+    context: SupervisorContext, attempt: Attempt, addresses: Mapping[str, str]
+) -> str:
+    """Return the address of a node of the step, best of another machine than this one."""
     here = context.host.split(".", maxsplit=1)[0]
     # The address by which others reach this machine is not always the one by which it does itself.
     others = [name for name in attempt.step_nodes if name != here]
     node = (*others, *attempt.step_nodes)[0]
-    return context.reports.expect(addresses.get(node, node), context.wake.set)
+    return addresses.get(node, node)
 
 
 def _dead_step_is_in_the_way(context: SupervisorContext, attempt: Attempt) -> bool:

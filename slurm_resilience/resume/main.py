@@ -14,7 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_resilience.config import Config, load
+import msgspec
+
+from slurm_resilience.config import Config, HangSettings, load
 from slurm_resilience.errors import (
     ConfigError,
     MissingTool,
@@ -28,9 +30,11 @@ from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report
 from slurm_resilience.resume.elastic.elastic_size import elastic_size
 from slurm_resilience.resume.own_marker import MARKER, is_called_back, own_marker
+from slurm_resilience.resume.progress.step_source import step_source
 from slurm_resilience.resume.srun import signals
 from slurm_resilience.resume.srun.command import GUARD
 from slurm_resilience.resume.srun.env_option import PROTOCOL
+from slurm_resilience.resume.srun.job_log import job_log_path
 from slurm_resilience.resume.srun.srun_options import (
     CALLS_BACK,
     OptionTable,
@@ -38,7 +42,13 @@ from slurm_resilience.resume.srun.srun_options import (
     read_table,
     split,
 )
-from slurm_resilience.resume.srun.step_size import OWN_OPTIONS, fewest_nodes, leave_spares
+from slurm_resilience.resume.srun.step_size import (
+    HANGS,
+    OWN_OPTIONS,
+    PROGRESS,
+    fewest_nodes,
+    leave_spares,
+)
 from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import SlurmClient
@@ -108,6 +118,10 @@ def _prepare(
     client = CliClient(config.slurm_bin)
     asked_info, asked_nodes = pool.submit(client.info), pool.submit(_nodes, client)
     job = _job(client, bare, environment)
+    hangs = _hang_settings(command, config)
+    source = step_source(
+        command.value(PROGRESS) or "", Path.cwd(), job_log_path(command, environment)
+    )
     placed, environment = leave_spares(command, job, environment)
     min_nodes = fewest_nodes(command, placed, job, environment)
     size = elastic_size(command, placed, job, environment, min_nodes, config.elastic)
@@ -134,8 +148,19 @@ def _prepare(
         nodes=asked_nodes.result(),
         min_nodes=min_nodes,
         size=size,
+        hangs=hangs,
+        source=source,
     )
     return supervisor, link
+
+
+def _hang_settings(command: SrunCommand, config: Config) -> HangSettings:
+    chosen = command.value(HANGS)
+    if chosen is None:
+        return config.hang
+    if chosen not in ("end", "tell", "off"):
+        raise UsageError(f"--{HANGS}={chosen}: write end, tell or off")
+    return msgspec.structs.replace(config.hang, act=chosen)
 
 
 def _config(asked: Future[Config], environment: Mapping[str, str]) -> Config:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,26 @@ def summary(goodput: Goodput, attempts: int, requeues: int) -> None:
     _write(f"──── the end: {what}, {_time_of_day()} ".ljust(72, "─"))
     _write(f"goodput       {share}")
     _write(f"time lost     {lost}")
+    _write("─" * 72)
+
+
+def hang(what: str, culprit: str, stacks: Sequence[str], done: str, directory: str) -> None:
+    """Write the block of a hang.
+
+    Args:
+        what: since when nothing goes on.
+        culprit: the rank and node at fault, in words.
+        stacks: where processes stand.
+        done: what is done about it.
+        directory: where all of it is kept; empty: nowhere.
+    """
+    _write(f"──── hang: {what}, {_time_of_day()} ".ljust(72, "─"))
+    _write(f"culprit       {culprit}")
+    for line in stacks:
+        _write(f"stands        {line}")
+    if directory:
+        _write(f"kept          sres explain {directory}")
+    _write(f"what is done  {done}")
     _write("─" * 72)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_resilience.clock import Clock, SystemClock
-from slurm_resilience.config import Config
+from slurm_resilience.config import Config, HangSettings
 from slurm_resilience.errors import IllegalTransition, SresError
 from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.model import Job, Node
@@ -39,6 +39,9 @@ from slurm_resilience.resume.live_step import training
 from slurm_resilience.resume.live_step.live_step import LiveStep
 from slurm_resilience.resume.live_step.live_steps import StepEnd
 from slurm_resilience.resume.live_step.seats import SeatMap
+from slurm_resilience.resume.progress.hang_evidence import FoundHang
+from slurm_resilience.resume.progress.hang_watch import HangWatch
+from slurm_resilience.resume.progress.step_source import StepSource
 from slurm_resilience.resume.recovery import NextAttempt, Recovery
 from slurm_resilience.resume.srun.command import AttemptCommand, step_nodes
 from slurm_resilience.resume.srun.environment import Attempt
@@ -88,6 +91,8 @@ class Supervisor:
         host_calls: HostCalls | None = None,
         min_nodes: int = 0,
         size: ElasticSize | None = None,
+        hangs: HangSettings | None = None,
+        source: StepSource | None = None,
     ) -> None:
         """
         Args:
@@ -107,17 +112,18 @@ class Supervisor:
             host_calls: to the machine that this runs on; None: the real one.
             min_nodes: the step may go on with so few nodes; 0: with no fewer than it began with.
             size: how it grows and shrinks while it runs; None: it does not.
+            hangs: what is a hang, and what follows; None: as the site has it.
+            source: of steps that the tasks do not report themselves; None: there is none.
         """
         clock = clock or SystemClock()
         self._host_calls = host_calls = host_calls or HostCalls()
         step_size, self._step_nodes = step_nodes(command, job, environment)
         wake = link.news = threading.Event()
-        self._user_stop = threading.Event()
-        """The user wants to end this, and no step was running that could have been told."""
+        user_stop = threading.Event()
         self._allocation = Allocation(
             client,
             job,
-            self._user_stop,
+            user_stop,
             patience=config.resume.swap_wait,
             permits_expansion=permits_expansion,
             clock=clock,
@@ -136,7 +142,7 @@ class Supervisor:
             ),
             command=command,
             environment=dict(environment),
-            user_signals=UserSignals(wake, self._user_stop, clock),
+            user_signals=UserSignals(wake, user_stop, clock),
             wake=wake,
             events=report.EventLog(environment.get("SRES_EVENTS", ""), clock),
             host=host_calls.name,
@@ -151,6 +157,9 @@ class Supervisor:
         restarts = job.restarts
         self._fence = Fence(client, job, restarts, host_calls)
         self._training = training.TrainingWatch(self._context, self._fence)
+        self._hangs = HangWatch(
+            self._context, hangs or config.hang, source, self._fence, host_calls.steps(ports)
+        )
         self._recovery = Recovery(self._context, step_size, min_nodes)
         self._allocation.companions.supervisor = host_calls.pid
         self._allocation.companions.size = size
@@ -188,7 +197,7 @@ class Supervisor:
         following: NextAttempt | None = None
         try:
             while True:
-                if self._user_stop.is_set():
+                if self._allocation.user_stop.is_set():
                     return self._code_without_step()
                 started = self._start(number, again=step is not None)
                 if started is None:
@@ -250,7 +259,8 @@ class Supervisor:
         )
         training.forget(fence.directory)
         self._attempt = attempt = fence.raise_for(planned.attempt)
-        self._planned = planned = msgspec.structs.replace(planned, attempt=attempt)
+        planned = self._hangs.begin(msgspec.structs.replace(planned, attempt=attempt))
+        self._planned = planned
         self._allocation.own_nodes = attempt.step_nodes
         nodes = list(attempt.step_nodes)
         if again:
@@ -301,12 +311,12 @@ class Supervisor:
             if self._starting is not None:
                 self._report_recovered(step)
                 pause = max(START_LOOK_SECONDS, min(SEATS_SECONDS, step.ran_for / 10))
-            pause = crashes.pause(self._layout_pause(pause))
+            pause = crashes.pause(self._layout_pause(self._hangs.pause(pause)))
             news = context.clock.wait(context.wake, pause)
             self._settle_layout(step)
-            lost_part = step.lost_part()
-            if lost_part is not None:
-                return self._end_others(step, lost_part)
+            early = self._end_early(step)
+            if early is not None:
+                return early
             if crashes.look():
                 self._end(step, at_once=True)
                 break
@@ -339,6 +349,14 @@ class Supervisor:
         speaker = step.cancelled_part or step.speaker
         return self._training.told_end(step.main) or StepEnd(step.code, speaker)
 
+    def _end_early(self, step: StepSet) -> StepEnd | None:
+        """End an attempt whose tasks wait in vain; None: it goes on."""
+        lost_part = step.lost_part()
+        if lost_part is not None:
+            return self._end_others(step, lost_part)
+        hang = self._hangs.look(step, self._step_nodes)
+        return self._stop_hung(step, hang) if hang is not None and step.running else None
+
     def _end_others(self, step: StepSet, lost: SrunStep) -> StepEnd:
         """End the parts of an attempt that would wait for one that is gone."""
         noticed = self._context.clock.now()
@@ -361,6 +379,13 @@ class Supervisor:
         self._end(step, at_once=dead is not None, dead=gone)
         speaker = step.cancelled_part or step.main
         return StepEnd(step.code, speaker, stopped_by_us=True, noticed=noticed)
+
+    def _stop_hung(self, step: StepSet, hang: FoundHang) -> StepEnd:
+        """End a step that reports no more steps."""
+        noticed = self._context.clock.now()
+        self._end(step, at_once=False)
+        speaker = step.cancelled_part or step.main
+        return StepEnd(step.code, speaker, stopped_by_us=True, noticed=noticed, hang=hang)
 
     def _end(self, step: StepSet, *, at_once: bool, dead: Sequence[str] = ()) -> None:
         context = self._context
@@ -392,7 +417,7 @@ class Supervisor:
                     step.job or self._allocation.id,
                     context.host,
                     patience=context.limits.swap_wait,
-                    stop=self._user_stop,
+                    stop=self._allocation.user_stop,
                     say=report.say,
                 )
 
@@ -412,6 +437,7 @@ class Supervisor:
             self._allocation.companions.obstacle = self._companion_obstacle(attempt)
         moved = self._step_nodes != attempt.step_nodes
         self._attempt, self._step_nodes = attempt, attempt.step_nodes
+        self._hangs.laid_out(attempt)
         self._recovery.step_size = len(attempt.step_nodes)
         self._allocation.own_steps.add(str(attempt.step))
         self._allocation.own_nodes = attempt.step_nodes
@@ -460,6 +486,12 @@ class Supervisor:
         seat_map = self._training.seat_map(step, attempt.step_nodes, (rendezvous, observer))
         if seat_map is None:
             return None
+
+        def look() -> None:
+            self._fence.mend()
+            slots = [] if seat_map.needs_all else zip(seat_map.slots, live_step.nodes, strict=True)
+            self._hangs.look_at_living({seat: name for slot, name in slots for seat in slot.seats})
+
         live_step = LiveStep(
             self._context,
             observer,
@@ -468,7 +500,7 @@ class Supervisor:
             attempt,
             step,
             can_leave=self._can_leave,
-            mend_fence=self._fence.mend,
+            mend_fence=look,
             addresses=self._allocation.addresses(),
         )
         return self._watch_living(live_step, seat_map)

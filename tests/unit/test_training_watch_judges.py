@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slurm_resilience.resume.progress.straggler import stragglers
 from slurm_resilience.training.watch.hang import RankSign, judge
 from slurm_resilience.training.watch.limit import ENOUGH, learn, learn_first
-from slurm_resilience.training.watch.straggler import stragglers
 
 # A busy machine is no failure.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

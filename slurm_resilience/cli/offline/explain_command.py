@@ -22,11 +22,20 @@ from slurm_resilience.resume.decide.signatures import (
     LogLine,
     explain,
 )
-from slurm_resilience.slurm.hostlists import expand
+from slurm_resilience.resume.progress.hang_evidence import (
+    HangEvidence,
+    NamedCulprit,
+    culprit_in_words,
+    name_culprit,
+    stack_lines,
+)
+from slurm_resilience.resume.progress.stack_gathering import diagnose_dumps, read_kept
+from slurm_resilience.slurm.hostlists import expand, fold
 
 READ_BYTES = 256 * 1024 * 1024
 """As much of the end of a longer log."""
 SHOWN_UNREAD_FILES = 5
+SHOWN_STACKS = 20
 
 
 @click.command("explain")
@@ -42,14 +51,51 @@ def explain_path(path: Path, nodes: str | None, form: str) -> None:
 
     PATH is a job's log: the cause of each failure in it, and the rank that failed first. Or it is a
     directory with the dumps of PyTorch's Flight Recorder, one of each rank: the rank that keeps the
-    others waiting. Nothing else is read: neither Slurm nor sresctld is asked.
+    others waiting; or the one in which srun --auto-resume=1 has kept what it found of a hang.
+    Nothing else is read: neither Slurm nor sresctld is asked.
     """
     if path.is_dir():
+        kept = read_kept(path)
+        if kept is not None:
+            _explain_kept(msgspec.structs.replace(kept, directory=str(path)), form)
+            return
         _explain_dumps(path, nodes, form)
     elif nodes is not None:
         raise UsageError("--nodes belongs to a directory of dumps; a log names its ranks itself")
     else:
         _explain_log(path, form)
+
+
+def _explain_kept(evidence: HangEvidence, form: str) -> None:
+    dumps = diagnose_dumps(evidence)
+    culprit = name_culprit(evidence, dumps)
+    if form == "json":
+        told = msgspec.to_builtins(dumps) if dumps is not None else None
+        view = {"culprit": msgspec.to_builtins(culprit), "dumps": told}
+        print_json({"directory": evidence.directory, **view, **msgspec.to_builtins(evidence)})
+        return
+    click.echo("\n".join(_kept_in_words(evidence, culprit, dumps)))
+
+
+def _kept_in_words(
+    evidence: HangEvidence, culprit: NamedCulprit, dumps: HangDiagnosis | None
+) -> Iterator[str]:
+    stall = evidence.stall
+    yield f"hang: no step for {stall.seconds:.0f} s after step {stall.last_step}"
+    yield field("culprit", culprit_in_words(culprit), indent=2)
+    slowest = f"the longest wait before it was {stall.longest:.1f} s"
+    yield field("limit", f"{stall.limit:.0f} s; {slowest}", indent=2)
+    for line in stack_lines(evidence, culprit.ranks)[:SHOWN_STACKS]:
+        yield field("stands", line, indent=2)
+    for one in dumps.evidence if dumps is not None else ():
+        yield field("evidence", one, indent=2)
+    if evidence.silent_nodes:
+        yield field("silent", f"{fold(evidence.silent_nodes)} did not answer", indent=2)
+    for signs in evidence.signs:
+        if signs.ras:
+            yield field("NCCL", f"what its own service (RAS) told on {signs.node}:", indent=2)
+            yield "\n".join(f"    {plain(line)}" for line in signs.ras.splitlines())
+            break
 
 
 def _explain_dumps(directory: Path, hostlist: str | None, form: str) -> None:

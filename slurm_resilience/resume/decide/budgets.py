@@ -62,7 +62,7 @@ def fault_of_program(history: tuple[Ending, ...], limits: ResumeSettings) -> str
         limits: `[resume]` of the configuration.
     """
     last = history[-1]
-    what = describe(last.own_code)
+    what = "a hang" if last.hang else describe(last.own_code)
     by_itself = not killed(last.own_code) and not _may_pass(last)
     # Its own fault: it failed at once, by itself, and never got anywhere.
     never_ran = len(history) == 1 and not last.progressed and last.lasted < SHORT_LIFE_SECONDS

@@ -19,7 +19,14 @@ SKEW_SECONDS = 30.0
 """Clocks of nodes that differ by more are not believed."""
 
 
-class Ending(msgspec.Struct, frozen=True):
+class HangFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of a step that reported no more steps."""
+
+    hang: str = ""
+    """The reason for which the supervisor ended it; empty: it did not hang."""
+
+
+class Ending(HangFacts, frozen=True):
     """All that is known when srun has ended."""
 
     code: int
@@ -106,6 +113,9 @@ def classify(ending: Ending) -> Cause:
         names = tuple(sorted(ending.faulty))
         reasons = "; ".join(f"{name}: {ending.faulty[name]}" for name in names)
         return Cause("node", reasons, names, Category.HARDWARE)
+    if ending.hang:
+        # Nothing of the tasks' ends tells more: they were ended for it.
+        return Cause("program", ending.hang, category=Category.TRANSIENT)
     if ending.trained:
         # Another attempt would train once more.
         text = f"the training had ended well; what came after it: {describe(ending.code)}"

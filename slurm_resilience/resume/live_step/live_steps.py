@@ -14,6 +14,7 @@ from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.transitions import advance
 from slurm_resilience.resume.live_step.seats import StepSeats, seats_of_tasks
+from slurm_resilience.resume.progress.hang_evidence import FoundHang
 from slurm_resilience.resume.srun.stderr_reader import EndedTasks, code_of
 from slurm_resilience.resume.srun.step import SrunStep, end_step, end_tasks_left
 
@@ -167,6 +168,8 @@ class StepEnd(msgspec.Struct, frozen=True):
     word: EndWord = EndWord.SRUN
     late_code: int = 0
     """The exit code of what failed after the training had ended well; 0: nothing did."""
+    hang: FoundHang | None = None
+    """It hung, and was ended for that; None: it did not."""
 
 
 class LiveSteps:

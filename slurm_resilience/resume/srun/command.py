@@ -62,6 +62,11 @@ class AttemptCommand:
             report.say("srun has no plugin that fits any more: the step is started without it")
 
     @property
+    def srun(self) -> str:
+        """Return the path of the real srun."""
+        return self._srun
+
+    @property
     def has_plugin(self) -> bool:
         return self._has_plugin
 

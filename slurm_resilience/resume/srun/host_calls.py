@@ -6,13 +6,16 @@ import os
 import socket
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from signal import Signals
 
 from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.resume.observing import observe
+from slurm_resilience.resume.progress.hang_evidence import NodeSigns
+from slurm_resilience.resume.progress.stack_gathering import AskedNodes, ask_nodes
+from slurm_resilience.resume.progress.step_listener import StepListener
 from slurm_resilience.resume.srun import signals
 from slurm_resilience.resume.srun.close_sockets import close_sockets, connections
 from slurm_resilience.resume.srun.step import SrunStep
@@ -37,6 +40,26 @@ class HostCalls:
             ports: those that the site allows for srun; empty: any.
         """
         return TaskReports(ports)
+
+    def steps(self, ports: Sequence[int]) -> StepListener:
+        """Return the receiver of the steps that tasks report.
+
+        Args:
+            ports: those that the site allows for srun; empty: any.
+        """
+        return StepListener(ports)
+
+    def node_signs(
+        self,
+        srun: str,
+        environment: Mapping[str, str],
+        asked: Sequence[AskedNodes],
+        token: str,
+        directory: str,
+        seconds: float,
+    ) -> tuple[NodeSigns, ...]:
+        """Return what nodes tell of the processes of an attempt: `stack_gathering.ask_nodes`."""
+        return ask_nodes(srun, environment, asked, token, directory, seconds)
 
     def working_directory(self) -> Path:
         """Return the directory in which srun was started."""

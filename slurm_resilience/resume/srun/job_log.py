@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_resilience.resume.decide.signatures import Explanation, explain
+from slurm_resilience.resume.srun.output_files import shared_files
+from slurm_resilience.resume.srun.srun_options import SrunCommand
 
 READ_BYTES = 4 * 1024 * 1024
 """As much of the end of a longer log: a root lies close to the end."""
@@ -33,6 +36,20 @@ class JobLog:
             if failures:
                 return failures[-1]
         return None
+
+
+def job_log_path(command: SrunCommand, environment: Mapping[str, str]) -> Path | None:
+    """Return the file to which the tasks' standard output goes; None: none that can be read again.
+
+    Args:
+        command: the user's.
+        environment: the supervisor's own.
+    """
+    files = [path for path in shared_files(command, environment) if path.name]
+    if files:
+        return files[0]
+    own_files = command.value("output") or environment.get("SLURM_STDOUTMODE", "")
+    return None if own_files else _file_behind(1)
 
 
 def _file_behind(descriptor: int) -> Path | None:

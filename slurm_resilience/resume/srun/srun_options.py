@@ -335,8 +335,9 @@ BUILTIN = OptionTable(
         *_specs(
             Takes.VALUE,
             """
-            accel-bind account:A acctg-freq auto-resume auto-resume-max-nodes auto-resume-min-nodes
-            auto-resume-partition auto-resume-qos auto-resume-sizes auto-resume-spares
+            accel-bind account:A acctg-freq auto-resume auto-resume-hangs auto-resume-max-nodes
+            auto-resume-min-nodes auto-resume-partition auto-resume-progress auto-resume-qos
+            auto-resume-sizes auto-resume-spares
             auto-resume-step-nodes bb bbf bcast-exclude begin:b chdir:D cluster cluster-constraint
             clusters:M comment
             constraint:C container context core-spec:S

@@ -17,6 +17,8 @@ STEP_NODES = "auto-resume-step-nodes"
 SIZES = "auto-resume-sizes"
 PARTITION = "auto-resume-partition"
 QOS = "auto-resume-qos"
+HANGS = "auto-resume-hangs"
+PROGRESS = "auto-resume-progress"
 OWN_OPTIONS = (
     "auto-resume",
     SPARES,
@@ -26,6 +28,8 @@ OWN_OPTIONS = (
     SIZES,
     PARTITION,
     QOS,
+    HANGS,
+    PROGRESS,
 )
 """Options that are for the supervisor alone: srun does not get them."""
 

@@ -12,12 +12,13 @@ from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.messages import Heartbeat
 from slurm_resilience.mesh.model import Peer
+from slurm_resilience.resume import attempt
+from slurm_resilience.resume.progress.straggler import OwnTimes, Straggler
 from slurm_resilience.training.watch import limit as limits
 from slurm_resilience.training.watch import stacks
 from slurm_resilience.training.watch.hang import HangVerdict, RankSign, judge, judge_returned
 from slurm_resilience.training.watch.progress import COLLECTIVE, PAUSED, RETURNED, Progress
 from slurm_resilience.training.watch.step_times import StepTimes
-from slurm_resilience.training.watch.straggler import OwnTimes, Straggler
 
 log = logging.getLogger(__name__)
 
@@ -114,12 +115,16 @@ class Watch:
     def commit(self, step: int) -> None:
         """Note that the step is committed."""
         seconds = self._progress.commit(step)
-        if self._times.committed(seconds):
+        settled = self._times.committed(seconds)
+        if settled:
             self._own_times.add(self._seat, self._progress.own_seconds)
+        # The first step of a world compiles: its time tells nothing of a node.
+        attempt.step(step, self._progress.own_seconds if settled else 0.0, max(0, self._seat))
 
     def returned(self) -> None:
         """Note that the block returned: nothing of this process can be waited for any more."""
         self.mark(RETURNED)
+        attempt.pause(max(0, self._seat))
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Enclose a collective: its time is not the process's own."""
@@ -134,6 +139,8 @@ class Watch:
     def _during(self, phase: str) -> Iterator[None]:
         before = self._progress.last.phase
         self.mark(phase)
+        if phase == PAUSED:
+            attempt.pause(max(0, self._seat))
         try:
             yield
         finally:

@@ -1,0 +1,1 @@
+"""Steps that tasks report, and what follows where none comes any more: a hang, or a slow node."""

@@ -1,0 +1,132 @@
+"""Steps of programs that tell none: from a file that they write, or from a pattern in the log."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.resume.progress.hang_rule import ANY_RANK
+from slurm_resilience.resume.progress.step_report import MOST_STEPS, StepLine
+
+OPTION = "auto-resume-progress"
+LOOK_SECONDS = 1.0
+READ_BYTES = 1 << 20
+"""As much of a log is read in one look; what came before it in between is left out."""
+LINE_BYTES = 4096
+OWN_LINES = b"sres: "
+"""The supervisor's lines in the log speak of steps too."""
+
+
+class StepSource:
+    """Another source of steps than the tasks' own words."""
+
+    def look(self) -> StepLine | None:
+        """Return the newest step; None: nothing has changed."""
+        raise NotImplementedError
+
+
+class WatchedFile(StepSource):
+    """A file that the program writes anew, or makes longer, as it goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = self._state()
+        self._changes = 0
+
+    def look(self) -> StepLine | None:
+        state = self._state()
+        if state is None or state == self._seen:
+            return None
+        self._seen = state
+        self._changes += 1
+        return StepLine(ANY_RANK, self._changes)
+
+    def _state(self) -> tuple[int, int, int] | None:
+        try:
+            about = self._path.stat()
+        except OSError:
+            return None
+        return about.st_mtime_ns, about.st_size, about.st_ino
+
+
+class WatchedLog(StepSource):
+    """The job's log: a line that matches is a step. Its first group is the number, if any."""
+
+    def __init__(self, pattern: re.Pattern[bytes], path: Path) -> None:
+        self._pattern = pattern
+        self._path = path
+        self._place = self._size()
+        self._rest = b""
+        self._count = 0
+
+    def look(self) -> StepLine | None:
+        data = self._new()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[-LINE_BYTES:]
+        found: StepLine | None = None
+        for line in lines:
+            if line.startswith(OWN_LINES):
+                continue
+            match = self._pattern.search(line[-LINE_BYTES:])
+            if match is not None:
+                self._count += 1
+                found = StepLine(ANY_RANK, _number(match) or self._count)
+        return found
+
+    def _new(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < self._place:
+                    self._place = 0  # it was emptied
+                file.seek(max(self._place, size - READ_BYTES))
+                data = file.read(READ_BYTES)
+                self._place = file.tell()
+        except OSError:
+            return b""
+        return data
+
+    def _size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0
+
+
+def _number(match: re.Match[bytes]) -> int | None:
+    words = match.groups()
+    text = words[0] if words else None
+    number = int(text) if text and text.isdigit() and len(text) < 19 else None
+    return number if number is None or number <= MOST_STEPS else None
+
+
+def step_source(word: str, directory: Path, log: Path | None) -> StepSource | None:
+    """Return the source that `--auto-resume-progress` names; None: it names none.
+
+    Args:
+        word: the option's value: `file:PATH`, `log:REGEX`; empty: none.
+        directory: in which srun was started.
+        log: the file behind standard output; None: it is none that can be read again.
+
+    Raises:
+        UsageError: the value is neither of the two, or there is no such log.
+    """
+    kind, colon, value = word.partition(":")
+    if not word:
+        return None
+    if not colon or not value or kind not in ("file", "log"):
+        raise UsageError(f"--{OPTION}={word}: write file:PATH, or log:REGEX")
+    if kind == "file":
+        return WatchedFile(directory / value)
+    try:
+        pattern = re.compile(value.encode())
+    except re.error as error:
+        raise UsageError(f"--{OPTION}: {value!r} is no regular expression: {error}") from None
+    if log is None:
+        raise UsageError(
+            f"--{OPTION}=log:…: standard output goes to no file that can be read again; leave out "
+            "srun's --output, or watch that file with file:PATH"
+        )
+    return WatchedLog(pattern, log)

@@ -178,16 +178,23 @@ class ResumeFaults:
         world.books.slurmctld_back = max(world.books.slurmctld_back, world.schedule.now + seconds)
 
     def slurm_loses(self, _: str, seconds: float) -> None:
+        self._answers_badly(seconds)
         self.client.chance_lost = 0.15
         self._world.schedule.after(seconds, lambda: setattr(self.client, "chance_lost", 0.0))
 
     def slurm_refuses(self, _: str, seconds: float) -> None:
+        self._answers_badly(seconds)
         self.client.chance_refused = 0.5
         self._world.schedule.after(seconds, lambda: setattr(self.client, "chance_refused", 0.0))
 
     def slurm_slow(self, _: str, seconds: float) -> None:
+        self._answers_badly(seconds)
         self.client.slowest = 5.0
         self._world.schedule.after(seconds, lambda: setattr(self.client, "slowest", 0.3))
+
+    def _answers_badly(self, seconds: float) -> None:
+        books = self._world.books
+        books.answers_well = max(books.answers_well, self._world.schedule.now + seconds)
 
     def sresctld_away(self, _: str, seconds: float) -> None:
         self.sresctld_is_there = False

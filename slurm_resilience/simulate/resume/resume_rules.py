@@ -28,6 +28,7 @@ class ResumeRule(enum.StrEnum):
     SEAT = "a lost seat is filled once"
     HELPERS = "each helper allocation is merged or given back"
     COMPANION = "a companion allocation ends with the run of the job that asked for it"
+    HANG = "a step that makes progress is not ended for a hang, and one that hangs is ended"
     ENDS = "the supervisor comes to an end"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from random import Random
@@ -19,6 +19,9 @@ from slurm_resilience.errors import SresError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report
 from slurm_resilience.resume.live_step.living_program import CHECKPOINTLESS
+from slurm_resilience.resume.progress.hang_evidence import NodeSigns
+from slurm_resilience.resume.progress.stack_gathering import AskedNodes
+from slurm_resilience.resume.progress.step_listener import StepListener
 from slurm_resilience.resume.srun.host_calls import HostCalls
 from slurm_resilience.resume.srun.srun_options import BUILTIN, split
 from slurm_resilience.resume.srun.step import SrunStep
@@ -45,6 +48,12 @@ from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
 from slurm_resilience.simulate.resume.sim_link import SimLink
 from slurm_resilience.simulate.resume.sim_nodes import NodeContact, SimNode
 from slurm_resilience.simulate.resume.sim_srun import SimSrun
+from slurm_resilience.simulate.resume.sim_steps import (
+    SETTINGS,
+    SimStepListener,
+    SimSteps,
+    draw_habits,
+)
 from slurm_resilience.simulate.resume.sim_thread import SimThread
 from slurm_resilience.simulate.resume.sim_training import LivingProgram, SimObserver
 from slurm_resilience.slurm.companion_job import UNUSED_SECONDS
@@ -55,6 +64,8 @@ COMPANION_SEED = 1_000_000_000
 """Runs from this seed on are of a job that loses a node early, and can have a companion."""
 AFTERWARDS_SECONDS = UNUSED_SECONDS + 100.0
 """For companions to end after the end of a run."""
+ANSWER_SECONDS = 2.0
+"""For nodes to tell where the processes of a hung step stand."""
 LIVING_SHARE = 0.4
 """Runs with a program that re-forms its own world."""
 
@@ -110,6 +121,21 @@ class SimHostCalls(HostCalls):
 
     def reports(self, ports: Sequence[int]) -> TaskReports:
         return SimReports(ports)
+
+    def steps(self, ports: Sequence[int]) -> StepListener:
+        return SimStepListener(self._world.progress.steps)
+
+    def node_signs(
+        self,
+        srun: str,
+        environment: Mapping[str, str],
+        asked: Sequence[AskedNodes],
+        token: str,
+        directory: str,
+        seconds: float,
+    ) -> tuple[NodeSigns, ...]:
+        self._world.pass_time(ANSWER_SECONDS, lambda: False)
+        return self._world.progress.steps.node_signs(self._world, asked, token)
 
     def working_directory(self) -> Path:
         return self._world.site.base
@@ -279,6 +305,9 @@ class ResumeRun:
         if set(ALWAYS_POSSIBLE) <= set(kinds):
             # Drawn apart, so that a seed without a companion is the same run as ever.
             self.plan.follow_companions(Random(f"companion {seed}"))
+        # Drawn apart, so that a seed without reported steps is the same run as ever.
+        of_steps = Random(f"steps {seed}")
+        world.progress.steps = SimSteps(draw_habits(of_steps), of_steps)
         world.progress.strike_node = lambda name: self.plan.dies(name, 0.0)
 
     def run(self) -> SimulatedResume:
@@ -337,6 +366,7 @@ class ResumeRun:
             nodes=[node.shown for node in world.nodes.values()],
             host_calls=host_calls,
             min_nodes=min_nodes,
+            hangs=SETTINGS,
         )
         # A process that was killed cleans nothing up.
         world.supervisor.on_gone = lambda: setattr(supervisor, "_clean_up", lambda: None)

@@ -29,6 +29,7 @@ from slurm_resilience.simulate.resume.resume_rules import (
 from slurm_resilience.simulate.resume.sim_companions import SimCompanions
 from slurm_resilience.simulate.resume.sim_nodes import NodeContact, SimNode, SimStep, SimTask
 from slurm_resilience.simulate.resume.sim_srun import SimSrun, words_of_end
+from slurm_resilience.simulate.resume.sim_steps import SimSteps
 from slurm_resilience.simulate.resume.sim_thread import SimThread
 from slurm_resilience.simulate.resume.sim_training import (
     CHECKPOINT_SECONDS,
@@ -116,6 +117,8 @@ class TrainedWork:
     """Those of a training that has ended well: what the program does after it is theirs."""
     strike_node: Callable[[str], None] = lambda _: None
     """Takes its power from a node, as a fault does."""
+    steps: SimSteps = field(default_factory=lambda: SimSteps(None, Random(0)))
+    """Those that the program reports."""
     training: SimTraining | None = None
     """The present attempt's, where the program re-forms its own world."""
 
@@ -151,6 +154,8 @@ class JobBooks:
     starts_again_at: float = float("inf")
     slurmctld_back: float = 0.0
     """When slurmctld answers again."""
+    answers_well: float = 0.0
+    """When it loses, refuses and delays nothing any more."""
     companions: SimCompanions = field(init=False)
 
 
@@ -273,6 +278,7 @@ class ResumeWorld:
         """Take a line that the supervisor has written."""
         self.note(f"log: {text}")
         self.seen.spoke_at = self.schedule.now
+        self.progress.steps.heard_line(self, text)
 
     def look(self) -> None:
         """Look from time to time for an srun that runs, and else for a line in the log."""
@@ -539,6 +545,20 @@ class ResumeWorld:
             self.seen.budget.disturb()
             self.schedule.after(SICK_CRASH_SECONDS, self.end_task, *bad[0], 128 + SIGSEGV)
         self._checkpoint_later(step)
+        self.progress.steps.begin(self, step)
+
+    def is_at_work(self, step: SimStep) -> bool:
+        """Return whether all tasks of an attempt live, and reach each other."""
+        reached = all(self.nodes[name].contact is NodeContact.FINE for name in step.srun.world)
+        ending = any(s.killed_at is not None or s.ordered for s in self.together(step))
+        return self._is_whole(step) and reached and not ending
+
+    @property
+    def is_clear(self) -> bool:
+        """Return whether the supervisor can ask for all that it wants to know."""
+        books, now = self.books, self.schedule.now
+        answers = now >= max(books.slurmctld_back, books.answers_well)
+        return answers and self.job.state == "RUNNING" and not self.is_gone
 
     def _checkpoint_later(self, step: SimStep) -> None:
         self.schedule.after(CHECKPOINT_SECONDS, self._checkpoint, step, self.progress.done_seconds)
@@ -546,7 +566,8 @@ class ResumeWorld:
     def _checkpoint(self, step: SimStep, before: float) -> None:
         whole = self._is_whole(step)
         reached = all(self.nodes[name].contact is NodeContact.FINE for name in step.srun.world)
-        if not (whole and reached and self.may_write(step.srun)):
+        hung = self.progress.steps.is_hung(step)
+        if hung or not (whole and reached and self.may_write(step.srun)):
             return
         directory = step.srun.variables.get("SRES_DIR", "")
         self.checkpoint(before + CHECKPOINT_SECONDS, Path(directory) if directory else None)
@@ -563,7 +584,7 @@ class ResumeWorld:
     def _done(self, step: SimStep) -> None:
         """All tasks end well, if all of them are there to take part."""
         reached = all(self.nodes[name].contact is NodeContact.FINE for name in step.srun.world)
-        if self._is_whole(step) and reached:
+        if self._is_whole(step) and reached and not self.progress.steps.is_hung(step):
             steps = self.together(step)
             self.program_ended_well(all(s.srun.running for s in steps))
             for part, task in self._all_living(step):
@@ -594,6 +615,7 @@ class ResumeWorld:
 
     def _fail_by_bug(self, step: SimStep) -> None:
         ending = any(s.killed_at is not None for s in self.together(step))
+        ending |= self.progress.steps.is_hung(step)
         if not ending and self._is_whole(step):
             self.seen.budget.failed_by_bug(self.schedule.now)
             chosen = self.random.choice(self._all_living(step))

@@ -20,6 +20,8 @@ from slurm_resilience.resume.live_step.live_events import Action, StartJoin
 from slurm_resilience.resume.live_step.live_plan import LivePlan, StallWatch
 from slurm_resilience.resume.live_step.live_step import LiveStep
 from slurm_resilience.resume.live_step.live_steps import LiveSteps
+from slurm_resilience.resume.progress import hang_rule
+from slurm_resilience.resume.progress.hang_rule import StepRecord
 from slurm_resilience.resume.recovery import NextAttempt
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.supervisor import Supervisor
@@ -256,6 +258,16 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         ResumeRule.COMPANION,
         ALWAYS_POSSIBLE,
         ((SimCompanions, "_script_looks", nothing),),
+    ),
+    "a hang is not found": (
+        ResumeRule.HANG,
+        (Kind.INTERRUPT,),
+        ((StepRecord, "stall", nothing),),
+    ),
+    "a wait is a hang that was as long before": (
+        ResumeRule.HANG,
+        (Kind.INTERRUPT,),
+        ((hang_rule, "learn_limit", lambda _, floor: floor),),
     ),
     "a program with a bug is started for ever": (
         ResumeRule.ENDS,

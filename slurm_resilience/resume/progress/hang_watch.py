@@ -46,8 +46,8 @@ LATE_SECONDS = 5.0
 """A node's answer is waited for so much longer than the helper step may take."""
 BLIND_SECONDS = 30.0
 """A supervisor that looks so much later than it wanted to was stopped, with its tasks."""
-SLOW_LOOK_SECONDS = 5.0
-"""Between two looks for slow nodes."""
+POLL_SECONDS = 5.0
+"""Between two looks for a checkpoint, and for slow nodes."""
 MOST_LINES = 100_000
 """Lines that wait for a look; beyond it the oldest are forgotten."""
 SHOWN_STACKS = 4
@@ -96,7 +96,7 @@ class HangWatch:
         self._gathered: list[HangEvidence] = []
         """All that the thread has gathered, once it is done."""
         self._gathering_until = 0.0
-        self._looked = self._looked_slow = context.clock.monotonic()
+        self._looked = self._polled = context.clock.monotonic()
         self._checkpoint = -1
 
     def begin(self, planned: PlannedAttempt) -> PlannedAttempt:
@@ -158,7 +158,10 @@ class HangWatch:
         now = self._context.clock.monotonic()
         self._forgive_blindness(now)
         moved = self._take_in(now)
-        self._tell_slow_nodes(nodes, now)
+        if now - self._polled >= POLL_SECONDS:
+            self._polled = now
+            moved |= self._has_checkpoint(now)
+            self._tell_slow_nodes(nodes)
         stall = self._record.stall(now)
         if moved or stall is None:
             self._went_on(moved)
@@ -184,13 +187,15 @@ class HangWatch:
         found = self._source.look() if self._source is not None else None
         if found is not None:
             moved |= self._record.hear(found, now)
-        if not moved and self._stage is not HangStage.GATHERING:
-            return moved
-        checkpoint = self._fence.progress()
-        if checkpoint != self._checkpoint:
-            self._checkpoint = checkpoint
-            moved |= self._record.hear(StepLine(ANY_RANK, checkpoint), now)
         return moved
+
+    def _has_checkpoint(self, now: float) -> bool:
+        """Return whether the program has reported another checkpoint: that is progress too."""
+        checkpoint = self._fence.progress()
+        if checkpoint == self._checkpoint:
+            return False
+        self._checkpoint = checkpoint
+        return self._record.hear(StepLine(ANY_RANK, checkpoint), now)
 
     def _went_on(self, moved: bool) -> None:
         if self._stage is HangStage.TOLD and moved:
@@ -291,11 +296,8 @@ class HangWatch:
         if self._settings.act != "off":
             self._say_slow_nodes(nodes)
 
-    def _tell_slow_nodes(self, nodes: tuple[str, ...], now: float) -> None:
-        if now - self._looked_slow < SLOW_LOOK_SECONDS or self._attempt is None:
-            return
-        self._looked_slow = now
-        per_node = self._attempt.tasks_per_node
+    def _tell_slow_nodes(self, nodes: tuple[str, ...]) -> None:
+        per_node = self._attempt.tasks_per_node if self._attempt is not None else 0
         self._say_slow_nodes(_nodes_of_ranks(nodes, per_node, self._record.steps))
 
     def _say_slow_nodes(self, nodes: Mapping[int, str]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,20 @@ import click
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
 from slurm_resilience.cli.node_read import events_table
 from slurm_resilience.cli.shared_options import config_option, format_option
-from slurm_resilience.cli.tables import clock_time, duration, plain, print_json, table, user_name
+from slurm_resilience.cli.tables import (
+    clock_time,
+    duration,
+    field,
+    plain,
+    print_json,
+    table,
+    user_name,
+)
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import NotFound, NotPermitted, UsageError
 from slurm_resilience.model import Job
-from slurm_resilience.resume.history import PastAttempt, read_all
+from slurm_resilience.resume.decide.goodput import in_words
+from slurm_resilience.resume.history import PastAttempt, goodput_of, read_all
 from slurm_resilience.slurm.hostlists import fold
 
 
@@ -92,6 +102,7 @@ def show_job(cluster: ClusterView, number: str, directory: Path, form: str) -> N
         )
     sruns = read_all(directory, int(number))
     attempts = [[_attempt_view(past) for past in attempts] for attempts in sruns]
+    now = SYSTEM_CLOCK.now()
     view = _view(int(number), seen, found) | {"sruns": attempts, "events": events}
     if form == "json":
         print_json(view)
@@ -105,8 +116,9 @@ def show_job(cluster: ClusterView, number: str, directory: Path, form: str) -> N
     else:
         age = duration(SYSTEM_CLOCK.now() - seen["since"])
         click.echo(f"  attempt {seen['attempt']} on {fold(seen['nodes'])}, started {age} ago")
-    for rows in attempts:
-        click.echo(_attempts_table(rows, SYSTEM_CLOCK.now()))
+    for past, rows in zip(sruns, attempts, strict=True):
+        click.echo(_attempts_table(rows, now))
+        click.echo("\n".join(_outlook(past, now)))
     if events:
         click.echo(events_table(events, SYSTEM_CLOCK.now(), indent=2))
 
@@ -122,10 +134,32 @@ def _attempt_view(past: PastAttempt) -> dict[str, Any]:
         "code": ending.own_code if ending else None,
         "cause": past.cause,
         "step": past.step,
+        "phases": past.phases,
+        "next": past.next_way,
     }
 
 
-def _attempts_table(rows: Iterable[Mapping[str, Any]], now: float) -> str:
+def _outlook(past: Sequence[PastAttempt], now: float) -> Iterator[str]:
+    """Yield what the faults have cost so far, and what would follow another one."""
+    goodput = goodput_of(past, now)
+    if goodput is not None:
+        share, lost = in_words(goodput)
+        yield field("goodput", share, indent=2)
+        yield field("lost", lost, indent=2)
+    if past and past[-1].ending is None and past[-1].next_way:
+        yield field("next", f"if a node fails: {past[-1].next_way}", indent=2)
+
+
+def _back_after(phases: Mapping[str, float]) -> str:
+    """Return in words how long the way to an attempt took; empty: not known."""
+    running = phases.get("running")
+    if running is None:
+        return ""
+    steps = ", ".join(f"{name} {s:.1f} s" for name, s in phases.items() if name != "running")
+    return f"; the next one ran after {running:.1f} s ({steps})"
+
+
+def _attempts_table(rows: Sequence[Mapping[str, Any]], now: float) -> str:
     cells = [
         (
             row["attempt"],
@@ -134,9 +168,9 @@ def _attempts_table(rows: Iterable[Mapping[str, Any]], now: float) -> str:
             clock_time(row["started"], now),
             "runs" if row["ran_for"] is None else duration(row["ran_for"]),
             row["step"] if row["step"] >= 0 else "",
-            row["cause"],
+            row["cause"] + _back_after(following["phases"] if following else {}),
         )
-        for row in rows
+        for row, following in zip_longest(rows, rows[1:])
     ]
     columns = ("ATTEMPT", "START", "NODES", "STARTED", "RAN", "STEP", "TEXT")
     return table(columns, cells, 2)

@@ -53,6 +53,10 @@ class PastAttempt(msgspec.Struct, frozen=True):
     """Work that is not behind a step which it reported; None: not known."""
     stopped: dict[str, float] = {}
     """Kind of fault → seconds in which nothing stepped, though the attempt lived on."""
+    phases: dict[str, float] = {}
+    """Phase of the way here from the attempt before → seconds since the fault was noticed."""
+    next_way: str = ""
+    """The way on if a node failed now, in words; empty: not known."""
 
     @property
     def lost(self) -> str:
@@ -61,7 +65,8 @@ class PastAttempt(msgspec.Struct, frozen=True):
             return ""
         if self.ending.progressed:
             return f"{self.lost_seconds:.0f} s of work, since step {self.step} was reported"
-        return f"{self.lost_seconds:.0f} s of work at most: attempt {self.number} reported no step"
+        most = f"{self.lost_seconds:.0f} s of work at most"
+        return f"{most}: attempt {self.number} reported no checkpoint"
 
 
 class AttemptHistory:
@@ -152,6 +157,16 @@ class AttemptHistory:
         )
         self._write()
 
+    def came_back(self, phases: dict[str, float]) -> None:
+        """Note how long the way to the running attempt took."""
+        self.attempts[-1] = msgspec.structs.replace(self.attempts[-1], phases=phases)
+        self._write()
+
+    def goes_on_by(self, way: str) -> None:
+        """Note what would follow if a node of the running attempt failed."""
+        self.attempts[-1] = msgspec.structs.replace(self.attempts[-1], next_way=way)
+        self._write()
+
     def stood_still(self, cause: str, seconds: float) -> None:
         """Note how long nothing stepped in the running attempt, for a fault that it survived."""
         last = self.attempts[-1]
@@ -163,11 +178,7 @@ class AttemptHistory:
 
     def goodput(self) -> Goodput | None:
         """Return where the time went; None: nothing was lost, or no attempt has ended."""
-        spent = [_spent(past) for past in self.attempts if past.ending is not None]
-        if not spent or (len(spent) == 1 and not spent[0].stopped):
-            return None
-        last = self.attempts[-1].ending
-        return add_up(spent, ended_well=last is not None and last.code == 0)
+        return goodput_of(self.attempts)
 
     def remove(self) -> None:
         """Remove the file: the program has ended for good."""
@@ -205,6 +216,25 @@ class AttemptHistory:
                 new.unlink(missing_ok=True)
             report.say(f"the attempts are not kept for a requeue: {error}")
             self._folder = None
+
+
+def goodput_of(attempts: Sequence[PastAttempt], now: float = 0.0) -> Goodput | None:
+    """Return where the time of these attempts went; None: nothing was lost, or none has ended.
+
+    Args:
+        attempts: the oldest first.
+        now: until when a running attempt counts, as one that has lost nothing so far; seconds since
+            the epoch. 0: it does not count.
+    """
+    spent = [_spent(past) for past in attempts if past.ending is not None]
+    if not spent or (len(spent) == 1 and not spent[0].stopped and not now):
+        return None
+    last = attempts[-1]
+    runs = last.ending is None and now > 0
+    if runs:
+        until = max(now, last.started)
+        spent.append(SpentAttempt(last.started, until, "", stopped=last.stopped))
+    return add_up(spent, ended_well=runs or (last.ending is not None and last.ending.code == 0))
 
 
 def read(path: Path) -> list[PastAttempt]:

@@ -71,6 +71,21 @@ class Recovery:
         report.say(f"{names} should be left ({reasons}), but {chosen.reason}: the step runs on")
         return False
 
+    def next_way(self, nodes: tuple[str, ...], history: tuple[Ending, ...], *, lives: bool) -> str:
+        """Return in words what would follow if a node of the step failed now.
+
+        Args:
+            nodes: of the step.
+            history: all endings so far.
+            lives: the step is to go on without a node.
+        """
+        host = self._context.allocation.job.batch_host
+        lost = [name for name in nodes if name != host][-1:] or list(nodes)
+        facts = self._context.allocation.facts(self.step_size, "", nodes if lives else ())
+        facts = msgspec.structs.replace(facts, min_nodes=self._min_nodes)
+        chosen = plan(Cause("node", "", tuple(lost)), facts, history, self._context.limits)
+        return f"{chosen.kind}: {chosen.reason}"
+
     def prepare(
         self,
         cause: Cause,

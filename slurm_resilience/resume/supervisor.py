@@ -322,8 +322,7 @@ class Supervisor:
                 break
             if context.clock.monotonic() - looked >= FENCE_SECONDS:
                 looked = context.clock.monotonic()
-                self._fence.mend()
-                self._training.advise()
+                self._look_around()
             if self._training.lives and (watched is None or self._training.has_moved(watched[0])):
                 watched = self._training.connect(stack)
             if not step.running or not (news or watched):
@@ -348,6 +347,17 @@ class Supervisor:
             return StepEnd(code, step.speaker, stopped_by_us=True, noticed=noticed)
         speaker = step.cancelled_part or step.speaker
         return self._training.told_end(step.main) or StepEnd(step.code, speaker)
+
+    def _look_around(self) -> None:
+        """Do what has time, from time to time."""
+        self._fence.mend()
+        self._training.advise()
+        if not self._history.attempts[-1].next_way:
+            with contextlib.suppress(SresError):
+                way = self._recovery.next_way(
+                    self._step_nodes, self._history.endings, lives=self._training.lives
+                )
+                self._history.goes_on_by(way)
 
     def _end_early(self, step: StepSet) -> StepEnd | None:
         """End an attempt whose tasks wait in vain; None: it goes on."""
@@ -552,6 +562,9 @@ class Supervisor:
 
     def _say_recovered(self, block: report.RecoveryBlock) -> None:
         self._context.events.write("running", attempt=block.attempt)
+        times = {"step ended": block.step_ended, "nodes ready": block.nodes_ready}
+        times["running"] = self._context.clock.now()
+        self._history.came_back({n: max(0.0, at - block.noticed) for n, at in times.items()})
         report.block(
             msgspec.structs.replace(
                 block,

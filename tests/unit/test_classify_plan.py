@@ -71,6 +71,38 @@ def test_what_failed_after_a_training_that_ended_well_is_not_trained_again() -> 
     assert classify(ending(code=143, trained=True, cancelled=True)).kind == "user"
 
 
+HUNG = Ending(
+    code=143,
+    ran_for=900.0,
+    progressed=False,
+    job_state="RUNNING",
+    stopped_by_us=True,
+    first_failed="n2",
+    nodes=("n1", "n2"),
+    hang="it hung: no step for 612 s after step 118; rank 3 hangs in the kernel (n2)",
+)
+
+
+def test_a_hang_is_a_fault_that_may_pass_and_its_node_is_remembered() -> None:
+    cause = classify(HUNG)
+    assert (cause.kind, cause.category) == ("program", Category.TRANSIENT)
+    assert "rank 3 hangs in the kernel (n2)" in cause.reason
+    # A node's fault, a person's word and Slurm's end of the job say more.
+    assert classify(msgspec.structs.replace(HUNG, faulty={"n2": "Xid 79"})).kind == "node"
+    assert classify(msgspec.structs.replace(HUNG, cancelled=True)).kind == "user"
+    assert classify(msgspec.structs.replace(HUNG, job_state="COMPLETING")).kind == "job_over"
+
+
+def test_hangs_on_one_node_leave_it_and_hangs_for_ever_end() -> None:
+    limits, times = ResumeSettings(), 3
+    seen = facts(job_nodes=("n1", "n2", "n3"), step_size=2, own_nodes=("n1", "n2"))
+    after = plan(classify(HUNG), seen, (HUNG,) * times, limits)
+    assert after.kind == "relaunch" and set(after.nodes) == {"n1", "n3"}, after
+    nowhere = msgspec.structs.replace(HUNG, first_failed="")
+    over = plan(classify(nowhere), seen, (nowhere,) * 4, limits)
+    assert over.kind == "stop" and "a hang" in over.reason, over
+
+
 def test_all_faulty_nodes_are_named_with_their_reasons() -> None:
     cause = classify(ending(faulty={"n3": "Xid 79", "n1": "no beat"}))
     assert (cause.nodes, cause.reason) == (("n1", "n3"), "n1: no beat; n3: Xid 79")

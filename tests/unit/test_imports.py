@@ -266,7 +266,7 @@ DOORS = {
     },
     ("cli", "health"): {"check", "coverage", "learn_profile", "profile_files", "replay"},
     ("cli", "replace"): {"replacers"},
-    ("cli", "resume"): {"main", "decide.signatures", "history", "progress"},
+    ("cli", "resume"): {"main", "decide.goodput", "decide.signatures", "history", "progress"},
     ("inject", "health"): {"xid"},
     ("inject", "lab"): {"Lab", "LabSpec", "state_file"},
     ("mesh", "wire"): {"frames"},

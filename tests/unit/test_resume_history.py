@@ -8,13 +8,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from slurm_resilience.cli.job_commands import _attempt_view, _attempts_table, _outlook
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.config import ResumeSettings
 from slurm_resilience.resume.attempt import PROGRESS
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.decide.plan import PlanFacts, plan
 from slurm_resilience.resume.fence import Fence
-from slurm_resilience.resume.history import FOLDER, AttemptHistory, read, read_all
+from slurm_resilience.resume.history import (
+    FOLDER,
+    AttemptHistory,
+    goodput_of,
+    read,
+    read_all,
+)
 
 WORDS = ("-N2", "python", "train.py")
 LOST_NODE = Ending(137, 60.0, False, "RUNNING", {"n2": "dead"}, ended_at=100.0, nodes=("n1", "n2"))
@@ -146,7 +153,7 @@ def test_what_an_end_cost(tmp_path: Path) -> None:
     assert history.lost == ""
     failed = Ending(1, 60.0, False, "RUNNING", ended_at=160.0)
     history.end(failed, "n1: dead", -1, 60.0)
-    assert history.lost == "60 s of work at most: attempt 1 reported no step"
+    assert history.lost == "60 s of work at most: attempt 1 reported no checkpoint"
     history.start(2, ("n2",), 161.0)
     history.end(msgspec.structs.replace(failed, progressed=True), "n2: dead", 40, 12.4)
     history.start(3, ("n3",), 230.0)
@@ -166,3 +173,29 @@ def test_work_since_the_last_reported_step_is_lost(tmp_path: Path) -> None:
     assert fence.lost_seconds(100.0, 160.0) == 10.0
     # Reported by an attempt before.
     assert fence.lost_seconds(155.0, 160.0) == 5.0
+
+
+def test_what_sres_job_show_tells_is_kept(tmp_path: Path) -> None:
+    first = history(tmp_path, 0)
+    first.start(1, ("n1", "n2"), 40.0)
+    first.end(LOST_NODE, "n2: dead", 300, 20.0)
+    first.start(2, ("n1", "n3"), 110.0)
+    first.came_back({"step ended": 0.5, "nodes ready": 1.0, "running": 9.5})
+    first.goes_on_by("swap: 1 of 2 nodes to be exchanged")
+    past = read(files(tmp_path)[0])
+    assert past[1].phases["running"] == 9.5 and past[1].next_way.startswith("swap")
+    running = goodput_of(past, now=140.0)
+    assert running is not None and running.seconds == 100.0
+    assert running.lost == {"hardware": 30.0}, "20 s done again, and 10 s until it ran"
+    told = "\n".join(_outlook(past, 140.0))
+    assert "70 % of 1 min 40 s" in told and "if a node fails: swap: 1 of 2" in told
+    rows = [_attempt_view(one) for one in past]
+    assert "the next one ran after 9.5 s (step ended 0.5 s" in _attempts_table(rows, 140.0)
+
+
+def test_an_undisturbed_run_has_lost_nothing(tmp_path: Path) -> None:
+    first = history(tmp_path, 0)
+    first.start(1, ("n1", "n2"), 40.0)
+    past = read(files(tmp_path)[0])
+    assert goodput_of(past) is None
+    assert goodput_of(past, now=100.0) is None

@@ -96,5 +96,5 @@ def test_without_sresctld_the_attempts_of_this_srun_tell(
     text = written(capfd, None, 7, "n3: Slurm shows DOWN")
     assert "sres: what failed   n3: Slurm shows DOWN\n" in text
     assert "sres: how long      2.0 s" in text
-    assert "sres: what was lost 38 s of work at most: attempt 1 reported no step\n" in text
+    assert "sres: what was lost 38 s of work at most: attempt 1 reported no checkpoint\n" in text
     assert "goes on from step 7 (the last one reported)" in text

@@ -11,6 +11,7 @@ int sres_srun_step_made(spank_t sp);
 
 /* allocator.c: sbatch, salloc, scrontab */
 int sres_allocator_init(spank_t sp);
+int sres_allocator_post_opt(void);
 
 /* slurmd.c */
 int sres_slurmd_init(int ac, char *av[]);

@@ -27,6 +27,8 @@ int slurm_spank_init_post_opt(spank_t sp, int ac, char *av[])
 	switch (spank_context()) {
 	case S_CTX_LOCAL:
 		return sres_srun_post_opt();
+	case S_CTX_ALLOCATOR:
+		return sres_allocator_post_opt();
 	default:
 		return ESPANK_SUCCESS;
 	}

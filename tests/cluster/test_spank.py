@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -492,27 +493,71 @@ def test_a_malformed_carrier_is_refused_before_anything_starts(site: Site) -> No
     assert line.startswith("srun: error: sres: --sres-env: malformed value")
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["sbatch", "--auto-resume=1", "--wrap", "true"],
-        ["salloc", "--auto-resume=1", "echo", "started"],
-        ["salloc", "--auto-resume=0", "echo", "started"],
-        ["salloc", "--auto-resume", "1", "echo", "started"],
-    ],
-)
-def test_sbatch_and_salloc_say_where_the_flag_belongs(site: Site, argv: list[str]) -> None:
-    assert refusal(site.run(*argv)) == (
-        f"{argv[0]}: error: sres: --auto-resume belongs on the srun inside the allocation: "
-        "srun --auto-resume=1 ..."
+# --- sbatch and salloc ----------------------------------------------------------------------------
+
+PREPARED = {"no-kill": "set", "requeue": "requeue", "open-mode": "a"}
+"""As `sbatch -v` prints the options that it was given."""
+
+
+def options_of(result: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """Return the options of a job that say what becomes of it when a node is lost."""
+    assert result.returncode == 0, result.stderr
+    found = re.findall(r"^\w+: (no-kill|requeue|open-mode) +: (.*)$", result.stderr, re.MULTILINE)
+    return {name: value.strip() for name, value in found}
+
+
+def submitted(site: Site, tmp_path: Path, flags: str, *words: str) -> dict[str, str]:
+    """Return what became of the options of a script with these lines."""
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n{flags}\nsrun --auto-resume=1 true\n")
+    return options_of(site.run("sbatch", "-v", "--hold", "-o", "/dev/null", *words, str(script)))
+
+
+@pytest.mark.parametrize("flag", ["--auto-resume=1", "--auto-resume"])
+def test_a_batch_job_is_prepared(site: Site, tmp_path: Path, flag: str) -> None:
+    assert submitted(site, tmp_path, "") == {}
+    assert submitted(site, tmp_path, f"#SBATCH {flag}") == PREPARED
+    assert submitted(site, tmp_path, "", flag) == PREPARED
+    wrapped = site.run("sbatch", "-v", "--hold", "-o", "/dev/null", flag, "--wrap", "true")
+    assert options_of(wrapped) == PREPARED
+    assert submitted(site, tmp_path, "", "--auto-resume=0") == {}
+
+
+def test_the_users_own_choice_holds(site: Site, tmp_path: Path) -> None:
+    own = "#SBATCH --no-requeue\n#SBATCH --open-mode=truncate\n#SBATCH --auto-resume=1"
+    told = submitted(site, tmp_path, own)
+    assert told["no-kill"] == "set" and told["open-mode"] == "t", told
+    assert told["requeue"] == "no-requeue", told
+    told = submitted(site, tmp_path, "#SBATCH --auto-resume=1", "--no-requeue")
+    assert told["requeue"] == "no-requeue" and told["open-mode"] == "a", told
+    told = options_of(
+        site.run("sbatch", "-v", "--hold", "--auto-resume=1", text=f"#!/bin/sh\n{own}\n")
     )
+    assert "open-mode" not in told or told["open-mode"] == "t", "it comes through a pipe"
 
 
-@pytest.mark.parametrize("flag", ["--auto-resume", "--auto-resume=1"])
-def test_a_batch_script_may_not_ask_either(site: Site, flag: str) -> None:
-    script = f"#!/bin/sh\n#SBATCH {flag}\necho started\n"
-    line = refusal(site.run("sbatch", text=script))
-    assert line.startswith("sbatch: error: sres: --auto-resume belongs on the srun inside")
+def test_a_prepared_job_prepares_no_other(site: Site, tmp_path: Path, wait_for: Any) -> None:
+    out = tmp_path / "out"
+    words = ("--auto-resume=1", "-o", str(out), "--wrap", "env; echo over")
+    assert site.run("sbatch", *words).returncode == 0
+    wait_for(lambda: out.exists() and "over" in out.read_text(), 30, "the job has run")
+    text = out.read_text()
+    assert "SBATCH_" not in text and "error" not in text, text
+
+
+def test_an_allocation_is_prepared(site: Site) -> None:
+    words = ("salloc", "-v", "--auto-resume=1", "env")
+    result = site.run(*words)
+    assert options_of(result).get("no-kill") == "set", result.stderr
+    assert "SALLOC_NO_KILL" not in result.stdout and "SBATCH_" not in result.stdout
+
+
+def test_a_script_without_a_flagged_srun_is_told_so(site: Site, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n#SBATCH --auto-resume=1\n# srun --auto-resume=1\nsrun true\n")
+    told = site.run("sbatch", "--hold", "-o", "/dev/null", str(script)).stderr
+    assert "where the script says srun --auto-resume=1" in told
+    assert "write 1 (on) or 0 (off)" in refusal(site.run("sbatch", "--auto-resume=2", str(script)))
 
 
 @pytest.mark.parametrize(

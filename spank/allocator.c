@@ -59,7 +59,8 @@ static bool script_has(const char *option)
 	for (const char *at = script; at != NULL && *at != '\0'; at = strchr(at, '\n') ? strchr(at, '\n') + 1 : NULL) {
 		if (strncmp(at, DIRECTIVE, strlen(DIRECTIVE)) != 0)
 			continue;
-		snprintf(line, sizeof(line), "%.*s", (int)strcspn(at, "\n"), at + strlen(DIRECTIVE));
+		at += strlen(DIRECTIVE);
+		snprintf(line, sizeof(line), "%.*s", (int)strcspn(at, "\n"), at);
 		for (word = strtok_r(line, " \t\"'", &rest); word != NULL && word[0] != '#';
 		     word = strtok_r(NULL, " \t\"'", &rest))
 			if (is_option(word, option))

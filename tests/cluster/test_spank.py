@@ -524,7 +524,7 @@ def test_a_batch_job_is_prepared(site: Site, tmp_path: Path, flag: str) -> None:
 
 
 def test_the_users_own_choice_holds(site: Site, tmp_path: Path) -> None:
-    own = "#SBATCH --no-requeue\n#SBATCH --open-mode=truncate\n#SBATCH --auto-resume=1"
+    own = "#SBATCH --no-requeue\n#SBATCH --open-mode=truncate\n#SBATCH --auto-resume=1\n"
     told = submitted(site, tmp_path, own)
     assert told["no-kill"] == "set" and told["open-mode"] == "t", told
     assert told["requeue"] == "no-requeue", told

@@ -184,9 +184,8 @@ class HangWatch:
             line, at = self._lines.popleft()
             moved |= self._record.hear(line, at)
             self._slow.hear(line)
-        found = self._source.look() if self._source is not None else None
-        if found is not None:
-            moved |= self._record.hear(found, now)
+        for line in self._source.look() if self._source is not None else ():
+            moved |= self._record.hear(line, now)
         return moved
 
     def _has_checkpoint(self, now: float) -> bool:

@@ -22,8 +22,8 @@ OWN_LINES = b"sres: "
 class StepSource:
     """Another source of steps than the tasks' own words."""
 
-    def look(self) -> StepLine | None:
-        """Return the newest step; None: nothing has changed."""
+    def look(self) -> list[StepLine]:
+        """Return the steps since the last look, oldest first."""
         raise NotImplementedError
 
 
@@ -35,13 +35,13 @@ class WatchedFile(StepSource):
         self._seen = self._state()
         self._changes = 0
 
-    def look(self) -> StepLine | None:
+    def look(self) -> list[StepLine]:
         state = self._state()
         if state is None or state == self._seen:
-            return None
+            return []
         self._seen = state
         self._changes += 1
-        return StepLine(ANY_RANK, self._changes)
+        return [StepLine(ANY_RANK, self._changes)]
 
     def _state(self) -> tuple[int, int, int] | None:
         try:
@@ -61,18 +61,19 @@ class WatchedLog(StepSource):
         self._rest = b""
         self._count = 0
 
-    def look(self) -> StepLine | None:
+    def look(self) -> list[StepLine]:
         data = self._new()
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._rest = self._rest[-LINE_BYTES:]
-        found: StepLine | None = None
+        found = []
         for line in lines:
             if line.startswith(OWN_LINES):
                 continue
             match = self._pattern.search(line[-LINE_BYTES:])
             if match is not None:
                 self._count += 1
-                found = StepLine(ANY_RANK, _number(match) or self._count)
+                number = _number(match)
+                found.append(StepLine(ANY_RANK, self._count if number is None else number))
         return found
 
     def _new(self) -> bytes:

@@ -622,7 +622,7 @@ def test_help_lists_the_option(site: Site) -> None:
     assert re.search(r"^ +--auto-resume=N +1: start the step again", text, re.M)
     assert plugin_protocol(text) == PROTOCOL
     assert "sres-env" not in text
-    assert re.search(r"^ +--auto-resume=N +not here", site.run("sbatch", "--help").stdout, re.M)
+    assert re.search(r"^ +--auto-resume=N +1: prepare", site.run("sbatch", "--help").stdout, re.M)
 
 
 # --- the Python side, held against the real thing -------------------------------------------------

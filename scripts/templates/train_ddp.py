@@ -5,7 +5,7 @@ Runs under ``srun --auto-resume=1`` (one task a GPU, or one a node), under torch
 and initial parameters follow from ``--seed`` and the step alone, so a run that was interrupted and
 resumed ends with the same bits as one that was not.
 
-What makes it resumable is marked with (1) to (5).
+What makes it resumable is marked with (1) to (4).
 """
 
 from __future__ import annotations
@@ -142,15 +142,11 @@ def main() -> None:
         if log:
             line = {"at": time.time(), "step": step, "loss": loss.item(), "token": attempt.token()}
             log.write(json.dumps(line | {"process": os.getpid()}) + "\n")
-        # (5) Every step is told: where none comes any more, the rank at fault is named and the step
-        #     is started again.
-        attempt.step(step)
         if step % args.checkpoint_every == 0 and rank == 0:
             save(args.folder, step, model, optimizer)
         left = args.pace - (time.monotonic() - began)
         if left > 0:
             time.sleep(left)
-    attempt.pause()  # what comes after the last step may take as long as it likes
     if rank == 0:
         if args.steps % args.checkpoint_every and not save(
             args.folder, args.steps, model, optimizer

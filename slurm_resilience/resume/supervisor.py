@@ -499,8 +499,9 @@ class Supervisor:
 
         def look() -> None:
             self._fence.mend()
-            slots = [] if seat_map.needs_all else zip(seat_map.slots, live_step.nodes, strict=True)
-            self._hangs.look_at_living({seat: name for slot, name in slots for seat in slot.seats})
+            # Launchers have one seat a node, whatever ranks they start.
+            slots = () if seat_map.needs_all else live_step.seat_map.slots
+            self._hangs.look_at_living({seat: slot.node for slot in slots for seat in slot.seats})
 
         live_step = LiveStep(
             self._context,

@@ -122,6 +122,11 @@ class LiveStep:
         return self._plan.seat_map.nodes
 
     @property
+    def seat_map(self) -> SeatMap:
+        """Return the node of each seat, as it is now."""
+        return self._plan.seat_map
+
+    @property
     def stopped(self) -> dict[str, float]:
         """Return the seconds in which no seat stepped, by the kind of fault, of mended losses."""
         stopped: dict[str, float] = {}

@@ -137,8 +137,10 @@ def _measure(job: ElasticJob, lab: Lab) -> dict[str, Any]:
     job.until(lambda: len(after(job.steps(), grown, 3)) > STEADY_STEPS, "steps")
     sick_at = time.monotonic()
     lab.kmsg(sick, XID)
-    larger = job.until(lambda: after(job.steps(), sick_at, 4), "stand-in")[0].at
-    left = job.until(lambda: after(job.steps(), larger, 3), "evacuation")[0].at
+    job.until(lambda: job.lent_node() not in ("", sick), "stand-in")
+    job.until(lambda: sick not in job.lent_node().split(), "evacuation")
+    left_at = time.monotonic()
+    left = job.until(lambda: after(job.steps(), left_at, 3), "steps without it")[0].at
     lab.run(["scancel", job.number], check=True)
     return {
         "idle_to_grown_s": grown - free_at,

@@ -31,6 +31,7 @@ from slurm_resilience.launcher.recipe_file import Recipe, read
 from slurm_resilience.launcher.rendezvous_directory import RendezvousDirectory
 from slurm_resilience.launcher.restart_policy import RestartRules
 from slurm_resilience.launcher.warm_policy import WarmPlan, plan_warm
+from slurm_resilience.mesh.elastic_variables import LENT
 from slurm_resilience.mesh.own_address import own_address
 from slurm_resilience.mesh.rendezvous import HOLD, LAUNCHERS, note_passed
 
@@ -138,7 +139,9 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
             after=after,
         )
         code = launch.life(job, environment, guard)
-        if code == exit_codes.DONE:
+        lent = environment.get(LENT) == "1"
+        # Ranks that left a lent node have not passed the training: those of the next one join it.
+        if code == exit_codes.DONE and (not lent or rendezvous_directory.is_complete(node.meet)):
             note_passed(rendezvous.passed)
         return code
     finally:

@@ -97,6 +97,9 @@ class CheckSettings(_Section, frozen=True):
     state_dir: str = "/var/lib/slurm-resilience"
     """On the node's own disk, below the sysroot: the record of the software of its last deep check,
     and of its speeds."""
+    loss_notice: str = ""
+    """A file that is there while a notice stands that this node goes (a spot instance, say), or an
+    executable that prints it."""
     corrected_memory_errors: int = 10
     zombies: int = 20
     open_files_percent: float = 80.0
@@ -614,6 +617,8 @@ def _check_checks(checks: CheckSettings, where: str) -> None:
     for name, period in checks.periods.items():
         if not (math.isfinite(period) and period > 0):
             raise ConfigError(f"{where}: checks.periods.{name} must be greater than 0")
+    if checks.loss_notice and not Path(checks.loss_notice).is_absolute():
+        raise ConfigError(f"{where}: checks.loss_notice must be an absolute path")
     for unit in checks.services:
         if not unit or unit.startswith("-") or set(unit) & set(" *?["):
             raise ConfigError(f"{where}: checks.services: '{unit}' is no name of a unit")

@@ -20,6 +20,7 @@ from slurm_resilience.errors import ConfigError, NotFound
 from slurm_resilience.health import check_registry
 from slurm_resilience.health.check import Check, CheckContext, Expected
 from slurm_resilience.health.check_runner import CheckRunner
+from slurm_resilience.health.checks.host import planned_loss
 from slurm_resilience.health.node_profile import NodeProfile
 from slurm_resilience.health.profile_files import load_profile
 from slurm_resilience.health.program_checks import with_programs
@@ -174,6 +175,9 @@ class CheckLoop:
 def checks_of(settings: Config) -> tuple[Check, ...]:
     """Return the checks of this node: ours, the site's, and that of its lifecycle scripts."""
     disabled = settings.checks.disabled
+    if not settings.checks.loss_notice:
+        # Elsewhere it would wake sresd every few seconds for nothing.
+        disabled = (*disabled, planned_loss.CHECK.name)
     ours = check_registry.checks(tuple(name for name in disabled if name != lifecycle_check.NAME))
     programs = with_programs(ours, settings.checks.directory, disabled)
     if lifecycle_check.NAME in disabled:

@@ -23,6 +23,7 @@ from slurm_resilience.health.checks.host import (
     nhc_config,
     open_files,
     pcie_errors,
+    planned_loss,
     services,
     software,
     stuck_processes,
@@ -68,6 +69,7 @@ BUILT_IN: tuple[Check, ...] = (
     services.CHECK,
     software.CHECK,
     nhc_config.CHECK,
+    planned_loss.CHECK,
 )
 
 

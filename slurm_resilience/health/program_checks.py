@@ -66,9 +66,9 @@ def with_programs(
 
 def _check(program: Path) -> Check:
     def probe(context: CheckContext) -> ProgramEnd:
-        if fault := _unsafe(program):
+        if fault := unsafe(program):
             raise Unjudged(fault)
-        return _run(program)
+        return run_program(program, TIMEOUT_SECONDS)
 
     def judge(seen: ProgramEnd, context: CheckContext) -> Judgement:
         return judge_end(program.name, seen, context.now)
@@ -76,7 +76,7 @@ def _check(program: Path) -> Check:
     return Check(program.name, probe, judge, timeout=TIMEOUT_SECONDS + KILL_SECONDS)
 
 
-def _unsafe(program: Path) -> str:
+def unsafe(program: Path) -> str:
     """Return why a program may not be run: another user could have written it."""
     for path in (program, program.parent):
         status = path.stat()
@@ -87,7 +87,16 @@ def _unsafe(program: Path) -> str:
     return ""
 
 
-def _run(program: Path) -> ProgramEnd:
+def run_program(program: Path, seconds: float) -> ProgramEnd:
+    """Run a program to its end, in an environment of its own.
+
+    Args:
+        program: it is given no arguments.
+        seconds: time limit.
+
+    Raises:
+        Unjudged: it did not end within that, and was killed.
+    """
     output = _bounded_file()
     try:
         child = subprocess.Popen(
@@ -100,12 +109,12 @@ def _run(program: Path) -> ProgramEnd:
             start_new_session=True,
         )
         try:
-            code = child.wait(TIMEOUT_SECONDS)
+            code = child.wait(seconds)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             # One that cannot be killed keeps this thread, and is not started again meanwhile.
             child.wait()
-            raise Unjudged(f"no end within {TIMEOUT_SECONDS:g} s; it was killed") from None
+            raise Unjudged(f"no end within {seconds:g} s; it was killed") from None
         text = os.pread(output, MAX_OUTPUT_BYTES, 0).partition(b"\0")[0].decode("utf-8", "replace")
     finally:
         os.close(output)

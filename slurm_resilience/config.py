@@ -68,6 +68,8 @@ class AgentSettings(_Section, frozen=True):
     hook_directory: str = ""
     """Directory of the state that Slurm's hooks read (packaging/slurm-hook). Empty: the one that
     systemd gives sresd (RuntimeDirectory=), and none without systemd."""
+    nvidia_smi: str = "nvidia-smi"
+    """The program by which GPUs are reset; an absolute path, or found on PATH."""
     fence_after: float = 15.0
     """A node that reaches neither sresctld, slurmctld nor any peer for this long ends its
     auto-resume steps. 0 switches fencing off."""
@@ -183,6 +185,9 @@ class RecoverySettings(_Section, frozen=True):
     flap_window: float = 3600.0
     recurrence_window: float = 604800.0
     """Seconds for which earlier repairs of a node count."""
+    max_resets: int = 1
+    """Resets of the GPUs of one machine within ``recurrence_window`` for faults that sresctld
+    found; the next such fault has it rebooted. 0: none is reset."""
     max_reboots: int = 1
     """Reboots of one machine within ``recurrence_window`` for faults that sresctld found; the next
     such fault has it replaced."""

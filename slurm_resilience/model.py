@@ -18,6 +18,14 @@ _POWERED_OFF = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "PLANN
 
 REPLACE = "Action:Replace"
 REBOOT = "Action:Reboot"
+RESET = "Action:Reset"
+"""A reset of the GPUs that ask for one."""
+ACTIONS = {
+    REPLACE: ("replace", "replaced"),
+    REBOOT: ("reboot", "rebooted"),
+    RESET: ("reset", "reset"),
+}
+"""What a reason can ask of sresctld, with the verb and what the node is then."""
 
 INJECTED_MARK = "(injected)"
 """Ends the text of a finding that a person made for a drill, and so of all that follows from it."""
@@ -107,8 +115,9 @@ class Node(msgspec.Struct, frozen=True):
 
     @property
     def requested_action(self) -> str:
-        """`Action:Replace` or `Action:Reboot` when the reason is exactly that, else empty."""
-        return self.reason if self.reason in (REPLACE, REBOOT) and not self.reason_unclear else ""
+        """`Action:Replace`, `Action:Reboot` or `Action:Reset` when the reason is exactly that, else
+        empty."""
+        return self.reason if self.reason in ACTIONS and not self.reason_unclear else ""
 
     @property
     def near_miss(self) -> str:
@@ -117,7 +126,7 @@ class Node(msgspec.Struct, frozen=True):
             return ""
         bare = "".join(self.reason.split()).rstrip(".,;!").lower()
         bare = bare.replace("_", ":").replace("=", ":")
-        return {"action:replace": REPLACE, "action:reboot": REBOOT}.get(bare, "")
+        return {action.lower(): action for action in ACTIONS}.get(bare, "")
 
 
 class Job(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from slurm_resilience.agent.events.app_xid_memory import AppXidMemory
 from slurm_resilience.agent.events.gpu_events import GpuEvents
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.finding_intake import FindingIntake
+from slurm_resilience.agent.gpu_reset import GpuReset
 from slurm_resilience.agent.health_log import HealthLog, log_path
 from slurm_resilience.agent.hook_state import HookState, hook_directory
 from slurm_resilience.agent.isolation import Isolation
@@ -38,15 +39,17 @@ from slurm_resilience.agent.responder import Answerer
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
 from slurm_resilience.daemon_log import KEPT_LINES, RecentLines
-from slurm_resilience.errors import AuthError, WireError
+from slurm_resilience.errors import AuthError, SresError, WireError
 from slurm_resilience.lifecycle import identity
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import (
     ChangeDrill,
     EndLeftOver,
+    GpusReset,
     LogTail,
     NodeEvidence,
     NodeHello,
+    ResetGpus,
     RunCheck,
     RunLifecycle,
     RunStepChecks,
@@ -84,6 +87,7 @@ class Daemon:
         self._clock = clock
         self._turn = itertools.count()
         self._wakeup = Wakeup()
+        self._gpu_reset: GpuReset | None = None
         self._health_log = self._open_health_log()
         self.outbox = Outbox(self._wakeup.ring, self._health_log)
         hello = NodeHello(identity.boot_id(), identity.instance(), __version__)
@@ -105,6 +109,7 @@ class Daemon:
                 EndLeftOver, lambda asked: end_left_over(self._node, asked.jobs)
             ),
             RunLifecycle.kind: Answerer(RunLifecycle, rerun.answer),
+            ResetGpus.kind: Answerer(ResetGpus, self._reset_gpus),
             RunCheck.kind: Answerer(RunCheck, lambda asked: self._checks.run_now(asked.check)),
             RunStepChecks.kind: Answerer(
                 RunStepChecks, lambda asked: self._checks.run_after_step(asked.seconds)
@@ -125,6 +130,16 @@ class Daemon:
     def run(self, kernel_log: Path) -> int:
         """Run until `stop` is set; return the exit code."""
         intake = FindingIntake(self.outbox, self._app_xids().note)
+        self._gpu_reset = GpuReset(
+            self._settings.agent.nvidia_smi,
+            Path(self._settings.lifecycle.state_dir),
+            self.outbox,
+            intake,
+            lambda: bool(steps.running(self._node)),
+            self._checks.run_after_step,
+            self._clock,
+            self._stop,
+        )
         reader = KernelLogReader(
             kernel_log, self._drill, self.outbox, intake, self._clock, self._stop
         )
@@ -227,6 +242,11 @@ class Daemon:
     def _log_tail(self, asked: SendLog) -> LogTail:
         lines = self._recent.tail(asked.lines, min(asked.max_bytes, MAX_TAIL_BYTES))
         return LogTail(lines, self.outbox.kernel_findings())
+
+    def _reset_gpus(self, asked: ResetGpus) -> GpusReset:
+        if self._gpu_reset is None:
+            raise SresError("sresd has just started")
+        return self._gpu_reset.answer(asked)
 
     def _evidence(self, asked: SendEvidence) -> NodeEvidence:
         most = min(asked.max_bytes, MAX_TAIL_BYTES)

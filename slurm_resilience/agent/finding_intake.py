@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.health.gpu_event import GpuEvent, event_finding, is_told
-from slurm_resilience.health.grouping import FindingGroup, GroupingChange, absorb
+from slurm_resilience.health.grouping import FindingGroup, GroupingChange, absorb, heals
 from slurm_resilience.model import Finding, Severity
 
 log = logging.getLogger("sresd.kernel_log")
@@ -55,6 +55,17 @@ class FindingIntake:
         with self._lock:
             if not is_told(finding, self._logged):
                 self._add(finding)
+
+    def recovered(self, gpu: str) -> None:
+        """Take in that a GPU was reset: what a reset heals is healed.
+
+        Args:
+            gpu: the subject of its findings.
+        """
+        with self._lock:
+            rest = tuple(one for one in self._incidents if not heals(one.lead, gpu))
+            self._incidents = rest
+            self._outbox.change(GroupingChange(rest, recovered=gpu))
 
     def _add(self, finding: Finding) -> None:
         change = absorb(self._incidents, finding)

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from slurm_resilience.daemon_log import last_lines
 
@@ -56,8 +57,25 @@ def gpu_state(max_bytes: int) -> dict[str, str]:
     return found
 
 
+class ToolEnd(NamedTuple):
+    """The end of a tool."""
+
+    code: int
+    text: str
+
+
 def _output(words: Sequence[str]) -> str | None:
-    """Return what a program prints; None where it is not there, or does not end in time."""
+    end = run_tool(words, TOOL_SECONDS)
+    return end.text if end is not None else None
+
+
+def run_tool(words: Sequence[str], seconds: float) -> ToolEnd | None:
+    """Run a program; None where it is not there, or does not end in time.
+
+    Args:
+        words: its name or path, and its arguments.
+        seconds: time limit.
+    """
     path = shutil.which(words[0])
     if path is None:
         return None
@@ -72,7 +90,7 @@ def _output(words: Sequence[str]) -> str | None:
     except OSError:
         return None
     try:
-        data, _ = child.communicate(timeout=TOOL_SECONDS)
+        data, _ = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(OSError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -81,4 +99,4 @@ def _output(words: Sequence[str]) -> str | None:
         if child.stdout is not None:
             child.stdout.close()
         return None
-    return data.decode(errors="replace")
+    return ToolEnd(child.returncode, data.decode(errors="replace"))

@@ -15,7 +15,7 @@ from slurm_resilience.cli.view import slurm_state
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import is_a_persons
 from slurm_resilience.errors import UsageError
-from slurm_resilience.model import FAULTY, REBOOT, REPLACE, Job, Node
+from slurm_resilience.model import ACTIONS, FAULTY, REBOOT, Job, Node
 from slurm_resilience.slurm.hostlists import fold
 
 RUNNING = frozenset({"RUNNING", "SUSPENDED", "COMPLETING"})
@@ -121,7 +121,7 @@ def _refuse_override(nodes: Sequence[Node], action: str) -> None:
 
 
 def _what_dies(action: str, nodes: Sequence[Node], on: Mapping[str, Sequence[Job]]) -> str:
-    verb = "reboot" if action == REBOOT else "replace"
+    verb = ACTIONS[action][0]
     jobs = {job.id: job for node in nodes for job in on[node.name]}
     names = fold(node.name for node in nodes)
     if not jobs:
@@ -160,7 +160,7 @@ def release(nodes: Mapping[str, Node], status: Mapping[str, Any] | None, *, yes:
     idle = [n.name for n in nodes.values() if not (n.requested_action or n.near_miss)]
     if idle:
         raise UsageError(
-            f"nothing to cancel on {fold(idle)}: its reason is neither {REPLACE} nor {REBOOT}. "
+            f"nothing to cancel on {fold(idle)}: its reason is none of {', '.join(ACTIONS)}. "
             "Nothing is changed"
         )
     lines = {}
@@ -203,7 +203,7 @@ def what_next(
         hostlist: the nodes, as they were named.
         nodes: the same, one by one.
     """
-    done = "rebooted" if action == REBOOT else "replaced"
+    done = ACTIONS[action][1]
     if status is None:
         return "sresctld does not answer: nothing follows until it runs"
     if status.get("paused"):

@@ -110,6 +110,9 @@ class Transition(msgspec.Struct, frozen=True, tag=True):
     event: NodeEvent
     reason: str
     next_try: float = 0.0
+    action: str = ""
+    """The action that the incident asks for from now on, since the one before did not help. Empty:
+    the same."""
 
 
 class ReturnNode(msgspec.Struct, frozen=True, tag=True):

@@ -28,7 +28,7 @@ from slurm_resilience.controller.observe import (
 from slurm_resilience.controller.slurm_settings import SlurmSettings
 from slurm_resilience.controller.status import for_supervisors, status
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.model import REBOOT, REPLACE
+from slurm_resilience.model import REBOOT, REPLACE, RESET
 from slurm_resilience.wire.messages import PauseRequest
 
 log = logging.getLogger("sresctld")
@@ -131,6 +131,7 @@ class Cycle:
             uptime=self._sources.clock.monotonic() - self._started,
             can_replace=self._sources.replacers.can(REPLACE),
             can_reboot=self._sources.replacers.can(REBOOT),
+            can_reset=self._sources.replacers.can(RESET) and self._config.recovery.max_resets > 0,
             permits_expansion=slurm.permits_expansion,
             slurmd_timeout=slurm.slurmd_timeout_seconds,
             slurm_users=SLURM_USERS | slurm.slurm_users,

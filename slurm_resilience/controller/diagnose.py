@@ -23,6 +23,7 @@ from slurm_resilience.model import (
     INJECTED_MARK,
     REBOOT,
     REPLACE,
+    RESET,
     SEVERITIES,
     Finding,
     Node,
@@ -35,7 +36,7 @@ Kind = Literal[
     "suspect",  # silent; being probed
     "dead",  # silent to sresd's connection and to probes
     "sick",  # it answers, and a finding says that it must go
-    "requested",  # its reason is Action:Replace or Action:Reboot
+    "requested",  # its reason is Action:Replace, Action:Reboot or Action:Reset
     "held",  # an administrator (or power saving) keeps it out: sresctld leaves it alone
     "down",  # Slurm says so, for a reason that is not sresctld's to judge
 ]
@@ -113,6 +114,8 @@ class NodeCase(msgspec.Struct, frozen=True, gc=False):
     findings: tuple[Finding, ...] = ()
     """Those that no person has answered yet."""
     slurm_users: Collection[str] = SLURM_USERS
+    can_reset: bool = False
+    """GPUs are reset here; else a reboot does it as well."""
 
     @property
     def is_occupied(self) -> bool:
@@ -141,7 +144,8 @@ def diagnose(snapshot: ClusterSnapshot, config: Config) -> dict[str, NodeDiagnos
         life = life_of(snapshot, config.detect, node, is_deaf)
         if life.kind in ("dead", "suspect") and _is_announced(snapshot, agent):
             life = msgspec.structs.replace(life, reason=f"{life.reason} {INJECTED_MARK}")
-        case = NodeCase(node, agent, life, open_findings(snapshot, name), snapshot.site.slurm_users)
+        found, site = open_findings(snapshot, name), snapshot.site
+        case = NodeCase(node, agent, life, found, site.slurm_users, site.can_reset)
         diagnoses[name] = next(answer for rule in RULES if (answer := rule(case)) is not None)
     return diagnoses
 
@@ -212,8 +216,8 @@ def _sick(case: NodeCase) -> NodeDiagnosis | None:
     if not case.findings:
         return None
     worst = max(case.findings, key=_gravity)
-    # A GPU reset needs an idle node and is not sresctld's to do; a reboot resets it as well.
-    action = REPLACE if worst.severity is Severity.REPLACE else REBOOT
+    actions = {Severity.REPLACE: REPLACE, Severity.RESET: RESET if case.can_reset else REBOOT}
+    action = actions.get(worst.severity, REBOOT)
     sick = case.is_("sick", f"{worst.check}: {worst.text}", action)
     return msgspec.structs.replace(sick, cause=f"{worst.check} {worst.code}".strip())
 

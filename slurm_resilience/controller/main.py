@@ -24,6 +24,7 @@ from slurm_resilience import __version__, daemon_log
 from slurm_resilience.clock import Clock, SteadyClock, SystemClock
 from slurm_resilience.config import OPTION_HELP, Config, load
 from slurm_resilience.controller.act.actor import Actor
+from slurm_resilience.controller.act.gpu_reset import GpuResetReplacer
 from slurm_resilience.controller.cycle import Cycle
 from slurm_resilience.controller.decide.recovery_modes import check_names, with_each_node
 from slurm_resilience.controller.inbox import Inbox
@@ -103,7 +104,12 @@ class Controller:
         # What waits for a time must not end, or begin anew, because the date was set.
         clock = self._clock = SteadyClock(clock)
         state_dir = Path(config.controller.state_dir)
-        replacers = choose_replacers(config.replace, info, client, borders.host)
+        reset = GpuResetReplacer(
+            lambda *asked: self.inbox.node_requests.ask(*asked),
+            borders.host,
+            lambda: self.registry.wake.set(),
+        )
+        replacers = choose_replacers(config.replace, info, client, borders.host, reset)
         self.journal = Journal(state_dir / "journal.db", borders.connect)
         # What is under way is timed by the date that the last sresctld went by.
         clock.go_on_from(self.journal.newest())

@@ -26,7 +26,7 @@ from slurm_resilience.controller.journal.records import (
 from slurm_resilience.controller.probe import Prober, ProbeResult
 from slurm_resilience.controller.registry import AgentView, Registry, SupervisorRoll
 from slurm_resilience.errors import SresError
-from slurm_resilience.model import REBOOT, Job, Node
+from slurm_resilience.model import REBOOT, RESET, Job, Node
 from slurm_resilience.replace.repair_order import RepairOrder, Run, Verb
 from slurm_resilience.replace.replacers import Replacers, program_only
 from slurm_resilience.slurm.client import SlurmClient
@@ -43,6 +43,8 @@ class SiteFacts(msgspec.Struct, frozen=True):
     """Something that replaces nodes is configured."""
     can_reboot: bool = False
     """Nodes can be rebooted, also where they cannot be replaced."""
+    can_reset: bool = False
+    """GPUs are reset, where a finding asks for it."""
     permits_expansion: bool = False
     slurmd_timeout: float = 300.0
     """Seconds that Slurm waits for a silent node before its jobs end (SlurmdTimeout)."""
@@ -58,7 +60,9 @@ class SiteFacts(msgspec.Struct, frozen=True):
     """Slurm's, where there are spares; None: they were not read, and spares stay as they are."""
 
     def can_repair(self, action: str) -> bool:
-        """Tell whether `Action:Replace` or `Action:Reboot` can be done without a person."""
+        """Tell whether such an action can be done without a person."""
+        if action == RESET:
+            return self.can_reset
         return self.can_replace or (action == REBOOT and self.can_reboot)
 
 
@@ -127,7 +131,8 @@ class Sources(NamedTuple):
 def repair_order(state_dir: Path, incident: Incident, seconds: float) -> RepairOrder:
     """Return the order of an incident's latest try to repair its node."""
     directory = state_dir / "runs" / f"{incident.id}-{incident.attempts}"
-    verb: Verb = "reboot" if incident.action == REBOOT else "replace"
+    verbs: Mapping[str, Verb] = {REBOOT: "reboot", RESET: "reset"}
+    verb = verbs.get(incident.action, "replace")
     return RepairOrder(directory, verb, incident.node, incident.action, seconds)
 
 

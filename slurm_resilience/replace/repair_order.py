@@ -16,7 +16,7 @@ import msgspec
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import Node
 
-Verb = Literal["replace", "reboot"]
+Verb = Literal["replace", "reboot", "reset"]
 
 
 class Run(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ import msgspec
 
 from slurm_resilience.config import ReplaceSettings
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.model import REBOOT, REPLACE, Node
+from slurm_resilience.model import REBOOT, REPLACE, RESET, Node
 from slurm_resilience.replace import program
 from slurm_resilience.replace.program import (
     THIS_HOST,
@@ -33,6 +33,8 @@ from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
 GROUP = "slurm_resilience.replacers"
 PROGRAM, POWER, SLURM_REBOOT = "program", "slurm-power", "slurm-reboot"
 """The names in `replace.by` and `replace.reboot_by`, besides those of the group."""
+GPU_RESET = "gpu-reset"
+"""The one that resets GPUs. It is not chosen by name: no other can."""
 
 
 class Replacers:
@@ -42,7 +44,7 @@ class Replacers:
         """
         Args:
             known: by name.
-            chosen: for `Action:Replace` and `Action:Reboot` the name of the one that does it.
+            chosen: for each action (`Action:Replace`, …) the name of the one that does it.
             host: runs the program.
         """
         self._known = known
@@ -119,7 +121,11 @@ def program_only(settings: ReplaceSettings, host: RunHost = THIS_HOST) -> Replac
 
 
 def choose_replacers(
-    settings: ReplaceSettings, info: ClusterInfo, client: SlurmClient, host: RunHost = THIS_HOST
+    settings: ReplaceSettings,
+    info: ClusterInfo,
+    client: SlurmClient,
+    host: RunHost = THIS_HOST,
+    gpu_reset: Replacer | None = None,
 ) -> Replacers:
     """Return what the configuration names, checked against what Slurm has.
 
@@ -128,6 +134,7 @@ def choose_replacers(
         info: Slurm's settings.
         client: the door to Slurm.
         host: the machine that the program runs on.
+        gpu_reset: resets GPUs; None: they are not reset.
 
     Raises:
         ConfigError: a name that is not known, or one that cannot work with this Slurm.
@@ -155,6 +162,8 @@ def choose_replacers(
             )
         elif name not in known:
             known[name] = _load(name, settings)
+    if gpu_reset is not None:
+        known[GPU_RESET], chosen[RESET] = gpu_reset, GPU_RESET
     return Replacers(known, chosen, host)
 
 

@@ -203,6 +203,25 @@ class LeftOverEnded(msgspec.Struct, frozen=True):
     """Those that live on."""
 
 
+class ResetGpus(msgspec.Struct, frozen=True):
+    """A question, and an order: reset the GPUs with a finding that asks for it, if nothing runs on
+    the node. The same order is carried out once, and answered in the same way once more."""
+
+    kind: ClassVar[str] = "reset-gpus"
+    order: str
+    """Names the try: incident and attempt."""
+    seconds: float
+    """Until the answer is due."""
+
+
+class GpusReset(msgspec.Struct, frozen=True):
+    """The answer to `ResetGpus`."""
+
+    is_well: bool
+    """They were reset, answer, and nothing is found on them any more."""
+    text: str
+
+
 class RunCheck(msgspec.Struct, frozen=True):
     """A question: the result of one check, run now."""
 

@@ -182,6 +182,14 @@ def node_as_it_begins(self: SimSlurm, name: str) -> Node:
     return msgspec.structs.replace(_node(self, name), reason_unclear=False)
 
 
+_towards_repair = node_events._towards_repair
+
+
+def towards_repair_under_jobs(snapshot: Any, config: Any, incident: Any, seen: Node) -> Any:
+    idle = msgspec.structs.replace(seen, base="IDLE", flags=seen.flags - {"COMPLETING"})
+    return _towards_repair(snapshot, config, incident, idle)
+
+
 def take_any_nodes(snapshot: Any, pool: SparePool, seen: Reservation) -> Iterator[MovePool]:
     """Go on with the nodes that Slurm shows, also where a person has put them there."""
     if set(seen.nodes) != set(pool.nodes):
@@ -472,6 +480,14 @@ MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]
         ClusterRule.UNCHECKED,
         (Kind.PERSON_ASKS,),
         ((AgentView, "vouches", True),),
+    ),
+    "GPUs are reset under jobs": (
+        ClusterRule.RESET,
+        (Kind.SICK_RESET,),
+        (
+            (node_events, "_towards_repair", towards_repair_under_jobs),
+            (RepairActs, "_node_to_repair", lambda self, _, name: self._client.node(name)),
+        ),
     ),
     "no spare is ever kept": (
         ClusterRule.POOL_FULL,

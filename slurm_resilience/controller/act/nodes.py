@@ -262,9 +262,14 @@ class NodeActs:
         if action.event in _FAILURES and node is not None and not is_out_of_service(node):
             node = self._keep_out(node, incident)
             is_mark = True
+        if action.action:
+            node, is_mark = self._ask_instead(incident, action.action), True
+            if node is None:
+                return
         if run is not None and run.wrote_reason:
             is_mark = node is not None  # the Reason's time is another one by now
         facts = IncidentFacts(
+            action=action.action or None,
             next_try=action.next_try,
             run_ended=(run.ended_at or None) if run else None,
             mark_reason_at=node.reason_at if node is not None and is_mark else None,
@@ -297,6 +302,18 @@ class NodeActs:
         )
         self._client.set_node([node.name], state="fail", reason=incident.action)
         return self._client.node(node.name)
+
+    def _ask_instead(self, incident: Incident, action: str) -> Node | None:
+        """Ask for another repair of a node, where one did not help; None: a person has answered."""
+        node = self._client.node(incident.node)
+        if node.requested_action not in (incident.action, action) or not is_out_of_service(node):
+            log.info("%s is %s now (%s): not asked anew", node.name, node.state, node.reason)
+            return None
+        if node.requested_action != action:
+            text = f"reason={action}: {incident.action} did not help"
+            self._reporter.event("marking", text, node=node.name, incident=incident.id)
+            self._client.set_node([node.name], reason=action)
+        return self._client.node(incident.node)
 
     def _acknowledge(self, snapshot: ClusterSnapshot, name: str) -> None:
         """Take what is found on a node for answered: a person put it back into service."""

@@ -24,7 +24,7 @@ from slurm_resilience.controller.journal.records import Incident, IncidentFacts,
 from slurm_resilience.controller.observe import ClusterSnapshot, repair_order
 from slurm_resilience.controller.probe import Prober
 from slurm_resilience.controller.registry import Registry
-from slurm_resilience.model import REBOOT, Node
+from slurm_resilience.model import ACTIONS, REPLACE, Node
 from slurm_resilience.replace.repair_order import RepairOrder, RunExists
 from slurm_resilience.replace.replacers import PROGRAM, Replacers
 from slurm_resilience.slurm.client import SlurmClient
@@ -94,7 +94,7 @@ class RepairActs:
         before = MachineIdentity(agent.boot_id, agent.instance) if agent else incident.before
         name = self._replacers.name_of(incident.action)
         words = self._settings.program if name == PROGRAM else (name,)
-        verb = "reboot" if incident.action == REBOOT else "replace"
+        verb = ACTIONS.get(incident.action, ACTIONS[REPLACE])[0]
         command = " ".join([*words, verb, node.name])
         facts = IncidentFacts(attempts=incident.attempts + 1, before=before, is_flap=False)
         # The journal first: a run that exists is found again by its directory.

@@ -1,4 +1,4 @@
-"""Decide, for a fault that comes again: reboot, then replace, then leave it to a person. Pure.
+"""Decide, for a fault that comes again: reset, reboot, replace, then leave it to a person. Pure.
 
 The repairs of all incidents count, as far as the journal and `recovery.recurrence_window` reach. A
 reboot counts for the machine that was booted: its successor under the same name begins anew. A
@@ -9,11 +9,13 @@ that fails again and again is a lemon.
 
 from __future__ import annotations
 
+import msgspec
+
 from slurm_resilience.config import Config
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.journal.records import Incident, Repair
 from slurm_resilience.controller.observe import ClusterSnapshot
-from slurm_resilience.model import REBOOT, REPLACE
+from slurm_resilience.model import REBOOT, REPLACE, RESET
 
 SPEAKS_SECONDS = 5.0
 """A node that was heard later than this ago may be the same machine under its name of before."""
@@ -21,26 +23,36 @@ SPEAKS_SECONDS = 5.0
 
 def escalated(snapshot: ClusterSnapshot, config: Config, diagnosis: NodeDiagnosis) -> NodeDiagnosis:
     """Return a diagnosis with the action that this fault calls for by now."""
+    if diagnosis.action == RESET and diagnosis.kind == "sick":
+        diagnosis = _after_resets(snapshot, config, diagnosis)
     if diagnosis.action != REBOOT or diagnosis.kind != "sick":
         return diagnosis
     machine = _own(snapshot, diagnosis.node, _instance_now(snapshot, diagnosis.node))
-    reboots = sum(
-        repair.action == REBOOT and _is_of(repair, diagnosis.node, machine)
-        for repair in snapshot.memory.repairs
-    )
+    reboots = _count(snapshot, REBOOT, diagnosis.node, machine)
     if reboots < config.recovery.max_reboots:
         return diagnosis
     text = diagnosis.reason
     if reboots:
         text += f"; rebooted {_times(reboots)} already within {_window(config)}"
-    return NodeDiagnosis(
-        diagnosis.node,
-        diagnosis.kind,
-        text,
-        REPLACE,
-        diagnosis.probe,
-        diagnosis.silence,
-        diagnosis.cause,
+    return msgspec.structs.replace(diagnosis, reason=text, action=REPLACE)
+
+
+def _after_resets(
+    snapshot: ClusterSnapshot, config: Config, diagnosis: NodeDiagnosis
+) -> NodeDiagnosis:
+    """Return a diagnosis that asks for a reboot, where its GPUs were reset often enough."""
+    machine = _own(snapshot, diagnosis.node, _instance_now(snapshot, diagnosis.node))
+    resets = _count(snapshot, RESET, diagnosis.node, machine)
+    if resets < config.recovery.max_resets:
+        return diagnosis
+    text = f"{diagnosis.reason}; reset {_times(resets)} already within {_window(config)}"
+    return msgspec.structs.replace(diagnosis, reason=text, action=REBOOT)
+
+
+def _count(snapshot: ClusterSnapshot, action: str, node: str, machine: str) -> int:
+    return sum(
+        repair.action == action and _is_of(repair, node, machine)
+        for repair in snapshot.memory.repairs
     )
 
 

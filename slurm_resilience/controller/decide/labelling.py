@@ -10,7 +10,7 @@ from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import open_findings
 from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
-from slurm_resilience.model import REBOOT, SEVERITIES, Finding
+from slurm_resilience.model import REBOOT, RESET, SEVERITIES, Finding
 from slurm_resilience.slurm.node_labels import (
     FAULT_REASON,
     FAULT_TYPE,
@@ -22,6 +22,7 @@ from slurm_resilience.slurm.node_labels import (
 )
 
 PENDING_REBOOT, PENDING_REPLACEMENT = "pending-reboot", "pending-replacement"
+PENDING = {REBOOT: PENDING_REBOOT, RESET: "pending-reset"}
 VALIDATING, UNSCHEDULABLE = "validating", "unschedulable"
 
 
@@ -35,7 +36,7 @@ def labels_for(incident: Incident, found: Sequence[Finding] = ()) -> Mapping[str
     """
     match incident.state:
         case NodeState.SET_ASIDE | NodeState.EMPTY | NodeState.REPAIRING:
-            health = PENDING_REBOOT if incident.action == REBOOT else PENDING_REPLACEMENT
+            health = PENDING.get(incident.action, PENDING_REPLACEMENT)
         case NodeState.VALIDATING | NodeState.RETURNING:
             health = VALIDATING
         case NodeState.QUARANTINED:

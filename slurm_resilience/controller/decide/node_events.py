@@ -43,7 +43,7 @@ from slurm_resilience.controller.diagnose import (
 )
 from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
-from slurm_resilience.model import REBOOT, Node
+from slurm_resilience.model import ACTIONS, REBOOT, REPLACE, RESET, Node
 from slurm_resilience.replace.repair_order import Run
 
 RESUME_AGAIN_SECONDS = 10.0
@@ -345,7 +345,7 @@ def _from_repairing(
     elif run.state == "ended" and run.rc == 0:
         yield _move(incident, NodeEvent.REPLACED, f"{run.by} ended well")
     else:
-        yield _failed(snapshot, config, incident, _failure_of(run))
+        yield _failed(snapshot, config, incident, _failure_of(run), is_tried=run.state != "lost")
 
 
 def _failure_of(run: Run) -> str:
@@ -355,11 +355,22 @@ def _failure_of(run: Run) -> str:
 
 
 def _failed(
-    snapshot: ClusterSnapshot, config: Config, incident: Incident, cause: str
+    snapshot: ClusterSnapshot,
+    config: Config,
+    incident: Incident,
+    cause: str,
+    *,
+    is_tried: bool = True,
 ) -> Transition:
+    """Find what follows a repair that failed, or that was lost before it had begun."""
     if incident.is_flap:
         event = NodeEvent.GONE_AGAIN if incident.times.marked else NodeEvent.JUDGED_ANEW
         return _move(incident, event, cause)
+    if incident.action == RESET and incident.kind != "requested" and is_tried:
+        # Whatever a reset does not mend, another one does not either.
+        text = f"{cause}; it is rebooted"
+        event = NodeEvent.REPLACEMENT_FAILED
+        return Transition(incident.node, incident.id, event, text, snapshot.now, REBOOT)
     if incident.attempts >= config.replace.attempts:
         text = f"{cause}; given up after {incident.attempts} attempts, a person must look"
         return _move(incident, NodeEvent.GAVE_UP, text)
@@ -447,7 +458,7 @@ def _fault_on_return(
 
 def _is_another(snapshot: ClusterSnapshot, incident: Incident) -> bool:
     """Tell whether the sresd that speaks is of another boot or machine than the one that was to be
-    replaced. A node that came back by itself may be the same."""
+    replaced. A node that came back by itself, or whose GPUs were reset, may be the same."""
     agent = snapshot.agents.get(incident.node)
     if agent is None or not agent.is_heard:
         return False
@@ -456,7 +467,8 @@ def _is_another(snapshot: ClusterSnapshot, incident: Incident) -> bool:
         known.boot_id,
         known.instance,
     )
-    return incident.is_flap or not is_the_old_one
+    is_the_same_well = incident.is_flap or incident.action == RESET
+    return is_the_same_well or not is_the_old_one
 
 
 def _is_back(snapshot: ClusterSnapshot, incident: Incident, node: Node) -> bool:
@@ -495,7 +507,7 @@ def _from_returning(
     # A maintenance reservation keeps jobs off a node that has come back all the same. What is found
     # on it from now on is news.
     if node.is_available or node.is_only_reserved:
-        verb = "rebooted" if incident.action == REBOOT else "replaced"
+        verb = ACTIONS.get(incident.action, ACTIONS[REPLACE])[1]
         verb = "came back by itself" if incident.is_flap else verb
         text = f"{verb} and back in service{_after(snapshot, incident)}"
         if node.is_only_reserved:

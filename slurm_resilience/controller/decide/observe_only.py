@@ -32,7 +32,7 @@ from slurm_resilience.controller.journal.records import (
     Remark,
 )
 from slurm_resilience.controller.observe import ClusterSnapshot
-from slurm_resilience.model import REBOOT, Node
+from slurm_resilience.model import ACTIONS, REPLACE, RESET, Node
 
 WOULD_MARK, WOULD_RETURN, WOULD_LEAVE = "would-mark", "would-return", "would-leave"
 _LAST = (WOULD_REPLACE, WOULD_RETURN, WOULD_LEAVE)
@@ -177,8 +177,10 @@ def _next(
             case ProbeNode():
                 yield ProbeNode(action.node)
             case StartReplacement() if ceilings.take(as_if):
-                verb = "reboot" if fault.action == REBOOT else "replace"
+                verb = ACTIONS.get(fault.action, ACTIONS[REPLACE])[0]
                 text = f"would start the replacement program: {verb} {node.name}"
+                if fault.action == RESET:
+                    text = f"would have its sresd reset the GPUs of {node.name}"
                 yield Remark(snapshot.now, WOULD_REPLACE, text)
             case Transition(event=NodeEvent.CAME_BACK):
                 text = f"would look at it and give it back: {action.reason}"

@@ -121,6 +121,7 @@ class IncidentTable:
             name: value
             for name in (
                 "attempts",
+                "action",
                 "next_try",
                 "before",
                 "reason_at",

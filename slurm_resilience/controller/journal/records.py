@@ -46,7 +46,7 @@ class Incident(msgspec.Struct, frozen=True):
     kind: str
     """dead, sick, requested."""
     action: str
-    """Action:Replace or Action:Reboot."""
+    """Action:Replace, Action:Reboot or Action:Reset."""
     reason: str
     state: NodeState
     times: IncidentTimes
@@ -71,6 +71,7 @@ class IncidentFacts(msgspec.Struct, frozen=True):
     """News of an incident that an event brings, beside the new state. None: nothing new."""
 
     attempts: int | None = None
+    action: str | None = None
     next_try: float | None = None
     run_ended: float | None = None
     before: MachineIdentity | None = None

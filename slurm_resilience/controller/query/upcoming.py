@@ -19,7 +19,7 @@ from slurm_resilience.controller.decide.node_validation import (
 from slurm_resilience.controller.diagnose import NodeDiagnosis, life_of
 from slurm_resilience.controller.journal.records import HOUR_SECONDS, Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
-from slurm_resilience.model import REBOOT, Node
+from slurm_resilience.model import ACTIONS, REPLACE, Node
 
 
 class NextAct(msgspec.Struct, frozen=True):
@@ -150,7 +150,7 @@ def _of_repair(
     snapshot: ClusterSnapshot, config: Config, incident: Incident, node: Node, running: int
 ) -> NextAct:
     """Find what comes next for a marked node: its replacement, when its turn has come."""
-    what = "rebooted" if incident.action == REBOOT else "replaced"
+    what = ACTIONS.get(incident.action, ACTIONS[REPLACE])[1]
     unless = {"dead": _ANSWERS, "requested": _CANCEL}.get(incident.kind, _PERSON)
     act = NextAct(what, incident.reason, unless)
 

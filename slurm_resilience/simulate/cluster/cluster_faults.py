@@ -49,6 +49,7 @@ class FaultKind(enum.StrEnum):
     POWER = "a node loses power"
     FLAPPING = "a node is cut off again and again"
     SICK_REBOOT = "a node shows a fault that a reboot mends"
+    SICK_RESET = "a node shows a fault that a reset of the GPU mends, or does not"
     SICK_REPLACE = "a node shows a fault that comes back in each boot"
     LEMON = "a machine comes back from each repair, and fails again"
     AGENT_STOPS = "a sresd is stopped for an upgrade"
@@ -154,16 +155,17 @@ def plan(
     random = Random(f"{seed}/plan")
     # A lemon stands for some of the machines that are replaced: so a seed's other faults stay the
     # same with it and without it.
-    lemon: FaultKind = FaultKind.LEMON
-    apart = SPARE_KINDS | {lemon}
+    lemon, reset = FaultKind.LEMON, FaultKind.SICK_RESET
+    apart = SPARE_KINDS | {lemon, reset}
     ordered: list[FaultKind] = [kind for kind in FaultKind if kind in kinds and kind not in apart]
-    lemons = Random(f"{seed}/lemons")
+    lemons, resets = Random(f"{seed}/lemons"), Random(f"{seed}/resets")
+    alone: list[FaultKind] = [kind for kind in (lemon, reset) if kind in kinds]
     count = max(1, round(hours * a_hour))
     faults = _plan_spares(seed, hours, a_hour, kinds)
-    if not ordered and lemon not in kinds:
+    if not ordered and not alone:
         return sorted(faults)
     spared = len(faults)
-    ordered, count = ordered or [lemon], count + len(faults)
+    ordered, count = ordered or alone[:1], count + len(faults)
     while len(faults) < count:
         begin = 40.0 + random.random() * max(1.0, hours * 3600.0 - 100.0)
         for _ in range(min(random.choice((1, 2, 3)), count - len(faults))):
@@ -171,6 +173,8 @@ def plan(
             kind = random.choice(ordered)
             if kind is FaultKind.SICK_REPLACE and lemon in kinds and lemons.random() < 0.5:
                 kind = lemon
+            if kind is FaultKind.SICK_REBOOT and reset in kinds and resets.random() < 0.5:
+                kind = reset
             faults.append(PlannedFault(at, kind, f"{seed}/{len(faults) - spared}"))
     return sorted(faults)
 
@@ -621,6 +625,7 @@ FAULTS: Mapping[FaultKind, Callable[[FaultyWorld, Random], None]] = {
     FaultKind.FLAPPING: _flapping,
     FaultKind.SICK_REBOOT: _sick(Severity.REBOOT),
     FaultKind.SICK_REPLACE: _sick(Severity.REPLACE),
+    FaultKind.SICK_RESET: _sick(Severity.RESET),
     FaultKind.LEMON: _lemon,
     FaultKind.AGENT_STOPS: _agent_stops,
     FaultKind.AGENT_DIES: _agent_dies,

@@ -208,6 +208,19 @@ class ClusterRules:
         """Take in that a user's claim was believed which is not its own."""
         self.break_rule(ClusterRule.NOT_ITS_OWN, text)
 
+    def gpus_reset(self, name: str, order: str) -> None:
+        """Take in that a node's sresd begins to reset its GPUs."""
+        self._note(f"RESET of the GPUs of {name} for {order}")
+        self._acts(name)
+        intent = f"{name} {order}"
+        if intent in self._intents:
+            self.break_rule(ClusterRule.RESET, f"{intent} is carried out a second time")
+        self._intents.add(intent)
+        before, started = self._schedule.now - 3 * STALE_SECONDS, self._supervisors.started_at
+        jobs = [job.id for job in self._slurm.jobs_on(name) if started[job.id] < before]
+        if jobs:
+            self.break_rule(ClusterRule.RESET, f"{name} has job {jobs[0]}")
+
     # -- what is done with programs -------------------------------------------------------------
 
     def run_started(self, run: SimRun) -> None:

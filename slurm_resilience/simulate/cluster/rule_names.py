@@ -30,6 +30,7 @@ class ClusterRule(enum.StrEnum):
     QUEUE_JUMP = "no job goes before the queue for more nodes than it lost to faults"
     NOT_ITS_OWN = "no user speaks for a node or for another user's job, or orders anything"
     HALT = "nothing is begun after a pause or SIGTERM"
+    RESET = "GPUs are reset while no job is on their node, and once for each order"
     LEMON = "no machine is repaired again and again without a person (recovery.max_repairs)"
     DURATIONS = "no duration is written down that has not passed"
     YOUNG_ROWS = "nothing is dropped from the journal before its time (controller.keep)"

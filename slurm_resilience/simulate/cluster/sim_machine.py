@@ -6,29 +6,36 @@ import enum
 from collections.abc import Callable
 from random import Random
 
+import msgspec
+
 from slurm_resilience.agent.outbox import Outbox
-from slurm_resilience.health.grouping import FindingGroup, GroupingChange, absorb
-from slurm_resilience.model import CheckResult, Finding, Severity
+from slurm_resilience.health.grouping import FindingGroup, GroupingChange, absorb, heals
+from slurm_resilience.model import FAULTY, CheckResult, Finding, Severity
 from slurm_resilience.simulate.cluster.sim_clock import EPOCH_SECONDS
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.wire.messages import (
     Beat,
     Goodbye,
+    GpusReset,
     Hello,
     Message,
     NodeAnswer,
     NodeHello,
     NodeRequest,
     Report,
+    ResetGpus,
     Role,
 )
 from slurm_resilience.wire.server import Client
 
 XIDS = {
+    Severity.RESET: ("46", "GPU stopped processing"),
     Severity.REBOOT: ("95", "uncontained memory error"),
     Severity.REPLACE: ("79", "GPU has fallen off the bus"),
 }
-"""By what they ask for: an error that a reboot mends, and one that it does not."""
+"""By what they ask for: what a reset mends, what a reboot mends, and what neither does."""
+GPU = "0000:3b:00"
+RESET_SECONDS = (2.0, 8.0, 40.0)
 BEAT = Beat(1)
 GPU_CHECK = "gpus"
 """The health check of every simulated sresd."""
@@ -136,6 +143,10 @@ class SimMachine:
         """When it last gave sresctld a sign of life: a beat, or the answer to a probe."""
         self.answers_since = 0.0
         """Since when it answers probes, while it does."""
+        self.resets: dict[str, GpusReset] = {}
+        """The orders to reset its GPU that sresd has carried out, and how each ended."""
+        self.on_reset: Callable[[str, str], None] = lambda *_: None
+        """Is told of each reset: the node and the order."""
         self.agent = Agent(self)
 
     # -- facts --------------------------------------------------------------------------------
@@ -195,7 +206,7 @@ class SimMachine:
             return
         self.power = Power.ON
         self.answers_since = self._schedule.now
-        if self.fault is Severity.REBOOT:
+        if self.fault in (Severity.RESET, Severity.REBOOT):
             self.fault = None
         if Path.SLURM not in self.cut:
             self._registers(self.name, True)
@@ -362,7 +373,7 @@ class Agent:
             return
         code, meaning = XIDS[severity]
         text, at = f"Xid {code}: {meaning}", EPOCH_SECONDS + self._machine.schedule.now
-        finding = Finding("xid", severity, text, at, "0000:3b:00", code)
+        finding = Finding("xid", severity, text, at, GPU, code)
         change = absorb(self._groups, finding)
         self._groups = change.incidents
         self._outbox.change(change)
@@ -408,11 +419,54 @@ class Agent:
         self._machine.schedule.after(seconds, self._dial, self._dialing)
 
     def _hear(self, message: Message) -> None:
-        """Answer a question, if this machine can: it has nothing to tell."""
+        """Answer a question, if this machine can: it resets its GPU, and has nothing to tell."""
         connection = self.connection
-        if isinstance(message, NodeRequest) and connection is not None:
+        is_reset = isinstance(message, NodeRequest) and message.kind == ResetGpus.kind
+        if isinstance(message, NodeRequest) and is_reset and connection is not None:
+            self._reset(connection, message)
+        elif isinstance(message, NodeRequest) and connection is not None:
             answer = NodeAnswer(message.id, refused="nothing to tell")
             self._machine.schedule.after(0.1, self._answer, connection, answer)
+
+    def _reset(self, connection: SimClient, request: NodeRequest) -> None:
+        """Reset the GPU, once for each order: it helps, or not, or sresd dies over it."""
+        machine = self._machine
+        asked = msgspec.msgpack.decode(request.body, type=ResetGpus)
+        random = Random(f"{machine.instance}/{asked.order}")
+        seconds, chance = random.choice(RESET_SECONDS), random.random()
+        if asked.order in machine.resets:
+            seconds = 0.1
+        elif not any(one.severity is Severity.RESET for one in self._outbox.holding()):
+            answer = NodeAnswer(request.id, refused="no GPU asks for it")
+            machine.schedule.after(0.1, self._answer, connection, answer)
+            return
+        else:
+            machine.on_reset(machine.name, asked.order)
+            machine.resets[asked.order] = GpusReset(False, "sresd ended in the middle of the reset")
+            if chance < 0.15:
+                self.crash(seconds)
+                return
+            machine.schedule.after(seconds, self._was_reset, asked.order, chance, machine.boot_id)
+        machine.schedule.after(seconds + 0.1, self._tell_reset, connection, request.id, asked.order)
+
+    def _was_reset(self, order: str, chance: float, boot_id: str) -> None:
+        machine = self._machine
+        if not machine.lives or machine.boot_id != boot_id:
+            return
+        if chance < 0.4:
+            machine.resets[order] = GpusReset(False, "the GPU was not reset")
+            return
+        if machine.fault is Severity.RESET:
+            machine.fault = None
+        self._groups = tuple(one for one in self._groups if not heals(one.lead, GPU))
+        self._outbox.change(GroupingChange(self._groups, recovered=GPU))
+        self._tell_news()
+        still = any(one.severity in FAULTY for one in self._outbox.holding())
+        machine.resets[order] = GpusReset(not still, "reset")
+
+    def _tell_reset(self, connection: SimClient, number: int, order: str) -> None:
+        body = msgspec.Raw(msgspec.msgpack.encode(self._machine.resets[order]))
+        self._answer(connection, NodeAnswer(number, body))
 
     def _answer(self, connection: SimClient, answer: NodeAnswer) -> None:
         machine, endpoint = self._machine, self._machine.endpoint

@@ -25,7 +25,7 @@ ACTIONS = {
     REBOOT: ("reboot", "rebooted"),
     RESET: ("reset", "reset"),
 }
-"""What a reason can ask of sresctld, with the verb and what the node is then."""
+"""Actions that a reason can ask of sresctld, each with its verb and with what the node is then."""
 
 INJECTED_MARK = "(injected)"
 """Ends the text of a finding that a person made for a drill, and so of all that follows from it."""

@@ -23,7 +23,6 @@ from slurm_resilience.agent.events.app_xid_memory import AppXidMemory
 from slurm_resilience.agent.events.gpu_events import GpuEvents
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.finding_intake import FindingIntake
-from slurm_resilience.agent.gpu_reset import GpuReset
 from slurm_resilience.agent.health_log import HealthLog, log_path
 from slurm_resilience.agent.hook_state import HookState, hook_directory
 from slurm_resilience.agent.isolation import Isolation
@@ -34,6 +33,7 @@ from slurm_resilience.agent.joining.validation import Validation
 from slurm_resilience.agent.kernel_log_reader import KernelLogReader
 from slurm_resilience.agent.left_over import end_left_over
 from slurm_resilience.agent.machine_tools import gpu_state, machine_journal
+from slurm_resilience.agent.orders.gpu_reset import GpuReset
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.agent.responder import Answerer
 from slurm_resilience.clock import Clock
@@ -87,7 +87,6 @@ class Daemon:
         self._clock = clock
         self._turn = itertools.count()
         self._wakeup = Wakeup()
-        self._gpu_reset: GpuReset | None = None
         self._health_log = self._open_health_log()
         self.outbox = Outbox(self._wakeup.ring, self._health_log)
         hello = NodeHello(identity.boot_id(), identity.instance(), __version__)
@@ -130,16 +129,6 @@ class Daemon:
     def run(self, kernel_log: Path) -> int:
         """Run until `stop` is set; return the exit code."""
         intake = FindingIntake(self.outbox, self._app_xids().note)
-        self._gpu_reset = GpuReset(
-            self._settings.agent.nvidia_smi,
-            Path(self._settings.lifecycle.state_dir),
-            self.outbox,
-            intake,
-            lambda: bool(steps.running(self._node)),
-            self._checks.run_after_step,
-            self._clock,
-            self._stop,
-        )
         reader = KernelLogReader(
             kernel_log, self._drill, self.outbox, intake, self._clock, self._stop
         )
@@ -244,9 +233,18 @@ class Daemon:
         return LogTail(lines, self.outbox.kernel_findings())
 
     def _reset_gpus(self, asked: ResetGpus) -> GpusReset:
-        if self._gpu_reset is None:
+        if self._kernel_log is None:
             raise SresError("sresd has just started")
-        return self._gpu_reset.answer(asked)
+        return GpuReset(
+            self._settings.agent.nvidia_smi,
+            Path(self._settings.lifecycle.state_dir),
+            self.outbox,
+            self._kernel_log.intake,
+            lambda: bool(steps.running(self._node)),
+            self._checks.run_after_step,
+            self._clock,
+            self._stop,
+        ).answer(asked)
 
     def _evidence(self, asked: SendEvidence) -> NodeEvidence:
         most = min(asked.max_bytes, MAX_TAIL_BYTES)

@@ -97,7 +97,7 @@ class KernelLogReader:
         self._path = path
         self._drill = drill
         self._outbox = outbox
-        self._intake = intake
+        self.intake = intake
         self._clock = clock
         self._stop = stop
         self._classifier = Classifier(drill.is_always)
@@ -153,7 +153,7 @@ class KernelLogReader:
         self._lines.append(line[:KEPT_LINE_CHARACTERS])
         is_drill = self._drill.covers(record(line).uptime if is_from_before else None)
         for finding in self._classifier.feed(line, self._clock.now(), booted, is_drill):
-            self._intake.from_log(finding)
+            self.intake.from_log(finding)
 
     def _put_up(self, verdict: str, text: str) -> None:
         result = CheckResult(NAME, "pass" if verdict == "pass" else "unjudged", text)

@@ -24,7 +24,7 @@ from slurm_resilience import __version__, daemon_log
 from slurm_resilience.clock import Clock, SteadyClock, SystemClock
 from slurm_resilience.config import OPTION_HELP, Config, load
 from slurm_resilience.controller.act.actor import Actor
-from slurm_resilience.controller.act.gpu_reset import GpuResetReplacer
+from slurm_resilience.controller.act.reset_replacer import GpuResetReplacer
 from slurm_resilience.controller.cycle import Cycle
 from slurm_resilience.controller.decide.recovery_modes import check_names, with_each_node
 from slurm_resilience.controller.inbox import Inbox

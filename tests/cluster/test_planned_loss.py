@@ -19,8 +19,8 @@ def test_a_notice_is_a_planned_loss(
     program = tmp_path / "notice"
     program.write_text(f'#!/bin/sh\ncat {tmp_path}/"$(hostname)" 2>/dev/null || true\n')
     program.chmod(0o755)
-    checks = {"loss_notice": str(program), "periods": {"planned_loss": 1.0}}
-    lab = fresh_lab(LabSpec(nodes=3, network=True, sres_options={"checks": checks}))
+    options = {"checks": {"loss_notice": str(program)}}
+    lab = fresh_lab(LabSpec(nodes=3, network=True, sres_options=options))
     wait_for(lambda: all_idle(lab), 30, NodesOf(lab))
 
     # Taken back while a job that is not supervised keeps the node: it is not replaced.

@@ -295,7 +295,7 @@ class SimCluster:
         rules.breaker.is_tripped, rules.breaker.knows = self.daemon.is_tripped, self.daemon.knows
         self.clock.stride, self.clock.waited = self.daemon.stride, self.beat
         for machine in self.machines.values():
-            machine.on_reset = rules.gpus_reset
+            machine.agent.on_reset = rules.gpus_reset
             machine.agent.start(self._random.uniform(0.1, 4.0))
         for fault in sorted(faults):
             schedule.at(fault.at, self._strike, fault)

@@ -143,10 +143,6 @@ class SimMachine:
         """When it last gave sresctld a sign of life: a beat, or the answer to a probe."""
         self.answers_since = 0.0
         """Since when it answers probes, while it does."""
-        self.resets: dict[str, GpusReset] = {}
-        """The orders to reset its GPU that sresd has carried out, and how each ended."""
-        self.on_reset: Callable[[str, str], None] = lambda *_: None
-        """Is told of each reset: the node and the order."""
         self.agent = Agent(self)
 
     # -- facts --------------------------------------------------------------------------------
@@ -273,6 +269,10 @@ class Agent:
         """When sresctld was told of each finding of this boot, or of its return."""
         self._told: dict[tuple[str, str, str], float] = {}
         """The time of each finding that was told."""
+        self.resets: dict[str, GpusReset] = {}
+        """The orders to reset its GPU that sresd has carried out, and how each ended."""
+        self.on_reset: Callable[[str, str], None] = lambda *_: None
+        """Is told of each reset: the node and the order."""
 
     def start(self, seconds: float) -> None:
         """Start, and connect after so long."""
@@ -434,15 +434,15 @@ class Agent:
         asked = msgspec.msgpack.decode(request.body, type=ResetGpus)
         random = Random(f"{machine.instance}/{asked.order}")
         seconds, chance = random.choice(RESET_SECONDS), random.random()
-        if asked.order in machine.resets:
+        if asked.order in self.resets:
             seconds = 0.1
         elif not any(one.severity is Severity.RESET for one in self._outbox.holding()):
             answer = NodeAnswer(request.id, refused="no GPU asks for it")
             machine.schedule.after(0.1, self._answer, connection, answer)
             return
         else:
-            machine.on_reset(machine.name, asked.order)
-            machine.resets[asked.order] = GpusReset(False, "sresd ended in the middle of the reset")
+            self.on_reset(machine.name, asked.order)
+            self.resets[asked.order] = GpusReset(False, "sresd ended in the middle of the reset")
             if chance < 0.15:
                 self.crash(seconds)
                 return
@@ -454,7 +454,7 @@ class Agent:
         if not machine.lives or machine.boot_id != boot_id:
             return
         if chance < 0.4:
-            machine.resets[order] = GpusReset(False, "the GPU was not reset")
+            self.resets[order] = GpusReset(False, "the GPU was not reset")
             return
         if machine.fault is Severity.RESET:
             machine.fault = None
@@ -462,10 +462,10 @@ class Agent:
         self._outbox.change(GroupingChange(self._groups, recovered=GPU))
         self._tell_news()
         still = any(one.severity in FAULTY for one in self._outbox.holding())
-        machine.resets[order] = GpusReset(not still, "reset")
+        self.resets[order] = GpusReset(not still, "reset")
 
     def _tell_reset(self, connection: SimClient, number: int, order: str) -> None:
-        body = msgspec.Raw(msgspec.msgpack.encode(self._machine.resets[order]))
+        body = msgspec.Raw(msgspec.msgpack.encode(self.resets[order]))
         self._answer(connection, NodeAnswer(number, body))
 
     def _answer(self, connection: SimClient, answer: NodeAnswer) -> None:

@@ -22,10 +22,10 @@ from worlds import (
 )
 
 from slurm_resilience.agent.finding_intake import FindingIntake
-from slurm_resilience.agent.gpu_reset import GpuReset, address_of
+from slurm_resilience.agent.orders.gpu_reset import GpuReset, address_of
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.controller import actions as act
-from slurm_resilience.controller.act.gpu_reset import ASK_AGAIN, GpuResetReplacer
+from slurm_resilience.controller.act.reset_replacer import ASK_AGAIN, GpuResetReplacer
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.journal.records import Repair
 from slurm_resilience.errors import SresError, WireError

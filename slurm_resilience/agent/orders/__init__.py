@@ -1,0 +1,1 @@
+"""Orders of sresctld that sresd carries out on its node."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,15 @@ from typing import Any
 from jobs import Job, NodesOf, all_idle, events, kinds
 
 from slurm_resilience.lab import Lab, LabSpec
+from slurm_resilience.lab.programs import own_bin
 
 WaitFor = Callable[..., Any]
+
+
+def findings(lab: Lab, node: str) -> list[Any]:
+    done = lab.run([str(own_bin() / "sres"), "node", "show", node, "--format", "json"], check=True)
+    (shown,) = json.loads(done.stdout)
+    return list(shown["findings"])
 
 
 def test_a_notice_is_a_planned_loss(
@@ -31,6 +39,7 @@ def test_a_notice_is_a_planned_loss(
     (detected,) = [e for e in events(lab) if e["kind"] == "detected"]
     assert "this node goes at 2026-09-18T08:22:00Z" in detected["text"]
     (tmp_path / "n3").unlink()
+    wait_for(lambda: not findings(lab, "n3"), 30, "the notice is taken back")
     plain.let_end()
     wait_for(lambda: "closed" in kinds(lab, "n3"), 60, NodesOf(lab))
     assert "srun ended with 0" in plain.ended()

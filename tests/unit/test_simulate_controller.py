@@ -88,6 +88,7 @@ def broken(
     return "".join(f"{one.rule}: {one.text}" for one in run.broken)
 
 
+@pytest.mark.timeout(900)  # half a minute of one core, which others may use as well
 def test_no_rule_is_broken() -> None:
     for seed in range(RUNS):
         assert (seed, broken(seed)) == (seed, "")

@@ -68,6 +68,9 @@ class AgentSettings(_Section, frozen=True):
     hook_directory: str = ""
     """Directory of the state that Slurm's hooks read (packaging/slurm-hook). Empty: the one that
     systemd gives sresd (RuntimeDirectory=), and none without systemd."""
+    loss_notice: str = ""
+    """A file that is there while a notice stands that this node goes (a spot instance, say), or an
+    executable that prints it."""
     nvidia_smi: str = "nvidia-smi"
     """The program by which GPUs are reset; an absolute path, or found on PATH."""
     fence_after: float = 15.0
@@ -99,9 +102,6 @@ class CheckSettings(_Section, frozen=True):
     state_dir: str = "/var/lib/slurm-resilience"
     """On the node's own disk, below the sysroot: the record of the software of its last deep check,
     and of its speeds."""
-    loss_notice: str = ""
-    """A file that is there while a notice stands that this node goes (a spot instance, say), or an
-    executable that prints it."""
     corrected_memory_errors: int = 10
     zombies: int = 20
     open_files_percent: float = 80.0
@@ -551,6 +551,8 @@ def _check_ranges(config: Config, where: str) -> None:
                 continue
             _check_number(section.name, field.name, value, where)
     _check_checks(config.checks, where)
+    if config.agent.loss_notice and not Path(config.agent.loss_notice).is_absolute():
+        raise ConfigError(f"{where}: agent.loss_notice must be an absolute path")
     _check_lifecycle(config.lifecycle, where)
     if config.recovery.validate and not Path(config.recovery.validate[0]).is_absolute():
         raise ConfigError(f"{where}: recovery.validate must begin with an absolute path")
@@ -622,8 +624,6 @@ def _check_checks(checks: CheckSettings, where: str) -> None:
     for name, period in checks.periods.items():
         if not (math.isfinite(period) and period > 0):
             raise ConfigError(f"{where}: checks.periods.{name} must be greater than 0")
-    if checks.loss_notice and not Path(checks.loss_notice).is_absolute():
-        raise ConfigError(f"{where}: checks.loss_notice must be an absolute path")
     for unit in checks.services:
         if not unit or unit.startswith("-") or set(unit) & set(" *?["):
             raise ConfigError(f"{where}: checks.services: '{unit}' is no name of a unit")

@@ -175,10 +175,12 @@ class CheckLoop:
 def checks_of(settings: Config) -> tuple[Check, ...]:
     """Return the checks of this node: ours, the site's, and that of its lifecycle scripts."""
     disabled = settings.checks.disabled
-    if not settings.checks.loss_notice:
+    apart = (lifecycle_check.NAME, planned_loss.NAME)
+    ours = check_registry.checks(tuple(name for name in disabled if name not in apart))
+    notice = settings.agent.loss_notice
+    if notice and planned_loss.NAME not in disabled:
         # Elsewhere it would wake sresd every few seconds for nothing.
-        disabled = (*disabled, planned_loss.CHECK.name)
-    ours = check_registry.checks(tuple(name for name in disabled if name != lifecycle_check.NAME))
+        ours = (*ours, planned_loss.notice_check(notice))
     programs = with_programs(ours, settings.checks.directory, disabled)
     if lifecycle_check.NAME in disabled:
         return programs

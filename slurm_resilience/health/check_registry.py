@@ -23,7 +23,6 @@ from slurm_resilience.health.checks.host import (
     nhc_config,
     open_files,
     pcie_errors,
-    planned_loss,
     services,
     software,
     stuck_processes,
@@ -69,7 +68,6 @@ BUILT_IN: tuple[Check, ...] = (
     services.CHECK,
     software.CHECK,
     nhc_config.CHECK,
-    planned_loss.CHECK,
 )
 
 

@@ -27,7 +27,7 @@ def test_a_notice_is_a_planned_loss(
     program = tmp_path / "notice"
     program.write_text(f'#!/bin/sh\ncat {tmp_path}/"$(hostname)" 2>/dev/null || true\n')
     program.chmod(0o755)
-    options = {"checks": {"loss_notice": str(program)}}
+    options = {"agent": {"loss_notice": str(program)}}
     lab = fresh_lab(LabSpec(nodes=3, network=True, sres_options=options))
     wait_for(lambda: all_idle(lab), 30, NodesOf(lab))
 

@@ -8,7 +8,7 @@ import pytest
 
 from slurm_resilience.agent.check_loop import checks_of
 from slurm_resilience.clock import SystemClock
-from slurm_resilience.config import CheckSettings, Config
+from slurm_resilience.config import AgentSettings, Config
 from slurm_resilience.health.check import CheckContext
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.checks.host import planned_loss
@@ -18,8 +18,8 @@ AWS = '{"action": "terminate",\n "time": "2026-09-18T08:22:00Z"}'
 
 
 def look(path: Path) -> CheckResult:
-    context = CheckContext(Path("/"), CheckSettings(loss_notice=str(path)))
-    return CheckRunner([planned_loss.CHECK], context, SystemClock()).run_one(planned_loss.CHECK)
+    check = planned_loss.notice_check(str(path))
+    return CheckRunner([check], CheckContext(), SystemClock()).run_one(check)
 
 
 def executable(folder: Path, body: str) -> Path:
@@ -70,5 +70,5 @@ def test_a_long_notice_is_cut() -> None:
 
 def test_it_costs_nothing_where_none_is_named() -> None:
     names = {check.name for check in checks_of(Config())}
-    named = {check.name for check in checks_of(Config(checks=CheckSettings(loss_notice="/x")))}
+    named = {check.name for check in checks_of(Config(agent=AgentSettings(loss_notice="/x")))}
     assert named - names == {"planned_loss"}

@@ -1,6 +1,6 @@
 """A notice that this machine goes at a given time: a spot instance that is taken back, say.
 
-`checks.loss_notice` names a file that is there while the notice stands, or an executable that
+`agent.loss_notice` names a file that is there while the notice stands, or an executable that
 prints it. What is empty, or not there, is no notice. It asks for a replacement, so that jobs leave
 the node before it goes; a notice that is taken back gives the node back.
 """
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
 from slurm_resilience.health.program_checks import run_program, unsafe
 from slurm_resilience.model import Finding, Severity
 
+NAME = "planned_loss"
 PERIOD_SECONDS = 5.0
 """Clouds tell of it two minutes ahead, or half a minute, and want to be asked so often."""
 TIMEOUT_SECONDS = 4.0
@@ -22,13 +24,8 @@ MAX_CHARACTERS = 200
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?")
 
 
-def absent(context: CheckContext) -> str:
-    return "" if context.settings.loss_notice else "checks.loss_notice names nothing"
-
-
-def probe(context: CheckContext) -> str:
+def probe(path: Path) -> str:
     """Return the notice; empty: there is none."""
-    path = context.path(context.settings.loss_notice)
     try:
         if not os.access(path, os.X_OK):
             with path.open("rb") as file:
@@ -52,18 +49,19 @@ def judge(notice: str, context: CheckContext) -> Judgement:
     time = _TIME.search(notice)
     text = f"this node goes at {time[0]}" if time else f"this node goes: {notice}"
     text = text[:MAX_CHARACTERS]
-    finding = Finding(CHECK.name, Severity.REPLACE, text, context.now, evidence=notice)
+    finding = Finding(NAME, Severity.REPLACE, text, context.now, evidence=notice)
     return Judgement(text, (finding,))
 
 
-CHECK = Check(
-    "planned_loss",
-    probe,
-    judge,
-    timeout=TIMEOUT_SECONDS + 1.0,
-    period=PERIOD_SECONDS,
-    absent=absent,
-    source="checks.loss_notice: a file, or what an executable prints",
-    threshold="there is a notice",
-    asks_for=(Severity.REPLACE,),
-)
+def notice_check(file: str) -> Check:
+    """Return the check of a file or an executable."""
+    return Check(
+        NAME,
+        lambda context: probe(context.path(file)),
+        judge,
+        timeout=TIMEOUT_SECONDS + 1.0,
+        period=PERIOD_SECONDS,
+        source="agent.loss_notice: a file, or what an executable prints",
+        threshold="there is a notice",
+        asks_for=(Severity.REPLACE,),
+    )

@@ -33,7 +33,8 @@ class ControllerSettings(_Section, frozen=True):
     """Address and state directory of sresctld, and the interval at which it reads Slurm."""
 
     host: str = ""
-    """Name or address of sresctld. Empty: the first SlurmctldHost."""
+    """Names or addresses of sresctld, separated by commas. Empty: all of SlurmctldHost. With one
+    name there is no standby."""
     port: int = 6829
     state_dir: str = "/var/lib/sresctld"
     interval: float = 2.0
@@ -41,6 +42,11 @@ class ControllerSettings(_Section, frozen=True):
     keep: float = 15552000.0
     """Seconds that events, incidents that have ended, and runs of the replacement program are
     kept."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names in ``host``."""
+        return tuple(name for part in self.host.split(",") if (name := part.strip()))
 
 
 class WireSettings(_Section, frozen=True):

@@ -211,10 +211,7 @@ class Daemon:
             SresError: no answer, or Slurm does not say where sresctld would be.
         """
         settings = self._settings
-        if settings.controller.host:
-            hosts: tuple[str, ...] = (settings.controller.host,)
-        else:
-            hosts = self._facts.ask_cluster().controllers
+        hosts = settings.controller.hosts or self._facts.ask_cluster().controllers
         if not hosts:
             raise WireError("the host of sresctld is not known; set controller.host")
         host = hosts[next(self._turn) % len(hosts)]

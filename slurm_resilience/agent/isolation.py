@@ -161,15 +161,15 @@ class Isolation:
         is_known = self._facts.cluster is not None and self._is_resolved
         if session == state.sessions and (is_known or now - asked < ASK_AGAIN_SECONDS):
             return
-        port, host = self._settings.controller.port, self._settings.controller.host
-        control = [(host, port)] if host else []
+        port, hosts = self._settings.controller.port, self._settings.controller.hosts
+        control = [(host, port) for host in hosts]
         try:
             cluster = self._facts.ask_cluster()
         except SresError as error:
             log.debug("%s", error)
         else:
             control += [(one, cluster.slurmctld_port) for one in cluster.controllers]
-            control += [] if host else [(one, port) for one in cluster.controllers]
+            control += [] if hosts else [(one, port) for one in cluster.controllers]
         addresses = _addresses(control)
         own = tcp_probe.own_addresses()
         peers = _addresses(_well_formed(state.peers))

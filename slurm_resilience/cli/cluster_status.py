@@ -115,6 +115,7 @@ def _controller(
         "blind": data.get("blind", ""),
         "breaker": tripped,
         "spares": held,
+        "standby": data.get("standby"),
     }
     return {"answers": True} | now_told | told
 
@@ -199,6 +200,18 @@ def _age(since: float, now: float) -> str:
     return duration(now - since)
 
 
+def _about_standby(standby: dict[str, Any]) -> str:
+    active, other, state = standby["active"], standby["standby"], standby["state"]
+    if standby["has_journal"]:
+        text = f"on {other}, has the whole journal; {active} is active"
+    elif not other:
+        text = f"none has connected; {active} is active alone"
+    else:
+        since = duration(standby["seconds"])
+        text = f"on {other}: {state} for {since}; {active} is active alone"
+    return field("standby", text, alert=bool(other) and not standby["has_journal"])
+
+
 def _about(controller: dict[str, Any], interval: float) -> Iterator[str]:
     if not controller["answers"]:
         yield field("sresctld", "does not answer; below is what Slurm says", alert=True)
@@ -215,6 +228,8 @@ def _about(controller: dict[str, Any], interval: float) -> Iterator[str]:
     )
     program = "" if controller["can_replace"] else ", no replacement program: a person replaces"
     yield field("recovery", f"{controller['mode']}{program}")
+    if controller.get("standby"):
+        yield _about_standby(controller["standby"])
     if not controller["permits_expansion"]:
         yield field(
             "warning",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -86,10 +85,9 @@ class ClusterView:
         from slurm_resilience.wire.client import Connection
 
         config, info = self.config, self.info
-        hosts: Sequence[str] = (config.controller.host,) if config.controller.host else ()
         failed = WireError("sresctld does not answer: Slurm names no controller")
         # It runs where slurmctld is primary: after a take-over that is another of them.
-        for host in hosts or info.controllers:
+        for host in config.controller.hosts or info.controllers:
             try:
                 return Connection.open(
                     host,

@@ -52,6 +52,7 @@ def lab() -> None:
 @click.option("--slurmdbd", is_flag=True, help="Run accounting too (MariaDB and slurmdbd).")
 @click.option("--slurm-root", help="Run the Slurm of this root directory, not the machine's.")
 @click.option("--network", is_flag=True, help="Give every node its own network and cable.")
+@click.option("--backup", is_flag=True, help="A second controller, ctl2; needs --network.")
 @click.option("--no-daemons", is_flag=True, help="Do not run sresctld and sresd.")
 @click.option("--plugin", help="SPANK plugin; `none` for none.  [default: spank/sres.so if built]")
 @click.option("--lifecycle", help="Scripts a node runs before it joins; `none` for none.")
@@ -65,6 +66,7 @@ def up(
     slurmdbd: bool,
     slurm_root: str | None,
     network: bool,
+    backup: bool,
     no_daemons: bool,
     plugin: str | None,
     lifecycle: str | None,
@@ -77,6 +79,7 @@ def up(
         slurmdbd=slurmdbd,
         slurm_root=slurm_root,
         network=network,
+        backup=backup,
         daemons=not no_daemons,
         plugin=_or_auto(plugin),
         lifecycle=_or_auto(lifecycle),
@@ -127,7 +130,9 @@ def status(name: str, directory: Path | None, form: str) -> None:
         click.echo(json.dumps(seen, indent=1))
         return
     table = Table("node", "power", "slurm", "cable", "boots", "instance", "daemons", box=None)
-    table.add_row("ctl", "on", "", "", "", "", _daemons(seen["ctl"]))
+    for place, fields in seen["controllers"].items():
+        cable = fields["cable"] if seen["network"] else ""
+        table.add_row(place, fields["state"], "", cable, "", "", _daemons(fields["daemons"]))
     for node, fields in seen["nodes"].items():
         power = fields["state"] + (f": {fields['why']}" if fields["why"] else "")
         cable = fields["cable"] if seen["network"] else ""

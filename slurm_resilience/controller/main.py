@@ -39,6 +39,8 @@ from slurm_resilience.controller.registry import Registry, Silences, SupervisorR
 from slurm_resilience.controller.retention import Retention
 from slurm_resilience.controller.sinks.outflow import Outflow
 from slurm_resilience.controller.slurm_settings import SlurmSettings
+from slurm_resilience.controller.standby.act_gate import OPEN_GATE, ActGate, gated
+from slurm_resilience.controller.standby.pair import Terms, check_once, find_pair
 from slurm_resilience.errors import NotFound, SresError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.replace.program import THIS_HOST, RunHost
@@ -47,7 +49,7 @@ from slurm_resilience.slurm.choose import choose
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
 from slurm_resilience.slurm.reservations import ReservationClient, ReservationCommands
-from slurm_resilience.wire.server import Server
+from slurm_resilience.wire.server import Handler, Server
 
 log = logging.getLogger("sresctld")
 
@@ -83,6 +85,10 @@ class Borders(NamedTuple):
     """Opens the journal's database."""
     reservations: ReservationClient | None = None
     """Keeps spare nodes; None: there are none."""
+    gate: ActGate = OPEN_GATE
+    """Permits to act, where there are two controllers."""
+    numbers_after: int = 0
+    """No new incident gets this id or a lower one."""
 
 
 REAL = Borders()
@@ -113,7 +119,10 @@ class Controller:
         self.journal = Journal(state_dir / "journal.db", borders.connect)
         # What is under way is timed by the date that the last sresctld went by.
         clock.go_on_from(self.journal.newest())
-        self.journal.number_after(last_run(state_dir))
+        self.journal.number_after(max(last_run(state_dir), borders.numbers_after))
+        self._gate = borders.gate
+        client = gated(client, borders.gate)
+        replacers.before_act = borders.gate.begin_act
         self._retention = Retention(self.journal, clock, config.controller, borders.host)
         self.registry = Registry(clock, config.detect.silent_after)
         for agent in self.journal.agents().values():
@@ -153,6 +162,7 @@ class Controller:
             config.replace.timeout,
             borders.reservations,
             bool(config.spares),
+            borders.gate.facts,
         )
         self._cycle = Cycle(sources, actor, config, SlurmSettings(client, info, clock))
 
@@ -171,7 +181,7 @@ class Controller:
         self._cycle.stop = stop
         if outflow is not None:
             self._cycle.failing_sinks = outflow.troubles
-        while not stop.is_set():
+        while not stop.is_set() and not self._gate.is_deposed:
             wake.clear()
             began, spent = self._clock.monotonic(), _processor_seconds()
             sentence = self.cycle()
@@ -303,29 +313,82 @@ def serve(config: Config, *, once: bool, dry_run: bool) -> None:
 def _serve(config: Config, *, once: bool, dry_run: bool) -> None:
     _allow_many_connections()
     gc.set_threshold(NEW_OBJECTS)
+    info = CliClient(config.slurm_bin).info()
+    stop = StopSignal()
+    # A dry run only looks, and takes no place.
+    pair = None if dry_run else find_pair(config, info, SystemClock())
+    if pair is None or once:
+        if pair is not None:
+            check_once(pair)
+        _be_active(config, info, stop, None, once=once, dry_run=dry_run)
+        return
+    while not stop.event.is_set():
+        if pair.stand_by(stop.event):
+            try:
+                _be_active(config, info, stop, pair.take_over(), once=False, dry_run=False)
+            except SresError as error:
+                # slurmctld may have changed its place once more: a standby again, it looks anew.
+                log.error("this sresctld cannot be the active one: %s", error)
+
+
+class StopSignal:
+    """SIGTERM or SIGINT: they end sresctld, whatever its role is."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.wake: Callable[[], None] | None = None
+        """Ends a wait of the active one."""
+        signal.signal(signal.SIGTERM, self._end)
+        signal.signal(signal.SIGINT, self._end)
+
+    def _end(self, *_: object) -> None:
+        self.event.set()
+        if self.wake is not None:
+            self.wake()
+
+
+def _be_active(
+    config: Config,
+    info: ClusterInfo,
+    stop: StopSignal,
+    terms: Terms | None,
+    *,
+    once: bool,
+    dry_run: bool,
+) -> None:
+    """Act until ``stop``, or until another sresctld does.
+
+    Args:
+        config: sres.toml.
+        info: Slurm's settings.
+        stop: ends it.
+        terms: those of one of two controllers; None: there is only one.
+        once: for one round.
+        dry_run: decide, and do nothing.
+    """
     clock = SystemClock()
-    commands = CliClient(config.slurm_bin)
-    info = commands.info()
-    client, reading = choose(commands, info)
+    client, reading = choose(CliClient(config.slurm_bin), info)
     nodes = client.nodes()
     _check_journal(config, info.cluster, nodes)
     log.info("Slurm is read through %s", reading)
     borders = Borders(reservations=ReservationCommands(config.slurm_bin))
+    if terms is not None:
+        borders = borders._replace(
+            connect=terms.connect, gate=terms.gate, numbers_after=terms.numbers_after
+        )
     controller = Controller(config, client, info, clock, dry_run, borders)
     if once:
         click.echo(controller.cycle())
         controller.close()
         return
-    stop = threading.Event()
-
-    def end(*_: object) -> None:
-        stop.set()
-        controller.registry.wake.set()
-
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
+    handler: Handler = controller.inbox
+    if terms is not None:
+        terms.begin_recording()
+        handler = terms.desk(handler)
+        terms.shipper.start()
+    stop.wake = controller.registry.wake.set
     server = Server(
-        controller.inbox,
+        handler,
         config.controller.port,
         munge_socket=config.wire.munge_socket or info.munge_socket,
         trusted_uids=frozenset({0, info.slurm_user_uid}),
@@ -347,12 +410,15 @@ def _serve(config: Config, *, once: bool, dry_run: bool) -> None:
     outflow = Outflow(sinks, Path(config.controller.state_dir), info.cluster, clock)
     outflow.start()
     try:
-        controller.run(stop, outflow)
+        controller.run(stop.event, outflow)
     finally:
+        stop.wake = None
         server.stop()
         outflow.stop()
+        if terms is not None:
+            terms.shipper.stop()
         controller.close()
-        log.info("sresctld ends")
+        log.info("sresctld ends" if stop.event.is_set() else "another sresctld is to act")
 
 
 def _check_journal(config: Config, cluster: str, nodes: Sequence[Node]) -> None:

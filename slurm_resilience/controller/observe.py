@@ -5,7 +5,7 @@ Nothing goes into the journal here: what was heard is in the picture, for `decid
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from slurm_resilience.controller.journal.records import (
 )
 from slurm_resilience.controller.probe import Prober, ProbeResult
 from slurm_resilience.controller.registry import AgentView, Registry, SupervisorRoll
+from slurm_resilience.controller.standby.act_gate import StandbyFacts
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import REBOOT, RESET, Job, Node
 from slurm_resilience.replace.repair_order import RepairOrder, Run, Verb
@@ -58,6 +59,8 @@ class SiteFacts(msgspec.Struct, frozen=True):
     """Names of sinks that take no events, each with the reason."""
     reservations: tuple[Reservation, ...] | None = None
     """Slurm's, where there are spares; None: they were not read, and spares stay as they are."""
+    standby: StandbyFacts | None = None
+    """None: there is one controller only."""
 
     def can_repair(self, action: str) -> bool:
         """Tell whether such an action can be done without a person."""
@@ -106,6 +109,10 @@ class Blind(msgspec.Struct, frozen=True):
     reason: str
 
 
+def _none() -> None:
+    """There is no standby."""
+
+
 class Sources(NamedTuple):
     """The places that a snapshot is read from."""
 
@@ -126,6 +133,7 @@ class Sources(NamedTuple):
     """Reads them; None: there are no spares."""
     has_pools: bool = False
     """The configuration has pools of spares."""
+    standby: Callable[[], StandbyFacts | None] = _none
 
 
 def repair_order(state_dir: Path, incident: Incident, seconds: float) -> RepairOrder:
@@ -214,6 +222,7 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
     memory = journal.memory(now, site.flap_window, site.recurrence_window)
     if sources.reservations is not None and (sources.has_pools or memory.spares.is_any_kept):
         site = msgspec.structs.replace(site, reservations=_reservations(sources.reservations))
+    site = msgspec.structs.replace(site, standby=sources.standby())
     return ClusterSnapshot(
         now=now,
         moment=moment,

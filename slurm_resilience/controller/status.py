@@ -20,6 +20,8 @@ from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.query.upcoming import next_acts
 from slurm_resilience.controller.registry import AgentView
 from slurm_resilience.controller.spares.spares_view import spares_view
+from slurm_resilience.controller.standby.act_gate import StandbyFacts
+from slurm_resilience.controller.standby.pair_states import PairState
 from slurm_resilience.model import REBOOT, Node
 from slurm_resilience.wire.messages import NodeVerdict
 
@@ -84,6 +86,7 @@ def status(
         "sentence": decision.sentence,
         "marks_now": sum(isinstance(action, MarkNode) for action in decision.actions),
         "breaker": breaker_view(decision.snapshot),
+        "standby": standby_view(snapshot.site.standby),
         "spares": spares_view(decision.snapshot, diagnoses, config),
         "alarms": sorted((msgspec.to_builtins(a) for a in alarms.values()), key=_first_raised),
         "unlisted": [
@@ -152,6 +155,14 @@ def breaker_view(snapshot: ClusterSnapshot) -> dict[str, Any]:
     counted = [fault for fault in faults if fault.began > snapshot.memory.breaker.reset_at]
     view: dict[str, Any] = msgspec.to_builtins(snapshot.memory.breaker)
     return view | {"faults": [msgspec.to_builtins(fault) for fault in counted]}
+
+
+def standby_view(facts: StandbyFacts | None) -> dict[str, Any] | None:
+    """Return the facts about the standby as plain data; None: there is one controller only."""
+    if facts is None:
+        return None
+    view: dict[str, Any] = msgspec.to_builtins(facts)
+    return view | {"has_journal": facts.state is PairState.PAIRED}
 
 
 def incident_view(incident: Incident) -> dict[str, Any]:

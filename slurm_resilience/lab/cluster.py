@@ -12,6 +12,7 @@ from slurm_resilience.errors import LabError, MissingTool, NotFound, UsageError
 from slurm_resilience.lab import conf, programs, world
 from slurm_resilience.lab.database import Database
 from slurm_resilience.lab.machines import network, rootfs
+from slurm_resilience.lab.machines.controller_machine import BACKUP, ControllerMachine
 from slurm_resilience.lab.machines.machine import Machine
 from slurm_resilience.lab.machines.node import LabNode
 from slurm_resilience.lab.machines.processes import Processes
@@ -38,6 +39,7 @@ class LabCluster:
         self._processes = Processes(asyncio.get_running_loop(), programs.environment(directory))
         self._network: network.Network | None = None
         self.nodes: dict[str, LabNode] = {}
+        self._backup: ControllerMachine | None = None
         self._root = ""
 
     async def build(self) -> None:
@@ -54,17 +56,9 @@ class LabCluster:
         if self.spec.network:
             self._network = network.Network(self._processes, self._log("network.log"))
             await self._network.start()
-        self._ctl = Machine(
-            "ctl",
-            0,
-            self.directory,
-            self._processes,
-            self._network,
-        )
-        self._ctl.root = self._root
-        await self._ctl.boot([])
-        assert self._ctl.end is not None
-        self._ctl.end.add_done_callback(lambda _: asyncio.ensure_future(self._ctl.gone()))
+        self._ctl = await self._controller("ctl", 0)
+        if self.spec.backup:
+            self._backup = await self._controller(BACKUP, network.BACKUP_NUMBER)
         await self._leave_cgroups_alone()
         await munge
         if database is not None:
@@ -72,20 +66,30 @@ class LabCluster:
             self._progress("starting slurmdbd")
             await self._start_accounting()
         self._progress("starting slurmctld")
-        self.start_daemon("slurmctld")
+        self._ctl.start_daemon("slurmctld")
         await self._answers("slurmctld", "scontrol", "ping")
+        if self._backup is not None:
+            self._backup.start_daemon("slurmctld")
         for number in range(1, self.spec.nodes + 1):
             node = LabNode(number, self.directory, self.spec, self._processes, self._network)
             node.root = self._root
             self.nodes[node.name] = node
-        sresctld = self.start_daemon("sresctld") if self.spec.daemons else None
+        sresctld = self._ctl.start_daemon("sresctld") if self.spec.daemons else None
         self._progress(f"starting {self.spec.nodes} nodes")
         # A node that does not join is reported, not fatal: that is what a lab is for.
         await asyncio.gather(*(n.power_on() for n in self.nodes.values()), return_exceptions=True)
         await self._idle()
         if sresctld is not None:
             await self._daemons_live(sresctld)
+            if self._backup is not None:
+                self._backup.start_daemon("sresctld")
         self._raise_for_dead_daemons()
+
+    async def _controller(self, name: str, number: int) -> ControllerMachine:
+        machine = ControllerMachine(name, number, self.directory, self._processes, self._network)
+        machine.root = self._root
+        await machine.come_up()
+        return machine
 
     async def _daemons_live(self, sresctld: asyncio.Future[int]) -> None:
         """Wait until sresctld serves and the first node's sresd watches.
@@ -133,7 +137,7 @@ class LabCluster:
         await self._until("munged", socket_file.exists, end, self._log("munged.out"))
 
     async def _start_accounting(self) -> None:
-        end = self.start_daemon("slurmdbd")
+        end = self._ctl.start_daemon("slurmdbd")
         log = self._log("slurmdbd.log")
         sacctmgr = self._need("sacctmgr")
         deadline = time.monotonic() + ANSWER_TIMEOUT_SECONDS
@@ -150,12 +154,6 @@ class LabCluster:
             code, said = await self._ctl.call(sacctmgr, "-i", "add", *words)
             if code:
                 raise LabError(f"sacctmgr add {words[0]} failed: {said}")
-
-    def start_daemon(self, name: str) -> asyncio.Future[int]:
-        """Start slurmctld, slurmdbd or sresctld."""
-        argv = [self._need(name)] + (["-D"] if name.startswith("slurm") else [])
-        out = f"{name}.out" if name.startswith("slurm") else f"{name}.log"
-        return self._ctl.start(name, argv, self._log(out))
 
     async def _answers(self, daemon: str, command: str, *words: str) -> None:
         deadline = time.monotonic() + ANSWER_TIMEOUT_SECONDS
@@ -201,19 +199,24 @@ class LabCluster:
             )
         return self.nodes[name]
 
-    def place(self, name: str) -> Machine:
-        """Return a node, or ``ctl``."""
-        return self._ctl if name == "ctl" else self.node(name)
+    def place(self, name: str) -> LabNode | ControllerMachine:
+        """Return a node, ``ctl``, or ``ctl2`` where there is one."""
+        return self.controllers.get(name) or self.node(name)
 
-    async def cut(self, node: LabNode) -> None:
-        """Pull a node's network cable."""
+    @property
+    def controllers(self) -> dict[str, ControllerMachine]:
+        """The machines of slurmctld, by name."""
+        return {machine.name: machine for machine in (self._ctl, self._backup) if machine}
+
+    async def cut(self, node: Machine) -> None:
+        """Pull a machine's network cable."""
         await self._cable(node, cut=True)
 
-    async def mend(self, node: LabNode) -> None:
+    async def mend(self, node: Machine) -> None:
         """Put it back."""
         await self._cable(node, cut=False)
 
-    async def _cable(self, node: LabNode, cut: bool) -> None:
+    async def _cable(self, node: Machine, cut: bool) -> None:
         if self._network is None:
             raise LabError(
                 f"{node.name} has no cable of its own; `sres lab up --network` gives one"
@@ -229,18 +232,20 @@ class LabCluster:
         per_node = name in ("slurmd", "sresd")
         if not per_node and name not in ("slurmctld", "slurmdbd", "sresctld"):
             raise UsageError(f"'{name}' is no daemon of a lab; sresctld, sresd, slurmctld, slurmd")
-        if per_node != bool(places):
-            raise UsageError(f"{name} runs {'on nodes: name them' if per_node else 'on ctl only'}")
-        for place in [self.node(p) for p in places] if per_node else [self._ctl]:
+        known: dict[str, LabNode | ControllerMachine] = {**self.nodes}
+        if not per_node:
+            known = {**self.controllers}
+            places = places or ["ctl"]
+        if not places or not set(places) <= set(known):
+            raise UsageError(f"{name} runs on {'nodes: name them' if per_node else 'ctl only'}")
+        for place in [known[p] for p in places]:
             if verb == "daemon-kill":
                 place.signal(name, number)
                 # The signal may be one that it survives; then there is no end to wait for.
                 if number in (9, 15):
                     await place.wait_end(name)
-            elif isinstance(place, LabNode):
-                place.start_daemon(name)
             else:
-                self.start_daemon(name)
+                place.start_daemon(name)
 
     def status(self) -> dict[str, Any]:
         """Return what runs, as the keeper sees it."""
@@ -249,6 +254,7 @@ class LabCluster:
             "directory": str(self.directory),
             "network": self.spec.network,
             "ctl": dict(self._ctl.daemons),
+            "controllers": {name: one.describe() for name, one in self.controllers.items()},
             "nodes": {name: node.describe() for name, node in self.nodes.items()},
         }
 

@@ -13,6 +13,7 @@ from slurm_resilience.lab import programs
 from slurm_resilience.slurm import hostlists
 
 POLL_SECONDS = 0.05
+CONTROLLERS = ("ctl", "ctl2")
 
 
 class LabCommands:
@@ -37,7 +38,7 @@ class LabCommands:
         """
         if not argv:
             raise UsageError("no command to run")
-        place = "ctl" if node in (None, "ctl") else self._one(str(node))
+        place = str(node) if node in CONTROLLERS else self._one(str(node)) if node else "ctl"
         words = [self._socket, place, "" if user is None else str(user), str(cwd or Path.cwd())]
         return [
             *programs.quick("slurm_resilience.lab.machines.enter", *words),
@@ -135,6 +136,8 @@ class LabCommands:
             time.sleep(POLL_SECONDS)
 
     def _expand(self, nodes: str) -> tuple[str, ...]:
+        if nodes in CONTROLLERS:
+            return (nodes,)
         names = hostlists.expand(nodes)
         for name in names:
             self._known(name)

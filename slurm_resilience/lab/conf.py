@@ -33,6 +33,8 @@ class ConfPlan:
     slurmdbd_port: int
     sresctld_port: int
     nodes: dict[str, tuple[str, int]]
+    backup: str = ""
+    """The address of the second controller; empty: there is none."""
 
 
 def files(name: str, spec: LabSpec, plan: ConfPlan, lab: PurePath) -> dict[str, str]:
@@ -64,7 +66,7 @@ def slurm_conf(name: str, spec: LabSpec, plan: ConfPlan, lab: PurePath) -> str:
         "AuthInfo": f"socket={lab}/munge/munge.socket.2",
         "StateSaveLocation": f"{lab}/ctl/state",
         "SlurmdSpoolDir": "/run/sres-node/spool",
-        "SlurmctldPidFile": f"{lab}/ctl/slurmctld.pid",
+        "SlurmctldPidFile": f"{lab}/ctl/run/slurmctld.pid",
         "SlurmdPidFile": "/run/sres-node/slurmd.pid",
         "SlurmctldLogFile": f"{lab}/log/slurmctld.log",
         "SlurmdLogFile": f"{lab}/nodes/%n/log/slurmd.log",
@@ -111,6 +113,8 @@ def slurm_conf(name: str, spec: LabSpec, plan: ConfPlan, lab: PurePath) -> str:
         if key.lower() == "partitionname":
             partition = value
     lines = [f"{key}={value}" for key, value in values.items()]
+    # The first one is the primary.
+    lines += [f"SlurmctldHost=ctl2({plan.backup})"] if plan.backup else []
     partitions = [f"PartitionName={text}" for text in (partition, *spec.partitions)]
     return "\n".join([*lines, *nodes, *partitions]) + "\n"
 
@@ -141,6 +145,7 @@ def _plugstack(spec: LabSpec, lab: PurePath) -> str:
 
 def _hosts(plan: ConfPlan) -> str:
     lines = ["127.0.0.1 localhost", f"{plan.controller} ctl"]
+    lines += [f"{plan.backup} ctl2"] if plan.backup else []
     return "\n".join([*lines, *(f"{a} {node}" for node, (a, _) in plan.nodes.items())]) + "\n"
 
 
@@ -165,7 +170,8 @@ def _slurmdbd(plan: ConfPlan, lab: PurePath) -> str:
 def _sres(spec: LabSpec, plan: ConfPlan, lab: PurePath) -> str:
     tables: dict[str, dict[str, Any]] = {
         "controller": {
-            "host": "ctl",
+            # Of two controllers either may be the active one.
+            "host": "" if spec.backup else "ctl",
             "port": plan.sresctld_port,
             "state_dir": f"{lab}/ctl/sresctld",
         },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from slurm_resilience.lab.conf import ConfPlan
-from slurm_resilience.lab.machines.network import address
+from slurm_resilience.lab.machines.network import BACKUP_NUMBER, address
 from slurm_resilience.lab.spec import LabSpec
 
 
@@ -19,7 +19,8 @@ def reserve(spec: LabSpec) -> tuple[list[socket.socket], ConfPlan]:
     """
     if spec.network:
         nodes = {name: (address(n), 6818) for n, name in enumerate(spec.names, start=1)}
-        return [], ConfPlan(address(0), 6817, 6819, 6829, nodes)
+        backup = address(BACKUP_NUMBER) if spec.backup else ""
+        return [], ConfPlan(address(0), 6817, 6819, 6829, nodes, backup)
     held = [_hold() for _ in range(3 + spec.nodes)]
     first, second, third, *rest = (s.getsockname()[1] for s in held)
     nodes = {name: ("127.0.0.1", port) for name, port in zip(spec.names, rest, strict=True)}

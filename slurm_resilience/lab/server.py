@@ -80,7 +80,7 @@ async def _obey(cluster: LabCluster, order: dict[str, Any], handles: list[int]) 
     if verb in ("daemon-start", "daemon-kill"):
         await cluster.daemon(verb, order["daemon"], names, int(order.get("signal", 15)))
         return {}
-    nodes = [cluster.node(name) for name in names]
+    nodes = [cluster.place(name) for name in names]
     actions: dict[str, Callable[[Any], Coroutine[Any, Any, None]]] = {
         "power-on": lambda node: node.power_on(),
         "power-off": lambda node: node.power_off(),
@@ -92,6 +92,9 @@ async def _obey(cluster: LabCluster, order: dict[str, Any], handles: list[int]) 
     }
     if verb not in actions:
         raise UsageError(f"unknown order '{verb}'")
+    controllers = sorted(set(names) & set(cluster.controllers))
+    if controllers and verb in ("reboot", "replace", "join"):
+        raise UsageError(f"{verb} is for nodes, not for {controllers[0]}")
     ends = await asyncio.gather(*(actions[verb](node) for node in nodes), return_exceptions=True)
     faults = [end for end in ends if isinstance(end, BaseException)]
     if faults:

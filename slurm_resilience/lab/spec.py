@@ -36,6 +36,7 @@ class LabSpec:
             mariadbd stay the machine's.
         network: give each node its own network, address and cable; else they share the machine's.
         daemons: run sresctld and, on each node, sresd.
+        backup: a second controller, ``ctl2``, with slurmctld's backup and a sresctld of its own.
         plugin: the SPANK plugin; ``"auto"`` takes ``spank/sres.so`` of the repository if built, and
             for a root directory called NAME ``spank/build/NAME/sres.so``.
         lifecycle: directory of scripts that a node runs before it joins; ``"auto"`` takes the
@@ -53,6 +54,7 @@ class LabSpec:
     slurm_root: str | Path | None = None
     network: bool = False
     daemons: bool = True
+    backup: bool = False
     plugin: str | Path | None = "auto"
     lifecycle: str | Path | None = "auto"
     options: dict[str, str] = field(default_factory=dict)
@@ -64,6 +66,10 @@ class LabSpec:
         """Raise UsageError for anything that cannot be built."""
         if not 1 <= self.nodes <= MAX_NODES:
             raise UsageError(f"a lab has 1 to {MAX_NODES} nodes, not {self.nodes}")
+        if self.backup and not self.network:
+            raise UsageError(
+                "a backup controller needs an address of its own: a lab with a network"
+            )
         if not 1 <= self.cpus <= 1024:
             raise UsageError(f"a node has 1 to 1024 processors, not {self.cpus}")
         if self.gres is not None and not _GRES.fullmatch(self.gres):

@@ -48,7 +48,18 @@ exec {program} "$@"
 def make_tree(lab: Path, name: str, spec: LabSpec, plan: conf.ConfPlan) -> None:
     """Write every directory, key and configuration file of a new lab."""
     system = spec.root_directory() or Path("/")
-    for part in ("etc", "log", "bin", "munge", "ctl/state", "ctl/sresctld", "run", "home", "nodes"):
+    for part in (
+        "etc",
+        "log",
+        "bin",
+        "munge",
+        "ctl/state",
+        "ctl/sresctld",
+        "ctl/run",
+        "run",
+        "home",
+        "nodes",
+    ):
         (lab / part).mkdir(parents=True, exist_ok=True)
     for file, text in conf.files(name, spec, plan, lab).items():
         (lab / "etc" / file).write_text(text)

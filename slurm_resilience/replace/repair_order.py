@@ -34,6 +34,8 @@ class Run(msgspec.Struct, frozen=True):
     """The act that is due now, in words; `Replacer.start` does it. Empty: it is waited for."""
     by: str = "the program"
     """The replacer, in words."""
+    is_followed: bool = True
+    """False: another machine began it, and only the node itself shows how it stands."""
     wrote_reason: bool = False
     """The node's Reason, or its time, may have changed by the repair."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -20,6 +20,7 @@ from slurm_resilience.config import ReplaceSettings
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.model import REBOOT, REPLACE, RESET, Node
 from slurm_resilience.replace import program
+from slurm_resilience.replace.elsewhere import ELSEWHERE, ElsewhereReplacer
 from slurm_resilience.replace.program import (
     THIS_HOST,
     ProgramReplacer,
@@ -37,6 +38,10 @@ GPU_RESET = "gpu-reset"
 """The one that resets GPUs. It is not chosen by name: no other can."""
 
 
+def _nothing() -> None:
+    """Permit every act."""
+
+
 class Replacers:
     """The replacers of this site, and which of them does what."""
 
@@ -50,6 +55,8 @@ class Replacers:
         self._known = known
         self._chosen = chosen
         self._host = host
+        self.before_act: Callable[[], None] = _nothing
+        """Called before each act; raises an SresError where it must not be begun."""
 
     def can(self, action: str) -> bool:
         """Tell whether this action can be done here at all."""
@@ -69,12 +76,14 @@ class Replacers:
         if any(_named(order, name).directory.exists() for name in (PROGRAM, *self._known)):
             raise RunExists(f"{order.directory} was started before")
         name = self.name_of(action)
+        self.before_act()
         self._known[name].start(_named(order, name), node, now)
 
     def go_on(self, order: RepairOrder, node: Node, now: float) -> None:
         """Do the act of a begun order that is due."""
         name = self._begun_by(order)
         if name in self._known:
+            self.before_act()
             self._known[name].start(_named(order, name), node, now)
 
     def status(self, order: RepairOrder, node: Node | None, now: float) -> Run:
@@ -91,7 +100,7 @@ class Replacers:
         name = self._begun_by(order)
         if name == PROGRAM:
             return program.is_unfinished(order.directory, self._host)
-        if name in (POWER, SLURM_REBOOT):
+        if name in (POWER, SLURM_REBOOT, ELSEWHERE):
             return False
         return self.status(order, node, now).state == "running"
 
@@ -144,6 +153,7 @@ def choose_replacers(
         PROGRAM: ProgramReplacer(settings.program, host),
         POWER: SlurmPowerReplacer(client, host),
         SLURM_REBOOT: SlurmRebootReplacer(client, host),
+        ELSEWHERE: ElsewhereReplacer(),
     }
     can_reboot = bool(info.raw.get("RebootProgram"))
     chosen = {REPLACE: settings.by, REBOOT: settings.reboot_by}

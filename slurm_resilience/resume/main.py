@@ -127,7 +127,7 @@ def _prepare(
     size = elastic_size(command, placed, job, environment, min_nodes, config.elastic)
     info = asked_info.result()
     link = SupervisorLink(
-        config.controller.host or (info.controllers[0] if info.controllers else "localhost"),
+        config.controller.hosts or info.controllers or ("localhost",),
         config.controller.port,
         job.id,
         config.wire.munge_socket or info.munge_socket,

@@ -11,7 +11,7 @@ import queue
 import select
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slurm_resilience.clock import SYSTEM_CLOCK
@@ -84,13 +84,35 @@ class KnownVerdicts:
         return is_news
 
 
+class _Addresses:
+    """The machines of which one has the active sresctld."""
+
+    def __init__(self, hosts: Sequence[str], port: int) -> None:
+        self._places = [(host, port) for host in hosts]
+        self._turn = 0
+
+    @property
+    def present(self) -> tuple[str, int]:
+        """The one whose turn it is."""
+        return self._places[self._turn % len(self._places)]
+
+    def turn(self) -> None:
+        """Try the next one: this one did not answer, or is the standby."""
+        self._turn += 1
+
+
 class SupervisorLink:
     """Send what the supervisor does; collect what sresctld tells about its nodes."""
 
     def __init__(
-        self, host: str, port: int, job: int, munge_socket: str, trusted_uids: frozenset[int]
+        self,
+        hosts: Sequence[str],
+        port: int,
+        job: int,
+        munge_socket: str,
+        trusted_uids: frozenset[int],
     ) -> None:
-        self._address, self._job = (host, port), job
+        self._addresses, self._job = _Addresses(hosts, port), job
         self._munge_socket, self._trusted = munge_socket, trusted_uids
         self._outbox: queue.Queue[Message] = queue.Queue()
         self._verdicts = KnownVerdicts()
@@ -193,7 +215,7 @@ class SupervisorLink:
             SresError: sresctld does not answer.
         """
         with Connection.open(
-            *self._address,
+            *self._addresses.present,
             "query",
             munge_socket=self._munge_socket,
             trusted_uids=self._trusted,
@@ -219,7 +241,7 @@ class SupervisorLink:
         while not self._stop.is_set():
             try:
                 with Connection.open(
-                    *self._address,
+                    *self._addresses.present,
                     "job",
                     str(self._job),
                     munge_socket=self._munge_socket,
@@ -230,7 +252,9 @@ class SupervisorLink:
                     pause = FIRST_RETRY_SECONDS
                     self._talk(connection)
             except SresError:
-                pass  # tried again soon: Slurm's own node states are seen meanwhile
+                # Tried again soon: Slurm's own node states are seen meanwhile. With two hosts the
+                # other one may be active now.
+                self._addresses.turn()
             finally:
                 self.connected.clear()
             self._stop.wait(pause)

@@ -45,7 +45,7 @@ def controller_host(site: Site) -> str:
     Raises:
         WireError: neither sres.toml nor Slurm names one.
     """
-    hosts = (site.config.controller.host, *site.info.controllers)
+    hosts = (*site.config.controller.hosts, *site.info.controllers)
     for host in filter(None, hosts):
         return host
     raise WireError("neither controller.host in sres.toml nor Slurm names a controller")

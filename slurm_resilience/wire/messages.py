@@ -22,12 +22,13 @@ MAX_UNPROVEN_FRAME_BYTES = 16 << 10
 PROTOCOL = 3
 """Raised with every change that another version would not understand: it is refused, by name."""
 
-Role = Literal["node", "job", "query"]
+Role = Literal["node", "job", "query", "standby"]
 
 MAX_FRAME_BYTES_OF: Mapping[Role, int] = {
     "node": 4 << 20,  # a full report: 500 findings with their evidence
     "job": 512 << 10,  # the names of 10,000 nodes
     "query": 16 << 10,
+    "standby": 16 << 10,
 }
 """Bytes that sresctld accepts in one frame of each role."""
 
@@ -372,6 +373,53 @@ class SparesResume(msgspec.Struct, frozen=True, tag=True):
     """An administrator lets sresctld go on with the spares that people have changed."""
 
 
+class JournalRecord(msgspec.Struct, frozen=True):
+    """One transaction of the active sresctld's journal."""
+
+    number: int
+    statements: tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...]
+    """Each with its rows of values."""
+
+
+class StandbyHello(msgspec.Struct, frozen=True, tag=True):
+    """The standby's first message: how far its copy of the journal has come."""
+
+    history: str
+    position: int
+
+
+class JournalHead(msgspec.Struct, frozen=True, tag=True):
+    """The answer: the journal of the side that was called, and what that side does."""
+
+    host: str
+    history: str
+    position: int
+    is_active: bool
+    """False: it does nothing, and begins nothing before it has looked at the caller's journal."""
+
+
+class JournalCopy(msgspec.Struct, frozen=True, tag=True):
+    """A part of a copy of the whole journal."""
+
+    history: str
+    position: int
+    part: bytes
+    left: int
+    """Bytes that follow in later parts."""
+
+
+class JournalRecords(msgspec.Struct, frozen=True, tag=True):
+    """Records that follow those that are known; empty: a sign of life."""
+
+    records: tuple[JournalRecord, ...] = ()
+
+
+class JournalAck(msgspec.Struct, frozen=True, tag=True):
+    """The standby has written all up to this number to its disk, or one more part of a copy."""
+
+    position: int
+
+
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):
     """Ask for what sresctld knows: all of it in pages, the part without nodes and jobs, or the
     newest of the journal, in pages too: a node's events, events and incidents by what the next
@@ -419,6 +467,11 @@ Message = (
     | PauseRequest
     | BreakerReset
     | SparesResume
+    | StandbyHello
+    | JournalHead
+    | JournalCopy
+    | JournalRecords
+    | JournalAck
     | StatusRequest
     | Status
 )

@@ -44,7 +44,7 @@ from slurm_resilience.wire.served_connection import (
     ServedConnection,
 )
 
-__all__ = ["Client", "Handler", "NotKnownYet", "Server"]
+__all__ = ["Client", "Handler", "NotKnownYet", "NotServedHere", "Server"]
 
 log = logging.getLogger("sresctld.wire")
 
@@ -71,6 +71,10 @@ KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_K
 
 class NotKnownYet(SresError):
     """The subject of a hello must be looked up first, which may take a while."""
+
+
+class NotServedHere(WireError):
+    """Another sresctld serves this connection: many look for it, and none is worth a line."""
 
 
 class Handler(Protocol):
@@ -333,7 +337,9 @@ class Server:
         name = session.address
         if client is not None:
             name = f"{client.role} {client.subject} (uid {client.uid})"
-        if isinstance(error, SresError):
+        if isinstance(error, NotServedHere):
+            session.refuse(error)
+        elif isinstance(error, SresError):
             self._log.line(name, f"{name}: {error}")
             session.refuse(error)
         else:

@@ -59,7 +59,7 @@ def supervisor_of(slurm: FakeSlurm, environment: dict[str, str] | None = None) -
     return Supervisor(
         Config(),
         slurm,
-        SupervisorLink("localhost", 1, 1, "", frozenset({0})),
+        SupervisorLink(("localhost",), 1, 1, "", frozenset({0})),
         "/usr/bin/srun",
         split(["-N2", "train"], BUILTIN),
         slurm.job(1),
@@ -139,7 +139,7 @@ def test_a_slurmctld_that_is_restarted_does_not_end_a_search(
         limits=Config().resume,
         client=slurm,
         clock=SystemClock(),
-        link=SupervisorLink("localhost", 1, 1, "", frozenset()),
+        link=SupervisorLink(("localhost",), 1, 1, "", frozenset()),
     )
     lost = (FaultyNode("n2", "marked", False),)
     wanted = StartSearch(SearchKind.NODES, lost, ("n1",), 2, 0)

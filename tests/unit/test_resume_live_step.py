@@ -77,7 +77,7 @@ class Site:
         self.watched = Watched()
         self.wake = threading.Event()
         user_stop, clock = threading.Event(), SystemClock()
-        link = SupervisorLink("localhost", 1, self.job, "", frozenset({0}))
+        link = SupervisorLink(("localhost",), 1, self.job, "", frozenset({0}))
         link.news = self.wake
         link.attempt(AttemptStarted(1, ("n1", "n2", "n3")))
         self.link = link

@@ -42,7 +42,7 @@ class Wire:
 
 
 def test_a_suspicion_is_news_once_and_no_verdict() -> None:
-    link = SupervisorLink("localhost", 1, 7, "", frozenset({0}))
+    link = SupervisorLink(("localhost",), 1, 7, "", frozenset({0}))
     link.attempt(AttemptStarted(1, ("n1", "n2")))
     silent = NodeVerdict("n2", "suspect", "no beat for 1.6 s", at=5.0)
     link._note(Evidence((silent, NodeVerdict("n9", "suspect", "of another job"))))
@@ -55,7 +55,7 @@ def test_what_is_queued_at_the_end_is_sent_and_nothing_is_left_unread(
     monkeypatch: Any,
 ) -> None:
     monkeypatch.setattr(supervisor_link, "POLL_SECONDS", 3600.0)
-    link = SupervisorLink("localhost", 1, 7, "", frozenset({0}))
+    link = SupervisorLink(("localhost",), 1, 7, "", frozenset({0}))
     started, ended = AttemptStarted(1, ("n1", "n2")), AttemptEnded(1, 0, "done")
     dead = [Evidence((NodeVerdict(name, "dead", "no beat"),)) for name in ("n1", "n2")]
     wire: Any = Wire(*dead)
@@ -73,7 +73,7 @@ def test_what_is_queued_at_the_end_is_sent_and_nothing_is_left_unread(
 
 def test_a_doubt_is_answered_also_about_nodes_of_others(monkeypatch: Any) -> None:
     monkeypatch.setattr(supervisor_link, "POLL_SECONDS", 0.01)
-    link = SupervisorLink("localhost", 1, 7, "", frozenset({0}))
+    link = SupervisorLink(("localhost",), 1, 7, "", frozenset({0}))
     assert link.doubts(("n8",)) == {}, "sresctld is away"
     verdicts = (NodeVerdict("n8", "suspect", "no beat for 2 s"), NodeVerdict("n9", "healthy", ""))
     wire: Any = AnsweringWire(Evidence(verdicts, asked=True))
@@ -103,7 +103,7 @@ class AnsweringWire(Wire):
 
 
 def test_checks_run_until_the_verdicts_that_know_their_outcome_come() -> None:
-    link = SupervisorLink("localhost", 1, 7, "", frozenset({0}))
+    link = SupervisorLink(("localhost",), 1, 7, "", frozenset({0}))
     link.attempt(AttemptStarted(1, ("n1", "n2")))
     link.ask_checks(("n1", "n2"), 5.0)
     assert not link.checks_run, "sresctld may not have asked any node"

@@ -35,6 +35,7 @@ from slurm_resilience.controller.decide.hints import (
     failing_sinks,
     leaked_gres,
     near_misses,
+    standby_alarms,
     unheard,
     unprobed,
 )
@@ -129,6 +130,7 @@ def decide(
     actions += near_misses(snapshot)
     actions += leaked_gres(snapshot)
     actions += failing_sinks(snapshot)
+    actions += standby_alarms(snapshot)
     actions += spare_alarms(snapshot)
     actions += unheard(snapshot, config.detect)
     actions += unprobed(snapshot, diagnoses)

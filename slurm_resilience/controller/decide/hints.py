@@ -9,12 +9,16 @@ from slurm_resilience.config import DetectSettings
 from slurm_resilience.controller.actions import RaiseAlarm
 from slurm_resilience.controller.diagnose import NodeDiagnosis, hears_none
 from slurm_resilience.controller.observe import ClusterSnapshot
+from slurm_resilience.controller.standby.pair_states import PairState
 
 _GRES_IN_USE = re.compile(r":[1-9]\d*(?:\(|,|$)")
 """A count above zero in GresUsed, e.g. ``gpu:h100:2(IDX:0-1)``."""
 
 UNPROBED_SECONDS = 60.0
 """The silence of a node that could not be probed even once, until a person is told."""
+
+AWAY_SECONDS = 30.0
+"""A standby that is restarted is back by then."""
 
 
 def near_misses(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
@@ -47,6 +51,21 @@ def failing_sinks(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
     """Raise an alarm for sinks of events that people rely on in vain."""
     for name, reason in snapshot.site.failing_sinks:
         yield RaiseAlarm(f"sink-{name}", f"sink {name} {reason}; its events are kept for a day")
+
+
+def standby_alarms(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
+    """Raise an alarm while the standby is away, and for what is in doubt after a takeover."""
+    facts = snapshot.site.standby
+    if facts is None:
+        return
+    if facts.standby and facts.state is not PairState.PAIRED and facts.seconds > AWAY_SECONDS:
+        text = (
+            f"the standby on {facts.standby} does not have the journal: if {facts.active} fails "
+            "now, nodes whose replacement may have been begun are left to a person"
+        )
+        yield RaiseAlarm(f"standby-{facts.standby}", text)
+    if facts.doubt:
+        yield RaiseAlarm("takeover", facts.doubt)
 
 
 def unheard(snapshot: ClusterSnapshot, detect: DetectSettings) -> Iterator[RaiseAlarm]:

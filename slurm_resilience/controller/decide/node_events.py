@@ -343,9 +343,13 @@ def _from_repairing(
             key = f"overdue-{incident.id}-{incident.attempts}"
             yield RaiseAlarm(key, text, node.name, incident=incident.id)
     elif run.state == "ended" and run.rc == 0:
-        yield _move(incident, NodeEvent.REPLACED, f"{run.by} ended well")
+        yield _move(incident, NodeEvent.REPLACED, _success_of(run))
     else:
         yield _failed(snapshot, config, incident, _failure_of(run), is_tried=run.state != "lost")
+
+
+def _success_of(run: Run) -> str:
+    return f"{run.by}: {run.output}" if not run.is_followed else f"{run.by} ended well"
 
 
 def _failure_of(run: Run) -> str:

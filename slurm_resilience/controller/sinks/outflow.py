@@ -7,7 +7,7 @@ import json
 import logging
 import sqlite3
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -134,12 +134,28 @@ class SinkWorker:
             log.info("sink %s takes events again", self.name)
 
     def _write_sent(self, number: int) -> None:
-        """Remember the progress over a restart. Where that fails, the next start sends again."""
-        new = self._file.with_suffix(".new")
-        with contextlib.suppress(OSError):
-            self._file.parent.mkdir(exist_ok=True, mode=0o750)
-            new.write_text(json.dumps({"sent": number}), encoding="ascii")
-            new.replace(self._file)
+        _write_sent(self._file, number)
+
+
+def place_sinks(state_dir: Path, names: Iterable[str], number: int) -> None:
+    """Have sinks send what follows an event: another machine's sresctld sent what was before.
+
+    Args:
+        state_dir: sresctld's.
+        names: of the sinks.
+        number: the id of the event.
+    """
+    for name in names:
+        _write_sent(state_dir / "sinks" / name, number)
+
+
+def _write_sent(file: Path, number: int) -> None:
+    """Remember the progress over a restart. Where that fails, the next start sends again."""
+    new = file.with_suffix(".new")
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(exist_ok=True, mode=0o750)
+        new.write_text(json.dumps({"sent": number}), encoding="ascii")
+        new.replace(file)
 
 
 def _read_sent(file: Path, newest: int) -> int:

@@ -29,7 +29,7 @@ class Machine:
         self, name: str, number: int, lab: Path, processes: Processes, network: Network | None
     ) -> None:
         self.name = name
-        self.directory = lab / "ctl" if name == "ctl" else lab / "nodes" / name
+        self.directory = lab / "nodes" / name
         self.daemons: dict[str, str] = {}
         """Every program started here by name: ``running`` or how it ended."""
         self.cut = False

@@ -14,10 +14,12 @@ from slurm_resilience.lab.machines.processes import Processes
 from slurm_resilience.lab.programs import find
 
 PREFIX = 16
+BACKUP_NUMBER = 60_000
+"""The second controller's: no node has it."""
 
 
 def address(number: int) -> str:
-    """Address of the controller (0) or of node ``number``."""
+    """Address of the controller (0), of its backup, or of node ``number``."""
     return f"10.77.{number // 250}.{number % 250 + 1}"
 
 

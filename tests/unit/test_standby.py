@@ -1,0 +1,265 @@
+"""The standby: the rules of a takeover, the journal's records, and the evidence of control."""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_resilience.clock import SYSTEM_CLOCK
+from slurm_resilience.config import parse
+from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
+from slurm_resilience.controller.journal.journal import Journal
+from slurm_resilience.controller.journal.records import IncidentFacts
+from slurm_resilience.controller.sinks.outflow import _read_sent, place_sinks
+from slurm_resilience.controller.standby.inheritance import (
+    hold_possibly_begun,
+    skip_numbers,
+    skipped_numbers,
+    take_over_runs,
+)
+from slurm_resilience.controller.standby.pair_states import (
+    PAIR_TABLE,
+    Marker,
+    PairEvent,
+    PairState,
+    Takeover,
+    judge_takeover,
+    next_history,
+)
+from slurm_resilience.controller.standby.primacy import NotPrimary, Primacy
+from slurm_resilience.controller.standby.recorded_connection import (
+    RecordedConnection,
+    apply_records,
+    begin_history,
+    open_recorded,
+)
+from slurm_resilience.errors import SlurmUnreachable
+from slurm_resilience.model import Node
+from slurm_resilience.replace.elsewhere import ElsewhereReplacer
+from slurm_resilience.replace.repair_order import RepairOrder
+from slurm_resilience.slurm import parse as slurm_parse
+from slurm_resilience.slurm.controllers import (
+    ControllerHost,
+    conf_of_one,
+    controller_hosts,
+    own_host,
+)
+from slurm_resilience.wire.messages import JournalRecord
+
+CONFIG = """ClusterName = lab
+SlurmctldHost[0] = ctl(10.0.0.1)
+SlurmctldHost[1] = ctl2.site.org
+SlurmctldTimeout = 120 sec
+StateSaveLocation = {}
+"""
+
+
+# -- who is in control --------------------------------------------------------------------------
+
+
+def test_a_machine_finds_itself_among_slurms_controllers() -> None:
+    hosts = controller_hosts(slurm_parse.config(CONFIG.format("/x")))
+    assert hosts == (
+        ControllerHost(0, "ctl", "10.0.0.1"),
+        ControllerHost(1, "ctl2.site.org", "ctl2.site.org"),
+    )
+    assert own_host(hosts, "ctl2") == hosts[1]
+    assert own_host(hosts, "ctl.site.org") == hosts[0]
+    assert own_host(hosts, "login1") is None
+
+
+def test_the_commands_of_one_controller_know_no_other() -> None:
+    text = "SlurmctldHost=ctl(10.0.0.1)\nslurmctldhost=ctl2\nClusterName=lab\ninclude nodes.conf\n"
+    own = conf_of_one(text, ControllerHost(1, "ctl2", "10.0.0.2"), Path("/etc/slurm"))
+    assert own.splitlines() == [
+        "SlurmctldHost=ctl2(10.0.0.2)", "ClusterName=lab", "Include /etc/slurm/nodes.conf"
+    ]  # fmt: skip
+
+
+def _primacy(directory: Path, number: int = 0) -> Primacy:
+    info = slurm_parse.config(CONFIG.format(directory))
+    return Primacy(controller_hosts(info)[number], info, SYSTEM_CLOCK)
+
+
+def _beat(directory: Path, number: int, age: float = 0.0) -> None:
+    at = int(SYSTEM_CLOCK.now() - age)
+    (directory / "heartbeat").write_bytes(struct.pack(">QQ", at, number))
+
+
+def test_only_a_fresh_beat_of_its_own_slurmctld_lets_it_act(tmp_path: Path) -> None:
+    primacy = _primacy(tmp_path)
+    with pytest.raises(SlurmUnreachable, match="cannot be told"):
+        primacy.check_control()
+    _beat(tmp_path, 0)
+    primacy.check_control()
+    _beat(tmp_path, 0, age=90)
+    with pytest.raises(SlurmUnreachable, match="no sign of control"):
+        primacy.check_control()
+    _beat(tmp_path, 1)
+    with pytest.raises(NotPrimary):
+        primacy.check_control()
+
+
+def test_an_old_active_one_sees_that_another_took_its_place(tmp_path: Path) -> None:
+    old, new = _primacy(tmp_path, 0), _primacy(tmp_path, 1)
+    _beat(tmp_path, 0)
+    old.write_marker("1-ctl", "")
+    old.check_active("1-ctl")
+    with pytest.raises(NotPrimary):
+        old.check_active("2-ctl")
+    new.write_marker("2-ctl2.site.org", "")
+    with pytest.raises(NotPrimary, match="ctl2"):
+        old.check_active("1-ctl")
+    (tmp_path / "sresctld.active").write_text("{")
+    with pytest.raises(SlurmUnreachable):
+        old.check_active("1-ctl")
+
+
+def test_sresctld_has_one_place_or_several() -> None:
+    assert parse('[controller]\nhost = "a, b"\n').controller.hosts == ("a", "b")
+    assert parse("").controller.hosts == ()
+
+
+# -- takeovers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("history", "marker", "handed_over_by", "is_whole"),
+    [
+        ("", None, "", True),
+        ("3-ctl", None, "", False),
+        ("3-ctl", Marker("ctl", "3-ctl", "ctl2"), "", True),
+        ("3-ctl", Marker("ctl", "3-ctl", ""), "", False),
+        ("3-ctl", Marker("ctl", "3-ctl", "ctl3"), "", False),
+        ("3-ctl", Marker("ctl", "3-ctl", ""), "ctl", True),
+        ("3-ctl", Marker("ctl", "4-ctl", ""), "ctl", False),
+        ("2-ctl2", Marker("ctl", "3-ctl", "ctl2"), "", False),
+        ("4-ctl2", Marker("ctl2", "4-ctl2", ""), "", True),
+    ],
+)
+def test_a_takeover_is_whole_where_nothing_can_be_missing(
+    history: str, marker: Marker | None, handed_over_by: str, is_whole: bool
+) -> None:
+    assert judge_takeover("ctl2", history, marker, handed_over_by).is_whole is is_whole
+
+
+def test_a_new_history_is_later_than_all_known_ones() -> None:
+    assert next_history("ctl2", "", "") == "1-ctl2"
+    assert next_history("ctl2", "3-ctl", "5-ctl") == "6-ctl2"
+
+
+def test_the_marker_is_written_between_the_states_that_it_separates() -> None:
+    to_paired = {state for (state, _), to in PAIR_TABLE.items() if to is PairState.PAIRED}
+    assert to_paired == {PairState.NAMING}
+    out_of_lost = [event for state, event in PAIR_TABLE if state is PairState.LOST]
+    assert out_of_lost == [PairEvent.MARKED_ALONE]
+
+
+def test_a_try_of_another_machine_is_never_begun_again(tmp_path: Path) -> None:
+    journal = Journal(":memory:")
+    incident = journal.open_incident(
+        "n1", NodeEvent.REQUESTED, "requested", "Action:Replace", "asked", 100.0
+    )
+    journal.apply(incident.id, NodeEvent.EMPTIED, "", 101.0)
+    journal.apply(incident.id, NodeEvent.REPLACING, "", 102.0, IncidentFacts(attempts=1))
+    take_over_runs(journal, tmp_path, "ctl2", Marker("ctl2", "1-ctl2"))
+    assert not (tmp_path / "runs").exists()
+    take_over_runs(journal, tmp_path, "ctl2", Marker("ctl", "1-ctl"))
+    directory = tmp_path / "runs" / "1-1.elsewhere"
+    order = RepairOrder(directory, "replace", "n1", "Action:Replace", 50.0)
+    replacer = ElsewhereReplacer()
+    assert replacer.status(order, None, 110.0).state == "running"
+    assert replacer.status(order, None, 153.0).state == "lost"
+    old = Node(name="n1", base="DOWN", boot_time="1970-01-01T00:00:10")
+    new = Node(name="n1", base="DOWN", boot_time="2026-01-01T00:00:10")
+    assert replacer.status(order, old, 110.0).state == "running"
+    assert replacer.status(order, new, 110.0).rc == 0
+
+
+def test_what_may_have_been_begun_is_left_to_a_person() -> None:
+    journal = Journal(":memory:")
+    known = journal.open_incident(
+        "n1", NodeEvent.REQUESTED, "requested", "Action:Replace", "asked", 100.0
+    )
+    nodes = [
+        Node(name=name, base="IDLE", flags=frozenset({"FAIL"}), reason=reason, reason_at="t")
+        for name, reason in (("n1", "Action:Replace"), ("n2", "Action:Replace"), ("n3", "mine"))
+    ]
+    takeover = Takeover(False, "ctl was active alone")
+    assert hold_possibly_begun(journal, nodes, takeover, 200.0) == ("n1", "n2")
+    assert journal.state_of("n1") is journal.state_of("n2") is NodeState.QUARANTINED
+    assert journal.state_of("n3") is NodeState.HEALTHY
+    assert journal.incident(known.id).reason_at == "t"
+    # Once is enough, and no number is given again that the other one may have used.
+    assert hold_possibly_begun(journal, nodes, takeover, 201.0) == ()
+    skip_numbers(journal, journal._db)
+    journal.number_after(skipped_numbers(journal._db))
+    again = journal.open_incident("n4", NodeEvent.DETECTED, "dead", "Action:Replace", "", 300.0)
+    assert again.id > 1000
+
+
+def test_sinks_send_neither_twice_nor_too_little_after_a_takeover(tmp_path: Path) -> None:
+    place_sinks(tmp_path, ("hook",), 7)
+    assert _read_sent(tmp_path / "sinks" / "hook", 99) == 7
+
+
+# -- records ------------------------------------------------------------------------------------
+
+_ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("event"), st.text(max_size=5)),
+        st.tuples(st.just("incident"), st.sampled_from(("n1", "n2", "n3"))),
+        st.tuples(st.just("fail"), st.just("")),
+        st.tuples(st.just("answered"), st.sampled_from(("n1", "n2"))),
+        st.tuples(st.just("prune"), st.just("")),
+        st.tuples(st.just("pause"), st.text(max_size=5)),
+    ),
+    max_size=12,
+)
+
+
+@given(_ACTS, st.integers(0, 12), st.integers(0, 3))
+def test_records_make_the_same_journal(
+    acts: list[tuple[str, str]], cut: int, repeated: int
+) -> None:
+    journal, records = Journal(":memory:", open_recorded), list[JournalRecord]()
+    copy = Journal(":memory:")
+    for one in (journal, copy):
+        begin_history(one._db, "1-ctl")
+    db = journal._db
+    assert isinstance(db, RecordedConnection)
+    db.begin_with(records.append)
+    for number, (kind, word) in enumerate(acts):
+        match kind:
+            case "event":
+                journal.event(float(number), "seen", word)
+            case "incident" if journal.state_of(word) is NodeState.HEALTHY:
+                found = journal.open_incident(
+                    word, NodeEvent.DETECTED, "dead", "Action:Replace", "", 1.0
+                )
+                journal.apply(found.id, NodeEvent.MARKED, "", 2.0)
+            case "fail":
+                with pytest.raises(sqlite3.Error):
+                    db.execute("INSERT INTO kept VALUES (NULL, 1)")
+            case "answered":
+                journal.acknowledge(word, {("b", "c", "", ""): 1.0, ("b", "d", "", ""): 2.0})
+            case "prune":
+                journal.prune(1.0)
+            case "pause":
+                journal.pause(word)
+    assert [record.number for record in records] == list(range(1, len(records) + 1))
+    apply_records(copy._db, records[:cut])
+    apply_records(copy._db, records[max(0, cut - repeated) :])
+    assert list(copy._db.iterdump()) == list(db.iterdump())
+
+
+def test_a_record_that_is_missing_is_noticed() -> None:
+    copy = Journal(":memory:")
+    begin_history(copy._db, "1-ctl")
+    with pytest.raises(ValueError, match="record 2 follows 0"):
+        apply_records(copy._db, [JournalRecord(2, ())])

@@ -92,6 +92,7 @@ _ADDED_BY_SLURM = re.compile(rf"(?: : (?:{_OWN}))*")
 _POWER_FLAGS = frozenset(
     {"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP", "PLANNED_DOWN"}
 )
+_IN_SERVICE = frozenset({"IDLE", "ALLOCATED", "MIXED"})
 MIN_SILENT_PROBES = 2
 MIN_TOGETHER = 2
 """A single node that falls silent as the last one is no sign that this machine is cut off."""
@@ -145,9 +146,18 @@ def diagnose(snapshot: ClusterSnapshot, config: Config) -> dict[str, NodeDiagnos
         if life.kind in ("dead", "suspect") and _is_announced(snapshot, agent):
             life = msgspec.structs.replace(life, reason=f"{life.reason} {INJECTED_MARK}")
         found, site = open_findings(snapshot, name), snapshot.site
+        if is_plain(node) and not found:
+            # Nearly every node of a large cluster, in every round: only the last rules answer.
+            diagnoses[name] = life
+            continue
         case = NodeCase(node, agent, life, found, site.slurm_users, site.can_reset)
         diagnoses[name] = next(answer for rule in RULES if (answer := rule(case)) is not None)
     return diagnoses
+
+
+def is_plain(node: Node) -> bool:
+    """Tell whether Slurm shows a node as in service, and nothing else of it."""
+    return node.base in _IN_SERVICE and not node.flags and not node.reason_unclear
 
 
 # -- the rules --------------------------------------------------------------------------------
@@ -281,7 +291,7 @@ def open_findings(snapshot: ClusterSnapshot, name: str) -> tuple[Finding, ...]:
     the kernel writes such a line once more.
     """
     agent = snapshot.agents.get(name)
-    if agent is None:
+    if agent is None or not agent.findings:
         return ()
     answered = snapshot.memory.acknowledged.get(name, {})
     return tuple(

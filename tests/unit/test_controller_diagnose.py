@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from worlds import NOW, agent, config, dead, finding, job, node, probes, verdict, world
 
+from slurm_resilience.controller import diagnose as diagnose_module
 from slurm_resilience.controller.diagnose import (
     SLURM_USERS,
     diagnose,
@@ -357,3 +358,26 @@ def test_a_persons_reason_stays_a_persons_when_it_is_written_once_more(
     assert persons_reason(held) == written
     rewritten = node(state="DOWN+DRAIN", reason=written, reason_by="root")
     assert is_a_persons(rewritten) == is_a_persons(held)
+
+
+STATES = tuple(
+    "+".join((base, *flags))
+    for base in ("IDLE", "ALLOCATED", "MIXED", "DOWN", "UNKNOWN", "FUTURE", "ERROR")
+    for flags in ((), ("DRAIN",), ("FAIL",), ("NOT_RESPONDING",), ("COMPLETING",), ("RESERVED",))
+)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("reason", ["", REPLACE, "new disk"])
+def test_a_plain_node_is_diagnosed_as_all_rules_would(
+    state: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules are left out for nearly every node: none of them may have had an answer."""
+    shown = node(state=state, reason=reason)
+    sick = finding(Severity.REPLACE)
+    agents = (agent(), agent(silence=900), agent(findings=(sick,)), agent(said_goodbye=True))
+    snapshots = [world(shown), *(world(shown, agents=(one,)) for one in agents)]
+    snapshots.append(world(msgspec.structs.replace(shown, reason_unclear=True), agents=(agent(),)))
+    short = [diagnose(seen, config()) for seen in snapshots]
+    monkeypatch.setattr(diagnose_module, "is_plain", lambda _: False)
+    assert [diagnose(seen, config()) for seen in snapshots] == short

@@ -250,6 +250,10 @@ class NoteJob(msgspec.Struct, frozen=True, tag=True):
     job: int
     kind: str
     text: str
+    node: str = ""
+    """The node that it is about."""
+    uid: int = -1
+    """The job's user, where it matters who said it."""
 
 
 class NotePause(msgspec.Struct, frozen=True, tag=True):

@@ -22,6 +22,7 @@ from slurm_resilience.wire.messages import (
     Role,
     SparesResume,
     StatusRequest,
+    WrongResults,
 )
 
 MAX_JOB_DIGITS = 10
@@ -126,7 +127,9 @@ def check_message(role: Role, message: Message) -> None:
     of_everyone = isinstance(
         message, StatusRequest | PauseRequest | BreakerReset | SparesResume | NodeQuestion
     )
-    of_jobs = isinstance(message, AttemptStarted | AttemptEnded | RequeueRequest | EvidenceRequest)
+    of_jobs = isinstance(
+        message, AttemptStarted | AttemptEnded | RequeueRequest | EvidenceRequest | WrongResults
+    )
     if not of_everyone and not (of_jobs and role == "job"):
         raise NotPermitted(f"a {role} may not send a {type(message).__name__}")
 

@@ -14,6 +14,7 @@ from slurm_resilience.wire.messages import (
     PauseRequest,
     RequeueRequest,
     SparesResume,
+    WrongResults,
 )
 from slurm_resilience.wire.server import Client
 
@@ -25,7 +26,7 @@ MAX_NODES_UNSEEN = 10_000
 MAX_NAME_CHARACTERS, MAX_TEXT_CHARACTERS = 255, 4096
 """More of a node's name, and of another text, is not kept."""
 
-OfJob = AttemptStarted | AttemptEnded | RequeueRequest
+OfJob = AttemptStarted | AttemptEnded | RequeueRequest | WrongResults
 
 
 class InboxMessage(msgspec.Struct, frozen=True):
@@ -33,9 +34,7 @@ class InboxMessage(msgspec.Struct, frozen=True):
 
     connection: Client
     job: int
-    message: (
-        AttemptStarted | AttemptEnded | RequeueRequest | PauseRequest | BreakerReset | SparesResume
-    )
+    message: OfJob | PauseRequest | BreakerReset | SparesResume
 
 
 class Heard(msgspec.Struct, frozen=True):
@@ -65,6 +64,9 @@ def without_ballast(message: OfJob, names: Mapping[str, str]) -> OfJob:
         return msgspec.structs.replace(message, outcome=message.outcome[:MAX_TEXT_CHARACTERS])
     if isinstance(message, RequeueRequest):
         return msgspec.structs.replace(message, reason=message.reason[:MAX_TEXT_CHARACTERS])
+    if isinstance(message, WrongResults):
+        text = message.text[:MAX_TEXT_CHARACTERS]
+        return WrongResults(message.node[:MAX_NAME_CHARACTERS], text)
     nodes, others = [], 0
     for name in dict.fromkeys(message.nodes):
         if name in names:

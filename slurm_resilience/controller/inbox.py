@@ -17,7 +17,7 @@ from slurm_resilience.clock import Clock
 from slurm_resilience.controller import authorize
 from slurm_resilience.controller.authorize import NodePlace
 from slurm_resilience.controller.checking.step_checks import StepChecks, verdicts_on
-from slurm_resilience.controller.heard import InboxMessage, without_ballast
+from slurm_resilience.controller.heard import InboxMessage, OfJob, without_ballast
 from slurm_resilience.controller.job_lookups import JobLookups
 from slurm_resilience.controller.node_requests import NodeRequests
 from slurm_resilience.controller.pages import StatusPages, public_event
@@ -26,8 +26,6 @@ from slurm_resilience.errors import NotPermitted, SresError, UsageError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.wire.limits import Rate
 from slurm_resilience.wire.messages import (
-    AttemptEnded,
-    AttemptStarted,
     BreakerReset,
     Evidence,
     EvidenceRequest,
@@ -175,7 +173,7 @@ class Inbox:
             self._ask_node(client, message)
         elif isinstance(message, EvidenceRequest):
             client.send(self._evidence(client, message))
-        elif isinstance(message, AttemptStarted | AttemptEnded | RequeueRequest):
+        elif isinstance(message, OfJob):
             if isinstance(message, RequeueRequest) and not self._may_requeue(client):
                 return
             kept = without_ballast(message, self._listing.names)

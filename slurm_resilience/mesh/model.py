@@ -140,6 +140,8 @@ class GenerationEnd(msgspec.Struct, frozen=True):
     culprit: str = ""
     """Id of the peer at fault; empty: none in particular."""
     kind: Literal["fault", "lost", "hang", "join", "finding", "stop"] = "fault"
+    wrong_nodes: tuple[str, ...] = ()
+    """Nodes whose ranks were found to have other parameters than most replicas."""
 
 
 BEATS_A_SECOND = 250

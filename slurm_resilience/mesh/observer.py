@@ -17,6 +17,7 @@ from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.mesh.connection import PeerConnection
 from slurm_resilience.mesh.dial_book import DialAddress
 from slurm_resilience.mesh.messages import (
+    GenerationEnded,
     Heartbeat,
     Leaving,
     Message,
@@ -82,6 +83,9 @@ class Observer:
         self._lock = self._transport.lock
         self._contacts: dict[str, Contact] = {}
         self._findings: list[NodeLost] = []
+        self._wrong_nodes: dict[tuple[int, str], str] = {}
+        """Generation and node → what was found."""
+        self._wrong_taken: set[tuple[int, str]] = set()
         self._next_look = 0.0
         self._outcome: TrainingOutcome | None = None
         self.news = threading.Event()
@@ -133,6 +137,14 @@ class Observer:
         with self._lock:
             self._findings = [finding for finding in self._findings if finding.node != node]
 
+    def take_wrong_nodes(self) -> dict[str, str]:
+        """Return the nodes, each with what was found, whose ranks had other parameters than most
+        replicas: those that were told of since the last call."""
+        with self._lock:
+            new = self._wrong_nodes.keys() - self._wrong_taken
+            self._wrong_taken |= new
+            return {node: self._wrong_nodes[generation, node] for generation, node in sorted(new)}
+
     def picture(self) -> Picture:
         """Return what is known now."""
         with self._lock:
@@ -182,6 +194,12 @@ class Observer:
             self.news.set()
         elif isinstance(message, Heartbeat):
             contact.beat = message
+        elif isinstance(message, GenerationEnded) and message.end.wrong_nodes:
+            # Each rank tells it.
+            end = message.end
+            for node in end.wrong_nodes:
+                self._wrong_nodes[end.generation, node] = end.reason
+            self.news.set()
 
     def on_bytes(self, connection: PeerConnection) -> None:
         """Nothing is concluded from a peer's silence here."""

@@ -237,7 +237,9 @@ class Participant:
         # The first that leaves cuts the others off: by then all of them know what differs.
         with contextlib.suppress(RuntimeError):
             group.together()
-        mesh.over(GenerationEnd(group.view.generation, reason))
+        healed = fault.ranks if correction is Correction.HEAL else ()
+        nodes = dict.fromkeys(group.view.members[rank].peer.node for rank in healed)
+        mesh.over(GenerationEnd(group.view.generation, reason, wrong_nodes=tuple(nodes)))
         raise Interrupted(reason)
 
     def _leave_if_cut(self) -> None:

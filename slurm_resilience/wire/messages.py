@@ -19,7 +19,7 @@ MAX_FRAME_BYTES = 8 << 20
 MAX_UNPROVEN_FRAME_BYTES = 16 << 10
 """Bytes accepted from a client for which munge has not vouched yet."""
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised with every change that another version would not understand: it is refused, by name."""
 
 Role = Literal["node", "job", "query", "standby"]
@@ -328,6 +328,14 @@ class RequeueRequest(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class WrongResults(msgspec.Struct, frozen=True, tag=True):
+    """A supervisor's training found that a rank on this node had other parameters than most of its
+    replicas."""
+
+    node: str
+    text: str
+
+
 class EvidenceRequest(msgspec.Struct, frozen=True, tag=True):
     """The supervisor asks whether anything is known about these nodes."""
 
@@ -462,6 +470,7 @@ Message = (
     | AttemptStarted
     | AttemptEnded
     | RequeueRequest
+    | WrongResults
     | EvidenceRequest
     | Evidence
     | PauseRequest

@@ -19,6 +19,7 @@ from slurm_resilience.wire.messages import (
     RequeueRequest,
     Role,
     StatusRequest,
+    WrongResults,
 )
 
 ALICE, BOB, SLURM = 1000, 1001, 64030
@@ -90,6 +91,7 @@ OF_JOBS = (
     AttemptEnded(1, 0, "stop"),
     RequeueRequest("why"),
     EvidenceRequest(("n1",)),
+    WrongResults("n1", "step 7"),
 )
 
 

@@ -15,19 +15,30 @@ from slurm_resilience.controller.act.jobs import REQUEST_TRIES, JobActs
 from slurm_resilience.controller.actions import (
     KeepPendingRequeue,
     NoteJob,
+    RaiseAlarm,
     RaisePriority,
     ReturnNode,
 )
-from slurm_resilience.controller.decide.intake import LEAST_UNSEEN, take_in
+from slurm_resilience.controller.decide.intake import (
+    LEAST_UNSEEN,
+    MOST_WRONG_NODES,
+    WRONG_AGAIN_SECONDS,
+    take_in,
+)
 from slurm_resilience.controller.decide.jobs import priorities
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.heard import Heard, InboxMessage
-from slurm_resilience.controller.journal.records import Supervised
+from slurm_resilience.controller.journal.records import (
+    WRONG_RESULTS,
+    JournalMemory,
+    Supervised,
+    WrongResultsNote,
+)
 from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
 from slurm_resilience.model import Job
 from slurm_resilience.slurm import parse
 from slurm_resilience.slurm.companion_job import with_companions
-from slurm_resilience.wire.messages import AttemptStarted, RequeueRequest
+from slurm_resilience.wire.messages import AttemptStarted, RequeueRequest, WrongResults
 
 FOUR = ("n1", "n2", "n3", "n4")
 STEP = AttemptStarted(1, FOUR)
@@ -298,3 +309,52 @@ def test_companions_are_no_ticket_past_the_queue() -> None:
     # A user's program may name its nodes in another order: it is the same loss.
     assert preferred(200, "n4", "n3") == []
     assert preferred(300, "n5") == [300, 301]
+
+
+# -- what a training says of its nodes' results -----------------------------------------------
+
+
+def told(*notes: tuple[str, int, float]) -> JournalMemory:
+    """The words about nodes that the journal knows: of which node, by which job, how long ago."""
+    found: dict[str, tuple[WrongResultsNote, ...]] = {}
+    for name, of_job, ago in notes:
+        found[name] = (*found.get(name, ()), WrongResultsNote(of_job, 1000 + of_job, NOW - ago))
+    return JournalMemory(wrong_results=found)
+
+
+def noted(node_name: str, memory: JournalMemory, nodes: tuple[str, ...] = FOUR) -> list[NoteJob]:
+    snapshot = cluster(job(nodes=nodes), WrongResults(node_name, "step 7:\n it differs"))
+    snapshot = msgspec.structs.replace(snapshot, memory=memory)
+    return [note for note in take_in(snapshot)[1] if isinstance(note, NoteJob)]
+
+
+def test_a_training_names_a_node_of_its_own_once_an_hour() -> None:
+    (note,) = noted("n4", told())
+    assert (note.kind, note.node, note.job) == (WRONG_RESULTS, "n4", 7)
+    assert note.text == "step 7: it differs" and note.uid == job().uid
+    assert noted("n5", told()) == [], "another job's, or no one's"
+    assert noted("n4", told(("n4", 7, WRONG_AGAIN_SECONDS - 1))) == []
+    assert noted("n4", told(("n4", 7, WRONG_AGAIN_SECONDS)))
+    assert noted("n4", told(("n4", 8, 1.0))), "that was another job"
+
+
+def test_a_training_that_names_many_nodes_is_itself_at_fault() -> None:
+    known = told(*((f"n{i}", 7, 1e5) for i in range(1, MOST_WRONG_NODES + 1)))
+    assert noted("n4", known) == []
+    assert noted("n1", known), "one of those that it named"
+    assert noted("n4", told(*((f"n{i}", 8, 1e5) for i in range(1, 4))))
+
+
+def test_words_of_trainings_are_an_alarm_and_no_more() -> None:
+    def acts(memory: JournalMemory) -> list[Any]:
+        snapshot = msgspec.structs.replace(cluster(job(nodes=FOUR)), memory=memory)
+        return [a for a in decision(snapshot).actions if getattr(a, "node", "") == "n4"]
+
+    assert acts(told(("n4", 7, 5.0))) == []
+    (alarm,) = acts(told(("n4", 7, 1e4), ("n4", 7, 5.0), ("n4", 8, 5.0)))
+    assert isinstance(alarm, RaiseAlarm)
+    assert "wrong 3 times within a week, by 2 job(s) of 2 user(s)" in alarm.text
+    assert acts(told(*(("n4", number, 5.0) for number in range(100)))) != [], "never more than that"
+    assert all(
+        isinstance(one, RaiseAlarm) for one in acts(told(*(("n4", n, 5.0) for n in range(100))))
+    )

@@ -17,6 +17,7 @@ from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.journal_file import SCHEMA_VERSION
 from slurm_resilience.controller.journal.records import (
     CLOSED_BREAKER,
+    WRONG_RESULTS,
     BreakerState,
     Fault,
     Incident,
@@ -25,6 +26,7 @@ from slurm_resilience.controller.journal.records import (
     MachineIdentity,
     PendingRequeue,
     Supervised,
+    WrongResultsNote,
 )
 from slurm_resilience.controller.observe import last_run
 from slurm_resilience.errors import IllegalTransition, SresError
@@ -162,6 +164,16 @@ def test_starts_and_returns_are_counted_from_the_history(tmp_path: Path) -> None
     journal.apply(number, NodeEvent.REPLACING, "", 20.0)
     assert (journal.flaps(11.0), journal.flaps(12.0)) == ({"n1": 1}, {})
     assert (journal.starts(19.0), journal.starts(20.0)) == (((20.0, "n1"),), ())
+
+
+def test_words_of_trainings_are_found_by_their_node(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    for at, uid in ((5.0, 1), (6.0, 2), (7.0, 2)):
+        journal.event(at, WRONG_RESULTS, "step 7", node="n1", job=4, uid=uid)
+    assert journal.wrong_results(5.0) == {
+        "n1": (WrongResultsNote(4, 2, 6.0), WrongResultsNote(4, 2, 7.0))
+    }
+    assert [event["text"] for event in journal.events("n1")] == ["step 7"] * 3
 
 
 def test_more_than_a_thousand_open_incidents_are_all_read(tmp_path: Path) -> None:

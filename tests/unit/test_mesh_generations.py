@@ -282,6 +282,21 @@ def test_a_dead_node_is_given_up_by_all_and_by_itself(tmp_path: Path) -> None:
             )
 
 
+def test_an_observer_hears_of_wrong_results_once(tmp_path: Path) -> None:
+    with crew(tmp_path, 3) as peers:
+        meshes = peers.several(3)
+        view = world(meshes)
+        with Observer(f"dir:{tmp_path}") as observer:
+            until(lambda: len(observer.picture().peers) == 3, "the observer sees all")
+            for mesh in meshes:
+                mesh.over(GenerationEnd(view.generation, "it differs", wrong_nodes=("node2",)))
+            heard: dict[str, str] = {}
+            until(lambda: heard.update(observer.take_wrong_nodes()) or heard, "it hears of it")
+            assert heard == {"node2": "it differs"}
+            ended(meshes)
+            assert observer.take_wrong_nodes() == {}
+
+
 def test_fixed_addresses(tmp_path: Path) -> None:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     addresses = [("127.0.0.1", sock.getsockname()[1]) for sock in sockets]

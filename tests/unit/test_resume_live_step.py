@@ -40,7 +40,7 @@ from slurm_resilience.resume.srun.stderr_reader import EndedTasks
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.srun.user_signals import UserSignals
 from slurm_resilience.resume.supervisor_link import SupervisorLink
-from slurm_resilience.wire.messages import AttemptStarted, Evidence, NodeVerdict
+from slurm_resilience.wire.messages import AttemptStarted, Evidence, NodeVerdict, WrongResults
 
 LIMITS = ResumeSettings(grace=0.2, diagnosis_wait=0.05, swap_wait=60.0)
 SRUN = """#!/bin/sh
@@ -56,9 +56,14 @@ class Watched:
     def __init__(self) -> None:
         self.shown = Picture()
         self.told: list[tuple[Any, ...]] = []
+        self.wrong_nodes: dict[str, str] = {}
 
     def picture(self) -> Picture:
         return self.shown
+
+    def take_wrong_nodes(self) -> dict[str, str]:
+        found, self.wrong_nodes = self.wrong_nodes, {}
+        return found
 
     def find(self, node: str, reason: str, dead: bool) -> None:
         self.told.append(("find", node, dead))
@@ -249,6 +254,13 @@ def test_what_was_prepared_in_vain_ends_with_the_step(plain: Site) -> None:
     plain.wait(plain.over.is_set)
     assert not waiting.step.running
     assert not file.exists()
+
+
+def test_wrong_results_of_a_node_are_told_to_sresctld(site: Site) -> None:
+    site.watched.wrong_nodes = {"n2": "step 7: it differs"}
+    site.wake.set()
+    site.wait(lambda: not site.link._outbox.empty())
+    assert site.link._outbox.get_nowait() == WrongResults("n2", "step 7: it differs")
 
 
 def test_a_dead_node_is_replaced_and_the_training_s_outcome_is_the_step_s(

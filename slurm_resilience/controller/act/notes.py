@@ -150,4 +150,5 @@ class NoteWriter:
         if len(times) == MAX_LINES and now - times[0] < LINES_SECONDS:
             return
         times.append(now)
-        self._journal.event(now, note.kind, note.text, job=note.job)
+        data = {"uid": note.uid} if note.uid >= 0 else {}
+        self._journal.event(now, note.kind, note.text, node=note.node, job=note.job, **data)

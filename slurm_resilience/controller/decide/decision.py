@@ -38,6 +38,7 @@ from slurm_resilience.controller.decide.hints import (
     standby_alarms,
     unheard,
     unprobed,
+    wrong_results,
 )
 from slurm_resilience.controller.decide.intake import take_in
 from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
@@ -129,6 +130,7 @@ def decide(
     actions += requeues(snapshot)
     actions += near_misses(snapshot)
     actions += leaked_gres(snapshot)
+    actions += wrong_results(snapshot)
     actions += failing_sinks(snapshot)
     actions += standby_alarms(snapshot)
     actions += spare_alarms(snapshot)

@@ -14,6 +14,8 @@ from slurm_resilience.controller.standby.pair_states import PairState
 _GRES_IN_USE = re.compile(r":[1-9]\d*(?:\(|,|$)")
 """A count above zero in GresUsed, e.g. ``gpu:h100:2(IDX:0-1)``."""
 
+WRONG_RESULTS_FOR_ALARM = 2
+"""Words of trainings about one node, of which a job gives one in an hour."""
 UNPROBED_SECONDS = 60.0
 """The silence of a node that could not be probed even once, until a person is told."""
 
@@ -45,6 +47,19 @@ def leaked_gres(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
                 "`scontrol reconfigure` heals it"
             )
             yield RaiseAlarm(f"leak-{node.name}-{node.gres_used}", text, node.name)
+
+
+def wrong_results(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
+    """Raise an alarm for nodes whose results trainings found to be wrong again and again. They are
+    users' words: a person has the node tested, and nothing is done to it."""
+    for name, notes in snapshot.memory.wrong_results.items():
+        if len(notes) >= WRONG_RESULTS_FOR_ALARM and name in snapshot.nodes:
+            jobs, users = {one.job for one in notes}, {one.uid for one in notes}
+            text = (
+                f"its results were found wrong {len(notes)} times within a week, by {len(jobs)} "
+                f"job(s) of {len(users)} user(s): have it tested (`sres deepcheck run {name}`)"
+            )
+            yield RaiseAlarm(f"wrong-results-{name}-{len(notes)}", text, name)
 
 
 def failing_sinks(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:

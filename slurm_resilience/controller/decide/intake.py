@@ -4,6 +4,7 @@ Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -23,7 +24,12 @@ from slurm_resilience.controller.actions import (
 )
 from slurm_resilience.controller.decide import breaker
 from slurm_resilience.controller.heard import InboxMessage
-from slurm_resilience.controller.journal.records import KnownAgent, PendingRequeue, Supervised
+from slurm_resilience.controller.journal.records import (
+    WRONG_RESULTS,
+    KnownAgent,
+    PendingRequeue,
+    Supervised,
+)
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.spares.pool_plan import resumed
 from slurm_resilience.model import Job
@@ -34,10 +40,15 @@ from slurm_resilience.wire.messages import (
     PauseRequest,
     RequeueRequest,
     SparesResume,
+    WrongResults,
 )
 
 REMOVED_AFTER_SECONDS = 60.0
 """Out of Slurm's listings for this long, a node counts as removed."""
+MOST_WRONG_NODES = 3
+"""Nodes that one job may name for wrong results."""
+WRONG_AGAIN_SECONDS = 3600.0
+"""Between two such words of one job about one node."""
 MAX_TEXT = 500
 """Characters kept of a text that a user wrote."""
 LEAST_UNSEEN = 16
@@ -199,6 +210,9 @@ def notes_of(snapshot: ClusterSnapshot, heard: InboxMessage) -> Iterator[Note]:
                 PendingRequeue(job.id, reason, True, job.restarts, snapshot.now)
             )
             yield NoteJob(job.id, "requeue-asked", reason)
+        case WrongResults() if job is not None and _may_name(snapshot, job, message.node):
+            text = one_line(message.text)
+            yield NoteJob(job.id, WRONG_RESULTS, text, message.node, job.uid)
         case PauseRequest():
             yield pause_of(heard, message)
         case BreakerReset():
@@ -206,6 +220,19 @@ def notes_of(snapshot: ClusterSnapshot, heard: InboxMessage) -> Iterator[Note]:
             yield NoteBreaker(state, heard.connection.uid)
         case SparesResume():
             yield from resumed(snapshot)
+
+
+def _may_name(snapshot: ClusterSnapshot, job: Job, node: str) -> bool:
+    """Tell whether a training's word that this node's results were wrong is written down. Any
+    user's program can say it: of its own nodes alone, of few of them (more is the program's fault),
+    and of each once in an hour. All that follows is an alarm."""
+    if node not in job.all_nodes:
+        return False
+    told = snapshot.memory.wrong_results
+    named = {name for name, notes in told.items() if any(one.job == job.id for one in notes)}
+    last = max((one.at for one in told.get(node, ()) if one.job == job.id), default=-math.inf)
+    is_new = snapshot.now - last >= WRONG_AGAIN_SECONDS
+    return is_new and (node in named or len(named) < MOST_WRONG_NODES)
 
 
 def pause_of(heard: InboxMessage, message: PauseRequest) -> NotePause:

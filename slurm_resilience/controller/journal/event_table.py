@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
-from slurm_resilience.controller.journal.records import LEFT_OVER_REMAINS, PUT_BACK, EventFilter
+from slurm_resilience.controller.journal.records import (
+    LEFT_OVER_REMAINS,
+    PUT_BACK,
+    WRONG_RESULTS,
+    EventFilter,
+    WrongResultsNote,
+)
 
 
 def write_event(
@@ -116,6 +122,19 @@ class EventTable:
             (NodeEvent.CAME_BACK, since),
         ).fetchall()
         return {str(node): int(number) for node, number in rows}
+
+    def wrong_results(self, since: float) -> dict[str, tuple[WrongResultsNote, ...]]:
+        """Return what trainings told of each node's wrong results since then (epoch)."""
+        rows = self._db.execute(
+            "SELECT node, job, json_extract(data, '$.uid'), at FROM events"
+            " WHERE kind = ? AND at > ? ORDER BY id",
+            (WRONG_RESULTS, since),
+        ).fetchall()
+        found: dict[str, tuple[WrongResultsNote, ...]] = {}
+        for node, job, uid, at in rows:
+            note = WrongResultsNote(int(job), int(uid), float(at))
+            found[str(node)] = (*found.get(str(node), ()), note)
+        return found
 
     def alarms(self, since: float) -> frozenset[str]:
         """Return the keys of the alarms that were raised since then (epoch)."""

@@ -241,6 +241,15 @@ class EventFilter(msgspec.Struct, frozen=True):
     since: float = 0.0
 
 
+class WrongResultsNote(msgspec.Struct, frozen=True):
+    """The word of a user's training that a node's results were wrong."""
+
+    job: int
+    uid: int
+    at: float
+    """When (epoch)."""
+
+
 class JournalMemory(msgspec.Struct, frozen=True):
     """The memory of the diagnosis, the ceilings and the breaker."""
 
@@ -273,9 +282,15 @@ class JournalMemory(msgspec.Struct, frozen=True):
     """Nodes that were found dead, and marked for it, within the last hour, and when (epoch)."""
 
     spares: SpareMemory = NO_SPARES
+    wrong_results: Mapping[str, tuple[WrongResultsNote, ...]] = {}
+    """Words of trainings, within `WRONG_RESULTS_SECONDS`, about each node with wrong results."""
 
 
 NO_MEMORY = JournalMemory()
+
+WRONG_RESULTS = "wrong-results"
+"""The kind of event of such a word."""
+WRONG_RESULTS_SECONDS = 7 * 86_400.0
 
 LEFT_OVER_REMAINS = "left-over-remains"
 """The kind of event of processes that could not be ended."""

@@ -39,7 +39,7 @@ from slurm_resilience.resume.live_step.training import read_outcome
 from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.slurm.hostlists import fold
-from slurm_resilience.wire.messages import AttemptStarted, NodeVerdict
+from slurm_resilience.wire.messages import AttemptStarted, NodeVerdict, WrongResults
 
 LOOK_SECONDS = 1.0
 """Between two looks when there is no news."""
@@ -216,6 +216,9 @@ class LiveStep:
         return ev.TrainingSeen(picture.generation, picture.running, picture.step, picture.peers)
 
     def _look_at_training(self) -> None:
+        for node, reason in self._observer.take_wrong_nodes().items():
+            # The training has healed itself: that a chip is faulty is for people to find out.
+            self._context.link.send(WrongResults(node, reason))
         self._tell(self._training_seen())
 
     def _look_at_nodes(self) -> None:

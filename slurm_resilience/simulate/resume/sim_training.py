@@ -499,5 +499,9 @@ class SimObserver:
         self._training.watched.findings.pop(node, None)
         self._training.mesh.dead_nodes.discard(node)
 
+    def take_wrong_nodes(self) -> dict[str, str]:
+        """No simulated chip computes wrong."""
+        return {}
+
     def picture(self) -> Picture:
         return self._training.watched.picture

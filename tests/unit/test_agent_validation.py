@@ -168,7 +168,8 @@ def test_a_program_that_is_not_there_fails(site: Site) -> None:
 def test_a_long_output_is_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "MAX_OUTPUT_BYTES", 4096)
     site.write("yes middle | head -n 50000; sleep 0.1; echo last; exit 1")
-    assert site.validated().text == "last"
+    # The file may be cut within a line.
+    assert site.validated().text.endswith("last")
 
 
 def test_a_record_that_cannot_be_read_counts_for_nothing(site: Site) -> None:

@@ -32,7 +32,7 @@ STORE = "speeds.sqlite"
 def measure_node_speeds(
     cluster: ClusterView, hostlist: str, store: str | None, rounds: int, form: str
 ) -> None:
-    """Measure those of NODES that are idle for about a second, and name who falls behind.
+    """Measure idle NODES for about a second, and name who falls behind.
 
     Processors, memory, GPUs and one link of each node are measured. What is slower than it was, and
     than its peers have become, is worth watching: the node gets the label slow=…, and stays in

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conftest import LabFactory, WaitFor
-
 from slurm_resilience.lab import Lab, LabSpec
+
+LabFactory = Callable[[LabSpec], Lab]
+WaitFor = Callable[..., Any]
 
 SPEC = LabSpec(
     nodes=2,

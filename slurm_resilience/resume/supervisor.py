@@ -271,8 +271,7 @@ class Supervisor:
         # Before its tasks run: this host may die in the moment in which they begin.
         context.link.attempt(AttemptStarted(number, attempt.step_nodes))
         self._history.start(number, attempt.step_nodes, context.clock.now())
-        lives = self._training.lives
-        step = start_first_step(context, planned, lives=lives, again=again)
+        step = start_first_step(context, planned, lives=self._step_lives, again=again)
         if step is None:
             return None
         self._layout = StepLayout(context, attempt, step, planned.addresses)
@@ -304,10 +303,10 @@ class Supervisor:
         def stage() -> GatheringStage:
             return training.stage_of(watched)
 
-        crashes = CrashWatch(context, step, lives=self._training.lives, training=stage)
+        crashes = CrashWatch(context, step, lives=self._step_lives, training=stage)
         while step.running:
             pause = SEATS_SECONDS if watched else ANNOUNCEMENT_SECONDS
-            pause = pause if self._training.lives else FENCE_SECONDS
+            pause = pause if self._step_lives else FENCE_SECONDS
             if self._starting is not None:
                 self._report_recovered(step)
                 pause = max(START_LOOK_SECONDS, min(SEATS_SECONDS, step.ran_for / 10))
@@ -323,7 +322,7 @@ class Supervisor:
             if context.clock.monotonic() - looked >= FENCE_SECONDS:
                 looked = context.clock.monotonic()
                 self._look_around()
-            if self._training.lives and (watched is None or self._training.has_moved(watched[0])):
+            if self._step_lives and (watched is None or self._training.has_moved(watched[0])):
                 watched = self._training.connect(stack)
             if not step.running or not (news or watched):
                 continue
@@ -345,8 +344,15 @@ class Supervisor:
         if crashes.crash is not None:
             code, noticed = crashes.crash.code, crashes.noticed
             return StepEnd(code, step.speaker, stopped_by_us=True, noticed=noticed)
-        speaker = step.cancelled_part or step.speaker
-        return self._training.told_end(step.main) or StepEnd(step.code, speaker)
+        told = self._training.told_end(step.main) if self._step_lives else None
+        return told or StepEnd(step.code, step.cancelled_part or step.speaker)
+
+    @property
+    def _step_lives(self) -> bool:
+        """Return whether this attempt's step may outlive a node: not yet where it has several
+        parts, of which each would have to be joined in an allocation of its own."""
+        parts = self._planned.parts if self._planned is not None else ()
+        return self._training.lives and not parts
 
     def _look_around(self) -> None:
         """Do what has time, from time to time."""
@@ -479,8 +485,6 @@ class Supervisor:
             return "two steps cannot share its standard input"
         if self._allocation.job.uid != self._host_calls.uid:
             return "the job is another user's"
-        if self._training.lives:
-            return "its program re-forms its own world, which no second allocation joins yet"
         tasks = attempt.tasks_per_node * size
         return world_obstacle(context.command, context.environment, size, tasks)
 

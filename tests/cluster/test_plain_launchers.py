@@ -55,6 +55,19 @@ class Story:
         return f"{self._job}\n{supervisor}\n{NodesOf(self._job.lab)}"
 
 
+class LaunchedJob(Job):
+    """A job of three nodes under sres-run, and all that its ranks have told."""
+
+    def ranks(self) -> list[dict[str, Any]]:
+        path = self.folder / "ranks"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def told(self, event: str) -> bool:
+        path = self.folder / "events"
+        return path.exists() and f'"event": "{event}"' in path.read_text()
+
+
 def test_a_prepared_spare_takes_the_part_of_a_lost_node(
     fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
 ) -> None:
@@ -65,33 +78,49 @@ def test_a_prepared_spare_takes_the_part_of_a_lost_node(
     (tmp_path / "loaded_mark.py").write_text(LOADED)
     srun += f" env PYTHONPATH={tmp_path} {LAUNCHER} --standby-import=loaded_mark"
     srun += f" --nproc-per-node=1 --restart=all --warm {program}"
-    job = Job(lab, tmp_path, srun=srun)
+    job = LaunchedJob(lab, tmp_path, srun=srun)
 
-    def ranks() -> list[dict[str, Any]]:
-        path = job.folder / "ranks"
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        return [json.loads(line) for line in lines]
-
-    def told(event: str) -> bool:
-        path = job.folder / "events"
-        return path.exists() and f'"event": "{event}"' in path.read_text()
-
-    wait_for(lambda: len(ranks()) == 3, 60, job)
-    wait_for(lambda: told("living"), 60, job)
+    wait_for(lambda: len(job.ranks()) == 3, 60, job)
+    wait_for(lambda: job.told("living"), 60, job)
     wait_for(lambda: len(list(job.folder.glob("loaded.*"))) == 3, 90, job)
     lab.power_off("n2")
-    wait_for(lambda: len(ranks()) == 6, 60, Story(job))
-    first, again = ranks()[:3], sorted(ranks()[3:], key=lambda rank: int(rank["rank"]))
+    wait_for(lambda: len(job.ranks()) == 6, 60, Story(job))
+    first, again = job.ranks()[:3], sorted(job.ranks()[3:], key=lambda rank: int(rank["rank"]))
     assert {rank["host"] for rank in first} == {"n1", "n2", "n3"}
     assert [rank["host"] for rank in again] == ["n1", "n4", "n3"]
     assert [rank["node_rank"] for rank in again] == ["0", "1", "2"]
     assert [rank["there"] for rank in first + again] == [False] * 3 + [True] * 3, job
-    assert len({rank["sres_token"] for rank in ranks()}) == 1, "no other attempt was needed"
+    assert len({rank["sres_token"] for rank in job.ranks()}) == 1, "no other attempt was needed"
     assert [rank["sres_step"] for rank in again] == ["0", "1", "0"]
     assert {rank["master_addr"] for rank in again} == {first[0]["master_addr"]}
-    assert told("preparing") and told("suspected")
+    assert job.told("preparing") and job.told("suspected")
     assert not any(rank["hold"] for rank in again)
     assert expand(again[1]["slurm_job_nodelist"]) == ("n1", "n3", "n4"), "as they are by then"
     job.let_end()
     wait_for(lambda: "srun ended with 0" in job.ended(), 60, job)
     assert "healed: seats 1" in job.log() and "the end: 1 attempt" in job.log()
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_a_job_with_gres_goes_on_with_a_second_allocation(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path, lives: bool
+) -> None:
+    """No second allocation joins a step that lives on; its next attempt is one world over both."""
+    lab = fresh_lab(LabSpec(nodes=4, network=True, gres="gpu:2"))
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM)
+    srun = f"srun --auto-resume=1 --ntasks-per-node=1 {LAUNCHER} --nproc-per-node=1 {program}"
+    job = LaunchedJob(lab, tmp_path, "--no-kill", "--gres=gpu:2", srun=srun, nodes=3)
+    wait_for(lambda: len(job.ranks()) == 3, 60, job)
+    if lives:
+        wait_for(lambda: job.told("living"), 60, job)
+    lab.power_off("n2")
+    wait_for(lambda: len(job.ranks()) == 6, 60, Story(job))
+    again = sorted(job.ranks()[3:], key=lambda rank: int(rank["rank"]))
+    assert [rank["host"] for rank in again] == ["n1", "n3", "n4"]
+    assert [rank["node_rank"] for rank in again] == ["0", "1", "2"]
+    assert len({rank["sres_token"] for rank in again}) == 1
+    assert {rank["slurm_job_nodelist"] for rank in again} == {"n[1,3-4]"}
+    wait_for(lambda: "gives n4; now on n[1,3-4]" in job.log(), 15, job)
+    job.let_end()
+    wait_for(lambda: "srun ended with 0" in job.ended(), 60, Story(job))

@@ -106,6 +106,7 @@ def test_two_steps_are_told_of_one_world() -> None:
     assert every.items() <= shifted.items()
     assert (shifted["SLURM_NODEID"], shifted["NODE_RANK"]) == ("@NODEID+2", "@NODEID+2")
     assert (shifted["SLURM_PROCID"], shifted["SLURM_JOB_ID"]) == ("@PROCID+4", "12")
+    assert shifted["SLURM_STEP_ID"] == shifted["SLURM_STEPID"] == "5"
     assert (shifted["SRES_COMPANION_JOB"], shifted["MASTER_ADDR"]) == ("57", "10.0.0.3")
     assert world_parts(12, ("n3", "n4"), [(57, ("n1",))]) == ()
 

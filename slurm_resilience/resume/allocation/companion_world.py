@@ -180,6 +180,8 @@ def companion_variables(
             "SLURM_PROCID": f"{PROCID}+{part.first_node * attempt.tasks_per_node}",
             "SLURM_JOB_ID": str(attempt.job),
             "SLURM_JOBID": str(attempt.job),
+            "SLURM_STEP_ID": str(attempt.step),
+            "SLURM_STEPID": str(attempt.step),
             COMPANION_JOB: str(part.job),
         }
     )

@@ -32,8 +32,6 @@ LabFactory = Callable[[LabSpec], Lab]
 WaitFor = Callable[..., T]
 
 HERE = Path(__file__).parent
-collect_ignore = [] if "SRES_TEST_SRUNS" in os.environ else ["test_many_sruns.py"]
-"""It starts 140 nodes; CONTRIBUTING.md says when to run it."""
 SLURM_VARIABLE = "SRES_TEST_SLURM"
 """Names the Slurm release that labs run, unless a test asks for another one."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Protocol
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.resume.progress.hang_rule import ANY_RANK
@@ -19,12 +20,12 @@ OWN_LINES = b"sres: "
 """The supervisor's lines in the log speak of steps too."""
 
 
-class StepSource:
+class StepSource(Protocol):
     """Another source of steps than the tasks' own words."""
 
     def look(self) -> list[StepLine]:
         """Return the steps since the last look, oldest first."""
-        raise NotImplementedError
+        ...
 
 
 class WatchedFile(StepSource):

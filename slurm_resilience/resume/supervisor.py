@@ -322,8 +322,8 @@ class Supervisor:
             if context.clock.monotonic() - looked >= FENCE_SECONDS:
                 looked = context.clock.monotonic()
                 self._look_around()
-            if self._step_lives and (watched is None or self._training.has_moved(watched[0])):
-                watched = self._training.connect(stack)
+            if self._step_lives:
+                watched = self._follow_training(step, watched, stack)
             if not step.running or not (news or watched):
                 continue
             context.wake.clear()
@@ -346,6 +346,16 @@ class Supervisor:
             return StepEnd(code, step.speaker, stopped_by_us=True, noticed=noticed)
         told = self._training.told_end(step.main) if self._step_lives else None
         return told or StepEnd(step.code, step.cancelled_part or step.speaker)
+
+    def _follow_training(
+        self, step: StepSet, watched: tuple[Path, Observer] | None, stack: contextlib.ExitStack
+    ) -> tuple[Path, Observer] | None:
+        """Return where the training meets now, and its observer; None: nowhere yet."""
+        if watched is not None:
+            self._training.note_losses(step.main, watched)
+            if not self._training.has_moved(watched[0]):
+                return watched
+        return self._training.connect(stack)
 
     @property
     def _step_lives(self) -> bool:

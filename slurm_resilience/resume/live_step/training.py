@@ -108,6 +108,8 @@ class TrainingWatch:
         """When the training was first seen, on the monotonic clock."""
         self._told: float | None = None
         """When it was said last that a training is not watched over, or could have been."""
+        self._lost_in_training = 0
+        """So many of the step's bad ends came while it trained: the others went on without them."""
         self.lives = bool(fence.directory) and can_live(context.command, context.environment)
         """Steps are started so that they outlive a node."""
 
@@ -129,6 +131,7 @@ class TrainingWatch:
             return None
         self._context.wake.set()
         self._node_of_seat.clear()
+        self._lost_in_training = 0
         self._connected = self._context.clock.monotonic()
         return rendezvous, observer
 
@@ -159,6 +162,22 @@ class TrainingWatch:
         if known is None and observer.picture().running:
             self._tell_unwatched()
         return known
+
+    def note_losses(self, step: SrunStep, watched: tuple[Path, Observer]) -> None:
+        """Count the tasks that are lost while the training goes on: they are no failure of what
+        comes after it.
+
+        Args:
+            step: the attempt's.
+            watched: where it meets, and its observer.
+        """
+        ended = len(step.ended_tasks)
+        rendezvous, observer = watched
+        if ended == self._lost_in_training or not observer.picture().running:
+            return
+        # Each rank that is done writes its outcome before it does anything else.
+        if read_outcome(rendezvous) is None:
+            self._lost_in_training = ended
 
     def _tell_unwatched(self) -> None:
         now = self._context.clock.monotonic()
@@ -202,7 +221,7 @@ class TrainingWatch:
             return None
         rendezvous = find_rendezvous(self._fence.directory)
         outcome = read_outcome(rendezvous) if rendezvous is not None else None
-        if outcome is not None and outcome.code == 0 and step.code:
+        if outcome is not None and outcome.code == 0 and step.code and not self._only_lost(step):
             # What failed may have come after it; another attempt would train once more.
             return StepEnd(step.code, step, late_code=step.code)
         if outcome is not None:
@@ -213,6 +232,12 @@ class TrainingWatch:
             # A task's own crash does not end such a step, so it does not explain the end either.
             return StepEnd(step.code, step, word=EndWord.PERSON)
         return None
+
+    def _only_lost(self, step: SrunStep) -> bool:
+        """Return whether all that failed in a step was lost before its training ended."""
+        ended = len(step.ended_tasks)
+        by_itself = not step.killed_by and not step.failed_nodes
+        return by_itself and 0 < ended == self._lost_in_training
 
     def advise(self) -> None:
         """Say once that the program could live on, but its step was not started so."""

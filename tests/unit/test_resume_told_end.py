@@ -1,0 +1,96 @@
+"""The end of a living step of which not all seats were seen, as its training told it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from slurm_resilience.mesh.rendezvous import TrainingOutcome
+from slurm_resilience.resume.live_step.live_steps import EndWord
+from slurm_resilience.resume.live_step.training import TrainingWatch
+
+LOST = ("task 0 on n1 exited with 1",)
+
+
+class Story:
+    """A training of a step whose node Slurm does not show, because slurmctld is away."""
+
+    def __init__(self, directory: Path) -> None:
+        self.rendezvous = directory / "mesh"
+        (self.rendezvous / "peers").mkdir(parents=True)
+        (self.rendezvous / "peers" / "0").touch()
+        self.runs = True
+        context: Any = SimpleNamespace(
+            command=SimpleNamespace(
+                program=("a",), multi_prog=False, has=lambda _: False, value=lambda _: None
+            ),
+            environment={"SRES_CHECKPOINTLESS": "1"},
+        )
+        fence: Any = SimpleNamespace(directory=str(directory))
+        self.watch = TrainingWatch(context, fence)
+        self.watch.lives = True
+        self.step: Any = SimpleNamespace(
+            code=1, ended_tasks=[], killed_by=0, failed_nodes=set(), told_end=None
+        )
+
+    def fails(self) -> None:
+        """End a task badly; the supervisor sees it."""
+        self.step.ended_tasks.append(LOST)
+        picture = SimpleNamespace(running=self.runs)
+        observer: Any = SimpleNamespace(picture=lambda: picture)
+        self.watch.note_losses(self.step, (self.rendezvous, observer))
+
+    def trained(self) -> None:
+        """End the training well."""
+        self.runs = False
+        outcome = TrainingOutcome(0, 100)
+        (self.rendezvous / "outcome").write_bytes(msgspec.json.encode(outcome))
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    return Story(tmp_path)
+
+
+def test_a_task_that_the_training_went_on_without_is_no_failure(story: Story) -> None:
+    story.fails()
+    story.trained()
+    end = story.watch.told_end(story.step)
+    assert end is not None
+    assert (end.code, end.word) == (0, EndWord.TRAINING)
+
+
+def test_a_failure_after_the_training_is_one(story: Story) -> None:
+    story.fails()
+    story.trained()
+    story.fails()
+    end = story.watch.told_end(story.step)
+    assert end is not None
+    assert (end.code, end.late_code) == (1, 1)
+
+
+def test_a_failure_between_the_training_s_end_and_the_others_word_is_a_late_one(
+    story: Story,
+) -> None:
+    story.trained()
+    story.runs = True  # the observer hears of the end later than the file is there
+    story.fails()
+    end = story.watch.told_end(story.step)
+    assert end is not None
+    assert end.late_code == 1
+
+
+@pytest.mark.parametrize("lost", [{"killed_by": 9}, {"failed_nodes": {"n1"}}])
+def test_what_is_lost_with_the_step_is_not_known_to_be_done(
+    story: Story, lost: dict[str, Any]
+) -> None:
+    story.fails()
+    story.trained()
+    vars(story.step).update(lost)
+    end = story.watch.told_end(story.step)
+    assert end is not None
+    assert end.code == 1

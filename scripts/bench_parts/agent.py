@@ -24,6 +24,7 @@ import click
 import psutil
 
 from slurm_resilience import config
+from slurm_resilience.health.checks.network import efa_devices
 from slurm_resilience.lab import Lab, LabSpec
 from slurm_resilience.wire.messages import Hello, Message, Report
 from slurm_resilience.wire.server import Client, Server
@@ -139,6 +140,9 @@ def lay_out(place: Path) -> None:
             f"{device}/ports/1/phys_state": "5: LinkUp",
             f"{device}/ports/1/rate": "100 Gb/sec (4X EDR)",
         }
+        files |= {f"{device}/hw_counters/{name}": 0 for name in ("no_completion_cmds", "cmds_err")}
+        names = [name for name in efa_devices.LIMITS if name != "cmds_err"]
+        files |= {f"{device}/ports/1/hw_counters/{name}": 0 for name in names}
     for name, value in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"{value}\n", encoding="utf-8")

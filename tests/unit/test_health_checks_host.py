@@ -196,7 +196,7 @@ def test_efa_devices(tmp_path: Path) -> None:
             f"{root}/mlx5_0/device/device": "0x1021",
         },
     )
-    seen = efa_devices.EfaSeen(1)
+    seen = efa_devices.EfaSeen(1, at=5.0)
     assert efa_devices.CHECK.probe(context) == seen
     assert efa_devices.judge(seen, context).findings == ()
     wants = dataclasses.replace(context, expected=Expected(profile=NodeProfile(efa_devices=4)))
@@ -210,7 +210,7 @@ def test_an_efa_port_that_was_active_and_is_down(tmp_path: Path) -> None:
     states = ("4: ACTIVE", "1: DOWN")
     up, down = (tree(tmp_path / s[0], files | {f"{root}/ports/1/state": s}) for s in states)
     first = efa_devices.probe(up)
-    assert first == efa_devices.EfaSeen(1)
+    assert first == efa_devices.EfaSeen(1, at=5.0)
     assert judged(efa_devices.CHECK, up, first=first).findings == ()
     lost = judged(efa_devices.CHECK, down, first=first)
     assert severities(lost) == ["reboot"]
@@ -218,6 +218,64 @@ def test_an_efa_port_that_was_active_and_is_down(tmp_path: Path) -> None:
     assert judged(efa_devices.CHECK, down).findings == (), "it never was active"
     again = dataclasses.replace(down, first=efa_devices.probe(down))
     assert judged(efa_devices.CHECK, again).findings == ()
+
+
+def efa(root: Path, now: float, **files: object) -> CheckContext:
+    base = "/sys/class/infiniband/efa_0"
+    own = {f"{base}/device/vendor": "0x1d0f", f"{base}/device/device": "0xefa2"}
+    own |= {f"{base}/{name.replace('__', '/')}": value for name, value in files.items()}
+    return dataclasses.replace(tree(root / str(now), own), now=now)
+
+
+def efa_judged(*contexts: CheckContext) -> Judgement:
+    """Judge the last of some looks at the same device."""
+    *before, last = contexts
+    seen = [efa_devices.probe(one) for one in before]
+    more = {"first": seen[0], "earlier": (seen[-1],)} if seen else {}
+    return judged(efa_devices.CHECK, last, **more)
+
+
+def test_an_efa_device_whose_interface_has_lost_its_carrier(tmp_path: Path) -> None:
+    up, down = (efa(tmp_path, at, device__net__eth0__carrier=1 - at) for at in (0, 1))
+    assert efa_judged(up).findings == ()
+    assert efa_judged(down).findings == (), "it never had one"
+    lost = efa_judged(up, down)
+    assert severities(lost) == ["reboot"]
+    assert "efa_0/eth0 (no carrier)" in lost.text
+
+
+@pytest.mark.parametrize(
+    ("counter", "growth", "asked"),
+    [
+        ("ports__1__hw_counters__rx_drops", 6100, []),
+        ("ports__1__hw_counters__rx_drops", 6101, ["monitor"]),
+        ("ports__1__hw_counters__retrans_bytes", 1_600_000, []),
+        ("ports__1__hw_counters__retrans_bytes", 1_600_001, ["monitor"]),
+        ("hw_counters__cmds_err", 20, []),
+        ("hw_counters__cmds_err", 21, ["monitor"]),
+        ("hw_counters__no_completion_cmds", 1, ["replace"]),
+        ("hw_counters__no_completion_cmds", 0, []),
+        ("hw_counters__no_completion_cmds", -5, []),  # the driver was loaded anew
+    ],
+)
+def test_counters_of_an_efa_device(
+    tmp_path: Path, counter: str, growth: int, asked: list[str]
+) -> None:
+    looks = [efa(tmp_path, at, **{counter: n}) for at, n in ((0.0, 90), (60.0, 90 + growth))]
+    result = efa_judged(*looks)
+    assert severities(result) == asked
+    assert {one.subject for one in result.findings} <= {"efa_0"}
+    assert efa_judged(looks[1]).findings == (), "history is not judged"
+
+
+def test_a_command_without_an_answer_holds_and_a_rate_ends(tmp_path: Path) -> None:
+    counters = ((0.0, 0), (60.0, 500), (120.0, 500))
+    looks = [
+        efa(tmp_path, at, hw_counters__no_completion_cmds=n, hw_counters__cmds_err=n)
+        for at, n in counters
+    ]
+    assert severities(efa_judged(*looks[:2])) == ["replace", "monitor"]
+    assert severities(efa_judged(*looks)) == ["replace"]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from slurm_resilience.agent.daemon import Daemon
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SresError
+from slurm_resilience.health.check_registry import refuse_unknown_names
 from slurm_resilience.lifecycle import identity
 from slurm_resilience.slurm.cli import CliClient
 
@@ -46,6 +47,7 @@ def sresd(path: str | None, node: str, once: bool, form: str, log_level: str) ->
     """Watch this node's health and tell sresctld."""
     recent = daemon_log.set_up(log_level)
     settings = config.load(path)
+    refuse_unknown_names(settings.checks)
     name = identity.node_name(node)
     facts = SlurmFacts(CliClient(settings.slurm_bin, timeout=5.0), name)
     if once:

@@ -32,10 +32,12 @@ def check_config(cluster: ClusterView, file: str | None) -> None:
     """
     from slurm_resilience.config import DEFAULT_PATH
     from slurm_resilience.controller.decide.recovery_modes import with_each_node
+    from slurm_resilience.health.check_registry import refuse_unknown_names
 
     cluster.config_path = file or cluster.config_path
     with_each_node(cluster.config)
     _refuse_missing_program(cluster)
+    refuse_unknown_names(cluster.config.checks)
     if cluster.config.checks.profile:
         from slurm_resilience.health.profile_files import load_profile
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from slurm_resilience.config import CheckSettings
+from slurm_resilience.errors import ConfigError
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
 from slurm_resilience.health.checks.accelerator import amd_gpus, neuron_devices
 from slurm_resilience.health.checks.gpu import (
@@ -36,12 +39,15 @@ from slurm_resilience.health.checks.storage import (
     nvme_disks,
     shared_mounts,
 )
+from slurm_resilience.health.program_checks import program_checks
 
 log = logging.getLogger("sresd.checks")
 
 GROUP = "slurm_resilience.checks"
-OTHER_SOURCES = frozenset({"gpu_events"})
+PACELESS_SOURCES = frozenset({"gpu_events"})
 """Parts of sresd that are no checks, and that checks.disabled switches off as well."""
+CONFIGURED = frozenset({"planned_loss", "lifecycle"})
+"""Checks that are there only where another table of the configuration asks for them."""
 BUILT_IN: tuple[Check, ...] = (
     filesystem_readonly.CHECK,
     disk.CHECK,
@@ -77,10 +83,32 @@ def checks(disabled: tuple[str, ...] = ()) -> tuple[Check, ...]:
     for point in entry_points(group=GROUP):
         check = _load(point)
         checks_by_name[check.name] = check
-    for name in disabled:
-        if checks_by_name.pop(name, None) is None and name not in OTHER_SOURCES:
-            log.warning("checks.disabled names '%s', which is no check", name)
-    return tuple(checks_by_name.values())
+    return tuple(check for name, check in checks_by_name.items() if name not in disabled)
+
+
+def refuse_unknown_names(settings: CheckSettings) -> None:
+    """Refuse a name in checks.disabled or checks.periods that is that of no check.
+
+    A site's own checks may be on some of its nodes alone. So where there are such, a name that this
+    machine does not know is only told.
+
+    Raises:
+        ConfigError: there is no such check.
+    """
+    own = {point.name for point in entry_points(group=GROUP)}
+    own |= {check.name for check in program_checks(settings.directory)}
+    known = {check.name for check in BUILT_IN} | CONFIGURED | own
+    named = [("periods", name, known) for name in settings.periods]
+    named += [("disabled", name, known | PACELESS_SOURCES) for name in settings.disabled]
+    for key, name, names in named:
+        if name in names:
+            continue
+        near = difflib.get_close_matches(name, sorted(names), n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "`sres check list` shows them"
+        text = f"checks.{key}: there is no check '{name}'; {hint}"
+        if not (own or settings.directory):
+            raise ConfigError(text)
+        log.warning("%s", text)
 
 
 def _load(point: EntryPoint) -> Check:

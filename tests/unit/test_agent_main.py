@@ -69,8 +69,9 @@ def test_version() -> None:
     assert CliRunner().invoke(sresd, ["--version"]).output == f"sresd {__version__}\n"
 
 
-def test_a_bad_file_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
-    (tmp_path / "bad.toml").write_text("[agent]\nbeet = 1\n")
+@pytest.mark.parametrize("text", ["[agent]\nbeet = 1\n", "[checks.periods]\ngpu_helth = 1\n"])
+def test_a_bad_file_is_one_line_and_an_exit_code(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.toml").write_text(text)
     argv = [str(Path(sys.executable).parent / "sresd"), "--config", str(tmp_path / "bad.toml")]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
     assert done.returncode == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from slurm_resilience import config
 from slurm_resilience.agent.facts import gpus
 from slurm_resilience.clock import SystemClock
+from slurm_resilience.errors import ConfigError
 from slurm_resilience.health import check_registry
 from slurm_resilience.health.check import Check, CheckContext, Expected, Judgement, Unjudged
 from slurm_resilience.health.check_runner import CheckRunner
@@ -273,8 +275,40 @@ def test_a_site_brings_its_own_check(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     monkeypatch.setattr(check_registry, "entry_points", lambda group: points)
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
-    found = {check.name: check for check in check_registry.checks(disabled=("disk", "nonsense"))}
+    found = {check.name: check for check in check_registry.checks(disabled=("disk",))}
     assert "disk" not in found
     assert run_one(found["site"]).verdict == "pass"
     assert run_one(found["gone"]).verdict == "unjudged"
     assert "not a Check" in run_one(found["odd"]).text
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"periods": {"gpu_helth": 60.0}},
+            "periods: there is no check 'gpu_helth'; did you mean 'gpu_",
+        ),
+        ({"periods": {"zz": 60.0}}, "there is no check 'zz'; `sres check list` shows them"),
+        ({"periods": {"gpu_events": 60.0}}, "periods: there is no check 'gpu_events'"),
+        (
+            {"disabled": ("Disk",)},
+            "checks.disabled: there is no check 'Disk'; did you mean 'disk'?",
+        ),
+    ],
+)
+def test_a_name_of_no_check_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check_registry.refuse_unknown_names(config.CheckSettings(**settings))
+
+
+def test_names_of_checks_are_known(tmp_path: Path) -> None:
+    known = config.CheckSettings(
+        disabled=("disk", "gpu_events", "lifecycle"), periods={"gpu_health": 1.0, "lifecycle": 5.0}
+    )
+    check_registry.refuse_unknown_names(known)
+    program = tmp_path / "fans"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    own = config.CheckSettings(directory=str(tmp_path), periods={"fans": 1.0, "elsewhere": 1.0})
+    check_registry.refuse_unknown_names(own)

@@ -20,6 +20,7 @@ from slurm_resilience.agent.check_loop import CheckLoop
 from slurm_resilience.agent.drill_window import DrillWindow, drill_file
 from slurm_resilience.agent.events import gpu_events
 from slurm_resilience.agent.events.app_xid_memory import AppXidMemory
+from slurm_resilience.agent.events.dcgm_policies import DcgmPolicies
 from slurm_resilience.agent.events.gpu_events import GpuEvents
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.finding_intake import FindingIntake
@@ -40,6 +41,7 @@ from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
 from slurm_resilience.daemon_log import KEPT_LINES, RecentLines
 from slurm_resilience.errors import AuthError, SresError, WireError
+from slurm_resilience.health.documents import dcgm_violations
 from slurm_resilience.lifecycle import identity
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import (
@@ -135,6 +137,15 @@ class Daemon:
         events = GpuEvents(
             self._settings, self._facts, self.outbox, intake, self._clock, self._stop
         )
+        policies = DcgmPolicies(
+            self._settings,
+            self._facts,
+            self.outbox,
+            intake,
+            self._drill.covers,
+            self._clock,
+            self._stop,
+        )
         self._kernel_log = reader
         log.info("sresd %s watches node %s", __version__, self._node)
         link = self._start("link", self.link.run)
@@ -153,6 +164,8 @@ class Daemon:
             self._start("hooks", state.run)
         if gpu_events.NAME not in self._settings.checks.disabled:
             self._start(gpu_events.NAME, events.run)
+        if dcgm_violations.CHECK_NAME not in self._settings.checks.disabled:
+            self._start(dcgm_violations.CHECK_NAME, policies.run)
         isolation = Isolation(
             self._settings,
             self._node,
@@ -169,6 +182,7 @@ class Daemon:
             pass
         reader.wake()
         events.wake()
+        policies.wake()
         self._wakeup.ring()
         link.join(GOODBYE_SECONDS)
         if health_log and writer:

@@ -15,7 +15,9 @@ from slurm_resilience.model import Finding, Severity
 log = logging.getLogger("sresd.kernel_log")
 
 KEPT_XIDS = 256
-"""Xids of the kernel log with which an event is compared."""
+"""Xids of the kernel log and of events with which others are compared."""
+DCGM_SECONDS = 60.0
+"""DCGM tells of an Xid within this time after the kernel."""
 
 
 class FindingIntake:
@@ -53,8 +55,17 @@ class FindingIntake:
         """
         finding = event_finding(event, at)
         with self._lock:
-            if not is_told(finding, self._logged):
+            is_known = is_told(finding, self._logged)
+            self._logged.append(finding)
+            if not is_known:
                 self._add(finding)
+
+    def from_dcgm(self, finding: Finding) -> None:
+        """Take a violation of a policy of DCGM's, unless its Xid is known with the GPU's name."""
+        with self._lock:
+            if finding.check == "xid" and any(_is_same_xid(finding, one) for one in self._logged):
+                return
+            self._add(finding)
 
     def recovered(self, gpu: str) -> None:
         """Take in that a GPU was reset: what a reset heals is healed.
@@ -78,3 +89,9 @@ class FindingIntake:
         following = self._suspect(finding)
         if following is not None:
             self._outbox.change(GroupingChange(self._incidents, following))
+
+
+def _is_same_xid(finding: Finding, known: Finding) -> bool:
+    """Tell whether DCGM tells of an Xid that is known; it does not name the GPU."""
+    is_recent = abs(finding.at - known.at) <= DCGM_SECONDS
+    return finding.code == known.code and is_recent and not known.injected

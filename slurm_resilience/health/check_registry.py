@@ -12,6 +12,7 @@ from slurm_resilience.errors import ConfigError
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
 from slurm_resilience.health.checks.accelerator import amd_gpus, neuron_devices
 from slurm_resilience.health.checks.gpu import (
+    dcgm_health,
     gpu_count,
     gpu_health,
     gpu_libraries,
@@ -44,7 +45,7 @@ from slurm_resilience.health.program_checks import program_checks
 log = logging.getLogger("sresd.checks")
 
 GROUP = "slurm_resilience.checks"
-PACELESS_SOURCES = frozenset({"gpu_events"})
+PACELESS_SOURCES = frozenset({"gpu_events", "dcgm_policies"})
 """Parts of sresd that are no checks, and that checks.disabled switches off as well."""
 CONFIGURED = frozenset({"planned_loss", "lifecycle"})
 """Checks that are there only where another table of the configuration asks for them."""
@@ -65,6 +66,7 @@ BUILT_IN: tuple[Check, ...] = (
     shared_mounts.CHECK,
     gpu_health.CHECK,
     gpu_processes.CHECK,
+    dcgm_health.CHECK,
     mig_devices.CHECK,
     gpu_libraries.CHECK,
     amd_gpus.CHECK,

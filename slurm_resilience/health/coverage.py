@@ -8,6 +8,8 @@ from typing import NamedTuple
 from slurm_resilience.health import xid
 from slurm_resilience.health.check import Check
 from slurm_resilience.health.check_registry import BUILT_IN
+from slurm_resilience.health.checks.host import planned_loss
+from slurm_resilience.health.documents import dcgm_violations, smi_judge
 from slurm_resilience.health.line_rules.line_judge import ALL_RULES
 from slurm_resilience.health.line_rules.line_rule import LineRule
 from slurm_resilience.health.verdict import VERDICTS, HealthVerdict, verdict_of
@@ -30,7 +32,9 @@ class CoverageRow(NamedTuple):
 
 def coverage_rows() -> tuple[CoverageRow, ...]:
     """Return all rows: the checks, the Xids, the other kinds of lines."""
-    return (*map(_check, BUILT_IN), _events(), *_xids(), *map(_line, ALL_RULES))
+    apart = (planned_loss.notice_check(""),)
+    checks = map(_check, (*BUILT_IN, *apart))
+    return (*checks, _events(), _policies(), *_xids(), *_DRIVER_LINES, *map(_line, ALL_RULES))
 
 
 def _check(check: Check) -> CoverageRow:
@@ -58,6 +62,53 @@ def _events() -> CoverageRow:
         PACE_OF_LOG,
         "tests/unit/test_agent_gpu_events.py",
     )
+
+
+def _policies() -> CoverageRow:
+    return CoverageRow(
+        dcgm_violations.CHECK_NAME,
+        "dcgmi policy --reg",
+        "any violation; an Xid as in the kernel log, one trouble with it; "
+        f"{smi_judge.RETIRED_PAGES_LIMIT} retired pages",
+        tuple(dict.fromkeys(verdict_of(one) for one in dcgm_violations.ASKS_FOR)),
+        "dcgmi follows in a process that is started anew every 10 minutes",
+        PACE_OF_LOG,
+        "tests/unit/test_agent_dcgm_policies.py",
+    )
+
+
+_KERNEL_LINES_TEST = "tests/unit/test_health_kernel_log.py"
+_DRIVER_LINES = tuple(
+    CoverageRow(name, "kernel log", "any", verdicts, reason, PACE_OF_LOG, _KERNEL_LINES_TEST)
+    for name, verdicts, reason in (
+        (
+            "Xid 154, with its text",
+            (HealthVerdict.HEALTHY, HealthVerdict.RESET, HealthVerdict.REBOOT),
+            "the driver's own word on the recovery comes before the table; None takes a reset back",
+        ),
+        (
+            "Xid 144 to 150, Fatal",
+            (HealthVerdict.RESET,),
+            "the line's own word, fatal or not, comes before the table",
+        ),
+        (
+            "SXid of an NVSwitch",
+            (HealthVerdict.MONITOR, HealthVerdict.RESET),
+            "the line's own word: a fatal one asks for a reset",
+        ),
+        (
+            "GPU fallen off the bus, without an Xid",
+            (HealthVerdict.REBOOT,),
+            "a reboot brings a GPU back that fell off the bus",
+        ),
+        (
+            "suspect_gpu",
+            (HealthVerdict.MONITOR,),
+            "programs of three users fault on it in four jobs, and on no other GPU of these jobs",
+        ),
+    )
+)
+"""Lines of the driver that `kernel_log` judges by their words."""
 
 
 def _xids() -> list[CoverageRow]:

@@ -159,11 +159,6 @@ def _level(warning: dict[str, Any], text: str) -> int:
     return next((meant for pattern, meant in _BY_TEXT if pattern.search(text)), TRIAGE)
 
 
-def severity_of_text(text: str) -> Severity:
-    """Return what a text of DCGM asks for that comes without a number."""
-    return _ASKS_FOR.get(_level({}, text), Severity.MONITOR)
-
-
 def _title(result: _Result) -> str:
     return f"{result.test} on {result.subject}" if result.subject else result.test
 

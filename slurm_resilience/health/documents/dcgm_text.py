@@ -1,22 +1,18 @@
-"""Judge what dcgmi prints besides the JSON of its diagnostic. Pure.
+"""Judge the table of `dcgmi diag`. Pure.
 
-The table of `dcgmi diag` becomes the form of its JSON, and is judged like it.
+It becomes the form of the diagnostic's JSON, and is judged like it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
-from slurm_resilience.health.documents.dcgm_diag import judge_dcgm_diag, severity_of_text
-from slurm_resilience.health.documents.reading import DocumentReading, document_finding
-from slurm_resilience.model import Severity
+from slurm_resilience.health.documents.dcgm_diag import judge_dcgm_diag
+from slurm_resilience.health.documents.reading import DocumentReading
 
-_HEALTH = "Overall Health"
 _CELLS = re.compile(r"^\|(?P<name>[^|]*)\|(?P<value>[^|]*)\|\s*$")
 _STATUS = re.compile(r"^(?P<status>Pass|Fail|Warn|Skip)\b(?: - (?P<where>.*))?")
-_HEALTH_WORDS = frozenset({"Healthy", "Warning", "Failure"})
 
 
 def is_dcgm_table(text: str) -> bool:
@@ -48,40 +44,3 @@ def _add_text(warnings: list[str], text: str, is_new: bool) -> None:
         warnings.append(text)
     else:
         warnings[-1] += f" {text}"
-
-
-def recognises_dcgm_health(data: object) -> bool:
-    """Tell whether a JSON document is of `dcgmi health -c -j`."""
-    return isinstance(data, dict) and _HEALTH in (data.get("body") or {})
-
-
-def judge_dcgm_health(data: dict[str, Any]) -> DocumentReading:
-    """Judge what DCGM's background watches saw."""
-    overall = str(data["body"][_HEALTH].get("value", ""))
-    if overall == "Healthy":
-        return DocumentReading()
-    said = [text for text in _texts(data["body"]) if text not in _HEALTH_WORDS]
-    if overall not in _HEALTH_WORDS:
-        return DocumentReading(unjudged=(f"DCGM says '{overall}' of its watches",))
-    findings = [
-        document_finding(
-            "dcgm",
-            severity_of_text(text) if overall == "Failure" else Severity.MONITOR,
-            text,
-            code="health",
-            evidence=text,
-        )
-        for text in said or [f"DCGM's watches: {overall}"]
-    ]
-    return DocumentReading(tuple(findings))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from _texts(one)
-    elif isinstance(value, list):
-        for one in value:
-            yield from _texts(one)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from slurm_resilience.health.documents import (
     dcgm_diag,
     dcgm_text,
+    dcgm_watches,
     link_text,
     neuron_documents,
     smart_log,
@@ -150,8 +151,8 @@ def replay(text: str, profile: NodeProfile | None = None) -> ReplayResult:
 def _judge_json(data: Any, profile: NodeProfile) -> tuple[str, DocumentReading] | None:
     if dcgm_diag.recognises_dcgm_diag(data):
         return "dcgmi diag", dcgm_diag.judge_dcgm_diag(data)
-    if dcgm_text.recognises_dcgm_health(data):
-        return "dcgmi health", dcgm_text.judge_dcgm_health(data)
+    if dcgm_watches.recognises_dcgm_health(data):
+        return "dcgmi health", dcgm_watches.judge_dcgm_health(data)
     if neuron_documents.recognises_neuron(data):
         return "Neuron tools", neuron_documents.judge_neuron(data, profile)
     if smart_log.recognises_smart_log(data):

@@ -1,0 +1,106 @@
+"""DCGM's background watches, where its host engine runs: what it saw in the last minutes.
+
+DCGM that is not installed, or whose host engine is away, says nothing of the node: unjudged. Its
+watches are switched on where they are off; they read, and disturb no job.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from typing import Any, NamedTuple
+
+import msgspec
+
+from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
+from slurm_resilience.health.checks.gpu.nvml_session import no_nvidia_gpu
+from slurm_resilience.health.documents.dcgm_watches import (
+    judge_dcgm_health,
+    recognises_dcgm_health,
+)
+from slurm_resilience.model import Severity
+
+TOOL_SECONDS = 20.0
+ALL_GPUS = "0"
+"""DCGM's own group of all GPUs."""
+MAX_SAID_CHARACTERS = 200
+NOT_INSTALLED = "DCGM is not installed (dcgmi)"
+_OFF = "watches not enabled"
+
+
+class DcgmSaid(NamedTuple):
+    """The document of `dcgmi health -c -j`."""
+
+    document: dict[str, Any]
+
+
+def absent(context: CheckContext) -> str:
+    why = no_nvidia_gpu(context)
+    if not why and shutil.which("dcgmi") is None:
+        raise Unjudged(NOT_INSTALLED)  # before a process is started for it
+    return why
+
+
+def probe(context: CheckContext) -> DcgmSaid:
+    dcgmi = shutil.which("dcgmi") or "dcgmi"
+    said = _ask(dcgmi, "-c", "-j")
+    if _OFF in said:
+        _ask(dcgmi, "-s", "a")
+        raise Unjudged("DCGM's watches were off, and are switched on now")
+    try:
+        document = json.loads(said[said.index("{") :])
+    except ValueError:
+        document = None
+    if not recognises_dcgm_health(document):
+        plain = " ".join(said.split())[:MAX_SAID_CHARACTERS] or "nothing"
+        raise Unjudged(f"dcgmi printed no document; it said: {plain}")
+    return DcgmSaid(document)
+
+
+def _ask(dcgmi: str, *words: str) -> str:
+    try:
+        done = subprocess.run(
+            [dcgmi, "health", "-g", ALL_GPUS, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=TOOL_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise Unjudged(f"dcgmi does not answer within {TOOL_SECONDS:g} s") from None
+    except OSError as error:
+        raise Unjudged(f"dcgmi cannot be started: {error.strerror}") from None
+    return done.stdout.decode("utf-8", "replace")
+
+
+def judge(seen: DcgmSaid, context: CheckContext) -> Judgement:
+    reading = judge_dcgm_health(seen.document)
+    if reading.unjudged:
+        raise Unjudged("; ".join(reading.unjudged))
+    findings = tuple(
+        msgspec.structs.replace(one, check=CHECK.name, at=context.now) for one in reading.findings
+    )
+    text = "; ".join(one.text for one in findings)
+    return Judgement(text or "DCGM's watches see no fault", findings)
+
+
+CHECK = Check(
+    "dcgm_health",
+    probe,
+    judge,
+    timeout=60.0,
+    period=300.0,
+    in_child=True,
+    absent=absent,
+    source="dcgmi health -c -j",
+    threshold="an incident of DCGM's watches; an Xid as in the kernel log; a text that no rule "
+    "knows is watched",
+    asks_for=(
+        Severity.REPLACE,
+        Severity.REBOOT,
+        Severity.RESET,
+        Severity.JOB,
+        Severity.MONITOR,
+    ),
+)

@@ -1,7 +1,8 @@
 /* A libnvidia-ml.so.1 without a GPU: what it answers stands in the file that $NVML_STUB names, a
  * `name=value` a line, read anew at each call. A name may begin with `gpu0.` for one GPU alone.
  * count, init (the code that nvmlInit returns), handle (the code that a GPU's handle returns),
- * recovery, corrected, uncorrected, pending, failed, retired, retirement, ecc, sram, clocks, width,
+ * recovery, corrected, uncorrected, pending, ecc_corrected, power (-999: unknown error), replays,
+ * link_errors (of each kind and link), failed, retired, retirement, ecc, sram, clocks, width,
  * max_width, generation, max_generation, load, temperature, margin, fabric (its state),
  * fabric_status, fabric_mask, links, links_up, mig (MIG devices), slices (of each), process (a
  * pid). A value of -3 is "not supported".
@@ -139,9 +140,11 @@ int nvmlDeviceGetRetiredPagesPendingStatus(void *device, unsigned *pending)
 int nvmlDeviceGetTotalEccErrors(void *device, int kind, int counter, unsigned long long *count)
 {
     unsigned errors = 0;
-    int code = put(device, "ecc", &errors);
+    /* Corrected ones are ordinary. */
+    int code = kind == 1 ? put(device, "ecc", &errors)
+                         : put_or(device, "ecc_corrected", &errors, 1000000);
     (void)counter;
-    *count = kind == 1 ? errors : 1000000; /* corrected ones are ordinary */
+    *count = errors;
     return code;
 }
 
@@ -204,6 +207,26 @@ int nvmlDeviceGetMarginTemperature(void *device, struct margin *margin)
 {
     margin->degrees = (int)of_gpu(device, "margin", 50);
     return SUCCESS;
+}
+
+int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts)
+{
+    put_or(device, "power", milliwatts, 90000);
+    return of_gpu(device, "power", 90000) == -999 ? 999 : SUCCESS;
+}
+
+int nvmlDeviceGetPcieReplayCounter(void *device, unsigned *count)
+{
+    return put(device, "replays", count);
+}
+
+int nvmlDeviceGetNvLinkErrorCounter(void *device, unsigned link, int kind, unsigned long long *count)
+{
+    unsigned errors = 0;
+    int code = put(device, "link_errors", &errors);
+    (void)kind;
+    *count = errors;
+    return (long)link < of_gpu(device, "links", 0) ? code : 2;
 }
 
 struct fabric {

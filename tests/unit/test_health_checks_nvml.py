@@ -74,6 +74,8 @@ def test_sound_gpus(look: Look) -> None:
         ("gpu1.pending=1", "reset", "waits to be remapped"),
         ("gpu1.uncorrected=513", "replace", "513 rows remapped"),
         ("gpu1.ecc=3", "reset", "3 uncorrected memory errors"),
+        ("gpu1.ecc_corrected=20000001", "monitor", "corrected memory errors (limit 2e+07)"),
+        ("gpu1.power=-999", "reboot", "the driver cannot read it"),
         ("gpu1.sram=1", "replace", "threshold"),
         ("gpu1.clocks=8", "monitor", "hw_slowdown"),
         ("gpu1.width=8", "reboot", "8 of 16 PCIe lanes"),
@@ -138,6 +140,27 @@ def test_a_pcie_generation_counts_when_the_gpu_works_twice_in_a_row(look: Look) 
     assert [str(one.severity) for one in result.findings] == ["reboot"]
     assert "PCIe generation 3 of 5 under load" in result.text
     assert look("load=90").verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("replays=7", "replays=47", ""),
+        ("replays=7", "replays=48", "41 pcie_replay"),
+        ("replays=48", "replays=0", ""),  # the driver was loaded anew
+        ("link_errors=3", "link_errors=3", ""),
+        ("link_errors=3", "link_errors=4", "18 nvlink_recovery"),
+        ("replays=-3\nlink_errors=-3", "replays=-3\nlink_errors=-3", ""),
+    ],
+)
+def test_counters_that_grow_between_two_runs(
+    look: Look, before: str, after: str, said: str
+) -> None:
+    assert look(before).verdict == "pass", "history is not judged"
+    result = look(after)
+    assert (said in result.text) if said else result.verdict == "pass"
+    assert {str(one.severity) for one in result.findings} <= {"monitor"}
+    assert look(after).verdict == "pass"
 
 
 @pytest.mark.parametrize(

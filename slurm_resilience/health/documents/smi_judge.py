@@ -1,7 +1,8 @@
 """Judge what nvidia-smi says about GPUs. Pure.
 
 The driver's own recovery action comes first. A PCIe generation below the highest is no fault: an
-idle GPU lowers it. Corrected errors are no fault either: they are corrected.
+idle GPU lowers it. Corrected errors are no fault either: they are corrected, and only very many of
+them are worth watching.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ RETIRED_PAGES_LIMIT = 60
 """Retired pages from which NVIDIA takes a GPU back; its table holds 64."""
 REMAPPED_ROWS_LIMIT = 512
 """Rows remapped for uncorrectable errors (Azure's limit)."""
+
+CORRECTED_LIMIT = 20_000_000
+"""Corrected errors of a GPU's memory since the driver was loaded (Azure's limit)."""
 
 YES = frozenset({"yes", "true", "1"})
 _THROTTLES = (
@@ -121,6 +125,10 @@ def _memory(gpu: GpuFacts) -> list[SmiFault]:
     if uncorrected:
         text = f"{uncorrected:g} uncorrected memory errors since the driver was loaded"
         faults.append(SmiFault("uncorrected", Severity.RESET, text))
+    corrected = number(gpu, "ecc_errors_corrected_volatile_total")
+    if corrected is not None and corrected > CORRECTED_LIMIT:
+        text = f"{corrected:g} corrected memory errors (limit {CORRECTED_LIMIT:g})"
+        faults.append(SmiFault("corrected", Severity.MONITOR, text))
     return faults
 
 

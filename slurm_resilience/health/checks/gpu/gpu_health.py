@@ -11,15 +11,21 @@ from typing import Any, NamedTuple
 import msgspec
 
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
-from slurm_resilience.health.checks.gpu.nvml_facts import read_facts
+from slurm_resilience.health.checks.gpu.nvml_facts import COUNTER, MAX_NVLINKS, read_facts
 from slurm_resilience.health.documents.reading import document_finding
 from slurm_resilience.health.documents.smi_facts import SmiOutput
-from slurm_resilience.health.documents.smi_judge import judge_smi
+from slurm_resilience.health.documents.smi_judge import CORRECTED_LIMIT, judge_smi
 from slurm_resilience.health.node_profile import NodeProfile
 from slurm_resilience.model import Finding, Severity
 
-LINKS = 18
-"""NVLinks of the products that have most."""
+GROWTH_LIMITS = {
+    "pcie_replay": 40,
+    "nvlink_recovery": 0,
+    "nvlink_replay": 100,
+    "nvlink_crc": 100,
+}
+"""Growth of a counter between two runs beyond which it is worth watching: DCGM's eight replays a
+minute, and its hundred CRC errors; a link that had to recover has been lost for a moment."""
 BUSY_PERCENT = 50
 """Load from which a GPU uses its highest PCIe generation; an idle one lowers it."""
 
@@ -59,7 +65,7 @@ def probe(context: CheckContext) -> GpusHealth:
 def _links(nvml: Any, index: int) -> tuple[int, int]:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     up = shown = 0
-    for link in range(LINKS):
+    for link in range(MAX_NVLINKS):
         try:
             up += bool(nvml.nvmlDeviceGetNvLinkState(handle, link))
             shown += 1
@@ -78,7 +84,12 @@ def judge(seen: GpusHealth, context: CheckContext) -> Judgement:
     reading = judge_smi(SmiOutput(seen.gpus), profile)
     findings = tuple(
         msgspec.structs.replace(one, check=CHECK.name, at=context.now)
-        for one in (*reading.findings, *_nvlinks(seen, profile), *_slow_lanes(seen, context))
+        for one in (
+            *reading.findings,
+            *_nvlinks(seen, profile),
+            *_slow_lanes(seen, context),
+            *_grown(seen, context),
+        )
     )
     text = "; ".join(one.text for one in findings)
     return Judgement(text or f"{len(seen.gpus)} GPUs without a fault", findings)
@@ -117,6 +128,26 @@ def _slow_lanes(seen: GpusHealth, context: CheckContext) -> list[Finding]:
     ]
 
 
+def _grown(seen: GpusHealth, context: CheckContext) -> list[Finding]:
+    """Find counters of errors that grew much since the run before."""
+    earlier: GpusHealth = context.earlier[-1] if context.earlier else GpusHealth()
+    before = {gpu["id"]: gpu for gpu in earlier.gpus}
+    found = []
+    for gpu in seen.gpus:
+        grown = []
+        for name, limit in GROWTH_LIMITS.items():
+            counts = [one.get(COUNTER + name, "") for one in (before.get(gpu["id"], {}), gpu)]
+            if all(count.isdecimal() for count in counts):
+                growth = int(counts[1]) - int(counts[0])
+                grown += [f"{growth} {name}"] if growth > limit else []
+        if grown:
+            text = f"GPU {gpu['id']}: since the run before {', '.join(grown)}"
+            found.append(
+                document_finding("gpu", Severity.MONITOR, text, gpu["id"].lower(), "counters")
+            )
+    return found
+
+
 def _is_slow(gpu: dict[str, str]) -> bool:
     facts = [gpu.get(name, "") for name in ("current_link_gen", "max_link_gen", "gpu_util")]
     if not all(fact.isdecimal() for fact in facts):
@@ -135,6 +166,8 @@ CHECK = Check(
     remembers=1,
     source="NVML",
     threshold="the recovery action; any uncorrected error, failed or pending remap; lanes, their "
-    "generation under load; NVLinks, fabric; no temperature margin",
+    "generation under load; NVLinks, fabric; no temperature margin; power that cannot be read; "
+    f"{CORRECTED_LIMIT:,} corrected errors; between two runs more than "
+    + ", ".join(f"{limit} {name}" for name, limit in GROWTH_LIMITS.items()),
     asks_for=(Severity.REPLACE, Severity.REBOOT, Severity.RESET, Severity.MONITOR),
 )

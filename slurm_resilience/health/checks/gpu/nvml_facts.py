@@ -37,6 +37,14 @@ FABRIC_FAULTS = {
 """Places of the faults in the fabric's health mask."""
 
 
+COUNTER = "counters/"
+"""Begins the name of a fact that only grows: what counts is by how much between two looks."""
+NVLINK_COUNTERS = {0: "nvlink_replay", 1: "nvlink_recovery", 2: "nvlink_crc", 3: "nvlink_crc"}
+"""NVML's error counters of one link, by number: flits and data have one CRC each."""
+MAX_NVLINKS = 18
+"""NVLinks of the products that have most."""
+
+
 def read_facts(nvml: Any, index: int) -> dict[str, str]:
     """Return the facts that a GPU and its driver know; an old driver knows fewer."""
     gpu = {"id": f"GPU {index}"}
@@ -108,6 +116,43 @@ def _errors(nvml: Any, handle: Any) -> dict[str, str]:
     return {"ecc_errors_uncorrected_volatile_total": str(count)}
 
 
+def _corrected(nvml: Any, handle: Any) -> dict[str, str]:
+    count = nvml.nvmlDeviceGetTotalEccErrors(
+        handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC
+    )
+    return {"ecc_errors_corrected_volatile_total": str(count)}
+
+
+def _power(nvml: Any, handle: Any) -> dict[str, str]:
+    """Return nothing where the power can be read, or is not measured."""
+    try:
+        nvml.nvmlDeviceGetPowerUsage(handle)
+    except nvml.NVMLError as error:
+        if error.value == nvml.NVML_ERROR_UNKNOWN:
+            return {"power_draw": "Unknown Error"}
+        raise
+    return {}
+
+
+def _replays(nvml: Any, handle: Any) -> dict[str, str]:
+    return {f"{COUNTER}pcie_replay": str(nvml.nvmlDeviceGetPcieReplayCounter(handle))}
+
+
+def _link_errors(nvml: Any, handle: Any) -> dict[str, str]:
+    totals: dict[str, int] = {}
+    for link in range(MAX_NVLINKS):
+        for number, name in NVLINK_COUNTERS.items():
+            try:
+                count = int(nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, number))
+            except nvml.NVMLError as error:
+                if error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
+                    raise
+                # No such link, or one that is down, or a product that counts otherwise.
+                break
+            totals[name] = totals.get(name, 0) + count
+    return {f"{COUNTER}{name}": str(total) for name, total in totals.items()}
+
+
 def _sram(nvml: Any, handle: Any) -> dict[str, str]:
     status = nvml.c_nvmlEccSramErrorStatus_v1_t()
     nvml.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
@@ -171,7 +216,11 @@ _LOOKS: tuple[Callable[[Any, Any], dict[str, str]], ...] = (
     _rows,
     _pages,
     _errors,
+    _corrected,
     _sram,
+    _power,
+    _replays,
+    _link_errors,
     _clocks,
     _lanes,
     _generation,

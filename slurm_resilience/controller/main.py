@@ -40,7 +40,7 @@ from slurm_resilience.controller.retention import Retention
 from slurm_resilience.controller.sinks.outflow import Outflow
 from slurm_resilience.controller.slurm_settings import SlurmSettings
 from slurm_resilience.controller.standby.act_gate import OPEN_GATE, ActGate, gated
-from slurm_resilience.controller.standby.pair import Terms, check_once, find_pair
+from slurm_resilience.controller.standby.pair import Terms, begin_alone, check_once, find_pair
 from slurm_resilience.errors import NotFound, SresError
 from slurm_resilience.model import Job, Node
 from slurm_resilience.replace.program import THIS_HOST, RunHost
@@ -377,7 +377,10 @@ def _be_active(
             connect=terms.connect, gate=terms.gate, numbers_after=terms.numbers_after
         )
     controller = Controller(config, client, info, clock, dry_run, borders)
+    is_alone = terms is None and not dry_run
     if once:
+        if is_alone:
+            begin_alone(config, info, clock)
         click.echo(controller.cycle())
         controller.close()
         return
@@ -410,6 +413,9 @@ def _be_active(
     outflow = Outflow(sinks, Path(config.controller.state_dir), info.cluster, clock)
     outflow.start()
     try:
+        if is_alone:
+            # Now that it serves: of two that start at once, at least one sees the other.
+            begin_alone(config, info, clock)
         controller.run(stop.event, outflow)
     finally:
         stop.wake = None

@@ -25,7 +25,14 @@ _HOST = re.compile(r"SlurmctldHost(?:\[(\d+)\])?")
 _CONTROLLER_LINE = re.compile(
     r"\s*(SlurmctldHost|ControlMachine|ControlAddr|BackupController|BackupAddr)\s*=", re.IGNORECASE
 )
+_HOST_LINE = re.compile(
+    r"^[ \t]*SlurmctldHost[ \t]*=[ \t]*([^\s(#]+)", re.IGNORECASE | re.MULTILINE
+)
 _INCLUDE = re.compile(r"\s*include\s+(\S+)", re.IGNORECASE)
+
+
+REFUSED_IN_STANDBY = "in standby mode"
+"""A slurmctld that is not in control says so to every request."""
 
 
 class ControllerHost(NamedTuple):
@@ -65,6 +72,21 @@ def own_host(hosts: tuple[ControllerHost, ...], name: str = "") -> ControllerHos
     """
     own = (name or socket.gethostname()).partition(".")[0]
     return next((host for host in hosts if host.name.partition(".")[0] == own), None)
+
+
+def renumbered(host: ControllerHost, conf: Path) -> ControllerHost:
+    """Return a machine with its present place in slurm.conf: a person may change their order, and
+    slurmctld's beats have the new number after its next start.
+
+    Args:
+        host: the machine, as it was known.
+        conf: slurm.conf.
+    """
+    try:
+        names = [name.partition(".")[0] for name in _HOST_LINE.findall(conf.read_text())]
+        return host._replace(number=names.index(host.name.partition(".")[0]))
+    except (OSError, ValueError):
+        return host  # it may stand in a file that slurm.conf includes
 
 
 def conf_of_one(text: str, host: ControllerHost, directory: Path) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sqlite3
 import struct
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -16,12 +19,14 @@ from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeSta
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import IncidentFacts
 from slurm_resilience.controller.sinks.outflow import _read_sent, place_sinks
+from slurm_resilience.controller.standby.act_gate import OpenGate, gated
 from slurm_resilience.controller.standby.inheritance import (
     hold_possibly_begun,
     skip_numbers,
     skipped_numbers,
     take_over_runs,
 )
+from slurm_resilience.controller.standby.pair import begin_alone, check_alone
 from slurm_resilience.controller.standby.pair_states import (
     PAIR_TABLE,
     Marker,
@@ -36,18 +41,21 @@ from slurm_resilience.controller.standby.recorded_connection import (
     RecordedConnection,
     apply_records,
     begin_history,
+    history_of,
     open_recorded,
 )
-from slurm_resilience.errors import SlurmUnreachable
+from slurm_resilience.errors import SlurmUnreachable, SresError, WireError
 from slurm_resilience.model import Node
 from slurm_resilience.replace.elsewhere import ElsewhereReplacer
 from slurm_resilience.replace.repair_order import RepairOrder
 from slurm_resilience.slurm import parse as slurm_parse
+from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.slurm.controllers import (
     ControllerHost,
     conf_of_one,
     controller_hosts,
     own_host,
+    renumbered,
 )
 from slurm_resilience.wire.messages import JournalRecord
 
@@ -79,6 +87,87 @@ def test_the_commands_of_one_controller_know_no_other() -> None:
     assert own.splitlines() == [
         "SlurmctldHost=ctl2(10.0.0.2)", "ClusterName=lab", "Include /etc/slurm/nodes.conf"
     ]  # fmt: skip
+
+
+def test_a_machine_learns_its_new_place_from_slurm_conf(tmp_path: Path) -> None:
+    conf, host = tmp_path / "slurm.conf", ControllerHost(0, "ctl.site.org", "10.0.0.1")
+    conf.write_text("# SlurmctldHost=old\nSlurmctldHost=ctl2(10.0.0.2)\n slurmctldhost = ctl\n")
+    assert renumbered(host, conf) == host._replace(number=1)
+    conf.write_text("Include controllers.conf\n")
+    assert renumbered(host, conf) == host
+    assert renumbered(host, tmp_path / "none.conf") == host
+
+
+def test_a_slurmctld_that_says_it_is_in_standby_deposes_its_sresctld() -> None:
+    words = ["Unable to contact slurm controller"]
+
+    class Slurm:
+        def nodes(self) -> None:
+            raise SlurmUnreachable(words[-1])
+
+    gate = OpenGate()
+    client = gated(cast(SlurmClient, Slurm()), gate)
+    with pytest.raises(SlurmUnreachable):
+        client.nodes()
+    assert not gate.is_deposed
+    words.append("slurm_load_node error: Slurm backup controller in standby mode")
+    with pytest.raises(SlurmUnreachable):
+        client.nodes()
+    assert gate.is_deposed
+
+
+@pytest.mark.parametrize("named", ["ctl", "ctl.site.org", "10.0.0.1"])
+def test_a_sresctld_whose_file_names_the_other_machine_does_not_start(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = slurm_parse.config(CONFIG.format("/x"))
+    monkeypatch.setattr("socket.gethostname", lambda: "ctl2")
+    with pytest.raises(SresError, match="names ctl alone, and this machine is ctl2"):
+        check_alone(parse(f'[controller]\nhost = "{named}"\n'), info)
+
+
+def test_a_sresctld_does_not_act_beside_one_that_knows_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    info = slurm_parse.config(CONFIG.format("/x"))
+    config = parse('[controller]\nhost = "ctl2"\n')
+    monkeypatch.setattr("socket.gethostname", lambda: "ctl2")
+    answers: list[str] = []
+
+    def opened(host: str, *words: object, **named: object) -> io.BytesIO:
+        if host not in answers:
+            raise WireError("no answer")
+        return io.BytesIO()
+
+    monkeypatch.setattr("slurm_resilience.wire.client.Connection.open", opened)
+    check_alone(config, info)
+    answers.append("10.0.0.1")
+    with pytest.raises(SresError, match="sresctld on ctl acts already"):
+        check_alone(config, info)
+
+
+def test_acts_without_a_partner_make_each_copy_of_the_journal_an_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(*words: object, **named: object) -> None:
+        raise WireError("no answer")
+
+    monkeypatch.setattr("slurm_resilience.wire.client.Connection.open", opened)
+    info = slurm_parse.config(CONFIG.format(tmp_path))
+    config = parse(f'[controller]\nstate_dir = "{tmp_path}"\n')
+    Journal(tmp_path / "journal.db").close()
+    primacy = _primacy(tmp_path)
+    primacy.write_marker("4-ctl", "ctl2.site.org")
+    begin_alone(config, info, SYSTEM_CLOCK)
+    with contextlib.closing(sqlite3.connect(tmp_path / "journal.db", isolation_level=None)) as db:
+        assert history_of(db) == ""  # it was never shared
+        begin_history(db, "4-ctl")
+        begin_alone(config, info, SYSTEM_CLOCK)
+        history = history_of(db)
+    marker = primacy.read_marker()
+    assert marker is not None
+    assert (marker.history, marker.standby) == (history, "")
+    assert not judge_takeover("ctl2.site.org", "4-ctl", marker).is_whole
 
 
 def _primacy(directory: Path, number: int = 0) -> Primacy:

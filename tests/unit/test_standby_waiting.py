@@ -14,9 +14,9 @@ from slurm_resilience.controller.standby.follower import KEPT_ASIDE, JournalFile
 from slurm_resilience.controller.standby.recorded_connection import begin_history
 from slurm_resilience.controller.standby.shipper import copy_of, parts_of
 from slurm_resilience.controller.standby.waiting import Standby, StandbyBorders
-from slurm_resilience.errors import SlurmUnreachable, WireError
+from slurm_resilience.errors import NotPermitted, SlurmUnreachable, WireError
 from slurm_resilience.slurm.controllers import ControllerHost
-from slurm_resilience.wire.messages import JournalHead, JournalRecords, Message
+from slurm_resilience.wire.messages import JournalHead, JournalRecords, Message, Refused
 
 OTHER = ControllerHost(0, "ctl", "10.0.0.1")
 MOST_WAITS = 60
@@ -100,6 +100,12 @@ def test_it_does_nothing_beside_one_that_is_active(journal: JournalFile) -> None
 
 def test_an_active_one_that_falls_silent_is_called_anew(journal: JournalFile) -> None:
     assert World(Line(JournalHead("ctl", "", 0, True)), None).follow(journal) == (True, "")
+
+
+def test_it_never_acts_beside_one_that_knows_no_standby(journal: JournalFile) -> None:
+    refusal = NotPermitted("a standby may not send a StandbyHello")
+    lines = [Line(Refused(str(refusal), refusal.exit_code)) for _ in range(1000)]
+    assert World(*lines).follow(journal) == (False, "")
 
 
 def test_it_takes_the_newer_journal_of_another_standby_first(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import msgspec
 from slurm_resilience.controller.standby.pair_states import PairState
 from slurm_resilience.controller.standby.primacy import NotPrimary, Primacy
 from slurm_resilience.controller.standby.shipper import Shipper
+from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.slurm.client import SlurmClient
+from slurm_resilience.slurm.controllers import REFUSED_IN_STANDBY
 
 
 class StandbyFacts(msgspec.Struct, frozen=True):
@@ -118,7 +120,12 @@ class _GatedClient:
 
         def checked(*words: Any, **named: Any) -> Any:
             self._gate.check()
-            return request(*words, **named)
+            try:
+                return request(*words, **named)
+            except SlurmUnreachable as error:
+                # The surest sign of all: this machine's slurmctld itself says who it is.
+                self._gate.is_deposed |= REFUSED_IN_STANDBY in str(error)
+                raise
 
         return checked
 

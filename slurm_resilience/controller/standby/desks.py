@@ -46,7 +46,7 @@ class StandbyPermit:
         host = self._others.get(hello.subject)
         if uid not in self._trusted_uids:
             raise NotPermitted(f"uid {uid} may not be a standby")
-        if host is None or address not in _addresses(host):
+        if host is None or address not in addresses_of(host.address):
             raise NotPermitted(f"{address} is not another SlurmctldHost ({hello.subject[:100]})")
 
 
@@ -138,10 +138,10 @@ class StandbyDesk:
         client.send(JournalHead(self._host, history, position, is_active=False))
 
 
-def _addresses(host: ControllerHost) -> set[str]:
-    """Return the addresses of a controller's machine; empty: its name cannot be resolved now."""
+def addresses_of(name: str) -> set[str]:
+    """Return the addresses of a machine; empty: its name cannot be resolved now."""
     try:
-        found = socket.getaddrinfo(host.address, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return set()
     return {str(info[4][0]) for info in found}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,12 @@ from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.sinks.outflow import place_sinks
 from slurm_resilience.controller.standby import waiting
 from slurm_resilience.controller.standby.act_gate import PairGate
-from slurm_resilience.controller.standby.desks import ActiveDesk, StandbyDesk, StandbyPermit
+from slurm_resilience.controller.standby.desks import (
+    ActiveDesk,
+    StandbyDesk,
+    StandbyPermit,
+    addresses_of,
+)
 from slurm_resilience.controller.standby.follower import JournalFile
 from slurm_resilience.controller.standby.inheritance import (
     hold_possibly_begun,
@@ -42,6 +48,7 @@ from slurm_resilience.slurm.controllers import (
     ControllerHost,
     controller_hosts,
     own_host,
+    renumbered,
     write_conf_of_one,
 )
 from slurm_resilience.slurm.hostlists import fold
@@ -116,6 +123,7 @@ class Pair:
         Raises:
             SresError: it is not, or that cannot be told.
         """
+        self._primacy.host = renumbered(self._primacy.host, self._slurm_conf)
         self._primacy.check_control()
         self._client.info()
 
@@ -229,6 +237,89 @@ def find_pair(config: Config, info: ClusterInfo, clock: Clock) -> Pair | None:
             f"not on {own.name}; or name its one machine in controller.host"
         )
     return Pair(config, info, own, clock)
+
+
+def begin_alone(config: Config, info: ClusterInfo, clock: Clock) -> None:
+    """Begin to act without a partner. What is done so is in no record: where the journal was ever
+    shared, each other copy of it is out of date from now on, and the marker says so.
+
+    Args:
+        config: sres.toml.
+        info: Slurm's settings.
+        clock: the machine's.
+
+    Raises:
+        SresError: another sresctld acts, or the marker cannot be written.
+    """
+    check_alone(config, info)
+    db = sqlite3.connect(Path(config.controller.state_dir) / "journal.db", isolation_level=None)
+    with contextlib.closing(db):
+        known = history_of(db)
+        if not known:
+            return
+        host = own_host(controller_hosts(info)) or ControllerHost(-1, socket.gethostname(), "")
+        primacy = Primacy(host, info, clock)
+        marker = primacy.read_marker()
+        history = next_history(host.name, known, marker.history if marker else "")
+        primacy.write_marker(history, "")
+        begin_history(db, history)
+
+
+def check_alone(config: Config, info: ClusterInfo) -> None:
+    """Check, for a sresctld without a partner where Slurm has a backup, that it is the only one:
+    two of them would each have the same nodes replaced.
+
+    Args:
+        config: sres.toml.
+        info: Slurm's settings.
+
+    Raises:
+        SresError: it is to run on another machine, or runs there too.
+    """
+    hosts = controller_hosts(info)
+    if len(hosts) < MACHINES:
+        return
+    own = own_host(hosts)
+    others = tuple(host for host in hosts if host != own)
+    named = config.controller.hosts
+    is_ours = bool(named) and own is not None and own_host((own,), named[0]) is not None
+    if len(named) == 1 and not is_ours and (other := _meant(named[0], others)) is not None:
+        raise SresError(
+            f"controller.host names {other.name} alone, and this machine is "
+            f"{own.name if own is not None else socket.gethostname()}: sresctld runs there; for "
+            "a standby name both machines, the same in both files"
+        )
+    for host in others:
+        if _is_served(host, config, info):
+            raise SresError(
+                f"sresctld on {host.name} acts already: of two that know nothing of each other "
+                "each would have the same nodes replaced; give both machines the same "
+                "controller.host"
+            )
+
+
+def _meant(name: str, hosts: Collection[ControllerHost]) -> ControllerHost | None:
+    """Return the machine that a name or an address stands for; None: none of them."""
+    short = name.partition(".")[0]
+    by_name = (host for host in hosts if short == host.name.partition(".")[0])
+    by_address = (host for host in hosts if addresses_of(name) & addresses_of(host.address))
+    return next(by_name, None) or next(by_address, None)
+
+
+def _is_served(host: ControllerHost, config: Config, info: ClusterInfo) -> bool:
+    """Tell whether the sresctld of another machine answers nodes and people."""
+    try:
+        Connection.open(
+            host.address,
+            config.controller.port,
+            "query",
+            munge_socket=config.wire.munge_socket or info.munge_socket,
+            trusted_uids=frozenset({0, info.slurm_user_uid}),
+            timeout=CONNECT_SECONDS,
+        ).close()
+    except SresError:
+        return False
+    return True
 
 
 def check_once(pair: Pair) -> None:

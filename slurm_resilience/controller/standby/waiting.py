@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.controller.standby.follower import JournalFile, wants_copy
-from slurm_resilience.errors import SresError, WireError
+from slurm_resilience.errors import NotPermitted, SresError, WireError
 from slurm_resilience.slurm.controllers import ControllerHost
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import Goodbye, JournalCopy, JournalHead, Refused
@@ -116,6 +116,15 @@ class Standby:
             hello = self._journal.hello()
             connection.send(hello)
             head = connection.receive(HEAD_SECONDS)
+            if isinstance(head, Refused) and head.code == NotPermitted.exit_code:
+                # It acts, and asks no marker: beside it this one may never act.
+                connection.close()
+                self._refused_at.pop(host.name, None)
+                self._say(
+                    f"{host.name}'s sresctld acts alone and knows no standby: give both machines "
+                    "the same controller.host, and restart it"
+                )
+                return
             if not isinstance(head, JournalHead):
                 connection.close()
                 raise WireError(f"{host.name} did not tell how far its journal is")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from impatient import start_impatient
 from jobs import all_idle, events, kinds
 
 from slurm_resilience.lab import Lab, LabSpec
@@ -74,6 +75,8 @@ def test_what_a_job_left_is_ended_and_the_node_resumed(
     if own_version() == "26.05":
         pytest.skip("Slurm 26.05 does not drain such a node within 150 s: it stays COMPLETING")
     lab = fresh_lab(LabSpec(nodes=2, network=True, options=SLURM))
+    lab.kill_daemon("sresctld")
+    start_impatient(lab, decide__kill_failed__RETRY_SECONDS=3.0)
     listed = [str(own_bin() / "sres"), "node", "list", "n2", "--format", "json"]
     wait_for(
         lambda: json.loads(lab.run(listed).stdout or "[{}]")[0].get("health") == "healthy",

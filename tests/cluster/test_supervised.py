@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from impatient import start_impatient
 from jobs import Job, events, kinds
 
 from slurm_resilience.lab import Lab, LabSpec
 
 WaitFor = Callable[..., Any]
 VICTIM = "n3"
+RETURN_SECONDS = 4.0
+"""So long is a supervisor waited for that has been lost."""
 SRES = str(Path(sys.prefix) / "bin" / "sres")
 
 
@@ -33,6 +36,8 @@ def test_a_plain_srun_after_a_supervised_one_is_slurms(
     # Else the node goes DOWN, which ends the job, no sooner than Slurm would set it.
     quick = {"detect": {"dead_after_unsupervised": 6.0}}
     lab = fresh_lab(LabSpec(nodes=5, network=True, sres_options=quick))
+    lab.kill_daemon("sresctld")
+    start_impatient(lab, registry__RETURN_SECONDS=RETURN_SECONDS)
     between = "rm -f end; scancel $SLURM_JOB_ID.0"  # the step of a killed supervisor runs on
     job = Job(lab, tmp_path, srun=f"srun --auto-resume=1 ./task.sh; {between}; srun")
     first = wait_for(lambda: job.running_on(1, 4), 30, job)
@@ -62,8 +67,9 @@ def test_a_supervisor_that_returns_after_a_restart_keeps_its_job(
     job.let_end()
     wait_for(lambda: len(job.tasks()) == 8, 30, job)
     lab.kill_daemon("sresctld", signal.SIGKILL)
-    lab.start_daemon("sresctld")
-    time.sleep(35)  # longer than a supervisor is waited for
+    start_impatient(lab, registry__RETURN_SECONDS=RETURN_SECONDS)
+    began = time.monotonic()
+    wait_for(lambda: time.monotonic() - began > 2 * RETURN_SECONDS, 30, "no supervisor is awaited")
     assert len(job.tasks()) == 8
     lab.power_off(VICTIM)
     again = wait_for(lambda: job.running_on(2, 4), 60, job)

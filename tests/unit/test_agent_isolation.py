@@ -140,11 +140,13 @@ def wait_until(predicate: Callable[[], Any], seconds: float = 10.0) -> None:
 
 
 RUNNING = steps.running
+JOBS = 1_000_000_000 + 10 * os.getpid()
+"""Numbers of jobs that no Slurm and no other run of these tests has."""
 
 
 def ours(node: str) -> tuple[LocalStep, ...]:
-    """The fake steps only: this machine may run real ones, and none of them is to be ended."""
-    return tuple(step for step in RUNNING(node) if step.job > 900_000_000)
+    """This test's fake steps only: the machine may run others, and none of them is to be ended."""
+    return tuple(step for step in RUNNING(node) if step.job // 10 == JOBS // 10)
 
 
 def found(node: str = "n1") -> dict[str, LocalStep]:
@@ -152,26 +154,26 @@ def found(node: str = "n1") -> dict[str, LocalStep]:
 
 
 def test_steps_are_found_by_their_slurmstepd(fake_step: FakeStep) -> None:
-    fake_step("900000001.0", SRES_TOKEN="t", SLURMD_NODENAME="n1")
-    fake_step("900000001.batch")
-    fake_step("900000002.3", SLURMD_NODENAME="n1")
-    fake_step("900000003.0", SRES_TOKEN="t", SLURMD_NODENAME="n2")
+    fake_step(f"{JOBS + 1}.0", SRES_TOKEN="t", SLURMD_NODENAME="n1")
+    fake_step(f"{JOBS + 1}.batch")
+    fake_step(f"{JOBS + 2}.3", SLURMD_NODENAME="n1")
+    fake_step(f"{JOBS + 3}.0", SRES_TOKEN="t", SLURMD_NODENAME="n2")
     seen = found()
-    assert set(seen) == {"900000001.0", "900000001.batch", "900000002.3"}
-    assert seen["900000001.0"].has_token
-    assert not seen["900000002.3"].has_token
-    assert {step.id for step in asked_for(seen.values())} == {"900000001.0", "900000001.batch"}
+    assert set(seen) == {f"{JOBS + 1}.0", f"{JOBS + 1}.batch", f"{JOBS + 2}.3"}
+    assert seen[f"{JOBS + 1}.0"].has_token
+    assert not seen[f"{JOBS + 2}.3"].has_token
+    assert {step.id for step in asked_for(seen.values())} == {f"{JOBS + 1}.0", f"{JOBS + 1}.batch"}
 
 
 def test_a_process_that_left_its_slurmstepd_is_found_by_its_environment(
     fake_step: FakeStep,
 ) -> None:
-    mark = {"SRES_TOKEN": "t", "SLURM_JOB_ID": "900000004", "SLURM_STEP_ID": "0"}
-    fake_step("900000004.0", **mark)
+    mark = {"SRES_TOKEN": "t", "SLURM_JOB_ID": str(JOBS + 4), "SLURM_STEP_ID": "0"}
+    fake_step(f"{JOBS + 4}.0", **mark)
     stray = subprocess.Popen(["sleep", "600"], env=os.environ | mark, start_new_session=True)
     try:
         # It is started a moment before the kernel shows its environment.
-        wait_until(lambda: stray.pid in {p.pid for p in found()["900000004.0"].members})
+        wait_until(lambda: stray.pid in {p.pid for p in found()[f"{JOBS + 4}.0"].members})
     finally:
         stray.kill()
         stray.wait()
@@ -179,9 +181,9 @@ def test_a_process_that_left_its_slurmstepd_is_found_by_its_environment(
 
 def test_a_task_that_ignores_sigterm_is_killed(fake_step: FakeStep) -> None:
     deaf = "trap '' TERM; while :; do sleep 600; done"
-    process = fake_step("900000005.0", task=deaf, SRES_TOKEN="t")
+    process = fake_step(f"{JOBS + 5}.0", task=deaf, SRES_TOKEN="t")
     wait_until(lambda: len(children(process.pid)) == 2)
-    assert steps.end(found()["900000005.0"], 0.2) >= 1
+    assert steps.end(found()[f"{JOBS + 5}.0"], 0.2) >= 1
     wait_until(lambda: not psutil.pid_exists(process.pid) or not children(process.pid))
 
 
@@ -226,8 +228,8 @@ def test_a_cut_off_node_ends_the_step_that_asked_and_no_other(
     fake_step: FakeStep, silent: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "running", ours)
-    asked = fake_step("900000006.0", SRES_TOKEN="t", SLURMD_NODENAME="n1")
-    theirs = fake_step("900000007.0", SLURMD_NODENAME="n1")
+    asked = fake_step(f"{JOBS + 6}.0", SRES_TOKEN="t", SLURMD_NODENAME="n1")
+    theirs = fake_step(f"{JOBS + 7}.0", SLURMD_NODENAME="n1")
     host, port = silent
     state = LinkState(True, (f"{host}:{port}", "nonsense"), 1)
     outbox, stop = Outbox(), threading.Event()
@@ -248,7 +250,7 @@ def test_a_cut_off_node_ends_the_step_that_asked_and_no_other(
         wait_until(lambda: not psutil.pid_exists(asked.pid) or not children(asked.pid))
         report = []
         wait_until(lambda: report.extend(outbox.take_all().findings) or report)
-        assert [finding.subject for finding in report] == ["900000006.0"]
+        assert [finding.subject for finding in report] == [f"{JOBS + 6}.0"]
         assert children(theirs.pid)
     finally:
         stop.set()

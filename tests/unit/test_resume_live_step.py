@@ -210,7 +210,8 @@ def prepare_for(plain: Site, node: str) -> Path:
     """Let a node be suspected; return the file that the launcher on the spare waits for."""
     plain.link._note(Evidence((NodeVerdict(node, "suspect", "no beat", incident=0),)))
     plain.wake.set()
-    plain.wait(lambda: len(plain.sruns()) == 2)
+    # What the process writes may be there before the one that started it knows of it.
+    plain.wait(lambda: len(plain.sruns()) == 2 and "preparing" in plain.events())
     waiting = plain.sruns()[1]
     assert "--nodelist=n4" in waiting and "--overlap" in waiting
     variables = read_option_value(waiting.split()[0].removeprefix("--sres-env="))
@@ -252,7 +253,7 @@ def test_what_was_prepared_in_vain_ends_with_the_step(plain: Site) -> None:
     plain.outcome(0)
     plain.first.send_signal(signal.SIGKILL)
     plain.wait(plain.over.is_set)
-    assert not waiting.step.running
+    plain.wait(lambda: not waiting.step.running)
     assert not file.exists()
 
 

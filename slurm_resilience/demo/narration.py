@@ -23,6 +23,8 @@ TEMPLATES = Path(__file__).resolve().parent.parent.parent / "scripts" / "templat
 XID = "NVRM: Xid (PCI:0000:04:00): 64, Failed to persist row remap table"
 VICTIM = "n3"
 NODES, RANKS = 6, 4
+LOOK_SECONDS = 1.0
+"""Between two looks at a job: a command of Slurm's takes a processor from what is waited for."""
 
 
 class Demo:
@@ -85,13 +87,17 @@ class Demo:
             LabError: it did not come, with the last words of the job's log.
         """
         deadline = time.monotonic() + seconds
+        next_look = 0.0
         while not ready():
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > deadline:
                 raise LabError(f"{what}: not within {seconds:.0f} s; {self._tail()}")
-            if job and not self.is_alive(job):
-                if ready():
-                    return
-                raise LabError(f"{what}: job {job} has ended before; {self._tail()}")
+            if job and now >= next_look:
+                next_look = now + LOOK_SECONDS
+                if not self.is_alive(job):
+                    if ready():
+                        return
+                    raise LabError(f"{what}: job {job} has ended before; {self._tail()}")
             self.narrate()
             # The logs are files of other programs: nothing wakes us when they grow.
             time.sleep(0.1)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -15,10 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from warm_machine import QUIET, Forked, WarmMachine
+
 from slurm_resilience.lab import Lab
 
-PROGRAMS = Path(__file__).parent / "programs"
-TOY, FORKING = PROGRAMS / "toy.py", PROGRAMS / "forking.py"
+TOY = Path(__file__).parent / "programs" / "toy.py"
 
 
 class Event(NamedTuple):
@@ -29,65 +28,28 @@ class Event(NamedTuple):
     details: list[Any]
 
 
-class Forked:
-    """The part of `subprocess.Popen` that `Run` needs of a launcher; programs/forking.py forks
-    it."""
-
-    def __init__(self, door: str, **order: Any) -> None:
-        self._link = socket.socket(socket.AF_UNIX)
-        self._link.connect(door)
-        self._link.sendall(json.dumps(order).encode() + b"\n")
-        self.returncode: int | None = None
-
-    def wait(self, timeout: float) -> int:
-        if self.returncode is None:
-            self._link.settimeout(max(timeout, 0.001))
-            try:
-                self.returncode = int(self._link.recv(64) or -9)
-            except TimeoutError:
-                raise subprocess.TimeoutExpired("launcher", timeout) from None
-            self._link.close()
-        return self.returncode
-
-    def poll(self) -> int | None:
-        with suppress(subprocess.TimeoutExpired):
-            self.wait(0)
-        return self.returncode
-
-    def kill(self) -> None:
-        self._link.shutdown(socket.SHUT_WR)
-
-
-class Node:
+class Node(WarmMachine):
     """A node of a lab, and the process there that launchers are forked from."""
 
     def __init__(self, lab: Lab, name: str, folder: Path) -> None:
         self.lab, self.name = lab, name
         # The address by which the others' route is found.
         self.first = lab.node_fields()[lab.nodes[0]]["NodeAddr"]
-        self.door = f"{folder}/{name}"
-        env = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        self._process = lab.popen([sys.executable, str(FORKING), self.door], node=name, env=env)
+        super().__init__(folder, name)
 
-    def launch(self, argv: list[str], env: dict[str, str], out: Path) -> Forked:
-        deadline = time.monotonic() + 120
-        while not Path(self.door).exists():
-            assert self._process.poll() is None and time.monotonic() < deadline, self.door
-            time.sleep(0.05)
-        env = self.lab.environment({"MASTER_ADDR": self.first, "SRES_NODE": self.name, **env})
-        return Forked(self.door, argv=argv, env=env, out=str(out))
+    def _start(self, command: list[str]) -> subprocess.Popen[str]:
+        return self.lab.popen(command, node=self.name, env=QUIET)
 
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait(10)
+    def _environment(self, env: dict[str, str]) -> dict[str, str]:
+        return self.lab.environment({"MASTER_ADDR": self.first, "SRES_NODE": self.name, **env})
 
 
 class Run:
-    """One training: a launcher on each node. Without a lab: on this machine, as users start it."""
+    """One training: a launcher on each machine."""
 
     def __init__(
         self,
-        lab: Sequence[Node] | None,
+        machines: Sequence[WarmMachine],
         logs: Path,
         *words: str,
         inject: str = "",
@@ -101,8 +63,8 @@ class Run:
         self.logs.mkdir(parents=True)
         self.out = logs / "out"
         self.ranks = nodes * ranks
-        self.launchers: list[subprocess.Popen[str] | Forked] = []
-        more = {"SRES_INJECT": inject, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        self.launchers: list[Forked] = []
+        more = {"SRES_INJECT": inject, **QUIET}
         more |= env or {}
         self.out.touch()
         for number in range(nodes):
@@ -112,16 +74,7 @@ class Run:
                 "--rdzv-id", "t", "--standby", str(standby), *launcher,
                 str(TOY), "--log", str(self.logs), *words,
             ]  # fmt: skip
-            if lab is not None:
-                self.launchers.append(lab[number].launch(argv, more, self.out))
-                continue
-            command = [sys.executable, "-m", "slurm_resilience.launcher", *argv]
-            with self.out.open("a") as out:
-                self.launchers.append(
-                    subprocess.Popen(
-                        command, env=os.environ | more, stdout=out, stderr=out, text=True
-                    )
-                )
+            self.launchers.append(machines[number].launch(argv, more, out=str(self.out)))
 
     def wait(self, seconds: float = 0) -> list[int]:
         """Exit codes of the launchers; a training that hangs fails with every rank's stacks."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +16,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.distributed as dist  # noqa: E402
 from state_ranks import run  # noqa: E402
 from torch import nn  # noqa: E402
+from warm_machine import WarmMachine  # noqa: E402
 
 from slurm_resilience.training.data import ReplayLoader  # noqa: E402
 from slurm_resilience.training.elastic.microbatches import MicrobatchSteps  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
 STEPS, SIZE, COUNT = 10, 4, 8
 
 
@@ -53,34 +52,30 @@ class Told(NamedTuple):
         assert sorted(seen) == list(range(steps * SIZE * COUNT))
 
 
-def launch(path: Path, ranks: int, *words: str, inject: str = "") -> Told:
-    """Run the program; nothing of the caller's own training or job is inherited."""
-    (logs := path / f"logs-{os.urandom(4).hex()}").mkdir()
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
-    more = {"OMP_NUM_THREADS": "1", "TMPDIR": str(path), "SRES_INJECT": inject}
-    program = ROOT / "tests/training/programs/elastic.py"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "slurm_resilience.launcher"),
-            *(f"--nproc-per-node={ranks}", "--standby=0", str(program)),
-            *("--log", str(logs), *words),
-        ],
-        cwd=path,
-        env=clean | more,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    lines = [line for file in logs.glob("*.jsonl") for line in file.read_text().splitlines()]
-    return Told(sorted(json.loads(line) for line in lines if line.endswith("]")), done.stderr)
+Launch = Callable[..., Told]
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    told = launch(tmp_path_factory.mktemp("two"), 2, f"--steps={STEPS}")
+def launch(tmp_path_factory: pytest.TempPathFactory, warm_machine: WarmMachine) -> Launch:
+    """Runs the program."""
+
+    def go(ranks: int, *words: str, inject: str = "") -> Told:
+        path = tmp_path_factory.mktemp("run")
+        (logs := path / "logs").mkdir()
+        more = {"OMP_NUM_THREADS": "1", "TMPDIR": str(path), "SRES_INJECT": inject}
+        program = Path(__file__).parent / "programs" / "elastic.py"
+        argv = (f"--nproc-per-node={ranks}", "--standby=0", str(program), "--log", str(logs))
+        done = warm_machine.run((*argv, *words), more, path)
+        assert done.returncode == 0, done.stderr[-6000:]
+        lines = [line for file in logs.glob("*.jsonl") for line in file.read_text().splitlines()]
+        return Told(sorted(json.loads(line) for line in lines if line.endswith("]")), done.stderr)
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def two_ranks(launch: Launch) -> Told:
+    told = launch(2, f"--steps={STEPS}")
     told.every_sample_once()
     return told
 
@@ -90,18 +85,18 @@ MORE = [3, 4, 8] if "SRES_TEST_SEEDS" in os.environ else [3, 4]
 
 @pytest.mark.parametrize("ranks", MORE)
 def test_the_result_has_the_same_bits_on_any_number_of_ranks(
-    two_ranks: Told, tmp_path: Path, ranks: int
+    two_ranks: Told, launch: Launch, ranks: int
 ) -> None:
-    told = launch(tmp_path, ranks, f"--steps={STEPS}")
+    told = launch(ranks, f"--steps={STEPS}")
     told.every_sample_once()
     assert told.digest == two_ranks.digest
 
 
 def test_the_result_has_the_same_bits_when_a_rank_dies_and_comes_back(
-    two_ranks: Told, tmp_path: Path
+    two_ranks: Told, launch: Launch
 ) -> None:
     inject = "kill:seat=1,step=2,phase=backward"
-    told = launch(tmp_path, 3, f"--steps={STEPS}", "--late", inject=inject)
+    told = launch(3, f"--steps={STEPS}", "--late", inject=inject)
     worlds = [world for step, _, world in sorted(told.of("step"))]
     assert worlds[0] == worlds[-1] == 3, told.stderr[-4000:]
     assert 2 in worlds, told.stderr[-4000:]

@@ -3,16 +3,19 @@ steps, without waiting for a fault."""
 
 from __future__ import annotations
 
-import os
+import itertools
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
+from warm_machine import WarmMachine
 
 pytestmark = pytest.mark.training
 pytest.importorskip("torch", reason="torch is not installed")
+
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
 PROGRAM = """\
 import os
@@ -70,26 +73,23 @@ for x, y in s.loader(DATA, global_batch=8, steps=4, epochs=None):
 """
 
 
-def run(
-    tmp_path: Path, body: str, parts: str = "", options: str = "", inject: str = ""
-) -> subprocess.CompletedProcess[str]:
-    """Run a program on two ranks; nothing of the caller's own training or job is inherited."""
-    program = tmp_path / "train.py"
-    body = indent(dedent(body).strip("\n"), " " * 4)
-    program.write_text(PROGRAM.format(parts=dedent(parts), options=options, body=body))
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
-    more = {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path), "SRES_INJECT": inject}
-    words = ("--nproc-per-node=2", "--standby=0", str(program))
-    return subprocess.run(
-        [sys.executable, "-m", "slurm_resilience.launcher", *words],
-        cwd=tmp_path,
-        env=clean | more,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+@pytest.fixture
+def run(tmp_path: Path, warm_machine: WarmMachine) -> Program:
+    """Runs a program on two ranks."""
+    numbers = itertools.count()
+
+    def go(
+        body: str, parts: str = "", options: str = "", inject: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        (place := tmp_path / str(next(numbers))).mkdir()
+        program = place / "train.py"
+        body = indent(dedent(body).strip("\n"), " " * 4)
+        program.write_text(PROGRAM.format(parts=dedent(parts), options=options, body=body))
+        more = {"OMP_NUM_THREADS": "1", "TMPDIR": str(place), "SRES_INJECT": inject}
+        words = ("--nproc-per-node=2", "--standby=0", str(program))
+        return warm_machine.run(words, more, place)
+
+    return go
 
 
 def refused(done: subprocess.CompletedProcess[str], words: str) -> None:
@@ -115,8 +115,8 @@ def warned(done: subprocess.CompletedProcess[str], words: str) -> None:
     assert len(said) == 1, done.stderr[-4000:]
 
 
-def test_a_program_that_keeps_the_rules_is_told_nothing(tmp_path: Path) -> None:
-    done = run(tmp_path, USUAL + "\nsay(sorted(s.compared.items()))\n")
+def test_a_program_that_keeps_the_rules_is_told_nothing(run: Program) -> None:
+    done = run(USUAL + "\nsay(sorted(s.compared.items()))\n")
     told_nothing(done)
     assert done.stdout.count("('equal', True)") == 2, done.stdout
 
@@ -124,33 +124,33 @@ def test_a_program_that_keeps_the_rules_is_told_nothing(tmp_path: Path) -> None:
 # --- data ---------------------------------------------------------------------------------------
 
 
-def test_a_dataloader_that_nothing_splits_is_refused(tmp_path: Path) -> None:
+def test_a_dataloader_that_nothing_splits_is_refused(run: Program) -> None:
     body = USUAL.replace("s.loader(DATA,", "s.loader(DataLoader(DATA, 4, shuffle=True),")
-    done = run(tmp_path, body)
+    done = run(body)
     refused(done, "this DataLoader does not split by rank")
 
 
-def test_a_dataloader_with_a_distributed_sampler_keeps_its_split(tmp_path: Path) -> None:
+def test_a_dataloader_with_a_distributed_sampler_keeps_its_split(run: Program) -> None:
     sampler = "torch.utils.data.DistributedSampler(DATA, s.world, s.rank)"
     body = USUAL.replace("s.loader(DATA,", f"s.loader(DataLoader(DATA, 4, sampler={sampler}),")
-    done = run(tmp_path, body)
+    done = run(body)
     told_nothing(done)
 
 
-def test_a_sampler_of_another_rank_is_refused(tmp_path: Path) -> None:
+def test_a_sampler_of_another_rank_is_refused(run: Program) -> None:
     sampler = "torch.utils.data.DistributedSampler(DATA, 2, 0)"
     body = USUAL.replace("s.loader(DATA,", f"s.loader(DataLoader(DATA, 4, sampler={sampler}),")
-    refused(run(tmp_path, body), "gives the share of rank 0 of 2, and this is rank 1 of 2")
+    refused(run(body), "gives the share of rank 0 of 2, and this is rank 1 of 2")
 
 
-def test_a_list_of_batches_that_nothing_splits_is_told(tmp_path: Path) -> None:
+def test_a_list_of_batches_that_nothing_splits_is_told(run: Program) -> None:
     parts = """
     class Batches:
         def __iter__(self):
             return iter(DataLoader(DATA, 4))
     """
     body = USUAL.replace("s.loader(DATA,", "s.loader(Batches(),")
-    warned(run(tmp_path, body, parts), "ranks 0, 1 were given the same batch")
+    warned(run(body, parts), "ranks 0, 1 were given the same batch")
 
 
 STREAM = """
@@ -161,29 +161,29 @@ class Stream(IterableDataset):
 """
 
 
-def test_a_stream_that_is_split_by_rank_is_told(tmp_path: Path) -> None:
+def test_a_stream_that_is_split_by_rank_is_told(run: Program) -> None:
     split = 'int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])'
     body = USUAL.replace("s.loader(DATA,", "s.loader(Stream(),")
-    done = run(tmp_path, body, STREAM.format(split=split))
+    done = run(body, STREAM.format(split=split))
     warned(done, "rank 1 read other samples from this stream")
 
 
-def test_a_stream_that_is_whole_is_told_nothing(tmp_path: Path) -> None:
+def test_a_stream_that_is_whole_is_told_nothing(run: Program) -> None:
     body = USUAL.replace("s.loader(DATA,", "s.loader(Stream(),")
-    done = run(tmp_path, body, STREAM.format(split="0, 1"))
+    done = run(body, STREAM.format(split="0, 1"))
     told_nothing(done)
 
 
-def test_a_dataset_that_is_split_by_rank_is_told(tmp_path: Path) -> None:
+def test_a_dataset_that_is_split_by_rank_is_told(run: Program) -> None:
     body = "part = TensorDataset(X[: 63 + s.rank], X[: 63 + s.rank, :1])\n" + USUAL.strip()
     body = body.replace("s.loader(DATA,", "s.loader(part,")
-    warned(run(tmp_path, body), "on rank 1 the dataset has another length than elsewhere")
+    warned(run(body), "on rank 1 the dataset has another length than elsewhere")
 
 
 # --- the state ----------------------------------------------------------------------------------
 
 
-def test_a_swallowed_error_of_a_collective_is_not_committed(tmp_path: Path) -> None:
+def test_a_swallowed_error_of_a_collective_is_not_committed(run: Program) -> None:
     """Seat 1 dies before its gradients are exchanged; seat 0 logs the error and goes on."""
     body = """
     model, opt = s.once(build)
@@ -202,7 +202,7 @@ def test_a_swallowed_error_of_a_collective_is_not_committed(tmp_path: Path) -> N
             opt.step()
             opt.zero_grad()
     """
-    done = run(tmp_path, body, inject="kill:rank=1,step=3")
+    done = run(body, inject="kill:rank=1,step=3")
     assert done.returncode == 0, done.stderr[-4000:]
     assert "swallowed" in done.stdout
     assert "committed" not in done.stdout, done.stderr[-4000:]
@@ -210,24 +210,24 @@ def test_a_swallowed_error_of_a_collective_is_not_committed(tmp_path: Path) -> N
     assert done.stdout.count("ends at 6") == 2, done.stdout
 
 
-def test_weights_that_are_loaded_after_track_are_told(tmp_path: Path) -> None:
+def test_weights_that_are_loaded_after_track_are_told(run: Program) -> None:
     load = "model.load_state_dict({n: torch.zeros_like(v) for n, v in model.state_dict().items()})"
     body = USUAL.replace("net = s.ddp(model)", f"net = s.ddp(model)\n{load}")
-    warned(run(tmp_path, body), "model.weight, model.bias changed between s.track and the first")
+    warned(run(body), "model.weight, model.bias changed between s.track and the first")
 
 
-def test_frozen_weights_that_differ_are_refused(tmp_path: Path) -> None:
+def test_frozen_weights_that_differ_are_refused(run: Program) -> None:
     parts = """
     def build():
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))  # not seeded
         model[0].requires_grad_(False)
         return model, torch.optim.SGD(model[1].parameters(), 0.01)
     """
-    done = run(tmp_path, USUAL, parts, options="trainable_only=True")
+    done = run(USUAL, parts, options="trainable_only=True")
     refused(done, "frozen parameters differ: rank 1 from rank 0 in model.0.weight, model.0.bias")
 
 
-def test_a_schedule_that_steps_after_the_update_is_told(tmp_path: Path) -> None:
+def test_a_schedule_that_steps_after_the_update_is_told(run: Program) -> None:
     parts = """
     def build_all():
         model, opt = build()
@@ -235,7 +235,7 @@ def test_a_schedule_that_steps_after_the_update_is_told(tmp_path: Path) -> None:
     """
     body = USUAL.replace("model, opt = s.once(build)", "model, opt, schedule = s.once(build_all)")
     body = body.replace("opt=opt)", "opt=opt, schedule=schedule)") + "    schedule.step()\n"
-    warned(run(tmp_path, body, parts), "schedule steps outside of s.update()")
+    warned(run(body, parts), "schedule steps outside of s.update()")
 
 
 SLOW = """
@@ -276,28 +276,26 @@ OWN = """
 WEIGHTS = '\nsay("weights", [round(v, 9) for v in model.weight.flatten().tolist()])\n'
 
 
-def test_an_optimizers_own_state_is_healed(tmp_path: Path) -> None:
+def test_an_optimizers_own_state_is_healed(run: Program) -> None:
     parts = SLOW.format(own=OWN)
     body = USUAL.replace("steps=4", "steps=8") + WEIGHTS
     ends = []
-    for number, fault in enumerate(("", "kill:rank=1,step=3,phase=update")):
-        (place := tmp_path / str(number)).mkdir()
-        done = run(place, body, parts, inject=fault)
+    for fault in ("", "kill:rank=1,step=3,phase=update"):
+        done = run(body, parts, inject=fault)
         assert done.returncode == 0, done.stderr[-4000:]
         assert "replicas differ" not in done.stderr
         ends.append({line for line in done.stdout.splitlines() if line.startswith("weights")})
     assert ends[0] == ends[1] and len(ends[0]) == 1
 
 
-def test_state_that_an_optimizer_hides_is_told(tmp_path: Path) -> None:
-    done = run(tmp_path, USUAL, SLOW.format(own=""))
+def test_state_that_an_optimizer_hides_is_told(run: Program) -> None:
+    done = run(USUAL, SLOW.format(own=""))
     warned(done, "opt keeps state where no peer finds it (inner, slow)")
 
 
-def test_replicas_that_differ_one_step_after_a_healing_are_told(tmp_path: Path) -> None:
+def test_replicas_that_differ_one_step_after_a_healing_are_told(run: Program) -> None:
     """The optimizer's slow weights are in no state_dict, so the newcomer begins without them."""
     done = run(
-        tmp_path,
         USUAL.replace("steps=4", "steps=8"),
         SLOW.format(own=""),
         inject="kill:rank=1,step=3,phase=update",
@@ -306,25 +304,25 @@ def test_replicas_that_differ_one_step_after_a_healing_are_told(tmp_path: Path) 
     assert "replicas differ: rank 1 from rank 0 in model.weight" in done.stderr, done.stderr[-4000:]
 
 
-def test_averaged_weights_that_are_swapped_in_are_told(tmp_path: Path) -> None:
+def test_averaged_weights_that_are_swapped_in_are_told(run: Program) -> None:
     body = USUAL + "    for p in model.parameters():\n        p.data.copy_(p.data * 0.999)\n"
-    warned(run(tmp_path, body), "model.weight, model.bias changed between two updates")
+    warned(run(body), "model.weight, model.bias changed between two updates")
 
 
-def test_weights_that_are_clipped_through_data_are_told(tmp_path: Path) -> None:
+def test_weights_that_are_clipped_through_data_are_told(run: Program) -> None:
     body = USUAL + "    model.weight.data.clamp_(-0.01, 0.01)\n"
-    warned(run(tmp_path, body), "model.weight changed between two updates")
+    warned(run(body), "model.weight changed between two updates")
 
 
-def test_a_tracked_average_that_is_updated_outside_is_told(tmp_path: Path) -> None:
+def test_a_tracked_average_that_is_updated_outside_is_told(run: Program) -> None:
     body = USUAL.replace("opt=opt)", "opt=opt, average=average)").replace(
         "s.track", "average = s.once(torch.optim.swa_utils.AveragedModel, model)\ns.track", 1
     )
     body += "    average.update_parameters(model)\n"
-    warned(run(tmp_path, body), "changed between two updates")
+    warned(run(body), "changed between two updates")
 
 
-def test_an_object_of_ones_own_that_changes_outside_is_told(tmp_path: Path) -> None:
+def test_an_object_of_ones_own_that_changes_outside_is_told(run: Program) -> None:
     parts = """
     class Curriculum:
         level = 0
@@ -339,15 +337,15 @@ def test_an_object_of_ones_own_that_changes_outside_is_told(tmp_path: Path) -> N
         "s.track", "curriculum = s.once(Curriculum)\ns.track", 1
     )
     body += "    curriculum.level += 1\n"
-    warned(run(tmp_path, body, parts), "curriculum changed between two updates")
+    warned(run(body, parts), "curriculum changed between two updates")
 
 
-def test_one_rank_that_changes_its_weights_alone_is_told(tmp_path: Path) -> None:
+def test_one_rank_that_changes_its_weights_alone_is_told(run: Program) -> None:
     """By default every hundredth step is looked at; here it is every one."""
     body = USUAL.replace("steps=4", "steps=12").replace(
         "        opt.zero_grad()",
         "        opt.zero_grad()\n        if s.rank == 1 and s.step == 6:\n"
         "            model.bias.data[0] += 1e-3",
     )
-    done = run(tmp_path, body, options="digest_every=1")
+    done = run(body, options="digest_every=1")
     warned(done, "step 7: replicas differ: rank 1 from rank 0 in model.bias")

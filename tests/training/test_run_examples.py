@@ -6,9 +6,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from warm_machine import WarmMachine
 
 pytestmark = pytest.mark.training
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -19,20 +21,42 @@ STEP = re.compile(r"^step (\d+) loss (\S+)", re.MULTILINE)
 KILL = "kill:rank=1,step=5,phase=update"
 
 
-def launch(tmp_path: Path, *words: str, inject: str = KILL) -> subprocess.CompletedProcess[str]:
-    """One run; nothing of the caller's own training or job is inherited."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
-    more = {"SRES_INJECT": inject, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
-    return subprocess.run(
-        [sys.executable, "-m", "slurm_resilience.launcher", *words],
-        cwd=ROOT,
-        env=clean | more,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def more_environment(tmp_path: Path, inject: str) -> dict[str, str]:
+    return {"SRES_INJECT": inject, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> Launch:
+    """Runs a program as users start it; nothing of the caller's own training or job is
+    inherited."""
+
+    def go(*words: str, inject: str = KILL) -> subprocess.CompletedProcess[str]:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
+        return subprocess.run(
+            [sys.executable, "-m", "slurm_resilience.launcher", *words],
+            cwd=ROOT,
+            env=clean | more_environment(tmp_path, inject),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+
+    return go
+
+
+@pytest.fixture
+def launch(tmp_path: Path, warm_machine: WarmMachine) -> Launch:
+    """Runs a program in processes that need not import torch."""
+
+    def go(*words: str, inject: str = KILL) -> subprocess.CompletedProcess[str]:
+        return warm_machine.run(words, more_environment(tmp_path, inject), ROOT)
+
+    return go
 
 
 def went_on(done: subprocess.CompletedProcess[str], steps: int) -> list[tuple[int, float]]:
@@ -48,28 +72,27 @@ def went_on(done: subprocess.CompletedProcess[str], steps: int) -> list[tuple[in
     return found
 
 
-def test_a_plain_loop_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_a_plain_loop_ends_as_if_nothing_had_happened(cold: Launch, launch: Launch) -> None:
     words = ("--nproc=2", "--standby=0", str(EXAMPLES / "plain.py"), "--steps=12")
-    undisturbed = launch(tmp_path, *words, inject="")
+    undisturbed = launch(*words, inject="")
     assert undisturbed.returncode == 0, undisturbed.stderr[-4000:]
     losses = [float(loss) for _, loss in STEP.findall(undisturbed.stdout)]
-    assert [loss for _, loss in went_on(launch(tmp_path, *words), 12)] == losses
+    assert [loss for _, loss in went_on(cold(*words), 12)] == losses
 
 
-def test_the_template_ends_well_when_no_step_is_left(tmp_path: Path) -> None:
+def test_the_template_ends_well_when_no_step_is_left(launch: Launch, tmp_path: Path) -> None:
     """An attempt may be ended after its last checkpoint; the next one finds nothing to do."""
     template = str(ROOT / "scripts/templates/train_ddp.py")
     words = ("--nproc=1", "--standby=0", template, "--steps=4", "--checkpoint-every=2")
     for _ in range(2):
-        done = launch(tmp_path, *words, "--folder", str(tmp_path / "kept"), inject="")
+        done = launch(*words, "--folder", str(tmp_path / "kept"), inject="")
         assert done.returncode == 0, done.stderr[-4000:]
         assert "done: 4 steps" in done.stdout
 
 
-def test_ddp_goes_on_with_one_rank_less(tmp_path: Path) -> None:
+def test_ddp_goes_on_with_one_rank_less(launch: Launch, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     done = launch(
-        tmp_path,
         *("--nproc=2", "--standby=0", str(EXAMPLES / "ddp.py"), "--steps=60"),
         f"--checkpoints={disk}",
     )
@@ -79,11 +102,11 @@ def test_ddp_goes_on_with_one_rank_less(tmp_path: Path) -> None:
     assert any(disk.iterdir())
 
 
-def test_any_number_of_ranks_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_any_number_of_ranks_ends_with_the_same_bits(launch: Launch) -> None:
     words = ("--standby=0", str(EXAMPLES / "elastic.py"), "--steps=12", "--same-bits")
-    alone = launch(tmp_path, "--nproc=1", *words, inject="")
+    alone = launch("--nproc=1", *words, inject="")
     assert alone.returncode == 0, alone.stderr[-4000:]
-    done = launch(tmp_path, "--nproc=2", *words)
+    done = launch("--nproc=2", *words)
     # Alone, rank 0 may end before the other is back: of a rank that is not replaced no line tells.
     assert done.returncode == 0, done.stderr[-4000:]
     assert "rank 1: SIGKILL" in done.stderr, done.stderr[-4000:]
@@ -92,14 +115,14 @@ def test_any_number_of_ranks_ends_with_the_same_bits(tmp_path: Path) -> None:
     assert ends[0] == ends[1], done.stderr[-4000:]
 
 
-def test_a_lost_shard_comes_from_the_other_copy(tmp_path: Path) -> None:
-    done = launch(tmp_path, "--nproc=4", "--standby=0", str(EXAMPLES / "fsdp.py"), "--steps=10")
+def test_a_lost_shard_comes_from_the_other_copy(launch: Launch) -> None:
+    done = launch("--nproc=4", "--standby=0", str(EXAMPLES / "fsdp.py"), "--steps=10")
     found = went_on(done, 10)
     assert found[-1][1] < found[0][1]
     assert re.search("rank 1 healed to step [56] from peers", done.stderr), done.stderr[-4000:]
 
 
-def test_an_exit_with_0_in_the_middle_is_a_fault(tmp_path: Path) -> None:
+def test_an_exit_with_0_in_the_middle_is_a_fault(launch: Launch, tmp_path: Path) -> None:
     """Some library calls os._exit, whatever the program meant."""
     text = (EXAMPLES / "plain.py").read_text()
     line = "        with s.update():"
@@ -109,36 +132,38 @@ def test_an_exit_with_0_in_the_middle_is_a_fault(tmp_path: Path) -> None:
     assert text.count(line) == 1
     program = tmp_path / "train.py"
     program.write_text(text.replace(line, leave + line))
-    done = launch(tmp_path, "--nproc=2", "--standby=0", str(program), "--steps=8", inject="")
+    done = launch("--nproc=2", "--standby=0", str(program), "--steps=8", inject="")
     assert done.returncode == 0, done.stderr[-4000:]
     assert "rank 1: exit code 0 in the middle of the training" in done.stderr
     assert [int(step) for step, _ in STEP.findall(done.stdout)] == list(range(1, 9))
 
 
 @pytest.mark.parametrize("name", ["hf_trainer", "lightning_callback"])
-def test_trainers_with_callbacks(tmp_path: Path, name: str) -> None:
-    done = launch(tmp_path, "--nproc=2", "--standby=0", str(EXAMPLES / f"{name}.py"), "--steps=25")
+def test_trainers_with_callbacks(launch: Launch, name: str) -> None:
+    done = launch("--nproc=2", "--standby=0", str(EXAMPLES / f"{name}.py"), "--steps=25")
     found = went_on(done, 25)
     assert found[-1][1] < found[0][1]
 
 
-def test_a_recipe_with_adapters(tmp_path: Path) -> None:
+def test_a_recipe_with_adapters(launch: Launch, tmp_path: Path) -> None:
     text = (EXAMPLES / "recipes/llama_lora.toml").read_text()
     file = tmp_path / "recipe.toml"
     file.write_text(text.replace("steps = 60", "steps = 15").replace("every = 10", "every = 1"))
-    found = went_on(launch(tmp_path, "--recipe", str(file), "--standby=1"), 15)
+    found = went_on(launch("--recipe", str(file), "--standby=1"), 15)
     assert found[-1][1] < found[0][1]
 
 
 @pytest.mark.parametrize("shape", ["gpt_oss", "deepseek", "qwen"])
-def test_a_recipe_of_each_shape_ends_with_the_same_bits(tmp_path: Path, shape: str) -> None:
+def test_a_recipe_of_each_shape_ends_with_the_same_bits(
+    launch: Launch, tmp_path: Path, shape: str
+) -> None:
     file = tmp_path / "recipe.toml"
     text = (EXAMPLES / f"recipes/{shape}_tiny.toml").read_text()
     file.write_text(f"{text}width = 32\nlayers = 2\n[train]\nsteps = 8\nlog_every = 1\n")
     words = ("--standalone", "--recipe", str(file), "--nproc-per-node=2", "--standby=0")
-    undisturbed = launch(tmp_path, *words, inject="")
+    undisturbed = launch(*words, inject="")
     assert undisturbed.returncode == 0, undisturbed.stderr[-4000:]
-    killed = launch(tmp_path, *words)
+    killed = launch(*words)
     went_on(killed, 8)
     ends = [
         re.findall("^parameters (.+)$", one.stdout, re.MULTILINE) for one in (undisturbed, killed)

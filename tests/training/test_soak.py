@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from fault_runs import Event, Outcome, Run
+from warm_machine import WarmMachine
 
 pytestmark = pytest.mark.training
 
@@ -47,14 +48,16 @@ def least(usage: list[list[int]]) -> list[int]:
 
 
 @pytest.mark.timeout(120 + 8 * FAULTS)
-def test_many_faults_at_random_moments(place: list[Run], tmp_path: Path) -> None:
+def test_many_faults_at_random_moments(
+    place: list[Run], warm_machine: WarmMachine, tmp_path: Path
+) -> None:
     """Seat 0 lives through all of them: its threads, files and memory are compared."""
     # So many after the last fault that it never comes when the training is over: it would count.
     steps = FAULTS * STEPS_A_FAULT + 200
     # Of a model in parts, the last holder of a part may be killed before the other is back.
     disk = ("--checkpoints", str(tmp_path / "disk")) if KIND == "hsdp" else ()
     run = Run(
-        None,
+        [warm_machine],
         tmp_path,
         *("--steps", str(steps), "--batch", str(BATCH), "--min-world", "2", "--usage"),
         *("--max-faults", "100000", "--silence", "1.5", "--kind", KIND, *disk),
@@ -93,12 +96,12 @@ def test_many_faults_at_random_moments(place: list[Run], tmp_path: Path) -> None
 @pytest.mark.parametrize("seats", ["2", "1,2"])
 @pytest.mark.parametrize("kind", ["ddp", "hsdp"])
 def test_exceptions_right_after_backward_cost_no_process(
-    place: list[Run], tmp_path: Path, kind: str, seats: str
+    place: list[Run], warm_machine: WarmMachine, tmp_path: Path, kind: str, seats: str
 ) -> None:
     """The others are in the middle of the same exchange of gradients, in every step."""
-    steps = max(FAULTS, 16)
+    steps = max(FAULTS // 2, 8)
     run = Run(
-        None,
+        [warm_machine],
         tmp_path,
         *("--steps", str(steps), "--batch", str(BATCH), "--kind", kind, "--sleep", "0"),
         *("--fail", seats, "--max-faults", "100000"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fault_runs import Outcome, Run
+from warm_machine import WarmMachine
 
 from slurm_resilience.training.checkpoint.certificates import CERTIFIED
 
@@ -17,7 +18,7 @@ Start = Callable[..., Run]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, warm_machine: WarmMachine) -> Iterator[Start]:
     runs: list[Run] = []
 
     def go(*words: str, inject: str = "") -> Run:
@@ -25,7 +26,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         # So long that no rank is given up because the machine is busy.
         more += ("--silence", "30", "--abort-timeout", "30")
         logs = tmp_path / f"run{len(runs)}"
-        runs.append(Run(None, logs, *more, *words, inject=inject, nodes=1, ranks=RANKS))
+        runs.append(Run([warm_machine], logs, *more, *words, inject=inject, nodes=1, ranks=RANKS))
         return runs[-1]
 
     yield go

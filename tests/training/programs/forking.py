@@ -1,12 +1,13 @@
 """Launchers that are forked from this process, and their ranks from them: torch is imported once.
 
 Importing it is most of what a short training costs. The real start is tested elsewhere
-(test_launcher_run.py, test_soak.py, the demo, the examples).
+(test_launcher_run.py, test_plain_programs.py, the demo, one of the examples).
 
     python forking.py SOCKET
 
 Who connects sends one line of JSON, ``{"argv": […], "env": {…}, "out": PATH}``, and is told the
-exit code; who hangs up has the launcher killed.
+exit code; who hangs up has the launcher killed. With ``err`` its stderr has a file of its own, with
+``cwd`` it works in that directory.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import torch
 
 from slurm_resilience.launcher.main import main as launcher
 from slurm_resilience.launcher.processes import process
@@ -113,6 +116,8 @@ def _become(
         os.environ.update(environment)
         logging.getLogger().handlers.clear()
         atexit._clear()
+        # A process that imports torch itself begins with another seed than any other one.
+        torch.seed()
         # -u STARTER FD PARENT …
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
         starter = command[2]
@@ -139,9 +144,9 @@ def _launch(order: dict[str, Any]) -> None:
     try:
         _die_with_parent()
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        out = os.open(order["out"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
+        for number, name in ((1, order["out"]), (2, order.get("err", order["out"]))):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), number)
+        os.chdir(order.get("cwd", "."))
         _close_all_but(())
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
         os.environ.clear()

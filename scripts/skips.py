@@ -149,5 +149,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reason in _unexcused():
         text = f"not excused by scripts/skips.py, and so an error in CI: {reason}"
         terminalreporter.write_line(text, red=True)
-    if gates := os.environ.get("SRES_GATES_FAILED", "").strip():
-        terminalreporter.write_line(f"gates that failed (above): {gates}", red=True)

@@ -5,8 +5,8 @@
 
 With SRES_TEST_SLURM=26.05 (scripts/test --slurm 26.05) they run that Slurm.
 
-``shared_lab`` hands the same lab to every test that asks for the same spec: for tests that leave it
-as they found it. ``fresh_lab`` builds one for this test alone.
+``shared_lab`` hands the same lab to each test of a file that asks for the same spec: for tests that
+leave it as they found it. ``fresh_lab`` builds one for this test alone.
 """
 
 from __future__ import annotations
@@ -93,9 +93,12 @@ class _Labs:
                 lab.down()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_lab() -> Iterator[LabFactory]:
-    """Labs by spec, shared by the tests that do not disturb them."""
+    """Labs by spec, shared by the tests of a file that do not disturb them.
+
+    Not by all files: other labs would run beside them to the end.
+    """
     labs, by_spec = _Labs(), dict[str, Lab]()
 
     def factory(spec: LabSpec) -> Lab:
@@ -126,11 +129,14 @@ def wait_for() -> WaitFor[object]:
     def wait(predicate: Callable[[], T], seconds: float, what: object) -> T:
         deadline = time.monotonic() + seconds
         while True:
+            asked = time.monotonic()
             value = predicate()
             if value:
                 return value
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > deadline:
                 pytest.fail(f"not within {seconds:g} s: {what}; last seen: {value!r}")
-            time.sleep(0.02)
+            # What starts a program to look would else keep a processor from what is waited for.
+            time.sleep(min(max(0.02, 2 * (now - asked)), 0.3))
 
     return wait

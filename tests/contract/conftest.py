@@ -205,7 +205,7 @@ class LabWorld:
         return node.base == "IDLE" and not node.flags
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def labs() -> Iterator[Callable[[str], Lab]]:
     """``labs(release)``: the lab that runs a Slurm release, built when it is first asked for."""
     up: dict[str, Lab] = {}

@@ -32,6 +32,8 @@ LabFactory = Callable[[LabSpec], Lab]
 WaitFor = Callable[..., T]
 
 HERE = Path(__file__).parent
+PATIENCE = 2.0
+"""So many times longer may all take on a machine that runs other tests as well."""
 SLURM_VARIABLE = "SRES_TEST_SLURM"
 """Names the Slurm release that labs run, unless a test asks for another one."""
 
@@ -123,10 +125,12 @@ def fresh_lab() -> Iterator[LabFactory]:
 def wait_for() -> WaitFor[object]:
     """``wait_for(predicate, seconds, what)``: poll until the value is true, and return it.
 
-    Fails with the last value seen when it is not by then.
+    Fails with the last value seen when it is not by then. The seconds are those of a machine with
+    little else to do.
     """
 
     def wait(predicate: Callable[[], T], seconds: float, what: object) -> T:
+        seconds *= PATIENCE
         deadline = time.monotonic() + seconds
         while True:
             asked = time.monotonic()

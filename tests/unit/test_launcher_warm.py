@@ -42,7 +42,7 @@ from slurm_resilience.launcher.warm_policy import (
 )
 from slurm_resilience.mesh.model import GenerationEnd
 
-LIMIT_SECONDS = 30.0
+LIMIT_SECONDS = 120.0
 
 STAND_IN = """
 import os

@@ -15,6 +15,7 @@ from slurm_resilience.wire.messages import (
     AttemptStarted,
     BreakerReset,
     EvidenceRequest,
+    LeftNode,
     Message,
     NodeQuestion,
     PauseRequest,
@@ -128,7 +129,8 @@ def check_message(role: Role, message: Message) -> None:
         message, StatusRequest | PauseRequest | BreakerReset | SparesResume | NodeQuestion
     )
     of_jobs = isinstance(
-        message, AttemptStarted | AttemptEnded | RequeueRequest | EvidenceRequest | WrongResults
+        message,
+        AttemptStarted | AttemptEnded | RequeueRequest | EvidenceRequest | WrongResults | LeftNode,
     )
     if not of_everyone and not (of_jobs and role == "job"):
         raise NotPermitted(f"a {role} may not send a {type(message).__name__}")

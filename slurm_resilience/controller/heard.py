@@ -11,6 +11,7 @@ from slurm_resilience.wire.messages import (
     AttemptEnded,
     AttemptStarted,
     BreakerReset,
+    LeftNode,
     PauseRequest,
     RequeueRequest,
     SparesResume,
@@ -26,7 +27,7 @@ MAX_NODES_UNSEEN = 10_000
 MAX_NAME_CHARACTERS, MAX_TEXT_CHARACTERS = 255, 4096
 """More of a node's name, and of another text, is not kept."""
 
-OfJob = AttemptStarted | AttemptEnded | RequeueRequest | WrongResults
+OfJob = AttemptStarted | AttemptEnded | RequeueRequest | WrongResults | LeftNode
 
 
 class InboxMessage(msgspec.Struct, frozen=True):
@@ -67,6 +68,9 @@ def without_ballast(message: OfJob, names: Mapping[str, str]) -> OfJob:
     if isinstance(message, WrongResults):
         text = message.text[:MAX_TEXT_CHARACTERS]
         return WrongResults(message.node[:MAX_NAME_CHARACTERS], text)
+    if isinstance(message, LeftNode):
+        text = message.text[:MAX_TEXT_CHARACTERS]
+        return LeftNode(message.node[:MAX_NAME_CHARACTERS], text, message.goes_on)
     nodes, others = [], 0
     for name in dict.fromkeys(message.nodes):
         if name in names:

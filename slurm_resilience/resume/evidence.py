@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from slurm_resilience.resume.context import SupervisorContext
-from slurm_resilience.resume.decide.classify import Ending
+from slurm_resilience.resume.decide.classify import NO_STEPS, Ending, ObservedSteps
 from slurm_resilience.resume.decide.task_ends import TaskEnd, representative
 from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
@@ -26,6 +26,7 @@ def gather_evidence(
     end: StepEnd,
     nodes: tuple[str, ...],
     progress_before: int,
+    observed: ObservedSteps = NO_STEPS,
 ) -> Ending:
     """Return what `classify` needs; wait a moment for a diagnosis of the nodes if need be.
 
@@ -35,6 +36,7 @@ def gather_evidence(
         end: of the attempt's last step.
         nodes: those of the attempt.
         progress_before: the last step that was reported before this attempt.
+        observed: the steps that its tasks told.
     """
     step = end.step
     ends = step.reports.ends()
@@ -76,6 +78,7 @@ def gather_evidence(
         nodes=nodes,
         first_failed=_first_failed(end, ends),
         hang=end.hang.reason if end.hang is not None else "",
+        observed=observed,
     )
 
 

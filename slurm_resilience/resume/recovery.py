@@ -11,11 +11,16 @@ from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation import companion, swap
 from slurm_resilience.resume.allocation.requeue import requeue
 from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.decide.budgets import (
+    ENDS_FOR_NAME,
+    ends_without_cause,
+    nodes_to_name,
+)
 from slurm_resilience.resume.decide.classify import Cause, Ending
 from slurm_resilience.resume.decide.plan import NO_WAY_ON, Plan, PlanFacts, plan
 from slurm_resilience.slurm.companion_job import memory_words
 from slurm_resilience.slurm.hostlists import fold
-from slurm_resilience.wire.messages import AttemptEnded, NodeVerdict
+from slurm_resilience.wire.messages import AttemptEnded, LeftNode, NodeVerdict
 
 SUSPECT_SECONDS = 10.0
 """For a node in place of one that is only suspected; without one the program is given up."""
@@ -47,6 +52,9 @@ class Recovery:
         """As Slurm showed it of the last step; 0: it is not known, or not the same everywhere."""
         self.requeued = False
         """The job was given back to Slurm, to run again."""
+        self._left: dict[str, bool] = {}
+        """Nodes that were left for attempts that ended there; True: sresctld knows that the program
+        went on without it."""
 
     def can_leave(self, bad: Mapping[str, NodeVerdict], history: tuple[Ending, ...]) -> bool:
         """Return whether there is anywhere to go from nodes that must be left.
@@ -144,6 +152,7 @@ class Recovery:
                 continue
             if obtained is None:
                 return None
+            self._name_left(chosen, history)
             new_nodes, done = obtained
             context.events.write("nodes_ready", nodes=list(new_nodes))
             block = report.RecoveryBlock(
@@ -157,6 +166,36 @@ class Recovery:
                 relaunched=0.0,
             )
             return NextAttempt(new_nodes, block)
+
+    def _name_left(self, chosen: Plan, history: tuple[Ending, ...]) -> None:
+        """Name the nodes to sresctld that are left for what has ended there."""
+        ended = ends_without_cause(history)
+        for name in chosen.leave:
+            count = len(ended.get(name, ()))
+            if count >= ENDS_FOR_NAME and name not in self._left:
+                self._left[name] = False
+                text = f"left out: {count} attempts ended on it without progress"
+                self._context.link.send(LeftNode(name, text))
+
+    def look_back(
+        self, history: tuple[Ending, ...], nodes: tuple[str, ...], ran_for: float, further: bool
+    ) -> None:
+        """Tell sresctld of nodes that were left, and without which the program goes on.
+
+        Args:
+            history: all endings so far.
+            nodes: of the running attempt's step.
+            ran_for: seconds since it began.
+            further: it got further than the attempts before.
+        """
+        if all(self._left.values()):
+            return
+        for name, count in nodes_to_name(history, nodes, ran_for, further).items():
+            if self._left.get(name) is False:
+                self._left[name] = True
+                text = f"{count} attempts ended on it, and the program goes on without it"
+                report.say(f"{name}: {text}; no fault of it is known")
+                self._context.link.send(LeftNode(name, text, goes_on=True))
 
     def _pauses_in_vain(self, chosen: Plan) -> bool:
         """Wait before the plan is carried out; return whether the job was over by then."""

@@ -207,6 +207,7 @@ class Supervisor:
                     self._starting = following.block
                 ending, noticed = self._watch(step)
                 cause = classify(ending)
+                self._look_back(ending.ran_for, ending.made_progress)
                 began = self._history.attempts[-1].started
                 lost = self._fence.lost_seconds(began, ending.ended_at)
                 self._history.end(ending, cause.reason, self._fence.progress(), lost)
@@ -259,7 +260,8 @@ class Supervisor:
         )
         training.forget(fence.directory)
         self._attempt = attempt = fence.raise_for(planned.attempt)
-        planned = self._hangs.begin(msgspec.structs.replace(planned, attempt=attempt))
+        earlier = [ending.observed for ending in self._history.endings]
+        planned = self._hangs.begin(msgspec.structs.replace(planned, attempt=attempt), earlier)
         self._planned = planned
         self._allocation.own_nodes = attempt.step_nodes
         nodes = list(attempt.step_nodes)
@@ -291,7 +293,14 @@ class Supervisor:
             self._say_recovered(self._starting)  # it was over before a look at it
         self._starting = None
         self._context.events.write("step_ended", code=end.code)
-        ending = gather_evidence(self._context, self._fence, end, self._step_nodes, progress_before)
+        ending = gather_evidence(
+            self._context,
+            self._fence,
+            end,
+            self._step_nodes,
+            progress_before,
+            self._hangs.observed(),
+        )
         return ending, end.noticed or self._context.clock.now()
 
     def _until_end(self, step: StepSet, stack: contextlib.ExitStack) -> StepEnd:
@@ -321,7 +330,7 @@ class Supervisor:
                 break
             if context.clock.monotonic() - looked >= FENCE_SECONDS:
                 looked = context.clock.monotonic()
-                self._look_around()
+                self._look_around(step)
             if self._step_lives:
                 watched = self._follow_training(step, watched, stack)
             if not step.running or not (news or watched):
@@ -364,16 +373,21 @@ class Supervisor:
         parts = self._planned.parts if self._planned is not None else ()
         return self._training.lives and not parts
 
-    def _look_around(self) -> None:
+    def _look_around(self, step: StepSet) -> None:
         """Do what has time, from time to time."""
         self._fence.mend()
         self._training.advise()
+        self._look_back(step.ran_for, self._hangs.observed().got_further)
         if not self._history.attempts[-1].next_way:
             with contextlib.suppress(SresError):
                 way = self._recovery.next_way(
                     self._step_nodes, self._history.endings, lives=self._training.lives
                 )
                 self._history.goes_on_by(way)
+
+    def _look_back(self, ran_for: float, further: bool) -> None:
+        """Tell of nodes that were left for nothing but what ended there."""
+        self._recovery.look_back(self._history.endings, self._step_nodes, ran_for, further)
 
     def _end_early(self, step: StepSet) -> StepEnd | None:
         """End an attempt whose tasks wait in vain; None: it goes on."""
@@ -513,6 +527,7 @@ class Supervisor:
 
         def look() -> None:
             self._fence.mend()
+            self._look_back(step.ran_for, self._hangs.observed().got_further)
             # Launchers have one seat a node, whatever ranks they start.
             slots = () if seat_map.needs_all else live_step.seat_map.slots
             self._hangs.look_at_living({seat: slot.node for slot in slots for seat in slot.seats})

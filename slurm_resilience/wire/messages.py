@@ -336,6 +336,16 @@ class WrongResults(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
+class LeftNode(msgspec.Struct, frozen=True, tag=True):
+    """A supervisor's step has left a node on which its attempts ended, though no fault is known."""
+
+    node: str
+    text: str
+    goes_on: bool = False
+    """It has gone on without the node since, further or for longer than the attempts that ended
+    there: the node was at fault, and not the program."""
+
+
 class EvidenceRequest(msgspec.Struct, frozen=True, tag=True):
     """The supervisor asks whether anything is known about these nodes."""
 
@@ -471,6 +481,7 @@ Message = (
     | AttemptEnded
     | RequeueRequest
     | WrongResults
+    | LeftNode
     | EvidenceRequest
     | Evidence
     | PauseRequest

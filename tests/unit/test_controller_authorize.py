@@ -13,6 +13,7 @@ from slurm_resilience.wire.messages import (
     AttemptStarted,
     Beat,
     EvidenceRequest,
+    LeftNode,
     Message,
     PauseRequest,
     Report,
@@ -92,6 +93,7 @@ OF_JOBS = (
     RequeueRequest("why"),
     EvidenceRequest(("n1",)),
     WrongResults("n1", "step 7"),
+    LeftNode("n1", "3 attempts ended on it"),
 )
 
 

@@ -21,24 +21,26 @@ from slurm_resilience.controller.actions import (
 )
 from slurm_resilience.controller.decide.intake import (
     LEAST_UNSEEN,
-    MOST_WRONG_NODES,
-    WRONG_AGAIN_SECONDS,
+    MOST_NAMED_NODES,
+    NAMED_AGAIN_SECONDS,
     take_in,
 )
 from slurm_resilience.controller.decide.jobs import priorities
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.heard import Heard, InboxMessage
 from slurm_resilience.controller.journal.records import (
+    EATS_ATTEMPTS,
+    LEFT_OUT,
     WRONG_RESULTS,
     JournalMemory,
     Supervised,
-    WrongResultsNote,
+    UsersWord,
 )
 from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
 from slurm_resilience.model import Job
 from slurm_resilience.slurm import parse
 from slurm_resilience.slurm.companion_job import with_companions
-from slurm_resilience.wire.messages import AttemptStarted, RequeueRequest, WrongResults
+from slurm_resilience.wire.messages import AttemptStarted, LeftNode, RequeueRequest, WrongResults
 
 FOUR = ("n1", "n2", "n3", "n4")
 STEP = AttemptStarted(1, FOUR)
@@ -314,12 +316,13 @@ def test_companions_are_no_ticket_past_the_queue() -> None:
 # -- what a training says of its nodes' results -----------------------------------------------
 
 
-def told(*notes: tuple[str, int, float]) -> JournalMemory:
+def told(*notes: tuple[str, int, float], kind: str = WRONG_RESULTS) -> JournalMemory:
     """The words about nodes that the journal knows: of which node, by which job, how long ago."""
-    found: dict[str, tuple[WrongResultsNote, ...]] = {}
+    found: dict[str, tuple[UsersWord, ...]] = {}
     for name, of_job, ago in notes:
-        found[name] = (*found.get(name, ()), WrongResultsNote(of_job, 1000 + of_job, NOW - ago))
-    return JournalMemory(wrong_results=found)
+        word = UsersWord(kind, of_job, 1000 + of_job, NOW - ago)
+        found[name] = (*found.get(name, ()), word)
+    return JournalMemory(users_words=found)
 
 
 def noted(node_name: str, memory: JournalMemory, nodes: tuple[str, ...] = FOUR) -> list[NoteJob]:
@@ -333,13 +336,13 @@ def test_a_training_names_a_node_of_its_own_once_an_hour() -> None:
     assert (note.kind, note.node, note.job) == (WRONG_RESULTS, "n4", 7)
     assert note.text == "step 7: it differs" and note.uid == job().uid
     assert noted("n5", told()) == [], "another job's, or no one's"
-    assert noted("n4", told(("n4", 7, WRONG_AGAIN_SECONDS - 1))) == []
-    assert noted("n4", told(("n4", 7, WRONG_AGAIN_SECONDS)))
+    assert noted("n4", told(("n4", 7, NAMED_AGAIN_SECONDS - 1))) == []
+    assert noted("n4", told(("n4", 7, NAMED_AGAIN_SECONDS)))
     assert noted("n4", told(("n4", 8, 1.0))), "that was another job"
 
 
 def test_a_training_that_names_many_nodes_is_itself_at_fault() -> None:
-    known = told(*((f"n{i}", 7, 1e5) for i in range(1, MOST_WRONG_NODES + 1)))
+    known = told(*((f"n{i}", 7, 1e5) for i in range(1, MOST_NAMED_NODES + 1)))
     assert noted("n4", known) == []
     assert noted("n1", known), "one of those that it named"
     assert noted("n4", told(*((f"n{i}", 8, 1e5) for i in range(1, 4))))
@@ -358,3 +361,46 @@ def test_words_of_trainings_are_an_alarm_and_no_more() -> None:
     assert all(
         isinstance(one, RaiseAlarm) for one in acts(told(*(("n4", n, 5.0) for n in range(100))))
     )
+
+
+# -- nodes on which a job's attempts ended ----------------------------------------------------
+
+
+def named(
+    message: LeftNode, memory: JournalMemory, nodes: tuple[str, ...] = FOUR, announced: str = ""
+) -> list[NoteJob]:
+    snapshot = msgspec.structs.replace(cluster(job(nodes=nodes), message), memory=memory)
+    if announced:
+        known = begun((*nodes, announced))
+        snapshot = msgspec.structs.replace(snapshot, supervised={7: known})
+    return [note for note in take_in(snapshot)[1] if isinstance(note, NoteJob)]
+
+
+def test_a_job_names_a_node_that_it_leaves_and_again_when_it_goes_on_without_it() -> None:
+    left, goes_on = LeftNode("n4", "3 attempts ended on it"), LeftNode("n4", "on", goes_on=True)
+    (note,) = named(left, told())
+    assert (note.kind, note.node, note.job, note.uid) == (LEFT_OUT, "n4", 7, job().uid)
+    assert named(left, told(), ("n1", "n2")) == [], "it never had that node"
+    assert named(left, told(), ("n1", "n2"), announced="n4"), "it has left it in this moment"
+    assert named(goes_on, told()) == [], "it has not left it"
+    before = told(("n4", 7, 9.0), kind=LEFT_OUT)
+    (after,) = named(goes_on, before, ("n1", "n2"))
+    assert after.kind == EATS_ATTEMPTS
+    assert named(goes_on, told(("n4", 8, 9.0), kind=LEFT_OUT)) == [], "that was another job"
+    assert named(left, before) == [], "once an hour"
+    many = told(*((f"n{i}", 7, 1e5) for i in (1, 2, 3, 5)), kind=LEFT_OUT)
+    assert named(left, many) == [], "a job that leaves many nodes is itself at fault"
+
+
+def test_a_node_that_eats_attempts_is_an_alarm_unless_it_is_out_of_service() -> None:
+    def acts(memory: JournalMemory, state: str = "ALLOCATED") -> list[Any]:
+        changed = (node("n4", state),)
+        snapshot = cluster(job(nodes=FOUR), changed=changed)
+        snapshot = msgspec.structs.replace(snapshot, memory=memory)
+        return [a for a in decision(snapshot).actions if isinstance(a, RaiseAlarm)]
+
+    assert acts(told(("n4", 7, 5.0), kind=LEFT_OUT)) == []
+    known = told(("n4", 7, 5.0), ("n4", 8, 5.0), kind=EATS_ATTEMPTS)
+    (alarm,) = acts(known)
+    assert alarm.node == "n4" and "attempts of 2 job(s) ended on it" in alarm.text
+    assert acts(known, "DOWN") == []

@@ -26,7 +26,7 @@ from slurm_resilience.controller.journal.records import (
     MachineIdentity,
     PendingRequeue,
     Supervised,
-    WrongResultsNote,
+    UsersWord,
 )
 from slurm_resilience.controller.observe import last_run
 from slurm_resilience.errors import IllegalTransition, SresError
@@ -170,8 +170,8 @@ def test_words_of_trainings_are_found_by_their_node(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
     for at, uid in ((5.0, 1), (6.0, 2), (7.0, 2)):
         journal.event(at, WRONG_RESULTS, "step 7", node="n1", job=4, uid=uid)
-    assert journal.wrong_results(5.0) == {
-        "n1": (WrongResultsNote(4, 2, 6.0), WrongResultsNote(4, 2, 7.0))
+    assert journal.users_words(5.0) == {
+        "n1": (UsersWord(WRONG_RESULTS, 4, 2, 6.0), UsersWord(WRONG_RESULTS, 4, 2, 7.0))
     }
     assert [event["text"] for event in journal.events("n1")] == ["step 7"] * 3
 

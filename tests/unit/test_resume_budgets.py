@@ -14,9 +14,10 @@ from slurm_resilience.config import ResumeSettings
 from slurm_resilience.resume.decide.budgets import (
     LONGEST_PAUSE_SECONDS,
     nodes_that_eat_attempts,
+    nodes_to_name,
     pause_before_next,
 )
-from slurm_resilience.resume.decide.classify import Cause, Ending
+from slurm_resilience.resume.decide.classify import Cause, Ending, ObservedSteps
 from slurm_resilience.resume.decide.plan import Plan, PlanFacts, after_task, plan
 from slurm_resilience.resume.decide.signatures import Category, Explanation, LogLine, Role
 from slurm_resilience.resume.decide.task_ends import TaskEnd
@@ -49,11 +50,45 @@ def test_a_crash_loop_of_long_runs_is_a_bug(code: int, ran_for: float) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [{"progressed": True}, {"ran_for": 3 * LONG}, {"code": 2}],
-    ids=["progress", "elsewhere", "another"],
+    [
+        {"progressed": True},
+        {"observed": ObservedSteps(100, 100, True)},
+        {"ran_for": 3 * LONG},
+        {"code": 2},
+    ],
+    ids=["progress", "observed", "elsewhere", "another"],
 )
 def test_failures_that_differ_are_no_loop(other: dict[str, Any]) -> None:
     assert chosen(ENDED, ENDED, ending(**other), ENDED).kind == "relaunch"
+
+
+def at_step(step: int, further: bool, ran_for: float) -> Ending:
+    return ending(ran_for=ran_for, observed=ObservedSteps(step, step, further))
+
+
+@given(
+    lives=st.lists(st.floats(LIMITS.progress_after + 1, 1e6), min_size=8, max_size=8),
+    late=st.lists(st.integers(0, 1), min_size=8, max_size=8),
+)
+def test_a_bug_at_one_step_is_a_bug_wherever_each_attempt_begins(
+    lives: list[float], late: list[int]
+) -> None:
+    tries = [at_step(1000 - late[n], n == 0, ran_for) for n, ran_for in enumerate(lives)]
+    kinds = [chosen(*tries[:n]).kind for n in range(1, 8)]
+    assert kinds.index("stop") == LIMITS.max_relaunches + 1
+    assert "it is a bug" in chosen(*tries[:5]).reason
+
+
+def test_a_bug_at_one_step_is_told_by_its_step() -> None:
+    tries = [at_step(1000, n == 0, LONG * 2**n) for n in range(5)]
+    assert "with exit code 1 4 times at step 1000" in chosen(*tries).reason
+
+
+@given(lives=st.lists(st.sampled_from((61.0, 301.0, 7200.0)), min_size=2, max_size=60))
+def test_a_job_that_gets_further_each_time_is_no_crash_loop(lives: list[float]) -> None:
+    tries = [at_step(100 * n, True, ran_for) for n, ran_for in enumerate(lives)]
+    assert chosen(*tries).kind == "relaunch"
+    assert chosen(*tries).pause == 0.0
 
 
 def test_a_node_s_fault_in_between_does_not_hide_a_loop() -> None:
@@ -302,3 +337,32 @@ def test_a_node_that_was_left_long_ago_does_not_hurry_the_next_try() -> None:
     again = [ending(code=code, ran_for=60.0, nodes=("n2", "n3", "n4")) for code in (137, 139)]
     left = msgspec.structs.replace(FACTS, own_nodes=("n2", "n3", "n4"))
     assert chosen(*[on_n1] * 3, *again, facts=left).pause == LIMITS.backoff
+
+
+@given(
+    history=ENDINGS,
+    ran_for=st.sampled_from((10.0, 80.0, 100.0, 8000.0)),
+    further=st.booleans(),
+    nodes=st.sets(st.sampled_from(NODES), min_size=1).map(lambda names: tuple(sorted(names))),
+)
+def test_a_node_is_named_only_when_the_program_goes_on_without_it(
+    history: list[Ending], ran_for: float, further: bool, nodes: tuple[str, ...]
+) -> None:
+    for name, count in nodes_to_name(tuple(history), nodes, ran_for, further).items():
+        ended = [
+            end
+            for end in history
+            if end.first_failed == name and not end.faulty and not end.made_progress
+        ]
+        assert name not in nodes and 2 <= count <= len(ended)
+        assert further or ran_for > 50.0
+
+
+def test_a_node_that_ate_attempts_is_named_once_others_live_longer() -> None:
+    eaten = (ending(first_failed="n2", ran_for=60.0),) * 3
+    assert nodes_to_name(eaten, ("n1", "n3"), 80.0, False) == {}
+    assert nodes_to_name(eaten, ("n1", "n3"), 91.0, False) == {"n2": 3}
+    assert nodes_to_name(eaten, ("n1", "n3"), 1.0, True) == {"n2": 3}
+    assert nodes_to_name(eaten, NODES, 91.0, True) == {}
+    known = tuple(msgspec.structs.replace(end, faulty={"n2": "dead"}) for end in eaten)
+    assert nodes_to_name(known, ("n1", "n3"), 91.0, True) == {}, "sresctld knows of it"

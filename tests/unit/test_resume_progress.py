@@ -306,7 +306,7 @@ def test_a_watched_file_and_a_pattern_in_the_log_tell_steps(tmp_path: Path) -> N
     (tmp_path / "loss.txt").write_text("1")
     with log.open("a") as more:
         more.write("nothing\nstep 6\nsres: step 99\nstep 7\nste")
-    assert file.look() == [StepLine(-1, 1)] and file.look() == []
+    assert file.look() == [StepLine(-1, 1, has_number=False)] and file.look() == []
     assert lines.look() == [StepLine(-1, 6), StepLine(-1, 7)]
     with log.open("a") as more:
         more.write("p 8\n")
@@ -322,7 +322,7 @@ def test_a_pattern_without_a_number_counts_lines(tmp_path: Path) -> None:
     for count in (1, 2):
         with log.open("a") as more:
             more.write("loss 0.5\n")
-        assert lines.look() == [StepLine(-1, count)]
+        assert lines.look() == [StepLine(-1, count, has_number=False)]
 
 
 @pytest.mark.parametrize("word", ["x", "file:", "log:(", "tail:x", "log:step"])

@@ -11,9 +11,11 @@ from click.testing import CliRunner
 
 from slurm_resilience.cli.simulate import simulate as command
 from slurm_resilience.errors import UsageError
-from slurm_resilience.resume import evidence, fence, report, supervisor
+from slurm_resilience.resume import evidence, fence, recovery, report, supervisor
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.decide import plan
+from slurm_resilience.resume.decide.budgets import ends_without_cause
+from slurm_resilience.resume.decide.classify import NO_STEPS
 from slurm_resilience.resume.decide.plan import Plan
 from slurm_resilience.resume.live_step import live_plan
 from slurm_resilience.resume.live_step.live_events import Action, StartJoin
@@ -21,6 +23,7 @@ from slurm_resilience.resume.live_step.live_plan import LivePlan, StallWatch
 from slurm_resilience.resume.live_step.live_step import LiveStep
 from slurm_resilience.resume.live_step.live_steps import LiveSteps
 from slurm_resilience.resume.progress import hang_rule
+from slurm_resilience.resume.progress.furthest_step import FurthestStep
 from slurm_resilience.resume.progress.hang_rule import StepRecord
 from slurm_resilience.resume.recovery import NextAttempt
 from slurm_resilience.resume.srun.user_signals import UserSignals
@@ -35,6 +38,7 @@ from slurm_resilience.simulate.resume.resume_rules import (
 from slurm_resilience.simulate.resume.resume_simulation import COMPANION_SEED, simulate_resume
 from slurm_resilience.simulate.resume.sim_companions import SimCompanions
 from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
+from slurm_resilience.slurm import companion_job
 
 RUNS = 200
 MOST_RUNS = 300
@@ -258,6 +262,21 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
         ResumeRule.COMPANION,
         ALWAYS_POSSIBLE,
         ((SimCompanions, "_script_looks", nothing),),
+    ),
+    "a companion goes on without the node of its script": (
+        ResumeRule.COMPANION,
+        (Kind.COMPANION_NODE_DIES, Kind.NODE_DIES, Kind.SUPERVISOR_ALONE_DIES),
+        ((companion_job, "companion_words", lambda _: ["--no-kill"]),),
+    ),
+    "observed steps are no progress": (
+        ResumeRule.PROGRESS,
+        (Kind.INTERRUPT,),
+        ((FurthestStep, "told", lambda _: NO_STEPS),),
+    ),
+    "a node is named before the program goes on": (
+        ResumeRule.NAMED,
+        (Kind.NODE_EATS,),
+        ((recovery, "nodes_to_name", lambda history, *_: ends_without_cause(history)),),
     ),
     "a hang is not found": (
         ResumeRule.HANG,

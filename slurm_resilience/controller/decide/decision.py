@@ -32,6 +32,7 @@ from slurm_resilience.controller.actions import (
 )
 from slurm_resilience.controller.decide import breaker
 from slurm_resilience.controller.decide.hints import (
+    black_holes,
     failing_sinks,
     leaked_gres,
     near_misses,
@@ -131,6 +132,7 @@ def decide(
     actions += near_misses(snapshot)
     actions += leaked_gres(snapshot)
     actions += wrong_results(snapshot)
+    actions += black_holes(snapshot)
     actions += failing_sinks(snapshot)
     actions += standby_alarms(snapshot)
     actions += spare_alarms(snapshot)

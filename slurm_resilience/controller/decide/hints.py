@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from slurm_resilience.config import DetectSettings
 from slurm_resilience.controller.actions import RaiseAlarm
 from slurm_resilience.controller.diagnose import NodeDiagnosis, hears_none
+from slurm_resilience.controller.journal.records import EATS_ATTEMPTS, WRONG_RESULTS
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.standby.pair_states import PairState
 
@@ -52,7 +53,8 @@ def leaked_gres(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
 def wrong_results(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
     """Raise an alarm for nodes whose results trainings found to be wrong again and again. They are
     users' words: a person has the node tested, and nothing is done to it."""
-    for name, notes in snapshot.memory.wrong_results.items():
+    for name, words in snapshot.memory.users_words.items():
+        notes = [one for one in words if one.kind == WRONG_RESULTS]
         if len(notes) >= WRONG_RESULTS_FOR_ALARM and name in snapshot.nodes:
             jobs, users = {one.job for one in notes}, {one.uid for one in notes}
             text = (
@@ -60,6 +62,22 @@ def wrong_results(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
                 f"job(s) of {len(users)} user(s): have it tested (`sres deepcheck run {name}`)"
             )
             yield RaiseAlarm(f"wrong-results-{name}-{len(notes)}", text, name)
+
+
+def black_holes(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
+    """Raise an alarm for nodes in service on which a job's attempts ended again and again, until it
+    went on without them. It is a user's word: a person has the node tested, and nothing is done."""
+    for name, words in snapshot.memory.users_words.items():
+        notes = [one for one in words if one.kind == EATS_ATTEMPTS]
+        node = snapshot.nodes.get(name)
+        if notes and node is not None and node.is_available and name not in snapshot.incidents:
+            jobs = {one.job for one in notes}
+            text = (
+                f"attempts of {len(jobs)} job(s) ended on it again and again within a week, and "
+                f"each job went on without it (newest: job {notes[-1].job}): have it tested "
+                f"(`sres deepcheck run {name}`)"
+            )
+            yield RaiseAlarm(f"eats-attempts-{name}-{len(notes)}", text, name)
 
 
 def failing_sinks(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:

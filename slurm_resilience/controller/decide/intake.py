@@ -25,6 +25,8 @@ from slurm_resilience.controller.actions import (
 from slurm_resilience.controller.decide import breaker
 from slurm_resilience.controller.heard import InboxMessage
 from slurm_resilience.controller.journal.records import (
+    EATS_ATTEMPTS,
+    LEFT_OUT,
     WRONG_RESULTS,
     KnownAgent,
     PendingRequeue,
@@ -37,6 +39,7 @@ from slurm_resilience.wire.messages import (
     AttemptEnded,
     AttemptStarted,
     BreakerReset,
+    LeftNode,
     PauseRequest,
     RequeueRequest,
     SparesResume,
@@ -45,9 +48,9 @@ from slurm_resilience.wire.messages import (
 
 REMOVED_AFTER_SECONDS = 60.0
 """Out of Slurm's listings for this long, a node counts as removed."""
-MOST_WRONG_NODES = 3
-"""Nodes that one job may name for wrong results."""
-WRONG_AGAIN_SECONDS = 3600.0
+MOST_NAMED_NODES = 3
+"""Nodes that one job may name, for one kind of trouble."""
+NAMED_AGAIN_SECONDS = 3600.0
 """Between two such words of one job about one node."""
 MAX_TEXT = 500
 """Characters kept of a text that a user wrote."""
@@ -210,9 +213,8 @@ def notes_of(snapshot: ClusterSnapshot, heard: InboxMessage) -> Iterator[Note]:
                 PendingRequeue(job.id, reason, True, job.restarts, snapshot.now)
             )
             yield NoteJob(job.id, "requeue-asked", reason)
-        case WrongResults() if job is not None and _may_name(snapshot, job, message.node):
-            text = one_line(message.text)
-            yield NoteJob(job.id, WRONG_RESULTS, text, message.node, job.uid)
+        case WrongResults() | LeftNode() if job is not None:
+            yield from _named(snapshot, job, message)
         case PauseRequest():
             yield pause_of(heard, message)
         case BreakerReset():
@@ -222,17 +224,32 @@ def notes_of(snapshot: ClusterSnapshot, heard: InboxMessage) -> Iterator[Note]:
             yield from resumed(snapshot)
 
 
-def _may_name(snapshot: ClusterSnapshot, job: Job, node: str) -> bool:
-    """Tell whether a training's word that this node's results were wrong is written down. Any
-    user's program can say it: of its own nodes alone, of few of them (more is the program's fault),
-    and of each once in an hour. All that follows is an alarm."""
-    if node not in job.all_nodes:
-        return False
-    told = snapshot.memory.wrong_results
-    named = {name for name, notes in told.items() if any(one.job == job.id for one in notes)}
-    last = max((one.at for one in told.get(node, ()) if one.job == job.id), default=-math.inf)
-    is_new = snapshot.now - last >= WRONG_AGAIN_SECONDS
-    return is_new and (node in named or len(named) < MOST_WRONG_NODES)
+def _named(
+    snapshot: ClusterSnapshot, job: Job, message: WrongResults | LeftNode
+) -> Iterator[NoteJob]:
+    """Yield a note of a job's word about a node. Any user's program can say it: of its own nodes
+    alone, of few of them (more is the program's fault), and of each once in an hour. All that
+    follows is an alarm."""
+    node, words = message.node, snapshot.memory.users_words
+    if isinstance(message, WrongResults):
+        kind, may_be = WRONG_RESULTS, node in job.all_nodes
+    elif message.goes_on:
+        # The job may have given the node back: it was seen to have it when it named it first.
+        left = any((one.kind, one.job) == (LEFT_OUT, job.id) for one in words.get(node, ()))
+        kind, may_be = EATS_ATTEMPTS, left
+    else:
+        known = snapshot.supervised.get(job.id)
+        announced = known.nodes if known is not None and known.restarts == job.restarts else ()
+        # It leaves the node in this very moment.
+        kind, may_be = LEFT_OUT, node in job.all_nodes or node in announced
+    mine = {
+        name: [one.at for one in told if (one.kind, one.job) == (kind, job.id)]
+        for name, told in words.items()
+    }
+    named = {name for name, times in mine.items() if times}
+    is_new = snapshot.now - max(mine.get(node, ()), default=-math.inf) >= NAMED_AGAIN_SECONDS
+    if may_be and is_new and (node in named or len(named) < MOST_NAMED_NODES):
+        yield NoteJob(job.id, kind, one_line(message.text), node, job.uid)
 
 
 def pause_of(heard: InboxMessage, message: PauseRequest) -> NotePause:

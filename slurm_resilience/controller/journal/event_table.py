@@ -11,9 +11,9 @@ from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
 from slurm_resilience.controller.journal.records import (
     LEFT_OVER_REMAINS,
     PUT_BACK,
-    WRONG_RESULTS,
+    USERS_WORDS,
     EventFilter,
-    WrongResultsNote,
+    UsersWord,
 )
 
 
@@ -123,16 +123,16 @@ class EventTable:
         ).fetchall()
         return {str(node): int(number) for node, number in rows}
 
-    def wrong_results(self, since: float) -> dict[str, tuple[WrongResultsNote, ...]]:
-        """Return what trainings told of each node's wrong results since then (epoch)."""
+    def users_words(self, since: float) -> dict[str, tuple[UsersWord, ...]]:
+        """Return what users' programs told of each node since then (epoch)."""
         rows = self._db.execute(
-            "SELECT node, job, json_extract(data, '$.uid'), at FROM events"
-            " WHERE kind = ? AND at > ? ORDER BY id",
-            (WRONG_RESULTS, since),
+            "SELECT node, kind, job, json_extract(data, '$.uid'), at FROM events"
+            " WHERE kind IN (?, ?, ?) AND at > ? ORDER BY id",
+            (*USERS_WORDS, since),
         ).fetchall()
-        found: dict[str, tuple[WrongResultsNote, ...]] = {}
-        for node, job, uid, at in rows:
-            note = WrongResultsNote(int(job), int(uid), float(at))
+        found: dict[str, tuple[UsersWord, ...]] = {}
+        for node, kind, job, uid, at in rows:
+            note = UsersWord(str(kind), int(job), int(uid), float(at))
             found[str(node)] = (*found.get(str(node), ()), note)
         return found
 

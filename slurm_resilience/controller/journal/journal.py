@@ -24,8 +24,8 @@ from slurm_resilience.controller.journal.journal_file import (
 from slurm_resilience.controller.journal.known_peers import KnownPeers
 from slurm_resilience.controller.journal.records import (
     HOUR_SECONDS,
+    USERS_WORDS_SECONDS,
     WOULD_REPLACE,
-    WRONG_RESULTS_SECONDS,
     JournalMemory,
     KnownAgent,
     NamedModes,
@@ -103,7 +103,7 @@ class Journal(EventTable, IncidentTable, FaultMemory, KnownPeers, SpareTable):
             self.released(now - HOUR_SECONDS),
             self.deaths(now - HOUR_SECONDS),
             self.spares(),
-            self.wrong_results(now - WRONG_RESULTS_SECONDS),
+            self.users_words(now - USERS_WORDS_SECONDS),
         )
 
     @property

@@ -241,9 +241,10 @@ class EventFilter(msgspec.Struct, frozen=True):
     since: float = 0.0
 
 
-class WrongResultsNote(msgspec.Struct, frozen=True):
-    """The word of a user's training that a node's results were wrong."""
+class UsersWord(msgspec.Struct, frozen=True):
+    """The word of a user's program about a node, as an event of that kind."""
 
+    kind: str
     job: int
     uid: int
     at: float
@@ -282,15 +283,20 @@ class JournalMemory(msgspec.Struct, frozen=True):
     """Nodes that were found dead, and marked for it, within the last hour, and when (epoch)."""
 
     spares: SpareMemory = NO_SPARES
-    wrong_results: Mapping[str, tuple[WrongResultsNote, ...]] = {}
-    """Words of trainings, within `WRONG_RESULTS_SECONDS`, about each node with wrong results."""
+    users_words: Mapping[str, tuple[UsersWord, ...]] = {}
+    """Words of users' programs about each node, within `USERS_WORDS_SECONDS`."""
 
 
 NO_MEMORY = JournalMemory()
 
 WRONG_RESULTS = "wrong-results"
-"""The kind of event of such a word."""
-WRONG_RESULTS_SECONDS = 7 * 86_400.0
+"""The kind of event of a training's word that a rank on the node had other parameters."""
+LEFT_OUT = "left-out"
+"""The kind of event of a job's word that it has left a node on which its attempts ended."""
+EATS_ATTEMPTS = "eats-attempts"
+"""The kind of event of its word that it has gone on without that node since."""
+USERS_WORDS = (WRONG_RESULTS, LEFT_OUT, EATS_ATTEMPTS)
+USERS_WORDS_SECONDS = 7 * 86_400.0
 
 LEFT_OVER_REMAINS = "left-over-remains"
 """The kind of event of processes that could not be ended."""

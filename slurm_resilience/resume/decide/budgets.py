@@ -1,8 +1,10 @@
 """Tell when another attempt would only waste the allocation, or should wait. Pure.
 
-A crash loop is the same failure at the same place without progress, however long a run takes. A
-program that reports no progress may still make some, so a failure after a long run is the same one
-only where the run was as long as the one before, or where the log names the same line.
+A crash loop is the same failure at the same place without progress, however long a run takes.
+Progress is a checkpoint that the program reports, or steps beyond those of the attempts before
+(`progress/furthest_step.py`). A program that tells neither may still make some, so a failure after
+a long run is the same one only where the run was as long as the one before, or where the log names
+the same line.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ ALIKE_SECONDS = 30.0
 place."""
 ALIKE_SHARE = 0.05
 HOUR_SECONDS = 3600.0
+ENDS_FOR_NAME = 2
+"""Attempts that ended on a node, and not on others, before it is named to sresctld."""
 LONGEST_PAUSE_SECONDS = 120.0
 """Before a further attempt; a person who looks at the log meanwhile sees why nothing runs."""
 _VARIES = re.compile(
@@ -47,9 +51,9 @@ def spent(history: tuple[Ending, ...], limits: ResumeSettings) -> str:
     recent = [
         ending
         for ending in history
-        if not ending.progressed and last.ended_at - ending.ended_at < HOUR_SECONDS
+        if not ending.made_progress and last.ended_at - ending.ended_at < HOUR_SECONDS
     ]
-    if last.ended_at and not last.progressed and len(recent) >= limits.max_per_hour:
+    if last.ended_at and not last.made_progress and len(recent) >= limits.max_per_hour:
         return f"{len(recent)} attempts within an hour made no progress (resume.max_per_hour)"
     return ""
 
@@ -65,7 +69,7 @@ def fault_of_program(history: tuple[Ending, ...], limits: ResumeSettings) -> str
     what = "a hang" if last.hang else describe(last.own_code)
     by_itself = not killed(last.own_code) and not _may_pass(last)
     # Its own fault: it failed at once, by itself, and never got anywhere.
-    never_ran = len(history) == 1 and not last.progressed and last.lasted < SHORT_LIFE_SECONDS
+    never_ran = len(history) == 1 and not last.made_progress and last.lasted < SHORT_LIFE_SECONDS
     if by_itself and never_ran:
         return f"{what} after {last.lasted:.1f} s without progress is the program's own"
     row = list(_in_a_row(history, limits))
@@ -79,12 +83,12 @@ def fault_of_program(history: tuple[Ending, ...], limits: ResumeSettings) -> str
     if len(same) > limits.max_relaunches:
         return (
             f"the program ended with {what} {len(same)} times {_place(same, last)}, "
-            "without reporting progress: it is a bug (resume.max_relaunches)"
+            "without progress: it is a bug (resume.max_relaunches)"
         )
     alike = [ending for ending in stuck if ending.own_code == last.own_code]
     if len(alike) > limits.max_same_failure:
         return (
-            f"the program ended with {what} {len(alike)} times and never reported progress "
+            f"the program ended with {what} {len(alike)} times without progress "
             "(resume.max_same_failure)"
         )
     return ""
@@ -102,7 +106,7 @@ def pause_before_next(history: tuple[Ending, ...], limits: ResumeSettings) -> fl
     """
     row = 0
     for ending in reversed(history):
-        if ending.progressed or ending.faulty:
+        if ending.made_progress or ending.faulty:
             break
         row += 1
     doubled = min(row - 2, 16)  # far beyond the longest pause
@@ -121,9 +125,46 @@ def nodes_that_eat_attempts(history: tuple[Ending, ...], limits: ResumeSettings)
     """
     eaten: Counter[str] = Counter()
     for ending in history:
-        if not ending.progressed and ending.ran_for < HOUR_SECONDS:
+        if not ending.made_progress and ending.ran_for < HOUR_SECONDS:
             eaten.update({*ending.faulty} or {ending.first_failed})
     return tuple(sorted(node for node, n in eaten.items() if node and n >= limits.max_per_node))
+
+
+def ends_without_cause(history: tuple[Ending, ...]) -> dict[str, list[Ending]]:
+    """Return, for each node, the attempts that ended there alone without progress, and without a
+    fault that is known already.
+
+    Args:
+        history: every ending so far.
+    """
+    ended: dict[str, list[Ending]] = {}
+    for ending in history:
+        alone = ending.first_failed and not ending.faulty
+        if alone and not ending.made_progress and ending.ran_for < HOUR_SECONDS:
+            ended.setdefault(ending.first_failed, []).append(ending)
+    return ended
+
+
+def nodes_to_name(
+    history: tuple[Ending, ...], nodes: tuple[str, ...], ran_for: float, got_further: bool
+) -> dict[str, int]:
+    """Return the nodes to be named to sresctld, each with the number of attempts that ended there.
+
+    A program with a bug fails first on one node too. So a node is named only when the program goes
+    on without it.
+
+    Args:
+        history: every ending so far.
+        nodes: of the running attempt.
+        ran_for: seconds that it has run for.
+        got_further: it has got further than the attempts before.
+    """
+    return {
+        node: len(ends)
+        for node, ends in ends_without_cause(history).items()
+        if node not in nodes and len(ends) >= ENDS_FOR_NAME
+        if got_further or ran_for > max(end.ran_for for end in ends) + ALIKE_SECONDS
+    }
 
 
 def node_that_fails(history: tuple[Ending, ...]) -> str:
@@ -146,8 +187,17 @@ def _may_pass(ending: Ending) -> bool:
 
 
 def _same_failure(one: Ending, other: Ending) -> bool:
-    same_place = alike(one.lasted, other.lasted) or _same_line(one.log, other.log)
+    same_place = (
+        alike(one.lasted, other.lasted) or _same_line(one.log, other.log) or _same_step(one, other)
+    )
     return one.own_code == other.own_code and same_place
+
+
+def _same_step(one: Ending, other: Ending) -> bool:
+    """Return whether both told the same last step, or one that is one away: the last is not always
+    told."""
+    first, second = one.observed.furthest, other.observed.furthest
+    return min(first, second) >= 0 and abs(first - second) <= 1
 
 
 def alike(one: float, other: float) -> bool:
@@ -169,15 +219,17 @@ def _same_line(one: Explanation | None, other: Explanation | None) -> bool:
 
 def _place(same: list[Ending], last: Ending) -> str:
     """Return in words where a program failed each time."""
+    if all(_same_step(ending, last) for ending in same):
+        return f"at step {last.observed.furthest}"
     if all(alike(ending.lasted, last.lasted) for ending in same):
         return f"after about {last.lasted:.0f} s"
     return "with the same line in its log"
 
 
 def _without_progress(history: tuple[Ending, ...]) -> Iterator[Ending]:
-    """Yield the last endings that no node explains, newest first, since a step was reported."""
+    """Yield the last endings that no node explains, newest first, since there was progress."""
     for ending in reversed(history):
-        if ending.progressed:
+        if ending.made_progress:
             return
         if not ending.faulty:
             yield ending
@@ -186,6 +238,6 @@ def _without_progress(history: tuple[Ending, ...]) -> Iterator[Ending]:
 def _in_a_row(history: tuple[Ending, ...], limits: ResumeSettings) -> Iterator[Ending]:
     """Yield the last endings, newest first, since a node's fault, progress or a long run."""
     for ending in reversed(history):
-        if ending.faulty or ending.progressed or ending.lasted >= limits.progress_after:
+        if ending.faulty or ending.made_progress or ending.lasted >= limits.progress_after:
             return
         yield ending

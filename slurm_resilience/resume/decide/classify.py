@@ -19,14 +19,29 @@ SKEW_SECONDS = 30.0
 """Clocks of nodes that differ by more are not believed."""
 
 
-class HangFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of a step that reported no more steps."""
+class ObservedSteps(msgspec.Struct, frozen=True):
+    """The steps that the tasks of an attempt told, or that were seen in a file or in the log."""
+
+    furthest: int = -1
+    """The highest number; -1: none was told, or the numbers do not say how far the work is."""
+    moved: int = 0
+    """How often the rank (or the file) that told most told another step."""
+    got_further: bool = False
+    """It went beyond the attempts before it, as far as that can be told."""
+
+
+NO_STEPS = ObservedSteps()
+
+
+class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of the program's steps."""
 
     hang: str = ""
     """The reason for which the supervisor ended it; empty: it did not hang."""
+    observed: ObservedSteps = NO_STEPS
 
 
-class Ending(HangFacts, frozen=True):
+class Ending(StepFacts, frozen=True):
     """All that is known when srun has ended."""
 
     code: int
@@ -58,6 +73,11 @@ class Ending(HangFacts, frozen=True):
     """The nodes of the step."""
     first_failed: str = ""
     """The only node with tasks that failed by themselves; empty: several, or not known."""
+
+    @property
+    def made_progress(self) -> bool:
+        """Return whether the program got further than before, by its own report or as observed."""
+        return self.progressed or self.observed.got_further
 
     @property
     def lasted(self) -> float:

@@ -1,4 +1,5 @@
-"""Watch over the steps of one supervised srun: find a hang and its culprit, tell of slow nodes.
+"""Watch over the steps of one supervised srun: find a hang and its culprit, tell of slow nodes, and
+how far an attempt got.
 
 No step is ended that has never told `enough` steps, in this very attempt. Before one is, its nodes
 are asked where its processes stand; where none answers, nothing is done.
@@ -7,7 +8,7 @@ are asked where its processes stand; where none answers, nothing is done.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 
 import msgspec
@@ -16,8 +17,10 @@ from slurm_resilience.config import HangSettings
 from slurm_resilience.errors import SresError
 from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.decide.classify import ObservedSteps
 from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.first_step import PlannedAttempt, other_address
+from slurm_resilience.resume.progress.furthest_step import FurthestStep
 from slurm_resilience.resume.progress.hang_evidence import (
     FoundHang,
     HangEvidence,
@@ -91,6 +94,7 @@ class HangWatch:
         """Lines that the receiving thread has left for the next look."""
         self._record = StepRecord(settings.floor, settings.steps)
         self._slow = SlowNodes()
+        self._furthest = FurthestStep((), context.clock.monotonic())
         self._stage = HangStage.WATCHING
         self._attempt: Attempt | None = None
         self._gathered: list[HangEvidence] = []
@@ -99,8 +103,14 @@ class HangWatch:
         self._looked = self._polled = context.clock.monotonic()
         self._checkpoint = -1
 
-    def begin(self, planned: PlannedAttempt) -> PlannedAttempt:
+    def begin(
+        self, planned: PlannedAttempt, earlier: Sequence[ObservedSteps] = ()
+    ) -> PlannedAttempt:
         """Watch over another attempt: what was learnt of the one before is forgotten.
+
+        Args:
+            planned: the attempt.
+            earlier: the steps of those before, oldest first.
 
         Returns:
             The attempt, with the address to which its tasks report their steps.
@@ -111,6 +121,7 @@ class HangWatch:
         self._slow = SlowNodes()
         self._stage = HangStage.WATCHING
         self._looked = self._context.clock.monotonic()
+        self._furthest = FurthestStep(earlier, self._looked)
         self._checkpoint = self._fence.progress()
         if self._settings.act == "off":
             return planned
@@ -130,6 +141,12 @@ class HangWatch:
     def best_step(self) -> int:
         """Return the furthest step of any rank in this attempt; -1: none was told."""
         return max(self._record.steps.values(), default=-1)
+
+    def observed(self) -> ObservedSteps:
+        """Return how far this attempt got, by all that its tasks have told until now."""
+        if self._settings.act != "off":
+            self._take_in(self._context.clock.monotonic())
+        return self._furthest.told()
 
     def pause(self, longest: float) -> float:
         """Return how long the caller may wait for news."""
@@ -180,12 +197,15 @@ class HangWatch:
 
     def _take_in(self, now: float) -> bool:
         moved = False
+        lines = []
         while self._lines:
-            line, at = self._lines.popleft()
+            lines.append(self._lines.popleft())
+            self._slow.hear(lines[-1][0])
+        if self._source is not None:
+            lines += [(line, now) for line in self._source.look()]
+        for line, at in lines:
             moved |= self._record.hear(line, at)
-            self._slow.hear(line)
-        for line in self._source.look() if self._source is not None else ():
-            moved |= self._record.hear(line, now)
+        self._furthest.hear(lines)
         return moved
 
     def _has_checkpoint(self, now: float) -> bool:

@@ -28,6 +28,8 @@ class StepLine(msgspec.Struct, frozen=True):
     """None: it takes a pause."""
     own_seconds: float = 0.0
     """Its own work of a step, without waiting for others; 0: not told."""
+    has_number: bool = True
+    """False: `step` only counts what was seen in this attempt, such as the changes of a file."""
 
 
 def parse_line(datagram: bytes, token: str) -> StepLine | None:

@@ -42,7 +42,7 @@ class WatchedFile(StepSource):
             return []
         self._seen = state
         self._changes += 1
-        return [StepLine(ANY_RANK, self._changes)]
+        return [StepLine(ANY_RANK, self._changes, has_number=False)]
 
     def _state(self) -> tuple[int, int, int] | None:
         try:
@@ -74,7 +74,11 @@ class WatchedLog(StepSource):
             if match is not None:
                 self._count += 1
                 number = _number(match)
-                found.append(StepLine(ANY_RANK, self._count if number is None else number))
+                found.append(
+                    StepLine(ANY_RANK, self._count, has_number=False)
+                    if number is None
+                    else StepLine(ANY_RANK, number)
+                )
         return found
 
     def _new(self) -> bytes:

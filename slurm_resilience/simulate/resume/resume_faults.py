@@ -279,7 +279,7 @@ class ResumeFaults:
         if job.is_batch and job.requeue:
             self._world.end_job("REQUEUED", requeue=True, word="DUE TO JOB REQUEUE")
             # Without a fault the supervisor does not count on after it.
-            self._world.seen.budget.attempts.clear()
+            self._world.seen.budget.clear()
 
     def srun_dies(self, _: str, seconds: float) -> None:
         for srun in self._world.sruns:

@@ -12,6 +12,10 @@ SILENCE_SECONDS = 150.0
 """A person who looks at the log of a job in which nothing runs sees a line that is not older."""
 HOUR_SECONDS = 3600.0
 LONGEST_PAUSE_SECONDS = 120.0
+CLEARLY_SECONDS = 30.0
+"""Between the last step that was known and one that shows progress beyond doubt."""
+GIVEN_UP = "no node is at fault, and"
+"""In the line with which a program is given up for its failures."""
 
 
 class ResumeRule(enum.StrEnum):
@@ -28,6 +32,8 @@ class ResumeRule(enum.StrEnum):
     SEAT = "a lost seat is filled once"
     HELPERS = "each helper allocation is merged or given back"
     COMPANION = "a companion allocation ends with the run of the job that asked for it"
+    PROGRESS = "a program that gets further is not given up for its failures"
+    NAMED = "a node is named only when the program goes on without it"
     HANG = "a step that makes progress is not ended for a hang, and one that hangs is ended"
     ENDS = "the supervisor comes to an end"
 
@@ -48,6 +54,35 @@ class StartedAttempt(NamedTuple):
     step_before: int
     """The last step that the program had reported when it began; -1: none."""
     nodes: tuple[str, ...]
+    got_further: bool = False
+    """The attempt before has told a step that none before it had told."""
+
+
+class FurthestTold:
+    """The steps that attempts have told, beside those of all attempts before."""
+
+    def __init__(self) -> None:
+        self._best = self._before = -1
+        self._known_until = 0.0
+        self.got_further = self.got_clearly_further = False
+
+    def begin(self, now: float) -> None:
+        """Begin another attempt."""
+        self._before, self._known_until = self._best, now
+        self.got_further = self.got_clearly_further = False
+
+    def told(self, step: int, now: float) -> None:
+        """Count a step that the supervisor has heard."""
+        self._best = max(self._best, step)
+        if step <= self._before:
+            self._known_until = now
+        else:
+            self.got_further = True
+            self.got_clearly_further |= now - self._known_until > CLEARLY_SECONDS
+
+    def forget(self) -> None:
+        """Forget all: the job is started again, and a supervisor that was killed kept nothing."""
+        self._best = -1
 
 
 class AttemptBudget:
@@ -56,6 +91,7 @@ class AttemptBudget:
     def __init__(self, limits: ResumeSettings) -> None:
         self.limits = limits
         self.attempts: list[StartedAttempt] = []
+        self.furthest = FurthestTold()
         self._bug_ends: list[float] = []
         """When the program's own bug ended runs, in a row: nothing else has happened since."""
 
@@ -66,6 +102,11 @@ class AttemptBudget:
     def disturb(self) -> None:
         """Forget the row: something else has happened."""
         self._bug_ends.clear()
+
+    def clear(self) -> None:
+        """Forget all attempts: the supervisor of the job's next run knows of none."""
+        self.attempts.clear()
+        self.furthest.forget()
 
     def _loops(self, attempt: StartedAttempt) -> str:
         """Return what is wrong with one more attempt at a program with a bug; empty: nothing."""
@@ -84,9 +125,10 @@ class AttemptBudget:
         one begins, and has been followed by one that knew no later step.
         """
         last = self.attempts[-1] if self.attempts else None
+        self.furthest.begin(attempt.at)
         # A node that was the only one to fail is left, and the next attempt is at once.
         moved = last is None or set(last.nodes) != set(attempt.nodes)
-        if last is None or moved or attempt.step_before > last.step_before:
+        if last is None or moved or _made_progress(last, attempt):
             self.disturb()
         self.attempts.append(attempt)
         loops = self._loops(attempt)
@@ -97,13 +139,16 @@ class AttemptBudget:
         in_vain = 0
         for earlier, following in zip(self.attempts, self.attempts[1:], strict=False):
             recent = attempt.at - earlier.at < HOUR_SECONDS
-            in_vain += recent and following.step_before <= earlier.step_before
-        if in_vain >= self.limits.max_per_hour and attempt.step_before <= self._before_last():
+            in_vain += recent and not _made_progress(earlier, following)
+        progressed = last is not None and _made_progress(last, attempt)
+        if in_vain >= self.limits.max_per_hour and not progressed:
             return f"{in_vain} attempts within an hour made no progress, and one more is started"
         return ""
 
-    def _before_last(self) -> int:
-        return self.attempts[-2].step_before if len(self.attempts) > 1 else -1
+
+def _made_progress(earlier: StartedAttempt, following: StartedAttempt) -> bool:
+    """Return whether the first of two attempts in a row got further than those before it."""
+    return following.step_before > earlier.step_before or following.got_further
 
 
 class JoinBudget:

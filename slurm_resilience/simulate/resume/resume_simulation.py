@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -66,6 +67,8 @@ AFTERWARDS_SECONDS = UNUSED_SECONDS + 100.0
 """For companions to end after the end of a run."""
 ANSWER_SECONDS = 2.0
 """For nodes to tell where the processes of a hung step stand."""
+BUG_IN_WORK_SHARE = 0.2
+"""Programs without another bug that fail at one place of their work."""
 LIVING_SHARE = 0.4
 """Runs with a program that re-forms its own world."""
 
@@ -201,6 +204,10 @@ def _early_loss(random: Random, size: int) -> PlannedResumeFault:
 
 def _site(random: Random, base: Path, seed: int, size: int) -> SiteSettings:
     program, tasks_per_node = _program(random), random.randint(1, 2)
+    of_bugs = Random(f"bug {seed}")  # drawn apart, so that the others are the same as ever
+    if program.fails_at is None and of_bugs.random() < BUG_IN_WORK_SHARE:
+        where = of_bugs.uniform(0.1, 0.9) * program.work_seconds
+        program = dataclasses.replace(program, fails_in_work=where)
     return SiteSettings(
         base,
         program,
@@ -425,7 +432,8 @@ class ResumeRun:
         world.supervisor.incarnation += 1
         if len(world.seen.budget.attempts) == 1:
             # After its first attempt a job that Slurm ends leaves no history: nothing was lost yet.
-            world.seen.budget.attempts.clear()
+            world.seen.budget.clear()
+        world.seen.budget.furthest.forget()
         world.seen.requeue_asked_at = None
         world.supervisor.gone_at = float("inf")
         world.books.starts_again_at = float("inf")
@@ -451,7 +459,7 @@ class ResumeRun:
         world.schedule.run(world.schedule.now + AFTERWARDS_SECONDS)
         for companion in world.companions.values():
             first = world.nodes[companion.granted[0]] if companion.granted else None
-            if first is not None and first.contact is NodeContact.FINE:
+            if first is not None and (first.contact is NodeContact.FINE or first.shown.is_down):
                 world.broken(ResumeRule.COMPANION, f"job {companion.id} is left behind")
         left = set(world.helpers) - world.seen.given_back
         if ended_by_itself and left:

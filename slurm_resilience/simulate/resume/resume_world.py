@@ -17,9 +17,11 @@ import msgspec
 from slurm_resilience.config import ResumeSettings
 from slurm_resilience.model import Job
 from slurm_resilience.resume.attempt import FENCE, PROGRESS
+from slurm_resilience.resume.decide.budgets import ENDS_FOR_NAME
 from slurm_resilience.resume.decide.task_ends import NodeBegan, TaskEnd
 from slurm_resilience.simulate.cluster.sim_clock import BOOTED_SECONDS, SimClock
 from slurm_resilience.simulate.resume.resume_rules import (
+    GIVEN_UP,
     SILENCE_SECONDS,
     AttemptBudget,
     BrokenResumeRule,
@@ -78,6 +80,8 @@ class TrainedProgram:
     """It reports its checkpoints."""
     fails_at: float | None = None
     """Its bug: seconds of each run."""
+    fails_in_work: float | None = None
+    """Its bug: seconds of all of its work, wherever a run begins."""
     fails_with: int = 1
     crashes: float = 0.0
     """Chance that a run crashes for no reason that lasts."""
@@ -180,6 +184,10 @@ class SeenByRules:
     """Join steps that were started."""
     failures: dict[str, int] = field(default_factory=dict)
     """By attempt: the code of the first task that failed, of those that could be told of."""
+    failed_on: dict[str, set[str]] = field(default_factory=dict)
+    """By attempt: nodes with tasks that failed, of those that could be told of."""
+    named: set[str] = field(default_factory=set)
+    """Nodes that were named, without which the program goes on."""
     is_over: bool = False
     """The last supervisor has ended: only what it has left is looked at."""
     given_back: set[int] = field(default_factory=set)
@@ -279,6 +287,8 @@ class ResumeWorld:
         self.note(f"log: {text}")
         self.seen.spoke_at = self.schedule.now
         self.progress.steps.heard_line(self, text)
+        if GIVEN_UP in text and self.seen.budget.furthest.got_clearly_further:
+            self.broken(ResumeRule.PROGRESS, text)
 
     def look(self) -> None:
         """Look from time to time for an srun that runs, and else for a line in the log."""
@@ -328,7 +338,13 @@ class ResumeWorld:
             self._check_person()
         self._check_spares(srun)
         wrong = self.seen.budget.start(
-            StartedAttempt(self.schedule.now, srun.token, self.progress.told_step, srun.world)
+            StartedAttempt(
+                self.schedule.now,
+                srun.token,
+                self.progress.told_step,
+                srun.world,
+                self.seen.budget.furthest.got_further,
+            )
         )
         if wrong:
             self.broken(ResumeRule.BUDGETS, wrong)
@@ -406,6 +422,23 @@ class ResumeWorld:
             self.broken(ResumeRule.SPARES, f"{','.join(sorted(again))} is used again")
         last = self._last_nodes()
         self.seen.left_nodes |= {name for name in last if name not in srun.world}
+
+    def node_named(self, name: str, goes_on: bool) -> None:
+        """Check that the supervisor has a reason to name a node that it has left."""
+        ended = [token for token, names in self.seen.failed_on.items() if name in names]
+        if len(ended) < ENDS_FOR_NAME:
+            self.broken(ResumeRule.NAMED, f"{len(ended)} attempts have failed on {name}")
+        if not goes_on:
+            return
+        self.seen.named.add(name)
+        last = self.seen.budget.attempts[-1]
+        if name in last.nodes:
+            self.broken(ResumeRule.NAMED, f"{name} is used")
+        further = (
+            self.seen.budget.furthest.got_further or self.progress.told_step > last.step_before
+        )
+        if self.schedule.now - last.at < SICK_CRASH_SECONDS and not further:
+            self.broken(ResumeRule.NAMED, f"the program may yet fail without {name} too")
 
     def _check_person(self) -> None:
         ended = self.seen.person_ended_at
@@ -534,8 +567,11 @@ class ResumeWorld:
         program, random = self.site.program, self.random
         left = program.work_seconds - self.progress.done_seconds
         self.schedule.after(left, self._done, step)
-        if program.fails_at is not None and program.fails_at < left:
-            self.schedule.after(program.fails_at, self._fail_by_bug, step)
+        fails_at = program.fails_at
+        if program.fails_in_work is not None:
+            fails_at = program.fails_in_work - self.progress.done_seconds
+        if fails_at is not None and fails_at < left:
+            self.schedule.after(fails_at, self._fail_by_bug, step)
         elif random.random() < program.crashes:
             self.schedule.after(
                 random.uniform(1.0, left), self._fail, step, random.choice((139, 137, 1))
@@ -576,6 +612,7 @@ class ResumeWorld:
     def checkpoint(self, done_seconds: float, directory: Path | None) -> None:
         """Keep the work so far; report it, if the program does."""
         self.progress.done_seconds = done_seconds
+        self.progress.steps.checkpoint()
         if self.site.program.reports and directory is not None:
             self.progress.told_step += 1
             path = directory / PROGRESS
@@ -643,6 +680,7 @@ class ResumeWorld:
             step.first_failure = step.first_failure or code
             if code:
                 self.seen.failures.setdefault(step.srun.token, code)
+                self.seen.failed_on.setdefault(step.srun.token, set()).add(task.node)
         self.note(f"task {task.number} of step {step.name} on {task.node} ends with {code}")
         if reachable:
             step.untold.add(task.number)

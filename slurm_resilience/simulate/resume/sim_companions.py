@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from slurm_resilience.simulate.resume.resume_rules import ResumeRule
 from slurm_resilience.simulate.resume.sim_nodes import NodeContact, SimCompanion
-from slurm_resilience.slurm.companion_job import LOOK_SECONDS, UNUSED_SECONDS
+from slurm_resilience.slurm import companion_job
+from slurm_resilience.slurm.companion_job import LOOK_SECONDS, UNUSED_SECONDS, CompanionRequest
 
 if TYPE_CHECKING:
     from slurm_resilience.simulate.resume.resume_world import ResumeWorld
@@ -39,11 +40,14 @@ class SimCompanions:
         """Return those that wait or run."""
         return tuple(self._held.values())
 
-    def add(self, wants: int, excluded: tuple[str, ...], restarts: int, supervisor: int) -> int:
+    def add(self, request: CompanionRequest) -> int:
         """Queue a request; return its number."""
-        world = self._world
+        world, job = self._world, request.job
         number = COMPANION_BASE + world.next_pid()
-        self._held[number] = SimCompanion(number, wants, excluded, restarts, supervisor)
+        no_kill = "--no-kill" in companion_job.companion_words(request)
+        self._held[number] = SimCompanion(
+            number, request.nodes, job.excluded_nodes, job.restarts, request.supervisor, no_kill
+        )
         late = world.random.random() < LATE_CHANCE
         most = LATEST_SECONDS if late else 1.0
         world.schedule.after(world.random.uniform(0.05, most), self._grant, number)
@@ -102,19 +106,30 @@ class SimCompanions:
                 world.kill_step(step, "***")
 
     def lost_node(self, name: str) -> None:
-        """End the companion of a node that Slurm has set DOWN."""
+        """End the companion of a node that Slurm has set DOWN, unless it is to go on without it."""
+        world = self._world
         for companion in self.values():
-            if name in companion.nodes:
+            if name not in companion.nodes:
+                continue
+            left = tuple(other for other in companion.nodes if other != name)
+            if not (companion.no_kill and left):
                 self.end(companion.id, f"Slurm: {name} is DOWN")
+                continue
+            companion.nodes = left
+            for step in list(world.steps.values()):
+                if step.srun.allocation == companion.id and name in step.nodes:
+                    step.srun.says(f"srun: error: Node failure on {name}")
+                    step.lost_nodes.add(name)
+                    world.kill_step(step, "")
 
     def look(self) -> None:
         """Check that each one ends with the run of the job that has asked for it."""
         world = self._world
         for companion in self.values():
             now = world.schedule.now
-            # What only its time limit can end is not complained of: nothing of ours is there.
-            is_cut_off = self._is_cut_off(companion)
-            if self._has_its_job(companion) or is_cut_off or not companion.nodes:
+            # Until Slurm knows that the node of its script is lost, nothing can end it.
+            is_unseen = self._is_lost_unseen(companion)
+            if self._has_its_job(companion) or is_unseen or not companion.nodes:
                 companion.orphan_since = None
                 continue
             if companion.orphan_since is None:
@@ -123,6 +138,8 @@ class SimCompanions:
             if now - since > ORPHAN_SECONDS:
                 world.broken(ResumeRule.COMPANION, f"job {companion.id} is there still")
 
-    def _is_cut_off(self, companion: SimCompanion) -> bool:
-        first = self._world.nodes[companion.granted[0]] if companion.granted else None
-        return first is not None and first.contact is not NodeContact.FINE
+    def _is_lost_unseen(self, companion: SimCompanion) -> bool:
+        if not companion.granted:
+            return False
+        first = self._world.nodes[companion.granted[0]]
+        return first.contact is not NodeContact.FINE and not first.shown.is_down

@@ -196,10 +196,7 @@ class SimJobSlurm:
             world = self._world
             if world.job.state != "RUNNING":
                 raise SlurmError("Invalid job id specified")
-            job = request.job
-            return world.companions.add(
-                request.nodes, job.excluded_nodes, job.restarts, request.supervisor
-            )
+            return world.companions.add(request)
 
         return self._change(f"queue a companion of {request.nodes} nodes", change)
 

@@ -11,6 +11,7 @@ from slurm_resilience.simulate.resume.sim_nodes import NodeContact
 from slurm_resilience.wire.messages import (
     AttemptStarted,
     Evidence,
+    LeftNode,
     Message,
     NodeVerdict,
     Refused,
@@ -38,6 +39,8 @@ class SimLink(SupervisorLink):
     def send(self, message: Message) -> None:
         """Have sresctld hear a message, if it is there."""
         world = self._world
+        if isinstance(message, LeftNode) and self.connected.is_set():
+            world.node_named(message.node, message.goes_on)
         if isinstance(message, RequeueRequest) and self.connected.is_set():
             world.requeue_asked(world.schedule.now)
             world.schedule.after(world.random.uniform(0.05, 2.0), self._requeue)

@@ -42,6 +42,8 @@ class SimCompanion:
     restarts: int
     """Requeues of the job when it was asked for."""
     supervisor: int
+    no_kill: bool = False
+    """It was asked for with `--no-kill`: Slurm has it go on without a node that it loses."""
     nodes: tuple[str, ...] = ()
     """None while it waits for them."""
     granted: tuple[str, ...] = ()

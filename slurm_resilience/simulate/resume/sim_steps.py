@@ -76,6 +76,9 @@ class SimSteps:
         self._random = random
         self.take: Callable[[StepLine], None] = lambda _: None
         self._count = 0
+        """Steps of this attempt."""
+        self._base = self._kept = 0
+        """Steps behind the checkpoint from which it went on, and behind the newest one."""
         self._hung: SimStep | None = None
         self._told = 0
         self._longest = 0.0
@@ -92,10 +95,15 @@ class SimSteps:
     def begin(self, world: ResumeWorld, step: SimStep) -> None:
         """Begin an attempt's steps."""
         self._count = self._told = 0
+        self._base = self._kept
         self._longest = self._still_seconds = 0.0
         self._hung = None
         if self._habits is not None:
             world.schedule.after(self._next_seconds(), self._step, world, step)
+
+    def checkpoint(self) -> None:
+        """Keep the work so far."""
+        self._kept = self._base + self._count
 
     def _next_seconds(self) -> float:
         habits = self._habits
@@ -119,8 +127,11 @@ class SimSteps:
         self._count += 1
         told = self._random.random() >= LOST_SHARE
         self._told += told
+        number = self._base + self._count
         for task in step.living() if told else ():
-            self.take(StepLine(task.number, self._count))
+            self.take(StepLine(task.number, number))
+        if told:
+            world.seen.budget.furthest.told(number, world.schedule.now)
         wait = self._next_seconds()
         self._longest = max(self._longest, wait)
         world.schedule.after(wait, self._step, world, step)

@@ -22,7 +22,7 @@ def attempt(
         at = begins + (number - first) * seconds
         if at - sent >= PACE_SECONDS:
             sent = at
-            furthest.hear([(StepLine(0, number), at)])
+            furthest.hear(StepLine(0, number), at)
     return furthest.told()
 
 
@@ -56,7 +56,7 @@ def moves(count: int, *before: ObservedSteps, epoch: int = 0) -> ObservedSteps:
     for number in range(1, count + 1):
         step = number % epoch if epoch else number
         line = StepLine(-1 if not epoch else 0, step, has_number=bool(epoch))
-        furthest.hear([(line, 10.0 * number)])
+        furthest.hear(line, 10.0 * number)
     return furthest.told()
 
 
@@ -78,19 +78,19 @@ def test_steps_that_begin_anew_in_each_epoch_say_only_how_often_it_moved() -> No
 def test_one_that_heals_itself_goes_back_by_few_steps() -> None:
     furthest = FurthestStep((ObservedSteps(40, 40, True),), 0.0)
     for at, step in enumerate((41, 60, 58, 70)):
-        furthest.hear([(StepLine(0, step), 10.0 * at)])
+        furthest.hear(StepLine(0, step), 10.0 * at)
     assert furthest.told() == ObservedSteps(70, 4, True)
 
 
 def test_numbers_count_where_a_file_is_watched_as_well() -> None:
     furthest = FurthestStep((ObservedSteps(40, 40, True),), 0.0)
     for at in range(1, 30):
-        furthest.hear([(StepLine(-1, at, has_number=False), 10.0 * at)])
-        furthest.hear([(StepLine(0, at), 10.0 * at)])
+        furthest.hear(StepLine(-1, at, has_number=False), 10.0 * at)
+        furthest.hear(StepLine(0, at), 10.0 * at)
     assert furthest.told() == ObservedSteps(29, 29, False)
 
 
 def test_nothing_told_is_nothing_known() -> None:
     furthest = FurthestStep((), 0.0)
-    furthest.hear([(StepLine(0, None), 1.0)])
+    furthest.hear(StepLine(0, None), 1.0)
     assert furthest.told() == ObservedSteps()

@@ -35,7 +35,11 @@ from slurm_resilience.simulate.resume.resume_rules import (
     BrokenResumeRule,
     ResumeRule,
 )
-from slurm_resilience.simulate.resume.resume_simulation import COMPANION_SEED, simulate_resume
+from slurm_resilience.simulate.resume.resume_simulation import (
+    COMPANION_SEED,
+    PAIR_SEED,
+    simulate_resume,
+)
 from slurm_resilience.simulate.resume.sim_companions import SimCompanions
 from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
 from slurm_resilience.slurm import companion_job
@@ -265,7 +269,7 @@ MUTATIONS: dict[str, tuple[ResumeRule, tuple[ResumeFault, ...], tuple[Patch, ...
     ),
     "a companion goes on without the node of its script": (
         ResumeRule.COMPANION,
-        (Kind.COMPANION_NODE_DIES, Kind.NODE_DIES, Kind.SUPERVISOR_ALONE_DIES),
+        (Kind.COMPANION_NODE_DIES, Kind.SUPERVISOR_ALONE_DIES),
         ((companion_job, "companion_words", lambda _: ["--no-kill"]),),
     ),
     "observed steps are no progress": (
@@ -301,7 +305,7 @@ def test_a_broken_supervisor_is_found(name: str, monkeypatch: pytest.MonkeyPatch
     rule, kinds, patches = MUTATIONS[name]
     for owner, attribute, mutant in patches:
         monkeypatch.setattr(owner, attribute, mutant)
-    first = COMPANION_SEED if rule is ResumeRule.COMPANION else 0
+    first = PAIR_SEED if rule is ResumeRule.COMPANION else 0
     assert rule in (broken(first + seed, kinds) for seed in range(MOST_RUNS))
 
 

@@ -25,7 +25,7 @@ class ObservedSteps(msgspec.Struct, frozen=True):
     furthest: int = -1
     """The highest number; -1: none was told, or the numbers do not say how far the work is."""
     moved: int = 0
-    """How often the rank (or the file) that told most told another step."""
+    """Changes of step that the busiest rank (or the file) told."""
     got_further: bool = False
     """It went beyond the attempts before it, as far as that can be told."""
 

@@ -11,7 +11,7 @@ attempt before, both may have come to the same place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from slurm_resilience.resume.decide.classify import ObservedSteps
 from slurm_resilience.resume.progress.step_report import StepLine
@@ -39,29 +39,28 @@ class FurthestStep:
         self._last: dict[int, int] = {}
         """The last step of each rank."""
         self._moved: dict[int, int] = {}
-        """How often each rank told another step."""
+        """Changes of step that each rank told."""
         self._has_numbers, self._in_order = False, True
         self._known_until, self._new_until = now, now
 
-    def hear(self, lines: Iterable[tuple[StepLine, float]]) -> None:
-        """Take lines in, each with its time."""
-        for line, at in lines:
-            step = line.step
-            if step is None or self._last.get(line.rank) == step:
-                continue
-            self._moved[line.rank] = self._moved.get(line.rank, 0) + 1
-            before, self._last[line.rank] = self._last.get(line.rank, 0), step
-            if not line.has_number:
-                continue
-            self._has_numbers = True
-            # A program that goes back by some steps has healed itself; one that begins anew
-            # counts in epochs.
-            self._in_order &= 2 * step >= before
-            self._furthest = max(self._furthest, step)
-            if step <= self._known:
-                self._known_until = at
-            else:
-                self._new_until = at
+    def hear(self, line: StepLine, at: float) -> None:
+        """Take in a line, with its time."""
+        step = line.step
+        if step is None or self._last.get(line.rank) == step:
+            return
+        self._moved[line.rank] = self._moved.get(line.rank, 0) + 1
+        before, self._last[line.rank] = self._last.get(line.rank, 0), step
+        if not line.has_number:
+            return
+        self._has_numbers = True
+        # A program that goes back by some steps has healed itself; one that begins anew counts in
+        # epochs.
+        self._in_order &= 2 * step >= before
+        self._furthest = max(self._furthest, step)
+        if step <= self._known:
+            self._known_until = at
+        else:
+            self._new_until = at
 
     def told(self) -> ObservedSteps:
         """Return what was observed until now."""

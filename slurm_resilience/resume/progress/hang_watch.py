@@ -56,6 +56,29 @@ MOST_LINES = 100_000
 SHOWN_STACKS = 4
 
 
+class AttemptSteps:
+    """All that is learnt from the steps of one attempt."""
+
+    def __init__(
+        self, settings: HangSettings, earlier: Sequence[ObservedSteps], now: float
+    ) -> None:
+        """
+        Args:
+            settings: what is a hang.
+            earlier: the steps of the attempts before, oldest first.
+            now: when the attempt begins, on the monotonic clock.
+        """
+        self.record = StepRecord(settings.floor, settings.steps)
+        self.slow = SlowNodes()
+        self.furthest = FurthestStep(earlier, now)
+
+    def hear(self, line: StepLine, at: float) -> bool:
+        """Take in a line; tell whether it is progress."""
+        self.slow.hear(line)
+        self.furthest.hear(line, at)
+        return self.record.hear(line, at)
+
+
 class HangStage(Enum):
     """The stages of one stall."""
 
@@ -92,9 +115,7 @@ class HangWatch:
         self._fence = fence
         self._lines: deque[tuple[StepLine, float]] = deque(maxlen=MOST_LINES)
         """Lines that the receiving thread has left for the next look."""
-        self._record = StepRecord(settings.floor, settings.steps)
-        self._slow = SlowNodes()
-        self._furthest = FurthestStep((), context.clock.monotonic())
+        self._steps = AttemptSteps(settings, (), context.clock.monotonic())
         self._stage = HangStage.WATCHING
         self._attempt: Attempt | None = None
         self._gathered: list[HangEvidence] = []
@@ -117,11 +138,9 @@ class HangWatch:
         """
         self._attempt = attempt = planned.attempt
         self._lines.clear()
-        self._record = StepRecord(self._settings.floor, self._settings.steps)
-        self._slow = SlowNodes()
         self._stage = HangStage.WATCHING
         self._looked = self._context.clock.monotonic()
-        self._furthest = FurthestStep(earlier, self._looked)
+        self._steps = AttemptSteps(self._settings, earlier, self._looked)
         self._checkpoint = self._fence.progress()
         if self._settings.act == "off":
             return planned
@@ -140,20 +159,20 @@ class HangWatch:
     @property
     def best_step(self) -> int:
         """Return the furthest step of any rank in this attempt; -1: none was told."""
-        return max(self._record.steps.values(), default=-1)
+        return max(self._steps.record.steps.values(), default=-1)
 
     def observed(self) -> ObservedSteps:
         """Return how far this attempt got, by all that its tasks have told until now."""
         if self._settings.act != "off":
             self._take_in(self._context.clock.monotonic())
-        return self._furthest.told()
+        return self._steps.furthest.told()
 
     def pause(self, longest: float) -> float:
         """Return how long the caller may wait for news."""
         if self._settings.act == "off":
             return longest
         now = self._context.clock.monotonic()
-        due = self._record.due(now)
+        due = self._steps.record.due(now)
         if self._stage is HangStage.GATHERING:
             return min(longest, LOOK_SECONDS)
         if self._source is not None:
@@ -179,7 +198,7 @@ class HangWatch:
             self._polled = now
             moved |= self._has_checkpoint(now)
             self._tell_slow_nodes(nodes)
-        stall = self._record.stall(now)
+        stall = self._steps.record.stall(now)
         if moved or stall is None:
             self._went_on(moved)
             return None
@@ -192,20 +211,15 @@ class HangWatch:
     def _forgive_blindness(self, now: float) -> None:
         """Count no time in which this process itself was stopped (`scontrol suspend`)."""
         if now - self._looked > self.pause(BLIND_SECONDS) + BLIND_SECONDS:
-            self._record.forgive(now)
+            self._steps.record.forgive(now)
         self._looked = now
 
     def _take_in(self, now: float) -> bool:
         moved = False
-        lines = []
         while self._lines:
-            lines.append(self._lines.popleft())
-            self._slow.hear(lines[-1][0])
-        if self._source is not None:
-            lines += [(line, now) for line in self._source.look()]
-        for line, at in lines:
-            moved |= self._record.hear(line, at)
-        self._furthest.hear(lines)
+            moved |= self._steps.hear(*self._lines.popleft())
+        for line in self._source.look() if self._source is not None else ():
+            moved |= self._steps.hear(line, now)
         return moved
 
     def _has_checkpoint(self, now: float) -> bool:
@@ -214,7 +228,7 @@ class HangWatch:
         if checkpoint == self._checkpoint:
             return False
         self._checkpoint = checkpoint
-        return self._record.hear(StepLine(ANY_RANK, checkpoint), now)
+        return self._steps.record.hear(StepLine(ANY_RANK, checkpoint), now)
 
     def _went_on(self, moved: bool) -> None:
         if self._stage is HangStage.TOLD and moved:
@@ -235,7 +249,7 @@ class HangWatch:
             state = ""
         if state != "RUNNING":
             # Suspended, or not known: no time in which Slurm lets nothing run is a hang.
-            self._record.forgive(now)
+            self._steps.record.forgive(now)
             return
         report.say(
             f"no step for {stall.seconds:.0f} s after step {stall.last_step} (limit "
@@ -268,7 +282,7 @@ class HangWatch:
         evidence = self._gathered[0] if self._gathered else None
         if evidence is None or not evidence.signs:
             self._stage = HangStage.WATCHING
-            self._record.forgive(now)
+            self._steps.record.forgive(now)
             report.say("no node has told where its processes stand: nothing is done")
             return None
         evidence = msgspec.structs.replace(
@@ -317,10 +331,10 @@ class HangWatch:
 
     def _tell_slow_nodes(self, nodes: tuple[str, ...]) -> None:
         per_node = self._attempt.tasks_per_node if self._attempt is not None else 0
-        self._say_slow_nodes(_nodes_of_ranks(nodes, per_node, self._record.steps))
+        self._say_slow_nodes(_nodes_of_ranks(nodes, per_node, self._steps.record.steps))
 
     def _say_slow_nodes(self, nodes: Mapping[int, str]) -> None:
-        for text in self._slow.news(nodes):
+        for text in self._steps.slow.news(nodes):
             report.say(text)
 
 

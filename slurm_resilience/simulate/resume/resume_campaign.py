@@ -8,11 +8,17 @@ import msgspec
 
 from slurm_resilience.simulate.campaign import Campaign, SeedFailure
 from slurm_resilience.simulate.resume.resume_rules import BrokenResumeRule
-from slurm_resilience.simulate.resume.resume_simulation import COMPANION_SEED, simulate_resume
+from slurm_resilience.simulate.resume.resume_simulation import (
+    COMPANION_SEED,
+    PAIR_SEED,
+    simulate_resume,
+)
 from slurm_resilience.simulate.schedule import StandsStill
 
 COMPANION_SHARE = 5
 """One in so many runs is of a job that needs a second allocation."""
+PAIR_SHARE = 3 * COMPANION_SHARE
+"""One in so many is of one that needs such an allocation of two nodes."""
 
 
 class ResumeFigures(msgspec.Struct):
@@ -45,8 +51,8 @@ def run_sruns(seed: int, runs: int) -> ResumeFigures:
     for number in range(seed, seed + runs):
         figures.resume_runs += 1
         # Else few jobs lose a node and can have a second allocation for it.
-        of_companions = number % COMPANION_SHARE == 0 and number < COMPANION_SEED
-        number += COMPANION_SEED if of_companions else 0
+        if number % COMPANION_SHARE == 0 and number < COMPANION_SEED:
+            number += PAIR_SEED if number % PAIR_SHARE == 0 else COMPANION_SEED
         try:
             run = simulate_resume(number)
         except (BrokenResumeRule, StandsStill) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from signal import SIGINT, SIGKILL, SIGTERM
 from typing import NamedTuple
@@ -54,14 +54,14 @@ class ResumeFault(enum.StrEnum):
     COMPANION_NODE_DIES = "a node of the companion loses its power"
 
 
-_OF_COMPANIONS = (
+OF_COMPANIONS = (
     ResumeFault.SUPERVISOR_ALONE_DIES,
     ResumeFault.COMPANION_CANCELLED,
     ResumeFault.COMPANION_NODE_DIES,
 )
-ALWAYS_POSSIBLE = tuple(kind for kind in ResumeFault if kind not in _OF_COMPANIONS)
+ALWAYS_POSSIBLE = tuple(kind for kind in ResumeFault if kind not in OF_COMPANIONS)
 COMPANION_FAULTS = (
-    *_OF_COMPANIONS,
+    *OF_COMPANIONS,
     ResumeFault.SUPERVISOR_DIES,
     ResumeFault.CANCEL_JOB,
     ResumeFault.CANCEL_STEP,
@@ -93,13 +93,13 @@ class ResumeFaults:
         self.link: SimLink
         self.sresctld_is_there = True
 
-    def follow_companions(self, random: Random) -> None:
-        """Have faults strike soon after what happens to companions."""
+    def follow_companions(self, random: Random, kinds: Sequence[ResumeFault]) -> None:
+        """Have faults of these kinds strike soon after what happens to companions."""
         companions, schedule = self._world.companions, self._world.schedule
 
         def strike_soon() -> None:
             if random.random() < COMPANION_FAULT_CHANCE:
-                kind, node = random.choice(COMPANION_FAULTS), random.randrange(100)
+                kind, node = random.choice(kinds), random.randrange(100)
                 soon = random.uniform(0.0, COMPANION_SOON_SECONDS)
                 fault = PlannedResumeFault(0.0, kind, node, random.uniform(5.0, 400.0))
                 schedule.after(soon, self._strike, fault)

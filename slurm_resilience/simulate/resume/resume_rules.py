@@ -12,6 +12,8 @@ SILENCE_SECONDS = 150.0
 """A person who looks at the log of a job in which nothing runs sees a line that is not older."""
 HOUR_SECONDS = 3600.0
 LONGEST_PAUSE_SECONDS = 120.0
+ALIKE_SECONDS = 20.0
+"""Long runs that differ by more may have ended at different places."""
 CLEARLY_SECONDS = 30.0
 """Between the last step that was known and one that shows progress beyond doubt."""
 GIVEN_UP = "no node is at fault, and"
@@ -92,11 +94,18 @@ class AttemptBudget:
         self.limits = limits
         self.attempts: list[StartedAttempt] = []
         self.furthest = FurthestTold()
+        self._last_run = 0.0
+        """Seconds of the last run that ended by the program's bug."""
         self._bug_ends: list[float] = []
         """When the program's own bug ended runs, in a row: nothing else has happened since."""
 
     def failed_by_bug(self, at: float) -> None:
         """Count the end of a run by the program's bug."""
+        ran_for = at - self.attempts[-1].at
+        is_long = self._last_run >= self.limits.progress_after
+        if is_long and abs(ran_for - self._last_run) > ALIKE_SECONDS:
+            self._bug_ends.clear()  # a long run counts as progress, unless the next is as long
+        self._last_run = ran_for
         self._bug_ends.append(at)
 
     def disturb(self) -> None:

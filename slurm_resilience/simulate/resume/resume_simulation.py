@@ -31,7 +31,9 @@ from slurm_resilience.resume.srun.task_reports import StepReports, TaskReports
 from slurm_resilience.resume.supervisor import Supervisor
 from slurm_resilience.simulate.resume.resume_faults import (
     ALWAYS_POSSIBLE,
+    COMPANION_FAULTS,
     FAULTS_SECONDS,
+    OF_COMPANIONS,
     PlannedResumeFault,
     ResumeFault,
     ResumeFaults,
@@ -63,6 +65,8 @@ MOST_FAULTS = 5
 JOB = 7
 COMPANION_SEED = 1_000_000_000
 """Runs from this seed on are of a job that loses a node early, and can have a companion."""
+PAIR_SEED = 2_000_000_000
+"""Runs from this seed on are of such a job that loses two nodes at once."""
 AFTERWARDS_SECONDS = UNUSED_SECONDS + 100.0
 """For companions to end after the end of a run."""
 ANSWER_SECONDS = 2.0
@@ -284,6 +288,10 @@ class ResumeRun:
         if self.for_companions:
             self.size, inside, spare, fewest = max(2, self.size), 0, max(1, spare), 0
             self.faults.append(_early_loss(Random(f"loss {seed}"), self.size))
+        if seed >= PAIR_SEED:
+            self.size, spare = max(3, self.size), max(3, spare)
+            first = self.faults[-1]
+            self.faults[-1:] = [first._replace(node=1), first._replace(node=2)]
         self.words = [
             random.choice((f"-N{self.size}", f"--auto-resume-spares={inside}")),
             f"--auto-resume-min-nodes={fewest}",
@@ -309,9 +317,12 @@ class ResumeRun:
         self.permits_expansion = random.random() < 0.8
         self.with_sresctld = random.random() < 0.75
         self.plan = ResumeFaults(world, self.faults)
-        if set(ALWAYS_POSSIBLE) <= set(kinds):
+        following: tuple[ResumeFault, ...] = COMPANION_FAULTS
+        if not set(ALWAYS_POSSIBLE) <= set(kinds):
+            following = tuple(kind for kind in OF_COMPANIONS if kind in kinds)
+        if following:
             # Drawn apart, so that a seed without a companion is the same run as ever.
-            self.plan.follow_companions(Random(f"companion {seed}"))
+            self.plan.follow_companions(Random(f"companion {seed}"), following)
         # Drawn apart, so that a seed without reported steps is the same run as ever.
         of_steps = Random(f"steps {seed}")
         world.progress.steps = SimSteps(draw_habits(of_steps), of_steps)

@@ -528,9 +528,16 @@ class Supervisor:
         def look() -> None:
             self._fence.mend()
             self._look_back(step.ran_for, self._hangs.observed().got_further)
-            # Launchers have one seat a node, whatever ranks they start.
-            slots = () if seat_map.needs_all else live_step.seat_map.slots
-            self._hangs.look_at_living({seat: slot.node for slot in slots for seat in slot.seats})
+            slots = live_step.seat_map.slots
+            if not seat_map.needs_all:
+                nodes = {seat: slot.node for slot in slots for seat in slot.seats}
+                self._hangs.look_at_living(nodes)
+
+        def find_hang(is_whole: bool) -> FoundHang | None:
+            # A training finds its hangs by itself.
+            if not seat_map.needs_all:
+                return None
+            return self._hangs.look_at_launched(StepSet(step), live_step.nodes, is_whole=is_whole)
 
         live_step = LiveStep(
             self._context,
@@ -541,6 +548,7 @@ class Supervisor:
             step,
             can_leave=self._can_leave,
             mend_fence=look,
+            find_hang=find_hang,
             addresses=self._allocation.addresses(),
         )
         return self._watch_living(live_step, seat_map)

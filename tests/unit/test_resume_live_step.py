@@ -30,6 +30,7 @@ from slurm_resilience.resume.live_step.live_plan import LiveStepState
 from slurm_resilience.resume.live_step.live_step import LiveStep
 from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
 from slurm_resilience.resume.live_step.seats import NodeSlot, SeatMap
+from slurm_resilience.resume.progress.hang_evidence import FoundHang
 from slurm_resilience.resume.report import EventLog
 from slurm_resilience.resume.srun.command import AttemptCommand
 from slurm_resilience.resume.srun.env_option import read_option_value
@@ -112,6 +113,8 @@ class Site:
             [str(folder / "srun"), "first"], os.environ, self.wake.set, on_news=self.wake.set
         )
         self.signals.steps = [self.first]
+        self.hang: FoundHang | None = None
+        self.was_whole: list[bool] = []
         self.incarnations = [0, 0, 0]
         self.show((0, 1, 2), 1)
         slots = tuple(NodeSlot(rank, f"n{rank + 1}", (rank,)) for rank in range(3))
@@ -128,6 +131,7 @@ class Site:
             self.first,
             can_leave=lambda bad: True,
             mend_fence=lambda: None,
+            find_hang=self.find_hang,
             addresses={},
         )
         self.end: StepEnd | None = None
@@ -135,6 +139,10 @@ class Site:
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
         self.thread.start()
+
+    def find_hang(self, is_whole: bool) -> FoundHang | None:
+        self.was_whole.append(is_whole)
+        return self.hang if is_whole else None
 
     def _watch(self) -> None:
         self.end = self.live.watch()
@@ -248,6 +256,7 @@ def test_what_was_prepared_for_another_node_is_not_taken(plain: Site) -> None:
 
 def test_what_was_prepared_in_vain_ends_with_the_step(plain: Site) -> None:
     file = prepare_for(plain, "n2")
+    plain.wait(lambda: plain.live._preparation._prepared is not None)
     waiting = plain.live._preparation._prepared
     assert waiting is not None
     plain.outcome(0)
@@ -255,6 +264,23 @@ def test_what_was_prepared_in_vain_ends_with_the_step(plain: Site) -> None:
     plain.wait(plain.over.is_set)
     plain.wait(lambda: not waiting.step.running)
     assert not file.exists()
+
+
+def test_a_hang_of_a_plain_program_ends_its_step_unless_a_launcher_is_missing(plain: Site) -> None:
+    plain.wait(lambda: plain.was_whole)
+    plain.verdict("n2", "dead")
+    plain.wait(lambda: False in plain.was_whole)
+    assert plain.end is None
+    plain.hang = FoundHang("it hung: no step for 700 s after step 12", "n3")
+    plain.show((0, 2), 2)
+    plain.wait(lambda: len(plain.sruns()) == 2)
+    assert plain.end is None, "its ranks begin anew"
+    plain.incarnations[1] = 1
+    plain.show((0, 1, 2), 3)
+    plain.wait(plain.over.is_set)
+    assert plain.end is not None
+    assert (plain.end.hang, plain.end.stopped_by_us) == (plain.hang, True)
+    assert not any(step.running for step in plain.signals.steps)
 
 
 def test_wrong_results_of_a_node_are_told_to_sresctld(site: Site) -> None:

@@ -36,6 +36,7 @@ from slurm_resilience.resume.live_step.node_search import NodeSearch
 from slurm_resilience.resume.live_step.preparation import Preparation
 from slurm_resilience.resume.live_step.seats import SeatMap
 from slurm_resilience.resume.live_step.training import read_outcome
+from slurm_resilience.resume.progress.hang_evidence import FoundHang
 from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.slurm.hostlists import fold
@@ -49,16 +50,21 @@ LATE_LINE_SECONDS = 600.0
 """Between two lines that a program still runs whose training has ended."""
 
 
-class FenceLook:
-    """Has the fence looked at from time to time."""
+class LooksBeside:
+    """Has looked from time to time at what no event of the training tells."""
 
-    def __init__(self, mend: Callable[[], None], now: float) -> None:
+    def __init__(
+        self, mend: Callable[[], None], find_hang: Callable[[bool], FoundHang | None], now: float
+    ) -> None:
         """
         Args:
-            mend: puts it up again where it is gone.
+            mend: puts the fence up again where it is gone.
+            find_hang: returns the hang for which the step is to be ended. It is told whether all
+                seats are filled: while one is not, no rank steps.
             now: monotonic seconds.
         """
         self._mend = mend
+        self.find_hang = find_hang
         self._mended = now
 
     def look(self, now: float) -> None:
@@ -82,6 +88,7 @@ class LiveStep:
         *,
         can_leave: Callable[[Mapping[str, NodeVerdict]], bool],
         mend_fence: Callable[[], None],
+        find_hang: Callable[[bool], FoundHang | None],
         addresses: Mapping[str, str],
     ) -> None:
         """
@@ -94,6 +101,7 @@ class LiveStep:
             step: its first step.
             can_leave: tells whether there is anywhere to go from nodes that still work.
             mend_fence: called from time to time.
+            find_hang: as `LooksBeside` has it.
             addresses: of the nodes, by name.
         """
         self._context = context
@@ -102,7 +110,7 @@ class LiveStep:
         self._attempt = attempt
         self._master_address = attempt.master_address
         self._can_leave = can_leave
-        self._fence = FenceLook(mend_fence, context.clock.monotonic())
+        self._beside = LooksBeside(mend_fence, find_hang, context.clock.monotonic())
         self._addresses = dict(addresses)
         self._plan = LivePlan(seat_map, context.limits)
         self._steps = LiveSteps(context, step, self._plan.steps, seat_map.per_task)
@@ -188,7 +196,7 @@ class LiveStep:
     def _pause(self) -> float:
         """Return the seconds until the next look, unless there is news."""
         now = self._context.clock.monotonic()
-        self._fence.look(now)
+        self._beside.look(now)
         deadline = self._plan.next_deadline()
         return LOOK_SECONDS if deadline is None else max(0.0, min(LOOK_SECONDS, deadline - now))
 
@@ -204,6 +212,7 @@ class LiveStep:
             self._look_at_tasks,
             self._look_at_searches,
             self._look_at_growth,
+            self._look_at_steps,
         ):
             look()
             if self._end is not None:
@@ -220,6 +229,18 @@ class LiveStep:
             # The training has healed itself: that a chip is faulty is for people to find out.
             self._context.link.send(WrongResults(node, reason))
         self._tell(self._training_seen())
+
+    def _look_at_steps(self) -> None:
+        """End the attempt where its program hangs, and cannot find that by itself."""
+        is_whole = not any(loss.pending for loss in self._plan.losses)
+        hang = self._beside.find_hang(is_whole)
+        if hang is None or read_outcome(self._rendezvous) is not None:
+            return
+        noticed = self._context.clock.now()
+        self._steps.end(at_once=False)
+        step = self._steps.step(0)
+        word = self._steps.word_at_end()
+        self._end = StepEnd(step.code, step, True, {}, noticed, word, hang=hang)
 
     def _look_at_nodes(self) -> None:
         known = {
@@ -483,7 +504,7 @@ class LiveStep:
         while steps.running:
             context.wait_for_news(END_LOOK_SECONDS)
             now = context.clock.monotonic()
-            self._fence.look(now)
+            self._beside.look(now)
             self._note_who_ended(now)
             if now - told > LATE_LINE_SECONDS:
                 told = now

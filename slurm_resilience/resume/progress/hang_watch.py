@@ -318,6 +318,24 @@ class HangWatch:
 
     # -- slow nodes ---------------------------------------------------------------------------
 
+    def look_at_launched(
+        self, step: StepSet, nodes: tuple[str, ...], *, is_whole: bool
+    ) -> FoundHang | None:
+        """Look at a plain program whose launchers go on without a node: it finds no hang by itself.
+
+        Args:
+            step: the attempt's first srun.
+            nodes: of the launchers, in the order of their ranks.
+            is_whole: all launchers are there. Else the ranks wait, and then all begin anew.
+        """
+        if is_whole:
+            return self.look(step, nodes)
+        now = self._looked = self._context.clock.monotonic()
+        self._take_in(now)
+        self._steps.record = StepRecord(self._settings.floor, self._settings.steps)
+        self._stage = HangStage.WATCHING
+        return None
+
     def look_at_living(self, nodes: Mapping[int, str]) -> None:
         """Look at a step that lives on: its ranks find a hang by themselves.
 

@@ -191,7 +191,7 @@ def _by_process(evidence: HangEvidence, known: Mapping[int, str]) -> NamedCulpri
     for state in (GONE, IN_KERNEL, STOPPED):
         ranks = sorted(found.get(state, ()))
         # Where most are alike, they wait for something that all of them use.
-        if (ranks and 2 * len(ranks) < len(seen)) or len(ranks) == 1 == len(seen):
+        if (ranks and 2 * len(ranks) < len(seen)) or len(ranks) == 1:
             return _named("process", ranks, known, f"{ranks_in_words(ranks)} {_STANDS[state]}")
     return None
 

@@ -2,7 +2,7 @@
 
 `python -I -m slurm_resilience.resume.progress.node_stacks TOKEN [DIRECTORY]` runs as a helper step
 beside a step that hangs, as the job's own user: of what the kernel shows to root alone it tells
-what it can. It takes py-spy where that is on PATH. All of it is
+what it can. It takes py-spy where that is on PATH, or installed beside this package. All of it is
 bounded: `MOST_PROCESSES`, `PY_SPY_SECONDS`, `RAS_BYTES`, `DUMP_BYTES`.
 """
 
@@ -36,7 +36,9 @@ MOST_CHARACTERS = 120
 LOOK_SECONDS = 0.3
 """Between two looks at the processor time of a process."""
 DUMP_SECONDS = 5.0
-"""For a process to write a dump that it is asked for."""
+"""For processes to write the dumps that they are asked for."""
+DUMP_LOOK_SECONDS = 0.2
+"""Between two looks whether they have; a file that has not grown in between is whole."""
 DUMP_BYTES = 32 << 20
 RAS_SECONDS = 6.0
 RAS_BYTES = 20000
@@ -208,9 +210,9 @@ def dump_paths(environments: Mapping[int, Mapping[str, str]]) -> Iterator[tuple[
         yield rank, Path(f"{given[0] if given else DEFAULT_DUMP}{rank}")
 
 
-def ask_for_dumps(environments: Mapping[int, Mapping[str, str]]) -> bool:
-    """Write to the pipes by which processes are asked for a dump; tell whether there was any."""
-    asked = False
+def ask_for_dumps(environments: Mapping[int, Mapping[str, str]]) -> set[int]:
+    """Ask processes for a dump, by their pipes; return the ranks that have one."""
+    asked = set()
     for rank, environment in environments.items():
         stem = environment.get(PIPE_NAME)
         if not stem:
@@ -220,8 +222,40 @@ def ask_for_dumps(environments: Mapping[int, Mapping[str, str]]) -> bool:
             with os.fdopen(pipe, "wb") as file:
                 if stat.S_ISFIFO(os.fstat(pipe).st_mode):
                     file.write(b"1\n")
-                    asked = True
+                    asked.add(rank)
     return asked
+
+
+def wait_for_dumps(environments: Mapping[int, Mapping[str, str]], ranks: set[int]) -> None:
+    """Wait until these ranks have written anew, or their time is over.
+
+    Args:
+        environments: of all ranks.
+        ranks: those that were asked.
+    """
+    paths = [path for rank, path in dump_paths(environments) if rank in ranks]
+    until = SYSTEM_CLOCK.monotonic() + DUMP_SECONDS
+    asked_at = SYSTEM_CLOCK.now() - DUMP_LOOK_SECONDS
+    before: list[int] = []
+    while SYSTEM_CLOCK.monotonic() < until:
+        _wait(DUMP_LOOK_SECONDS)
+        sizes = [_size_since(path, asked_at) for path in paths]
+        if all(sizes) and sizes == before:
+            return
+        before = sizes
+
+
+def _size_since(path: Path, since: float) -> int:
+    """Return the size of a file that was written since then; 0: it was not."""
+    with contextlib.suppress(OSError):
+        about = path.stat()
+        return about.st_size if about.st_mtime >= since else 0
+    return 0
+
+
+def find_py_spy() -> str | None:
+    """Return py-spy's path; None: it is not installed."""
+    return shutil.which("py-spy") or shutil.which(str(Path(sys.executable).with_name("py-spy")))
 
 
 def copy_dumps(
@@ -284,10 +318,9 @@ def tell(token: str, directory: str) -> dict[str, Any]:
     before = {pid: ticks_of(pid) for pid, _ in chosen}
     began = SYSTEM_CLOCK.monotonic()
     environments = {rank: dict(found)[pid] for pid, rank in reversed(chosen)}
-    asked = ask_for_dumps(environments)
     _wait(LOOK_SECONDS)
     seconds = SYSTEM_CLOCK.monotonic() - began
-    py_spy = shutil.which("py-spy")
+    py_spy = find_py_spy()
     with ThreadPoolExecutor(PY_SPY_AT_ONCE) as pool:
         looks = [
             pool.submit(look_at, pid, rank, before[pid], seconds, py_spy) for pid, rank in chosen
@@ -296,8 +329,9 @@ def tell(token: str, directory: str) -> dict[str, Any]:
         processes = [look.result() for look in looks]
     dumps: list[str] = []
     if directory and Path(directory).is_dir():
+        asked = ask_for_dumps(environments)
         if asked:
-            _wait(max(0.0, DUMP_SECONDS - (SYSTEM_CLOCK.monotonic() - began)))
+            wait_for_dumps(environments, asked)
         oldest = max((age_of(pid) for pid, _ in chosen), default=0.0)
         since = SYSTEM_CLOCK.now() - oldest
         dumps = copy_dumps(environments, Path(directory) / node, since)

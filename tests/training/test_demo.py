@@ -66,9 +66,11 @@ def test_training_goes_on_bit_equal(
 
 def test_checkpointless_nobody_else_stops(tmp_path: Path) -> None:
     """Rank 0's node dies, and the others go on without a checkpoint."""
-    result = demo(tmp_path, "--checkpointless", "--victim=rank0", "--steps=240", "--pace=0.1")
+    # Half a minute is left after the fault: on a busy machine the new rank is long in importing
+    # torch, and it must come before the end.
+    result = demo(tmp_path, "--checkpointless", "--victim=rank0", "--steps=160", "--pace=0.25")
     assert result["problems"] == []
-    assert result["steps"] == 240
+    assert result["steps"] == 160
     seen = result["phases"]
     assert all(value is not None for value in seen.values()), seen
     # Survivors may go on before sresctld is sure.

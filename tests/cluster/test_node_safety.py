@@ -21,7 +21,7 @@ from slurm_resilience.model import REPLACE
 WaitFor = Callable[..., Any]
 STORM = int(os.environ.get("SRES_TEST_STORM", "3"))
 """So many of twice as many nodes die at once."""
-WINDOW = float(os.environ.get("SRES_TEST_WINDOW", "20"))
+WINDOW = float(os.environ.get("SRES_TEST_WINDOW", "12"))
 """The breaker's window in seconds: by default 120."""
 XID = "NVRM: Xid (PCI:0000:04:00): 79, GPU has fallen off the bus."
 
@@ -97,8 +97,8 @@ def test_half_of_the_cluster_dies_at_once(
 ) -> None:
     """The breaker holds through its window; supervised jobs move on; then all is as before."""
     # Slurm itself sets a node DOWN that sresctld may not mark: with its default in 5 minutes.
-    options = {"SlurmdTimeout": "40"}
-    more = {"breaker": {"window": WINDOW, "quiet": 20.0}}
+    options = {"SlurmdTimeout": "25"}
+    more = {"breaker": {"window": WINDOW, "quiet": 10.0}}
     lab = fresh_lab(LabSpec(nodes=2 * STORM, network=True, options=options, sres_options=more))
     jobs = [Job(lab, tmp_path, nodes=2) for _ in range(max(1, STORM // 6))]
     first = [wait_for(lambda job=job: job.running_on(1, 2), 60, job) for job in jobs]

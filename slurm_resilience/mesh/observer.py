@@ -53,6 +53,9 @@ class Picture(msgspec.Struct, frozen=True):
     """All that are connected."""
     outcome: TrainingOutcome | None = None
     """Its end; None: it goes on."""
+    inside: frozenset[str] = frozenset()
+    """Ids of the processes of `running`. One on a node that died unseen is among them for minutes,
+    also when its seat has another process by then."""
 
     @property
     def done(self) -> bool:
@@ -152,10 +155,13 @@ class Observer:
             newest = max((contact.status.generation for contact in contacts), default=0)
             running: list[int] = []
             waiting: list[int] = []
+            inside: set[str] = set()
             for contact in contacts:
-                status = contact.status
-                inside = status.phase == "running" and status.generation == newest
-                (running if inside else waiting).append(contact.peer.seat)
+                status, peer = contact.status, contact.peer
+                is_inside = status.phase == "running" and status.generation == newest
+                (running if is_inside else waiting).append(peer.seat)
+                if is_inside:
+                    inside.add(peer.id)
             return Picture(
                 generation=newest,
                 running=tuple(sorted(running)),
@@ -163,6 +169,7 @@ class Observer:
                 step=max((max(c.status.step, c.beat.step) for c in contacts), default=-1),
                 peers=tuple(contact.peer for contact in contacts),
                 outcome=self._outcome,
+                inside=frozenset(inside),
             )
 
     # -- what the transport calls -------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,8 @@ class TrainingOutcome(msgspec.Struct, frozen=True):
     code: int
     step: int
     reason: str = ""
+    seats: tuple[int, ...] = ()
+    """Those of the last world, where it ended well; empty: not told."""
 
 
 class Rendezvous(Protocol):
@@ -46,7 +49,7 @@ class Rendezvous(Protocol):
         """Forget a peer that has ended."""
         ...
 
-    def outcome(self, code: int, step: int, reason: str) -> None:
+    def outcome(self, code: int, step: int, reason: str, seats: Sequence[int] = ()) -> None:
         """Write down how the training ended, for observers and late processes."""
         ...
 
@@ -144,11 +147,12 @@ class SharedDirectory:
         with contextlib.suppress(OSError):
             (self.path / "peers" / f"{peer.id}.json").unlink()
 
-    def outcome(self, code: int, step: int, reason: str) -> None:
+    def outcome(self, code: int, step: int, reason: str, seats: Sequence[int] = ()) -> None:
         target = self.path / "outcome"
         draft = self.path / f".outcome-{os.getpid()}"
         with contextlib.suppress(OSError):
-            draft.write_bytes(msgspec.json.encode(TrainingOutcome(code, step, reason)) + b"\n")
+            outcome = TrainingOutcome(code, step, reason, tuple(seats))
+            draft.write_bytes(msgspec.json.encode(outcome) + b"\n")
             draft.replace(target)
 
     def ended(self) -> TrainingOutcome | None:
@@ -167,7 +171,7 @@ class _NothingWritten:
     def leave(self, peer: Peer) -> None:
         return
 
-    def outcome(self, code: int, step: int, reason: str) -> None:
+    def outcome(self, code: int, step: int, reason: str, seats: Sequence[int] = ()) -> None:
         return
 
     def ended(self) -> TrainingOutcome | None:

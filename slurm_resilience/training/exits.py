@@ -54,8 +54,11 @@ class Exits:
     def done(self) -> None:
         """Note that the training is complete, for those who come later or did not hear of it; the
         mesh is closed. Any process may be the only one that is left to write it down."""
-        if self._rendezvous.ended() is None:
-            self._rendezvous.outcome(exit_codes.DONE, self._participant.step, "")
+        if self._rendezvous.ended() is not None:
+            return
+        last, *_ = self._mesh.picture()
+        seats = [] if last is None else [member.peer.seat for member in last.members]
+        self._rendezvous.outcome(exit_codes.DONE, self._participant.step, "", seats)
 
     def _leave(self, code: int) -> NoReturn:
         self._mesh.close()

@@ -516,6 +516,24 @@ def test_after_a_training_that_ended_well_the_program_s_own_code_counts(
     assert finish.faulty == told.faulty
 
 
+def test_a_training_tells_who_was_there_at_its_end(script: Script) -> None:
+    script.lose()
+    lost = script.plan.seats_lost_at_end()
+    assert lost, "no world was seen without them"
+    others = frozenset(range(script.plan.seat_map.seats)) - lost
+    script.tell(TrainingEnded(0, 20, "", others))
+    assert script.plan.seats_left_out() == lost, "the last world was over before it was seen"
+    assert script.plan.seats_lost_at_end() == set()
+
+
+def test_seats_that_came_back_unseen_are_part_of_the_end(script: Script) -> None:
+    script.lose()
+    lost = script.plan.seats_lost_at_end()
+    script.tell(TrainingEnded(0, 20, "", frozenset(range(script.plan.seat_map.seats))))
+    assert script.plan.seats_left_out() == set()
+    assert script.plan.seats_lost_at_end() == lost
+
+
 def test_the_user_s_signal_ends_all(script: Script) -> None:
     script.lose()
     script.find("n7")

@@ -154,7 +154,8 @@ class Site:
             Peer(f"{seat}.{self.incarnations[seat]}", seat, self.incarnations[seat])
             for seat in running
         )
-        self.watched.shown = Picture(generation, running, (), step, peers)
+        inside = frozenset(peer.id for peer in peers)
+        self.watched.shown = Picture(generation, running, (), step, peers, inside=inside)
         self.wake.set()
 
     def verdict(self, node: str, verdict: str) -> None:

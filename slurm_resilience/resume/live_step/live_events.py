@@ -120,6 +120,8 @@ class TrainingEnded(msgspec.Struct, frozen=True):
     code: int
     training_step: int
     reason: str
+    seats: frozenset[int] = frozenset()
+    """Those of the last world, where it ended well; empty: not told."""
 
 
 class StepsEnded(msgspec.Struct, frozen=True):

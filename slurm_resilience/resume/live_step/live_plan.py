@@ -662,7 +662,8 @@ class LivePlan:
     def _on_end(self, event: UserEnded | TrainingEnded | StepsEnded) -> Iterator[Action]:
         faulty = self.faulty_nodes()
         match event:
-            case TrainingEnded(code, training_step, reason):
+            case TrainingEnded(code, training_step, reason, seats):
+                self._history.last_world = seats
                 at = f" at step {training_step}" if training_step >= 0 else ""
                 text = f"the training ended{at}: {reason}" if code else ""
                 self._begin_end(EndAttempt(0, code, faulty, reported_by_training=True))
@@ -714,15 +715,20 @@ class LivePlan:
         return self._kept_nodes
 
     def seats_left_out(self) -> set[int]:
-        """Return the lost seats without which the others stepped last."""
+        """Return the seats without which the others stepped last: those that are known to be lost,
+        or all that were not in the last world, where it told who was."""
+        if self._history.last_world:
+            return set(range(self.seat_map.seats)) - self._history.last_world
         return self._lost_seats() - self.seats_lost_at_end()
 
     def seats_lost_at_end(self) -> set[int]:
         """Return the seats that are lost, and without which no world has stepped yet.
 
         Where the training has ended well, they were lost after it: no world ends well without one
-        of its processes.
+        of its processes. Its last world may be over before it is seen; then it told who was in it.
         """
+        if self._history.last_world:
+            return self._lost_seats() & self._history.last_world
         return self._lost_seats(self._history.newest)
 
     def _lost_seats(self, since: int = 0) -> set[int]:

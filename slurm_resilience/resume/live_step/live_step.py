@@ -222,7 +222,12 @@ class LiveStep:
 
     def _training_seen(self) -> ev.TrainingSeen:
         picture = self._observer.picture()
-        return ev.TrainingSeen(picture.generation, picture.running, picture.step, picture.peers)
+        # A seat does not step because its last process, on a lost node, still looks as if it did.
+        inside = picture.inside - self._plan.lost_peers
+        running = {peer.seat for peer in picture.peers if peer.id in inside}
+        return ev.TrainingSeen(
+            picture.generation, tuple(sorted(running)), picture.step, picture.peers
+        )
 
     def _look_at_training(self) -> None:
         for node, reason in self._observer.take_wrong_nodes().items():
@@ -296,7 +301,8 @@ class LiveStep:
     def _look_at_end(self) -> None:
         outcome = read_outcome(self._rendezvous)
         if outcome is not None:
-            self._tell(ev.TrainingEnded(outcome.code, outcome.step, outcome.reason))
+            seats = frozenset(outcome.seats)
+            self._tell(ev.TrainingEnded(outcome.code, outcome.step, outcome.reason, seats))
             return
         self._steps.release(living_seats(self._training_seen(), self._plan.lost_peers))
         number = self._steps.ended_by_user()

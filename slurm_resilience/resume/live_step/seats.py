@@ -132,6 +132,8 @@ class SeatHistory:
     _incarnations: dict[int, int] = field(default_factory=dict)
     _step: int = -1
     _newest: int = 0
+    last_world: frozenset[int] = frozenset()
+    """The seats in it, as the training told at its end; empty: it has not."""
 
     def note(
         self, peers: Iterable[Peer], running: Iterable[int], generation: int, step: int

@@ -362,7 +362,8 @@ class SimTraining:
         if not writers or self.mesh.members - {rank.peer.id for rank in self._candidates()}:
             return  # no step ends without one of them: the next world ends it
         mesh.stage = MeshStage.OVER
-        outcome = TrainingOutcome(0, mesh.generation, "all steps are done")
+        seats = tuple(rank.seat for rank in self.ranks if rank.peer.id in mesh.members)
+        outcome = TrainingOutcome(0, mesh.generation, "all steps are done", seats)
         (self.directory / "mesh" / "outcome").write_bytes(msgspec.json.encode(outcome))
         told = any(srun.running and not srun.ordered_to_end for srun in world.sruns)
         # A task that failed is part of what srun tells of the program, if the others were not seen
@@ -428,14 +429,15 @@ class SimTraining:
         world, random = self.world, self.world.random
         shown = [rank for rank in self.ranks if rank.shown]
         newest = max((rank.told_generation for rank in shown), default=0)
-        running = [rank.seat for rank in shown if newest and rank.told_generation == newest]
+        running = [rank for rank in shown if newest and rank.told_generation == newest]
         waiting = [rank.seat for rank in shown if not newest or rank.told_generation != newest]
         picture = Picture(
             self.mesh.generation if shown else 0,
-            tuple(sorted(running)),
+            tuple(sorted(rank.seat for rank in running)),
             tuple(sorted(waiting)),
             int(self.work_seconds),
             tuple(rank.peer for rank in shown),
+            inside=frozenset(rank.peer.id for rank in running),
         )
         self.watched.number += 1
         late = random.random() < 0.05

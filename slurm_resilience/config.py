@@ -469,8 +469,13 @@ _LONGEST_SECONDS = {
     "resume": {"check_wait": 60.0},
 }
 """Beyond this sresctld or sresd would do nothing for so long that it was meant in milliseconds."""
-_SHORTEST_SECONDS = {"controller": {"keep": 86400.0}, "recovery": {"recurrence_window": 3600.0}}
-"""Less was meant in days or hours: almost nothing would be remembered."""
+_SHORTEST_SECONDS = {
+    "controller": {"keep": 86400.0},
+    "recovery": {"recurrence_window": 3600.0},
+    "agent": {"beat": 0.05},
+}
+"""Less was meant in days or hours: almost nothing would be remembered, or beats fill the network.
+"""
 _PERCENT = "_percent"
 _WHOLE_PERCENT = 100.0
 _POSITIVE = {
@@ -489,6 +494,8 @@ _POSITIVE = {
         "quiet",
     ),
     "resume": ("max_per_node",),
+    "elastic": ("timeout", "backoff"),
+    "hang": ("floor", "steps", "gather"),
     "recovery": (
         "validate_timeout",
         "flap_window",
@@ -516,6 +523,7 @@ def _check_pool(pool: SparePoolSettings, where: str) -> None:
     _check_percent(pool.percent, f"{where}.percent")
 
 
+_HOST_NAME = re.compile(r"[A-Za-z0-9._:%-]+")
 _SINK_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -567,6 +575,12 @@ def _check_ranges(config: Config, where: str) -> None:
         raise ConfigError(
             f"{where}: controller.state_dir must be an absolute path, such as /var/lib/sresctld"
         )
+    for name in config.controller.hosts:
+        if not _HOST_NAME.fullmatch(name):
+            raise ConfigError(
+                f"{where}: controller.host: '{name}' is no name of a machine; several are "
+                'separated by commas: "ctl1,ctl2"'
+            )
     if not 0 < config.controller.port < 65536:
         raise ConfigError(f"{where}: controller.port must be between 1 and 65535")
     if config.detect.silent_after < 2 * config.agent.beat:

@@ -63,6 +63,16 @@ def test_an_executable_that_any_user_may_write_is_not_run(tmp_path: Path) -> Non
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_file_that_any_user_may_write_is_no_notice(tmp_path: Path) -> None:
+    file = tmp_path / "notice"
+    file.write_text("forged")
+    file.chmod(0o666)
+    assert look(file).verdict == "unjudged"
+    file.chmod(0o644)
+    tmp_path.chmod(0o1777)
+    assert look(file).verdict == "unjudged"
+
+
 def test_a_long_notice_is_cut() -> None:
     found = planned_loss.judge("x" * 4000, CheckContext())
     assert len(found.text) == planned_loss.MAX_CHARACTERS

@@ -27,10 +27,11 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d
 def probe(path: Path) -> str:
     """Return the notice; empty: there is none."""
     try:
-        if not os.access(path, os.X_OK):
+        # A user must be able neither to run something as root nor to have a node replaced.
+        fault = unsafe(path)
+        if not fault and not os.access(path, os.X_OK):
             with path.open("rb") as file:
                 return " ".join(file.read(MAX_BYTES).decode("utf-8", "replace").split())
-        fault = unsafe(path)
     except FileNotFoundError:
         return ""
     except OSError as error:

@@ -63,6 +63,7 @@ def test_an_option_comes_before_the_site_s_setting() -> None:
         (["--auto-resume-max-nodes=1"], r"takes 2 node\(s\) from the start"),
         (["--auto-resume-max-nodes=all"], "write a number of nodes"),
         (["--auto-resume-max-nodes=5", "--auto-resume-step-nodes=2"], "5 is not reached"),
+        (["--auto-resume-max-nodes=3000000000"], "more than 1000 requests"),
         (["--auto-resume-sizes=4,8"], r"takes 2 node\(s\) from the start"),
         (["--auto-resume-sizes=2,x"], "write numbers of nodes"),
         (["--auto-resume-sizes=2,4", "--auto-resume-max-nodes=6"], "names all sizes"),

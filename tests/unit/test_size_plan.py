@@ -25,7 +25,7 @@ from slurm_resilience.resume.elastic.size_events import (
     SizeAction,
     StartGroup,
 )
-from slurm_resilience.resume.elastic.size_plan import GroupState, SizePlan
+from slurm_resilience.resume.elastic.size_plan import MOST_ASKED, GroupState, SizePlan
 from slurm_resilience.resume.live_step.live_events import (
     FaultyNode,
     NodesFaulty,
@@ -122,6 +122,16 @@ def test_it_grows_as_nodes_become_free() -> None:
     story.grant(0)
     (said,) = story.step_in(0)
     assert isinstance(said, SayGrew) and said.size == 4
+
+
+def test_few_requests_wait_in_slurms_queue_at_one_time() -> None:
+    story = Story(size(*[1] * 20))
+    assert len([a for a in story.tick() if isinstance(a, AskForGroup)]) == MOST_ASKED
+    assert not story.tick(60.0)
+    story.grant(0)
+    assert [a.group for a in story.tick() if isinstance(a, AskForGroup)] == [MOST_ASKED]
+    story.tell(sick("n1"))
+    assert [a.group for a in story.tick() if isinstance(a, AskForGroup)] == [20], "the stand-in"
 
 
 def test_nodes_that_are_taken_back_are_asked_for_again_after_a_snooze() -> None:

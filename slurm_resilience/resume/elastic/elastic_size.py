@@ -22,6 +22,9 @@ from slurm_resilience.resume.srun.step_size import (
     number_of_nodes,
 )
 
+MOST_GROUPS = 1000
+"""Requests for nodes of one step: more would be a slip of the pen."""
+
 
 class ElasticSize(msgspec.Struct, frozen=True):
     """All that an elastic step may become."""
@@ -106,6 +109,11 @@ def _groups(core: int, most: int, step: int) -> tuple[int, ...]:
         raise UsageError(
             f"--{STEP_NODES}={step}: from {core} node(s) in steps of {step}, {most} is not reached"
         )
+    if (most - core) // step > MOST_GROUPS:
+        raise UsageError(
+            f"--{MAX_NODES}={most}: that is more than {MOST_GROUPS} requests for {step} node(s); "
+            f"have it grow by more at once with --{STEP_NODES}=N"
+        )
     return (step,) * ((most - core) // step)
 
 
@@ -119,5 +127,8 @@ def _sizes(command: SrunCommand, core: int) -> tuple[int, ...]:
         raise UsageError(f"--{SIZES}={text}: write numbers of nodes, such as 2,4,8")
     sizes = sorted({int(word) for word in words})
     if core not in sizes:
-        raise UsageError(f"--{SIZES}={text}: the step takes {core} node(s) from the start")
+        raise UsageError(
+            f"--{SIZES}={text}: the step takes {core} node(s) from the start, which must be one of "
+            "them"
+        )
     return tuple(size for size in sizes if size > core)

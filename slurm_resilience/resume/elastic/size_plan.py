@@ -45,6 +45,8 @@ from slurm_resilience.resume.live_step.live_events import (
 )
 from slurm_resilience.resume.live_step.seats import NodeSlot
 
+MOST_ASKED = 8
+"""Requests for nodes that may wait in Slurm's queue at one time."""
 LONGEST_BACKOFF_SECONDS = 3600.0
 GONE_SECONDS = 120.0
 """For the ranks of a group that goes. Slurm ends them sooner, where it takes the nodes back."""
@@ -309,7 +311,8 @@ class SizePlan:
 
     def _on_tick(self, now: float) -> Iterator[SizeAction]:
         for group in self.groups:
-            if group.state is _S.VACANT and now >= group.again_at and self._is_next(group):
+            is_due = group.state is _S.VACANT and now >= group.again_at
+            if is_due and self._is_next(group) and self._may_ask_for(group):
                 group.enter(_S.ASKED)
                 yield AskForGroup(group.number, len(group.ranks))
             elif group.state is _S.JOINING and now >= group.deadline:
@@ -326,6 +329,12 @@ class SizePlan:
                 reason = "all is whole again" if group is self._stand_in else others
                 self._begin_to_leave(group, reason, now)
                 yield AskGroupToLeave(group.companion, group.steps)
+
+    def _may_ask_for(self, group: NodeGroup) -> bool:
+        """Return whether few enough requests wait in Slurm's queue: each is a job in it, and is
+        looked at every second."""
+        waiting = sum(other.state is _S.ASKED for other in self.groups)
+        return group is self._stand_in or waiting < MOST_ASKED
 
     def _is_next(self, group: NodeGroup) -> bool:
         """Return whether this group is wanted: those are in that have to come before it; or the

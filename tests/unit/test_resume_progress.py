@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from pathlib import Path
 from queue import Empty, Queue
@@ -16,6 +17,7 @@ from slurm_resilience.errors import UsageError
 from slurm_resilience.flight.culprit import CulpritRank, HangDiagnosis
 from slurm_resilience.resume import attempt
 from slurm_resilience.resume.progress import step_sender
+from slurm_resilience.resume.progress import step_source as step_source_module
 from slurm_resilience.resume.progress.hang_evidence import (
     HangEvidence,
     NodeSigns,
@@ -313,6 +315,32 @@ def test_a_watched_file_and_a_pattern_in_the_log_tell_steps(tmp_path: Path) -> N
     assert lines.look() == [StepLine(-1, 8)]
     log.write_text("step 1\n")
     assert lines.look() == [StepLine(-1, 1)], "it was emptied"
+
+
+def test_a_progress_bar_writes_its_line_anew(tmp_path: Path) -> None:
+    log = tmp_path / "slurm-1.out"
+    log.write_bytes(b"")
+    lines = WatchedLog(re.compile(rb"(\d+)/1000"), log)
+    log.write_bytes(b"\r1/1000 [00:01]\r2/1000 [00:02]\r3/1000")
+    assert lines.look() == [StepLine(-1, 1), StepLine(-1, 2)]
+
+
+def test_a_pattern_that_takes_for_ever_does_not_stop_the_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(step_source_module, "SEARCH_SECONDS", 0.05)
+    log = tmp_path / "slurm-1.out"
+    log.write_bytes(b"")
+    lines = WatchedLog(re.compile(rb"(a+)+$"), log)
+    log.write_bytes(b"a" * 4000 + b"b\n")
+    for _ in range(3):
+        assert lines.look() == [StepLine(-1, None)]
+    assert capfd.readouterr().err.count("no steps are read from the log any more") == 1
+
+
+def test_a_pipe_in_the_place_of_the_log_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "out")
+    assert WatchedLog(re.compile(rb"x"), tmp_path / "out").look() == []
 
 
 def test_a_pattern_without_a_number_counts_lines(tmp_path: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 from slurm_resilience.errors import UsageError
+from slurm_resilience.resume import report
 from slurm_resilience.resume.progress.hang_rule import ANY_RANK
 from slurm_resilience.resume.progress.step_report import MOST_STEPS, StepLine
 
@@ -16,6 +21,11 @@ LOOK_SECONDS = 1.0
 READ_BYTES = 1 << 20
 """As much of a log is read in one look; what came before it in between is left out."""
 LINE_BYTES = 4096
+SEARCH_SECONDS = 2.0
+"""Processor time of one look. A pattern may take for ever on a line that does not match, and then
+nothing else of the supervisor would run."""
+_LINE_ENDS = re.compile(rb"[\r\n]")
+"""Progress bars write their line anew by a carriage return."""
 OWN_LINES = b"sres: "
 """The supervisor's lines in the log speak of steps too."""
 
@@ -61,11 +71,26 @@ class WatchedLog(StepSource):
         self._place = self._size()
         self._rest = b""
         self._count = 0
+        self._is_slow = False
+        """The pattern has taken too long, and is searched for no more."""
 
     def look(self) -> list[StepLine]:
-        data = self._new()
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        self._rest = self._rest[-LINE_BYTES:]
+        if not self._is_slow:
+            *lines, self._rest = _LINE_ENDS.split(self._rest + self._new())
+            self._rest = self._rest[-LINE_BYTES:]
+            try:
+                with _processor_time(SEARCH_SECONDS):
+                    return self._steps_in(lines)
+            except _TookTooLong:
+                self._is_slow = True
+                report.say(
+                    f"--{OPTION}=log:{self._pattern.pattern.decode(errors='replace')} takes more "
+                    f"than {SEARCH_SECONDS:g} s for the log of one second (several `.*` or `+` in "
+                    "a row, say): no steps are read from the log any more, and no hang is found"
+                )
+        return [StepLine(ANY_RANK, None)]  # where no step can be seen, none is missed
+
+    def _steps_in(self, lines: Iterable[bytes]) -> list[StepLine]:
         found = []
         for line in lines:
             if line.startswith(OWN_LINES):
@@ -83,8 +108,13 @@ class WatchedLog(StepSource):
 
     def _new(self) -> bytes:
         try:
-            with self._path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
+            # A pipe must not be waited for.
+            number = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(number, "rb") as file:
+                about = os.fstat(number)
+                if not stat.S_ISREG(about.st_mode):
+                    return b""
+                size = about.st_size
                 if size < self._place:
                     self._place = 0  # it was emptied
                 file.seek(max(self._place, size - READ_BYTES))
@@ -99,6 +129,26 @@ class WatchedLog(StepSource):
             return self._path.stat().st_size
         except OSError:
             return 0
+
+
+class _TookTooLong(Exception):
+    """The processor time is used up."""
+
+
+@contextlib.contextmanager
+def _processor_time(seconds: float) -> Iterator[None]:
+    """End what runs in here, in the main thread, when this process has used so much of it."""
+
+    def end(*_: object) -> None:
+        raise _TookTooLong
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _number(match: re.Match[bytes]) -> int | None:

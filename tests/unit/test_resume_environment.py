@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.resume.progress.step_report import VARIABLE as STEPS_VARIABLE
-from slurm_resilience.resume.srun.env_option import encode
+from slurm_resilience.resume.srun.command import AttemptCommand
+from slurm_resilience.resume.srun.env_option import NODEID, encode
 from slurm_resilience.resume.srun.environment import (
     PORT_BASE,
     PORT_SPAN,
@@ -22,6 +23,7 @@ from slurm_resilience.resume.srun.environment import (
     task_variables,
     wrapped,
 )
+from slurm_resilience.resume.srun.srun_options import SrunCommand
 
 ATTEMPT = Attempt(12, 1, 0, ("n1", "n3"), ("n1", "n3", "n4"), "192.0.2.1", "/shared/.sres/x")
 BATCH = {
@@ -54,6 +56,31 @@ def test_the_plugin_keeps_the_attempt_out_of_other_jobs() -> None:
     names = source.split("names[] = {")[1].split("}")[0]
     said = {name for name in task_variables(ATTEMPT) if name.startswith("SRES_")}
     assert said | {STEPS_VARIABLE} == {*re.findall(r'"(\w+)"', names)}
+
+
+@pytest.mark.parametrize("has_plugin", [True, False])
+@pytest.mark.parametrize(
+    ("options", "environment", "exports"),
+    [
+        ((), {}, None),
+        (("--export=ALL,A=1",), {}, "ALL,A=1"),
+        (("--export=NONE",), {}, "SRES_PROGRESS"),
+        (("--export=PATH,A=x",), {}, "PATH,A=x,SRES_PROGRESS"),
+        ((), {"SLURM_EXPORT_ENV": "NONE"}, "SRES_PROGRESS"),
+    ],
+)
+def test_no_other_user_sees_where_steps_are_told(
+    has_plugin: bool, options: tuple[str, ...], environment: dict[str, str], exports: str | None
+) -> None:
+    """Each user may read a command line; with the token another's step could be ended."""
+    launch = AttemptCommand("srun", has_plugin)
+    command = SrunCommand((), ("./train",)).adding(*options)
+    told = {STEPS_VARIABLE: "192.0.2.1 4711 s3cret", "NODE_RANK": NODEID}
+    words, own = launch.line(command, told, environment)
+    assert "s3cret" not in str(words) and own[STEPS_VARIABLE] == told[STEPS_VARIABLE]
+    assert [w.partition("=")[2] for w in words if w.startswith("--export")] == [
+        *([exports] if exports else [])
+    ]
 
 
 def test_what_describes_the_step_is_left_to_the_step() -> None:

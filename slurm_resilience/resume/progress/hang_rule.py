@@ -69,6 +69,7 @@ class StepRecord:
         """The last step of each rank."""
         self._told: dict[int, int] = {}
         """The number of steps that each rank has told."""
+        self._most_told = 0
         self._paused: set[int] = set()
         self._last: float | None = None
         """When a rank told another step; None: none has, or the wait does not count."""
@@ -86,7 +87,8 @@ class StepRecord:
         if self.steps.get(line.rank) == line.step:
             return False
         self.steps[line.rank] = line.step
-        self._told[line.rank] = self._told.get(line.rank, 0) + 1
+        self._told[line.rank] = told = self._told.get(line.rank, 0) + 1
+        self._most_told = max(self._most_told, told)
         waited = self._last is not None and not self._paused
         if waited and self._most_told > COMPILING_STEPS:
             self.longest = max(self.longest, now - (self._last or 0.0))
@@ -94,10 +96,6 @@ class StepRecord:
         self._paused.discard(line.rank)
         self._last = now
         return True
-
-    @property
-    def _most_told(self) -> int:
-        return max(self._told.values(), default=0)
 
     @property
     def limit(self) -> float | None:

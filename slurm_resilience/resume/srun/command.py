@@ -9,6 +9,7 @@ from pathlib import Path
 from slurm_resilience.errors import UsageError
 from slurm_resilience.model import Job
 from slurm_resilience.resume import report
+from slurm_resilience.resume.progress.step_report import VARIABLE as STEPS_VARIABLE
 from slurm_resilience.resume.srun import env_option
 from slurm_resilience.resume.srun.environment import wrapped
 from slurm_resilience.resume.srun.srun_options import SrunCommand
@@ -92,13 +93,17 @@ class AttemptCommand:
             for name, value in variables.items()
             if not value.startswith("@") and not name.startswith("@")
         }
+        # What has the token could tell steps in the program's name.
+        open_to_all = {name: v for name, v in variables.items() if name != STEPS_VARIABLE}
+        if len(open_to_all) < len(variables):
+            command = _exporting(command, env, STEPS_VARIABLE)
         if self._has_plugin:
             env[GUARD] = "1"
             if report_to:
                 env[REPORT_TO] = report_to
-            words = [f"{env_option.OPTION}={env_option.option_value(variables)}", *command.argv]
+            words = [f"{env_option.OPTION}={env_option.option_value(open_to_all)}", *command.argv]
         else:
-            words = list(_without_plugin(command, variables).argv)
+            words = list(_without_plugin(command, open_to_all).argv)
         return [self._srun, *words], env
 
 
@@ -146,6 +151,23 @@ def leading_number(text: str | None) -> int:
     """Return the number of ``4``, the larger one of ``2-4``; 0 for anything else."""
     digits = (text or "").split("-")[-1]
     return int(digits) if digits.isascii() and digits.isdigit() else 0
+
+
+def _exporting(command: SrunCommand, environment: Mapping[str, str], name: str) -> SrunCommand:
+    """Return a command that hands a variable of srun's own on to the tasks, whatever else it hands
+    on: each user may read a command line, and an environment only its own.
+
+    Args:
+        command: the user's.
+        environment: of srun.
+        name: of the variable.
+    """
+    chosen = command.value("export") or environment.get("SLURM_EXPORT_ENV", "")
+    words = chosen.upper().split(",")
+    if not chosen or "ALL" in words:
+        return command
+    kept = "" if words[0] in ("NONE", "NIL") else f"{chosen},"
+    return command.without("export").adding(f"--export={kept}{name}")
 
 
 def _without_plugin(command: SrunCommand, variables: Mapping[str, str]) -> SrunCommand:

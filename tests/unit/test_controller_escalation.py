@@ -127,6 +127,27 @@ def test_more_reboots_may_be_allowed() -> None:
     assert [a.action for a in actions(seen, act.MarkNode, none)] == [REPLACE]
 
 
+def rebooted(*agents: Any, can_replace: bool = True, **more: Any) -> list[str]:
+    """Return what follows a reboot after which the node tells this, as actions."""
+    known = incident(
+        state=NodeState.VALIDATING, kind="sick", action=REBOOT, attempts=1, run_ended=NOW - 9,
+        boot_before="boot-1", instance_before="machine-n1", **more,
+    )  # fmt: skip
+    seen = world(
+        node("n1", "IDLE+FAIL", REBOOT), agents=agents, incidents=(known,), can_replace=can_replace,
+        can_reboot=True, repairs=(repair(REBOOT, 1),), probes={"n1": probes("answered")},
+    )  # fmt: skip
+    two = config(recovery={"max_reboots": 2})
+    return [move.action for rule in (CONFIG, two) for move in actions(seen, act.Transition, rule)]
+
+
+def test_a_reboot_after_which_the_fault_is_there_still_becomes_a_replacement() -> None:
+    still = msgspec.structs.replace(NEEDS_REBOOT, boot_id="boot-2")
+    assert rebooted(still) == [REPLACE, ""]
+    assert rebooted(still, can_replace=False) == ["", ""]
+    assert rebooted(msgspec.structs.replace(agent(), boot_id="boot-2")) == []  # it is well
+
+
 def empty(kind: str = "dead", replaced: int = 3, **more: Any) -> Any:
     """A silent node that was replaced so often, each machine another one."""
     repairs = tuple(repair(REPLACE, i, f"machine {i}") for i in range(10, 10 + replaced))

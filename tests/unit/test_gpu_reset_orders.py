@@ -269,6 +269,19 @@ def test_a_reset_that_fails_becomes_a_reboot() -> None:
     assert move.action == ""
 
 
+def test_a_reset_that_fails_becomes_a_replacement_where_the_reboots_are_used_up() -> None:
+    seen = repairing(Run("ended", 1, "not reset", NOW))
+    memory = msgspec.structs.replace(
+        seen.memory, repairs=(Repair("n1", 9, REBOOT, "machine-n1"), Repair("n1", 1, RESET, ""))
+    )
+    seen = msgspec.structs.replace(seen, memory=memory)
+    (move,) = actions(seen, act.Transition)
+    assert (move.event, move.action) == (NodeEvent.REPLACEMENT_FAILED, REPLACE)
+    assert move.reason.endswith("not reset; it is replaced")
+    more = config(recovery={"max_reboots": 2})
+    assert [move.action for move in actions(seen, act.Transition, more)] == [REBOOT]
+
+
 def test_a_node_is_given_back_in_the_same_boot_once_nothing_is_found() -> None:
     known = incident(
         state=NodeState.VALIDATING,

@@ -49,6 +49,28 @@ def _after_resets(
     return msgspec.structs.replace(diagnosis, reason=text, action=REBOOT)
 
 
+def after_failure(
+    snapshot: ClusterSnapshot, config: Config, incident: Incident, *, is_sick: bool
+) -> str:
+    """Return the action for a fault that a repair did not mend, where the same one would not help
+    either; empty: the same once more.
+
+    Args:
+        snapshot: the observation, with the repairs of this incident too.
+        config: limits (`[recovery]`).
+        incident: of the fault.
+        is_sick: the node came back with a fault; else the repair itself failed.
+    """
+    if incident.kind == "requested" or not (is_sick or incident.action == RESET):
+        return ""
+    machine = _machine_of(snapshot, incident)
+    is_used_up = _count(snapshot, REBOOT, incident.node, machine) >= config.recovery.max_reboots
+    if incident.action == RESET:
+        return REPLACE if is_used_up else REBOOT
+    is_next = incident.action == REBOOT and is_used_up and snapshot.site.can_replace
+    return REPLACE if is_next else ""
+
+
 def _count(snapshot: ClusterSnapshot, action: str, node: str, machine: str) -> int:
     return sum(
         repair.action == action and _is_of(repair, node, machine)

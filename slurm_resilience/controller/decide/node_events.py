@@ -25,6 +25,7 @@ from slurm_resilience.controller.actions import (
     Transition,
 )
 from slurm_resilience.controller.decide import replacing
+from slurm_resilience.controller.decide.escalation import after_failure
 from slurm_resilience.controller.decide.intake import is_removed
 from slurm_resilience.controller.decide.marking import mode_of
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
@@ -43,7 +44,7 @@ from slurm_resilience.controller.diagnose import (
 )
 from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
-from slurm_resilience.model import ACTIONS, REBOOT, REPLACE, RESET, Node
+from slurm_resilience.model import ACTIONS, REPLACE, RESET, Node
 from slurm_resilience.replace.repair_order import Run
 
 RESUME_AGAIN_SECONDS = 10.0
@@ -103,7 +104,7 @@ def answers_of_keepers(snapshot: ClusterSnapshot) -> Iterator[NoteKept | NoteAns
 def stale_reasons(snapshot: ClusterSnapshot) -> Iterator[NoteStale]:
     """Find the reasons that nodes in service have, and those that a person gave once more."""
     for name, node in snapshot.nodes.items():
-        if node.reason_unclear:
+        if node.reason_unclear or not (node.reason or node.stale_reason):
             continue
         stale = node.reason
         if is_out_of_service(node):
@@ -365,16 +366,26 @@ def _failed(
     cause: str,
     *,
     is_tried: bool = True,
+    is_sick: bool = False,
 ) -> Transition:
-    """Find what follows a repair that failed, or that was lost before it had begun."""
+    """Find what follows a repair that failed, or that was lost before it had begun.
+
+    Args:
+        snapshot: the observation.
+        config: limits (`[recovery]`, `[replace]`).
+        incident: of the fault.
+        cause: of the failure, in words.
+        is_tried: the repair had begun.
+        is_sick: it ended well, and the node came back with a fault.
+    """
     if incident.is_flap:
         event = NodeEvent.GONE_AGAIN if incident.times.marked else NodeEvent.JUDGED_ANEW
         return _move(incident, event, cause)
-    if incident.action == RESET and incident.kind != "requested" and is_tried:
-        # Whatever a reset does not mend, another one does not either.
-        text = f"{cause}; it is rebooted"
+    instead = after_failure(snapshot, config, incident, is_sick=is_sick) if is_tried else ""
+    if instead:
+        text = f"{cause}; it is {ACTIONS[instead][1]}"
         event = NodeEvent.REPLACEMENT_FAILED
-        return Transition(incident.node, incident.id, event, text, snapshot.now, REBOOT)
+        return Transition(incident.node, incident.id, event, text, snapshot.now, instead)
     if incident.attempts >= config.replace.attempts:
         text = f"{cause}; given up after {incident.attempts} attempts, a person must look"
         return _move(incident, NodeEvent.GAVE_UP, text)
@@ -402,7 +413,7 @@ def _from_validating(
     is_back = _is_back(snapshot, incident, node)
     progress = validation_progress(snapshot, config, incident)
     if fault:
-        yield _failed(snapshot, config, incident, fault)
+        yield _failed(snapshot, config, incident, fault, is_sick=True)
     elif is_back and progress is ValidationProgress.OVER:
         yield ReturnNode(node.name, incident.id)
     elif is_back and progress is ValidationProgress.IMPOSSIBLE:

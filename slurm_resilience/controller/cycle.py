@@ -26,7 +26,7 @@ from slurm_resilience.controller.observe import (
     observe,
 )
 from slurm_resilience.controller.slurm_settings import SlurmSettings
-from slurm_resilience.controller.status import for_supervisors, status
+from slurm_resilience.controller.status import NodeVerdicts, status
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.model import REBOOT, REPLACE, RESET
 from slurm_resilience.wire.messages import PauseRequest
@@ -150,12 +150,7 @@ class Cycle:
             self._alarms = follow(self._alarms, raised, snapshot.now)
         incidents = {incident.node: incident for incident in self._sources.journal.incidents()}
         inbox.publish(
-            {
-                name: for_supervisors(
-                    diagnosis, snapshot.nodes[name], incidents.get(name), name in decision.left
-                )
-                for name, diagnosis in diagnoses.items()
-            },
+            NodeVerdicts(decision, diagnoses, incidents),
             status(decision, diagnoses, self._in_force, incidents, self._alarms),
         )
         self._blind_since = 0.0

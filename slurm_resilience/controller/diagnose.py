@@ -93,6 +93,7 @@ _POWER_FLAGS = frozenset(
     {"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP", "PLANNED_DOWN"}
 )
 _IN_SERVICE = frozenset({"IDLE", "ALLOCATED", "MIXED"})
+_OUT_OF_SERVICE = frozenset({"FAIL", "DRAIN"})
 MIN_SILENT_PROBES = 2
 MIN_TOGETHER = 2
 """A single node that falls silent as the last one is no sign that this machine is cut off."""
@@ -145,7 +146,8 @@ def diagnose(snapshot: ClusterSnapshot, config: Config) -> dict[str, NodeDiagnos
         life = life_of(snapshot, config.detect, node, is_deaf)
         if life.kind in ("dead", "suspect") and _is_announced(snapshot, agent):
             life = msgspec.structs.replace(life, reason=f"{life.reason} {INJECTED_MARK}")
-        found, site = open_findings(snapshot, name), snapshot.site
+        has_findings = agent is not None and agent.findings
+        found, site = open_findings(snapshot, name) if has_findings else (), snapshot.site
         if is_plain(node) and not found:
             # Nearly every node of a large cluster, in every round: only the last rules answer.
             diagnoses[name] = life
@@ -271,7 +273,7 @@ def _is_announced(snapshot: ClusterSnapshot, agent: AgentView | None) -> bool:
 
 def is_out_of_service(node: Node) -> bool:
     """Slurm starts no job on it because it is DOWN, draining or failing."""
-    return node.is_fail or node.is_down or node.is_drain
+    return node.base == "DOWN" or not node.flags.isdisjoint(_OUT_OF_SERVICE)
 
 
 def _is_requested(node: Node) -> bool:

@@ -115,18 +115,28 @@ class Silences(NamedTuple):
     """Seconds since the last one fell silent; infinite: there is none that is new."""
 
 
+class _Shown(NamedTuple):
+    """The findings and checks of a node, as a view has them: made once for each report, since a
+    round makes a view of every node."""
+
+    findings: tuple[Finding, ...] = ()
+    unjudged: tuple[str, ...] = ()
+    judged: tuple[str, ...] = ()
+
+
 class _Agent:
     __slots__ = (
+        "_findings",
+        "_verdicts",
         "boot_id",
         "checked",
         "connection",
-        "findings",
         "heard_at",
         "instance",
         "presence",
         "reported",
+        "shown",
         "steady_since",
-        "verdicts",
     )
 
     def __init__(self, heard_at: float) -> None:
@@ -137,8 +147,9 @@ class _Agent:
         self.boot_id = ""
         self.instance = ""
         self.presence = AgentPresence.EXPECTED
-        self.findings: dict[tuple[str, str, str], Finding] = {}
-        self.verdicts: dict[str, str] = {}
+        self._findings: dict[tuple[str, str, str], Finding] = {}
+        self._verdicts: dict[str, str] = {}
+        self.shown = _Shown()
 
     def hear(self, now: float) -> None:
         """Note a sign of life (monotonic)."""
@@ -157,44 +168,58 @@ class _Agent:
             heard_at=self.heard_at,
             boot_id=self.boot_id,
             instance=self.instance,
-            findings=tuple(self.findings.values()),
-            unjudged=tuple(c for c, v in self.verdicts.items() if v == "unjudged"),
-            judged=tuple(c for c, v in self.verdicts.items() if v != "unjudged"),
+            findings=self.shown.findings,
+            unjudged=self.shown.unjudged,
+            judged=self.shown.judged,
             steady=now - self.steady_since,
             reported=self.reported,
             checked=self.checked,
         )
 
+    def forget_findings(self) -> None:
+        """Forget what was found: another boot or machine speaks now."""
+        self._findings.clear()
+        self._show()
+
+    def _show(self) -> None:
+        unjudged = [check for check, verdict in self._verdicts.items() if verdict == "unjudged"]
+        judged = [check for check, verdict in self._verdicts.items() if verdict != "unjudged"]
+        self.shown = _Shown(tuple(self._findings.values()), tuple(unjudged), tuple(judged))
+
     def take(self, report: Report) -> None:
         """Take in what the node's checks and kernel log say."""
+        self._take(report)
+        self._show()
+
+    def _take(self, report: Report) -> None:
         self.checked = report.checked
         if report.full:
             self.reported = True
-            self.findings.clear()
-            self.verdicts.clear()
+            self._findings.clear()
+            self._verdicts.clear()
         for key in report.cleared:
-            self.findings.pop(key, None)
+            self._findings.pop(key, None)
         for result in report.results:
-            self.verdicts[result.check] = result.verdict
+            self._verdicts[result.check] = result.verdict
             keys = {finding.key for finding in result.findings}
             if result.verdict != "unjudged":
                 # What a check no longer says no longer holds; an unjudged check says nothing.
-                outdated = [k for k in self.findings if k[0] == result.check and k not in keys]
+                outdated = [k for k in self._findings if k[0] == result.check and k not in keys]
                 for key in outdated:
-                    del self.findings[key]
+                    del self._findings[key]
         of_checks = [finding for result in report.results for finding in result.findings]
         for finding in (*of_checks, *report.findings):
-            if finding.key in self.findings or self._has_room(finding):
-                self.findings[finding.key] = finding
+            if finding.key in self._findings or self._has_room(finding):
+                self._findings[finding.key] = finding
 
     def _has_room(self, finding: Finding) -> bool:
-        if len(self.findings) < MAX_FINDINGS:
+        if len(self._findings) < MAX_FINDINGS:
             return True
-        watched = (key for key, old in self.findings.items() if old.severity not in FAULTY)
+        watched = (key for key, old in self._findings.items() if old.severity not in FAULTY)
         oldest = next(watched, None)
         if finding.severity not in FAULTY or oldest is None:
             return False
-        del self.findings[oldest]
+        del self._findings[oldest]
         return True
 
 
@@ -262,7 +287,7 @@ class Registry:
                 return
             if isinstance(message, NodeHello):
                 if (message.boot_id, message.instance) != (agent.boot_id, agent.instance):
-                    agent.findings.clear()  # another boot or machine: the old trouble is gone
+                    agent.forget_findings()
                 agent.boot_id, agent.instance = message.boot_id, message.instance
             elif isinstance(message, Report):
                 agent.take(message)

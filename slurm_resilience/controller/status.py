@@ -102,6 +102,37 @@ def status(
     }
 
 
+class NodeVerdicts(Mapping[str, NodeVerdict]):
+    """The answer of each node for supervisors, made when it is asked for."""
+
+    def __init__(
+        self,
+        decision: Decision,
+        diagnoses: Mapping[str, NodeDiagnosis],
+        incidents: Mapping[str, Incident],
+    ) -> None:
+        """
+        Args:
+            decision: the cycle's.
+            diagnoses: the cycle's.
+            incidents: the open incident of each node, after the cycle's acts.
+        """
+        self._nodes = decision.snapshot.nodes
+        self._left = decision.left
+        self._diagnoses = diagnoses
+        self._incidents = incidents
+
+    def __len__(self) -> int:
+        return len(self._diagnoses)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._diagnoses)
+
+    def __getitem__(self, name: str) -> NodeVerdict:
+        incident, is_left = self._incidents.get(name), name in self._left
+        return for_supervisors(self._diagnoses[name], self._nodes[name], incident, is_left)
+
+
 class _NodeViews(Mapping[str, dict[str, Any]]):
     """Each node as `sres node` shows it, made when it is asked for: few rounds are looked at."""
 

@@ -12,8 +12,12 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from slurm_resilience.errors import WireError
-from slurm_resilience.wire.served_connection import Client, Hold, ServedConnection
+from slurm_resilience.wire.served_connection import (
+    BEAT_CHUNK_BYTES,
+    Client,
+    Hold,
+    ServedConnection,
+)
 
 TURN_SECONDS = 0.02
 """Between two turns: a message waits no longer than that."""
@@ -91,15 +95,27 @@ class NodeReader:
         for number, events in self._epoll.poll(0, max(1, len(self._sources))):
             # The message of one may have ended the connection of another.
             source = self._sources.get(number)
-            if source is not None and self._read(source, events != select.EPOLLIN):
-                beaten.append(source.client)
+            if source is None:
+                continue
+            is_at_its_end = events != select.EPOLLIN
+            is_first = not is_at_its_end and source.session.is_between_frames
+            if self._beats is not None and is_first:
+                try:
+                    arrived = source.sock.recv(BEAT_CHUNK_BYTES)
+                except OSError:
+                    arrived = b""  # the next read tells
+                if arrived and source.session.take_beat(arrived):
+                    beaten.append(source.client)
+                    continue
+                if 0 < len(arrived) < BEAT_CHUNK_BYTES:
+                    continue
+            self._read(source, is_at_its_end)
         if beaten and self._beats is not None:
             self._beats(beaten)
         self.begin()
 
-    def _read(self, source: _Source, is_at_its_end: bool) -> bool:
-        """Take all that has come on a connection; tell whether that was one beat, left to be told
-        of.
+    def _read(self, source: _Source, is_at_its_end: bool) -> None:
+        """Take all that has come on a connection.
 
         Args:
             source: the connection.
@@ -111,24 +127,18 @@ class NodeReader:
             try:
                 size = sock.recv_into(buffer)
             except (BlockingIOError, InterruptedError):
-                return False
+                return
             except OSError:
                 size = 0
             if session.hold is not Hold.NONE:
                 self.remove(session)  # it is at its end: nothing more is taken from it
-                return False
+                return
             if not size:
                 self.remove(session)
                 session.abort()
-                return False
+                return
             # What did not fill the buffer was all of it.
             is_all = size < len(buffer) and not is_at_its_end
-            try:
-                if self._beats is not None and is_all and session.take_beat(size):
-                    return True
-            except WireError as error:
-                session.fail(error)
-                return False
             session.buffer_updated(size)
             if is_all:
-                return False
+                return

@@ -30,6 +30,7 @@ _BEATS = b"sres beats"
 """A use within each direction: no mark is part of a tag."""
 _BLOCK_BITS = 3
 _BEATS_AT_ONCE = 1 << _BLOCK_BITS
+_PLACES = range(0, _BEATS_AT_ONCE * MARK_BYTES, MARK_BYTES)
 _BEAT_HEAD = FrameCodec.frame(bytes(MARK_BYTES))[:-MARK_BYTES]
 LIGHT_BEAT_BYTES = len(_BEAT_HEAD) + MARK_BYTES
 """The size of a light beat's frame."""
@@ -45,7 +46,8 @@ class FrameSeal:
         self._keyed = hashlib.blake2b(key=self._key, digest_size=TAG_BYTES)
         """Before the first byte: every tag begins with it."""
         self._number = 0
-        self._beats, self._beats_block = b"", -1
+        self._beats: tuple[bytes, ...] = ()
+        self._beats_block = -1
         """Light beats for a few places one after the other, and the number of these few."""
 
     def close(self, body: bytes) -> bytes:
@@ -84,24 +86,24 @@ class FrameSeal:
         number = self._number
         if number >> _BLOCK_BITS != self._beats_block:
             self._make_beats(number >> _BLOCK_BITS)
-        at = (number & _BEATS_AT_ONCE - 1) * LIGHT_BEAT_BYTES
         self._number = number + 1
-        return self._beats[at : at + LIGHT_BEAT_BYTES]
+        return self._beats[number & _BEATS_AT_ONCE - 1]
 
-    def is_beat(self, frame: bytes | memoryview) -> bool:
+    def is_beat(self, frame: bytes) -> bool:
         """Tell whether the next frame is a light beat, and is this one; count it if so."""
-        # Plainly compared: how long that takes tells of a mark that is spent with this one try.
         number = self._number
-        if frame == self.beat():
-            return True
-        self._number = number
-        return False
+        if number >> _BLOCK_BITS != self._beats_block:
+            self._make_beats(number >> _BLOCK_BITS)
+        # Plainly compared: how long that takes tells of a mark that is spent with this one try.
+        if frame != self._beats[number & _BEATS_AT_ONCE - 1]:
+            return False
+        self._number = number + 1
+        return True
 
     def _make_beats(self, block: int) -> None:
         number = block.to_bytes(8, "big")
         marks = hashlib.blake2b(number, key=self._key, person=_BEATS).digest()
-        places = range(0, len(marks), MARK_BYTES)
-        self._beats = b"".join(_BEAT_HEAD + marks[at : at + MARK_BYTES] for at in places)
+        self._beats = tuple([_BEAT_HEAD + marks[at : at + MARK_BYTES] for at in _PLACES])
         self._beats_block = block
 
 

@@ -26,7 +26,6 @@ from slurm_resilience.wire.seal import (
     FROM_SERVER,
     LIGHT_BEAT_BYTES,
     MARK_BYTES,
-    TAG_BYTES,
     FrameSeal,
 )
 
@@ -34,12 +33,8 @@ USERS_CHUNK_BYTES = 4 << 10
 """Bytes read at once from a user's connection: no more than that of small messages waits here."""
 NODES_CHUNK_BYTES = 64 << 10
 HEAD_BYTES = 4
-BEAT_HEADS = {
-    HEAD_BYTES + size + TAG_BYTES: FRAMES.frame(bytes(size + TAG_BYTES))[:HEAD_BYTES]
-    + FRAMES.encode(Beat(0))[:-1]
-    for size in range(len(FRAMES.encode(Beat(0))), len(FRAMES.encode(Beat(1 << 63))) + 1)
-}
-"""The first bytes of a sealed beat's frame, up to the beat's number, by the size of the frame."""
+BEAT_CHUNK_BYTES = LIGHT_BEAT_BYTES + 1
+"""Read first of a node's connection: a light beat does not fill it, and so was all that came."""
 MAX_BACKLOG_BYTES = 4 << 20
 """Bytes queued for one client that does not read; past it the connection is cut."""
 
@@ -161,30 +156,21 @@ class ServedConnection(asyncio.BufferedProtocol):
         self._rest += self._scratch[:nbytes]
         self._take()
 
-    def take_beat(self, size: int) -> bool:
-        """Take what has just arrived, if it is one beat and nothing else.
+    def take_beat(self, arrived: bytes) -> bool:
+        """Take what has arrived, if it is one light beat; else put it where the rest will be put.
 
-        That is what nearly every node sends nearly every time, so it is told by its first bytes.
+        That is what nearly every node sends nearly every time, so it is told first of all.
 
         Args:
-            size: as in `buffer_updated`.
-
-        Raises:
-            WireError: it was changed on its way.
+            arrived: at most `BEAT_CHUNK_BYTES`, read while `is_between_frames`.
         """
-        if self._rest or self._expected or self._in is None:
-            return False
-        if size == LIGHT_BEAT_BYTES:
-            # Anything else is left to the slow path, which tells what is wrong with it.
-            return self._in.is_beat(self._scratch[:size])
-        head = BEAT_HEADS.get(size)
-        if head is None:
-            return False
-        frame = bytes(self._scratch[:size])
-        if not frame.startswith(head):
-            return False
-        self._in.check(frame[HEAD_BYTES:-TAG_BYTES], frame[-TAG_BYTES:])
-        return True
+        assert self._in is not None
+        if self._in.is_beat(arrived):
+            return True
+        # Whatever is wrong with it, the slow path tells.
+        self._scratch[: len(arrived)] = arrived
+        self.buffer_updated(len(arrived))
+        return False
 
     def pause_writing(self) -> None:
         self._owner.unread(self, True)
@@ -220,6 +206,12 @@ class ServedConnection(asyncio.BufferedProtocol):
     @property
     def is_closing(self) -> bool:
         return self.transport is None or self.transport.is_closing()
+
+    @property
+    def is_between_frames(self) -> bool:
+        """A sealed frame may begin with the next byte, and none has begun."""
+        is_empty = not (self._rest or self._expected)
+        return is_empty and self._in is not None and self.hold is Hold.NONE
 
     @property
     def is_unfinished(self) -> bool:

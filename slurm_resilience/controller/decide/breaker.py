@@ -114,12 +114,16 @@ def _present(snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis]) 
     """
     present = {}
     for name, diagnosis in diagnoses.items():
-        incident, node = snapshot.incidents.get(name), snapshot.nodes[name]
+        incident = snapshot.incidents.get(name)
+        if incident is None and diagnosis.kind not in ("dead", "sick"):
+            continue  # nearly every node, in every round
+        node = snapshot.nodes[name]
         known = snapshot.memory.faults.get(name)
         is_known = known is not None and not known.is_over
         if incident is None:
-            is_faulty = diagnosis.kind in ("dead", "sick") and (is_known or not node.is_down)
-            is_faulty = is_faulty and (node.has_work or name not in snapshot.at_rest)
+            is_faulty = (is_known or not node.is_down) and (
+                node.has_work or name not in snapshot.at_rest
+            )
         else:
             is_ours = incident.kind in ("dead", "sick")
             waits = incident.state is NodeState.SUSPECT or incident.state.waits_for_repair

@@ -102,7 +102,9 @@ def decide(
     released |= {note.node for note in keepers if isinstance(note, NoteAnswered)}
     in_pause = answers_in_a_pause(snapshot, config, diagnoses)
     # What a person has just put back into service is judged anew from the next cycle on.
-    judged = {name: found for name, found in diagnoses.items() if name not in released}
+    judged = diagnoses
+    if released:
+        judged = {name: found for name, found in diagnoses.items() if name not in released}
     review = breaker.review(snapshot, judged, config)
     moves, given = tuple(settle(snapshot)), tuple(settle_gifts(snapshot))
     notes = (*notes, *keepers, *in_pause, *review.notes, *stale_reasons(snapshot), *moves, *given)

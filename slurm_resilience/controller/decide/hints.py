@@ -28,7 +28,7 @@ def near_misses(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
     """Raise an alarm for reasons that nearly spell a request."""
     for node in snapshot.nodes.values():
         # Slurm 24.11 leaves the reason of a node that was resumed.
-        if node.near_miss and not node.is_available:
+        if node.reason and node.near_miss and not node.is_available:
             text = (
                 f"reason {node.reason!r} (set by {node.reason_by or 'an unknown user'}) is not "
                 f"{node.near_miss!r}: nothing is done; write exactly {node.near_miss}"
@@ -42,7 +42,9 @@ def leaked_gres(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
     Slurm 22.05 leaves them so when a node goes down while a requeued job is COMPLETING.
     """
     for node in snapshot.nodes.values():
-        if node.base == "IDLE" and not node.has_work and _GRES_IN_USE.search(node.gres_used):
+        if not node.gres_used or node.base != "IDLE":
+            continue
+        if not node.has_work and _GRES_IN_USE.search(node.gres_used):
             text = (
                 f"idle, but Slurm counts {node.gres_used} as used: jobs will wait for ever; "
                 "`scontrol reconfigure` heals it"

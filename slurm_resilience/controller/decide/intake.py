@@ -278,15 +278,18 @@ def _review_agents(snapshot: ClusterSnapshot) -> Iterator[Note]:
     known_agents = snapshot.heard.known_agents
     for name, agent in snapshot.agents.items():
         known = known_agents.get(name)
-        speaking = KnownAgent(name, agent.boot_id, agent.instance)
+        is_same = known is not None and (known.boot_id, known.instance) == (
+            agent.boot_id,
+            agent.instance,
+        )
         if name not in snapshot.nodes:
             if is_removed(snapshot, name):
                 yield DropAgent(name, is_removed=True)
         elif agent.was_stopped and known is not None:
             # Stopped on purpose: after a restart of ours its silence is still expected.
             yield DropAgent(name, is_removed=False)
-        elif agent.is_heard and known != speaking:
-            yield NoteAgent(speaking)
+        elif agent.is_heard and not is_same:
+            yield NoteAgent(KnownAgent(name, agent.boot_id, agent.instance))
 
 
 def _review_answers(snapshot: ClusterSnapshot) -> Iterator[DropAnswers]:

@@ -165,6 +165,8 @@ class BreakerSettings(_Section, frozen=True):
     nodes_per_hour: int = 8
     partition_at_once: int = 2
     partition_per_hour: int = 6
+    switch_per_hour: int = 4
+    """Nodes of one leaf switch or block of Slurm's topology: a bad switch, cable or power feed."""
     check_per_hour: int = 4
     """Nodes on which one health check found the same fault: a bad driver, or a bad check."""
     quiet: float = 600.0
@@ -329,7 +331,7 @@ class SparePoolSettings(_Section, frozen=True):
     """A share of the partition's nodes, rounded up."""
     zone: str = ""
     """The beginning of the features that name a node's failure domain, such as `rack-`: the spares
-    are spread over these. Empty: all nodes are in one."""
+    are spread over these. Empty: the leaf switches or blocks of Slurm's topology, if it has one."""
 
 
 class SinkSettings(_Section, frozen=True):
@@ -490,6 +492,7 @@ _POSITIVE = {
         "nodes_per_hour",
         "partition_at_once",
         "partition_per_hour",
+        "switch_per_hour",
         "check_per_hour",
         "quiet",
     ),

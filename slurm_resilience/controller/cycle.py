@@ -138,6 +138,7 @@ class Cycle:
             returns_by_itself=slurm.returns_by_itself,
             flap_window=self._config.recovery.flap_window,
             recurrence_window=self._config.recovery.recurrence_window,
+            domains=self._settings.domains(),
             failing_sinks=self.failing_sinks(),
         )
 

@@ -55,6 +55,8 @@ class SiteFacts(msgspec.Struct, frozen=True):
     """Slurm puts a DOWN node into service when its slurmd registers (ReturnToService)."""
     flap_window: float = 3600.0
     recurrence_window: float = 604800.0
+    domains: Mapping[str, str] = {}
+    """The leaf switch or block of each node, where Slurm's topology has them."""
     failing_sinks: tuple[tuple[str, str], ...] = ()
     """Names of sinks that take no events, each with the reason."""
     reservations: tuple[Reservation, ...] | None = None

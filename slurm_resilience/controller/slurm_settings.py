@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.errors import SresError
@@ -19,6 +20,7 @@ class SlurmSettings:
         self._info = info
         self._clock = clock
         self._read = clock.monotonic()
+        self._domains: Mapping[str, str] | None = None
 
     def now(self) -> ClusterInfo:
         """Return the settings, at most `READ_AGAIN_SECONDS` old while Slurm answers."""
@@ -27,4 +29,14 @@ class SlurmSettings:
             self._read = moment
             with contextlib.suppress(SresError):  # what was read before still holds
                 self._info = self._client.info()
+                self._domains = self._client.domains()
         return self._info
+
+    def domains(self) -> Mapping[str, str]:
+        """Return the leaf switch or block of each node, as old as the settings; empty: none is
+        known."""
+        if self._domains is None:
+            self._domains = {}
+            with contextlib.suppress(SresError):
+                self._domains = self._client.domains()
+        return self._domains

@@ -50,6 +50,8 @@ def files(name: str, spec: LabSpec, plan: ConfPlan, lab: PurePath) -> dict[str, 
         last = gres[2] - 1
         devices = f"nvidia[0-{last}]" if last else "nvidia0"
         texts["gres.conf"] = f"Name={gres[0]} {kind}File=/run/sres-node/dev/{devices}\n"
+    if spec.topology:
+        texts["topology.conf"] = "".join(f"{line}\n" for line in spec.topology)
     if spec.slurmdbd:
         texts["slurmdbd.conf"] = _slurmdbd(plan, lab)
     return texts
@@ -97,6 +99,9 @@ def slurm_conf(name: str, spec: LabSpec, plan: ConfPlan, lab: PurePath) -> str:
         values["AccountingStorageHost"] = "ctl"
         values["AccountingStoragePort"] = str(plan.slurmdbd_port)
         values["AccountingStoragePass"] = f"{lab}/munge/munge.socket.2"
+    if spec.topology:
+        has_blocks = spec.topology[0].startswith("Block")
+        values["TopologyPlugin"] = f"topology/{'block' if has_blocks else 'tree'}"
     given = {key.lower() for key in spec.options}
     if "suspendtime" in given:
         values["SuspendProgram"] = f"{lab}/bin/suspend-node"
@@ -185,6 +190,7 @@ def _sres(spec: LabSpec, plan: ConfPlan, lab: PurePath) -> str:
             "quiet": 20.0,
             "nodes_per_hour": 1000,
             "partition_per_hour": 1000,
+            "switch_per_hour": 1000,
             "check_per_hour": 1000,
         },
         "recovery": {

@@ -44,6 +44,7 @@ class LabSpec:
         options: more lines of slurm.conf; they replace the lab's own. With a SuspendTime the lab
             has programs for Slurm's power saving too.
         partitions: further partitions, as slurm.conf writes them behind ``PartitionName=``.
+        topology: topology.conf line by line: switches, or blocks (not on 22.05).
         sres_options: tables merged into the lab's sres.toml.
         cpus: processors per node (pretended, as the nodes share the machine's).
     """
@@ -59,6 +60,7 @@ class LabSpec:
     lifecycle: str | Path | None = "auto"
     options: dict[str, str] = field(default_factory=dict)
     partitions: tuple[str, ...] = ()
+    topology: tuple[str, ...] = ()
     sres_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     cpus: int = 4
 

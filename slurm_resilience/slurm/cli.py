@@ -11,7 +11,7 @@ import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event
 
@@ -33,6 +33,7 @@ from slurm_resilience.slurm.companion_job import (
     companion_words,
 )
 from slurm_resilience.slurm.hostlists import LastNodeLists, expand, fold
+from slurm_resilience.slurm.topology import domains_of
 
 log = logging.getLogger("sres.slurm")
 
@@ -152,6 +153,9 @@ class CliClient:
 
     def info(self) -> ClusterInfo:
         return parse.config(self._run("scontrol", "show", "config"))
+
+    def domains(self) -> Mapping[str, str]:
+        return domains_of(self._run("scontrol", "show", "topology"))
 
     def set_node(self, names: Sequence[str], *, state: str = "", reason: str = "") -> None:
         words = [f"nodename={fold(names)}"]

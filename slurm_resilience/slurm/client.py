@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Event
 from typing import Protocol
 
@@ -109,6 +109,10 @@ class SlurmClient(Protocol):
         ...
 
     def info(self) -> ClusterInfo: ...
+
+    def domains(self) -> Mapping[str, str]:
+        """Tell the leaf switch or block of each node; empty where Slurm knows no such topology."""
+        ...
 
     def set_node(self, names: Sequence[str], *, state: str = "", reason: str = "") -> None:
         """Set state (`fail`, `down`, `resume`, `power_down_force`, `power_up`, …) and reason of

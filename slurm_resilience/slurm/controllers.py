@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import socket
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,11 @@ _HOST_LINE = re.compile(
     r"^[ \t]*SlurmctldHost[ \t]*=[ \t]*([^\s(#]+)", re.IGNORECASE | re.MULTILINE
 )
 _INCLUDE = re.compile(r"\s*include\s+(\S+)", re.IGNORECASE)
+_HOST_OR_INCLUDE = re.compile(
+    rf"^(?:{_CONTROLLER_LINE.pattern}|{_INCLUDE.pattern})", re.IGNORECASE | re.MULTILINE
+)
+MAX_INCLUDED = 8
+"""Files one within the other."""
 
 
 REFUSED_IN_STANDBY = "in standby mode"
@@ -89,37 +95,65 @@ def renumbered(host: ControllerHost, conf: Path) -> ControllerHost:
         return host  # it may stand in a file that slurm.conf includes
 
 
-def conf_of_one(text: str, host: ControllerHost, directory: Path) -> str:
+def conf_of_one(
+    text: str, host: ControllerHost, directory: Path, read: Callable[[Path], str]
+) -> str:
     """Return a slurm.conf that knows one slurmctld alone.
 
     Args:
         text: the cluster's slurm.conf.
         host: the one that is kept.
         directory: of the cluster's slurm.conf, from where it includes other files.
+        read: returns the text of an included file.
+
+    Raises:
+        SlurmUnreachable: files include each other without end.
     """
+    lines = _of_no_host(text, directory, read, MAX_INCLUDED)
+    return "\n".join([f"SlurmctldHost={host.name}({host.address})", *lines]) + "\n"
+
+
+def _of_no_host(text: str, directory: Path, read: Callable[[Path], str], depth: int) -> list[str]:
+    """Return the lines of a file that name no slurmctld, with those of the files that it includes
+    where one of them names a slurmctld or includes others: Slurm would look for these elsewhere."""
+    if not depth:
+        raise SlurmUnreachable("slurm.conf includes files that include each other")
     lines = []
     for line in text.splitlines():
         if _CONTROLLER_LINE.match(line):
             continue
-        if (match := _INCLUDE.match(line)) and not match[1].startswith("/"):
-            line = f"Include {directory / match[1]}"
-        lines.append(line)
-    return "\n".join([f"SlurmctldHost={host.name}({host.address})", *lines]) + "\n"
+        match = _INCLUDE.match(line)
+        if match is None:
+            lines.append(line)
+            continue
+        file = directory / match[1]
+        inner = read(file)
+        if _HOST_OR_INCLUDE.search(inner):
+            lines += _of_no_host(inner, directory, read, depth - 1)
+        else:
+            lines.append(f"Include {file}")  # so that Slurm sees what changes in it
+    return lines
 
 
-def write_conf_of_one(source: Path, host: ControllerHost, target: Path) -> None:
+def write_conf_of_one(source: Path, cluster: str, host: ControllerHost, target: Path) -> None:
     """Write a slurm.conf with which Slurm's commands ask one slurmctld alone.
 
     Args:
         source: the cluster's slurm.conf.
+        cluster: its name, which stands for `%c` in names of included files.
         host: the machine of that slurmctld.
         target: the file to write.
 
     Raises:
-        SlurmUnreachable: slurm.conf cannot be read, or the new one not be written.
+        SlurmUnreachable: slurm.conf or a file that it includes cannot be read, or the new one not
+            be written.
     """
+
+    def read(file: Path) -> str:
+        return Path(str(file).replace("%c", cluster)).read_text()
+
     try:
-        text = conf_of_one(source.read_text(), host, source.parent)
+        text = conf_of_one(source.read_text(), host, source.parent, read)
         fresh = target.with_suffix(".new")
         fresh.write_text(text)
         fresh.replace(target)

@@ -11,7 +11,7 @@ import importlib
 import importlib.metadata
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 from typing import Any
 
@@ -96,6 +96,9 @@ class PyslurmClient:
 
     def reboot(self, name: str, reason: str) -> None:
         self._cli.reboot(name, reason)
+
+    def domains(self) -> Mapping[str, str]:
+        return self._cli.domains()
 
     def cancel_reboot(self, name: str) -> None:
         self._cli.cancel_reboot(name)

@@ -16,6 +16,11 @@ from slurm_resilience.lab.programs import own_bin
 
 WaitFor = Callable[..., Any]
 POOL = {"spares.main": {"nodes": 1}}
+SWITCHES = (
+    "SwitchName=s1 Nodes=n[1-2]",
+    "SwitchName=s2 Nodes=n[3-4]",
+    "SwitchName=top Switches=s[1-2]",
+)
 
 
 def pool(lab: Lab) -> dict[str, Any]:
@@ -42,8 +47,10 @@ def kept(lab: Lab, count: int) -> list[str]:
 def test_a_pool_is_kept_refilled_and_left_to_a_person(
     fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor
 ) -> None:
-    lab = fresh_lab(LabSpec(nodes=4, network=True, sres_options={"spares.main": {"nodes": 2}}))
+    options = {"spares.main": {"nodes": 2}}
+    lab = fresh_lab(LabSpec(nodes=4, network=True, topology=SWITCHES, sres_options=options))
     first = wait_for(lambda: kept(lab, 2), 30, "the pool is full")
+    assert {"n1", "n2"} & set(first) and {"n3", "n4"} & set(first)  # one of each switch
     lab.power_off(first[0])
     second = wait_for(lambda: (now := kept(lab, 2)) != first and now, 60, NodesOf(lab))
     assert first[0] not in second and first[1] in second

@@ -107,18 +107,9 @@ def test_where_the_topology_orders_the_tasks(
     fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
 ) -> None:
     """Seen on 26.05: with more tasks than nodes, rank 0 is not on the step's first node."""
-    lab = fresh_lab(LabSpec(nodes=4, network=True))
-    etc = lab.directory / "etc"
     switches = ("s1 Nodes=n2,n4", "s2 Nodes=n1,n3", "top Switches=s[1-2]")
-    (etc / "topology.conf").write_text("".join(f"SwitchName={line}\n" for line in switches))
-    with (etc / "slurm.conf").open("a") as conf:
-        conf.write("\nTopologyPlugin=topology/tree\n")
-    nodes = list(lab.node_states())
-    lab.kill_daemon("slurmctld")
-    for node in nodes:
-        lab.kill_daemon("slurmd", node=node)
-        lab.start_daemon("slurmd", node=node)
-    lab.start_daemon("slurmctld")
+    topology = tuple(f"SwitchName={line}" for line in switches)
+    lab = fresh_lab(LabSpec(nodes=4, network=True, topology=topology))
     job = Job(lab, tmp_path, srun="srun --auto-resume=1 -N4 -n8")
     tasks = wait_for(lambda: job.running_on(1, 8), 60, job)
     check_step(lab, tasks)

@@ -6,7 +6,7 @@ caller's back: jobs start and end when `pass_time` is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 
 import msgspec
@@ -71,6 +71,7 @@ class FakeSlurm:
         """By method: called once before the next call, to change the world behind its back."""
         self.exchanges: dict[int, int] = {}
         """Requests for nodes in exchange that hold nodes now."""
+        self.switches: Mapping[str, str] = {}
         self.calls: list[tuple[object, ...]] = []
         """Every call that asks for a change, with its arguments."""
 
@@ -200,6 +201,10 @@ class FakeSlurm:
             self._set_node(self._nodes[name], word, reason)
         self._settle()
 
+    def domains(self) -> Mapping[str, str]:
+        self._enter("domains")
+        return self.switches
+
     def reboot(self, name: str, reason: str) -> None:
         self._enter("reboot", name, reason)
         node = self._find(name)
@@ -319,7 +324,7 @@ class FakeSlurm:
     # -- how Slurm goes on --------------------------------------------------------------------
 
     def _enter(self, method: str, *arguments: object) -> None:
-        if method not in ("nodes", "node", "jobs", "job", "steps", "info", "companions"):
+        if method not in ("nodes", "node", "jobs", "job", "steps", "info", "companions", "domains"):
             self.calls.append((method, *arguments))
         change = self.before.pop(method, None)
         if change is not None:

@@ -319,6 +319,25 @@ def test_a_tripped_breaker_still_moves_supervised_jobs_off_dead_nodes() -> None:
     assert actions(marked, act.StartReplacement, settings_) == []
 
 
+def test_nodes_of_one_switch_are_counted_by_themselves() -> None:
+    """Over an hour, and where they are too few for the other limits."""
+    known = faults("x3", ago=1500.0, domain="s1") | faults("x4", ago=900.0, domain="s1")
+    for behind in ("s1", "s2"):
+        seen = lost_nodes(1, 6, faults=known, domains={"n1": behind})
+        said = decision(seen, config(breaker={"switch_per_hour": 2}))
+        assert said.snapshot.memory.faults["n1"].domain == behind
+        assert said.snapshot.memory.breaker.is_tripped == (behind == "s1")
+    text = said.snapshot.memory.breaker.text
+    assert "s1" not in text
+    tripped = decision(
+        lost_nodes(1, 6, faults=known, domains={"n1": "s1"}),
+        config(breaker={"switch_per_hour": 2}),
+    )
+    assert "3 nodes of one switch or block (s1) failed within an hour" in (
+        tripped.snapshot.memory.breaker.text
+    )
+
+
 def test_what_a_storm_left_counts_once_more_when_the_breaker_closes() -> None:
     tripped = BreakerState(NOW - 700.0, NOW - 601.0, "3 nodes")
     left = faults("n1", "n2", ago=700.0, is_over=False)

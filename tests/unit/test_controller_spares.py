@@ -402,6 +402,30 @@ def test_a_job_that_waits_for_a_node_in_exchange_gets_one_spare() -> None:
     assert asked(lossy()) == []  # the spare stays in the pool until the job has it
 
 
+def given(domains: dict[str, str], settings: Config = SETTINGS) -> tuple[str, ...]:
+    """Return the spares that job 7 is given, for n5."""
+    shown = lossy(domains=domains)
+    nodes = dict(shown.nodes) | {"n5": node("n5", "DOWN", "Not responding", partitions=("main",))}
+    shown = msgspec.structs.replace(shown, nodes=nodes)
+    (ask,) = actions(shown, AskForGift, settings)
+    return ask.gift.spares
+
+
+def test_a_spare_of_the_lost_nodes_block_comes_first() -> None:
+    blocks = {"n1": "b1", "n3": "b1", "n4": "b2", "n5": "b2"}
+    assert given(blocks) == ("n4",)
+    # Without one there, one near the nodes that the job keeps.
+    assert given({"n1": "b1", "n4": "b1", "n3": "b2", "n5": "b9"}) == ("n4",)
+    # What the site itself calls a zone goes before Slurm's topology.
+    zoned = Config(spares={"main": SparePoolSettings(nodes=2, zone="rack-")})
+    assert given(blocks, zoned) == given({}) == ("n3",)
+
+
+def test_spares_are_spread_over_the_leaf_switches() -> None:
+    switches = {"n1": "s1", "n2": "s1", "n3": "s2", "n4": "s2"}
+    assert asked(seen(domains=switches)) == [(PoolEvent.MAKE, ("n1", "n3"))]
+
+
 @pytest.mark.parametrize(
     "snapshot",
     [

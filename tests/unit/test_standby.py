@@ -56,6 +56,7 @@ from slurm_resilience.slurm.controllers import (
     controller_hosts,
     own_host,
     renumbered,
+    write_conf_of_one,
 )
 from slurm_resilience.wire.messages import JournalRecord
 
@@ -83,10 +84,37 @@ def test_a_machine_finds_itself_among_slurms_controllers() -> None:
 
 def test_the_commands_of_one_controller_know_no_other() -> None:
     text = "SlurmctldHost=ctl(10.0.0.1)\nslurmctldhost=ctl2\nClusterName=lab\ninclude nodes.conf\n"
-    own = conf_of_one(text, ControllerHost(1, "ctl2", "10.0.0.2"), Path("/etc/slurm"))
+    host, directory = ControllerHost(1, "ctl2", "10.0.0.2"), Path("/etc/slurm")
+    files = {"nodes.conf": "NodeName=n1\n"}
+    own = conf_of_one(text, host, directory, lambda file: files[file.name])
     assert own.splitlines() == [
         "SlurmctldHost=ctl2(10.0.0.2)", "ClusterName=lab", "Include /etc/slurm/nodes.conf"
     ]  # fmt: skip
+    # Nor one that stands in a file which is included, by another one too.
+    files = {
+        "nodes.conf": "NodeName=n1\nInclude hosts.conf\n",
+        "hosts.conf": "  SlurmctldHost=ctl3\nSlurmctldPort=6817\ninclude more.conf\n",
+        "more.conf": "MailProg=/bin/true\n",
+    }
+    own = conf_of_one(text, host, directory, lambda file: files[file.name])
+    assert own.splitlines() == [
+        "SlurmctldHost=ctl2(10.0.0.2)", "ClusterName=lab", "NodeName=n1", "SlurmctldPort=6817",
+        "Include /etc/slurm/more.conf",
+    ]  # fmt: skip
+    files["more.conf"] = "include hosts.conf\n"
+    with pytest.raises(SlurmUnreachable, match="include each other"):
+        conf_of_one(text, host, directory, lambda file: files[file.name])
+
+
+def test_an_included_file_may_have_the_clusters_name(tmp_path: Path) -> None:
+    conf, target = tmp_path / "slurm.conf", tmp_path / "own.conf"
+    conf.write_text("include hosts-%c.conf\n")
+    host = ControllerHost(0, "ctl", "10.0.0.1")
+    with pytest.raises(SlurmUnreachable, match=r"hosts-lab\.conf"):
+        write_conf_of_one(conf, "lab", host, target)
+    (tmp_path / "hosts-lab.conf").write_text("SlurmctldHost=ctl\nSlurmctldHost=ctl2\n")
+    write_conf_of_one(conf, "lab", host, target)
+    assert target.read_text() == "SlurmctldHost=ctl(10.0.0.1)\n"
 
 
 def test_a_machine_learns_its_new_place_from_slurm_conf(tmp_path: Path) -> None:

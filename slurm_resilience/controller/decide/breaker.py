@@ -81,8 +81,8 @@ def _as_it_counts(snapshot: ClusterSnapshot, name: str, cause: str) -> Fault:
     known, incident = snapshot.memory.faults.get(name), snapshot.incidents.get(name)
     is_paused = bool(snapshot.paused)
     if known is None or known.is_over:
-        partitions = snapshot.nodes[name].partitions
-        return Fault(name, cause, partitions, snapshot.now, waits_for_pause=is_paused)
+        partitions, domain = snapshot.nodes[name].partitions, snapshot.site.domains.get(name, "")
+        return Fault(name, cause, partitions, snapshot.now, False, is_paused, domain)
     if is_paused:
         is_marked = incident is not None and incident.state.is_marked
         return msgspec.structs.replace(known, waits_for_pause=not is_marked)
@@ -155,6 +155,13 @@ def _excess(faults: Collection[Fault], now: float, limits: BreakerSettings) -> s
             return (
                 f"{number} nodes have the same finding ({name}) within an hour, more than "
                 f"{limits.check_per_hour}"
+            )
+    by_domain = _tally(recent, lambda fault: (fault.domain,) if fault.domain else ())
+    for name, number in by_domain.items():
+        if number > limits.switch_per_hour:
+            return (
+                f"{number} nodes of one switch or block ({name}) failed within an hour, more than "
+                f"{limits.switch_per_hour}"
             )
     return ""
 

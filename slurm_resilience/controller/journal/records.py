@@ -140,6 +140,8 @@ class Fault(msgspec.Struct, frozen=True):
     is_over: bool = False
     waits_for_pause: bool = False
     """The node was not marked, and sresctld is paused."""
+    domain: str = ""
+    """Its leaf switch or block; empty: not known."""
 
 
 class BreakerState(msgspec.Struct, frozen=True):

@@ -6,10 +6,10 @@ A spare stays in its pool's reservation until its job has it, so none is ever op
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from slurm_resilience.config import Config
+from slurm_resilience.config import Config, SparePoolSettings
 from slurm_resilience.controller.actions import AskForGift, MarkNode
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.observe import ClusterSnapshot
@@ -127,6 +127,8 @@ class Wish(NamedTuple):
     job: Job
     own: tuple[str, ...]
     """Sound nodes that it has, and is to have again."""
+    lost: tuple[str, ...]
+    """Nodes that it lost, or is about to leave."""
     lacks: int
     restarts: int
     """The job's in the run in which it lost its nodes."""
@@ -151,7 +153,7 @@ def _exchanges(snapshot: ClusterSnapshot) -> Iterator[Wish]:
         lacks = min(len(entry.lost), entry.size - len(job.nodes))
         is_asked_for = waiting[(job.uid, job.partition, lacks)] > 0
         if job.nodes and lacks > 0 and is_asked_for:
-            yield Wish(job, (), lacks, job.restarts, False)
+            yield Wish(job, (), entry.lost, lacks, job.restarts, False)
 
 
 def _requeues(
@@ -167,14 +169,15 @@ def _requeues(
         job, entry = snapshot.jobs.get(number), snapshot.supervised.get(number)
         if job is None or entry is None or not (entry.lost or lost.intersection(entry.nodes)):
             continue  # without a lost node nothing is given: a user's program may ask for a requeue
+        gone = tuple(dict.fromkeys((*entry.lost, *(n for n in entry.nodes if n in lost))))
         pending = snapshot.pending_requeues.get(number)
         before = pending.restarts_before if pending else job.restarts
         if job.state == "PENDING":
-            yield Wish(job, (), job.num_nodes, before, True)
+            yield Wish(job, (), gone, job.num_nodes, before, True)
         elif job.restarts == before:
             own = [n for n in job.nodes if n not in lost and _has_alone(snapshot, job, n)]
             size = max(entry.size, job.num_nodes, len(job.nodes))
-            yield Wish(job, tuple(own), size - len(own), before, True)
+            yield Wish(job, tuple(own), gone, size - len(own), before, True)
 
 
 def _has_alone(snapshot: ClusterSnapshot, job: Job, name: str) -> bool:
@@ -218,11 +221,11 @@ def _with_spares(
         and name not in job.excluded_nodes
         if _is_ready(snapshot, diagnoses, name)
     ]
-    zones = Counter(
-        zone_of(snapshot.nodes[name], settings.zone) for name in wish.own if name in snapshot.nodes
-    )
-    # Near the nodes that the job keeps.
-    ready.sort(key=lambda name: -zones[zone_of(snapshot.nodes[name], settings.zone)])
+    zones = {name: zone_of(snapshot, snapshot.nodes[name], settings.zone) for name in ready}
+    of_lost, of_kept = (_count_zones(snapshot, settings, n) for n in (wish.lost, job.nodes))
+    # In the block of the node that was lost, and else near those that the job keeps: its ranks were
+    # placed so.
+    ready.sort(key=lambda name: (-of_lost[zones[name]], -of_kept[zones[name]]))
     if len(ready) < wish.lacks:
         return None
     spares = tuple(sorted(ready[: wish.lacks]))
@@ -239,6 +242,14 @@ def _with_spares(
         is_requeue=wish.is_requeue,
         tries=before + 1,
     )
+
+
+def _count_zones(
+    snapshot: ClusterSnapshot, settings: SparePoolSettings, names: Iterable[str]
+) -> Counter[str]:
+    """Count the nodes in each failure domain that is known."""
+    known = (snapshot.nodes[name] for name in names if name in snapshot.nodes)
+    return Counter(zone for node in known if (zone := zone_of(snapshot, node, settings.zone)))
 
 
 def _is_ready(snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis], name: str) -> bool:

@@ -34,9 +34,12 @@ def size_of(settings: SparePoolSettings, nodes: int) -> int:
     return min(wished, nodes)
 
 
-def zone_of(node: Node, prefix: str) -> str:
-    """Return a node's failure domain; empty: it has none, or all nodes are in one."""
-    return next((name for name in node.features if prefix and name.startswith(prefix)), "")
+def zone_of(snapshot: ClusterSnapshot, node: Node, prefix: str) -> str:
+    """Return a node's failure domain: the feature that begins so, or where no beginning is
+    configured the leaf switch or block of Slurm's topology; empty: none is known."""
+    if not prefix:
+        return snapshot.site.domains.get(node.name, "")
+    return next((name for name in node.features if name.startswith(prefix)), "")
 
 
 def choose(
@@ -200,7 +203,7 @@ def target(
         # On a full cluster no node is ever seen idle, but those that come back from a repair.
         *(node.name for node in there if _comes_back(snapshot, node, taken)),
     ]
-    zones = {node.name: zone_of(node, settings.zone) for node in there}
+    zones = {node.name: zone_of(snapshot, node, settings.zone) for node in there}
     return choose(size_of(settings, len(there)), members, candidates, zones)
 
 

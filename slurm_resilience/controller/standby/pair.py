@@ -114,7 +114,7 @@ class Pair:
         One in standby refuses them: so no act of a sresctld that has lost its place reaches Slurm.
         """
         target = self._state_dir / "slurm.conf"
-        write_conf_of_one(self._slurm_conf, self._host, target)
+        write_conf_of_one(self._slurm_conf, self._info.cluster, self._host, target)
         os.environ["SLURM_CONF"] = str(target)
 
     def check_control(self) -> None:

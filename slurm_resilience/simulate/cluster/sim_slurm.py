@@ -6,7 +6,7 @@ a call costs in time passes on the schedule, so that the world goes on while sre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 from typing import NamedTuple, Protocol
 
@@ -163,6 +163,8 @@ class SimSlurm:
             )
             for i in range(1, nodes + 1)
         }
+        self.switches: Mapping[str, str] = {}
+        """The leaf switch of each node, where there is a topology."""
         self._jobs: dict[int, _Entry] = {}
         self._next = 1
         self.silent: dict[str, float] = {}
@@ -433,6 +435,10 @@ class SimSlurm:
             if name not in self.entries:
                 raise NotFound("Invalid node name specified")
             self.keep(msgspec.structs.replace(self.entries[name], comment=comment))
+
+    def domains(self) -> Mapping[str, str]:
+        self._enter()
+        return self.switches
 
     def reboot(self, name: str, reason: str) -> None:
         self.set_at = self._schedule.now

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 from typing import TypeVar
 
@@ -229,6 +229,9 @@ class SimJobSlurm:
 
     def set_node(self, names: Sequence[str], *, state: str = "", reason: str = "") -> None:
         raise NotImplementedError
+
+    def domains(self) -> Mapping[str, str]:
+        return {}
 
     def set_comment(self, names: Sequence[str], comment: str) -> None:
         raise NotImplementedError

@@ -43,6 +43,10 @@ def test_nodes_as_they_are_configured(world: World) -> None:
         assert node.address and node.port > 0
 
 
+def test_where_slurm_knows_no_topology_there_are_no_failure_domains(world: World) -> None:
+    assert world.client.domains() == {}
+
+
 def test_a_node_that_does_not_exist(world: World) -> None:
     with pytest.raises(NotFound):
         world.client.node("n9")

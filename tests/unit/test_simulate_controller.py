@@ -33,6 +33,7 @@ from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import Supervised
 from slurm_resilience.controller.registry import AgentView
+from slurm_resilience.controller.slurm_settings import SlurmSettings
 from slurm_resilience.controller.spares import gift_plan, pool_plan
 from slurm_resilience.controller.spares.pool_lifecycle import PoolEvent
 from slurm_resilience.controller.spares.pool_records import MovePool, SparePool
@@ -454,6 +455,11 @@ MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]
         ClusterRule.LEMON,
         (Kind.LEMON,),
         ((replacing, "is_worn_out", lambda *_: ""),),
+    ),
+    "nodes of one switch are not counted": (
+        ClusterRule.MOST_MARKS,
+        (Kind.SICK_REBOOT, Kind.POWER),
+        ((SlurmSettings, "domains", lambda _: {}),),
     ),
     "any date is believed": (
         ClusterRule.YOUNG_ROWS,

@@ -1,5 +1,9 @@
 """Two sresctld, the journal's shipping between them, and faults by seed: what must hold after each
-takeover, whatever was lost, late, repeated or killed."""
+takeover, whatever was lost, late, repeated or killed.
+
+A kill -9 comes at any boundary of what either of them writes: its journal, the marker, the copy of
+a journal.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +31,17 @@ from slurm_resilience.controller.standby.pair_states import (
     next_history,
 )
 from slurm_resilience.controller.standby.recorded_connection import (
+    POSITION,
     RecordedConnection,
     begin_history,
     history_of,
-    open_recorded,
     position_of,
 )
 from slurm_resilience.controller.standby.shipper import Shipper
 from slurm_resilience.errors import SlurmUnreachable, SresError
-from slurm_resilience.wire.messages import JournalAck, JournalHead, Message
+from slurm_resilience.wire.messages import JournalAck, JournalHead, JournalRecord, Message
 
+HOSTS = ("ctl", "ctl2")
 SEEDS = int(os.environ.get("SRES_TEST_SHIPPING", "30"))
 STEPS = 600
 
@@ -52,6 +57,56 @@ class Clock:
 
     def now(self) -> float:
         return self.at
+
+
+class Killed(BaseException):
+    """A sresctld ends at once; nothing that it would still do is done."""
+
+
+class Boundaries:
+    """Counts what is written, and ends a sresctld at a place that was drawn."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        """Boundaries until the kill; 0: none is due."""
+        self.kills = 0
+
+    def cross(self) -> None:
+        if self.left:
+            self.left -= 1
+            if not self.left:
+                self.kills += 1
+                raise Killed
+
+
+class KillableConnection(RecordedConnection):
+    """The active one's journal."""
+
+    boundaries = Boundaries()
+
+    def _commit(self) -> sqlite3.Cursor:
+        self.boundaries.cross()
+        cursor = super()._commit()
+        self.boundaries.cross()
+        return cursor
+
+
+class KillableFile(JournalFile):
+    """The standby's journal."""
+
+    def __init__(self, path: Path, boundaries: Boundaries) -> None:
+        self._boundaries = boundaries
+        super().__init__(path)
+
+    def take(self, message: Message) -> JournalAck | None:
+        self._boundaries.cross()
+        answer = super().take(message)
+        self._boundaries.cross()
+        return answer
+
+    def _opened(self) -> sqlite3.Connection:
+        self._boundaries.cross()  # after a copy: it is in its place
+        return super()._opened()
 
 
 class Link:
@@ -74,14 +129,30 @@ class Link:
 class Machine:
     """One controller's machine: its disk, and the role of its sresctld."""
 
-    def __init__(self, name: str, directory: Path) -> None:
+    def __init__(self, name: str, directory: Path, boundaries: Boundaries) -> None:
         self.name = name
+        self.boundaries = boundaries
         self.path = directory / name / "journal.db"
         self.path.parent.mkdir()
         self.journal: Journal | None = None
         self.shipper: Shipper | None = None
         self.copy: JournalFile | None = JournalFile(self.path)
         self.handed_over_by = ""
+
+    def connect(self, path: Path | str) -> sqlite3.Connection:
+        db = sqlite3.connect(path, isolation_level=None, factory=KillableConnection)
+        db.boundaries = self.boundaries
+        return db
+
+    def restart(self) -> None:
+        """Begin as a standby, with what is on the disk."""
+        if self.copy is not None:
+            self.copy.close()
+        if self.journal is not None:
+            self.journal.close()
+            self.journal = self.shipper = None
+        self.handed_over_by = ""
+        self.copy = KillableFile(self.path, self.boundaries)
 
     @contextlib.contextmanager
     def database(self) -> Iterator[sqlite3.Connection]:
@@ -102,7 +173,8 @@ class World:
     def __init__(self, seed: int, directory: Path) -> None:
         self.chance = random.Random(seed)
         self.clock = Clock()
-        self.machines = {name: Machine(name, directory) for name in ("ctl", "ctl2")}
+        self.boundaries = Boundaries()
+        self.machines = {name: Machine(name, directory, self.boundaries) for name in HOSTS}
         self.active = ""
         self.marker: Marker | None = None
         self.is_storage_full = False
@@ -120,14 +192,16 @@ class World:
     def write_marker(self, history: str, standby: str) -> None:
         if self.is_storage_full:
             raise SlurmUnreachable("the storage is full")
+        self.boundaries.cross()
         self.marker = Marker(history.partition("-")[2], history, standby)
+        self.boundaries.cross()
 
     # -- roles --------------------------------------------------------------------------------
 
     def take_over(self, name: str) -> None:
         """Another machine's slurmctld is in control: its sresctld takes the other one's place."""
         self.is_storage_full = False
-        machine = self.machines[name]
+        machine, self.active = self.machines[name], name
         assert machine.copy is not None
         machine.copy.close()
         machine.copy = None
@@ -144,17 +218,28 @@ class World:
             assert self.begun <= known, f"{judged.text}: it lacks {self.begun - known}"
         else:
             self.begun &= known  # the others are left to a person
-        machine.journal = Journal(machine.path, open_recorded)
+        machine.journal = Journal(machine.path, machine.connect)
         db = machine.journal._db
         assert isinstance(db, RecordedConnection)
         fresh = next_history(name, history, self.marker.history if self.marker else "")
         self.write_marker(fresh, "")
         begin_history(db, fresh)
+        self.boundaries.cross()
         machine.shipper = Shipper(
             name, fresh, machine.path, position_of(db), self.write_marker, self.clock
         )
-        db.begin_with(machine.shipper.committed)
-        self.active, self.waiting, self.link = name, [], None
+        db.begin_with(self.committed)
+        self.waiting, self.link = [], None
+
+    def committed(self, record: JournalRecord) -> None:
+        self.boundaries.cross()
+        if self.shipper is not None:
+            self.shipper.committed(record)
+            if self.chance.random() < 0.3:
+                # It ships in a thread of its own, which does not wait for the cycle.
+                for act in (self.turn, self.deliver, self.deliver, self.acknowledge):
+                    act()
+        self.boundaries.cross()
 
     def end(self, name: str) -> None:
         """Its sresctld is killed, or deposed; what it has on its disk stays."""
@@ -162,10 +247,9 @@ class World:
         if machine.journal is not None:
             machine.journal.close()
             machine.journal = machine.shipper = None
-        if self.link is not None:
-            self.link = None
+        self.link = None
         if machine.copy is None:
-            machine.copy = JournalFile(machine.path)
+            machine.copy = KillableFile(machine.path, self.boundaries)
         machine.copy.forget_part()
 
     # -- what happens -------------------------------------------------------------------------
@@ -175,9 +259,23 @@ class World:
         kinds = {
             self.write: 6.0, self.wish: 6.0, self.turn: 20.0, self.deliver: 20.0,
             self.acknowledge: 20.0, self.begin: 10.0, self.connect: 6.0, self.cut: 2.0,
-            self.kill_standby: 0.5, self.switch: 0.7, self.storage: 2.0,
+            self.switch: 0.7, self.storage: 2.0,
         }  # fmt: skip
-        self.chance.choices(list(kinds), list(kinds.values()))[0]()
+        (kind,) = self.chance.choices(list(kinds), list(kinds.values()))
+        if not self.boundaries.left and self.chance.random() < 0.03:
+            self.boundaries.left = self.chance.randint(1, 9)
+        try:
+            kind()
+        except Killed:
+            if kind == self.deliver:
+                self.standby.restart()
+                self.cut()
+                return
+            if kind != self.switch:
+                self.check_prefix()
+            for machine in self.machines.values():
+                machine.restart()
+            self.take_over(self.chance.choice(HOSTS))
 
     def write(self) -> None:
         if journal := self.journal:
@@ -201,8 +299,10 @@ class World:
             return
         for act in list(self.waiting):
             if shipper.may_begin(act[1]):
+                self.boundaries.cross()
                 self.waiting.remove(act)
                 self.begun.add(act[0])
+                self.boundaries.cross()
 
     def turn(self) -> None:
         if shipper := self.shipper:
@@ -237,13 +337,6 @@ class World:
         link, self.link = self.link, None
         if link is not None and self.shipper is not None and self.chance.random() < 0.5:
             self.shipper.detach(link)  # else it finds out by itself
-
-    def kill_standby(self) -> None:
-        standby = self.standby
-        if standby.copy is not None:
-            standby.copy.close()
-            standby.copy = JournalFile(standby.path)
-            self.cut()
 
     def switch(self) -> None:
         """slurmctld changes its place: the active one's machine is lost, or hands over."""
@@ -325,6 +418,7 @@ def test_a_whole_takeover_lacks_no_act_that_was_begun() -> None:
     assert sum(world.takeovers - world.whole for world in worlds) > SEEDS / 10
     assert sum(world.was_paired for world in worlds) > SEEDS / 4
     assert sum(len(world.begun) for world in worlds) > 5 * SEEDS
+    assert sum(world.boundaries.kills for world in worlds) > 5 * SEEDS
 
 
 def _acts_while_lost(self: Pairing, number: int) -> bool:
@@ -354,5 +448,24 @@ def test_a_rule_that_is_left_out_is_found(
 ) -> None:
     monkeypatch.setattr(pair_states.Pairing, name, mutant)
     with pytest.raises(AssertionError, match="it lacks"):
+        for seed in range(SEEDS):
+            run(seed)
+
+
+def _tells_before_it_has_written(self: RecordedConnection) -> sqlite3.Cursor:
+    statements, self._statements = self._statements or [], None
+    if statements and self.on_commit is not None:
+        self.position += 1
+        write = (str(self.position), POSITION)
+        sqlite3.Connection.execute(self, "UPDATE settings SET value = ? WHERE name = ?", write)
+        self.on_commit(JournalRecord(self.position, tuple(statements)))
+    return sqlite3.Connection.execute(self, "COMMIT")
+
+
+def test_a_record_that_is_told_before_it_is_written_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(RecordedConnection, "_commit", _tells_before_it_has_written)
+    with pytest.raises(AssertionError):
         for seed in range(SEEDS):
             run(seed)

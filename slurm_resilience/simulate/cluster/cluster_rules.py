@@ -607,6 +607,27 @@ class ClusterRules:
         for mark in [mark for mark in marks if mark[0] < now - window]:
             marks.remove(mark)
         self._judge_marks(name, {node for _, node in marks}, is_apart)
+        if not is_apart:
+            self._judge_switch(name, min(now, listed_at) - waited)
+
+    def _judge_switch(self, name: str, at: float) -> None:
+        """Compare the marks of an hour with the ceiling of the node's switch.
+
+        Args:
+            name: the node that was marked now.
+            at: when its fault began.
+        """
+        of_hour, domain = self.breaker.of_hour, self._slurm.switches.get(name)
+        of_hour.append((at, name))
+        begins = max(at - HOUR_SECONDS + STALE_SECONDS, self.people.reset_at)
+        there = {
+            node
+            for when, node in of_hour
+            if when >= begins and self._slurm.switches.get(node) == domain
+        }
+        if domain and len(there) > self._config.breaker.switch_per_hour:
+            text = f"{len(there)} nodes of {domain} within an hour: {' '.join(sorted(there))}"
+            self.break_rule(ClusterRule.MOST_MARKS, text)
 
     def _judge_marks(self, name: str, marked: set[str], is_apart: bool) -> None:
         """Compare the marks within the window with the ceilings of the cluster and of partitions.

@@ -160,6 +160,10 @@ class SimCluster:
             gres=random.choice(("", "", "gpu:2")),
         )
         self.slurm = SimSlurm(count, self.schedule, settings)
+        topology = Random(f"{seed}/topology")
+        size = topology.choice((0, 2, 4))
+        names = enumerate(self.slurm.entries if size else ())
+        self.slurm.switches = {name: f"s{place // size}" for place, name in names}
         self.endpoint = WireEnd()
         machines = Random(f"{seed}/machines")
         self.machines = {
@@ -198,6 +202,7 @@ class SimCluster:
             breaker=BreakerSettings(
                 nodes_at_once=random.choice((2, 2, 3)),
                 partition_at_once=random.choice((1, 2, 3)),
+                switch_per_hour=topology.choice((1, 2, 4)),
                 quiet=random.choice((60.0, 300.0)),
             ),
         )

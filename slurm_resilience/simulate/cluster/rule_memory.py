@@ -139,6 +139,8 @@ class BreakerView:
         """Nodes that were marked, and have not been in service since."""
         self.marks: dict[bool, deque[tuple[float, str]]] = {}
         """Nodes that were marked, each with its time; those apart that Slurm had DOWN before."""
+        self.of_hour: deque[tuple[float, str]] = deque()
+        """The marks of an hour, without those apart."""
 
 
 class JobLosses:

@@ -617,14 +617,11 @@ class ClusterRules:
             name: the node that was marked now.
             at: when its fault began.
         """
-        of_hour, domain = self.breaker.of_hour, self._slurm.switches.get(name)
+        of_hour, domains = self.breaker.of_hour, self._slurm.domains()
+        domain = domains.get(name)
         of_hour.append((at, name))
         begins = max(at - HOUR_SECONDS + STALE_SECONDS, self.people.reset_at)
-        there = {
-            node
-            for when, node in of_hour
-            if when >= begins and self._slurm.switches.get(node) == domain
-        }
+        there = {node for when, node in of_hour if when >= begins and domains.get(node) == domain}
         if domain and len(there) > self._config.breaker.switch_per_hour:
             text = f"{len(there)} nodes of {domain} within an hour: {' '.join(sorted(there))}"
             self.break_rule(ClusterRule.MOST_MARKS, text)

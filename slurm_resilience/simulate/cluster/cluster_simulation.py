@@ -149,7 +149,7 @@ class SimCluster:
         self.schedule = Schedule()
         self.clock = SimClock(self.schedule)
         self._trace = trace
-        random = Random(f"{seed}/shape")
+        random, topology = Random(f"{seed}/shape"), Random(f"{seed}/topology")
         self._random = random
         count = random.choice((4, 6, 6, 8, 8, 10, 12, 20))
         settings = Settings(
@@ -158,12 +158,9 @@ class SimCluster:
             slurmd_timeout=random.choice((300.0, 300.0, 120.0)),
             partitions=random.choice((("main",), ("main", "a"), ("main", "a", "b"))),
             gres=random.choice(("", "", "gpu:2")),
+            of_switch=topology.choice((0, 2, 4)),
         )
         self.slurm = SimSlurm(count, self.schedule, settings)
-        topology = Random(f"{seed}/topology")
-        size = topology.choice((0, 2, 4))
-        names = enumerate(self.slurm.entries if size else ())
-        self.slurm.switches = {name: f"s{place // size}" for place, name in names}
         self.endpoint = WireEnd()
         machines = Random(f"{seed}/machines")
         self.machines = {

@@ -51,6 +51,8 @@ class Settings(NamedTuple):
     """The first one has all nodes; the others share the nodes among them."""
     gres: str = ""
     """Configured on each second node."""
+    of_switch: int = 0
+    """Nodes of each leaf switch; 0: there is no topology."""
 
 
 STOCK = Settings()
@@ -163,8 +165,6 @@ class SimSlurm:
             )
             for i in range(1, nodes + 1)
         }
-        self.switches: Mapping[str, str] = {}
-        """The leaf switch of each node, where there is a topology."""
         self._jobs: dict[int, _Entry] = {}
         self._next = 1
         self.silent: dict[str, float] = {}
@@ -437,7 +437,10 @@ class SimSlurm:
             self.keep(msgspec.structs.replace(self.entries[name], comment=comment))
 
     def domains(self) -> Mapping[str, str]:
-        return self.switches  # no time passes: it is read together with the settings
+        size = self.settings.of_switch  # no time passes: it is read together with the settings
+        return {
+            name: f"s{place // size}" for place, name in enumerate(self.entries if size else ())
+        }
 
     def reboot(self, name: str, reason: str) -> None:
         self.set_at = self._schedule.now

@@ -6,9 +6,11 @@ Slurm could remove a reservation by itself once no job has run in it for a while
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from slurm_resilience.slurm.cli import CliClient, end_with_parent, environment
@@ -39,6 +41,10 @@ class MaintenanceClient(CliClient):
     def waiting_partitions(self) -> frozenset[str]:
         """Return the partitions in which jobs wait for nodes."""
         return read_waiting(self._run("squeue", "-h", "-a", "-t", "PENDING", "-o", "%P|%r"))
+
+    def busy_until(self) -> dict[str, float]:
+        """Return when each node last ran a job, in seconds since the epoch."""
+        return read_busy(self._run("scontrol", "show", "node", "-o"))
 
     def reserve(self, name: str, nodes: Sequence[str], minutes: int, user: str) -> None:
         """Keep nodes for a user's jobs.
@@ -101,3 +107,20 @@ def read_waiting(text: str) -> frozenset[str]:
     rows = (line.strip().partition("|") for line in text.splitlines())
     waiting = [partitions for partitions, _, reason in rows if _WAITS_FOR_NODES.match(reason)]
     return frozenset(name for partitions in waiting for name in partitions.split(","))
+
+
+_BUSY = re.compile(r"^NodeName=(?P<node>\S+) .*?\bLastBusyTime=(?P<at>\S+)", re.MULTILINE)
+
+
+def read_busy(text: str) -> dict[str, float]:
+    """Return when each node last ran a job; one that has run none since slurmctld knows it is left
+    out.
+
+    Args:
+        text: of scontrol, a node a line.
+    """
+    found = {}
+    for match in _BUSY.finditer(text):
+        with contextlib.suppress(ValueError):
+            found[match["node"]] = datetime.fromisoformat(match["at"]).timestamp()
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -16,13 +17,15 @@ from slurm_resilience.deepcheck.pacing.due_nodes import (
     DeepTrigger,
     changed_nodes,
     due_nodes,
+    used_nodes,
 )
 from slurm_resilience.deepcheck.pacing.left_behind import UNUSED_SECONDS, LeftBehind
 from slurm_resilience.errors import SlurmUnreachable
 from slurm_resilience.model import Job, Node
-from slurm_resilience.slurm.maintenance import read_waiting
+from slurm_resilience.slurm.maintenance import read_busy, read_waiting
 from slurm_resilience.slurm.reservations import Reservation
 
+RECORDED = Path(__file__).resolve().parents[1] / "data" / "slurm"
 DAY = 86400.0
 NOW = 1_700_000_000.0
 THEN = "2023-11-14T22:13:20Z"
@@ -97,6 +100,31 @@ def test_only_idle_nodes_in_service_are_taken(away: Node) -> None:
     assert due(mended) == [], "its incident is sresctld's"
 
 
+def test_a_node_that_has_run_jobs_is_checked_again_at_the_sites_pace() -> None:
+    marked = node("n1", "Passed")
+
+    def used(busy_until: float, now: float) -> frozenset[str]:
+        return used_nodes([marked], {"n1": busy_until}, now, 3600.0)
+
+    assert used(NOW + 600, NOW + 3600) == {"n1"}
+    assert used(NOW + 600, NOW + 3599) == frozenset(), "it was checked a moment ago"
+    assert used(NOW + 60, NOW + 9999) == frozenset(), "that was the check itself"
+    assert used_nodes([marked], {}, NOW + 9999, 3600.0) == frozenset()
+    found = due_nodes([marked], {}, (), (), NOW + 3600, 0.0, {"n1"})
+    assert [one.trigger for one in found] == [DeepTrigger.USED]
+
+
+def test_when_a_node_was_last_busy() -> None:
+    text = (
+        "NodeName=n1 State=IDLE LastBusyTime=2023-11-14T22:13:20 Comment=LastBusyTime=x\n"
+        "NodeName=n2 State=IDLE LastBusyTime=Unknown Reason=x\nNodeName=n3 State=IDLE\n"
+    )
+    assert set(read_busy(text)) == {"n1"}
+    for file in sorted(RECORDED.glob("*/nodes.txt")):
+        lines = file.read_text("utf-8")
+        assert len(read_busy(lines)) == lines.count("NodeName="), file
+
+
 def test_jobs_that_wait_for_nodes_are_told_from_others() -> None:
     text = (
         "main|Resources\ndebug,big|Priority\nheld|JobHeldUser\nlater|BeginTime\n"
@@ -153,7 +181,8 @@ class Run:
 class Cluster:
     """Slurm, and the runs that the watch begins."""
 
-    def __init__(self, *nodes: Node, speed_seconds: float = 0.0) -> None:
+    def __init__(self, *nodes: Node, speed_seconds: float = 0.0, job_seconds: float = 0.0) -> None:
+        self.busy: dict[str, float] = {}
         self.shown = {one.name: one for one in nodes}
         self.jobs_there: tuple[Job, ...] = ()
         self.reserved: list[Reservation] = []
@@ -162,7 +191,7 @@ class Cluster:
         self.told: list[str] = []
         self.at = NOW
         self.is_away = False
-        pace = DeepPace(7 * DAY, 2, 60, speed_seconds=speed_seconds)
+        pace = DeepPace(7 * DAY, 2, 60, None, job_seconds, speed_seconds)
         clock: Any = self
         begin: Any = self._begin
         self.watch = DeepWatch(self, clock, pace, begin, frozenset, self.told.append)
@@ -193,6 +222,9 @@ class Cluster:
 
     def waiting_partitions(self) -> frozenset[str]:
         return self.wanted
+
+    def busy_until(self) -> dict[str, float]:
+        return self.busy
 
     def release(self, name: str) -> None:
         self.reserved = [one for one in self.reserved if one.name != name]
@@ -268,6 +300,15 @@ def test_speeds_are_measured_on_all_idle_nodes_when_nothing_else_is_due() -> Non
     cluster.wanted = frozenset()
     cluster.watch.look()
     assert len(cluster.runs) == 2
+
+
+def test_after_its_jobs_a_node_is_checked_where_the_site_asks_for_it() -> None:
+    for job_seconds, runs in ((0.0, 0), (3600.0, 1)):
+        cluster = Cluster(node("n1", "Passed"), job_seconds=job_seconds)
+        cluster.busy = {"n1": NOW + 3000}
+        cluster.at += 3600
+        cluster.watch.look()
+        assert len(cluster.runs) == runs, cluster.told
 
 
 def test_while_slurm_is_away_nothing_is_done() -> None:

@@ -54,6 +54,14 @@ def _door(cluster: ClusterView) -> MaintenanceClient:
     help="Days after which a node that has passed is checked again; 0: never.",
 )
 @click.option(
+    "--after-jobs",
+    "job_hours",
+    type=click.FloatRange(0, 8760),
+    default=0,
+    show_default=True,
+    help="Hours after which a node that has run a job is checked again; 0: never.",
+)
+@click.option(
     "--at-once",
     type=click.IntRange(1, 1000),
     default=1,
@@ -80,6 +88,7 @@ def watch_deep_checks(
     cluster: ClusterView,
     hostlist: str | None,
     every_days: float,
+    job_hours: float,
     at_once: int,
     only: tuple[str, ...],
     seconds: float,
@@ -93,8 +102,9 @@ def watch_deep_checks(
     """Check NODES (all) when it is due, and give way to jobs.
 
     Due are nodes that were asked for (`sres deepcheck request`), that have had no deep check, whose
-    driver, kernel or firmware has changed, and those whose last one is long ago. Only idle nodes
-    are taken, and none of a partition in which jobs wait; a run is ended when jobs come to wait.
+    driver, kernel or firmware has changed, that have run jobs (--after-jobs), and those whose last
+    one is long ago. Only idle nodes are taken, and none of a partition in which jobs wait; a run is
+    ended when jobs come to wait.
     Reservations of killed runs are removed. It needs an operator's rights in Slurm.
     """
     from slurm_resilience.clock import SystemClock
@@ -105,7 +115,14 @@ def watch_deep_checks(
     words += [f"--only={','.join(only)}"] if only else []
     words += ["--set-aside"] if set_aside else []
     nodes = frozenset(cluster.named(hostlist)) if hostlist else None
-    pace = DeepPace(DAY_SECONDS * every_days, at_once, limit_minutes, nodes, 3600.0 * speed_hours)
+    pace = DeepPace(
+        DAY_SECONDS * every_days,
+        at_once,
+        limit_minutes,
+        nodes,
+        3600.0 * job_hours,
+        3600.0 * speed_hours,
+    )
     begin, clock = _beginner(words, cluster.config_path), SystemClock()
     watch = DeepWatch(_door(cluster), clock, pace, begin, lambda: _changed(cluster), _tell)
     stop = threading.Event()

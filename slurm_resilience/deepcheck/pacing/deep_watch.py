@@ -13,7 +13,7 @@ from slurm_resilience.clock import Clock
 from slurm_resilience.deepcheck.deep_marks import CommentDoor, DeepMarks
 from slurm_resilience.deepcheck.deep_results import FAILED_EXIT_CODE, DeepState
 from slurm_resilience.deepcheck.node_choice import kept_nodes
-from slurm_resilience.deepcheck.pacing.due_nodes import due_nodes, free_nodes
+from slurm_resilience.deepcheck.pacing.due_nodes import due_nodes, free_nodes, used_nodes
 from slurm_resilience.deepcheck.pacing.left_behind import LeftBehind, is_ours
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import Job
@@ -36,6 +36,8 @@ class WatchDoor(CommentDoor, Protocol):
 
     def waiting_partitions(self) -> frozenset[str]: ...
 
+    def busy_until(self) -> dict[str, float]: ...
+
     def release(self, name: str) -> None: ...
 
 
@@ -47,6 +49,8 @@ class DeepPace(NamedTuple):
     limit_minutes: int
     nodes: frozenset[str] | None = None
     """Only these; None: all."""
+    after_jobs_seconds: float = 0.0
+    """A node that has run a job is checked again after this time; 0: its jobs do not count."""
     speed_seconds: float = 0.0
     """The speeds of all idle nodes are measured after this time; 0: never."""
 
@@ -169,6 +173,8 @@ class DeepWatch:
         ]
         reserved = kept_nodes(self._door.reservations(), until)
         waiting = self._door.waiting_partitions()
+        after_jobs = self._pace.after_jobs_seconds
+        busy_until = self._door.busy_until() if after_jobs else {}
         due = due_nodes(
             [node for node in own if node.name not in recent],
             reserved,
@@ -176,6 +182,7 @@ class DeepWatch:
             self._changed(),
             now,
             self._pace.every_seconds,
+            used_nodes(own, busy_until, now, after_jobs),
         )[: self._pace.at_once]
         if not due:
             self._begin_speeds(free_nodes(own, reserved, waiting), moment)

@@ -15,6 +15,8 @@ from slurm_resilience.slurm.node_labels import HEALTH, labels_of
 
 AGAIN_SECONDS = 86400.0
 """A node that could not be judged is looked at again after this time, or after the period."""
+OWN_END_SECONDS = 120.0
+"""A deep check is a job too, and Slurm sees it end about when its label is written."""
 
 
 class DeepTrigger(enum.StrEnum):
@@ -24,6 +26,7 @@ class DeepTrigger(enum.StrEnum):
     RETURNED = "it was repaired since the last one failed"
     FIRST = "it has had none"
     SOFTWARE = "its driver, kernel or firmware has changed"
+    USED = "it has run jobs since the last one"
     AGAIN = "the last one could not judge it"
     PERIODIC = "the last one is long ago"
 
@@ -42,6 +45,7 @@ def due_nodes(
     changed: Collection[str],
     now: float,
     every_seconds: float,
+    used: Collection[str] = (),
 ) -> tuple[DueNode, ...]:
     """Return the nodes to check, the most urgent first: idle ones that no waiting job could use.
 
@@ -52,10 +56,11 @@ def due_nodes(
         changed: nodes whose software is another than at their last deep check.
         now: seconds since the epoch.
         every_seconds: a node that has passed is checked again after this time; 0: never.
+        used: nodes whose jobs call for another check (`used_nodes`).
     """
     found = []
     for node in nodes:
-        trigger = _trigger(node, node.name in changed, now, every_seconds)
+        trigger = _trigger(node, node.name in changed, node.name in used, now, every_seconds)
         if trigger is not None and _is_free(node, reserved, wanted):
             found.append((DueNode(node.name, trigger), marked_at(node)))
     order = list(DeepTrigger)
@@ -77,6 +82,25 @@ def _is_free(node: Node, reserved: Mapping[str, str], wanted: Collection[str]) -
     return not is_under_repair and choose_node(node, reserved).readiness is DeepReadiness.READY
 
 
+def used_nodes(
+    nodes: Iterable[Node], busy_until: Mapping[str, float], now: float, seconds: float
+) -> frozenset[str]:
+    """Return the nodes that have run a job since their last deep check, which is some time ago.
+
+    Args:
+        nodes: as Slurm shows them now.
+        busy_until: when each last ran a job, in seconds since the epoch.
+        now: the same.
+        seconds: a node is checked no sooner again.
+    """
+    return frozenset(
+        node.name
+        for node in nodes
+        if busy_until.get(node.name, 0.0) > marked_at(node) + OWN_END_SECONDS
+        and now - marked_at(node) >= seconds
+    )
+
+
 def changed_nodes(status: Mapping[str, Any]) -> frozenset[str]:
     """Return the nodes whose software is another than at their last deep check.
 
@@ -90,7 +114,9 @@ def changed_nodes(status: Mapping[str, Any]) -> frozenset[str]:
     )
 
 
-def _trigger(node: Node, is_changed: bool, now: float, every_seconds: float) -> DeepTrigger | None:
+def _trigger(
+    node: Node, is_changed: bool, is_used: bool, now: float, every_seconds: float
+) -> DeepTrigger | None:
     status, age = status_of(node), now - marked_at(node)
     match status:
         case "":
@@ -107,4 +133,6 @@ def _trigger(node: Node, is_changed: bool, now: float, every_seconds: float) -> 
             return DeepTrigger.REQUESTED
     if is_changed:
         return DeepTrigger.SOFTWARE
+    if is_used:
+        return DeepTrigger.USED
     return DeepTrigger.PERIODIC if every_seconds and age >= every_seconds else None

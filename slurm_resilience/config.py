@@ -557,6 +557,13 @@ _LONGEST_SINK_SECONDS = 120.0
 _LONGEST_HEARTBEAT_SECONDS = 86400.0
 
 
+_ABSOLUTE = {
+    "agent": ("kernel_log", "sysroot", "health_log", "hook_directory", "loss_notice"),
+    "checks": ("mounts", "directory", "nhc_config"),
+}
+"""Paths that a daemon would look up in whatever directory it was started in."""
+
+
 def _check_ranges(config: Config, where: str) -> None:
     for section in msgspec.structs.fields(Config):
         table = getattr(config, section.name)
@@ -568,8 +575,7 @@ def _check_ranges(config: Config, where: str) -> None:
                 continue
             _check_number(section.name, field.name, value, where)
     _check_checks(config.checks, where)
-    if config.agent.loss_notice and not Path(config.agent.loss_notice).is_absolute():
-        raise ConfigError(f"{where}: agent.loss_notice must be an absolute path")
+    _check_paths(config, where)
     _check_lifecycle(config.lifecycle, where)
     if config.recovery.validate and not Path(config.recovery.validate[0]).is_absolute():
         raise ConfigError(f"{where}: recovery.validate must begin with an absolute path")
@@ -605,6 +611,15 @@ def _check_ranges(config: Config, where: str) -> None:
             f"{where}: detect.dead_after_unsupervised must be 0 (Slurm's SlurmdTimeout), or at "
             f"least detect.dead_after ({config.detect.dead_after} s)"
         )
+
+
+def _check_paths(config: Config, where: str) -> None:
+    for section, keys in _ABSOLUTE.items():
+        for key in keys:
+            paths = getattr(getattr(config, section), key)
+            for path in (paths,) if isinstance(paths, str) else paths:
+                if path and not Path(path).is_absolute():
+                    raise ConfigError(f"{where}: {section}.{key} must be an absolute path")
 
 
 def _check_lifecycle(lifecycle: LifecycleSettings, where: str) -> None:

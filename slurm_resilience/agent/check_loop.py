@@ -9,6 +9,7 @@ import queue
 import random
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 from slurm_resilience.agent import kernel_log_reader
 from slurm_resilience.agent.facts import SlurmFacts, gpus
@@ -18,19 +19,21 @@ from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
 from slurm_resilience.errors import ConfigError, NotFound
 from slurm_resilience.health import check_registry
-from slurm_resilience.health.check import Check, CheckContext, Expected
+from slurm_resilience.health.check import Check, CheckContext, Expected, Judgement
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.checks.host import planned_loss
 from slurm_resilience.health.node_profile import NodeProfile
 from slurm_resilience.health.profile_files import load_profile
 from slurm_resilience.health.program_checks import with_programs
-from slurm_resilience.model import FAULTY, CheckResult
+from slurm_resilience.model import FAULTY, CheckResult, Finding, Severity
 from slurm_resilience.wire.messages import StepChecksRun
 
 log = logging.getLogger("sresd.checks")
 
 ROUND_SECONDS = 1.0
 """Shortest time between two rounds."""
+PROFILE = "profile"
+"""The check of checks.profile itself."""
 PATIENCE_SECONDS = 2.0
 """A round waits for so long for one check."""
 
@@ -175,12 +178,14 @@ class CheckLoop:
 def checks_of(settings: Config) -> tuple[Check, ...]:
     """Return the checks of this node: ours, the site's, and that of its lifecycle scripts."""
     disabled = settings.checks.disabled
-    apart = (lifecycle_check.NAME, planned_loss.NAME)
+    apart = (lifecycle_check.NAME, planned_loss.NAME, PROFILE)
     ours = check_registry.checks(tuple(name for name in disabled if name not in apart))
     notice = settings.agent.loss_notice
     if notice and planned_loss.NAME not in disabled:
         # Elsewhere it would wake sresd every few seconds for nothing.
         ours = (*ours, planned_loss.notice_check(notice))
+    if settings.checks.profile and PROFILE not in disabled:
+        ours = (*ours, _profile_check())
     programs = with_programs(ours, settings.checks.directory, disabled)
     if lifecycle_check.NAME in disabled:
         return programs
@@ -192,17 +197,38 @@ def context(settings: Config, facts: SlurmFacts, again: bool = False) -> CheckCo
     node = facts.ask_node(again)
     # Slurm's RealMemory is 1 where it was never set: that expects nothing.
     memory = node.memory if node and node.memory > 1 else None
-    profile = _profile(settings.checks.profile)
+    profile = _profile(settings.checks.profile).profile
     expected = Expected(memory, gpus(node.gres) if node else None, profile)
     return CheckContext(Path(settings.agent.sysroot), settings.checks, expected)
 
 
+def _profile_check() -> Check:
+    """Return the check that tells people of a profile that cannot be read."""
+
+    def probe(context: CheckContext) -> str:
+        return _profile(context.settings.profile).fault
+
+    def judge(fault: str, context: CheckContext) -> Judgement:
+        if not fault:
+            return Judgement(f"{context.settings.profile} is what the hardware is compared with")
+        text = f"checks.profile expects nothing until sresd is started anew: {fault}"
+        return Judgement(text, (Finding(PROFILE, Severity.MONITOR, text, context.now),))
+
+    return Check(PROFILE, probe, judge, asks_for=(Severity.MONITOR,))
+
+
+class LoadedProfile(NamedTuple):
+    """The profile of this node's type; one that cannot be read expects nothing."""
+
+    profile: NodeProfile
+    fault: str = ""
+
+
 @functools.cache
-def _profile(name: str) -> NodeProfile:
-    """Return the profile of this node's type, read once; one that cannot be read expects nothing,
-    and is named once in the log."""
+def _profile(name: str) -> LoadedProfile:
+    """Read a profile, once: its file may lie where reading hangs."""
     try:
-        return load_profile(name) if name else NodeProfile()
+        return LoadedProfile(load_profile(name) if name else NodeProfile())
     except ConfigError as error:
         log.warning("checks.profile: %s", error)
-        return NodeProfile()
+        return LoadedProfile(NodeProfile(), str(error))

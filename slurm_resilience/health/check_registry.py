@@ -47,7 +47,7 @@ log = logging.getLogger("sresd.checks")
 GROUP = "slurm_resilience.checks"
 PACELESS_SOURCES = frozenset({"gpu_events", "dcgm_policies"})
 """Parts of sresd that are no checks, and that checks.disabled switches off as well."""
-CONFIGURED = frozenset({"planned_loss", "lifecycle"})
+CONFIGURED = frozenset({"planned_loss", "lifecycle", "profile"})
 """Checks that are there only where another table of the configuration asks for them."""
 BUILT_IN: tuple[Check, ...] = (
     filesystem_readonly.CHECK,
@@ -97,6 +97,8 @@ def refuse_unknown_names(settings: CheckSettings) -> None:
     Raises:
         ConfigError: there is no such check.
     """
+    if not (settings.periods or settings.disabled):
+        return
     own = {point.name for point in entry_points(group=GROUP)}
     own |= {check.name for check in program_checks(settings.directory)}
     known = {check.name for check in BUILT_IN} | CONFIGURED | own

@@ -34,7 +34,7 @@ def load_profile(name_or_file: str) -> NodeProfile:
             text = folder.joinpath(f"{name_or_file}.toml").read_text("utf-8")
         else:
             text = Path(name_or_file).read_text("utf-8")
-        return msgspec.convert({"name": name_or_file, **tomllib.loads(text)}, NodeProfile)
+        profile = msgspec.convert({"name": name_or_file, **tomllib.loads(text)}, NodeProfile)
     except FileNotFoundError:
         known = ", ".join(shipped_profiles())
         raise ConfigError(
@@ -44,3 +44,8 @@ def load_profile(name_or_file: str) -> NodeProfile:
         raise ConfigError(f"{name_or_file} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise ConfigError(f"profile {name_or_file}: {error}") from None
+    if profile == NodeProfile(profile.name):
+        raise ConfigError(
+            f"profile {name_or_file} expects nothing; `sres check profile --learn` writes one"
+        )
+    return profile

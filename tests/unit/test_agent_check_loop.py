@@ -110,6 +110,14 @@ def test_a_profile_that_is_not_there_expects_nothing_and_is_named_once(
         assert check_loop.context(settings, known).expected.profile == NodeProfile()
     (said,) = (record.message for record in caplog.records)
     assert said.startswith("checks.profile: no profile 'no-such-type'")
+    own = {one.name: one for one in check_loop.checks_of(settings)}[check_loop.PROFILE]
+    context = CheckContext(settings=settings.checks)
+    judgement = own.judge(own.probe(context), context)
+    assert [str(one.severity) for one in judgement.findings] == ["monitor"]
+    assert "no profile 'no-such-type'" in judgement.text
+    sound = CheckContext(settings=config.CheckSettings(profile="p5.48xlarge"))
+    assert own.judge(own.probe(sound), sound).findings == ()
+    assert check_loop.PROFILE not in [one.name for one in check_loop.checks_of(config.Config())]
 
 
 def test_each_check_has_a_pace() -> None:

@@ -87,6 +87,22 @@ def test_a_state_directory_does_not_depend_on_where_sresctld_is_started(path: st
         config.parse(f"[controller]\nstate_dir = '{path}'")
 
 
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ("agent", "health_log = 'health.jsonl'"),
+        ("agent", "kernel_log = 'kmsg'"),
+        ("checks", "mounts = ['/', 'scratch']"),
+        ("checks", "directory = './checks.d'"),
+        ("checks", "state_dir = ''"),
+    ],
+)
+def test_nor_do_the_paths_of_sresd(table: str, line: str) -> None:
+    key = line.partition(" ")[0]
+    with pytest.raises(ConfigError, match=rf"sres.toml: {table}\.{key} must be an absolute path"):
+        config.parse(f"[{table}]\n{line}", "sres.toml")
+
+
 def test_a_node_has_its_own_mode_or_the_most_careful_of_its_partitions() -> None:
     text = """
         [recovery]

@@ -158,6 +158,7 @@ def test_the_command_takes_a_profile(capsys: pytest.CaptureFixture[str], tmp_pat
         ("gpus = 'eight'", "gpus"),
         ("lamps = 1", "lamps"),
         ("gpus = ", "profile"),
+        ("", "expects nothing; `sres check profile --learn` writes one"),
     ],
 )
 def test_a_bad_profile_is_one_line(

@@ -20,15 +20,17 @@ _MONTH = "|".join(MONTHS)
 _DAY = "Mon|Tue|Wed|Thu|Fri|Sat|Sun"
 _CLOCK = r"(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?:[.,](?P<frac>\d+))?"
 _TAIL = r"(?:\s+|$)"
-_RECORD = re.compile(r"([0-9]{1,6}),([0-9]+),([0-9]+),[^;]*;(.*)", re.DOTALL)
+_RECORD = re.compile(r"([0-9]{1,6}),([0-9]+),([0-9]+)(?:,[^;]*)?;(.*)", re.DOTALL)
 _ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
 _PRIORITY = re.compile(r"<(?P<priority>\d{1,3})>")
 _FACILITY = re.compile(r"(?P<facility>[a-z]+\d?) *:(?P<level>[a-z]+) *: ")
 _UPTIME = re.compile(r"\[ *(?P<uptime>\d+\.\d+)\]" + _TAIL)
 _THREAD = re.compile(r"\[ *[TC]\d+\]" + _TAIL)
+_SINCE = re.compile(rf"\[(?: *\+\d+\.\d+|(?:{_MONTH}) *\d{{1,2}} \d\d:\d\d)\]" + _TAIL)
+"""What `dmesg --reltime` writes: the minute, and the seconds since the line before."""
 _ISO = re.compile(
-    rf"(?:(?:{_DAY}) )?(?P<y>\d{{4}})-(?P<mo>\d\d)-(?P<d>\d\d)[T ]{_CLOCK}"
-    r"(?:(?P<sign>[+-])(?P<zh>\d\d):?(?P<zm>\d\d)|Z| [A-Z]{3,4})?" + _TAIL
+    rf"\[?(?:(?:{_DAY}) )?(?P<y>\d{{4}})-(?P<mo>\d\d)-(?P<d>\d\d)[T ]{_CLOCK}"
+    r"(?:(?P<sign>[+-])(?P<zh>\d\d):?(?P<zm>\d\d)|Z| [A-Z]{3,4})?(?:\](?=\[)|\]?" + _TAIL + ")"
 )
 _SYSLOG = re.compile(rf"(?P<mon>{_MONTH}) +(?P<d>\d{{1,2}}) {_CLOCK}" + _TAIL)
 _DATE = re.compile(
@@ -100,7 +102,7 @@ def _strip_one(frame: LogFrame) -> LogFrame | None:
     if match := _UPTIME.match(text):
         uptime = float(match["uptime"])
         return frame._replace(text=text[match.end() :], uptime=uptime, pieces=pieces)
-    if match := _THREAD.match(text):
+    if match := _THREAD.match(text) or _SINCE.match(text):
         return frame._replace(text=text[match.end() :], pieces=pieces)
     if frame.wall is None:
         for stamp in _STAMPS:

@@ -104,6 +104,11 @@ def test_the_prefix_does_not_change_the_verdict() -> None:
         "Dec  2 11:38:47 worker4 kernel: ",
         "kernel: ",
         "4,349,872934736,-;",
+        "4,349,872934736;",
+        "[  +6.010643] ",
+        "[Nov23 08:45] ",
+        "[2023-06-22 21:55:31.352446][5975153.878190] ",
+        "[2023-06-22 21:55:31] ",
     )
     assert {replay(prefix + line + "\n").verdict for prefix in prefixes} == {HealthVerdict.REBOOT}
 

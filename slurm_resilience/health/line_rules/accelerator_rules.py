@@ -17,7 +17,45 @@ _NEURON = r"^(?:(?:neuron|nrt)\b[^'\"/\[]{0,80}\s)?"
 """Before the error's name; nothing that a user chose."""
 _SWITCH = rf"(?:.*\bpci bus id (?P<subject>{BDF}))?"
 
+_AMD = rf"^amdgpu (?P<subject>{BDF})\.[0-7]: (?:amdgpu: )?(?:\[drm\] )?"
+
 ACCELERATOR_RULES: tuple[LineRule, ...] = (
+    rule(
+        "amd_gpu",
+        "uncorrectable",
+        "uncorrectable hardware error",
+        _AMD + r"(?:socket: \d+, die: \d+,? )?[1-9]\d* (?:new )?uncorrectable hardware error",
+        Severity.RESET,
+        "an AMD GPU has lost data",
+        "as its counters in amdsmi: a reset takes the page out of use",
+    ),
+    rule(
+        "amd_gpu",
+        "bad_pages",
+        "reaches threshold value",
+        _AMD + r"Saved bad pages \d+ reaches threshold value",
+        Severity.REPLACE,
+        "an AMD GPU has no room for more bad pages",
+        "AMD's threshold for a return",
+    ),
+    rule(
+        "amd_gpu",
+        "reset_failed",
+        "GPU reset(",
+        _AMD + r"GPU reset\(\d+\) failed",
+        Severity.REBOOT,
+        "an AMD GPU could not be reset",
+        "the device is unusable until the node boots",
+    ),
+    rule(
+        "amd_gpu",
+        "reset",
+        "GPU reset begin",
+        _AMD + r"GPU reset begin",
+        Severity.MONITOR,
+        "the driver resets an AMD GPU",
+        "what ran there is lost; most often a program that hangs",
+    ),
     rule(
         "neuron",
         "dma_error",

@@ -91,12 +91,15 @@ MEMORY_RULES: tuple[LineRule, ...] = (
     ),
 )
 
+_BUS_ERROR = rf"(?P<subject>{BDF})\.[0-7]: (?:AER: )?PCIe Bus Error: severity="
+"""Before the severity: Corrected and Uncorrected, and since Linux 6.10 Correctable and so on."""
+
 PCIE_RULES: tuple[LineRule, ...] = (
     rule(
         "pcie_aer",
         "fatal",
         "PCIe Bus Error",
-        rf"^(?:[\w-]+ )?(?P<subject>{BDF})\.[0-7]: PCIe Bus Error: severity=Uncorrected \(Fatal\)",
+        rf"^(?:[\w-]+ )?{_BUS_ERROR}Uncorrect(?:ed|able) \(Fatal\)",
         Severity.REBOOT,
         "fatal PCIe error",
         "the link to the device is lost until it is trained anew",
@@ -105,7 +108,7 @@ PCIE_RULES: tuple[LineRule, ...] = (
         "pcie_aer",
         "nonfatal",
         "PCIe Bus Error",
-        rf"(?P<subject>{BDF})\.[0-7]: PCIe Bus Error: severity=Uncorrected",
+        rf"{_BUS_ERROR}Uncorrect",
         Severity.MONITOR,
         "uncorrected PCIe error, not fatal",
         "nonfatal is not fatal: the driver recovers the device",
@@ -114,7 +117,7 @@ PCIE_RULES: tuple[LineRule, ...] = (
         "pcie_aer",
         "corrected",
         "PCIe Bus Error",
-        rf"(?P<subject>{BDF})\.[0-7]: PCIe Bus Error: severity=Corrected",
+        rf"{_BUS_ERROR}Correct",
         Severity.MONITOR,
         "corrected PCIe error",
         "corrected by the hardware; its rate matters",
@@ -132,7 +135,7 @@ PCIE_RULES: tuple[LineRule, ...] = (
         "pcie_aer",
         "received",
         "AER: ",
-        rf"AER: (?:Multiple )?(?:Corrected|Uncorrect(?:ed|able))[^:]*error "
+        rf"AER: (?:Multiple )?(?:Correct|Uncorrect)(?:ed|able)[^:]*error "
         rf"(?:message )?received(?: from)?:? ?(?P<subject>{BDF})?",
         Severity.MONITOR,
         "PCIe error reported by a port",

@@ -54,6 +54,15 @@ ADAPTER_RULES: tuple[LineRule, ...] = (
     ),
     rule(
         "mlx5",
+        "fatal_error",
+        "Fatal error ",
+        _ADAPTER + r"Fatal error \d+ detected",
+        Severity.MONITOR,
+        "a network adapter's firmware reports a fatal error",
+        "the driver loads the device anew; where that fails, it says so in the lines above",
+    ),
+    rule(
+        "mlx5",
         "power",
         "insufficient power",
         _ADAPTER + r"[Dd]etected insufficient power on the PCIe slot",

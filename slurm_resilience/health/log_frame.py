@@ -27,7 +27,7 @@ _FACILITY = re.compile(r"(?P<facility>[a-z]+\d?) *:(?P<level>[a-z]+) *: ")
 _UPTIME = re.compile(r"\[ *(?P<uptime>\d+\.\d+)\]" + _TAIL)
 _THREAD = re.compile(r"\[ *[TC]\d+\]" + _TAIL)
 _SINCE = re.compile(rf"\[(?: *\+\d+\.\d+|(?:{_MONTH}) *\d{{1,2}} \d\d:\d\d)\]" + _TAIL)
-"""What `dmesg --reltime` writes: the minute, and the seconds since the line before."""
+"""The frame of `dmesg --reltime`: the minute, or the seconds since the line before."""
 _ISO = re.compile(
     rf"\[?(?:(?:{_DAY}) )?(?P<y>\d{{4}})-(?P<mo>\d\d)-(?P<d>\d\d)[T ]{_CLOCK}"
     r"(?:(?P<sign>[+-])(?P<zh>\d\d):?(?P<zm>\d\d)|Z| [A-Z]{3,4})?(?:\](?=\[)|\]?" + _TAIL + ")"

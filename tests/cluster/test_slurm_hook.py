@@ -6,9 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from jobs import all_idle, events, kinds
 
+from slurm_resilience.errors import MissingTool
 from slurm_resilience.lab import Lab, LabSpec
+from slurm_resilience.lab.releases import VERSIONS, root_of
 
 WaitFor = Callable[..., Any]
 HOOK = Path(__file__).resolve().parents[2] / "packaging" / "slurm-hook"
@@ -46,7 +49,7 @@ def test_prolog_epilog_and_health_check_ask_sresd(
         sres_options={"agent": agent, "recovery": {"mode": "observe"}},
     )
     lab = fresh_lab(spec)
-    # slurmd has called the health check by now: it registers when that has ended well.
+    # slurmd has called the health check by now: it registers when that has ended.
     wait_for(lambda: all_idle(lab), 60, "every node is idle")
     wait_for(lambda: "verdict healthy" in state(lab, "n1"), 60, "n1 is healthy")
     assert runs(lab, "n1")
@@ -72,3 +75,40 @@ def asks(lab: Lab, hook: Path, node: str, conf: Path, unknown: str) -> int:
     conf.write_text(f"directory={DIRECTORY}\noldest=6\nunknown={unknown}\n")
     env = {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
     return int(lab.run([str(hook)], node=node, env=env).returncode)
+
+
+def test_the_newest_slurm_asks_when_slurmd_starts_and_no_more(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
+) -> None:
+    try:
+        root = root_of(VERSIONS[-1])
+    except MissingTool as error:
+        pytest.skip(f"needs a lab: {error}")
+    conf, hook, asked = tmp_path / "hooks.conf", tmp_path / "slurm-hook", tmp_path / "asked"
+    hook.write_text(HOOK.read_text().replace("/etc/slurm-resilience/hooks.conf", str(conf)))
+    hook.chmod(0o755)
+    conf.write_text(f"directory={tmp_path}\noldest=1000000\necho asked >>{asked}\n")
+    (tmp_path / "state").write_text("verdict healthy\ntext \nuptime 0\n")
+    options = {"HealthCheckProgram": str(hook), "HealthCheckNodeState": "START_ONLY"}
+    spec = LabSpec(
+        nodes=1,
+        daemons=False,
+        plugin=None,
+        lifecycle=None,
+        slurm_root=root,
+        options=options | {"HealthCheckInterval": "1"},
+    )
+    lab = fresh_lab(spec)
+    wait_for(lambda: all_idle(lab), 60, "the node is idle")
+    assert (tmp_path / "wanted").exists(), "it asks for checks"
+    assert asked.read_text().count("asked") == 1
+
+    (tmp_path / "state").write_text("verdict reboot\ntext Xid 79\nuptime 0\n")
+    lab.kill_daemon("slurmd", node="n1")
+    lab.start_daemon("slurmd", "n1")
+    log = lab.directory / "nodes" / "n1" / "log" / "slurmd.log"
+    said = "health_check failed: rc:1 output:sresd: reboot: Xid 79"
+    wait_for(lambda: said in log.read_text(), 30, log.read_text)
+    # Slurm has taken no notice of that since 17.02: the prolog and sresctld keep jobs away.
+    wait_for(lambda: all_idle(lab), 30, "the node is idle again")
+    assert asked.read_text().count("asked") == 2

@@ -252,9 +252,15 @@ def read(path: Path) -> list[PastAttempt]:
 
 
 def _makes_sense(past: PastAttempt) -> bool:
-    times = (past.started, past.ending.ran_for if past.ending else 0.0)
+    ending = past.ending
+    times = (past.started, *((ending.ran_for, ending.ended_at) if ending is not None else ()))
+    spent = (past.lost_seconds or 0.0, *past.stopped.values(), *past.phases.values())
     known_nodes = all(map(_NAME.fullmatch, past.nodes))
-    return known_nodes and all(0.0 <= at <= LATEST_SECONDS for at in times)
+    return (
+        known_nodes
+        and all(0.0 <= at <= LATEST_SECONDS for at in times)
+        and all(abs(seconds) <= LATEST_SECONDS for seconds in spent)
+    )
 
 
 def read_all(directory: Path, job: int) -> list[list[PastAttempt]]:

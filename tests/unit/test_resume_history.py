@@ -91,7 +91,15 @@ def test_the_file_of_a_job_that_never_came_back_is_removed(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "changes",
-    [{"started": 1e300}, {"started": -1e300}, {"nodes": ["n1\x1b[2J"]}, {"nodes": ["n[1-"]}],
+    [
+        {"started": 1e300},
+        {"started": -1e300},
+        {"nodes": ["n1\x1b[2J"]},
+        {"nodes": ["n[1-"]},
+        {"lost_seconds": 1e308},
+        {"stopped": {"network": 1e308}},
+        {"phases": {"running": -1e308}},
+    ],
 )
 def test_what_no_supervisor_wrote_is_none(tmp_path: Path, changes: dict[str, object]) -> None:
     """An administrator looks at what any user may have put there."""

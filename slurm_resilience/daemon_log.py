@@ -16,7 +16,15 @@ _COLOURS = {logging.WARNING: "\033[33m", logging.ERROR: "\033[1;31m"}
 _PLAIN = "\033[0m"
 
 
-class _Coloured(logging.Formatter):
+class _Harmless(logging.Formatter):
+    """Lines that play no tricks on a terminal: some have users' own words in them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        return "".join(char if char.isprintable() or char == "\n" else "?" for char in line)
+
+
+class _Coloured(_Harmless):
     """Yellow warnings and red errors."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -30,7 +38,7 @@ class RecentLines(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setFormatter(logging.Formatter(LINE, TIME))
+        self.setFormatter(_Harmless(LINE, TIME))
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -63,7 +71,7 @@ def set_up(level: str) -> RecentLines:
     """
     coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter((_Coloured if coloured else logging.Formatter)(LINE, TIME))
+    handler.setFormatter((_Coloured if coloured else _Harmless)(LINE, TIME))
     recent = RecentLines()
     logging.basicConfig(level=level.upper(), handlers=[handler, recent])
     return recent

@@ -49,6 +49,8 @@ class CheckpointlessDemo(Demo):
         folder = self.work / name
         folder.mkdir()
         program = [sys.executable, "-m", "slurm_resilience.launcher", "--nproc-per-node=1"]
+        # An undisturbed rank needs no standby that loads torch beside it.
+        program += [] if flags else ["--standby=0"]
         program += [str(TEMPLATES / "train_checkpointless.py"), f"--steps={self.steps}"]
         program += [f"--pace={pace}", f"--global-batch={GLOBAL_BATCH}", f"--log={folder}/steps"]
         step = shlex.join(["srun", *flags.split(), *program])

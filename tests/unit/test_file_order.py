@@ -15,7 +15,7 @@ _spec.loader.exec_module(file_order)
 def test_the_longest_file_of_a_folder_begins_first() -> None:
     files = ["tests/unit/test_a.py", "tests/unit/test_new.py", "tests/unit/test_b.py"]
     seconds = {"tests/unit/test_a.py": 5.0, "tests/unit/test_b.py": 50.0}
-    assert file_order.in_order(files, seconds) == [files[2], files[0], files[1]]
+    assert file_order.in_order(files, seconds) == [files[2], files[1], files[0]]
 
 
 def test_folders_take_turns() -> None:

@@ -68,7 +68,7 @@ def test_a_person_may_only_be_told(lab: Lab, wait_for: WaitFor, tmp_path: Path) 
     """And a program that writes a line for each step need not report any."""
     log_steps = tmp_path / "log_steps.sh"
     log_steps.write_text(
-        '#!/bin/bash\nfor step in $(seq 1 12); do echo "step $step"; sleep 0.3; done\n'
+        '#!/bin/bash\nfor step in $(seq 1 12); do echo "step $step"; sleep 0.8; done\n'
         'until [ -e "$OLDPWD/go" ] || [ -e go ]; do sleep 0.1; done\necho "step 13"\nsleep 3\n'
     )
     log_steps.chmod(0o755)

@@ -63,7 +63,8 @@ class WatchedFile(StepSource):
 
 
 class WatchedLog(StepSource):
-    """The job's log: a line that matches is a step. Its first group is the number, if any."""
+    """The job's log: the last line that matches, of those since the last look, is a step. Its first
+    group is the number, if any."""
 
     def __init__(self, pattern: re.Pattern[bytes], path: Path) -> None:
         self._pattern = pattern
@@ -104,7 +105,9 @@ class WatchedLog(StepSource):
                     if number is None
                     else StepLine(ANY_RANK, number)
                 )
-        return found
+        # Programs, and srun too, hold lines back and write many at once. Taken for as many steps in
+        # no time, they would make a hang of the wait for the next lot.
+        return found[-1:]
 
     def _new(self) -> bytes:
         try:

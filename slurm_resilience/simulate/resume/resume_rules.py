@@ -137,7 +137,10 @@ class AttemptBudget:
         self.furthest.begin(attempt.at)
         # A node that was the only one to fail is left, and the next attempt is at once.
         moved = last is None or set(last.nodes) != set(attempt.nodes)
-        if last is None or moved or _made_progress(last, attempt):
+        # The end of the first task may have been lost on its way, while others waited for it.
+        is_long = last is not None and attempt.at - last.at >= self.limits.progress_after
+        waited = is_long and self._last_run < self.limits.progress_after
+        if last is None or moved or waited or _made_progress(last, attempt):
             self.disturb()
         self.attempts.append(attempt)
         loops = self._loops(attempt)

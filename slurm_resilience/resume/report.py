@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,10 @@ from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.resume.decide.goodput import Goodput, in_words
 
 _CLOCK: Clock = SystemClock()
+_PREFIX = "sres: "
+_TITLE = "what was done "
+"""The longest title of a line in a block."""
+_UNLIMITED = 1_000_000
 
 
 class RecoveryBlock(msgspec.Struct, frozen=True):
@@ -50,7 +55,39 @@ def _time_of_day() -> str:
 def _to_standard_error(text: str) -> None:
     """Write a line; a closed file is no reason to fail, as it is none for srun."""
     with contextlib.suppress(OSError):
-        os.write(2, f"sres: {text}\n".encode(errors="surrogateescape"))
+        lines = fold_line(text, _terminal_width() - len(_PREFIX))
+        whole = "".join(f"{_PREFIX}{line}\n" for line in lines)
+        os.write(2, whole.encode(errors="surrogateescape"))
+
+
+def _terminal_width() -> int:
+    """Return the columns of standard error; a log has room for any line."""
+    try:
+        return os.get_terminal_size(2).columns or _UNLIMITED
+    except OSError:
+        return _UNLIMITED
+
+
+def fold_line(text: str, width: int) -> list[str]:
+    """Return the lines in which a text fits a terminal, set in below its beginning. Pure.
+
+    Args:
+        text: a line of a block, or one that begins with the time of day.
+        width: columns.
+    """
+    indent = len("00:00:00 ") if text[:2].isdigit() else len(_TITLE)
+    if len(text) <= width or width < 2 * len(_TITLE) or text.startswith("─"):
+        return [text]
+    # Blanks stay as they are, in the title and in what people gave a name.
+    return textwrap.wrap(
+        text,
+        width,
+        subsequent_indent=" " * indent,
+        drop_whitespace=True,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    )
 
 
 _write: Callable[[str], None] = _to_standard_error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_resilience.resume import report
 
@@ -23,3 +25,26 @@ def test_where_it_goes_on(
     seats = report.HealedBlock("n2: dead", "n3 joined", (2, 3), None, 1.0, 2.0, 3.0, step, before)
     report.healed(seats)
     assert f"training      {said}\n" in capfd.readouterr().err
+
+
+@given(
+    words=st.lists(st.text("abc-[],;", min_size=1, max_size=30), min_size=1, max_size=40),
+    width=st.integers(30, 300),
+    start=st.sampled_from(("what failed   ", "how long      ", "09:03:58 ")),
+)
+def test_a_line_that_does_not_fit_the_terminal_is_set_in(
+    words: list[str], width: int, start: str
+) -> None:
+    text = start + " ".join(words)
+    lines = report.fold_line(text, width)
+    assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+    longest = max(map(len, words)) + len(start)
+    assert all(len(line) <= max(width, longest) for line in lines)
+    assert all(line.startswith(" " * len(start)) for line in lines[1:])
+    assert lines[0].startswith(start)
+
+
+def test_a_log_has_room_for_any_line(capfd: pytest.CaptureFixture[str]) -> None:
+    report.say("word " * 100)
+    assert capfd.readouterr().err.count("\n") == 1
+    assert report.fold_line("─" * 72, 60) == ["─" * 72]

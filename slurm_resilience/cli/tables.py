@@ -132,6 +132,11 @@ def field(title: str, text: object, indent: int = 0, *, alert: bool = False) -> 
     return click.style(lines, fg="red", bold=True) if alert and has_colour() else lines
 
 
+def heading(text: object) -> str:
+    """Return a line above others; what does not fit the terminal is set in further than they."""
+    return textwrap.fill(plain(text), _width(), subsequent_indent="    ")
+
+
 def item(text: object) -> str:
     """Return a line of a list below its title; what does not fit the terminal is set in."""
     return textwrap.fill(plain(text), _width(), initial_indent="  ", subsequent_indent="    ")

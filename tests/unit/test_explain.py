@@ -179,7 +179,7 @@ def test_the_command_says_it_to_people(tmp_path: Path) -> None:
     log.write_text(LOG)
     shown = run(str(log))
     assert "failure 1: out-of-memory: a GPU has too little memory" in shown
-    assert "rank    3" in shown
+    assert "rank       3" in shown
 
 
 def test_the_command_says_it_to_programs(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from slurm_resilience.cli.shared_options import format_option
-from slurm_resilience.cli.tables import field, plain, print_json
+from slurm_resilience.cli.tables import field, heading, plain, print_json
 from slurm_resilience.errors import NotFound, UsageError
 from slurm_resilience.flight.culprit import HangDiagnosis, diagnose_hang
 from slurm_resilience.flight.dump_files import UnreadFile, nodes_of_ranks, read_dumps
@@ -20,6 +20,7 @@ from slurm_resilience.resume.decide.signatures import (
     LINE_LIMIT_CHARACTERS,
     Explanation,
     LogLine,
+    Role,
     explain,
 )
 from slurm_resilience.resume.progress.hang_evidence import (
@@ -36,6 +37,7 @@ READ_BYTES = 256 * 1024 * 1024
 """As much of the end of a longer log."""
 SHOWN_UNREAD_FILES = 5
 SHOWN_STACKS = 20
+_TITLES = {Role.ROOT: "root", Role.CASCADE: "cascade", Role.CONFIRMATION: "confirms"}
 
 
 @click.command("explain")
@@ -115,7 +117,7 @@ def _explain_dumps(directory: Path, hostlist: str | None, form: str) -> None:
 
 
 def _hang_in_words(diagnosis: HangDiagnosis, unread: tuple[UnreadFile, ...]) -> Iterator[str]:
-    yield plain(f"{diagnosis.kind}: {diagnosis.reason}")
+    yield heading(f"{diagnosis.kind}: {diagnosis.reason}")
     for culprit in diagnosis.culprits:
         node = f" on {culprit.node}" if culprit.node else ""
         yield field("culprit", f"rank {culprit.rank}{node}", indent=2)
@@ -180,13 +182,12 @@ def _lines(file: BinaryIO) -> Iterator[str]:
 
 
 def _shown(number: int, failure: Explanation) -> Iterator[str]:
-    yield f"failure {number}: {failure.category}: {failure.reason}"
+    yield heading(f"failure {number}: {failure.category}: {failure.reason}")
     if failure.root is not None:
-        rank = "not named" if failure.rank is None else failure.rank
-        yield f"  rank    {rank}"
-        yield f"  root    {_line(failure.root)}"
+        yield field("rank", "not named" if failure.rank is None else failure.rank, indent=2)
+        yield field("root", _line(failure.root), indent=2)
     for other in failure.others[:5]:
-        yield f"  {other.role[:12]:<12} {_line(other)}"
+        yield field(_TITLES[other.role], _line(other), indent=2)
     more = failure.lines - len(failure.others[:5]) - (failure.root is not None)
     if more:
         yield f"  and {more} more"

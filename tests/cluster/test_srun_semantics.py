@@ -131,42 +131,12 @@ def test_a_task_in_a_container(site: Site) -> None:
     assert "task 0 on n1 ended with exit code 139" in end.stderr
 
 
-def test_apptainer_as_the_program(site: Site) -> None:
-    """A stand-in of it: the program behind it runs in namespaces of its own."""
-    tool = site.directory / "apptainer"
-    enter = 'hostname inside; exec "$@"'
-    tool.write_text(f"#!/bin/sh\nshift 2\nexec unshare -mu sh -c '{enter}' - \"$@\"\n")
-    tool.chmod(0o755)
-    say = "echo $(hostname) $NODE_RANK $MASTER_NODE $SRES_ATTEMPT"
-    inside = f"{FAILS_ONCE}; [ $SRES_ATTEMPT = 1 ] && exec sleep 30; {say}"
-    words = ("-n2", "-N2", tool, "exec", "pytorch.sif", "sh", "-c", inside)
-    end = site.run("srun", FLAG, *map(str, words))
-    assert end.code == 0, end
-    assert sorted(end.stdout.splitlines()) == ["inside 0 n1 2", "inside 1 n1 2"]
-
-
 def test_tasks_that_wait_for_one_that_ended(site: Site) -> None:
     """After -W seconds srun ends the others."""
     program = '[ "$SLURM_PROCID" = 0 ] || exec sleep 60'
     plain, supervised = site.both("-n2", "-W", "1", "sh", "-c", program)
     assert plain.code == supervised.code, supervised
     assert "task 1 on n2 ended with exit code 137" in supervised.stderr, supervised
-
-
-def test_a_program_that_ends_at_the_warning_before_its_time_limit(site: Site) -> None:
-    """`sbatch --signal=USR1@60` has Slurm send the job's steps what scancel sends here."""
-    save = 'trap "touch saved.$SLURM_PROCID; exit 0" USR1; touch up.$SLURM_PROCID; '
-    job = allocate(site.lab, "-w", "n3", "--exclusive")
-    program = save + "while :; do sleep 0.1; done"
-    srun = site.start("srun", FLAG, "-n2", "sh", "-c", program, SLURM_JOB_ID=job)
-    for rank in (0, 1):
-        site.wait_for((site.directory / f"up.{rank}").exists, 30, "the task runs")
-    site.lab.run(["scancel", "--signal=USR1", job], check=True)
-    _, err = srun.communicate(timeout=60)
-    site.lab.run(["scancel", job])
-    saved = sorted(path.name for path in site.directory.glob("saved.*"))
-    assert (srun.returncode, saved) == (0, ["saved.0", "saved.1"]), err
-    assert "attempt 2" not in err
 
 
 def test_a_checkpoint_on_sigterm_is_waited_for(site: Site) -> None:

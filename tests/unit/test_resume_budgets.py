@@ -21,7 +21,7 @@ from slurm_resilience.resume.decide.classify import Cause, Ending, ObservedSteps
 from slurm_resilience.resume.decide.plan import Plan, PlanFacts, after_task, plan
 from slurm_resilience.resume.decide.signatures import Category, Explanation, LogLine, Role
 from slurm_resilience.resume.decide.task_ends import TaskEnd
-from slurm_resilience.resume.live_step.live_plan import DeathRow, TaskDeaths
+from slurm_resilience.resume.live_step.task_deaths import DeathRow, TaskDeaths
 
 LIMITS = ResumeSettings()
 LONG = LIMITS.progress_after + 1

@@ -55,14 +55,13 @@ from slurm_resilience.resume.live_step.live_plan import (
     JOIN_SECONDS,
     LIVE_STEP_TRANSITIONS,
     LOOK_SECONDS,
-    STALL_SECONDS,
     LivePlan,
     LiveStepState,
-    StallWatch,
 )
 from slurm_resilience.resume.live_step.live_steps import STEP_TRANSITIONS, StepState
 from slurm_resilience.resume.live_step.losses import LOST_SEAT_TRANSITIONS, LostSeatState
 from slurm_resilience.resume.live_step.seats import NodeSlot, SeatMap
+from slurm_resilience.resume.live_step.stall_watch import STALL_SECONDS, StallWatch
 
 LIMITS = ResumeSettings()
 NODES = ("n1", "n2", "n3", "n4")
@@ -108,7 +107,7 @@ class Script:
         return self.tell(SearchEnded(kind, FoundNodes(JOIN, nodes, addresses, NODES)))
 
     def states(self) -> list[LostSeatState]:
-        return [loss.state for loss in self.plan.losses]
+        return [loss.state for loss in self.plan.record.losses]
 
 
 def only(actions: tuple[Action, ...], kind: type[Any]) -> Any:
@@ -147,14 +146,14 @@ def test_a_dead_node_from_its_loss_to_its_seat_s_return(script: Script) -> None:
     script.tell(JoinStarted(1))
     script.incarnations[2] = 1
     assert script.see((0, 1, 3), (2,)) == ()
-    assert script.plan.joins[0].state is JoinState.CONNECTED
+    assert script.plan.record.joins[0].state is JoinState.CONNECTED
     script.generation = 3
     joined = script.see(range(4))
     assert kinds(joined) == [ForgetNode, SayJoined]
     assert only(joined, SayJoined).nodes == ("n1", "n2", "n7", "n4")
     assert script.plan.state is S.WHOLE
     assert script.states() == [LostSeatState.FILLED]
-    assert script.plan.joins[0].state is JoinState.JOINED
+    assert script.plan.record.joins[0].state is JoinState.JOINED
 
 
 def test_a_node_that_still_works_is_left_only_where_there_is_anywhere_to_go(
@@ -185,7 +184,7 @@ def test_the_new_machine_of_the_same_name_may_be_lost_too(script: Script) -> Non
     script.tell(JoinStarted(1))
     assert kinds(script.lose()) == [TellTraining, LeaveNode, StartSearch]
     assert script.states() == [LostSeatState.LOST_AGAIN, LostSeatState.SEARCHING]
-    assert script.plan.joins[0].state is JoinState.FAILED
+    assert script.plan.record.joins[0].state is JoinState.FAILED
 
 
 def test_two_nodes_lost_while_a_search_runs_are_looked_for_afterwards(script: Script) -> None:
@@ -203,7 +202,7 @@ def test_a_node_that_is_lost_before_its_join_step_starts(script: Script) -> None
     script.find("n7")
     assert kinds(script.lose(FaultyNode("n7", "no beat", True)))[-1] is StartSearch
     assert script.tell(JoinStarted(1)) == ()
-    assert script.plan.joins[0].state is JoinState.FAILED
+    assert script.plan.record.joins[0].state is JoinState.FAILED
 
 
 @pytest.mark.parametrize("found", [None, FoundNodes(JOIN, ())])
@@ -392,7 +391,7 @@ def test_a_join_step_whose_processes_are_never_seen_is_ended(script: Script) -> 
     script.tell(JoinStarted(1))
     assert script.tell(Tick(), JOIN_SECONDS - 1) == ()
     assert only(script.tell(Tick(), 1.0), EndJoin).step == 1
-    assert script.plan.joins[0].state is JoinState.FAILED
+    assert script.plan.record.joins[0].state is JoinState.FAILED
     assert script.tell(TasksDied(1, (0,), "Killed")) == (), "its end is known already"
 
 
@@ -405,10 +404,10 @@ def test_a_part_of_a_join_step_dies_on_its_way() -> None:
     plan.step(SearchEnded(SearchKind.NODES, FoundNodes(JOIN, ("n3",))), 1.0)
     plan.step(JoinStarted(1), 1.0)
     assert plan.step(TasksDied(1, (0,), "Killed"), 2.0) == (AskEvidence("n3"),)
-    first, second = plan.losses
+    first, second = plan.record.losses
     assert (first.seats, first.state) == ((3,), LostSeatState.JOINING)
     assert (second.seats, second.state) == ((2,), LostSeatState.DIAGNOSING)
-    assert plan.joins[0].seats == (3,)
+    assert plan.record.joins[0].seats == (3,)
 
 
 def test_a_join_step_that_is_seen_and_never_steps_is_ended(script: Script) -> None:
@@ -420,7 +419,7 @@ def test_a_join_step_that_is_seen_and_never_steps_is_ended(script: Script) -> No
     script.incarnations[2] = 1
     script.now += JOIN_SECONDS - 1
     script.see((0, 1, 3), (2,))
-    assert script.plan.joins[0].state is JoinState.CONNECTED
+    assert script.plan.record.joins[0].state is JoinState.CONNECTED
     assert script.tell(Tick(), JOIN_SECONDS - 1) == (), "it has as long again"
     assert only(script.tell(Tick(), 1.0), EndJoin).step == 1
 

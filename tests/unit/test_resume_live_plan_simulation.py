@@ -46,10 +46,10 @@ from slurm_resilience.resume.live_step.live_plan import (
     JOIN_SECONDS,
     LivePlan,
     LiveStepState,
-    steps_without,
 )
 from slurm_resilience.resume.live_step.losses import LostSeatState
 from slurm_resilience.resume.live_step.seats import NodeSlot, SeatMap
+from slurm_resilience.resume.live_step.stall_watch import steps_without
 
 LIMITS = ResumeSettings(swap_wait=600.0)
 FAULT_SECONDS = 300.0
@@ -364,7 +364,9 @@ class Simulation:
                 self.kill_task(process)
 
     def __repr__(self) -> str:
-        losses = [(loss.slot.node, loss.seats, loss.state.value) for loss in self.plan.losses]
+        losses = [
+            (loss.slot.node, loss.seats, loss.state.value) for loss in self.plan.record.losses
+        ]
         return "\n".join([*self.trace[-60:], f"{self.now:.0f} {self.plan.state} {losses}"])
 
 
@@ -377,10 +379,10 @@ def check_end(run: Simulation) -> None:
     if not over:
         # A node is waited for only as long as the others go on.
         going_on = run.plan.state is LiveStepState.DEGRADED
-        for loss in run.plan.losses:
+        for loss in run.plan.record.losses:
             searched = loss.state is LostSeatState.SEARCHING and SearchKind.NODES in run.searches
             assert loss.state in SETTLED or (searched and going_on), run
-    starts = [join.seats for join in run.plan.joins if join.pending]
+    starts = [join.seats for join in run.plan.record.joins if join.pending]
     assert len({seat for seats in starts for seat in seats}) == sum(map(len, starts)), run
 
 

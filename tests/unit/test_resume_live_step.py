@@ -495,7 +495,7 @@ def test_a_program_that_fails_at_once_after_its_training_has_failed(
     site.first.ended_tasks.append(ended(1, "Exited with exit code 3"))
     if seen_first:
         site.wake.set()
-        site.wait(lambda: site.live._plan.losses)
+        site.wait(lambda: site.live._plan.record.losses)
     site.outcome(0)
     finish_srun(site, 3)
     assert site.end is not None and (site.end.code, site.end.late_code) == (3, 3)

@@ -19,9 +19,10 @@ from slurm_resilience.resume.decide.classify import NO_STEPS
 from slurm_resilience.resume.decide.plan import Plan
 from slurm_resilience.resume.live_step import live_plan
 from slurm_resilience.resume.live_step.live_events import Action, StartJoin
-from slurm_resilience.resume.live_step.live_plan import LivePlan, StallWatch
+from slurm_resilience.resume.live_step.live_plan import LivePlan
 from slurm_resilience.resume.live_step.live_step import LiveStep
 from slurm_resilience.resume.live_step.live_steps import LiveSteps
+from slurm_resilience.resume.live_step.stall_watch import StallWatch
 from slurm_resilience.resume.progress import hang_rule
 from slurm_resilience.resume.progress.furthest_step import FurthestStep
 from slurm_resilience.resume.progress.hang_rule import StepRecord

@@ -9,12 +9,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Set
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
 from enum import Enum
 
 from slurm_resilience.config import ResumeSettings
-from slurm_resilience.resume.decide.budgets import alike
 from slurm_resilience.resume.decide.plan import after_task
 from slurm_resilience.resume.decide.transitions import advance
 from slurm_resilience.resume.live_step.join_step import JoinAttempt, JoinState
@@ -55,6 +53,7 @@ from slurm_resilience.resume.live_step.live_events import (
     TrainingSeen,
     UserEnded,
 )
+from slurm_resilience.resume.live_step.loss_record import LossRecord
 from slurm_resilience.resume.live_step.losses import LossCause, LostSeats, LostSeatState
 from slurm_resilience.resume.live_step.seats import (
     NodeSlot,
@@ -63,6 +62,12 @@ from slurm_resilience.resume.live_step.seats import (
     StepSeats,
     seats_of_tasks,
 )
+from slurm_resilience.resume.live_step.stall_watch import (
+    StallWatch,
+    living_seats,
+    steps_without,
+)
+from slurm_resilience.resume.live_step.task_deaths import TaskDeaths
 
 JOIN_SECONDS = 1800.0
 """A join step's processes have to be seen within this time (they import, and build the model),
@@ -73,8 +78,6 @@ GONE_SECONDS = 30.0
 them lives, whatever was printed of it."""
 LOOK_SECONDS = 1.0
 """Between two looks for that."""
-STALL_SECONDS = 60.0
-"""Between two lines that most seats do not step."""
 
 _WAITED_FOR = {JoinState.STARTING: "were not seen", JoinState.CONNECTED: "did not step"}
 
@@ -103,119 +106,6 @@ LIVE_STEP_TRANSITIONS: dict[LiveStepState, frozenset[LiveStepState]] = {
 }
 
 
-def steps_without(seen: TrainingSeen, since: int, lost_peers: Set[str]) -> bool:
-    """Return whether all processes that live step together, in a later generation than ``since``.
-
-    Args:
-        seen: the training now.
-        since: the generation in which seats were lost.
-        lost_peers: ids of processes on lost nodes: they do not say goodbye.
-    """
-    running = set(seen.running)
-    living = living_seats(seen, lost_peers)
-    return seen.generation > since and bool(running) and running >= living
-
-
-def living_seats(seen: TrainingSeen, lost_peers: Set[str]) -> set[int]:
-    """Return the seats with a living process."""
-    return {peer.seat for peer in seen.peers if peer.id not in lost_peers}
-
-
-class StallWatch:
-    """Notices that seats wait for others, and none goes on, whatever the reason.
-
-    A node that died unseen looks alive to an observer: its seats stay in the world that is over.
-    """
-
-    def __init__(self) -> None:
-        self._stepped: set[str] = set()
-        """Ids of all processes that were seen to step: newcomers have nothing to go on with."""
-        self._step = -1
-        self._since: float | None = None
-        self._told = float("-inf")
-
-    def look(self, seen: TrainingSeen, lost_peers: Set[str], now: float) -> tuple[int, ...] | None:
-        """Return the seats that have waited for so long that it is to be told; None: none has.
-
-        Args:
-            seen: the training now.
-            lost_peers: ids of processes on lost nodes.
-            now: monotonic seconds.
-        """
-        self._stepped |= {peer.id for peer in seen.peers if peer.seat in seen.running}
-        outside = [
-            peer
-            for peer in seen.peers
-            if peer.id not in lost_peers and peer.seat not in seen.running
-        ]
-        stepped = {peer.seat for peer in outside if peer.id in self._stepped}
-        # Newcomers have something to go on with where there are others: those let them in soon.
-        newcomers = {peer.seat for peer in outside} - stepped if seen.running else set()
-        waiting = stepped | newcomers
-        goes_on = bool(seen.running) and not waiting
-        if goes_on or seen.step > self._step or self._since is None:
-            self._step = max(self._step, seen.step)
-            self._since = now
-        if goes_on or now - max(self._since, self._told) < STALL_SECONDS:
-            return None
-        self._told = now
-        return tuple(sorted(waiting))
-
-    def seconds(self, now: float) -> float:
-        """Return for how long they have waited."""
-        return 0.0 if self._since is None else now - self._since
-
-
-@dataclass
-class DeathRow:
-    """The deaths of one seat's tasks."""
-
-    in_row: int = 0
-    in_all: int = 0
-    step: int = -1
-    """The training's newest step at the last one; -1: it tells none."""
-    lived: float = 0.0
-    """Seconds before the last one, since its join step was started; 0: it was none's."""
-
-
-class TaskDeaths:
-    """Count the deaths in a row of each seat's tasks.
-
-    A long life ends a row only where the training has gone on since: it may die at the same place
-    each time, however long it takes to come there.
-    """
-
-    def __init__(self, long_life: float) -> None:
-        """
-        Args:
-            long_life: seconds; a death after so long begins a new row.
-        """
-        self._long_life = long_life
-        self._rows: dict[int, DeathRow] = {}
-        self._joined_at: dict[int, float] = {}
-
-    def joined(self, seats: tuple[int, ...], now: float) -> None:
-        """Note that a join step was started for these seats."""
-        self._joined_at |= dict.fromkeys(seats, now)
-
-    def died(self, seats: tuple[int, ...], now: float, step: int) -> DeathRow:
-        """Count one death of these seats; return the longest row.
-
-        Args:
-            seats: that lost their tasks at the same time.
-            now: monotonic seconds.
-            step: the training's newest one; -1: it tells none.
-        """
-        for seat in seats:
-            row = self._rows.setdefault(seat, DeathRow())
-            lived = now - self._joined_at.get(seat, float("-inf"))
-            known = 0.0 if lived == float("inf") else lived
-            went_on = step > row.step if step >= 0 else not alike(lived, row.lived)
-            before = 0 if lived > self._long_life and went_on else row.in_row
-            self._rows[seat] = DeathRow(before + 1, row.in_all + 1, step, known)
-        return max((self._rows[seat] for seat in seats), key=lambda row: row.in_row)
-
-
 class LivePlan:
     """The decisions for one living attempt."""
 
@@ -229,10 +119,7 @@ class LivePlan:
         self.seat_map = seat_map
         self.steps = StepSeats(range(sum(len(slot.seats) for slot in seat_map.slots)))
         self.state = LiveStepState.WHOLE
-        self.losses: list[LostSeats] = []
-        """All so far, the oldest first."""
-        self.joins: list[JoinAttempt] = []
-        """All so far: one for each step after the first."""
+        self.record = LossRecord()
         self.lost_peers: set[str] = set()
         """Ids of processes on lost nodes."""
         self._searches: dict[SearchKind, tuple[LostSeats, ...]] = {}
@@ -262,7 +149,7 @@ class LivePlan:
 
     def next_deadline(self) -> float | None:
         """Return when the next `Tick` is due at the latest; None: no time is waited for."""
-        dues = [loss.due for loss in self.losses if loss.state is LostSeatState.DIAGNOSING]
+        dues = [loss.due for loss in self.record.losses if loss.state is LostSeatState.DIAGNOSING]
         return min(dues, default=None)
 
     def _when_living(self, event: Event, now: float) -> Iterator[Action]:
@@ -291,11 +178,11 @@ class LivePlan:
     def _on_training_seen(self, seen: TrainingSeen, now: float) -> Iterator[Action]:
         self._seen = seen
         self._history.note(seen.peers, seen.running, seen.generation, seen.step)
-        for join in self.joins:
+        for join in self.record.joins:
             if join.state is JoinState.STARTING and self._is_seen(join):
                 join.enter(JoinState.CONNECTED)
                 join.deadline = now + JOIN_SECONDS
-        for loss in self.losses:
+        for loss in self.record.losses:
             if not loss.pending and loss.state is not LostSeatState.EMPTY:
                 continue
             if loss.went_on is None and self._others_step(loss.before.generation):
@@ -311,7 +198,7 @@ class LivePlan:
     def _fill(self, loss: LostSeats, now: float) -> Iterator[Action]:
         loss.enter(LostSeatState.FILLED)
         loss.filled = now
-        join = self._join_of(loss.step)
+        join = self.record.join_of(loss.step)
         if join.state is JoinState.STARTING:
             join.enter(JoinState.CONNECTED)
         join.enter(JoinState.JOINED)
@@ -329,7 +216,7 @@ class LivePlan:
         return new.issuperset(loss.seats)
 
     def _is_seen(self, join: JoinAttempt) -> bool:
-        loss = self._loss(join.loss)
+        loss = self.record.losses[join.loss]
         return any(
             peer.seat in join.seats and peer.id not in loss.before.peers
             for peer in self._seen.peers
@@ -341,7 +228,7 @@ class LivePlan:
     # -- what is lost -------------------------------------------------------------------------
 
     def _on_nodes_faulty(self, event: NodesFaulty, now: float) -> Iterator[Action]:
-        lost = self._lost_nodes()
+        lost = self.record.lost_nodes()
         nodes = tuple(
             faulty
             for faulty in event.nodes
@@ -361,7 +248,7 @@ class LivePlan:
             yield AskToLeave(nodes)
 
     def _on_nodes_suspected(self, event: NodesSuspected) -> Iterator[Action]:
-        lost = self._lost_nodes()
+        lost = self.record.lost_nodes()
         for suspect in event.nodes:
             if suspect.node not in lost and self.seat_map.slot_of(suspect.node) is not None:
                 yield TellSuspicion(suspect)
@@ -375,7 +262,7 @@ class LivePlan:
     def _leave(self, nodes: tuple[FaultyNode, ...], now: float) -> Iterator[Action]:
         for faulty in nodes:
             slot = self.seat_map.slot_of(faulty.node)
-            if slot is None or faulty.node in self._lost_nodes():
+            if slot is None or faulty.node in self.record.lost_nodes():
                 continue  # it was left meanwhile
             if not faulty.dead:
                 yield TellTraining(faulty)
@@ -384,11 +271,13 @@ class LivePlan:
 
     def _lose_node(self, faulty: FaultyNode, slot: NodeSlot, now: float) -> Iterator[Action]:
         steps = tuple(n for n in range(len(self.steps)) if self.steps.held_by(n) & set(slot.seats))
-        before = sum(loss.slot.node == slot.node and loss.cause.blames_node for loss in self.losses)
+        before = sum(
+            loss.slot.node == slot.node and loss.cause.blames_node for loss in self.record.losses
+        )
         for_good = before + 1 >= self._limits.max_per_node
         yield LeaveNode(faulty, slot, steps, len(self.steps), for_good)
         # A join step that was on its way to this node is lost with it.
-        self._give_up([loss for loss in self.losses if loss.slot.rank == slot.rank])
+        self.record.give_up([loss for loss in self.record.losses if loss.slot.rank == slot.rank])
         cause = LossCause.NODE_DEAD if faulty.dead else LossCause.NODE_MARKED
         loss = self._new_loss(slot, slot.seats, cause, faulty.reason, now)
         self.lost_peers |= loss.before.peers
@@ -396,7 +285,7 @@ class LivePlan:
     def _on_tasks_died(self, event: TasksDied, now: float) -> Iterator[Action]:
         numbers = self.steps.all_of(event.step)
         died = seats_of_tasks(numbers, self.seat_map.per_task, event.tasks)
-        lost = {seat for loss in self.losses if loss.without_node for seat in loss.seats}
+        lost = {seat for loss in self.record.losses if loss.without_node for seat in loss.seats}
         held = self.steps.held_by(event.step) - lost
         for slot in self.seat_map.slots:
             here = tuple(seat for seat in slot.seats if seat in died and seat in held)
@@ -411,44 +300,26 @@ class LivePlan:
         """Wait a moment, in which the node may be found to be at fault; then start the tasks again
         on it."""
         # Those that were on their way, and died.
-        self._give_up([loss for loss in self.losses if set(loss.seats) <= set(seats)])
-        self._without_seats(seats)
+        self.record.give_up([loss for loss in self.record.losses if set(loss.seats) <= set(seats)])
+        self.record.leave_out(seats)
         loss = self._new_loss(slot, seats, LossCause.TASKS_DIED, reason, now)
         loss.due = now + self._limits.diagnosis_wait
         yield AskEvidence(slot.node)
-
-    def _without_seats(self, seats: tuple[int, ...]) -> None:
-        """Let the losses and join steps that stand for more than these seats go on without them."""
-        for loss in self.losses:
-            if loss.pending or loss.state is LostSeatState.EMPTY:
-                loss.seats = tuple(seat for seat in loss.seats if seat not in seats)
-        for join in self.joins:
-            if join.pending:
-                join.seats = tuple(seat for seat in join.seats if seat not in seats)
 
     def _new_loss(
         self, slot: NodeSlot, seats: tuple[int, ...], cause: LossCause, reason: str, now: float
     ) -> LostSeats:
         state = LostSeatState.LOST if cause.blames_node else LostSeatState.DIAGNOSING
-        number = len(self.losses)
+        number = len(self.record.losses)
         before = self._history.record(seats)
         loss = LostSeats(number, slot, seats, cause, reason, now, before, state=state)
-        self.losses.append(loss)
+        self.record.losses.append(loss)
         return loss
-
-    def _give_up(self, losses: list[LostSeats]) -> None:
-        """Let a later loss stand for these."""
-        for loss in losses:
-            if loss.pending or loss.state is LostSeatState.EMPTY:
-                loss.enter(LostSeatState.LOST_AGAIN)
-            for join in self.joins:
-                if join.loss == loss.number and join.pending:
-                    join.enter(JoinState.FAILED)
 
     # -- searches -----------------------------------------------------------------------------
 
     def _on_tick(self, now: float) -> Iterator[Action]:
-        for loss in self.losses:
+        for loss in self.record.losses:
             if loss.state is not LostSeatState.DIAGNOSING or loss.due > now:
                 continue
             is_shown = self._is_alive(loss) and not self._has_new_processes(loss)
@@ -468,7 +339,7 @@ class LivePlan:
     def _tell_stall(self, now: float) -> Iterator[Action]:
         waiting = self._stall.look(self._seen, self.lost_peers, now)
         if waiting is not None:
-            unfilled = [loss for loss in self.losses if loss.pending]
+            unfilled = [loss for loss in self.record.losses if loss.pending]
             lost = sorted({seat for loss in unfilled for seat in loss.seats})
             yield SayStalled(waiting, tuple(lost), self._stall.seconds(now))
 
@@ -476,7 +347,7 @@ class LivePlan:
         by_node = kind is SearchKind.NODES
         lost = [
             loss
-            for loss in self.losses
+            for loss in self.record.losses
             if loss.state is LostSeatState.LOST and loss.cause.blames_node is by_node
         ]
         if not lost or kind in self._searches:
@@ -520,16 +391,8 @@ class LivePlan:
         return chosen
 
     def _living_nodes(self) -> tuple[str, ...]:
-        lost = self._lost_nodes()
+        lost = self.record.lost_nodes()
         return tuple(name for name in self.seat_map.nodes if name not in lost)
-
-    def _lost_nodes(self) -> set[str]:
-        """Nodes that are left, and for which no other one has been found yet."""
-        return {
-            loss.slot.node
-            for loss in self.losses
-            if loss.cause.blames_node and loss.pending and loss.without_node
-        }
 
     def _on_search_ended(self, event: SearchEnded, now: float) -> Iterator[Action]:
         losses = self._searches.pop(event.kind, ())
@@ -562,7 +425,7 @@ class LivePlan:
             found: the node that would take its part over.
         """
         slot = self.seat_map.slot_of(node)
-        if slot is None or node in self._lost_nodes() or not found.nodes:
+        if slot is None or node in self.record.lost_nodes() or not found.nodes:
             return None
         return self._join_of_slot(slot, len(self.steps), found.nodes[0], found)
 
@@ -581,7 +444,9 @@ class LivePlan:
         loss.node, loss.nodes_ready = node, now
         self.seat_map = self.seat_map.moved(loss.slot.rank, node)
         loss.step = self.steps.add(loss.seats)
-        self.joins.append(JoinAttempt(loss.step, loss.number, loss.seats, now + JOIN_SECONDS))
+        self.record.joins.append(
+            JoinAttempt(loss.step, loss.number, loss.seats, now + JOIN_SECONDS)
+        )
         yield ForgetNode(node)
         yield StartJoin(
             loss.step,
@@ -593,10 +458,10 @@ class LivePlan:
         )
 
     def _on_join_result(self, event: JoinStarted | JoinFailed, now: float) -> Iterator[Action]:
-        join = self._join_of(event.step)
+        join = self.record.join_of(event.step)
         if join.state is not JoinState.PLANNED:
             return  # its node was lost meanwhile
-        loss = self._loss(join.loss)
+        loss = self.record.losses[join.loss]
         loss.enter(LostSeatState.JOINING)
         self._deaths.joined(loss.seats, now)
         self._waiting_since = now
@@ -607,15 +472,15 @@ class LivePlan:
             yield from self._fail(loss, event.reason, now)
 
     def _end_late_joins(self, now: float) -> Iterator[Action]:
-        starting = any(join.state is JoinState.STARTING for join in self.joins)
+        starting = any(join.state is JoinState.STARTING for join in self.record.joins)
         others_are_awaited = self.state is _S.WAITING and (self._searches or starting)
-        for join in self.joins:
+        for join in self.record.joins:
             if join.state is JoinState.CONNECTED and others_are_awaited:
                 # The training may need the other seats too: its time begins when they are there.
                 join.deadline = now + JOIN_SECONDS
             if join.state in _WAITED_FOR and now >= join.deadline:
                 reason = f"its processes {_WAITED_FOR[join.state]} within {JOIN_SECONDS:.0f} s"
-                yield from self._fail(self._loss(join.loss), reason, now)
+                yield from self._fail(self.record.losses[join.loss], reason, now)
                 yield EndJoin(join.step)
 
     def _fail(self, loss: LostSeats, reason: str, now: float) -> Iterator[Action]:
@@ -626,9 +491,7 @@ class LivePlan:
     # -- the end ------------------------------------------------------------------------------
 
     def _update_state(self, now: float) -> None:
-        unfilled = [
-            loss for loss in self.losses if loss.pending or loss.state is LostSeatState.EMPTY
-        ]
+        unfilled = self.record.unfilled
         since = max((loss.before.generation for loss in unfilled), default=0)
         if not unfilled:
             state = _S.WHOLE
@@ -647,20 +510,22 @@ class LivePlan:
         """End a step of which no seat steps, after as long as an idle node is waited for. A search
         and a join step have limits of their own."""
         waited = now - self._waiting_since
-        under_way = self._searches or any(join.state in _WAITED_FOR for join in self.joins)
+        under_way = self._searches or any(join.state in _WAITED_FOR for join in self.record.joins)
         if self.state is _S.WAITING and not under_way and waited > self._limits.swap_wait:
-            unfilled = [loss for loss in self.losses if loss.pending]
+            unfilled = [loss for loss in self.record.losses if loss.pending]
             yield from self._end_for(unfilled, f"no seat has stepped for {waited:.0f} s")
 
     def _end_for(self, losses: list[LostSeats], reason: str) -> Iterator[Action]:
-        dead = any(loss.cause is LossCause.NODE_DEAD for loss in self.losses if loss.pending)
+        dead = any(loss.cause is LossCause.NODE_DEAD for loss in self.record.losses if loss.pending)
         noticed = min((loss.noticed for loss in losses), default=None)
-        finish = EndAttempt(0, None, self.faulty_nodes(), stopped_by_us=True, noticed=noticed)
+        finish = EndAttempt(
+            0, None, self.record.faulty_nodes(), stopped_by_us=True, noticed=noticed
+        )
         self._begin_end(finish)
         yield EndSteps(EndManner.AT_ONCE if dead else EndManner.WITH_GRACE, reason)
 
     def _on_end(self, event: UserEnded | TrainingEnded | StepsEnded) -> Iterator[Action]:
-        faulty = self.faulty_nodes()
+        faulty = self.record.faulty_nodes()
         match event:
             case TrainingEnded(code, training_step, reason, seats):
                 self._history.last_world = seats
@@ -675,7 +540,7 @@ class LivePlan:
                 yield EndSteps(EndManner.WITH_GRACE, "")
             case StepsEnded(codes):
                 worst = max(sorted(codes), key=lambda number: codes[number])
-                pending = any(loss.pending for loss in self.losses)
+                pending = self.record.any_pending
                 self._begin_end(EndAttempt(worst, codes[worst] or int(pending), faulty))
                 yield from self._when_ending(event)
 
@@ -696,19 +561,6 @@ class LivePlan:
                 else self._finish
             )
 
-    def faulty_nodes(self) -> dict[str, str]:
-        """Return the nodes that were lost and not replaced, with the reason."""
-        return {
-            loss.slot.node: loss.reason
-            for loss in self.losses
-            if loss.cause.blames_node and loss.pending
-        }
-
-    def evacuated_nodes(self) -> dict[str, str]:
-        """Return the nodes that were left though they work, and not replaced, with the reason."""
-        marked = [loss for loss in self.losses if loss.cause is LossCause.NODE_MARKED]
-        return {loss.slot.node: loss.reason for loss in marked if loss.pending}
-
     @property
     def kept_nodes(self) -> frozenset[str]:
         """Return the nodes that should be left, but there is nowhere to go."""
@@ -719,7 +571,7 @@ class LivePlan:
         or all that were not in the last world, where it told who was."""
         if self._history.last_world:
             return set(range(self.seat_map.seats)) - self._history.last_world
-        return self._lost_seats() - self.seats_lost_at_end()
+        return self.record.lost_seats() - self.seats_lost_at_end()
 
     def seats_lost_at_end(self) -> set[int]:
         """Return the seats that are lost, and without which no world has stepped yet.
@@ -728,19 +580,8 @@ class LivePlan:
         of its processes. Its last world may be over before it is seen; then it told who was in it.
         """
         if self._history.last_world:
-            return self._lost_seats() & self._history.last_world
-        return self._lost_seats(self._history.newest)
-
-    def _lost_seats(self, since: int = 0) -> set[int]:
-        """Return the seats to be filled, or empty, that were lost in a generation or later."""
-        lost = [loss for loss in self.losses if loss.pending or loss.state is LostSeatState.EMPTY]
-        return {seat for loss in lost if loss.before.generation >= since for seat in loss.seats}
-
-    def _join_of(self, step: int) -> JoinAttempt:
-        return next(join for join in self.joins if join.step == step)
-
-    def _loss(self, number: int) -> LostSeats:
-        return self.losses[number]
+            return self.record.lost_seats() & self._history.last_world
+        return self.record.lost_seats(self._history.newest)
 
 
 def _faulty(loss: LostSeats) -> FaultyNode:

@@ -18,12 +18,7 @@ from slurm_resilience.resume.elastic.growth import Growth
 from slurm_resilience.resume.live_step import live_events as ev
 from slurm_resilience.resume.live_step import node_search
 from slurm_resilience.resume.live_step.join_step import join_command, join_variables
-from slurm_resilience.resume.live_step.live_plan import (
-    GONE_SECONDS,
-    LivePlan,
-    living_seats,
-    steps_without,
-)
+from slurm_resilience.resume.live_step.live_plan import GONE_SECONDS, LivePlan
 from slurm_resilience.resume.live_step.live_steps import (
     END_LOOK_SECONDS,
     RELEASE_SECONDS,
@@ -35,6 +30,7 @@ from slurm_resilience.resume.live_step.losses import LostSeats
 from slurm_resilience.resume.live_step.node_search import NodeSearch
 from slurm_resilience.resume.live_step.preparation import Preparation
 from slurm_resilience.resume.live_step.seats import SeatMap
+from slurm_resilience.resume.live_step.stall_watch import living_seats, steps_without
 from slurm_resilience.resume.live_step.training import read_outcome
 from slurm_resilience.resume.progress.hang_evidence import FoundHang
 from slurm_resilience.resume.srun.environment import Attempt, srun_environment, task_variables
@@ -138,7 +134,7 @@ class LiveStep:
     def stopped(self) -> dict[str, float]:
         """Return the seconds in which no seat stepped, by the kind of fault, of mended losses."""
         stopped: dict[str, float] = {}
-        for loss in self._plan.losses:
+        for loss in self._plan.record.losses:
             if loss.filled is not None:
                 kind = Category.HARDWARE if loss.cause.blames_node else Category.UNKNOWN
                 again = loss.filled if loss.went_on is None else loss.went_on
@@ -160,7 +156,7 @@ class LiveStep:
 
     def let_go(self) -> StepEnd:
         """Only wait until the attempt is over, without any help."""
-        faulty = self._plan.faulty_nodes()
+        faulty = self._plan.record.faulty_nodes()
         while True:
             outcome = read_outcome(self._rendezvous)
             if outcome is not None and outcome.code == 0:
@@ -179,7 +175,7 @@ class LiveStep:
                 codes = self._steps.codes()
                 number = max(sorted(codes), key=lambda step: codes[step])
                 # A step that lost seats has not ended well, whatever its srun says.
-                pending = any(loss.pending for loss in self._plan.losses)
+                pending = self._plan.record.any_pending
                 return StepEnd(
                     codes[number] or int(pending), self._steps.step(number), faulty=faulty
                 )
@@ -237,7 +233,7 @@ class LiveStep:
 
     def _look_at_steps(self) -> None:
         """End the attempt where its program hangs, and cannot find that by itself."""
-        is_whole = not any(loss.pending for loss in self._plan.losses)
+        is_whole = not self._plan.record.any_pending
         hang = self._beside.find_hang(is_whole)
         if hang is None or read_outcome(self._rendezvous) is not None:
             return
@@ -293,7 +289,7 @@ class LiveStep:
         self._plan.lost_peers |= growth.lost_peers
         here = {*self.nodes, *growth.nodes} - self._plan.kept_nodes
         sick = {name: node for name, node in known.items() if name in here and not node.dead}
-        for name, reason in self._plan.evacuated_nodes().items():
+        for name, reason in self._plan.record.evacuated_nodes().items():
             sick.setdefault(name, ev.FaultyNode(name, reason, False))
         growth.tell_sick(sick.values())
         return {name: node for name, node in faulty.items() if node.dead or growth.may_leave(name)}

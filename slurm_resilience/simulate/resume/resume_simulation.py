@@ -41,12 +41,8 @@ from slurm_resilience.simulate.resume.resume_faults import (
 from slurm_resilience.simulate.resume.resume_rules import (
     ResumeRule,
 )
-from slurm_resilience.simulate.resume.resume_world import (
-    ResumeWorld,
-    SiteSettings,
-    SupervisorGone,
-    TrainedProgram,
-)
+from slurm_resilience.simulate.resume.resume_state import SiteSettings, TrainedProgram
+from slurm_resilience.simulate.resume.resume_world import ResumeWorld, SupervisorGone
 from slurm_resilience.simulate.resume.sim_job_slurm import SimJobSlurm
 from slurm_resilience.simulate.resume.sim_link import SimLink
 from slurm_resilience.simulate.resume.sim_nodes import NodeContact, SimNode

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from signal import SIGINT, SIGKILL, SIGSEGV, SIGTERM
@@ -16,7 +14,7 @@ import msgspec
 
 from slurm_resilience.config import ResumeSettings
 from slurm_resilience.model import Job
-from slurm_resilience.resume.attempt import FENCE, PROGRESS
+from slurm_resilience.resume.attempt import FENCE
 from slurm_resilience.resume.decide.budgets import ENDS_FOR_NAME
 from slurm_resilience.resume.decide.task_ends import NodeBegan, TaskEnd
 from slurm_resilience.simulate.cluster.sim_clock import BOOTED_SECONDS, SimClock
@@ -28,20 +26,23 @@ from slurm_resilience.simulate.resume.resume_rules import (
     ResumeRule,
     StartedAttempt,
 )
+from slurm_resilience.simulate.resume.resume_state import (
+    JobBooks,
+    SeenByRules,
+    SiteSettings,
+    SupervisorProcess,
+    TrainedWork,
+)
 from slurm_resilience.simulate.resume.sim_companions import SimCompanions
 from slurm_resilience.simulate.resume.sim_nodes import NodeContact, SimNode, SimStep, SimTask
+from slurm_resilience.simulate.resume.sim_program import SICK_CRASH_SECONDS, SimProgram
 from slurm_resilience.simulate.resume.sim_srun import SimSrun, words_of_end
-from slurm_resilience.simulate.resume.sim_steps import SimSteps
 from slurm_resilience.simulate.resume.sim_thread import SimThread
 from slurm_resilience.simulate.resume.sim_training import (
-    CHECKPOINT_SECONDS,
-    LivingProgram,
     SimTraining,
 )
 from slurm_resilience.simulate.schedule import Schedule
 
-SICK_CRASH_SECONDS = 15.0
-"""A node that eats attempts ends a task of each after this time."""
 INTERRUPT_SECONDS = 1.0
 """Two Ctrl-C within this time end the step."""
 KILL_WAIT_SECONDS = 30.0
@@ -68,130 +69,6 @@ RUN_SECONDS = 60_000.0
 
 class SupervisorGone(BaseException):
     """The supervisor was killed: nothing of it runs any more, not even its clean-up."""
-
-
-@dataclass(frozen=True)
-class TrainedProgram:
-    """The program that is trained."""
-
-    work_seconds: float
-    """All of its work, without what is done twice."""
-    reports: bool
-    """It reports its checkpoints."""
-    fails_at: float | None = None
-    """Its bug: seconds of each run."""
-    fails_in_work: float | None = None
-    """Its bug: seconds of all of its work, wherever a run begins."""
-    fails_with: int = 1
-    crashes: float = 0.0
-    """Chance that a run crashes for no reason that lasts."""
-    ignores_term: bool = False
-    collective_seconds: float = 1800.0
-    """A task that waits for others which are gone ends after this time."""
-
-
-@dataclass(frozen=True)
-class SiteSettings:
-    """All that does not change in a run."""
-
-    base: Path
-    """The directory in which srun was started; every node sees it."""
-    program: TrainedProgram
-    tasks_per_node: int
-    slurmd_timeout: float
-    no_kill: bool
-    kill_on_bad_exit: bool
-    living: LivingProgram | None = None
-    """The program re-forms its own world; None: it does not."""
-
-
-@dataclass
-class TrainedWork:
-    """The program's work so far."""
-
-    done_seconds: float = 0.0
-    """Work behind the last checkpoint."""
-    told_step: int = -1
-    """The last checkpoint that the program has reported."""
-    ended_well: bool = False
-    """Some attempt of the program has ended well."""
-    srun_saw_it: bool = False
-    """Its srun lived then, and could tell."""
-    late_tasks: list[SimTask] = field(default_factory=list)
-    """Those of a training that has ended well: what the program does after it is theirs."""
-    strike_node: Callable[[str], None] = lambda _: None
-    """Takes its power from a node, as a fault does."""
-    steps: SimSteps = field(default_factory=lambda: SimSteps(None, Random(0)))
-    """Those that the program reports."""
-    training: SimTraining | None = None
-    """The present attempt's, where the program re-forms its own world."""
-
-    @property
-    def all_done(self) -> bool:
-        """Return whether it has ended well, with all that comes after its training."""
-        return self.ended_well and not any(task.alive or task.code for task in self.late_tasks)
-
-
-@dataclass
-class SupervisorProcess:
-    """The supervisor of the present run of the job."""
-
-    incarnation: int = 0
-    """Runs of the job before this one."""
-    on_signal: Callable[[Any, bool], None] = lambda *_: None
-    gone_at: float = float("inf")
-    """When it is killed."""
-    on_gone: Callable[[], None] = lambda: None
-    threads: list[SimThread] = field(default_factory=list)
-    running: SimThread | None = None
-    """The thread that has its turn; None: the supervisor's own."""
-
-
-@dataclass
-class JobBooks:
-    """Slurm's plans for the job."""
-
-    deadline: float | None = None
-    """The job's time limit."""
-    job_ended: bool = False
-    """Slurm has ended the job for good."""
-    starts_again_at: float = float("inf")
-    slurmctld_back: float = 0.0
-    """When slurmctld answers again."""
-    answers_well: float = 0.0
-    """When it loses, refuses and delays nothing any more."""
-    companions: SimCompanions = field(init=False)
-
-
-@dataclass
-class SeenByRules:
-    """All that the rules remember."""
-
-    budget: AttemptBudget
-    person_ended_at: float | None = None
-    """A person has ended the program, beyond doubt."""
-    requeue_asked_at: float | None = None
-    spoke_at: float = 0.0
-    busy_at: float = 0.0
-    """When an srun ran last."""
-    left_nodes: set[str] = field(default_factory=set)
-    """Nodes of the job that an attempt has left for good."""
-    fewest_nodes: int = 0
-    """The step may go on with so few; 0: with no fewer than it has."""
-    cancelled_step: SimStep | None = None
-    """The step that he has cancelled, if it was one."""
-    joins: int = 0
-    """Join steps that were started."""
-    failures: dict[str, int] = field(default_factory=dict)
-    """By attempt: the code of the first task that failed, of those that could be told of."""
-    failed_on: dict[str, set[str]] = field(default_factory=dict)
-    """By attempt: nodes with tasks that failed, of those that could be told of."""
-    named: set[str] = field(default_factory=set)
-    """Nodes that were named, without which the program goes on."""
-    is_over: bool = False
-    """The last supervisor has ended: only what it has left is looked at."""
-    given_back: set[int] = field(default_factory=set)
-    """Helpers that the supervisor has given back, or tried to."""
 
 
 class SupervisorClock(SimClock):
@@ -230,6 +107,7 @@ class ResumeWorld:
         self.seen = SeenByRules(AttemptBudget(limits))
         self.steps: dict[str, SimStep] = {}
         self.books.companions = SimCompanions(self)
+        self.progress.program = SimProgram(self)
         self.helpers: dict[int, tuple[str, ...]] = {}
         self.sruns: list[SimSrun] = []
         self._numbers = itertools.count(100)
@@ -314,6 +192,10 @@ class ResumeWorld:
         return next(self._numbers)
 
     # -- sruns --------------------------------------------------------------------------------
+
+    @property
+    def program(self) -> SimProgram:
+        return self.progress.program
 
     @property
     def companions(self) -> SimCompanions:
@@ -507,8 +389,8 @@ class ResumeWorld:
             if self.nodes[name].eats_attempts:
                 later = SICK_CRASH_SECONDS
                 self.schedule.after(later, self.end_task, step, tasks[0], 128 + SIGSEGV)
-        elif self._is_whole(step):
-            self._run_program(step)
+        elif self.program.is_whole(step):
+            self.program.run(step)
 
     def _launch_failed(self, step: SimStep, name: str) -> None:
         if step.srun.running:
@@ -546,123 +428,12 @@ class ResumeWorld:
 
     # -- the program --------------------------------------------------------------------------
 
-    def together(self, step: SimStep) -> list[SimStep]:
-        """Return the steps of an attempt: it may be spread over several allocations."""
-        if step.srun.keeps_running:
-            return [step]
-        steps = self.steps.values()
-        others = [s for s in steps if s.srun.token == step.srun.token and s is not step]
-        return [step, *others]
-
-    def _is_whole(self, step: SimStep) -> bool:
-        """Return whether all tasks of an attempt have begun, and live."""
-        steps = self.together(step)
-        nodes = {name for s in steps for name in s.nodes}
-        return nodes == set(step.srun.world) and all(len(s.living()) == s.size for s in steps)
-
-    def _all_living(self, step: SimStep) -> list[tuple[SimStep, SimTask]]:
-        return [(s, task) for s in self.together(step) for task in s.living()]
-
-    def _run_program(self, step: SimStep) -> None:
-        program, random = self.site.program, self.random
-        left = program.work_seconds - self.progress.done_seconds
-        self.schedule.after(left, self._done, step)
-        fails_at = program.fails_at
-        if program.fails_in_work is not None:
-            fails_at = program.fails_in_work - self.progress.done_seconds
-        if fails_at is not None and fails_at < left:
-            self.schedule.after(fails_at, self._fail_by_bug, step)
-        elif random.random() < program.crashes:
-            self.schedule.after(
-                random.uniform(1.0, left), self._fail, step, random.choice((139, 137, 1))
-            )
-        bad = [(s, t) for s, t in self._all_living(step) if self.nodes[t.node].eats_attempts]
-        if bad:
-            self.seen.budget.disturb()
-            self.schedule.after(SICK_CRASH_SECONDS, self.end_task, *bad[0], 128 + SIGSEGV)
-        self._checkpoint_later(step)
-        self.progress.steps.begin(self, step)
-
-    def is_at_work(self, step: SimStep) -> bool:
-        """Return whether all tasks of an attempt live, and reach each other."""
-        reached = all(self.nodes[name].contact is NodeContact.FINE for name in step.srun.world)
-        ending = any(s.killed_at is not None or s.ordered for s in self.together(step))
-        return self._is_whole(step) and reached and not ending
-
     @property
     def is_clear(self) -> bool:
         """Return whether the supervisor can ask for all that it wants to know."""
         books, now = self.books, self.schedule.now
         answers = now >= max(books.slurmctld_back, books.answers_well)
         return answers and self.job.state == "RUNNING" and not self.is_gone
-
-    def _checkpoint_later(self, step: SimStep) -> None:
-        self.schedule.after(CHECKPOINT_SECONDS, self._checkpoint, step, self.progress.done_seconds)
-
-    def _checkpoint(self, step: SimStep, before: float) -> None:
-        whole = self._is_whole(step)
-        reached = all(self.nodes[name].contact is NodeContact.FINE for name in step.srun.world)
-        hung = self.progress.steps.is_hung(step)
-        if hung or not (whole and reached and self.may_write(step.srun)):
-            return
-        directory = step.srun.variables.get("SRES_DIR", "")
-        self.checkpoint(before + CHECKPOINT_SECONDS, Path(directory) if directory else None)
-        self._checkpoint_later(step)
-
-    def checkpoint(self, done_seconds: float, directory: Path | None) -> None:
-        """Keep the work so far; report it, if the program does."""
-        self.progress.done_seconds = done_seconds
-        self.progress.steps.checkpoint()
-        if self.site.program.reports and directory is not None:
-            self.progress.told_step += 1
-            path = directory / PROGRESS
-            path.write_text(json.dumps({"step": self.progress.told_step}))
-
-    def _done(self, step: SimStep) -> None:
-        """All tasks end well, if all of them are there to take part."""
-        reached = all(self.nodes[name].contact is NodeContact.FINE for name in step.srun.world)
-        if self._is_whole(step) and reached and not self.progress.steps.is_hung(step):
-            steps = self.together(step)
-            self.program_ended_well(all(s.srun.running for s in steps))
-            for part, task in self._all_living(step):
-                self.end_task(part, task, 0)
-
-    def program_ended_well(self, srun_saw_it: bool, late_tasks: Sequence[SimTask] = ()) -> None:
-        """Note that the program has done all of its work, but for what comes after a training.
-
-        Args:
-            srun_saw_it: its srun lives, and can tell.
-            late_tasks: those that have more to do.
-        """
-        self.progress.ended_well = True
-        self.progress.srun_saw_it |= srun_saw_it
-        self.progress.late_tasks = list(late_tasks)
-        self.note("the program ends well")
-
-    def check_order(self, step: SimStep) -> None:
-        """Check that the supervisor has a reason to end a step now, where its training has ended
-        well and its program has more to do."""
-        late = [task for task in self.progress.late_tasks if task.alive and not task.hangs]
-        if not self.progress.srun_saw_it or not any(task in late for task in step.tasks):
-            return
-        nodes = [self.nodes[task.node] for task in self.progress.late_tasks]
-        sound = all(n.contact is NodeContact.FINE and not n.shown.is_down for n in nodes)
-        if sound and self.job.state == "RUNNING" and self.seen.person_ended_at is None:
-            self.broken(ResumeRule.FALSE_FAILURE, f"step {step.name} has more to do, and is ended")
-
-    def _fail_by_bug(self, step: SimStep) -> None:
-        ending = any(s.killed_at is not None for s in self.together(step))
-        ending |= self.progress.steps.is_hung(step)
-        if not ending and self._is_whole(step):
-            self.seen.budget.failed_by_bug(self.schedule.now)
-            chosen = self.random.choice(self._all_living(step))
-            self.end_task(*chosen, self.site.program.fails_with)
-
-    def _fail(self, step: SimStep, code: int) -> None:
-        living = self._all_living(step)
-        self.seen.budget.disturb()
-        if living:
-            self.end_task(*self.random.choice(living), code)
 
     def end_task(self, step: SimStep, task: SimTask, code: int) -> None:
         """End one task by itself, or by a signal."""
@@ -699,7 +470,7 @@ class ResumeWorld:
             return
         # They wait in a collective; some libraries notice at once, others by a time-out.
         longest = self.site.program.collective_seconds
-        for part, other in self._all_living(step):
+        for part, other in self.program.all_living(step):
             delay = self.random.uniform(0.02 * longest, longest)
             self.schedule.after(delay, self.end_task, part, other, 1)
 
@@ -830,7 +601,7 @@ class ResumeWorld:
             step = self._step_of(srun)
             if step is not None:
                 if srun.killed_by_supervisor:
-                    self.check_order(step)
+                    self.program.check_order(step)
                 else:
                     # Of what comes after a training it cannot tell any more.
                     self.progress.srun_saw_it = False

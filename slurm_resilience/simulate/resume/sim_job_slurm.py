@@ -150,7 +150,7 @@ class SimJobSlurm:
 
         known = self._world.steps.get(step)
         if known is not None:
-            self._world.check_order(known)
+            self._world.program.check_order(known)
             known.ordered = signal or "KILL"
         self._change(f"cancel step {step} {signal}".strip(), change)
 

@@ -116,7 +116,7 @@ class SimSteps:
     def _step(self, world: ResumeWorld, step: SimStep) -> None:
         habits = self._habits
         assert habits is not None
-        if not world.is_at_work(step) or self.is_hung(step):
+        if not world.program.is_at_work(step) or self.is_hung(step):
             return
         if habits.hangs_after == self._count and not self._hung_once:
             self._hung, self._hung_once = step, True
@@ -143,14 +143,14 @@ class SimSteps:
         if not text.startswith(ENDS):
             return
         for step in world.steps.values():
-            if world.is_at_work(step) and not self.is_hung(step):
+            if world.program.is_at_work(step) and not self.is_hung(step):
                 world.broken(ResumeRule.HANG, f"step {step.name} makes progress, and is ended")
 
     def _look(self, world: ResumeWorld, step: SimStep) -> None:
         """Check from time to time that a hang is ended within the bound."""
         if not self.is_hung(step) or not step.srun.running or step.killed_at is not None:
             return
-        if not world.is_at_work(step):
+        if not world.program.is_at_work(step):
             return  # another fault ends it
         # What was asked in vain is asked again after another limit.
         self._still_seconds = self._still_seconds + LOOK_SECONDS if world.is_clear else 0.0

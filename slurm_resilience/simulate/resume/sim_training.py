@@ -351,7 +351,9 @@ class SimTraining:
         if mesh.stage is not MeshStage.STEPPING or mesh.generation != generation:
             return
         if any(self.may_write(rank) for rank in self._candidates()):
-            world.checkpoint(self.work_seconds + world.schedule.now - mesh.since, self.directory)
+            world.program.checkpoint(
+                self.work_seconds + world.schedule.now - mesh.since, self.directory
+            )
         world.schedule.after(CHECKPOINT_SECONDS, self._checkpoint, generation)
 
     def _done(self, generation: int) -> None:
@@ -370,7 +372,7 @@ class SimTraining:
         # to step without it.
         seen = len(self.watched.seats) == self.seats and self.watched.newest == mesh.generation
         told = told and seen
-        world.program_ended_well(told, [rank.task for rank in writers])
+        world.program.program_ended_well(told, [rank.task for rank in writers])
         first = min(writers, key=lambda rank: rank.seat)
         for rank in self.ranks:
             later = world.random.uniform(0.0, 3.0)

@@ -66,7 +66,11 @@ def with_programs(
 
 def _check(program: Path) -> Check:
     def probe(context: CheckContext) -> ProgramEnd:
-        if fault := unsafe(program):
+        try:
+            fault = unsafe(program)
+        except OSError as error:
+            raise Unjudged(f"{error.filename} cannot be looked at: {error.strerror}") from None
+        if fault:
             raise Unjudged(fault)
         return run_program(program, TIMEOUT_SECONDS)
 
@@ -77,14 +81,31 @@ def _check(program: Path) -> Check:
 
 
 def unsafe(program: Path) -> str:
-    """Return why a program may not be run: another user could have written it."""
-    for path in (program, program.parent):
+    """Return why a program may not be run, or a file not be believed: another user could have
+    written it, or put another one in its place. A link counts as what it leads to.
+
+    Raises:
+        OSError: it is not there, or cannot be looked at.
+    """
+    target = program.resolve(strict=True)
+    for path in dict.fromkeys((program, program.parent, target, target.parent)):
         status = path.stat()
         if status.st_uid not in (0, os.geteuid()):
             return f"{path} belongs to user {status.st_uid}, not to root"
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return f"{path} may be written by others than its owner: chmod go-w"
+    for path in dict.fromkeys((*program.absolute().parents, *target.parents)):
+        status = path.stat()
+        if status.st_uid not in (0, os.geteuid()):
+            return f"{path} belongs to user {status.st_uid}, not to root"
+        if status.st_mode & stat.S_IWOTH and not _is_sticky(status):
+            return f"{path} may be written by everyone: chmod o-w"
     return ""
+
+
+def _is_sticky(status: os.stat_result) -> bool:
+    """Tell whether a directory is like /tmp: no user replaces what belongs to another."""
+    return stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
 
 
 def run_program(program: Path, seconds: float) -> ProgramEnd:

@@ -335,3 +335,17 @@ def test_without_a_file_there_is_nothing_to_judge(tmp_path: Path) -> None:
 def test_what_a_line_may_ask_for() -> None:
     with pytest.raises(ConfigError, match="nhc_asks_for"):
         config.parse('[checks]\nnhc_asks_for = "job"\n')
+
+
+def test_a_file_that_any_user_may_write_is_not_believed(tmp_path: Path) -> None:
+    file = tmp_path / "nhc.conf"
+    file.write_text("* || check_file_test -e /no/such/file\n")
+    (tmp_path / "proc/sys/kernel").mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/hostname").write_text("n1\n")
+    settings = config.CheckSettings(nhc_config="/nhc.conf", nhc_asks_for="replace")
+    context = CheckContext(tmp_path, settings)
+    (outcome,) = nhc_config.probe(context)
+    assert outcome.trouble
+    file.chmod(0o666)
+    with pytest.raises(Unjudged, match="may be written by others"):
+        nhc_config.probe(context)

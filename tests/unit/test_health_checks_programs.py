@@ -78,6 +78,36 @@ def test_a_program_that_others_may_write_is_not_run(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+def test_a_link_is_what_it_leads_to(tmp_path: Path) -> None:
+    """A link of root's to a program whose place a user could take."""
+    mark, home, checks = tmp_path / "ran", tmp_path / "home", tmp_path / "checks.d"
+    home.mkdir(), checks.mkdir()
+    file = program(home, f"touch {mark}")
+    (checks / file.name).symlink_to(file)
+    assert run(checks).verdict == "pass"
+    mark.unlink()
+    home.chmod(0o777)
+    assert "may be written by others" in run(checks).text
+    home.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(home, 12345, 12345)
+        assert f"{home} belongs to user 12345" in run(checks).text
+    file.unlink()
+    assert program_checks.program_checks(str(checks)) == (), "a link that leads nowhere"
+    assert not mark.exists()
+
+
+def test_the_directories_above_count_too(tmp_path: Path) -> None:
+    site, mark = tmp_path / "site", tmp_path / "ran"
+    (site / "a" / "checks.d").mkdir(parents=True)
+    program(site / "a" / "checks.d", f"touch {mark}")
+    site.chmod(0o777)
+    assert "may be written by everyone" in run(site / "a" / "checks.d").text
+    assert not mark.exists()
+    site.chmod(0o1777)  # as /tmp
+    assert run(site / "a" / "checks.d").verdict == "pass"
+
+
 def test_only_executables_are_checks(tmp_path: Path) -> None:
     program(tmp_path, "exit 0", "fans")
     program(tmp_path, "exit 0", ".hidden")

@@ -10,6 +10,7 @@ from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudg
 from slurm_resilience.health.nhc.nhc_facts import read_facts_for
 from slurm_resilience.health.nhc.nhc_lines import parse_nhc
 from slurm_resilience.health.nhc.nhc_rules import KNOWN_CHECKS, NhcOutcome, judge_line
+from slurm_resilience.health.program_checks import unsafe
 from slurm_resilience.model import Finding, Severity
 
 HOST = "/proc/sys/kernel/hostname"
@@ -26,6 +27,9 @@ def probe(context: CheckContext) -> tuple[NhcOutcome, ...]:
     regular expressions meet the names of users' processes."""
     file = context.settings.nhc_config
     try:
+        # A user must not be able to have a node replaced.
+        if fault := unsafe(context.path(file)):
+            raise Unjudged(fault)
         text = context.path(file).read_text("utf-8", "replace")
         host = context.path(HOST).read_text("utf-8").strip()
     except OSError as error:

@@ -48,7 +48,7 @@ def read(text: str) -> list[Finding]:
 @pytest.mark.parametrize(
     ("text", "severity", "said"),
     [
-        (VIOLATIONS["dbe"], "reset", "1 double-bit memory errors"),
+        (VIOLATIONS["dbe"], "monitor", "1 double-bit errors"),
         ("A PCIe replay event has violated …\nPCIe replay count: 7\n", "monitor", "7 PCIe"),
         ("SBE page retirement count: 50\nDBE page retirement count: 9\n", "monitor", "59 retired"),
         ("SBE page retirement count: 50\nDBE page retirement count: 10\n", "replace", "60 retired"),

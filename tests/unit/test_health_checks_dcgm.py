@@ -13,6 +13,7 @@ from slurm_resilience.clock import SystemClock
 from slurm_resilience.health.check import CheckContext, Expected, Judgement
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.checks.gpu import dcgm_health
+from slurm_resilience.health.documents.dcgm_watches import judge_dcgm_health
 from slurm_resilience.model import CheckResult
 
 
@@ -74,7 +75,11 @@ def test_watches_that_see_nothing(dcgmi: Path, tmp_path: Path) -> None:
 )
 def test_an_incident_of_the_watches(text: str, severity: str) -> None:
     (one,) = judged(document("Failure", "Memory system", text)).findings
-    assert (str(one.severity), one.subject, one.check) == (severity, "gpu 3", "dcgm_health")
+    # A reset needs the GPU's address; the document by itself asks for it.
+    (alone,) = judge_dcgm_health(json.loads(document("Failure", "Memory system", text))).findings
+    assert str(alone.severity) == severity
+    asked = "monitor" if severity == "reset" else severity
+    assert (str(one.severity), one.subject, one.check) == (asked, "gpu 3", "dcgm_health")
     assert one.text == f"GPU 3 Memory system: {text}"
     (warned,) = judged(document("Warning", "Memory system", text, "Warning")).findings
     assert str(warned.severity) == "monitor"

@@ -32,7 +32,11 @@ class PolicyLine(NamedTuple):
 
 _LINES: tuple[PolicyLine, ...] = (
     PolicyLine(
-        re.compile(r"DBE error count: (\d+)"), "dbe", Severity.RESET, "{} double-bit memory errors"
+        # Its Xid 48 and NVML's counter ask for the reset, which needs the GPU's address.
+        re.compile(r"DBE error count: (\d+)"),
+        "dbe",
+        Severity.MONITOR,
+        "{} double-bit errors",
     ),
     PolicyLine(
         re.compile(r"PCIe replay count: (\d+)"), "pcie", Severity.MONITOR, "{} PCIe replays"
@@ -46,7 +50,7 @@ _LINES: tuple[PolicyLine, ...] = (
     ),
     PolicyLine(re.compile(r"(An unknown error) has violated"), "unknown", Severity.MONITOR, "{}"),
 )
-ASKS_FOR = (Severity.REPLACE, Severity.RESET, Severity.MONITOR)
+ASKS_FOR = (Severity.REPLACE, Severity.MONITOR)
 _SINGLE = re.compile(r"SBE page retirement count: (\d+)")
 _DOUBLE = re.compile(r"DBE page retirement count: (\d+)")
 _XID = re.compile(r"XID error (\d+) detected")

@@ -79,10 +79,20 @@ def judge(seen: DcgmSaid, context: CheckContext) -> Judgement:
     if reading.unjudged:
         raise Unjudged("; ".join(reading.unjudged))
     findings = tuple(
-        msgspec.structs.replace(one, check=CHECK.name, at=context.now) for one in reading.findings
+        msgspec.structs.replace(
+            one, check=CHECK.name, at=context.now, severity=_of_a_number(one.severity)
+        )
+        for one in reading.findings
     )
     text = "; ".join(one.text for one in findings)
     return Judgement(text or "DCGM's watches see no fault", findings)
+
+
+def _of_a_number(severity: Severity) -> Severity:
+    """Return what a finding asks for whose GPU is only a number of DCGM's: a reset needs its
+    address, and one finding without it would keep the others from being reset. NVML and the kernel
+    log tell the same with the address."""
+    return Severity.MONITOR if severity is Severity.RESET else severity
 
 
 CHECK = Check(
@@ -95,11 +105,10 @@ CHECK = Check(
     absent=absent,
     source="dcgmi health -c -j",
     threshold="an incident of DCGM's watches; an Xid as in the kernel log; a text that no rule "
-    "knows is watched",
+    "knows is watched, and so is what asks for a reset, since no address is named",
     asks_for=(
         Severity.REPLACE,
         Severity.REBOOT,
-        Severity.RESET,
         Severity.JOB,
         Severity.MONITOR,
     ),

@@ -147,7 +147,7 @@ def _journal(line: str) -> LogFrame | None:
     """Return the frame of a line of `journalctl -o json`; None when it is none."""
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(entry, dict) or not isinstance(entry.get("MESSAGE"), str):
         return None

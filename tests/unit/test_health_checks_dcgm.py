@@ -49,7 +49,7 @@ def judged(text: str) -> Judgement:
 
 
 def test_watches_that_see_nothing(dcgmi: Path, tmp_path: Path) -> None:
-    dcgmi.write_text(document("Healthy"))
+    dcgmi.write_text(f"a word of the host engine\n{document('Healthy')}\nanother one\n")
     result = look(tmp_path)
     assert (result.verdict, result.text) == ("pass", "DCGM's watches see no fault")
     assert (tmp_path / "asked").read_text() == "health -g 0 -c -j\n"

@@ -63,6 +63,11 @@ def test_each_recorded_sample(row: dict[str, str]) -> None:
         assert all(len(reason) > 20 for reason in reasons)
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"a":' * 100_000 + "\n" * 9])
+def test_a_document_without_an_end_is_unjudged(text: str) -> None:
+    assert replay(text).verdict == "unjudged"
+
+
 def test_one_trouble_is_one_incident() -> None:
     lines = "".join(
         f"[ 10.{at:03d}] NVRM: Xid (PCI:0000:52:00): {code}, pid=1, name=a, text\n"

@@ -49,8 +49,8 @@ def probe(context: CheckContext) -> DcgmSaid:
         _ask(dcgmi, "-s", "a")
         raise Unjudged("DCGM's watches were off, and are switched on now")
     try:
-        document = json.loads(said[said.index("{") :])
-    except ValueError:
+        document, _ = json.JSONDecoder().raw_decode(said, said.index("{"))
+    except (ValueError, RecursionError):
         document = None
     if not recognises_dcgm_health(document):
         plain = " ".join(said.split())[:MAX_SAID_CHARACTERS] or "nothing"

@@ -8,23 +8,8 @@ from hypothesis import strategies as st
 
 from slurm_resilience.config import ElasticSettings
 from slurm_resilience.mesh.model import Peer
+from slurm_resilience.resume.elastic import size_events as ev
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
-from slurm_resilience.resume.elastic.size_events import (
-    AskForGroup,
-    AskGroupToLeave,
-    CompanionSeen,
-    GiveBack,
-    GroupAsked,
-    GroupRefused,
-    GroupStarted,
-    GroupStepEnded,
-    NodesSick,
-    SayGrew,
-    SayNotGrown,
-    SayShrank,
-    SizeAction,
-    StartGroup,
-)
 from slurm_resilience.resume.elastic.size_plan import MOST_ASKED, GroupState, SizePlan
 from slurm_resilience.resume.live_step.live_events import (
     FaultyNode,
@@ -53,30 +38,30 @@ class Story:
         """Companions that are not given back, and their groups."""
         self.next_step, self.next_job = 1, 100
         self.refuses = False
-        self.seen: list[SizeAction] = []
+        self.seen: list[ev.SizeAction] = []
 
-    def tell(self, event: object) -> list[SizeAction]:
+    def tell(self, event: object) -> list[ev.SizeAction]:
         actions = list(self.plan.step(event, self.now))  # type: ignore[arg-type]
         self.seen += actions
         for action in actions:
             match action:
-                case AskForGroup(group, nodes):
+                case ev.AskForGroup(group, nodes):
                     assert len(self.plan.groups[group].ranks) == nodes
                     if self.refuses:
                         continue
                     self.next_job += 1
                     assert group not in self.jobs.values(), "one request for each group"
                     self.jobs[self.next_job] = group
-                    self.tell(GroupAsked(group, self.next_job))
-                case StartGroup(group, _, slots):
+                    self.tell(ev.GroupAsked(group, self.next_job))
+                case ev.StartGroup(group, _, slots):
                     steps = tuple(range(self.next_step, self.next_step + len(slots)))
                     self.next_step += len(slots)
-                    self.tell(GroupStarted(group, steps))
-                case GiveBack(companion):
+                    self.tell(ev.GroupStarted(group, steps))
+                case ev.GiveBack(companion):
                     del self.jobs[companion]
         return actions
 
-    def tick(self, seconds: float = 0.0) -> list[SizeAction]:
+    def tick(self, seconds: float = 0.0) -> list[ev.SizeAction]:
         self.now += seconds
         return self.tell(Tick())
 
@@ -84,15 +69,15 @@ class Story:
         """Give a group its nodes; its ranks do not step yet."""
         job = next(job for job, of in self.jobs.items() if of == group)
         nodes = tuple(f"g{rank}" for rank in self.plan.groups[group].ranks)
-        self.tell(CompanionSeen(job, "RUNNING", nodes))
+        self.tell(ev.CompanionSeen(job, "RUNNING", nodes))
         return nodes
 
-    def step_in(self, group: int) -> list[SizeAction]:
+    def step_in(self, group: int) -> list[ev.SizeAction]:
         for rank in self.plan.groups[group].ranks:
             self.training[rank] = f"g{rank}"
         return self.look()
 
-    def look(self) -> list[SizeAction]:
+    def look(self) -> list[ev.SizeAction]:
         peers = tuple(
             Peer(id=f"{seat}@{node}", seat=seat, node=node) for seat, node in self.training.items()
         )
@@ -113,67 +98,67 @@ def grown(*groups: int, in_order: bool = False) -> Story:
 
 def test_it_grows_as_nodes_become_free() -> None:
     story = Story(size(1, 1))
-    assert [a.group for a in story.tick() if isinstance(a, AskForGroup)] == [0, 1]
+    assert [a.group for a in story.tick() if isinstance(a, ev.AskForGroup)] == [0, 1]
     story.grant(1)
     assert [slot.rank for slot in story.plan.slots] == [3], "a rank belongs to its group"
     story.now += 4.0
     (said,) = story.step_in(1)
-    assert isinstance(said, SayGrew) and (said.size, said.seconds) == (3, 4.0)
+    assert isinstance(said, ev.SayGrew) and (said.change.size, said.seconds) == (3, 4.0)
     story.grant(0)
     (said,) = story.step_in(0)
-    assert isinstance(said, SayGrew) and said.size == 4
+    assert isinstance(said, ev.SayGrew) and said.change.size == 4
 
 
 def test_few_requests_wait_in_slurms_queue_at_one_time() -> None:
     story = Story(size(*[1] * 20))
-    assert len([a for a in story.tick() if isinstance(a, AskForGroup)]) == MOST_ASKED
+    assert len([a for a in story.tick() if isinstance(a, ev.AskForGroup)]) == MOST_ASKED
     assert not story.tick(60.0)
     story.grant(0)
-    assert [a.group for a in story.tick() if isinstance(a, AskForGroup)] == [MOST_ASKED]
+    assert [a.group for a in story.tick() if isinstance(a, ev.AskForGroup)] == [MOST_ASKED]
     story.tell(sick("n1"))
-    assert [a.group for a in story.tick() if isinstance(a, AskForGroup)] == [20], "the stand-in"
+    assert [a.group for a in story.tick() if isinstance(a, ev.AskForGroup)] == [20], "the stand-in"
 
 
 def test_nodes_that_are_taken_back_are_asked_for_again_after_a_snooze() -> None:
     story = grown(1)
     del story.training[2]
-    actions = story.tell(GroupStepEnded(1, 0))
-    assert [type(a) for a in actions] == [SayShrank, GiveBack]
+    actions = story.tell(ev.GroupStepEnded(1, 0))
+    assert [type(a) for a in actions] == [ev.SayShrank, ev.GiveBack]
     assert story.tick(29.0) == []
-    assert [type(a) for a in story.tick(1.0)] == [AskForGroup]
+    assert [type(a) for a in story.tick(1.0)] == [ev.AskForGroup]
 
 
 def test_a_node_that_dies_is_left_at_once() -> None:
     story = grown(1)
     faulty = FaultyNode("g2", "no heartbeat", True)
     actions = story.tell(NodesFaulty((faulty,)))
-    assert [type(a) for a in actions] == [TellTraining, SayShrank, GiveBack]
+    assert [type(a) for a in actions] == [TellTraining, ev.SayShrank, ev.GiveBack]
     assert story.plan.lost.ids == {"2@g2"} and story.plan.slots == ()
 
 
-def sick(*names: str) -> NodesSick:
-    return NodesSick(tuple(FaultyNode(name, "ECC", False) for name in names))
+def sick(*names: str) -> ev.NodesSick:
+    return ev.NodesSick(tuple(FaultyNode(name, "ECC", False) for name in names))
 
 
 def test_a_sick_node_of_a_companion_is_left_when_another_one_is_in() -> None:
     story = grown(1)
     assert story.tell(sick("g2")) == []
-    assert [a.group for a in story.tick() if isinstance(a, AskForGroup)] == [1]
+    assert [a.group for a in story.tick() if isinstance(a, ev.AskForGroup)] == [1]
     story.grant(1)
     assert story.tell(sick("g2")) == []
     story.step_in(1)
     (action,) = story.tell(sick("g2"))
-    assert isinstance(action, AskGroupToLeave) and action.steps == (1,)
+    assert isinstance(action, ev.AskGroupToLeave) and action.steps == (1,)
     assert story.tell(sick("g2")) == [], "it was told"
     del story.training[2]
-    assert [type(a) for a in story.tell(GroupStepEnded(1, 0))] == [SayShrank, GiveBack]
+    assert [type(a) for a in story.tell(ev.GroupStepEnded(1, 0))] == [ev.SayShrank, ev.GiveBack]
     # The stand-in stays until the group is back.
     assert story.tell(sick()) == [] and story.tick() == []
     story.tick(SETTINGS.snooze)
     story.grant(0)
     story.step_in(0)
     (action,) = story.tick()
-    assert isinstance(action, AskGroupToLeave) and action.steps == (2,)
+    assert isinstance(action, ev.AskGroupToLeave) and action.steps == (2,)
 
 
 def test_a_sick_node_of_the_job_itself_is_kept_until_another_one_is_in() -> None:
@@ -187,7 +172,7 @@ def test_a_sick_node_of_the_job_itself_is_kept_until_another_one_is_in() -> None
     assert story.tell(sick("n1")) == [], "live_plan leaves it"
     story.tell(sick())
     (action,) = story.tick()
-    assert isinstance(action, AskGroupToLeave), "it was replaced"
+    assert isinstance(action, ev.AskGroupToLeave), "it was replaced"
 
 
 def test_no_sick_node_is_kept_for_long() -> None:
@@ -196,20 +181,20 @@ def test_no_sick_node_is_kept_for_long() -> None:
     story.tick(SETTINGS.evacuation_wait)
     assert story.plan.may_leave("n1", story.now)
     (action,) = story.tell(sick("g2", "n1"))
-    assert isinstance(action, AskGroupToLeave) and action.steps == (1,)
+    assert isinstance(action, ev.AskGroupToLeave) and action.steps == (1,)
     # It got better, or was replaced by hand.
     story.tell(sick())
-    assert [type(a) for a in story.tick()] == [GiveBack]
+    assert [type(a) for a in story.tick()] == [ev.GiveBack]
 
 
 def test_all_nodes_of_a_group_go_together() -> None:
     story = grown(2)
-    (action,) = story.tell(GroupStepEnded(1, 0)) or [None]
+    (action,) = story.tell(ev.GroupStepEnded(1, 0)) or [None]
     assert action is None and story.state(0) is GroupState.LEAVING
-    assert [type(a) for a in story.tell(GroupStepEnded(2, 0))] == [SayShrank, GiveBack]
+    assert [type(a) for a in story.tell(ev.GroupStepEnded(2, 0))] == [ev.SayShrank, ev.GiveBack]
     story = grown(2)
-    story.tell(GroupStepEnded(1, 137))
-    assert [type(a) for a in story.tick(120.0)] == [SayShrank, GiveBack], "not for ever"
+    story.tell(ev.GroupStepEnded(1, 137))
+    assert [type(a) for a in story.tick(120.0)] == [ev.SayShrank, ev.GiveBack], "not for ever"
 
 
 def test_ranks_that_do_not_come_give_their_nodes_back() -> None:
@@ -218,9 +203,9 @@ def test_ranks_that_do_not_come_give_their_nodes_back() -> None:
     story.grant(0)
     assert story.tick(599.0) == []
     actions = story.tick(1.0)
-    assert [type(a) for a in actions] == [GiveBack, SayNotGrown]
+    assert [type(a) for a in actions] == [ev.GiveBack, ev.SayNotGrown]
     assert story.tick(59.0) == []
-    assert [type(a) for a in story.tick(1.0)] == [AskForGroup]
+    assert [type(a) for a in story.tick(1.0)] == [ev.AskForGroup]
 
 
 def test_slurm_is_asked_less_and_less_often_when_it_refuses() -> None:
@@ -229,8 +214,8 @@ def test_slurm_is_asked_less_and_less_often_when_it_refuses() -> None:
     pauses = []
     for _ in range(9):
         story.tick()
-        (said,) = story.tell(GroupRefused(0, "QOSMaxNodes"))
-        assert isinstance(said, SayNotGrown)
+        (said,) = story.tell(ev.GroupFailed(0, "QOSMaxNodes"))
+        assert isinstance(said, ev.SayNotGrown)
         pauses.append(said.seconds)
         story.now += said.seconds
     assert pauses == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
@@ -238,29 +223,29 @@ def test_slurm_is_asked_less_and_less_often_when_it_refuses() -> None:
 
 def test_only_the_sizes_that_are_allowed() -> None:
     story = Story(size(2, 4, in_order=True))
-    assert [a.group for a in story.tick() if isinstance(a, AskForGroup)] == [0]
+    assert [a.group for a in story.tick() if isinstance(a, ev.AskForGroup)] == [0]
     story.grant(0)
     assert story.tick() == []
     story.step_in(0)
-    assert [a.group for a in story.tick() if isinstance(a, AskForGroup)] == [1]
+    assert [a.group for a in story.tick() if isinstance(a, ev.AskForGroup)] == [1]
     story.grant(1)
     story.step_in(1)
     # The first group is taken back: eight nodes less two are no size of this step.
     for rank in (2, 3):
         del story.training[rank]
-    story.tell(GroupStepEnded(1, 0))
-    story.tell(GroupStepEnded(2, 0))
+    story.tell(ev.GroupStepEnded(1, 0))
+    story.tell(ev.GroupStepEnded(2, 0))
     (action,) = story.tick()
-    assert isinstance(action, AskGroupToLeave) and action.steps == (3, 4, 5, 6)
+    assert isinstance(action, ev.AskGroupToLeave) and action.steps == (3, 4, 5, 6)
 
 
 @pytest.mark.parametrize("state", ["PREEMPTED", "CANCELLED", ""])
 def test_a_companion_that_ended_takes_its_ranks_with_it(state: str) -> None:
     story = grown(1)
     (job,) = story.jobs
-    assert story.tell(CompanionSeen(job, state, ())) == []
+    assert story.tell(ev.CompanionSeen(job, state, ())) == []
     assert story.state(0) is GroupState.LEAVING
-    assert [type(a) for a in story.tick(120.0)] == [SayShrank, GiveBack]
+    assert [type(a) for a in story.tick(120.0)] == [ev.SayShrank, ev.GiveBack]
 
 
 EVENTS = st.lists(
@@ -297,10 +282,10 @@ def _happen(story: Story, number: int, what: str) -> None:
         story.step_in(number)
     elif what == "end" and group.steps:
         story.training.pop(group.ranks[0], None)
-        story.tell(GroupStepEnded(group.steps[0], number))
+        story.tell(ev.GroupStepEnded(group.steps[0], number))
     elif what == "die" and group.nodes:
         story.tell(NodesFaulty((FaultyNode(group.nodes[-1], what, True),)))
     elif what == "sick":
         story.tell(sick(*group.nodes[-1:]))
     elif what == "gone" and group.companion:
-        story.tell(CompanionSeen(group.companion, "", ()))
+        story.tell(ev.CompanionSeen(group.companion, "", ()))

@@ -15,15 +15,7 @@ import msgspec
 from slurm_resilience.errors import NotFound, SresError
 from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
-from slurm_resilience.resume.elastic.size_events import (
-    AskForGroup,
-    AskGroupToLeave,
-    CompanionSeen,
-    GiveBack,
-    GroupAsked,
-    GroupRefused,
-    SizeEvent,
-)
+from slurm_resilience.resume.elastic import size_events as ev
 from slurm_resilience.resume.srun.step import SrunStep, find_step
 from slurm_resilience.slurm.companion_job import CompanionRequest, memory_words
 
@@ -32,7 +24,7 @@ LOOK_SECONDS = 1.0
 STOP_SECONDS = 20.0
 """For the thread to give all companions back."""
 
-Order = AskForGroup | AskGroupToLeave | GiveBack
+Order = ev.AskForGroup | ev.AskGroupToLeave | ev.GiveBack
 
 
 class CompanionRequests:
@@ -56,8 +48,8 @@ class CompanionRequests:
         self._partition, self._qos = partition, qos
         self._step_of = step_of
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self._events: queue.SimpleQueue[SizeEvent] = queue.SimpleQueue()
-        self._shown: dict[int, CompanionSeen] = {}
+        self._events: queue.SimpleQueue[ev.SizeEvent] = queue.SimpleQueue()
+        self._shown: dict[int, ev.CompanionSeen] = {}
         """All companions of the step, as Slurm showed them last."""
         self._stop = Event()
         self._ordered = Event()
@@ -68,7 +60,7 @@ class CompanionRequests:
         self._orders.put(order)
         self._ordered.set()
 
-    def take(self) -> list[SizeEvent]:
+    def take(self) -> list[ev.SizeEvent]:
         """Return what is new."""
         taken = []
         while not self._events.empty():
@@ -93,26 +85,26 @@ class CompanionRequests:
         finally:
             while not self._orders.empty():
                 order = self._orders.get()
-                if isinstance(order, GiveBack):
+                if isinstance(order, ev.GiveBack):
                     self._give_back(order.companion)
             for number in tuple(self._shown):
                 self._give_back(number)
 
     def _carry_out(self, order: Order) -> None:
         match order:
-            case AskForGroup():
+            case ev.AskForGroup():
                 self._ask(order)
-            case AskGroupToLeave(companion, steps):
+            case ev.AskGroupToLeave(companion, steps):
                 for number in steps:
                     self._signal(companion, number)
-            case GiveBack(companion):
+            case ev.GiveBack(companion):
                 self._give_back(companion)
 
-    def _tell(self, event: SizeEvent) -> None:
+    def _tell(self, event: ev.SizeEvent) -> None:
         self._events.put(event)
         self._context.wake.set()
 
-    def _ask(self, order: AskForGroup) -> None:
+    def _ask(self, order: ev.AskForGroup) -> None:
         context, allocation = self._context, self._context.allocation
         try:
             job = context.client.job(allocation.id)
@@ -133,10 +125,10 @@ class CompanionRequests:
         except SresError as error:
             # Slurm may have taken the request all the same, and its answer was lost.
             self._end_unknown()
-            self._tell(GroupRefused(order.group, str(error)))
+            self._tell(ev.GroupFailed(order.group, str(error)))
             return
-        self._shown[number] = CompanionSeen(number, "PENDING", ())
-        self._tell(GroupAsked(order.group, number))
+        self._shown[number] = ev.CompanionSeen(number, "PENDING", ())
+        self._tell(ev.GroupAsked(order.group, number))
 
     def _end_unknown(self) -> None:
         allocation, client = self._context.allocation, self._context.client
@@ -149,9 +141,9 @@ class CompanionRequests:
     def _look_at(self, number: int) -> None:
         try:
             job = self._context.client.job(number)
-            seen = CompanionSeen(number, job.state, self._in_order(job.nodes))
+            seen = ev.CompanionSeen(number, job.state, self._in_order(job.nodes))
         except NotFound:
-            seen = CompanionSeen(number, "", ())
+            seen = ev.CompanionSeen(number, "", ())
         except SresError:
             return  # nothing is known
         before = self._shown[number]
@@ -160,7 +152,7 @@ class CompanionRequests:
         if doubts:
             for name, why in sorted(doubts.items()):
                 report.say(f"{name} is not taken: {why}")
-            seen = CompanionSeen(number, "doubtful", ())
+            seen = ev.CompanionSeen(number, "doubtful", ())
         if seen != before:
             self._shown[number] = seen
             self._tell(seen)

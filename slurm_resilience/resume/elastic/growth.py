@@ -16,23 +16,9 @@ from slurm_resilience.mesh.elastic_variables import LENT
 from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.resume import fence, report
 from slurm_resilience.resume.context import SupervisorContext
+from slurm_resilience.resume.elastic import size_events as ev
 from slurm_resilience.resume.elastic.companion_requests import CompanionRequests
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
-from slurm_resilience.resume.elastic.size_events import (
-    AskForGroup,
-    AskGroupToLeave,
-    GiveBack,
-    GroupFailed,
-    GroupStarted,
-    GroupStepEnded,
-    NodesSick,
-    SayGrew,
-    SayNotGrown,
-    SayShrank,
-    SizeAction,
-    SizeEvent,
-    StartGroup,
-)
 from slurm_resilience.resume.elastic.size_plan import SizePlan
 from slurm_resilience.resume.live_step.join_step import join_command, join_variables
 from slurm_resilience.resume.live_step.live_events import (
@@ -84,7 +70,7 @@ class Growth:
         self._history = SeatHistory()
         self._sruns: dict[int, SrunStep] = {}
         """Those that run, by their number among the attempt's steps."""
-        self._answers: deque[SizeEvent] = deque()
+        self._answers: deque[ev.SizeEvent] = deque()
         settings = size.settings
         self._requests = CompanionRequests(
             context, settings.partition, settings.qos, lambda number: self._sruns.get(number)
@@ -116,14 +102,14 @@ class Growth:
             self.lose(FaultyNode(node, "Slurm gave it up", True) for node in failed)
             if not step.running and number in self._sruns:
                 del self._sruns[number]
-                self._tell(GroupStepEnded(number, step.code))
+                self._tell(ev.GroupStepEnded(number, step.code))
         for event in self._requests.take():
             self._tell(event)
         self._tell(Tick())
 
     def tell_sick(self, nodes: Iterable[FaultyNode]) -> None:
         """Tell the plan of all nodes that must be left and still work, the core's too."""
-        self._tell(NodesSick(tuple(nodes)))
+        self._tell(ev.NodesSick(tuple(nodes)))
 
     def may_leave(self, node: str) -> bool:
         """Return whether a sick node of the core is left now, and not kept until another is in."""
@@ -149,7 +135,7 @@ class Growth:
         for step in self._sruns.values():
             self._kill(step)
 
-    def _tell(self, event: SizeEvent) -> None:
+    def _tell(self, event: ev.SizeEvent) -> None:
         self._answers.append(event)
         while self._answers:
             now = self._context.clock.monotonic()
@@ -158,30 +144,28 @@ class Growth:
 
     # -- what is done -------------------------------------------------------------------------
 
-    def _do(self, action: SizeAction) -> None:
+    def _do(self, action: ev.SizeAction) -> None:
         events = self._context.events
         match action:
-            case AskForGroup() | AskGroupToLeave():
+            case ev.AskForGroup() | ev.AskGroupToLeave():
                 self._requests.order(action)
-            case GiveBack():
+            case ev.GiveBack():
                 for number in action.steps:
                     self._kill(self._sruns.pop(number))
                 self._requests.order(action)
                 self._announce()
-            case StartGroup():
+            case ev.StartGroup():
                 self._start(action)
             case TellTraining(node):
                 self._observer.find(node.node, node.reason, node.dead)
                 fence.exclude_node(self._attempt.directory, node.node, len(self._steps))
-            case SayGrew(companion, nodes, size, step, seconds):
-                events.write("grew", nodes=list(nodes), size=size, seconds=seconds)
-                where = f"job {companion} on {fold(nodes)}"
-                report.say(f"grew to {size} nodes after step {step}: {where}, {seconds:.1f} s")
-            case SayShrank(companion, nodes, size, step, reason):
-                events.write("shrank", nodes=list(nodes), size=size)
-                where = f"job {companion} on {fold(nodes)}"
-                report.say(f"shrank to {size} nodes after step {step}: {where}; {reason}")
-            case SayNotGrown(reason, seconds):
+            case ev.SayGrew(change, seconds):
+                events.write("grew", nodes=list(change.nodes), size=change.size, seconds=seconds)
+                report.say(f"grew to {_where(change)}, {seconds:.1f} s")
+            case ev.SayShrank(change, reason):
+                events.write("shrank", nodes=list(change.nodes), size=change.size)
+                report.say(f"shrank to {_where(change)}; {reason}")
+            case ev.SayNotGrown(reason, seconds):
                 report.say(f"not grown: {reason}; asked again in {seconds:.0f} s")
 
     def _kill(self, step: SrunStep) -> None:
@@ -195,7 +179,7 @@ class Growth:
         nodes = (*self._core.nodes, *self.nodes)
         self._context.link.moved(AttemptStarted(self._attempt.number, nodes))
 
-    def _start(self, action: StartGroup) -> None:
+    def _start(self, action: ev.StartGroup) -> None:
         context = self._context
         for slot in action.slots:
             # A machine of this name may have been lost before.
@@ -209,11 +193,11 @@ class Growth:
             for slot in action.slots:
                 numbers.append(self._start_on(slot, action))
         except SresError as error:
-            self._answers.append(GroupFailed(action.group, str(error)))
+            self._answers.append(ev.GroupFailed(action.group, str(error)))
             return
-        self._answers.append(GroupStarted(action.group, tuple(numbers)))
+        self._answers.append(ev.GroupStarted(action.group, tuple(numbers)))
 
-    def _start_on(self, slot: NodeSlot, action: StartGroup) -> int:
+    def _start_on(self, slot: NodeSlot, action: ev.StartGroup) -> int:
         """Start the srun of one node; return its number.
 
         Raises:
@@ -255,3 +239,8 @@ class Growth:
             COMPANION_JOB: str(companion),
             LENT: "1",
         }
+
+
+def _where(change: ev.SizeChange) -> str:
+    nodes = f"job {change.companion} on {fold(change.nodes)}"
+    return f"{change.size} nodes after step {change.training_step}: {nodes}"

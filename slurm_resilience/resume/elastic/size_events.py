@@ -24,13 +24,6 @@ class GroupAsked(msgspec.Struct, frozen=True):
     """The job that holds the request, and later the nodes."""
 
 
-class GroupRefused(msgspec.Struct, frozen=True):
-    """Slurm has not."""
-
-    group: int
-    reason: str
-
-
 class CompanionSeen(msgspec.Struct, frozen=True):
     """A companion as Slurm shows it now."""
 
@@ -49,7 +42,7 @@ class GroupStarted(msgspec.Struct, frozen=True):
 
 
 class GroupFailed(msgspec.Struct, frozen=True):
-    """They cannot be started."""
+    """Slurm has not taken the request, or its sruns cannot be started."""
 
     group: int
     reason: str
@@ -70,7 +63,6 @@ class NodesSick(msgspec.Struct, frozen=True):
 
 SizeEvent = (
     GroupAsked
-    | GroupRefused
     | CompanionSeen
     | GroupStarted
     | GroupFailed
@@ -113,14 +105,21 @@ class GiveBack(msgspec.Struct, frozen=True):
     steps: tuple[int, ...]
 
 
-class SayGrew(msgspec.Struct, frozen=True):
-    """Report that a group's ranks step with the others."""
+class SizeChange(msgspec.Struct, frozen=True):
+    """A group that has come or gone."""
 
     companion: int
     nodes: tuple[str, ...]
+    """Those of the group."""
     size: int
     """Nodes of the step now."""
     training_step: int
+
+
+class SayGrew(msgspec.Struct, frozen=True):
+    """Report that a group's ranks step with the others."""
+
+    change: SizeChange
     seconds: float
     """Since its nodes were free."""
 
@@ -128,10 +127,7 @@ class SayGrew(msgspec.Struct, frozen=True):
 class SayShrank(msgspec.Struct, frozen=True):
     """Report that a group has gone."""
 
-    companion: int
-    nodes: tuple[str, ...]
-    size: int
-    training_step: int
+    change: SizeChange
     reason: str
 
 

@@ -18,25 +18,8 @@ from enum import Enum
 
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.resume.decide.transitions import advance
+from slurm_resilience.resume.elastic import size_events as ev
 from slurm_resilience.resume.elastic.elastic_size import ElasticSize
-from slurm_resilience.resume.elastic.size_events import (
-    AskForGroup,
-    AskGroupToLeave,
-    CompanionSeen,
-    GiveBack,
-    GroupAsked,
-    GroupFailed,
-    GroupRefused,
-    GroupStarted,
-    GroupStepEnded,
-    NodesSick,
-    SayGrew,
-    SayNotGrown,
-    SayShrank,
-    SizeAction,
-    SizeEvent,
-    StartGroup,
-)
 from slurm_resilience.resume.live_step.live_events import (
     NodesFaulty,
     TellTraining,
@@ -155,7 +138,7 @@ class SizePlan:
             slot for group in self.groups if group.holds_nodes for slot in self._slots(group)
         )
 
-    def step(self, event: SizeEvent, now: float) -> tuple[SizeAction, ...]:
+    def step(self, event: ev.SizeEvent, now: float) -> tuple[ev.SizeAction, ...]:
         """Take an event in; return what is to be done, in this order.
 
         Args:
@@ -164,30 +147,30 @@ class SizePlan:
         """
         return tuple(self._on(event, now))
 
-    def _on(self, event: SizeEvent, now: float) -> Iterator[SizeAction]:
+    def _on(self, event: ev.SizeEvent, now: float) -> Iterator[ev.SizeAction]:
         match event:
             case TrainingSeen():
                 yield from self._on_training_seen(event, now)
-            case CompanionSeen():
+            case ev.CompanionSeen():
                 yield from self._on_companion_seen(event, now)
-            case GroupAsked(group, companion):
+            case ev.GroupAsked(group, companion):
                 self.groups[group].companion = companion
-            case GroupRefused(group, reason) | GroupFailed(group, reason):
+            case ev.GroupFailed(group, reason):
                 yield from self._vacate(self.groups[group], now, failed=reason)
-            case GroupStarted(group, steps):
+            case ev.GroupStarted(group, steps):
                 self.groups[group].steps = steps
-            case GroupStepEnded():
+            case ev.GroupStepEnded():
                 yield from self._on_step_ended(event, now)
             case NodesFaulty():
                 yield from self._on_nodes_faulty(event, now)
-            case NodesSick():
+            case ev.NodesSick():
                 yield from self._on_nodes_sick(event, now)
             case Tick():
                 yield from self._on_tick(now)
 
     # -- coming -------------------------------------------------------------------------------
 
-    def _on_companion_seen(self, seen: CompanionSeen, now: float) -> Iterator[SizeAction]:
+    def _on_companion_seen(self, seen: ev.CompanionSeen, now: float) -> Iterator[ev.SizeAction]:
         group = next((g for g in self.groups if g.companion == seen.companion), None)
         if group is None:
             return
@@ -199,7 +182,7 @@ class SizePlan:
             group.enter(_S.JOINING)
             group.nodes, group.since = seen.nodes, now
             group.deadline = now + self._size.settings.timeout
-            yield StartGroup(group.number, group.companion, self._slots(group))
+            yield ev.StartGroup(group.number, group.companion, self._slots(group))
         elif group.state is _S.ASKED and not waits and not runs:
             # A person has ended the request: it is not made again at once.
             yield from self._vacate(group, now, failed="the request for nodes was ended")
@@ -215,28 +198,27 @@ class SizePlan:
     def _seats(self, rank: int) -> tuple[int, ...]:
         return tuple(range(rank * self._per_node, (rank + 1) * self._per_node))
 
-    def _on_training_seen(self, seen: TrainingSeen, now: float) -> Iterator[SizeAction]:
+    def _on_training_seen(self, seen: TrainingSeen, now: float) -> Iterator[ev.SizeAction]:
         self._seen = seen
         self.lost.note(seen.peers)
         for group in self.groups:
             if group.state is _S.JOINING and self._steps_with_others(group):
                 group.enter(_S.IN)
                 group.failures = 0
-                waited = now - group.since
-                yield SayGrew(group.companion, group.nodes, self._nodes_in, seen.step, waited)
+                yield ev.SayGrew(self._change(group.companion, group.nodes), now - group.since)
 
     def _steps_with_others(self, group: NodeGroup) -> bool:
         seats = {seat for rank in group.ranks for seat in self._seats(rank)}
         here = {peer.seat for peer in self._seen.peers if peer.node in group.nodes}
         return seats <= set(self._seen.running) & here
 
-    @property
-    def _nodes_in(self) -> int:
-        return self._size.core + sum(len(g.nodes) for g in self.groups if g.state is _S.IN)
+    def _change(self, companion: int, nodes: tuple[str, ...]) -> ev.SizeChange:
+        size = self._size.core + sum(len(g.nodes) for g in self.groups if g.state is _S.IN)
+        return ev.SizeChange(companion, nodes, size, self._seen.step)
 
     # -- going --------------------------------------------------------------------------------
 
-    def _on_step_ended(self, event: GroupStepEnded, now: float) -> Iterator[SizeAction]:
+    def _on_step_ended(self, event: ev.GroupStepEnded, now: float) -> Iterator[ev.SizeAction]:
         group = next((g for g in self.groups if event.step in g.steps), None)
         if group is None:
             return
@@ -250,7 +232,7 @@ class SizePlan:
         if not group.steps:
             yield from self._vacate(group, now)
 
-    def _on_nodes_faulty(self, event: NodesFaulty, now: float) -> Iterator[SizeAction]:
+    def _on_nodes_faulty(self, event: NodesFaulty, now: float) -> Iterator[ev.SizeAction]:
         for faulty in event.nodes:
             group = next((g for g in self.groups if g.holds_nodes and faulty.node in g.nodes), None)
             if group is None or (group.state is _S.LEAVING and not faulty.dead):
@@ -263,9 +245,9 @@ class SizePlan:
             if faulty.dead and len(group.nodes) == 1:
                 yield from self._vacate(group, now)
             else:
-                yield AskGroupToLeave(group.companion, group.steps)
+                yield ev.AskGroupToLeave(group.companion, group.steps)
 
-    def _on_nodes_sick(self, event: NodesSick, now: float) -> Iterator[SizeAction]:
+    def _on_nodes_sick(self, event: ev.NodesSick, now: float) -> Iterator[ev.SizeAction]:
         names = {faulty.node for faulty in event.nodes}
         self._sick = {name: self._sick.get(name, now) for name in names}
         ready = tuple(faulty for faulty in event.nodes if self.may_leave(faulty.node, now))
@@ -287,7 +269,7 @@ class SizePlan:
             group.enter(_S.LEAVING)
             group.reason, group.deadline = reason, now + GONE_SECONDS
 
-    def _vacate(self, group: NodeGroup, now: float, failed: str = "") -> Iterator[SizeAction]:
+    def _vacate(self, group: NodeGroup, now: float, failed: str = "") -> Iterator[ev.SizeAction]:
         """Give a group's nodes back; it is asked for again later."""
         settings = self._size.settings
         was_in = group.state is _S.LEAVING
@@ -301,20 +283,20 @@ class SizePlan:
         group.companion, group.nodes, group.steps = 0, (), ()
         group.again_at = now + pause
         if was_in:
-            yield SayShrank(companion, nodes, self._nodes_in, self._seen.step, group.reason)
+            yield ev.SayShrank(self._change(companion, nodes), group.reason)
         if companion:
-            yield GiveBack(companion, steps)
+            yield ev.GiveBack(companion, steps)
         if failed:
-            yield SayNotGrown(failed, pause)
+            yield ev.SayNotGrown(failed, pause)
 
     # -- time ---------------------------------------------------------------------------------
 
-    def _on_tick(self, now: float) -> Iterator[SizeAction]:
+    def _on_tick(self, now: float) -> Iterator[ev.SizeAction]:
         for group in self.groups:
             is_due = group.state is _S.VACANT and now >= group.again_at
             if is_due and self._is_next(group) and self._may_ask_for(group):
                 group.enter(_S.ASKED)
-                yield AskForGroup(group.number, len(group.ranks))
+                yield ev.AskForGroup(group.number, len(group.ranks))
             elif group.state is _S.JOINING and now >= group.deadline:
                 seconds = self._size.settings.timeout
                 reason = f"its ranks did not step within {seconds:.0f} s (elastic.timeout)"
@@ -328,7 +310,7 @@ class SizePlan:
                 others = "only some sizes are allowed"
                 reason = "all is whole again" if group is self._stand_in else others
                 self._begin_to_leave(group, reason, now)
-                yield AskGroupToLeave(group.companion, group.steps)
+                yield ev.AskGroupToLeave(group.companion, group.steps)
 
     def _may_ask_for(self, group: NodeGroup) -> bool:
         """Return whether few enough requests wait in Slurm's queue: each is a job in it, and is

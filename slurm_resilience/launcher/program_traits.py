@@ -8,9 +8,12 @@ they are loaded, or by a place of its own for modules, before all others.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
+
+from slurm_resilience.errors import UsageError
+from slurm_resilience.mesh.elastic_variables import CHECKPOINTLESS, ELASTIC_NODES
 
 _OURS = "slurm_resilience"
 _RECOVERS = f"{_OURS}.training"
@@ -33,6 +36,26 @@ class ProgramTraits(msgspec.Struct, frozen=True):
     @property
     def uses_torch(self) -> bool:
         return "torch" in self.imports
+
+
+def check_size(traits: ProgramTraits, environment: Mapping[str, str], program: str) -> None:
+    """Refuse a program whose job is to grow and shrink, and which cannot.
+
+    Args:
+        traits: of the program.
+        environment: the launcher's.
+        program: its name, for people.
+
+    Raises:
+        UsageError: it is a plain program of torch.
+    """
+    plain = traits.uses_torch and not traits.uses_library
+    if plain and environment.get(ELASTIC_NODES) and environment.get(CHECKPOINTLESS) != "1":
+        raise UsageError(
+            f"{program} cannot change its size while it runs: it does not import "
+            "slurm_resilience.training. Leave --auto-resume-max-nodes (or --auto-resume-sizes) "
+            f"out, or write export {CHECKPOINTLESS}=1 if another file of it imports that library"
+        )
 
 
 def read_traits(source: bytes | str) -> ProgramTraits:

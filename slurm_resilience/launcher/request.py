@@ -26,7 +26,7 @@ from slurm_resilience.launcher.processes.warm_interpreter import (
     program_file,
     program_front,
 )
-from slurm_resilience.launcher.program_traits import ProgramTraits, read_traits
+from slurm_resilience.launcher.program_traits import ProgramTraits, check_size, read_traits
 from slurm_resilience.launcher.recipe_file import Recipe, read
 from slurm_resilience.launcher.rendezvous_directory import RendezvousDirectory
 from slurm_resilience.launcher.restart_policy import RestartRules
@@ -117,6 +117,7 @@ def start(given: Mapping[str, Any], environment: dict[str, str]) -> int:
         limit = given["shutdown_timeout"]
         held = environment.get(HOLD)
         warm = _warm(given, kind, argv, Path(held) if held else None)
+        check_size(warm.traits, environment, argv[0])
         job = LaunchSpec(
             node=node,
             rendezvous=rendezvous,

@@ -3,5 +3,7 @@
 ELASTIC_NODES = "SRES_NODES"
 """MIN:MAX nodes. It comes before a launcher's --nnodes: scripts write the number of nodes there
 that the job has at its start."""
+CHECKPOINTLESS = "SRES_CHECKPOINTLESS"
+"""1: the program uses `slurm_resilience.training`; 0: stop it and start it again all the same."""
 LENT = "SRES_LENT"
 """1: this node is a companion's, and SIGTERM asks its ranks to leave."""

@@ -376,7 +376,7 @@ class Supervisor:
     def _look_around(self, step: StepSet) -> None:
         """Do what has time, from time to time."""
         self._fence.mend()
-        self._training.advise()
+        self._training.advise(step.ran_for)
         self._look_back(step.ran_for, self._hangs.observed().got_further)
         if not self._history.attempts[-1].next_way:
             with contextlib.suppress(SresError):

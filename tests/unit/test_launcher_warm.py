@@ -14,6 +14,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
+from slurm_resilience.errors import UsageError
 from slurm_resilience.launcher import group_restart
 from slurm_resilience.launcher.group_restart import (
     PORTS,
@@ -32,7 +33,7 @@ from slurm_resilience.launcher.processes.warm_interpreter import (
     program_file,
     program_front,
 )
-from slurm_resilience.launcher.program_traits import ProgramTraits, read_traits
+from slurm_resilience.launcher.program_traits import ProgramTraits, check_size, read_traits
 from slurm_resilience.launcher.warm_policy import (
     WarmPlan,
     doubt_of_changes,
@@ -379,6 +380,15 @@ class TestPolicy:
     )
     def test_a_program_that_recovers_by_itself(self, text: str) -> None:
         assert read_traits(text).uses_library
+
+    def test_a_plain_program_of_torch_does_not_change_its_size(self) -> None:
+        elastic = {"SRES_NODES": "2:4"}
+        with pytest.raises(UsageError, match=r"train.py cannot change its size.*max-nodes"):
+            check_size(self.TORCH, elastic, "train.py")
+        check_size(self.TORCH, {}, "train.py")
+        check_size(self.TORCH, elastic | {"SRES_CHECKPOINTLESS": "1"}, "train.py")
+        for text in ("import torch, slurm_resilience.training", "import mine"):
+            check_size(read_traits(text), elastic, "train.py")
 
     def test_to_ask_whether_the_attempt_is_valid_is_no_recovery(self) -> None:
         text = "import torch\nfrom slurm_resilience.resume import attempt\n"

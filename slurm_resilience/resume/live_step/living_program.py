@@ -11,10 +11,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
+from slurm_resilience.mesh.elastic_variables import CHECKPOINTLESS
 from slurm_resilience.resume.srun.srun_options import SrunCommand
 
-CHECKPOINTLESS = "SRES_CHECKPOINTLESS"
-"""1: the program uses `slurm_resilience.training`; 0: stop it and start it again all the same."""
 LAUNCHER = "sres-run"
 KEEP_RUNNING = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 """srun's options by which the loss of a node or a task does not end the step."""

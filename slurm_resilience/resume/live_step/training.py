@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_resilience.errors import SresError
+from slurm_resilience.mesh.elastic_variables import CHECKPOINTLESS
 from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.mesh.rendezvous import HOLD_PREFIX, LAUNCHERS, TrainingOutcome
 from slurm_resilience.resume import report
@@ -22,7 +23,6 @@ from slurm_resilience.resume.crash_watch import GatheringStage
 from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.live_step.live_steps import KILLED_CODES, EndWord, StepEnd
 from slurm_resilience.resume.live_step.living_program import (
-    CHECKPOINTLESS,
     LAUNCHER,
     can_live,
     uses_training_library,
@@ -37,6 +37,8 @@ SAY_SECONDS = 60.0
 _RENDEZVOUS = ("mesh", "mesh.*", "run/*/mesh", f"run/*/{LAUNCHERS}")
 """Below the directory: where the ranks meet by themselves, and through their launchers; then where
 the launchers do, for a program that has no world of its own."""
+UNANNOUNCED_SECONDS = 120.0
+"""For the ranks of an elastic step to announce a training, before it is said that none has."""
 SETTLE_SECONDS = 20.0
 """For the ranks that launchers have started to announce a world of their own, before the program is
 taken for a plain one."""
@@ -239,12 +241,26 @@ class TrainingWatch:
         by_itself = not step.killed_by and not step.failed_nodes
         return by_itself and 0 < ended == self._lost_in_training
 
-    def advise(self) -> None:
-        """Say once that the program could live on, but its step was not started so."""
-        if self.lives or self._advised or find_rendezvous(self._fence.directory) is None:
+    def advise(self, ran_for: float) -> None:
+        """Say once that the program could live on, but its step was not started so; or that it is
+        to change its size, and seems to be none that can.
+
+        Args:
+            ran_for: seconds since the attempt was started.
+        """
+        announced = find_rendezvous(self._fence.directory) is not None
+        if self._advised or self.lives == announced:
+            return
+        context, size = self._context, self._context.allocation.companions.size
+        if self.lives:
+            if size is not None and ran_for >= UNANNOUNCED_SECONDS:
+                self._advised = True
+                report.say(
+                    f"no training was announced within {ran_for:.0f} s: the step keeps its size "
+                    "until one is. Only a program that uses slurm_resilience.training can change it"
+                )
             return
         self._advised = True
-        context = self._context
         if context.environment.get(CHECKPOINTLESS) != "0" and not uses_training_library(
             context.command, context.environment
         ):

@@ -17,9 +17,9 @@ import msgspec
 
 from slurm_resilience.config import Config, ResumeSettings
 from slurm_resilience.errors import SresError
+from slurm_resilience.mesh.elastic_variables import CHECKPOINTLESS
 from slurm_resilience.model import Job, Node
 from slurm_resilience.resume import report
-from slurm_resilience.resume.live_step.living_program import CHECKPOINTLESS
 from slurm_resilience.resume.progress.hang_evidence import NodeSigns
 from slurm_resilience.resume.progress.stack_gathering import AskedNodes
 from slurm_resilience.resume.progress.step_listener import StepListener

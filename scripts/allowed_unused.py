@@ -80,7 +80,9 @@ controller_seconds
 resume_seed
 resume_seconds
 speaker_seed
+elastic_seed
 speaker_seconds
+elastic_seconds
 
 # urllib calls it.
 _.redirect_request

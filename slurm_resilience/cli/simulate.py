@@ -20,9 +20,11 @@ from slurm_resilience.simulate.cluster.cluster_campaign import (
 from slurm_resilience.simulate.cluster.cluster_simulation import simulate_cluster
 from slurm_resilience.simulate.invariants import InvariantBroken
 from slurm_resilience.simulate.mesh_campaign import (
+    ELASTIC_CAMPAIGN,
     MESH_CAMPAIGN,
     SPEAKERS_CAMPAIGN,
     CampaignFigures,
+    ElasticFigures,
     SpeakerFigures,
 )
 from slurm_resilience.simulate.mesh_simulation import simulate as simulate_one
@@ -42,11 +44,11 @@ class InvariantsBroken(SresError):
 @click.command()
 @click.option(
     "--only",
-    type=click.Choice(["mesh", "speakers", "controller", "resume"]),
+    type=click.Choice(["mesh", "speakers", "elastic", "controller", "resume"]),
     default="mesh",
     show_default=True,
-    help="Simulate trainings, those with speakers (one rank for each node), clusters around the "
-    "real sresctld, or supervised sruns.",
+    help="Simulate trainings, those with speakers (one rank for each node), those that grow and "
+    "shrink, clusters around the real sresctld, or supervised sruns.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the first run.")
 @click.option("--runs", default=1000, show_default=True, type=click.IntRange(1), help="Runs.")
@@ -83,10 +85,13 @@ def simulate(only: str, seed: int, runs: int, jobs: int, output: Path | None, tr
         _simulate_sruns(seed, runs, jobs, output, trace)
         return
     if trace:
-        _replay(seed, speakers=only == "speakers")
+        _replay(seed, speakers=only == "speakers", elastic=only == "elastic")
         return
     if only == "speakers":
         _simulate_speakers(seed, runs, jobs, output)
+        return
+    if only == "elastic":
+        _simulate_elastic(seed, runs, jobs, output)
         return
     figures = MESH_CAMPAIGN.go_on(
         seed,
@@ -111,6 +116,19 @@ def _simulate_speakers(seed: int, runs: int, jobs: int, output: Path | None) -> 
     )
     click.echo(speakers_report(figures))
     _judge(figures.speaker_runs, figures.speaker_failures, "--only speakers ")
+
+
+def _simulate_elastic(seed: int, runs: int, jobs: int, output: Path | None) -> None:
+    figures = ELASTIC_CAMPAIGN.go_on(
+        seed,
+        runs,
+        jobs=jobs,
+        file=output,
+        clock=SYSTEM_CLOCK.monotonic,
+        progress=_progress(_elastic_line),
+    )
+    click.echo(elastic_report(figures))
+    _judge(figures.elastic_runs, figures.elastic_failures, "--only elastic ")
 
 
 def _simulate_sruns(seed: int, runs: int, jobs: int, output: Path | None, trace: bool) -> None:
@@ -150,10 +168,10 @@ def _judge(runs: int, failures: list[SeedFailure], words: str) -> None:
         )
 
 
-def _replay(seed: int, speakers: bool) -> None:
+def _replay(seed: int, *, speakers: bool, elastic: bool) -> None:
     trace: list[str] = []
     try:
-        run = simulate_one(seed, trace, speakers)
+        run = simulate_one(seed, trace, speakers=speakers, elastic=elastic)
         last = f"{run.processes} seats, {run.worlds} worlds, {run.steps} steps: no rule was broken"
     except InvariantBroken as error:
         last = f"a rule was broken: {error}"
@@ -215,19 +233,38 @@ def _speakers_line(figures: SpeakerFigures) -> str:
     return f"{figures.speaker_runs} runs, {figures.speaker_violations} violations"
 
 
+def _elastic_line(figures: ElasticFigures) -> str:
+    return f"{figures.elastic_runs} runs, {figures.elastic_violations} violations"
+
+
 def speakers_report(figures: SpeakerFigures) -> str:
     """Return the figures of trainings with speakers as a table."""
-    rows = [
-        ("runs", figures.speaker_runs),
-        ("violations", figures.speaker_violations),
-        ("worlds that stepped", figures.speaker_worlds),
-        ("steps", figures.speaker_steps),
-        ("events", figures.speaker_events),
-    ]
-    kinds = sorted(figures.speaker_faults.items())
-    return _table(
-        rows + [(f"fault: {name}", count) for name, count in kinds], figures.speaker_failures
+    counts = (
+        figures.speaker_runs,
+        figures.speaker_violations,
+        figures.speaker_worlds,
+        figures.speaker_steps,
+        figures.speaker_events,
     )
+    return _table(_rows(counts, figures.speaker_faults), figures.speaker_failures)
+
+
+def elastic_report(figures: ElasticFigures) -> str:
+    """Return the figures of elastic trainings as a table."""
+    counts = (
+        figures.elastic_runs,
+        figures.elastic_violations,
+        figures.elastic_worlds,
+        figures.elastic_steps,
+        figures.elastic_events,
+    )
+    return _table(_rows(counts, figures.elastic_faults), figures.elastic_failures)
+
+
+def _rows(counts: tuple[int, ...], faults: dict[str, int]) -> list[tuple[str, int]]:
+    names = ("runs", "violations", "worlds that stepped", "steps", "events")
+    kinds = [(f"fault: {name}", count) for name, count in sorted(faults.items())]
+    return [*zip(names, counts, strict=True), *kinds]
 
 
 def _cluster_line(figures: ControllerFigures) -> str:
@@ -255,14 +292,14 @@ def cluster_report(figures: ControllerFigures) -> str:
 
 def report(figures: CampaignFigures) -> str:
     """Return the figures as a table."""
-    rows = [
-        ("runs", figures.mesh_runs),
-        ("violations", figures.mesh_violations),
-        ("worlds that stepped", figures.worlds),
-        ("steps", figures.steps),
-        ("events", figures.events),
-    ]
-    rows += [(f"fault: {name}", count) for name, count in sorted(figures.faults.items())]
+    counts = (
+        figures.mesh_runs,
+        figures.mesh_violations,
+        figures.worlds,
+        figures.steps,
+        figures.events,
+    )
+    rows = _rows(counts, figures.faults)
     for low, high in ((1, 4), (5, 8), (9, 16), (17, 32), (33, 64)):
         of_size = sum(n for size, n in figures.sizes.items() if low <= int(size) <= high)
         rows.append((f"runs with {low} to {high} seats", of_size))

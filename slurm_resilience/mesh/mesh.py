@@ -64,7 +64,7 @@ from slurm_resilience.mesh.model import (
 )
 from slurm_resilience.mesh.protocol.membership import Membership
 from slurm_resilience.mesh.protocol.relay import LinkEffect, Relay, Told
-from slurm_resilience.mesh.protocol.world_plan import WorldRules
+from slurm_resilience.mesh.protocol.world_plan import WorldRules, may_leave
 from slurm_resilience.mesh.rendezvous import Rendezvous, SharedDirectory
 from slurm_resilience.mesh.transport import STRANGERS, Transport
 
@@ -242,6 +242,17 @@ class Mesh:
         with self._lock:
             side = self._membership.side
             return side.generation.worked, side.present(), dict(side.losses.peers)
+
+    def may_leave(self, step: int) -> bool:
+        """Tell whether others keep all that this process holds of the model, if it goes now.
+
+        Args:
+            step: committed steps that its state contains.
+        """
+        with self._lock:
+            side = self._membership.side
+            me, *_ = present = side.present()
+            return may_leave(me, present, side.rules, step)
 
     def own_fds(self) -> set[int]:
         """File descriptors of this mesh, which the rest of the program must not close."""

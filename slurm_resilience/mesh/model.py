@@ -142,6 +142,8 @@ class GenerationEnd(msgspec.Struct, frozen=True):
     kind: Literal["fault", "lost", "hang", "join", "finding", "stop"] = "fault"
     wrong_nodes: tuple[str, ...] = ()
     """Nodes whose ranks were found to have other parameters than most replicas."""
+    step: int = -1
+    """Committed steps of the rank that ended it between two steps; -1: it was ended within one."""
 
 
 BEATS_A_SECOND = 250

@@ -60,9 +60,14 @@ class Lineage:
 
 
 class TrainingEnd:
-    """The processes that ended because the training was over."""
+    """The processes that ended because the training was over.
 
-    def __init__(self) -> None:
+    Args:
+        last_step: the training's.
+    """
+
+    def __init__(self, last_step: int) -> None:
+        self.last_step = last_step
         self.begun = False
         """One has ended so."""
         self.written = False

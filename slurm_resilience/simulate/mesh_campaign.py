@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
 import msgspec
 
@@ -45,13 +46,29 @@ class SpeakerFigures(msgspec.Struct):
     speaker_seconds: float = 0.0
 
 
-def run_chunk(seed: int, runs: int, speakers: bool = False) -> CampaignFigures:
+class ElasticFigures(msgspec.Struct):
+    """The same of trainings of which some ranks come and go with free nodes."""
+
+    elastic_seed: int
+    elastic_runs: int = 0
+    elastic_violations: int = 0
+    elastic_worlds: int = 0
+    elastic_steps: int = 0
+    elastic_events: int = 0
+    elastic_faults: dict[str, int] = {}
+    elastic_failures: list[SeedFailure] = []
+    elastic_seconds: float = 0.0
+
+
+def run_chunk(
+    seed: int, runs: int, *, speakers: bool = False, elastic: bool = False
+) -> CampaignFigures:
     """Run so many trainings, from a seed on."""
     figures = CampaignFigures(seed, sizes={}, faults={}, failures=[])
     for number in range(seed, seed + runs):
         figures.mesh_runs += 1
         try:
-            run = simulate(number, speakers=speakers)
+            run = simulate(number, speakers=speakers, elastic=elastic)
         except (InvariantBroken, StandsStill) as error:
             text = str(error)
         except Exception:
@@ -73,9 +90,16 @@ def run_chunk(seed: int, runs: int, speakers: bool = False) -> CampaignFigures:
 
 def run_speakers(seed: int, runs: int) -> SpeakerFigures:
     """Run so many trainings with speakers, from a seed on."""
-    figures = run_chunk(seed, runs, speakers=True)
-    return SpeakerFigures(
-        seed,
+    return SpeakerFigures(seed, *_counts(run_chunk(seed, runs, speakers=True)))
+
+
+def run_elastic(seed: int, runs: int) -> ElasticFigures:
+    """Run so many elastic trainings, from a seed on."""
+    return ElasticFigures(seed, *_counts(run_chunk(seed, runs, elastic=True)))
+
+
+def _counts(figures: CampaignFigures) -> tuple[Any, ...]:
+    return (
         figures.mesh_runs,
         figures.mesh_violations,
         figures.worlds,
@@ -93,6 +117,14 @@ SPEAKERS_CAMPAIGN = Campaign(
     seed="speaker_seed",
     runs="speaker_runs",
     seconds="speaker_seconds",
+)
+ELASTIC_CAMPAIGN = Campaign(
+    ElasticFigures,
+    run_elastic,
+    together=100,
+    seed="elastic_seed",
+    runs="elastic_runs",
+    seconds="elastic_seconds",
 )
 MESH_CAMPAIGN = Campaign(
     CampaignFigures, run_chunk, together=100, seed="seed", runs="mesh_runs", seconds="seconds"

@@ -97,10 +97,12 @@ class FaultPlan:
     Args:
         training: gets them.
         seed: of the run.
+        calm: there are none.
     """
 
-    def __init__(self, training: Training, seed: int) -> None:
+    def __init__(self, training: Training, seed: int, calm: bool = False) -> None:
         self._training = training
+        self._is_calm = calm
         self._apart = Random(seed)
         random = training.random
         self.until = 1.5 + random.random() * 8.0
@@ -113,6 +115,8 @@ class FaultPlan:
 
     def begin(self) -> None:
         """Put faults on the schedule."""
+        if self._is_calm:
+            return
         random = self._training.random
         for _ in range(random.choice([0, 1, 1, 2, 2, 3, 4])):
             self._training.schedule.at(random.random() * self.until, self._strike)
@@ -138,7 +142,7 @@ class FaultPlan:
     def spawned(self, process: SimProcess) -> None:
         """Let some processes die of a message, whichever it is."""
         random = self._training.random
-        if self._fatal and not self._over and random.random() < 0.25:
+        if self._fatal and not (self._over or self._is_calm) and random.random() < 0.25:
             process.dies_at = random.randint(1, 120)
             self.done.append("death at a message")
 

@@ -14,6 +14,7 @@ from slurm_resilience.mesh.events import MessageReceived
 from slurm_resilience.mesh.messages import NodeLost, NodeSuspected
 from slurm_resilience.mesh.model import Peer, Timing, View
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
+from slurm_resilience.simulate.elastic_loans import Loans
 from slurm_resilience.simulate.invariants import InvariantBroken, Lineage, TrainingEnd
 from slurm_resilience.simulate.mesh_faults import Excuses, FaultPlan
 from slurm_resilience.simulate.schedule import Schedule
@@ -115,12 +116,23 @@ class Nodes:
 class MeshRun:
     """One training: its processes, its network, and what goes wrong."""
 
-    def __init__(self, seed: int, trace: list[str] | None = None, speakers: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        trace: list[str] | None = None,
+        *,
+        speakers: bool = False,
+        elastic: bool = False,
+    ) -> None:
         self.random = Random(seed)
         self.schedule = Schedule()
         self.network = SimNetwork(self.schedule, self.random)
         self.seats = choose_size(self.random)
         self.rules = choose_rules(self.random, self.seats)
+        self._loans = Loans(self, self.rules, seed) if elastic else None
+        """The ranks that come and go; None: it keeps its size."""
+        if self._loans is not None:
+            self.rules = self._loans.rules
         self.processes: dict[str, SimProcess] = {}
         """All that ever took part, by id."""
         self.excuses = Excuses(self.schedule)
@@ -131,9 +143,8 @@ class MeshRun:
         self._trace = trace
         self._waiting: dict[tuple[int, int], set[str]] = {}
         """Per world and turn: those that have come to the collective."""
-        self.end = TrainingEnd()
-        self._last_step = self.random.choice([ENDLESS_STEPS, ENDLESS_STEPS, 20])
-        self._plan = FaultPlan(self, seed)
+        self.end = TrainingEnd(self.random.choice([ENDLESS_STEPS, ENDLESS_STEPS, 20]))
+        self._plan = FaultPlan(self, seed, calm=self._loans is not None and self._loans.is_calm)
         self._full_at = -1.0
         """When a world of all seats last stepped."""
 
@@ -143,10 +154,14 @@ class MeshRun:
         Raises:
             InvariantBroken: something that must never happen.
         """
-        for seat in range(self.seats):
+        for seat in range(self.rules.awaited):
             self.schedule.after(self.random.random() ** 3, self.spawn, seat, 0)
+        if self._loans is not None:
+            self._loans.begin()
         self._plan.begin()
         self.schedule.run(self._plan.until)
+        if self._loans is not None:
+            self._loans.end()
         self._plan.end()
         calm = self.schedule.now
         if not self.schedule.run(calm + CALM_SECONDS, lambda: self._is_whole(calm)):
@@ -195,12 +210,15 @@ class MeshRun:
     def spawn(self, seat: int, incarnation: int, node: str = "") -> None:
         """Start a process on a seat."""
         name = f"{seat:02d}.{incarnation}"
-        if name in self.processes:
+        if name in self.processes or (self._loans is not None and not self._loans.has(seat)):
             return
         where = self._nodes.of(seat, node)
         peer = Peer(name, seat, incarnation, node=where, host="h", port=seat + 1)
         timing = choose_timing(self._nodes.seed)
-        process = SimProcess(peer, self.rules, self, self._last_step, timing, self.speakers)
+        last_step = self.end.last_step
+        process = SimProcess(peer, self.rules, self, last_step, timing, self.speakers)
+        if self._loans is not None:
+            process.program.step = -1
         self.processes[name] = process
         self._plan.spawned(process)
         self.note(process, "starts")
@@ -220,6 +238,8 @@ class MeshRun:
         if not process.alive:
             return
         self.note(process, "loses its machine" if power else "dies")
+        if self._loans is not None:
+            self._loans.lose(process, is_seen=not power and self.network.whole)
         process.die(power)
         if power and self.speakers:
             self._nodes.lose(process)
@@ -271,10 +291,20 @@ class MeshRun:
         else:
             self.kill(process)
 
+    def departed(self, process: SimProcess) -> None:
+        """Note that a process has left as it was asked to."""
+        if process.alive:
+            self.note(process, "has left")
+            if self._loans is not None and not self.end.begun:
+                self._loans.check.leave(process)
+            process.die()
+
     def gave_up(self, process: SimProcess, peer: Peer, reason: str) -> None:
         """Check that a process which goes on without a peer has a reason."""
         self.note(process, f"gives {peer.id} up: {reason}")
         other = self.processes[peer.id]
+        if self._loans is not None:
+            self._loans.lose(other, is_seen=self.network.whole)
         self._plan.given_up(other)
         newer = self.newest(peer.seat) is not other
         if other.alive and not newer and not self.excuses.has(peer.id):
@@ -312,7 +342,10 @@ class MeshRun:
             self.schedule.after(0.1, self._complete, view, turn)
             return
         self.lineage.agree(members, view)
-        step = max(process.program.step for process in members) + (turn > 0)
+        if self._loans is None:
+            step = max(process.program.step for process in members) + (turn > 0)
+        else:
+            step = self._loans.advance(members, view, turn)
         if turn > 0:
             self.lineage.step(view)
             if view.size == self.seats:
@@ -322,15 +355,22 @@ class MeshRun:
             self.schedule.after(wait, process.complete, process.program.inside, step)
 
 
-def simulate(seed: int, trace: list[str] | None = None, speakers: bool = False) -> SimulatedRun:
+def simulate(
+    seed: int,
+    trace: list[str] | None = None,
+    *,
+    speakers: bool = False,
+    elastic: bool = False,
+) -> SimulatedRun:
     """Run one training.
 
     Args:
         seed: decides everything.
         trace: filled with one line for every thing that happened.
         speakers: nodes have several ranks, of which one speaks for the others.
+        elastic: some ranks are on lent nodes, and come and go.
 
     Raises:
         InvariantBroken: something happened that must never happen.
     """
-    return MeshRun(seed, trace, speakers).run()
+    return MeshRun(seed, trace, speakers=speakers, elastic=elastic).run()

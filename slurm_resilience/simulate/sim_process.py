@@ -36,6 +36,7 @@ from slurm_resilience.mesh.events import (
 )
 from slurm_resilience.mesh.messages import Heartbeat, Leaving, Message, Roster
 from slurm_resilience.mesh.model import CloseCause, GenerationEnd, Peer, PeerStatus, Timing, View
+from slurm_resilience.mesh.protocol import world_plan
 from slurm_resilience.mesh.protocol.membership import Membership
 from slurm_resilience.mesh.protocol.relay import LinkEffect, Relay, Told
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
@@ -127,6 +128,10 @@ class Surroundings(Protocol):
         """Note that a process goes on without a peer."""
         ...
 
+    def departed(self, process: SimProcess) -> None:
+        """Note that a process has left as it was asked to."""
+        ...
+
     def ended(self, process: SimProcess, code: int) -> None:
         """Note that a process has ended by itself."""
         ...
@@ -149,6 +154,10 @@ class Program:
         """Collectives done in this world; the first forms it."""
         self.step = 0
         """Committed."""
+        self.position = -1
+        """The part of a model replica that it holds; only in elastic trainings."""
+        self.signal = ""
+        """By which it was asked to leave; empty: it was not."""
         self.last_step = last_step
         self.done = False
         self.leave_seconds = 0.0
@@ -231,6 +240,28 @@ class SimProcess:
             if self.alive:
                 call(*arguments)
         self._turn()
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM, on a node that is lent: leave after this step, or now where none is under
+        way."""
+        if not self.alive:
+            return
+        if self.state is ProcessState.STOPPED:
+            self._inbox.append((self.ask_to_leave,))
+            return
+        self.program.signal = "SIGTERM"
+        self._around.note(self, "is asked to leave")
+        if self.program.inside is None and self._may_leave():
+            self._depart()
+
+    def _may_leave(self) -> bool:
+        side = self.membership.side
+        me, *_ = present = side.present()
+        return world_plan.may_leave(me, present, side.rules, self.program.step)
+
+    def _depart(self) -> None:
+        self._say_farewell()
+        self._around.departed(self)
 
     def _move(self, state: ProcessState) -> None:
         if state not in PROCESS_MOVES[self.state]:
@@ -472,9 +503,14 @@ class SimProcess:
         program.invited, program.inside, program.turn = None, view, 0
         program.leaving, program.done = False, False
         self._around.note(self, f"enters {view.generation}")
-        self._tell(LocalStatus(PeerStatus("running", view.generation, program.step)))
+        self._say("running", view)
         if program.inside is view and not program.leaving:
             self._come(view)
+
+    def _say(self, phase: Any, view: View) -> None:
+        program = self.program
+        word = PeerStatus(phase, view.generation, program.step, position=program.position)
+        self._tell(LocalStatus(word))
 
     def _come(self, view: View) -> None:
         """Come to the next collective, and end the world if it takes too long."""
@@ -501,7 +537,7 @@ class SimProcess:
         program.step = step
         if program.turn == 1:
             self._tell(WorldWorked(view))
-        if self._joins(view):
+        if self._departs(view) or self._joins(view):
             return
         if program.step >= program.last_step:
             program.done = True
@@ -517,6 +553,19 @@ class SimProcess:
             return False
         self._tell(LocalEnd(GenerationEnd(view.generation, "a newcomer joins", "", "join")))
         return True
+
+    def _departs(self, view: View) -> bool:
+        """Between two steps, one that was asked to leave ends the world as a newcomer does."""
+        goes_on = self.membership.side.generation.end is None
+        if not self.program.signal or not goes_on or not self._may_leave():
+            return False
+        self._tell(LocalEnd(GenerationEnd(view.generation, "a lent rank leaves", "", "join")))
+        return True
+
+    def hold(self, view: View) -> None:
+        """Hold the part of the model that is this process's in a world, and say so."""
+        self.program.position = view.position(view.rank_of(self.id))
+        self._say("running", view)
 
     def fail(self) -> None:
         """Raise an error in the program."""
@@ -544,4 +593,7 @@ class SimProcess:
         program = self.program
         program.inside, program.leaving, program.leave_seconds = None, False, 0.0
         self._around.note(self, f"leaves {view.generation} ({phase})")
-        self._tell(LocalStatus(PeerStatus(phase, view.generation, program.step)))
+        if phase == "ready" and program.signal and self._may_leave():
+            self._depart()
+            return
+        self._say(phase, view)

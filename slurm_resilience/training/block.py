@@ -305,13 +305,15 @@ class BlockRunner:
 
     def _leave_if_asked(self) -> None:
         departure = self._participant.departure
-        if departure.reason and departure.may_leave(self._mesh, self._options.replica_size):
+        if departure.reason and departure.may_leave(self._mesh, self._participant.step):
             self._exits.departed()
 
     def _leave_between_worlds(self) -> None:
         """Leave where no block is under way, which would be left at its next step."""
-        if not self._participant.in_world and self._mesh.status.phase == "ready":
-            self._mesh.close("it was asked to leave")
+        participant, mesh = self._participant, self._mesh
+        waits = not participant.in_world and mesh.status.phase == "ready"
+        if waits and participant.departure.may_leave(mesh, participant.step):
+            mesh.close("it was asked to leave")
 
     def _go_on(self, end: GenerationEnd, error: BaseException) -> None:
         """Be ready for the next world; or end, where there must be none with this process."""

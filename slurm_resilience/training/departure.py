@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 from slurm_resilience.mesh.mesh import Mesh
 from slurm_resilience.mesh.model import GenerationEnd
-from slurm_resilience.mesh.protocol.world_plan import last_holders
 
 log = logging.getLogger("sres.training")
 
@@ -43,24 +42,27 @@ class Departure:
 
         signal.signal(signal.SIGTERM, ask)
 
-    def end_world(self, mesh: Mesh, generation: int, replica_size: int, step: int) -> None:
+    def end_world(self, mesh: Mesh, generation: int, step: int) -> None:
         """End the world between two steps, if this process was asked to leave and may.
 
         Args:
             mesh: this process among the others.
             generation: the world's number.
-            replica_size: ranks that hold one copy of the model together.
             step: committed steps.
         """
-        if self.reason and mesh.end is None and self.may_leave(mesh, replica_size):
+        if self.reason and mesh.end is None and self.may_leave(mesh, step):
             text = f"seat {mesh.me.seat} leaves after step {step} ({self.reason})"
-            mesh.over(GenerationEnd(generation, text, "", "join"))
+            mesh.over(GenerationEnd(generation, text, "", "join", step=step))
 
-    def may_leave(self, mesh: Mesh, replica_size: int) -> bool:
+    def may_leave(self, mesh: Mesh, step: int) -> bool:
         """Return whether others have all that this process holds of the model: else it stays until
-        they have healed a newcomer from it, or Slurm ends it."""
-        _, present, _ = mesh.picture()
-        if mesh.me.id not in last_holders(present, replica_size):
+        they have healed a newcomer from it, or Slurm ends it.
+
+        Args:
+            mesh: this process among the others.
+            step: committed steps.
+        """
+        if mesh.may_leave(step):
             return True
         if not self._told:
             self._told = True

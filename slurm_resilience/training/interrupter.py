@@ -21,7 +21,8 @@ from slurm_resilience.training.watch import stacks
 log = logging.getLogger("sres.training")
 
 JOIN_SECONDS = 0.1
-"""When another rank joins, ranks leave by themselves after their step; a later one is cut."""
+"""When another rank joins or leaves, ranks are cut that are still in the step before it after this
+time; those that have begun the next one, which cannot be finished any more, at once."""
 NUDGE_SECONDS = 0.5
 """A block that is in no collective when its world ends is interrupted after this time."""
 JOIN_SHARE = 0.4
@@ -97,7 +98,8 @@ class Interrupter:
         """Have the block's collectives raise: the world is over. Called again until it is left."""
         now = self._clock.monotonic()
         self._end_seen = self._end_seen or now
-        if end.kind == "join" and now - self._end_seen < JOIN_SECONDS:
+        finishes = end.kind == "join" and self._participant.step < end.step
+        if finishes and now - self._end_seen < JOIN_SECONDS:
             return
         for group in list(self._groups):
             group.cut()

@@ -133,14 +133,14 @@ class Participant:
         """
         mesh = self.mesh
         if self.departure.reason:
-            generation, replica_size = self.group.view.generation, self.options.replica_size
-            self.departure.end_world(mesh, generation, replica_size, self.step)
+            self.departure.end_world(mesh, self.group.view.generation, self.step)
         if mesh.end is None and self.group.rank == 0 and mesh.knock.is_set():
             newcomers = mesh.newcomers()
             if newcomers:
                 seats = ", ".join(str(peer.seat) for peer in newcomers)
                 text = f"seat {seats} joins after step {self.step}"
-                mesh.over(GenerationEnd(self.group.view.generation, text, "", "join"))
+                generation = self.group.view.generation
+                mesh.over(GenerationEnd(generation, text, "", "join", step=self.step))
 
     # -- telling the others -------------------------------------------------------------------
 
@@ -255,8 +255,9 @@ class Participant:
         if mesh.end is None and not mesh.evicted:
             mesh.wait_for_end(PEER_WORD_SECONDS)
         end = mesh.end
-        # Ranks leave for one that joins when their steps are done.
-        joins = end is not None and end.kind == "join"
+        # Ranks leave for one that joins when their steps are done; this one is, if the world was
+        # ended after it.
+        joins = end is not None and end.kind == "join" and self.step < end.step
         if (end is None or joins) and not mesh.evicted:
             return
         reason = mesh.evicted or (end.reason if end is not None else "")

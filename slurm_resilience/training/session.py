@@ -309,6 +309,7 @@ class Session:
             together=together,
             group=self._same_shard(together),
             waits=self._waits_for_gradients,
+            check=participant.check,
         )
         return self._steps(loader, found)
 

@@ -96,13 +96,13 @@ def test_a_sick_node_of_the_job_is_left_when_another_one_is_in(
 class Training:
     """A real training, which makes its steps in worlds of given sizes."""
 
-    def __init__(self, folder: Path, ranks: int, sizes: str, steps: int) -> None:
+    def __init__(self, folder: Path, ranks: int, sizes: str, steps: int, *words: str) -> None:
         folder.mkdir()
         self.folder, self.logs, self.steps = folder, folder / "logs", steps
         self.logs.mkdir()
         self.line = [sys.executable, "-m", "slurm_resilience.launcher", "--standby=0"]
         self.line += [f"--nproc-per-node={ranks}", str(PROGRAM), f"--log={self.logs}"]
-        self.line += [f"--steps={steps}", f"--sizes={sizes}"]
+        self.line += [f"--steps={steps}", f"--sizes={sizes}", *words]
 
     def events(self, name: str) -> list[list[Any]]:
         """Return the details of all events of a kind, in order."""
@@ -134,9 +134,10 @@ class Training:
         assert sorted(seen) == list(range(self.steps * 32))
 
     def digest(self) -> str:
-        """Return the checksum of all parameters, which is one for all ranks."""
-        (found,) = {digest for (digest,) in self.events("end")}
-        return str(found)
+        """Return the checksums of all parts of the model, each the same on all its ranks."""
+        found = {(part, digest) for part, digest in self.events("end")}
+        assert len(found) == len({part for part, _ in found})
+        return str(sorted(found))
 
 
 @pytest.mark.timeout(6 * PATIENCE_SECONDS)

@@ -35,7 +35,7 @@ class Told(NamedTuple):
 
     @property
     def digest(self) -> str:
-        digests = {details[0] for details in self.of("end")}
+        digests = {digest for _, digest in self.of("end")}
         assert len(digests) == 1, digests
         return str(digests.pop())
 

@@ -14,9 +14,11 @@ from slurm_resilience.mesh.model import (
     generation_number,
 )
 from slurm_resilience.mesh.protocol.world_plan import (
+    SEARCH_SECONDS,
     WorldRules,
     arrange,
     last_holders,
+    may_leave,
     one_a_seat,
     other_side,
     propose,
@@ -90,6 +92,40 @@ def test_who_alone_holds_a_part() -> None:
     assert last_holders(members, 2) == {"1.0"}
     assert last_holders([*members, member(5, -1)], 2) == {"1.0"}
     assert last_holders([member(0, 5, 0), member(1, 5, 0)], 1) == frozenset()
+
+
+ELASTIC = WorldRules(seats=8, min_world=2, replica_size=2, core=2)
+
+
+def test_one_that_is_asked_to_leave_leaves_no_part_behind_alone() -> None:
+    core = [member(0, 5, 0), member(1, 5, 1)]
+    lent = [member(2, 5, 0), member(3, 5, 1), member(4, 5, 0), member(5, 5, 1)]
+    assert all(may_leave(one, [*core, *lent], ELASTIC) for one in lent)
+    # The holder of part 1 in the core is lost: of two twins that are asked at once, one stays.
+    here = [core[0], *lent]
+    assert [may_leave(one, here, ELASTIC) for one in lent] == [True, False, True, True]
+    newcomer = member(6, -1)
+    assert may_leave(newcomer, [*here, newcomer], ELASTIC), "it holds nothing"
+
+
+def test_a_holder_of_an_older_step_does_not_count() -> None:
+    me, other = member(2, 5, 0), member(0, 5, 0)
+    assert may_leave(me, [me, other], ELASTIC, 5)
+    assert not may_leave(me, [me, other], ELASTIC, 6), "it came out of its block without step 6"
+
+
+def test_newcomers_wait_for_the_ranks_of_the_job_s_own_nodes() -> None:
+    rules = WorldRules(seats=6, min_world=2, core=2)
+
+    def begin(*members: Member, waited: float = 0.0) -> bool:
+        return propose(members, {}, (), rules, waited, False).members is not None
+
+    assert begin(member(0), member(1)) and begin(member(0), member(1), member(2))
+    assert not begin(member(2), member(3)) and not begin(member(2), member(3), waited=1000.0)
+    assert not begin(member(0), member(3))
+    again = [member(0, -1, incarnation=1), member(1, -1, incarnation=1)]
+    assert not begin(*again), "ranks on lent nodes may have the state"
+    assert begin(*again, waited=SEARCH_SECONDS)
 
 
 def test_the_newest_process_has_the_seat() -> None:

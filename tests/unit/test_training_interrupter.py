@@ -16,14 +16,17 @@ from slurm_resilience.training import interrupter as interrupter_module
 from slurm_resilience.training.interrupter import Interrupter
 from slurm_resilience.training.recovery.exceptions import Interrupted
 
-JOIN = GenerationEnd(1, "seat 2 joins", "", "join")
+STEP = 5
+JOIN = GenerationEnd(1, "seat 2 joins", "", "join", step=STEP)
 LOST = GenerationEnd(1, "seat 2 is gone", "00002.0.a", "lost")
 
 
 class Seen:
     """An interrupter, and when (seconds after the end) it cut and nudged."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, after_update: bool = False) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, after_update: bool = False, step: int = STEP - 1
+    ) -> None:
         self.now = 100.0
         self.cuts: list[float] = []
         self.nudges: list[float] = []
@@ -31,7 +34,7 @@ class Seen:
         clock: Any = SimpleNamespace(monotonic=lambda: self.now)
         group: Any = SimpleNamespace(cut=lambda: self.cuts.append(self.now - 100))
         self.participant: Any = SimpleNamespace(
-            updating=False, updates=SimpleNamespace(after_update=after_update)
+            updating=False, updates=SimpleNamespace(after_update=after_update), step=step
         )
         self.interrupter = Interrupter(
             self.participant, [group], abort_timeout=5.0, event=lambda *_, **__: None, clock=clock
@@ -55,6 +58,13 @@ def test_what_follows_an_update_has_time_when_somebody_joins(
     seen.until(5, JOIN)
     assert seen.cuts[0] == pytest.approx(interrupter_module.JOIN_SECONDS, abs=0.02)
     assert seen.nudges == [pytest.approx(2.0, abs=0.02)]
+
+
+def test_a_step_that_cannot_be_finished_is_cut_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank that lets another one in does not take part in the next step."""
+    seen = Seen(monkeypatch, step=STEP)
+    seen.until(1, JOIN)
+    assert seen.cuts[0] == 0
 
 
 @pytest.mark.parametrize(("end", "after_update"), [(JOIN, False), (LOST, True), (LOST, False)])

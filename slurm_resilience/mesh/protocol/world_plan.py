@@ -9,6 +9,8 @@ import msgspec
 
 from slurm_resilience.mesh.model import Member, Peer, View
 
+SEARCH_SECONDS = 3.0
+"""Newcomers of an elastic job look for ranks that live so long before they begin anew."""
 SHOWN = 8
 """Missing seats that a line for people names."""
 
@@ -69,7 +71,15 @@ def propose(
     split = other_side(possible, {member.peer.id for member in present}, lost)
     if split:
         return Proposal(None, split)
-    full = len(chosen) >= rules.awaited
+    core = {member.peer.seat for member in chosen if member.peer.seat < rules.awaited}
+    if rules.core and not started and any(member.peer.incarnation for member in chosen):
+        # Ranks on lent nodes may live, and have the state: these would begin anew.
+        left = SEARCH_SECONDS - waited
+        if left > 0 and all(member.status.step < 0 for member in chosen):
+            return Proposal(None, "looks for ranks that have the training's state", left)
+    if rules.core and not started and not core:
+        return Proposal(None, "the ranks of the job's own nodes are not there yet")
+    full = len(chosen) >= rules.awaited and (started or len(core) == rules.awaited)
     if full:
         all_of = "all " if len(chosen) == rules.seats else f"{len(chosen)} of "
         return Proposal(chosen, f"{all_of}{rules.seats} seats are taken")
@@ -171,6 +181,35 @@ def last_holders(present: Sequence[Member], replica_size: int) -> frozenset[str]
         if (part := _part(member, replica_size)) >= 0:
             holders.setdefault(part, []).append(member.peer.id)
     return frozenset(names[0] for names in holders.values() if len(names) == 1)
+
+
+def may_leave(
+    me: Member, present: Sequence[Member], rules: WorldRules, step: int | None = None
+) -> bool:
+    """Return whether a member of an elastic job may go: others keep all that it holds of the model.
+
+    Members that are asked to leave at the same time see each other still, so not each of them
+    counts for the other: only those of the core, which are never asked, and those on lower seats.
+
+    Args:
+        me: the one that was asked to leave.
+        present: all live peers.
+        rules: of the training.
+        step: committed steps that its state contains; None: as it has told last.
+    """
+    own, step = me.status, me.status.step if step is None else step
+    part = _part(me, rules.replica_size)
+    if part < 0:
+        return True
+    return any(
+        _part(member, rules.replica_size) == part
+        # Of the same world: one that comes from elsewhere may hold an older step.
+        and member.status.generation == own.generation
+        and (member.status.phase == "running" or member.status.step >= step)
+        for member in present
+        if member.peer.id != me.peer.id
+        and (member.peer.seat < rules.core or member.peer.seat < me.peer.seat)
+    )
 
 
 def other_side(possible: Iterable[View], here: Set[str], lost: Mapping[str, bool]) -> str:

@@ -36,6 +36,8 @@ class StepSetting(NamedTuple):
     rate_factor: float
     before_exchange: Callable[[], None]
     """Called before the ranks exchange their gradients."""
+    check: Callable[[], None]
+    """Called before each microbatch: leaves the step where its world is over."""
 
 
 class MicrobatchStep:
@@ -81,10 +83,12 @@ class MicrobatchStep:
 
         Raises:
             UsageError: one was not followed by `backward`, or the step is over.
+            Interrupted: the world is over, and the step is done again in the next one.
         """
         if self._turn is not Turn.WAITING or self._at >= 0:
             raise UsageError("the microbatches of a step come once: loop over them once")
         for at, (number, _) in enumerate(self._calls):
+            self._setting.check()
             self._at, self._turn = at, Turn.GIVEN
             self._sums.before(last=at == len(self._calls) - 1)
             rng.seed(mix(mix(self._setting.seed) + number))

@@ -60,6 +60,8 @@ class MicrobatchSteps:
         full: microbatches of a full step in the full world.
         together: ranks that hold one copy of the nets together, where the world must not matter.
         group: the ranks that hold the same shard of it; None: all ranks.
+        waits: called before this rank waits for others.
+        check: called before each microbatch; leaves the step where its world is over.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class MicrobatchSteps:
         together: int = 1,
         group: dist.ProcessGroup | None = None,
         waits: Callable[[], None],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         rank, world = loader.rank, loader.world
         self._loader = loader
@@ -90,7 +93,7 @@ class MicrobatchSteps:
         self._waits = waits
         seed = loader.order.seed
         self._setting = StepSetting(
-            size, seed, rank, world, together, factor, self._before_exchange
+            size, seed, rank, world, together, factor, self._before_exchange, check
         )
 
     def step(self, first: int, batches: list[Any]) -> MicrobatchStep:

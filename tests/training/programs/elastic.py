@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from slurm_resilience.training import Session, resilient
 
@@ -21,11 +23,13 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--log", type=Path, required=True)
 parser.add_argument("--steps", type=int, default=10)
 parser.add_argument("--late", action="store_true", help="replaced only after a step without it")
+parser.add_argument("--shard", action="store_true", help="a model in two parts")
 parser.add_argument("--sizes", default="", help="worlds, each for so many steps: 2,4,3")
 words = parser.parse_args()
 SIZES = [int(word) for word in words.sizes.split(",") if word]
 SEATS = int(os.environ["SRES_SEATS"])
 SIZE, COUNT = 4, 8
+PARTS = 2 if words.shard else 1
 torch.set_num_threads(1)
 _log = (words.log / f"{os.environ['SRES_SEAT']}.{os.getpid()}.jsonl").open("a", buffering=1)
 
@@ -89,11 +93,18 @@ def wait_for_size(s: Session) -> None:
     sys.exit(f"no world of {wanted}")
 
 
-@resilient(min_world=1)
-def train(s: Session) -> nn.Module:
-    net, opt = s.once(build)
+def build_sharded(s: Session) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Build the same model anew, in two parts."""
+    net, _ = build()
+    fully_shard(net, mesh=s.mesh()["shard"])
+    return net, torch.optim.AdamW(net.parameters(), 1e-2)
+
+
+@resilient(min_world=PARTS, replica_size=PARTS)
+def train(s: Session) -> tuple[nn.Module, int]:
+    net, opt = build_sharded(s) if words.shard else s.once(build)
     s.track(net=net, opt=opt)
-    wrapped = s.ddp(net)
+    wrapped = net if words.shard else s.ddp(net)
     tell("world", s.step, s.generation, s.world)
     for step in s.microbatches(Samples(), wrapped, size=SIZE, count=COUNT, same_bits=True):
         wait_for_size(s)
@@ -112,11 +123,12 @@ def train(s: Session) -> nn.Module:
         tell("step", s.step, s.generation, s.world)
         if words.late and s.world < SEATS and s.step >= 4:
             wait_for_the_lost(s)
-    return net
+    return net, s.rank % PARTS
 
 
 if words.late and os.environ["SRES_INCARNATION"] != "0":
     come_late()
-trained = train()
-parts = [parameter.detach().numpy().tobytes() for parameter in trained.parameters()]
-tell("end", hashlib.sha256(b"".join(parts)).hexdigest())
+trained, part = train()
+own = (p.to_local() if isinstance(p, DTensor) else p for p in trained.parameters())
+parts = [parameter.detach().numpy().tobytes() for parameter in own]
+tell("end", part, hashlib.sha256(b"".join(parts)).hexdigest())

@@ -1,0 +1,99 @@
+"""Simulated trainings that grow and shrink: no rule is broken, and a broken one is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from slurm_resilience.cli.simulate import simulate as command
+from slurm_resilience.mesh.model import Member, View
+from slurm_resilience.mesh.protocol import world_plan
+from slurm_resilience.mesh.protocol.world_plan import Proposal, WorldRules, last_holders, propose
+from slurm_resilience.simulate.invariants import InvariantBroken
+from slurm_resilience.simulate.mesh_simulation import simulate
+
+RUNS = 40
+
+
+def test_no_rule_is_broken() -> None:
+    for seed in range(RUNS):
+        simulate(seed, elastic=True)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        904,  # two that held the same part were asked to leave, and each counted on the other
+        1417,  # the same, between two worlds
+    ],
+)
+def test_no_rule_is_broken_again(seed: int) -> None:
+    """Each of these runs broke a rule once."""
+    simulate(seed, elastic=True)
+
+
+def test_a_seed_is_replayed_exactly() -> None:
+    first: list[str] = []
+    second: list[str] = []
+    assert simulate(3, first, elastic=True) == simulate(3, second, elastic=True)
+    assert first == second and first
+
+
+def each_for_the_other(
+    me: Member, present: Sequence[Member], rules: WorldRules, _: int | None = None
+) -> bool:
+    return me.peer.id not in last_holders(present, rules.replica_size)
+
+
+def whoever_is_there(
+    present: Sequence[Member], lost: Any, possible: Sequence[View], rules: WorldRules, *_: Any
+) -> Proposal:
+    return propose(present, lost, possible, rules, 0.0, started=True)
+
+
+def however_few(
+    present: Sequence[Member],
+    lost: Any,
+    possible: Sequence[View],
+    rules: WorldRules,
+    waited: float,
+    started: bool,
+) -> Proposal:
+    few = msgspec.structs.replace(rules, min_world=1)
+    return propose(present, lost, possible, few, waited, started)
+
+
+MUTATIONS: dict[str, tuple[str, Any, range, str]] = {
+    "two may count on each other": ("may_leave", each_for_the_other, range(904, 905), "its own"),
+    "any rank may leave": ("may_leave", lambda *_: True, range(142, 143), "its own"),
+    "newcomers begin by themselves": ("propose", whoever_is_there, range(5), "no whole state"),
+    "newcomers do not look around": ("SEARCH_SECONDS", 0.0, range(10), "step"),
+    "a world may be too small": ("propose", however_few, range(60, 80), "a world of"),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attribute, mutant, seeds, complaint = MUTATIONS[name]
+    monkeypatch.setattr(world_plan, attribute, mutant)
+    with pytest.raises(InvariantBroken, match=complaint):
+        for seed in seeds:
+            simulate(seed, elastic=True)
+
+
+def test_a_world_that_stands_still_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurm_resilience.simulate.elastic_rules.STANDSTILL_SECONDS", 0.2)
+    with pytest.raises(InvariantBroken, match="only the size has changed"):
+        for seed in range(10):
+            simulate(seed, elastic=True)
+
+
+def test_the_command_counts_them() -> None:
+    found = CliRunner().invoke(command, ["--only", "elastic", "--runs", "3"])
+    assert found.exit_code == 0 and "worlds that stepped" in found.output
+    replayed = CliRunner().invoke(command, ["--only", "elastic", "--seed", "1", "--trace"])
+    assert "is asked to leave" in replayed.output and "no rule was broken" in replayed.output

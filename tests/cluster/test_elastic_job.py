@@ -179,6 +179,10 @@ def changes_of_size(fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_
     assert elastic.worlds() == [int(size) for size in sizes.split(",") for _ in range(5)]
     elastic.check_samples()
     assert elastic.digest() == fixed.digest()
+    if curves := os.environ.get("SRES_TEST_CURVES"):
+        words = [str(ROOT / "scripts/elastic_curves.py"), curves]
+        words += [f"fixed size={fixed.logs}", f"2-4-3-4-2-4={elastic.logs}"]
+        subprocess.run([sys.executable, *words], check=True, timeout=PATIENCE_SECONDS)
 
 
 if "SRES_TEST_ELASTIC" in os.environ:  # minutes, on a busy machine

@@ -5,6 +5,7 @@ Each takes up to a minute: `SRES_TEST_ELASTIC=1` runs them.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -12,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from jobs import all_idle
 from test_elastic_job import PATIENCE_SECONDS, Training, spec, state, submit
@@ -32,7 +32,7 @@ SHAPES = {
 def grows_and_shrinks(fresh_lab: Labs, wait_for: WaitFor, tmp_path: Path, shape: str) -> None:
     """2 → 4 → 2 (one of the two is preempted, and both go) → 4 nodes."""
     words, gres = SHAPES[shape]
-    lab = fresh_lab(msgspec.structs.replace(spec(4), gres=gres))
+    lab = fresh_lab(dataclasses.replace(spec(4), gres=gres))
     asked = (f"--gres={gres}",) if gres else ()
     run = Run(lab, tmp_path, *asked, nodes=2, srun=words)
     wait_for(lambda: run.world(0) == 4, 90, run)

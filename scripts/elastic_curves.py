@@ -96,14 +96,12 @@ def main(words: Sequence[str]) -> int:
     except ImportError:
         sys.exit("elastic_curves: matplotlib is missing: .venv/bin/pip install -e '.[plots]'")
     first, *others = curves.values()
-    longest = max((len(other.losses) for other in others), default=0)
-    furthest = [
-        max(abs(a - b) for a, b in zip(first.losses, other.losses, strict=False))
+    apart = [
+        abs(one - two)
         for other in others
+        for one, two in zip(first.losses, other.losses, strict=False)
     ]
-    print(
-        f"{words[0]}: {longest} steps; the curves are at most {max(furthest, default=0.0):g} apart"
-    )
+    print(f"{words[0]}: the curves are at most {max(apart, default=0.0):g} apart")
     return 0
 
 

@@ -83,6 +83,11 @@ class KeyStore:
                 finally:
                     self._awaited = [other for other in self._awaited if other is not awaited]
 
+    def peek(self, generation: int, key: str) -> bytes | None:
+        """Return the value of a key; None: it is not here now."""
+        with self._changed:
+            return self._table.of(generation).get(key)
+
     def known(self, generation: int) -> dict[str, bytes]:
         """All keys of a generation that are here now."""
         with self._changed:

@@ -288,6 +288,10 @@ class Mesh:
         """Wait until all keys are there; see `KeyStore.get`."""
         return self._keys.get(generation, keys, timeout)
 
+    def peek(self, generation: int, key: str) -> bytes | None:
+        """Return the value of a key of a generation; None: it is not here now."""
+        return self._keys.peek(generation, key)
+
     def known(self, generation: int) -> dict[str, bytes]:
         """All keys of a generation that are here now."""
         return self._keys.known(generation)

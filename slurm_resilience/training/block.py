@@ -309,8 +309,9 @@ class BlockRunner:
             self._exits.departed()
 
     def _leave_between_worlds(self) -> None:
-        """Leave where no block is under way, which would be left at its next step."""
+        """Leave where no block is under way; else after the step that is."""
         participant, mesh = self._participant, self._mesh
+        participant.plan_change()
         waits = not participant.in_world and mesh.status.phase == "ready"
         if waits and participant.departure.may_leave(mesh, participant.step):
             mesh.close("it was asked to leave")

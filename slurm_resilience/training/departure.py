@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 
 from slurm_resilience.mesh.mesh import Mesh
-from slurm_resilience.mesh.model import GenerationEnd
 
 log = logging.getLogger("sres.training")
 
@@ -42,17 +41,17 @@ class Departure:
 
         signal.signal(signal.SIGTERM, ask)
 
-    def end_world(self, mesh: Mesh, generation: int, step: int) -> None:
-        """End the world between two steps, if this process was asked to leave and may.
+    def wish(self, mesh: Mesh, step: int) -> str:
+        """Return why the world is to end, in words; empty: this process was not asked to leave, or
+        may not.
 
         Args:
             mesh: this process among the others.
-            generation: the world's number.
             step: committed steps.
         """
-        if self.reason and mesh.end is None and self.may_leave(mesh, step):
-            text = f"seat {mesh.me.seat} leaves after step {step} ({self.reason})"
-            mesh.over(GenerationEnd(generation, text, "", "join", step=step))
+        if not self.reason or not self.may_leave(mesh, step):
+            return ""
+        return f"seat {mesh.me.seat} leaves ({self.reason})"
 
     def may_leave(self, mesh: Mesh, step: int) -> bool:
         """Return whether others have all that this process holds of the model: else it stays until

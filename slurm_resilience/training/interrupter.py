@@ -145,6 +145,7 @@ class Interrupter:
         if view is not None and mesh.end is None and mesh.status.phase == "running":
             inside = {member.peer.id for member in view.members}
             beats = {name: beat for name, beat in mesh.beats().items() if name in inside}
+            self._participant.plan_change()
             verdict = watch.stalled(now, beats, silence=mesh.silence)
             if verdict is not None and self._participant.in_world:
                 end = GenerationEnd(view.generation, verdict.reason, verdict.culprit or "", "hang")

@@ -16,6 +16,7 @@ from slurm_resilience.training.guards.witness import Correction, ReplicaFault, c
 from slurm_resilience.training.loaders import Loaders
 from slurm_resilience.training.module_hooks import ModuleHooks
 from slurm_resilience.training.options import Options
+from slurm_resilience.training.planned_end import PlannedEnd
 from slurm_resilience.training.process_group import ProcessGroups
 from slurm_resilience.training.rank_environment import RankEnvironment
 from slurm_resilience.training.recovery.commit_gate import PEER_WORD_SECONDS, come_through
@@ -50,7 +51,7 @@ class Participant:
         self.weights = GradientWeights()
         self.hooks = ModuleHooks(self.point)
         self.updates = UpdateCount()
-        self.departure = Departure()
+        self.planned_end = PlannedEnd()
         self.guards = RuleGuards(options.digest_every)
         self.attempt = 0
         """Number of times that this process has entered the block."""
@@ -73,6 +74,11 @@ class Participant:
         if self._group is None:
             raise UsageError("the session has no world outside of the block")
         return self._group
+
+    @property
+    def departure(self) -> Departure:
+        """The request that this process leaves, if there was one."""
+        return self.planned_end.departure
 
     @property
     def in_world(self) -> bool:
@@ -127,20 +133,23 @@ class Participant:
             raise Interrupted(end.reason if end else self.mesh.evicted)
 
     def change_world(self) -> None:
-        """End the world between two steps where others wait to join, or this process is to leave.
+        """End the world between two steps where that was planned; plan it where others wait to
+        join, or this process is to leave."""
+        self.planned_end.look(self.mesh, self.group.view.generation, self.step)
+        self.plan_change()
 
-        Rank 0 lets others in, for all.
-        """
-        mesh = self.mesh
-        if self.departure.reason:
-            self.departure.end_world(mesh, self.group.view.generation, self.step)
-        if mesh.end is None and self.group.rank == 0 and mesh.knock.is_set():
-            newcomers = mesh.newcomers()
-            if newcomers:
-                seats = ", ".join(str(peer.seat) for peer in newcomers)
-                text = f"seat {seats} joins after step {self.step}"
-                generation = self.group.view.generation
-                mesh.over(GenerationEnd(generation, text, "", "join", step=self.step))
+    def plan_change(self) -> None:
+        """Have the world end soon where others wait to join, or this process is to leave. From any
+        thread. Rank 0 lets others in, for all."""
+        group, mesh = self._group, self.mesh
+        if group is None or mesh.end is not None:
+            return
+        reason = self.departure.wish(mesh, self.step)
+        if not reason and group.rank == 0 and mesh.knock.is_set():
+            newcomers = ", ".join(str(peer.seat) for peer in mesh.newcomers())
+            reason = f"seat {newcomers} joins" if newcomers else ""
+        if reason:
+            self.planned_end.plan(mesh, group.view.generation, self.step, reason)
 
     # -- telling the others -------------------------------------------------------------------
 

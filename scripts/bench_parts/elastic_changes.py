@@ -3,14 +3,18 @@
 Four ranks on this machine. One gets a SIGKILL, three go on, and a new process joins them. Then the
 same job again, without recovery in the process: all ranks are replaced by warm standbys, and read
 the checkpoint of the last step. Then once more, undisturbed, for its bits.
+
+Each standstill is the time without a step, less the time that a step takes.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +25,8 @@ from figures import Event, downtime
 
 STEPS = 600
 RUN_SECONDS = 120.0
+STEADY_STEPS = 10
+"""For the length of a step."""
 SURVIVORS = tuple(rank for rank in range(WORLD) if rank != VICTIM)
 
 
@@ -79,6 +85,15 @@ def joined(ranks: Mapping[int, Sequence[Event]], fault: float) -> float | None:
     return max(after) - max(before)
 
 
+def usual_step(ranks: Mapping[int, Sequence[Event]], until: float) -> float:
+    """Return the median seconds of survivors' last steps before a moment. Pure."""
+    gaps = []
+    for rank in SURVIVORS:
+        times = [event.at for event in ranks[rank] if event.name == "step" and event.at < until]
+        gaps += [after - before for before, after in pairwise(times[-STEADY_STEPS:])]
+    return statistics.median(gaps)
+
+
 def _start(job: Job, standbys: int, **environment: str) -> None:
     argv = [sys.executable, "-m", "slurm_resilience.launcher", "--standalone"]
     argv += ["--nproc-per-node", str(WORLD), "--standby", str(standbys)]
@@ -118,13 +133,17 @@ def measure() -> dict[str, Any]:
         at = job.kill(VICTIM)
         shrunk = job.until(lambda ranks: downtime(ranks, at, SURVIVORS), "survivors' step")
         grown = job.until(lambda ranks: joined(ranks, at), "joining")
+        step = usual_step(job.ranks(), at)
         elastic = _end(job)
     with Job(RUN_SECONDS) as job:
         place = str(job.directory / "checkpoints")
         _start(job, WORLD, BENCH_CHECKPOINT=place, SRES_PARTS="data,rootless")
         at = job.kill(VICTIM)
         restarted = job.until(lambda r: downtime(r, at, range(WORLD), WORLD), "restart")
+        restarted -= usual_step(job.ranks(), at)
+    shrunk, grown = shrunk - step, grown - step
     return {
+        "step_s": step,
         "bit_equal": len({*fixed.digests, *elastic.digests}) == 1,
         "samples_lost": elastic.lost,
         "samples_repeated": elastic.repeated,

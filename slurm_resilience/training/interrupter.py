@@ -98,8 +98,7 @@ class Interrupter:
         """Have the block's collectives raise: the world is over. Called again until it is left."""
         now = self._clock.monotonic()
         self._end_seen = self._end_seen or now
-        finishes = end.kind == "join" and self._participant.step < end.step
-        if finishes and now - self._end_seen < JOIN_SECONDS:
+        if self._finishes(end) and now - self._end_seen < JOIN_SECONDS:
             return
         for group in list(self._groups):
             group.cut()
@@ -114,6 +113,13 @@ class Interrupter:
             self._told = True
             where = stacks.innermost(self._main)
             log.warning("still in its block %.1f s after the end of its world: %s", seen, where)
+
+    def _finishes(self, end: GenerationEnd) -> bool:
+        """Tell whether this rank is still in the step after which its world was ended, or in what
+        its loop does after that."""
+        participant = self._participant
+        in_it = participant.step < end.step or participant.updates.after_update
+        return end.kind == "join" and in_it
 
     def _patience(self, end: GenerationEnd) -> float:
         """Seconds after which a block that is in no collective is interrupted."""

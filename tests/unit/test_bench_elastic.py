@@ -55,6 +55,12 @@ def test_samples_that_are_lost_or_come_again_are_counted(bench: ModuleType) -> N
     assert bench.told(step(0, 5, {0: [0, 1], 1: [1, 2]}), 4)[:2] == (1, 1)
 
 
+def test_a_usual_step_is_one_before_the_fault(bench: ModuleType) -> None:
+    text = "1.0 step 1 4 9\n1.1 step 2 4 9\n1.2 step 3 4 9\n1.4 step 4 4 9\n9.0 step 5 3 9\n"
+    ranks = {rank: events(bench, text) for rank in bench.SURVIVORS}
+    assert bench.usual_step(ranks, 2.0) == pytest.approx(0.1)
+
+
 def test_a_join_is_measured_on_the_ranks_that_were_there(bench: ModuleType) -> None:
     text = "1.0 step 5 4 9\n3.0 step 6 3 9\n3.{0} step 7 3 9\n{1}"
     ranks = {

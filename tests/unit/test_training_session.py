@@ -30,8 +30,12 @@ class Batches:
 def session() -> Any:
     """The session of rank 0 in a world that goes on."""
     participant: Any = Participant(read_environment({"RANK": "0", "WORLD_SIZE": "1"}), Options())
-    participant.mesh = SimpleNamespace(end=None, evicted="", knock=threading.Event())
-    participant._group = SimpleNamespace(rank=0, lost_connection=lambda: False)
+    participant.mesh = SimpleNamespace(
+        end=None, evicted="", knock=threading.Event(), peek=lambda *_: None
+    )
+    participant._group = SimpleNamespace(
+        rank=0, lost_connection=lambda: False, view=SimpleNamespace(generation=1)
+    )
     participant.healer.progress.step = 0
     return Session(participant)
 

@@ -32,7 +32,7 @@ SHAPES = {
 def grows_and_shrinks(fresh_lab: Labs, wait_for: WaitFor, tmp_path: Path, shape: str) -> None:
     """2 → 4 → 2 (one of the two is preempted, and both go) → 4 nodes."""
     words, gres = SHAPES[shape]
-    lab = fresh_lab(dataclasses.replace(spec(4), gres=gres))
+    lab = fresh_lab(dataclasses.replace(spec(4), gres=gres or None))
     asked = (f"--gres={gres}",) if gres else ()
     run = Run(lab, tmp_path, *asked, nodes=2, srun=words)
     wait_for(lambda: run.world(0) == 4, 90, run)

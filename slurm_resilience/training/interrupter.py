@@ -118,8 +118,9 @@ class Interrupter:
         """Tell whether this rank is still in the step after which its world was ended, or in what
         its loop does after that."""
         participant = self._participant
-        in_it = participant.step < end.step or participant.updates.after_update
-        return end.kind == "join" and in_it
+        if end.kind != "join":
+            return False
+        return participant.step < end.step or participant.updates.after_update
 
     def _patience(self, end: GenerationEnd) -> float:
         """Seconds after which a block that is in no collective is interrupted."""

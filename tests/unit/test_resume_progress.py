@@ -326,7 +326,7 @@ def test_a_progress_bar_writes_its_line_anew(tmp_path: Path) -> None:
 
 
 def test_lines_that_come_in_lots_are_no_hang_in_between(tmp_path: Path) -> None:
-    """What print() writes into a pipe comes every 8 KiB."""
+    """A pipe gets the words of print() in lots of 8 KiB."""
     log = tmp_path / "slurm-1.out"
     log.write_bytes(b"")
     lines, record = WatchedLog(re.compile(rb"step (\d+)"), log), StepRecord(600.0, 10)

@@ -43,7 +43,6 @@ def grows_and_shrinks(fresh_lab: Labs, wait_for: WaitFor, tmp_path: Path, shape:
     other = submit(run, 1, grew["nodes"][0])
     wait_for(lambda: state(lab, other) == "RUNNING", 30, run)
     wait_for(lambda: run.world(0) == 2, 30, run)
-    assert {line["world"] for line in run.lines(0)} == {2, 4}, "no size between"
     lab.run(["scancel", other], check=True)
     wait_for(lambda: len(run.event("grew")) == 2, 90, run)
     wait_for(lambda: run.world(0) == 4, 30, run)

@@ -101,7 +101,7 @@ class AttemptBudget:
 
     def failed_by_bug(self, at: float) -> None:
         """Count the end of a run by the program's bug."""
-        ran_for = at - self.attempts[-1].at
+        ran_for = at - self.attempts[-1].at if self.attempts else 0.0
         is_long = self._last_run >= self.limits.progress_after
         if is_long and abs(ran_for - self._last_run) > ALIKE_SECONDS:
             self._bug_ends.clear()  # a long run counts as progress, unless the next is as long

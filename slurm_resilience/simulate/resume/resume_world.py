@@ -313,7 +313,10 @@ class ResumeWorld:
         if not goes_on:
             return
         self.seen.named.add(name)
-        last = self.seen.budget.attempts[-1]
+        attempts = self.seen.budget.attempts
+        if not attempts:
+            return  # they were forgotten with a requeue
+        last = attempts[-1]
         if name in last.nodes:
             self.broken(ResumeRule.NAMED, f"{name} is used")
         further = (

@@ -70,18 +70,29 @@ class StepLayout:
             return None
         self._settled = True
         self._step.name = f"{self._planned.job}.{self._shown.step}"
+        return self._attempt(self._shown, nodes)
+
+    def begun(self) -> Attempt | None:
+        """Return the attempt as the other parts of its world have to know it: with its step and its
+        first node, whatever the order of the others; None: these are not known yet."""
+        first, shown = self._step.reports.first_node(), self._shown
+        if shown is None or first not in shown.nodes:
+            return None
+        others = (name for name in shown.nodes if name != first)
+        return self._attempt(shown, (first, *others))
+
+    def _attempt(self, shown: StepInfo, nodes: tuple[str, ...]) -> Attempt:
         return msgspec.structs.replace(
             self._planned,
             step_nodes=nodes,
             master_address=self._addresses.get(nodes[0], nodes[0]),
-            step=int(self._shown.step),
-            tasks_per_node=self._tasks_per_node(len(nodes)),
+            step=int(shown.step),
+            tasks_per_node=self._tasks_per_node(shown, len(nodes)),
         )
 
-    def _tasks_per_node(self, nodes: int) -> int:
+    def _tasks_per_node(self, shown: StepInfo, nodes: int) -> int:
         """Return the tasks on each node; 0: they are not told, or not the same everywhere."""
-        tasks = self._shown.tasks if self._shown is not None else 0
-        return tasks // nodes if tasks % nodes == 0 else 0
+        return shown.tasks // nodes if shown.tasks % nodes == 0 else 0
 
     def _ask(self, now: float) -> None:
         # The first word from a task comes when Slurm shows the step for certain.
@@ -98,7 +109,8 @@ class StepLayout:
 
     def _in_order(self, nodes: tuple[str, ...], now: float) -> tuple[str, ...]:
         """Return the nodes by node id; none while a node may still say its own."""
-        told = self._step.reports.nodes()
+        # Those of other parts of its world come behind them.
+        told = self._step.reports.nodes()[: len(nodes)]
         if set(told) == set(nodes):
             return told
         if self._step.reports.target and now - self._shown_at < ORDER_SECONDS:

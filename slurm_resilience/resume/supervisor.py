@@ -466,12 +466,18 @@ class Supervisor:
 
     def _settle_layout(self, step: StepSet) -> None:
         """Take over what Slurm shows of the step, in place of what was planned."""
-        attempt = self._layout.look() if self._layout is not None else None
+        layout = self._layout
+        attempt = layout.look() if layout is not None else None
+        parts = self._planned.parts if self._planned is not None else ()
+        if parts and layout is not None and not step.is_complete:
+            # The order of the first part's nodes comes when the last of them has begun.
+            begun = attempt or layout.begun()
+            if begun is not None:
+                self._start_companions(step, begun)
         if attempt is None:
             return
-        parts = self._planned.parts if self._planned is not None else ()
         if parts:
-            attempt = self._start_companions(step, attempt)
+            attempt = self._with_companions(attempt)
         else:
             self._recovery.tasks_per_node = attempt.tasks_per_node
             self._allocation.companions.obstacle = self._companion_obstacle(attempt)
@@ -485,21 +491,28 @@ class Supervisor:
         if moved:
             self._context.link.moved(AttemptStarted(attempt.number, attempt.step_nodes))
 
-    def _start_companions(self, step: StepSet, shown: Attempt) -> Attempt:
+    def _start_companions(self, step: StepSet, shown: Attempt) -> None:
         """Start the other parts of an attempt, now that its first one is in Slurm's books."""
+        self._with_companions(shown)
         planned = self._planned
         assert planned is not None
-        others = planned.parts[1:]
+        for part in planned.parts[len(step.parts) :]:
+            started = start_companion_step(self._context, planned, part, step.main)
+            if started is None:
+                return
+            step.parts.append(started)
+
+    def _with_companions(self, shown: Attempt) -> Attempt:
+        """Take over what Slurm shows of an attempt's first part; return all of the attempt."""
+        planned = self._planned
+        assert planned is not None
+        others = (name for part in planned.parts[1:] for name in part.nodes)
         attempt = msgspec.structs.replace(
             shown,
-            step_nodes=(*shown.step_nodes, *(name for part in others for name in part.nodes)),
+            step_nodes=(*shown.step_nodes, *others),
             tasks_per_node=self._recovery.tasks_per_node,
         )
-        self._planned = planned = msgspec.structs.replace(planned, attempt=attempt)
-        for part in others:
-            started = start_companion_step(self._context, planned, part, step.main)
-            if started is not None:
-                step.parts.append(started)
+        self._planned = msgspec.structs.replace(planned, attempt=attempt)
         return attempt
 
     def _companion_obstacle(self, attempt: Attempt) -> str:

@@ -90,6 +90,13 @@ class StepReports:
             ids = range(len(known))
             return tuple(known[i] for i in ids) if all(i in known for i in ids) else ()
 
+    def first_node(self) -> str:
+        """Return the step's node with rank 0; empty while no task has begun there."""
+        if self._whole is not None:
+            return self._whole.first_node()
+        with self._lock:
+            return self._nodes.get(0, "")
+
     def ends(self) -> tuple[TaskEnd, ...]:
         """Return the tasks' ends, in the order in which they were told."""
         if self._whole is not None:

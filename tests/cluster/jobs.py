@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,12 @@ class Job:
         srun: str = "srun --auto-resume=1",
         nodes: int = 4,
         user: str | None = None,
+        launch: str = "sbatch",
+        env: dict[str, str] | None = None,
     ) -> None:
+        """Submit it with these words, or have salloc run its script outside of the nodes."""
         self.lab = lab
+        self._submitted = 0
         self.folder = base / uuid.uuid4().hex[:8]
         self.folder.mkdir(parents=True)
         self.folder.chmod(0o777)
@@ -46,11 +51,22 @@ class Job:
         script = self.folder / "job.sh"
         script.write_text(f"#!/bin/bash\n{srun} ./task.sh\necho srun ended with $? >> ended\n")
         script.chmod(0o755)
-        words = ["sbatch", "--parsable", f"--nodes={nodes}", "--exclusive", "--output=log"]
-        words += ["--open-mode=append", *sbatch, "job.sh"]
-        env = {"SRES_EVENTS": str(self.folder / "events")}
+        words = [f"--nodes={nodes}", "--exclusive", *sbatch]
+        env = {"SRES_EVENTS": str(self.folder / "events")} | (env or {})
+        if launch == "salloc":
+            with (self.folder / "log").open("a") as log:
+                words = ["salloc", *words, "./job.sh"]
+                lab.popen(words, user, cwd=self.folder, env=env, stdout=log, stderr=log)
+            return
+        words = ["sbatch", "--parsable", "--output=log", "--open-mode=append", *words, "job.sh"]
         done = lab.run(words, cwd=self.folder, user=user, env=env, check=True)
-        self.id = int(done.stdout.strip().split(";")[0])
+        self._submitted = int(done.stdout.strip().split(";")[0])
+
+    @property
+    def id(self) -> int:
+        """Return its number; 0 while salloc waits for nodes."""
+        granted = re.search(r"Granted job allocation (\d+)", self.log())
+        return self._submitted or (int(granted[1]) if granted else 0)
 
     def tasks(self) -> list[dict[str, Any]]:
         return _lines(self.folder / "tasks")
@@ -107,16 +123,19 @@ def kinds(lab: Lab, node: str) -> list[str]:
 
 
 class NodesOf:
-    """The nodes of a lab and sresctld's newest events, as text for a wait that fails."""
+    """The nodes of a lab, and sresctld's newest events and those of nodes that are out of service,
+    as text for a wait that fails."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
 
     def __str__(self) -> str:
-        newest = events(self._lab)[-25:]
+        known, states = events(self._lab), self._lab.node_states()
+        out = {node for node, state in states.items() if state not in ("IDLE", "ALLOCATED")}
+        newest = [e for e in known[:-25] if e["node"] in out][-25:] + known[-25:]
         told = [f"{e['node']} {e['kind']}: {e['text']}" for e in newest]
         reasons = self._lab.run(["sinfo", "--noheader", "-N", "-o", "%N %T: %E by %U"]).stdout
-        return "\n".join((str(self._lab.node_states()), reasons, *told))
+        return "\n".join((str(states), reasons, *told))
 
 
 def all_idle(lab: Lab) -> bool:

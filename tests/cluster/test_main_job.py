@@ -16,15 +16,12 @@ from slurm_resilience.lab import Lab, LabSpec
 from slurm_resilience.slurm.hostlists import expand
 
 WaitFor = Callable[..., Any]
-XID = "NVRM: Xid (PCI:0000:04:00): 64, Failed to persist row remap table"
 VICTIM = "n3"
 
 
 def break_it(lab: Lab, fault: str, node: str = VICTIM) -> None:
     if fault == "power":
         lab.power_off(node)
-    elif fault == "xid":
-        lab.kmsg(node, XID)
     elif fault == "admin":
         words = ["scontrol", "update", f"node={node}", "state=fail", "reason=Action:Replace"]
         lab.run(words, check=True)
@@ -42,74 +39,6 @@ def check_world(lab: Lab, tasks: list[dict[str, Any]]) -> None:
         assert set(expand(task["job_nodelist"])) == set(hosts)
         assert task["master_node"] == hosts[0]
         assert task["master_addr"] == addresses[hosts[0]]
-
-
-@pytest.mark.parametrize("no_kill", [False, True], ids=["kill", "no-kill"])
-@pytest.mark.parametrize("gres", [None, "gpu:2"], ids=["plain", "gres"])
-@pytest.mark.parametrize("fault", ["power", "xid", "admin"])
-def test_node_fault(
-    fresh_lab: Callable[[LabSpec], Lab],
-    wait_for: WaitFor,
-    tmp_path: Path,
-    fault: str,
-    gres: str | None,
-    no_kill: bool,
-) -> None:
-    lab = fresh_lab(LabSpec(nodes=6, network=True, gres=gres))
-    options = [f"--gres={gres}"] if gres else []
-    options += ["--no-kill"] if no_kill else []
-    job = Job(lab, tmp_path, *options)
-    first = wait_for(lambda: job.running_on(1, 4), 30, job)
-    check_world(lab, first)
-    machine = lab.instance(VICTIM)
-    break_it(lab, fault)
-    second = wait_for(lambda: job.running_on(2, 4), 60, job)
-    check_world(lab, second)
-    # A requeued job may well get the new machine of that name.
-    assert VICTIM not in {task["host"] for task in second} or lab.instance(VICTIM) != machine
-    # DOWN ends a job without --no-kill, where Slurm could not give it another node (GRES).
-    is_requeued = gres is not None and fault == "power" and not no_kill
-    assert {task["restarts"] for task in second} == ({1} if is_requeued else {0}), job
-    job.let_end()
-    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
-    wait_for(lambda: all_idle(lab), 60, "every node is idle again")
-    # Idle is not enough: Slurm must not think that something of them is still taken.
-    lab.run(["srun", "-N6", "--exclusive", "--immediate=20", "true"], check=True)
-    assert kinds(lab, VICTIM).count("replacing") == 1
-    others = {e["node"] for e in events(lab) if e["kind"] in ("marked", "replacing")}
-    assert others <= {VICTIM}
-    if not is_requeued:
-        assert "recovered: attempt 2" in job.log()
-        done = "a second allocation, job " if gres else f"{VICTIM} exchanged for"
-        assert done in job.log()
-
-
-@pytest.mark.parametrize("no_kill", [False, True], ids=["kill", "no-kill"])
-@pytest.mark.parametrize("gres", [None, "gpu:2"], ids=["plain", "gres"])
-def test_the_batch_host_dies(
-    fresh_lab: Callable[[LabSpec], Lab],
-    wait_for: WaitFor,
-    tmp_path: Path,
-    gres: str | None,
-    no_kill: bool,
-) -> None:
-    lab = fresh_lab(LabSpec(nodes=6, network=True, gres=gres))
-    options = [f"--gres={gres}"] if gres else []
-    options += ["--no-kill"] if no_kill else []
-    job = Job(lab, tmp_path, *options)
-    first = wait_for(lambda: job.running_on(1, 4), 30, job)
-    # A supervisor that dies within the tenth of a second of its hello is not known to sresctld.
-    wait_for(lambda: "attempt-started" in kinds(lab, ""), 10, "sresctld knows of the supervisor")
-    lab.power_off(first[0]["host"])
-    second = wait_for(lambda: job.running_on(2, 4), 60, job)
-    check_world(lab, second)
-    assert {task["restarts"] for task in second} == {1}
-    # The supervisor died with the batch host: the next one knows from the journal.
-    assert "requeued: start number 2" in job.log()
-    assert f"what failed   {first[0]['host']}: no beat" in job.log()
-    job.let_end()
-    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
-    wait_for(lambda: all_idle(lab), 60, "every node is idle again")
 
 
 def test_the_batch_host_is_left_gracefully(
@@ -136,22 +65,6 @@ def test_the_batch_host_is_left_gracefully(
     wait_for(lambda: all_idle(lab), 60, "every node is idle again")
 
 
-def test_a_job_that_cannot_be_moved_runs_on(
-    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
-) -> None:
-    """No node is idle beside a job with GRES: the marked one is waited for, as for any other."""
-    lab = fresh_lab(LabSpec(nodes=4, network=True, gres="gpu:2"))
-    job = Job(lab, tmp_path, "--gres=gpu:2", "--no-requeue")
-    wait_for(lambda: job.running_on(1, 4), 30, job)
-    break_it(lab, "admin")
-    wait_for(lambda: "the step runs on" in job.log(), 30, job)
-    assert lab.node_states()[VICTIM] == "ALLOCATED+FAIL" or "FAIL" in lab.node_states()[VICTIM]
-    job.let_end()
-    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
-    assert len(job.attempts()) == 1
-    wait_for(lambda: all_idle(lab), 60, "replaced once the job has ended")
-
-
 def test_a_machine_without_its_daemons_is_dead_in_time(
     fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
 ) -> None:
@@ -164,22 +77,6 @@ def test_a_machine_without_its_daemons_is_dead_in_time(
     reasons = [e["text"] for e in events(lab) if e["kind"] == "detected"]
     assert len(reasons) == 1
     assert "refused" in reasons[0]
-
-
-def test_a_killed_rank_is_relaunched_on_the_same_nodes(
-    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor, tmp_path: Path
-) -> None:
-    lab = fresh_lab(LabSpec(nodes=4, network=True))
-    job = Job(lab, tmp_path, srun="srun --auto-resume=1 --kill-on-bad-exit=1")
-    first = wait_for(lambda: job.running_on(1, 4), 30, job)
-    pid = lab.run(["pgrep", "-f", r"task\.sh$"], node=VICTIM, check=True).stdout.split()[0]
-    lab.run(["kill", "-9", pid], node=VICTIM, check=True)
-    second = wait_for(lambda: job.running_on(2, 4), 60, job)
-    check_world(lab, second)
-    assert [t["host"] for t in first] == [t["host"] for t in second]
-    job.let_end()
-    wait_for(lambda: "srun ended with 0" in job.ended(), 30, job)
-    assert not [e for e in events(lab) if e["kind"] in ("detected", "marked")]
 
 
 @pytest.mark.parametrize("moment", ["fault", "marked", "replacing"])

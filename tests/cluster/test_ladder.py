@@ -50,7 +50,7 @@ OFTEN = "\n[resume]\nbackoff = 0.5\n"
 OPTIONS = {
     # A cell's fault follows the last one's within seconds.
     "breaker": {"nodes_at_once": 1000, "partition_at_once": 1000},
-    "replace": {"silent_for": 3.0, "evidence_timeout": 1.0, "backoff": 2.0},
+    "replace": {"silent_for": 3.0, "evidence_timeout": 1.0, "backoff": 2.0, "attempts": 1000},
     "hang": {"floor": 2.0, "steps": 5, "gather": 10.0},
 }
 

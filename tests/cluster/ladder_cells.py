@@ -93,7 +93,8 @@ class Cell:
     def crowded(self) -> bool:
         """Return whether other people's jobs take every other node, and more of them wait."""
         node = self.cause in (*BROKEN, *SICK)
-        slurms_own = self.gres and not self.no_kill and self.launch == "sbatch"
+        by_slurm = self.gres or self.cause == "down"
+        slurms_own = by_slurm and not self.no_kill and self.launch == "sbatch"
         return node and self.rung in ("requeue", "stop", "stay") and not slurms_own
 
     @property
@@ -184,8 +185,9 @@ def table() -> Iterator[Cell]:
     for gres, cause, rung, launch in product((False, True), CAUSES, RUNGS, LAUNCHES):
         if not reachable(cause, rung, gres, launch):
             continue
-        # Without it, Slurm itself requeues a job with GRES that loses a node.
-        no_kill = gres and not (rung == "requeue" and cause in BROKEN)
+        # Without it, Slurm itself requeues a job that loses a node, before sresctld can take the
+        # node out of it: for a person's DOWN, and where Slurm cannot give it another (GRES).
+        no_kill = (gres or cause == "down") and not (rung == "requeue" and cause in BROKEN)
         yield Cell(cause, rung, gres, launch, no_kill)
 
 

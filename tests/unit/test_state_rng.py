@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +39,41 @@ def test_what_was_read_last_comes_back(steps: list[list[Callable[[], object]]]) 
     wanted = _next()
     rng.write(states)
     assert _next() == wanted
+
+
+def test_what_numpy_holds_back_comes_back_though_its_words_are_the_same() -> None:
+    np.random.seed(7)
+    np.random.randn(2)
+    rng.read()
+    np.random.rand()
+    rng.read()
+    for _ in range(2):
+        np.random.seed(7)
+        np.random.randn(2)
+        rng.read()
+    np.random.seed(7)
+    np.random.randn()
+    states = rng.read()
+    wanted = _next()
+    rng.write(states)
+    assert _next() == wanted
+
+
+def test_a_generator_that_is_not_used_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.MT19937(1))
+    read, calls = np.random.get_state, []
+    monkeypatch.setattr(np.random, "get_state", lambda **k: calls.append(k) or read(**k))
+    try:
+        for _ in range(3):
+            rng.read()
+        assert len(calls) == 1
+        np.random.rand()
+        for _ in range(3):
+            rng.read()
+        assert len(calls) == 4
+    finally:
+        np.random.set_bit_generator(before)
 
 
 def test_another_generator_is_read_too() -> None:

@@ -205,10 +205,21 @@ class Mesh:
         """Return the reason for which the others go on without this process; empty: they do not."""
         return self._membership.side.standing.evicted
 
+    def is_left(self) -> bool:
+        """Tell whether the main thread has to leave the generation that it is in: it has ended, or
+        the others go on without this process."""
+        side = self._membership.side
+        return side.generation.block_end is not None or bool(side.standing.evicted)
+
     @property
     def waits_for(self) -> str:
         """Return in words for what a generation waits that is not formed."""
         return self._membership.side.waiting.reason
+
+    def shortage(self) -> str:
+        """Say how many ranks are there, if they are too few for a world: see `Side.shortage`."""
+        with self._lock:
+            return self._membership.side.shortage()
 
     @property
     def beat(self) -> float:

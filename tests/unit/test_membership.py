@@ -24,6 +24,23 @@ def test_script(file: Path) -> None:
     assert script.play() == expected, script.data["title"]
 
 
+@pytest.mark.parametrize(
+    ("name", "lacking"),
+    [
+        ("waiting_is_told", "1 of 2 ranks were there, and at least 2 are needed"),
+        ("too_late", "1 of 2 ranks were there, and at least 2 are needed"),
+        ("cut_minority", ""),  # the others may go on behind the cut
+        ("member_dies", ""),  # enough are left
+        ("newcomer_beside_done", ""),  # the training is over, and it is told soon
+        ("hung_beside_a_living_world", ""),
+    ],
+)
+def test_too_few_ranks_are_told_where_no_others_may_go_on(name: str, lacking: str) -> None:
+    script = Script(SCRIPTS / f"{name}.toml")
+    script.play()
+    assert script.membership.side.shortage() == lacking
+
+
 def test_every_stage_is_reached_and_left() -> None:
     assert set(STAGES.values()) | {Stage.NONE} == set(Stage)
     assert {stage for stage, _ in STAGES} == set(Stage)

@@ -192,6 +192,21 @@ class Side:
         here = gone | {member.peer.id for member in present}
         return not world_plan.other_side(self.generation.worlds.all(), here, self.losses.peers)
 
+    def shortage(self) -> str:
+        """Say how many ranks are there, where they are too few for a world, and no other part of
+        the training may go on; else empty."""
+        present, rules = self.present(), self.rules
+        if any(member.status.phase != "ready" for member in present):
+            return ""
+        seated = world_plan.one_a_seat(present)
+        chosen = world_plan.arrange(seated, rules.replica_size)
+        least = max(rules.min_world, rules.replica_size)
+        here = {member.peer.id for member in present}
+        worlds = self.generation.worlds.all()
+        if len(chosen) >= least or world_plan.other_side(worlds, here, self.losses.peers):
+            return ""
+        return f"{len(seated)} of {rules.seats} ranks were there, and at least {least} are needed"
+
     def newcomers(self) -> tuple[Peer, ...] | None:
         """Peers that wait outside of the current generation and would make it larger; None: none
         waits at all."""

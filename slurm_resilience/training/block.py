@@ -41,6 +41,8 @@ from slurm_resilience.training.session import Session
 from slurm_resilience.training.watch import Watch
 
 log = logging.getLogger("sres.training")
+SHORTAGE_LOOK_SECONDS = 1.0
+"""Between two looks whether there are enough ranks for a world."""
 T = TypeVar("T")
 
 
@@ -58,6 +60,8 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
         backend: torch's name; default: gloo, and NCCL where a GPU is.
         patience: seconds to wait for lost ranks before going on with at least ``min_world``.
         start_patience: the same at the very first start.
+        shortage_patience: seconds to wait for ``min_world`` ranks; then the training ends (code
+            76). Default: for ever.
         collective_timeout: seconds of torch's own limit; faults are found long before.
         abort_timeout: seconds in which a rank must be out of its block when its world has ended;
             later its process is replaced.
@@ -191,7 +195,7 @@ class BlockRunner:
         try:
             while True:
                 try:
-                    view = self._mesh.meet()
+                    view = self._meet()
                     if view is None:
                         break
                     self._event("met", generation=view.counter, world=view.size)
@@ -214,6 +218,21 @@ class BlockRunner:
             raise SystemExit(exit_codes.DONE)
         self._exits.done()
         return result
+
+    def _meet(self) -> View | None:
+        """Wait for the next world; give up where ranks are missing for longer than is wanted."""
+        patience = self._options.shortage_patience
+        if patience is None:
+            return self._mesh.meet()
+        since: float | None = None
+        while True:
+            try:
+                return self._mesh.meet(min(SHORTAGE_LOOK_SECONDS, patience))
+            except TimeoutError:
+                now, lacking = SYSTEM_CLOCK.monotonic(), self._mesh.shortage()
+            since = (since or now) if lacking else None
+            if since is not None and now - since >= patience:
+                self._exits.given_up(f"for {patience:g} s {lacking} (min_world)")
 
     # -- one generation -----------------------------------------------------------------------
 

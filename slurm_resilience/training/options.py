@@ -14,7 +14,16 @@ from slurm_resilience.training.watch import Watch
 
 WHOLE = {"min_world": 1, "replica_size": 1, "max_faults": 1, "partner_every": 0, "digest_every": 0}
 """Options that are whole numbers, and the least of each."""
-SECONDS = ("patience", "start_patience", "collective_timeout", "abort_timeout", "silence")
+SECONDS = (
+    "patience",
+    "start_patience",
+    "shortage_patience",
+    "collective_timeout",
+    "abort_timeout",
+    "silence",
+)
+OPTIONAL = ("min_world", "digest_every", "shortage_patience")
+"""Options that may be None."""
 CALLED = ("health_check", "abort", "finalize", "on_resize", "on_event")
 
 
@@ -31,6 +40,7 @@ class Options:
     backend: str = ""
     patience: float = 0.0
     start_patience: float = 600.0
+    shortage_patience: float | None = None
     collective_timeout: float = 1800.0
     abort_timeout: float = 5.0
     silence: float = 5.0
@@ -53,12 +63,14 @@ class Options:
         it."""
         for name, least in WHOLE.items():
             value = getattr(self, name)
-            if value is None and name in ("min_world", "digest_every"):
+            if value is None and name in OPTIONAL:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise _wrong(name, value, f"a whole number from {least} on")
         for name in SECONDS:
             value = getattr(self, name)
+            if value is None and name in OPTIONAL:
+                continue
             # No world forms in no time, but patience may be none.
             shortest = 0.0 if "patience" in name else 0.1
             if not isinstance(value, (int, float)) or not value >= shortest:

@@ -57,24 +57,24 @@ def resilient(block: Callable[..., Any] | None = None, **options: Any) -> Any:
     Args:
         min_world: ranks below which no rank steps; those that are there wait. Default: all.
         replica_size: ranks that hold one copy of the model together (FSDP/HSDP shards); 1: DDP.
-        backend: torch's name; default: gloo, and NCCL where a GPU is.
         patience: seconds to wait for lost ranks before going on with at least ``min_world``.
         start_patience: the same at the very first start.
         shortage_patience: seconds to wait for ``min_world`` ranks; then the training ends (code
             76). Default: for ever.
+        max_faults: times that the same rank may fail, or hang, in the same step before it is the
+            program's own fault, and the training ends.
+        backend: torch's name; default: gloo, and NCCL where a GPU is.
         collective_timeout: seconds of torch's own limit; faults are found long before.
         abort_timeout: seconds in which a rank must be out of its block when its world has ended;
             later its process is replaced.
         silence: seconds without a sign of life after which a rank counts as hung.
-        max_faults: times that the same rank may fail, or hang, in the same step before it is the
-            program's own fault, and the training ends.
         checkpointer: a `Checkpointer`, the fallback when no peer has the state.
-        checksum: compare replicas before and after healing.
-        trainable_only: heal only parameters that train (LoRA adapters).
+        partner_every: steps between in-memory copies on a partner node; 0: none.
         digest_every: steps between two comparisons of replicas, by checksums; 0: none. Default:
             100, or as many as keep it below 1 % of the time. Ranks are compared after each
             healing too.
-        partner_every: steps between in-memory copies on a partner node; 0: none.
+        checksum: compare replicas before and after healing.
+        trainable_only: heal only parameters that train (LoRA adapters).
         health_check: called with the session before the block is entered again; an exception or
             False has this process replaced.
         abort: called with the session and the `GenerationEnd` when a world is left.

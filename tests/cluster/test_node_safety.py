@@ -258,7 +258,8 @@ def test_a_reserved_node_that_a_person_keeps_is_left_alone(
     lab.run(["scontrol", "create", "reservation", *words, "nodes=n2"], check=True)
     mark(lab, "n2", "drain", "Action:Replace after the course, RMA 4711")
     wait_for(lambda: health(lab, "n2") == "held", 30, NodesOf(lab))
-    assert "ReservationName=course" in reason(lab, "n2")
+    # Slurm looks at its reservations from time to time.
+    wait_for(lambda: "ReservationName=course" in reason(lab, "n2"), 30, NodesOf(lab))
     lab.power_off("n2")
 
     def is_lost() -> bool:

@@ -182,6 +182,53 @@ def test_the_number_of_gpus(
     assert said in result.text
 
 
+def on_bus(root: Path, slot: str, driver: str = "nvidia", kind: str = "0x030200") -> Path:
+    """Lay out a GPU on the PCI bus; NVML's own are 0000:01:00.0 and 0000:02:00.0."""
+    folder = root / "sys/bus/pci/devices" / f"0000:{slot}:00.0"
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text("0x10de\n", encoding="utf-8")
+    (folder / "class").write_text(f"{kind}\n", encoding="utf-8")
+    if driver:
+        (folder / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("state", "gpus", "verdict", "said"),
+    [
+        (
+            "",
+            3,
+            "reboot",
+            "2 GPUs (on the PCI bus, but not shown by the driver: 0000:03:00.0), Slu",
+        ),
+        ("", 2, "monitor", "not shown by the driver: 0000:03:00.0), Slurm expects 2"),
+        ("", None, "monitor", "not shown by the driver: 0000:03:00.0); what Slurm expects is unk"),
+        ("gpu1.handle=15", 2, "reboot", "not shown by the driver: 0000:02:00.0, 0000:03:00.0)"),
+        ("", 0, "", "no GPU, and Slurm expects none"),
+    ],
+)
+def test_a_gpu_on_the_bus_that_the_driver_does_not_show(
+    look: Look, tmp_path: Path, state: str, gpus: int | None, verdict: str, said: str
+) -> None:
+    for slot in ("01", "02"):
+        on_bus(tmp_path, slot)
+    on_bus(tmp_path, "03", driver="")
+    result = look(state, check=gpu_count.CHECK, gpus=gpus)
+    assert [str(one.severity) for one in result.findings] == ([verdict] if verdict else [])
+    assert said in result.text
+
+
+def test_what_is_no_gpu_of_the_driver_is_not_missed(look: Look, tmp_path: Path) -> None:
+    on_bus(tmp_path, "01")
+    on_bus(tmp_path, "02", kind="0x030000")
+    on_bus(tmp_path, "03", driver="vfio-pci")
+    on_bus(tmp_path, "04", kind="0x068000")
+    (on_bus(tmp_path, "05") / "physfn").symlink_to("../0000:01:00.0")
+    result = look("", check=gpu_count.CHECK)
+    assert (result.verdict, result.text) == ("pass", "2 GPUs, Slurm expects 2")
+
+
 # --- processes ------------------------------------------------------------------------------
 
 

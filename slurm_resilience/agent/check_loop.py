@@ -137,13 +137,17 @@ class CheckLoop:
         raise NotFound(f"this node has no check '{name[:50]}'; it has {known}")
 
     def run_after_step(self, seconds: float) -> StepChecksRun:
-        """Run all checks that may take this node out of service, beside each other and the loop: a
-        step has failed here. Results that come too late are put up when they come.
+        """Run all quick checks that may take this node out of service, beside each other and the
+        loop: a step has failed here. Results that come too late are put up when they come.
 
         Args:
             seconds: limit for all of them together.
         """
-        checks = [check for check in self._checks if not FAULTY.isdisjoint(check.asks_for)]
+        checks = [
+            check
+            for check in self._checks
+            if not FAULTY.isdisjoint(check.asks_for) and not check.is_slow
+        ]
         results: queue.SimpleQueue[CheckResult] = queue.SimpleQueue()
 
         def body(check: Check) -> None:

@@ -75,6 +75,8 @@ class Check:
     absent: Callable[[CheckContext], str] | None = None
     """Returns why this node has nothing to look at, so that the check passes and no process is
     started; empty: look."""
+    is_slow: bool = False
+    """It takes many seconds on a sound node, so a step that has failed does not wait for it."""
     remembers: int = 0
     """Earlier readings that the judge is given."""
     source: str = ""

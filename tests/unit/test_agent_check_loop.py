@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 
@@ -149,7 +150,9 @@ def test_after_a_step_what_may_take_the_node_out_is_run_and_reported_first(
 ) -> None:
     outbox = Outbox()
     watched = check("zombies", lambda context: 3, Severity.MONITOR)
-    checks = (check("gpu_count", lambda context: 1), check("memory", lambda context: 0), watched)
+    slow = dataclasses.replace(check("ipmi_events", lambda context: 1), is_slow=True)
+    found, sound = check("gpu_count", lambda context: 1), check("memory", lambda context: 0)
+    checks = (found, sound, watched, slow)
     loop = loop_of(monkeypatch, outbox, *checks)
     assert loop.run_after_step(30.0) == StepChecksRun(2)
     assert {result.check: result.verdict for result in outbox.results()} == {

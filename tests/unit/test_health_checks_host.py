@@ -21,12 +21,13 @@ from slurm_resilience.health.checks.host import (
     edac_counters,
     open_files,
     pcie_errors,
+    process_ids,
     software,
     stuck_processes,
     zombies,
 )
 from slurm_resilience.health.checks.network import efa_devices, infiniband_ports
-from slurm_resilience.health.checks.storage import shared_mounts
+from slurm_resilience.health.checks.storage import lustre_imports, shared_mounts
 from slurm_resilience.health.node_profile import NodeProfile
 from slurm_resilience.model import Severity
 
@@ -144,6 +145,40 @@ def test_open_files(tmp_path: Path) -> None:
         judged(open_files.CHECK, tree(tmp_path, {name: "many"}))
 
 
+def test_process_numbers(tmp_path: Path) -> None:
+    def seen(threads: str) -> CheckContext:
+        kernel = "/proc/sys/kernel"
+        limits = {f"{kernel}/pid_max": 4000, f"{kernel}/threads-max": 1000}
+        return tree(tmp_path, limits | {"/proc/loadavg": f"0.1 0.2 0.3 {threads} 77"})
+
+    assert judged(process_ids.CHECK, seen("2/800")).findings == ()
+    many = judged(process_ids.CHECK, seen("2/801"))
+    assert severities(many) == ["monitor"]
+    assert many.text == "801 of 1000 process numbers are taken (limit 80 %)"
+    assert process_ids.judge(process_ids.ProcessIds(1, 0), CheckContext()).findings == ()
+    with pytest.raises(Unjudged):
+        judged(process_ids.CHECK, seen("many"))
+
+
+@pytest.mark.parametrize("root", lustre_imports.ROOTS)
+def test_lustre_imports(tmp_path: Path, root: str) -> None:
+    assert lustre_imports.absent(CheckContext(tmp_path)) == "no Lustre client"
+
+    def seen(**states: str) -> CheckContext:
+        text = "import:\n    name: {}\n    state: {}\n    state_history:\n"
+        files = {f"{root}/osc/{n}/import": text.format(n, state) for n, state in states.items()}
+        return tree(tmp_path, files)
+
+    sound = seen(OST0="FULL", OST1="IDLE")
+    assert lustre_imports.absent(sound) == ""
+    assert judged(lustre_imports.CHECK, sound).text == "2 connections to Lustre's servers stand"
+    away = judged(lustre_imports.CHECK, seen(OST1="DISCONN"))
+    assert severities(away) == ["monitor"]
+    assert away.text == "OST1 is not connected: DISCONN"
+    assert lustre_imports.CHECK.asks_for == (Severity.MONITOR,)
+    assert lustre_imports.judge((), sound).findings == ()
+
+
 PORT = "/sys/class/infiniband/mlx5_0/ports/1"
 
 
@@ -172,6 +207,27 @@ def test_infiniband_ports(tmp_path: Path) -> None:
     assert severities(judged(check, port(tmp_path, rate=200), first=first)) == ["monitor"]
     assert severities(judged(check, port(tmp_path, link_downed=8), first=first)) == ["monitor"]
     assert judged(check, port(tmp_path, link_downed=7), first=first).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("counter", "grown", "found"),
+    [
+        ("rnr_nak_retry_err", 0, False),
+        ("rnr_nak_retry_err", 1, True),
+        ("roce_slow_restart", 600, False),
+        ("roce_slow_restart", 601, True),
+    ],
+)
+def test_a_counter_of_a_port_that_grows_fast(
+    tmp_path: Path, counter: str, grown: int, found: bool
+) -> None:
+    check, file = infiniband_ports.CHECK, f"{PORT}/hw_counters/{counter}"
+    port(tmp_path)
+    before = check.probe(tree(tmp_path, {file: 7000}))
+    later = dataclasses.replace(tree(tmp_path, {file: 7000 + grown}), now=65.0)
+    judgement = judged(check, later, first=before, earlier=(before,))
+    assert severities(judgement) == ["monitor"] * found
+    assert (f"{grown} {counter} in 60 s" in judgement.text) is found
 
 
 def test_a_port_that_never_was_up_is_not_used(tmp_path: Path) -> None:

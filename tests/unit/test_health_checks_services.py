@@ -19,7 +19,7 @@ from slurm_resilience.errors import ConfigError
 from slurm_resilience.health.check import Check, CheckContext, Expected, Unjudged
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.checks.accelerator import amd_gpus
-from slurm_resilience.health.checks.host import clock_sync, cpu_frequency, services
+from slurm_resilience.health.checks.host import clock_sync, cpu_frequency, ipmi_events, services
 from slurm_resilience.health.checks.storage import nvme_disks
 from slurm_resilience.health.node_profile import NodeProfile
 from slurm_resilience.model import CheckResult
@@ -411,3 +411,118 @@ def test_what_amd_does_not_count_is_no_fault(
     assert ("reboot" in findings) == (wanted is not None and len(answering) < wanted)
     counts = [n for one in answering for n in (one.uncorrected, one.pending_pages)]
     assert findings.count("reset") == sum(1 for count in counts if count)
+
+
+# --- the management controller ----------------------------------------------------------------
+
+BOOTED = 1_700_000_000  # 2023-11-14 22:13:20 UTC
+EVENTS = """\
+   1 | Pre-Init  |0000000012| Memory #0x53 | Uncorrectable ECC | Asserted
+   2 | 11/14/2023 | 22:10:00 | Critical Interrupt #0x90 | Bus Fatal Error | Asserted
+   3 | 11/14/2023 | 22:20:00 | Power Unit #0x01 | Power off/down | Asserted
+"""
+OLD = "11/14/2023 23:13:20"
+"""The clock of a controller that runs right, an hour after the boot."""
+
+
+def controller(
+    root: Path, monkeypatch: pytest.MonkeyPatch, events: str, clock: str = OLD, code: int = 0
+) -> CheckContext:
+    """Lay out a node with a management controller, and an ipmitool that prints this."""
+    (root / "bin").mkdir()
+    (root / "bin" / "events").write_text(events, encoding="utf-8")
+    file = root / "bin" / "ipmitool"
+    file.write_text(
+        f'#!/bin/sh\n[ "$*" = "sel time get" ] && echo "{clock}" && exit {code}\n'
+        f'[ "$*" = "sel elist" ] || exit 9\n/bin/cat {root}/bin/events\n'
+        f'[ {code} = 0 ] || echo "no such device" >&2\nexit {code}\n',
+        encoding="utf-8",
+    )
+    file.chmod(0o755)
+    monkeypatch.setenv("PATH", str(root / "bin"))
+    return lay_out(root, {"/dev/ipmi0": "", "/proc/stat": f"cpu 1 2\nbtime {BOOTED}"})
+
+
+def ipmi(context: CheckContext) -> Any:
+    """Look an hour after the boot."""
+    context = dataclasses.replace(context, now=BOOTED + 3600.0)
+    return ipmi_events.judge(ipmi_events.probe(context), context)
+
+
+def test_events_before_the_boot_are_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judgement = ipmi(controller(tmp_path, monkeypatch, EVENTS))
+    assert judgement == ("1 events since the node booted, none a fault", ())
+
+
+@pytest.mark.parametrize(
+    ("sensor", "event", "severity"),
+    [
+        ("Critical Interrupt #0x90", "Bus Fatal Error", "reboot"),
+        ("Memory #0x53", "Uncorrectable ECC", "replace"),
+        ("Power Supply PS1", "Power Supply AC lost", "monitor"),
+    ],
+)
+@pytest.mark.parametrize("stamp", ["11/14/2023 | 22:30:00", "11/14/23 | 22:30:00 UTC"])
+def test_an_event_since_the_boot(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stamp: str,
+    sensor: str,
+    event: str,
+    severity: str,
+) -> None:
+    line = f" 4 | {stamp} | {sensor} | {event} | Asserted\n"
+    judgement = ipmi(controller(tmp_path, monkeypatch, EVENTS + line + line))
+    assert asked_for(judgement) == [severity], "told twice, found once"
+    assert judgement.findings[0].check == "ipmi_events"
+    assert judgement.text == f"{sensor}: {event}"
+
+
+@pytest.mark.parametrize(
+    ("clock", "logged", "severities"),
+    [
+        ("11/14/2023 21:13:20", "20:14:00", ["reboot"]),
+        ("11/14/2023 21:13:20", "20:13:00", []),
+        ("11/15/23 01:13:20 UTC", "23:00:00", []),
+    ],
+    ids=["behind", "behind, before the boot", "ahead, before the boot"],
+)
+def test_the_clock_of_the_controller_may_differ(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: str,
+    logged: str,
+    severities: list[str],
+) -> None:
+    line = f" 2 | 11/14/2023 | {logged} | Critical Interrupt #0x90 | Bus Fatal Error | Asserted\n"
+    assert asked_for(ipmi(controller(tmp_path, monkeypatch, line, clock))) == severities
+
+
+@pytest.mark.parametrize(
+    ("events", "clock", "code", "why"),
+    [
+        (EVENTS, "Unspecified", 0, "the management controller does not tell its time"),
+        ("", OLD, 1, "ipmitool: no such device"),
+    ],
+)
+def test_a_controller_that_does_not_answer_is_unjudged(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    events: str,
+    clock: str,
+    code: int,
+    why: str,
+) -> None:
+    with pytest.raises(Unjudged, match=why):
+        ipmi(controller(tmp_path, monkeypatch, events, clock, code))
+
+
+def test_a_node_without_ipmitool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = controller(tmp_path, monkeypatch, "")
+    assert ipmi_events.absent(CheckContext(tmp_path / "bin")).startswith("no management controller")
+    assert run(ipmi_events.CHECK, CheckContext(tmp_path / "bin")).verdict == "pass"
+    (tmp_path / "bin" / "ipmitool").unlink()
+    result = run(ipmi_events.CHECK, context)
+    assert (result.verdict, result.text) == ("unjudged", "ipmitool is not installed")

@@ -23,6 +23,11 @@ LIMITS = {
 """Growth of a counter since sresd started that is worth watching."""
 
 
+RATES = {"rnr_nak_retry_err": 0.0, "roce_slow_restart": 10.0}
+"""Growth of a counter of `hw_counters` a second, between two runs, beyond which it is worth
+watching (NVSentinel's). The first one means that a connection was given up."""
+
+
 class FabricPort(NamedTuple):
     name: str
     """`device/port`."""
@@ -30,6 +35,8 @@ class FabricPort(NamedTuple):
     physical: str
     rate: str
     counters: dict[str, int]
+    at: float = 0.0
+    """When it was looked at, seconds since the epoch."""
 
     @property
     def is_up(self) -> bool:
@@ -42,11 +49,13 @@ def probe(context: CheckContext) -> tuple[FabricPort, ...]:
         name = f"{folder.parent.parent.name}/{folder.name}"
         counters = {
             counter: int(text)
-            for counter in LIMITS
-            if (text := _text(folder / "counters" / counter)).isdecimal()
+            for place, names in (("counters", LIMITS), ("hw_counters", RATES))
+            for counter in names
+            if (text := _text(folder / place / counter)).isdecimal()
         }
         state, physical = _text(folder / "state"), _text(folder / "phys_state")
-        ports.append(FabricPort(name, state, physical, _text(folder / "rate"), counters))
+        rate = _text(folder / "rate")
+        ports.append(FabricPort(name, state, physical, rate, counters, context.now))
     return tuple(ports)
 
 
@@ -59,6 +68,8 @@ def _text(path: Path) -> str:
 
 def judge(seen: tuple[FabricPort, ...], context: CheckContext) -> Judgement:
     first: dict[str, FabricPort] = {one.name: one for one in (context.first or seen)}
+    latest: tuple[FabricPort, ...] = context.earlier[-1] if context.earlier else seen
+    earlier = {one.name: one for one in latest}
     wanted = context.expected.profile.infiniband_rate
     findings = []
     for one in seen:
@@ -67,7 +78,8 @@ def judge(seen: tuple[FabricPort, ...], context: CheckContext) -> Judgement:
             counter: value - before.counters.get(counter, value)
             for counter, value in one.counters.items()
         }
-        troubles = [f"{n} {c}" for c, n in grown.items() if n >= LIMITS[c]]
+        troubles = [f"{n} {c}" for c, n in grown.items() if c in LIMITS and n >= LIMITS[c]]
+        troubles += _fast(one, earlier.get(one.name, one))
         if before.is_up and not one.is_up:
             troubles.insert(0, f"it is down ({one.state}, {one.physical})")
         if wanted and one.is_up and not one.rate.startswith(wanted):
@@ -84,12 +96,29 @@ def judge(seen: tuple[FabricPort, ...], context: CheckContext) -> Judgement:
     return Judgement(text or f"{up} of {len(seen)} ports are up", tuple(findings))
 
 
+def _fast(port: FabricPort, before: FabricPort) -> list[str]:
+    """Name the counters that have grown too fast since the run before."""
+    seconds = max(0.0, port.at - before.at)
+    grown = {
+        name: port.counters[name] - before.counters[name]
+        for name in RATES
+        if name in port.counters and name in before.counters
+    }
+    return [
+        f"{count} {name} in {seconds:.0f} s"
+        for name, count in grown.items()
+        if count > RATES[name] * seconds
+    ]
+
+
 CHECK = Check(
     "infiniband_ports",
     probe,
     judge,
-    source=f"{ROOT}/*/ports/*/{{state,phys_state,rate,counters}}",
+    remembers=1,
+    source=f"{ROOT}/*/ports/*/{{state,phys_state,rate,counters,hw_counters}}",
     threshold="was up and is down; a lower rate; "
-    + ", ".join(f"{limit} {counter}" for counter, limit in LIMITS.items()),
+    + ", ".join(f"{limit} {counter}" for counter, limit in LIMITS.items())
+    + "; between two runs any rnr_nak_retry_err, more than 10/s roce_slow_restart",
     asks_for=(Severity.MONITOR,),
 )

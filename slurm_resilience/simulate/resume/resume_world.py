@@ -230,8 +230,9 @@ class ResumeWorld:
         )
         if wrong:
             self.broken(ResumeRule.BUDGETS, wrong)
-        if self.site.living is not None and srun.keeps_running:
-            self.progress.training = SimTraining(self, srun, self.site.living)
+        # The ranks of one that does not outlive a node are those of any other program.
+        living = self.site.living if srun.keeps_running else None
+        self.progress.training = SimTraining(self, srun, living) if living is not None else None
         self.sruns.append(srun)
         self.schedule.after(self.random.uniform(0.02, 0.3), self._make_step, srun)
 

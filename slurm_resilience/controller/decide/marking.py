@@ -292,6 +292,8 @@ def _may_be_marked(snapshot: ClusterSnapshot, diagnosis: NodeDiagnosis) -> bool:
         return not is_left or (diagnosis.kind == "dead" and node.has_work and not node.is_down)
     if incident.state is NodeState.SUSPECT:
         return True
+    if not is_out_of_service(node):
+        return False  # a person put it back, which is an answer, and a job came to it at once
     # A node that died while its jobs were still ending. During its replacement silence is normal.
     return diagnosis.kind == "dead" and incident.state.waits_for_repair and node.has_work
 

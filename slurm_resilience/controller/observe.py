@@ -132,7 +132,7 @@ class Sources(NamedTuple):
     repair_seconds: float = ReplaceSettings().timeout
     """The time limit of a repair."""
     reservations: ReservationClient | None = None
-    """Reads them; None: there are no spares."""
+    """Reads them; None: no job is given nodes."""
     has_pools: bool = False
     """The configuration has pools of spares."""
     standby: Callable[[], StandbyFacts | None] = _none
@@ -222,7 +222,9 @@ def observe(sources: Sources, site: SiteFacts) -> ClusterSnapshot | Blind:
         if name in by_name
     }
     memory = journal.memory(now, site.flap_window, site.recurrence_window)
-    if sources.reservations is not None and (sources.has_pools or memory.spares.is_any_kept):
+    # A supervised job that is requeued may be given nodes, too.
+    needs = sources.has_pools or memory.spares.is_any_kept or bool(supervised)
+    if sources.reservations is not None and needs:
         site = msgspec.structs.replace(site, reservations=_reservations(sources.reservations))
     site = msgspec.structs.replace(site, standby=sources.standby())
     return ClusterSnapshot(

@@ -493,6 +493,57 @@ def test_a_job_that_lost_its_batch_host_keeps_its_nodes_as_it_is_requeued() -> N
     assert kinds.index(AskForGift) < kinds.index(RequeueJob)
 
 
+def crowded(*, idle: bool = False, state: NodeState = NodeState.EMPTY, **more: Any) -> Any:
+    """Return a cluster without spares: job 7 has n1, and n5 died with its batch script."""
+    nodes = [
+        node("n1", "ALLOCATED", partitions=("main",)),
+        node("n2", "IDLE" if idle else "ALLOCATED", partitions=("main",)),
+        node("n5", "DOWN", "Action:Replace", partitions=("main",)),
+    ]
+    own = more.pop("own", job(7, ("n1",), partition="main", batch_host="n5"))
+    jobs = (own,) if idle else (own, job(8, ("n2",), uid=2000, partition="main"))
+    known: dict[str, Any] = {"watched": (LOST,), "reservations": (), "spares": SpareMemory()}
+    agents = tuple(agent(one.name) for one in nodes[:2])
+    known |= {"incidents": (incident("n5", state),), "jobs": jobs, "agents": agents}
+    return world(*nodes, **(known | more))
+
+
+def test_without_a_spare_a_requeued_job_keeps_its_nodes_until_the_lost_one_is_back() -> None:
+    said = decision(crowded(), Config()).actions
+    kinds = [type(action) for action in said]
+    (ask,) = [action for action in said if isinstance(action, AskForGift)]
+    assert (ask.gift.nodes, ask.gift.spares, ask.gift.is_requeue) == (("n1", "n5"), (), True)
+    assert ask.text == "job 7 keeps n1 until n5 is back"
+    assert kinds.index(AskForGift) < kinds.index(RequeueJob)
+    # Once others may have them, it is too late.
+    pending = {7: PendingRequeue(7, "a node died", True, 0, NOW)}
+    own = job(7, (), partition="main", state="PENDING", num_nodes=2)
+    assert actions(crowded(own=own, pending_requeues=pending), AskForGift, Config()) == []
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        crowded(idle=True),  # it starts at once
+        crowded(state=NodeState.QUARANTINED),  # it waits for a person
+        crowded(watched=()),
+        crowded(reservations=None),
+    ],
+)
+def test_nodes_are_not_kept_in_vain(snapshot: Any) -> None:
+    assert actions(snapshot, AskForGift, Config()) == []
+
+
+@pytest.mark.parametrize(("age", "ends"), [(121.0, False), (901.0, True)])
+def test_a_repair_is_waited_for_longer_than_a_spare(age: float, ends: bool) -> None:
+    gift = msgspec.structs.replace(GIFT, nodes=("n1", "n5"), spares=(), is_requeue=True)
+    memory = SpareMemory({}, {7: msgspec.structs.replace(gift, since=NOW - age)})
+    there = (Reservation(GIFT.name, ("n1", "n5"), 1.0, TERMS),)
+    own = job(7, (), partition="main", state="PENDING", num_nodes=2)
+    asks = actions(crowded(own=own, spares=memory, reservations=there), AskForGift, Config())
+    assert [ask.event for ask in asks] == ([GiftEvent.END] if ends else [])
+
+
 def test_each_event_of_a_gift_leads_on() -> None:
     with pytest.raises(IllegalTransition, match="none does not know 'offered'"):
         next_gift_state(GiftState.NONE, GiftEvent.OFFERED)

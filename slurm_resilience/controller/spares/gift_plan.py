@@ -1,6 +1,8 @@
 """Decide which jobs are given spares. Pure: a snapshot and diagnoses in, actions out.
 
-A spare stays in its pool's reservation until its job has it, so none is ever open to the queue.
+A spare stays in its pool's reservation until its job has it, so none is ever open to the queue. On
+a full cluster a job that is requeued keeps what it has left, with a spare or until its lost node is
+back: it would wait behind the whole queue.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from slurm_resilience.controller.spares.pool_lifecycle import PoolState
 from slurm_resilience.controller.spares.pool_plan import reserved_by_others, zone_of
 from slurm_resilience.controller.spares.pool_records import Gift, MoveGift
 from slurm_resilience.model import Job
+from slurm_resilience.slurm.hostlists import fold
 from slurm_resilience.slurm.reservations import Reservation
 
 GIFT_SECONDS = 30.0
@@ -25,6 +28,8 @@ GIFT_SECONDS = 30.0
 REQUEUE_GIFT_SECONDS = 120.0
 """The same for a job that is requeued. Where its batch host is dead, Slurm takes some 20 s to end
 the run (COMPLETING)."""
+REPAIR_GIFT_SECONDS = 900.0
+"""The same where the job's own lost node has to come back first."""
 AGAIN_SECONDS = 60.0
 """After a gift that was not taken, until the job is given another one."""
 MOST_TRIES = 3
@@ -84,15 +89,20 @@ def gifts(
         if not _may_be_given(snapshot, wish):
             continue
         made = _with_spares(snapshot, diagnoses, config, wish, given)
+        text = f"{','.join(made.spares)} for job {made.job}" if made is not None else ""
+        if made is None:
+            made = _with_broken(snapshot, diagnoses, wish)
+            text = f"job {wish.job.id} keeps {fold(wish.own)} until {fold(wish.broken)} is back"
         if made is not None:
             given.update(made.spares)
-            yield AskForGift(made, GiftEvent.MAKE, f"{','.join(made.spares)} for job {made.job}")
+            yield AskForGift(made, GiftEvent.MAKE, text)
 
 
 def _go_on(snapshot: ClusterSnapshot, gift: Gift) -> Iterator[AskForGift]:
     job = snapshot.jobs.get(gift.job)
     age = snapshot.now - gift.since
     limit = REQUEUE_GIFT_SECONDS if gift.is_requeue else GIFT_SECONDS
+    limit = limit if gift.spares else REPAIR_GIFT_SECONDS
     is_there = any(one.name == gift.name for one in snapshot.site.reservations or ())
     if gift.state is GiftState.ENDING:
         yield AskForGift(gift, GiftEvent.END, "", is_begun=True)
@@ -133,6 +143,8 @@ class Wish(NamedTuple):
     restarts: int
     """The job's in the run in which it lost its nodes."""
     is_requeue: bool
+    broken: tuple[str, ...] = ()
+    """Those of the lost that are being repaired."""
 
 
 def _exchanges(snapshot: ClusterSnapshot) -> Iterator[Wish]:
@@ -177,19 +189,35 @@ def _requeues(
         elif job.restarts == before:
             own = [n for n in job.nodes if n not in lost and _has_alone(snapshot, job, n)]
             size = max(entry.size, job.num_nodes, len(job.nodes))
-            yield Wish(job, tuple(own), gone, size - len(own), before, True)
+            broken = _repaired(snapshot, job, gone, marks)
+            yield Wish(job, tuple(own), gone, size - len(own), before, True, broken)
+
+
+def _repaired(
+    snapshot: ClusterSnapshot, job: Job, lost: Sequence[str], marks: Sequence[MarkNode]
+) -> tuple[str, ...]:
+    """Return the lost nodes that come back without a person, and that no other job has."""
+    back = {mark.node for mark in marks if mark.action}
+    back |= {name for name, known in snapshot.incidents.items() if known.state.is_under_way}
+    back &= snapshot.nodes.keys()
+    return tuple(n for n in lost if n in back and not _is_shared(snapshot, job, n))
 
 
 def _has_alone(snapshot: ClusterSnapshot, job: Job, name: str) -> bool:
     node = snapshot.nodes.get(name)
-    is_shared = any(name in other.nodes and other.id != job.id for other in snapshot.jobs.values())
-    return node is not None and node.is_available and not is_shared
+    return node is not None and node.is_available and not _is_shared(snapshot, job, name)
+
+
+def _is_shared(snapshot: ClusterSnapshot, job: Job, name: str) -> bool:
+    return any(name in other.nodes and other.id != job.id for other in snapshot.jobs.values())
 
 
 def _may_be_given(snapshot: ClusterSnapshot, wish: Wish) -> bool:
     """Tell whether a job gets spares now: it has no gift, and has not left too many."""
     job, known = wish.job, snapshot.memory.spares.gifts.get(wish.job.id)
-    if wish.lacks <= 0 or job.reservation or job.partition not in snapshot.memory.spares.pools:
+    if wish.lacks <= 0 or job.reservation:
+        return False
+    if job.partition not in snapshot.memory.spares.pools and not wish.is_requeue:
         return False
     if known is None or known.restarts != wish.restarts or known.tries == 0:
         return known is None or not known.state.is_open
@@ -205,9 +233,11 @@ def _with_spares(
     given: Collection[str],
 ) -> Gift | None:
     """Return a gift with as many spares as a job lacks; None: the pool does not have them."""
-    job, pool = wish.job, snapshot.memory.spares.pools[wish.job.partition]
+    job, pool = wish.job, snapshot.memory.spares.pools.get(wish.job.partition)
     settings = config.spares.get(job.partition)
-    if settings is None or pool.state not in (PoolState.KEPT, PoolState.CHANGING):
+    if settings is None or pool is None:
+        return None
+    if pool.state not in (PoolState.KEPT, PoolState.CHANGING):
         return None
     shown = snapshot.site.reservations or ()
     kept = {name for one in shown if one.name == pool.name for name in one.nodes}
@@ -229,6 +259,34 @@ def _with_spares(
     if len(ready) < wish.lacks:
         return None
     spares = tuple(sorted(ready[: wish.lacks]))
+    return _gift(snapshot, wish, (*wish.own, *spares), spares)
+
+
+def _with_broken(
+    snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis], wish: Wish
+) -> Gift | None:
+    """Return a gift of what a job has left and of the nodes that it lost; None: these do not come
+    back by themselves, or enough others are idle, on which it starts at once."""
+    job = wish.job
+    nodes = (*wish.own, *wish.broken[: wish.lacks])
+    taken = {*reserved_by_others(snapshot, ""), *job.excluded_nodes}
+    if not wish.own or len(wish.broken) < wish.lacks or taken.intersection(nodes):
+        return None
+    idle = [
+        name
+        for name, node in snapshot.nodes.items()
+        if name not in taken and job.partition in node.partitions
+        if _is_ready(snapshot, diagnoses, name)
+    ]
+    if len(idle) >= wish.lacks:
+        return None
+    return _gift(snapshot, wish, nodes)
+
+
+def _gift(
+    snapshot: ClusterSnapshot, wish: Wish, nodes: Sequence[str], spares: tuple[str, ...] = ()
+) -> Gift:
+    job = wish.job
     known = snapshot.memory.spares.gifts.get(job.id)
     before = known.tries if known is not None and known.restarts == wish.restarts else 0
     return Gift(
@@ -237,7 +295,7 @@ def _with_spares(
         uid=job.uid,
         restarts=wish.restarts,
         partition=job.partition,
-        nodes=tuple(sorted({*wish.own, *spares})),
+        nodes=tuple(sorted(set(nodes))),
         spares=spares,
         is_requeue=wish.is_requeue,
         tries=before + 1,

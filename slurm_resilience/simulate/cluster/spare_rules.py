@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurm_resilience.config import Config
-from slurm_resilience.controller.spares.gift_plan import GIFT_PREFIX, REQUEUE_GIFT_SECONDS
+from slurm_resilience.controller.spares.gift_plan import (
+    GIFT_PREFIX,
+    REPAIR_GIFT_SECONDS,
+    REQUEUE_GIFT_SECONDS,
+)
 from slurm_resilience.controller.spares.pool_plan import PREFIX, size_of
 from slurm_resilience.simulate.cluster.rule_memory import PeoplesWords
 from slurm_resilience.simulate.cluster.rule_names import ClusterRule
@@ -18,6 +22,8 @@ FULL_SECONDS = 120.0
 """A pool is full again within this time, if nodes are idle and sound and nothing is in the way."""
 GIFT_ENDS_SECONDS = 2.0 * REQUEUE_GIFT_SECONDS
 """A gift is over within this time, if nothing is in the way."""
+KEPT_SECONDS = REPAIR_GIFT_SECONDS + REQUEUE_GIFT_SECONDS
+"""The same of one without a spare: its job waits until its lost node is back."""
 SOUND_SECONDS = 30.0
 """A node that has been idle and sound for so long may become a spare."""
 
@@ -51,8 +57,8 @@ class SpareRules:
         self._read_at = 0.0
         self._changed: dict[str, float] = {}
         """Reservations that a person has changed or deleted, and when; until a person's word."""
-        self._gifts: dict[str, float] = {}
-        """Reservations of gifts, and when each was made."""
+        self._gifts: dict[str, tuple[float, float]] = {}
+        """Reservations of gifts: when each was made, and the seconds for which it may be there."""
         self._idle_for: dict[str, float] = {}
         self._short_for: dict[str, float] = {}
 
@@ -94,7 +100,9 @@ class SpareRules:
         if after is None:
             self._gifts.pop(before.name if before else "", None)
             return
-        self._gifts[after.name] = self._now()
+        pools = [one for one in self._reservations.shown.values() if one.name.startswith(PREFIX)]
+        has_spare = any(set(one.nodes) & set(after.nodes) for one in pools)
+        self._gifts[after.name] = self._now(), GIFT_ENDS_SECONDS if has_spare else KEPT_SECONDS
         job_id = int(after.name.removeprefix(GIFT_PREFIX).partition("-")[0])
         for other in self._reservations.shown.values():
             both = set(other.nodes) & set(after.nodes)
@@ -147,10 +155,10 @@ class SpareRules:
             passed = self._idle_for.get(name, 0.0) + seconds
             self._idle_for[name] = passed if self._is_free(name) and name not in kept else 0.0
         is_free_to_act = is_able and not self._reservations.refuses
-        for name, made_at in self._gifts.items():
+        for name, (made_at, seconds_long) in self._gifts.items():
             if not is_free_to_act or name in self._changed:
-                self._gifts[name] = self._now()
-            elif self._now() - made_at > GIFT_ENDS_SECONDS:
+                self._gifts[name] = self._now(), seconds_long
+            elif self._now() - made_at > seconds_long:
                 text = f"{name} is there for {self._now() - made_at:.0f} s"
                 self._break(ClusterRule.GIVEN_ONCE, text)
         for partition in self._config.spares:

@@ -544,6 +544,26 @@ def test_a_repair_is_waited_for_longer_than_a_spare(age: float, ends: bool) -> N
     assert [ask.event for ask in asks] == ([GiftEvent.END] if ends else [])
 
 
+@pytest.mark.parametrize(
+    ("age", "companion", "ends"),
+    [(5.0, None, False), (31.0, None, True), (5.0, 1000, True), (5.0, 2000, False)],
+)
+def test_a_job_that_outlives_its_node_keeps_none_from_others(
+    age: float, companion: int | None, ends: bool
+) -> None:
+    """Slurm does not tell which jobs do. A second allocation of its own user says that it does."""
+    gift = msgspec.structs.replace(GIFT, nodes=("n1", "n5"), spares=(), is_requeue=True)
+    memory = SpareMemory({}, {7: msgspec.structs.replace(gift, since=NOW - age)})
+    there = (Reservation(GIFT.name, ("n1", "n5"), 1.0, TERMS),)
+    own = job(7, ("n1",), partition="main", batch_host="n1")
+    jobs = [own, job(8, ("n2",), uid=2000, partition="main")]
+    if companion is not None:
+        jobs.append(job(9, (), uid=companion, state="PENDING", companion_of=(7, 0)))
+    shown = crowded(own=own, jobs=tuple(jobs), spares=memory, reservations=there)
+    asks = actions(shown, AskForGift, Config())
+    assert [ask.event for ask in asks] == ([GiftEvent.END] if ends else [])
+
+
 def test_each_event_of_a_gift_leads_on() -> None:
     with pytest.raises(IllegalTransition, match="none does not know 'offered'"):
         next_gift_state(GiftState.NONE, GiftEvent.OFFERED)

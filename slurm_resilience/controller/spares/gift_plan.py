@@ -30,6 +30,9 @@ REQUEUE_GIFT_SECONDS = 120.0
 the run (COMPLETING)."""
 REPAIR_GIFT_SECONDS = 900.0
 """The same where the job's own lost node has to come back first."""
+REQUEUED_SECONDS = 30.0
+"""After which a job that still runs is taken for one that is not requeued: Slurm does not tell
+which jobs outlive a lost node (--no-kill)."""
 AGAIN_SECONDS = 60.0
 """After a gift that was not taken, until the job is given another one."""
 MOST_TRIES = 3
@@ -112,6 +115,8 @@ def _go_on(snapshot: ClusterSnapshot, gift: Gift) -> Iterator[AskForGift]:
         yield AskForGift(gift, GiftEvent.END, f"job {job.id} has its nodes", is_taken=True)
     elif not 0 <= age < limit:
         yield AskForGift(gift, GiftEvent.END, f"not taken within {limit:.0f} s")
+    elif not gift.spares and _lives_on(snapshot, gift, job):
+        yield AskForGift(gift, GiftEvent.END, f"job {job.id} is not requeued")
     elif gift.state is GiftState.MAKING:
         yield AskForGift(gift, GiftEvent.MAKE, "", is_begun=True)
     elif not is_there:
@@ -129,6 +134,21 @@ def has_taken(snapshot: ClusterSnapshot, gift: Gift, job: Job) -> bool:
         for other in snapshot.jobs.values()
     )
     return has_companion or bool(set(gift.spares) & set(job.nodes))
+
+
+def _lives_on(snapshot: ClusterSnapshot, gift: Gift, job: Job) -> bool:
+    """Tell whether a job goes on in the run in which it lost its nodes."""
+    runs = job.state == "RUNNING" and job.restarts == gift.restarts and not job.is_zombie
+    waited = snapshot.now - gift.since > REQUEUED_SECONDS
+    return runs and (waited or _has_companion(snapshot, job))
+
+
+def _has_companion(snapshot: ClusterSnapshot, job: Job) -> bool:
+    """Tell whether a job has asked for a second allocation: it needs the nodes that come back."""
+    return any(
+        other.companion_of == (job.id, job.restarts) and other.uid == job.uid
+        for other in snapshot.jobs.values()
+    )
 
 
 class Wish(NamedTuple):
@@ -271,6 +291,8 @@ def _with_broken(
     nodes = (*wish.own, *wish.broken[: wish.lacks])
     taken = {*reserved_by_others(snapshot, ""), *job.excluded_nodes}
     if not wish.own or len(wish.broken) < wish.lacks or taken.intersection(nodes):
+        return None
+    if _has_companion(snapshot, job):
         return None
     idle = [
         name

@@ -213,7 +213,7 @@ class Supervisor:
                 self._history.end(ending, cause.reason, self._fence.progress(), lost)
                 following = self._next(cause, noticed, number)
                 if following is None:
-                    self._keeps_history = self._may_come_back(cause)
+                    self._keeps_history = self._may_come_back(cause, step)
                     self._say_summary()
                     return self._last_code(step)
                 self._end_tasks_left()
@@ -650,11 +650,13 @@ class Supervisor:
         if goodput is not None:
             report.summary(goodput, len(self._history.attempts), self._fence.restarts)
 
-    def _may_come_back(self, cause: Cause) -> bool:
+    def _may_come_back(self, cause: Cause, step: StepSet) -> bool:
         job = self._allocation.job
         by_slurm = cause.kind == "job_over" and job.is_batch and job.requeue
-        # Slurm words a requeue as it does a cancellation. Without a fault nothing is lost.
-        return self._recovery.requeued or (by_slurm and self._history.had_faults)
+        # Slurm words a requeue as it does a cancellation. Without a fault nothing is lost. Of a
+        # node, srun may tell before sresctld does.
+        had_faults = self._history.had_faults or bool(step.failed_nodes)
+        return self._recovery.requeued or (by_slurm and had_faults)
 
     def _clean_up(self) -> None:
         release_all(self._allocation)

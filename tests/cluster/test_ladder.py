@@ -48,9 +48,10 @@ IMPATIENT = "\n[resume]\nswap_wait = 1.0\n"
 """For crowded cells: the lost node is not replaced within that second."""
 OFTEN = "\n[resume]\nbackoff = 0.5\n"
 OPTIONS = {
-    # A cell's fault follows the last one's within seconds.
+    # A cell's fault follows the last one's within seconds. A crowded cell's node comes back after
+    # its job gave the exchange up.
     "breaker": {"nodes_at_once": 1000, "partition_at_once": 1000},
-    "replace": {"silent_for": 3.0, "evidence_timeout": 1.0, "backoff": 2.0, "attempts": 1000},
+    "replace": {"silent_for": 8.0, "evidence_timeout": 1.0, "backoff": 2.0, "attempts": 1000},
     "hang": {"floor": 2.0, "steps": 5, "gather": 10.0},
 }
 

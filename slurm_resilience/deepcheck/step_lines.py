@@ -82,6 +82,8 @@ class SpeedTold(msgspec.Struct, frozen=True, tag="speed"):
     kind: str
     value: float
     """More is better."""
+    partner: str = ""
+    """The node at the other end of a link."""
 
 
 StepMessage = CheckBegun | CheckEnded | ChecksDone | GroupSwept | GroupTrouble | Burned | SpeedTold

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from slurm_resilience.deepcheck.speed.speed_judge import (
     SpeedKey,
     slow_devices,
 )
+from slurm_resilience.deepcheck.speed.speed_pairs import rounds_of_pairs
 from slurm_resilience.deepcheck.speed.speed_run import SLOW, measure_speeds
 from slurm_resilience.deepcheck.speed.speed_store import KEPT, SpeedStore
 from slurm_resilience.deepcheck.step_lines import SpeedTold
@@ -27,6 +29,7 @@ from slurm_resilience.errors import UsageError
 from slurm_resilience.slurm.maintenance import StepOrder
 from slurm_resilience.slurm.node_labels import labels_of
 
+Rounds = Sequence[Sequence[tuple[str, str]]]
 USUAL = [100.0, 101.0, 99.0, 100.5, 99.5]
 
 
@@ -78,6 +81,78 @@ def test_one_that_was_slow_from_the_beginning_is_named_by_its_peers() -> None:
 def test_other_hardware_is_no_peer() -> None:
     others = [history(number, USUAL * 6, "y") for number in range(1, 6)]
     assert named([history(0, [60.0] * RECENT), *others]) == []
+
+
+def links(rounds: Rounds, speed: Callable[[str, str], float]) -> list[SpeedHistory]:
+    """Return the histories of made-up links: both ends are told the pair's speed."""
+    values: dict[str, list[float]] = {}
+    partners: dict[str, list[str]] = {}
+    for first, second in (pair for each in rounds for pair in each):
+        told = speed(first, second)
+        for name, partner in ((first, second), (second, first)):
+            values.setdefault(name, []).append(told)
+            partners.setdefault(name, []).append(partner)
+    return [
+        SpeedHistory(SpeedKey(name, name, "link"), "x", tuple(values[name]), tuple(partners[name]))
+        for name in sorted(values)
+    ]
+
+
+@pytest.mark.parametrize("usual_with_slow", range(RECENT + 1))
+def test_the_partner_of_a_slow_link_is_not_named_however_often_they_met(
+    usual_with_slow: int,
+) -> None:
+    together = (("n1", "n2"), ("n3", "n4"))
+    apart = ((("n2", "n3"), ("n1", "n4")), (("n2", "n4"), ("n1", "n3")))
+    rounds = [together] * usual_with_slow
+    rounds += [apart[number % 2] for number in range(RECENT - usual_with_slow)]
+    told = named(links(rounds, lambda *pair: 5.0 if "n2" in pair else 1000.0))
+    # Two that met each other only cannot be told apart: neither is named.
+    assert told == (["n2"] if usual_with_slow < RECENT else [])
+
+
+@given(st.integers(0, 10_000), st.floats(0.05, 1.0), st.integers(4, 9))
+def test_noise_makes_no_second_link_slow(seed: int, sigma: float, size: int) -> None:
+    rng = random.Random(seed)
+    names = [f"n{number}" for number in range(1, size + 1)]
+    rounds = rounds_of_pairs(rng.sample(names, size), RECENT + 2)
+
+    def speed(*pair: str) -> float:
+        return 5.0 if "n2" in pair else 1000.0 * rng.lognormvariate(0.0, sigma)
+
+    assert set(named(links(rounds, speed))) <= {"n2"}
+
+
+@given(st.integers(0, 10_000), st.integers(4, 9))
+def test_a_link_with_a_tenth_of_the_speed_is_named_beside_steady_ones(seed: int, size: int) -> None:
+    rng = random.Random(seed)
+    names = [f"n{number}" for number in range(1, size + 1)]
+    # Each cable limits its link, and the processors disturb one measure of ten.
+    rounds = rounds_of_pairs(rng.sample(names, size), RECENT + 2)
+
+    def speed(*pair: str) -> float:
+        limit = 2.5 if "n2" in pair else 25.0
+        return limit * (rng.uniform(0.5, 1.0) if rng.random() < 0.1 else rng.gauss(1.0, 0.02))
+
+    assert named(links(rounds, speed)) == ["n2"]
+
+
+def test_two_slow_links_of_four_are_both_named() -> None:
+    rounds = rounds_of_pairs(["n1", "n2", "n3", "n4"], RECENT)
+    slow = {"n1", "n2"}
+    assert named(links(rounds, lambda *pair: 5.0 if slow & {*pair} else 1000.0)) == ["n1", "n2"]
+
+
+@given(st.integers(2, 20), st.integers(1, 30))
+def test_each_node_meets_every_other_one_in_turn(size: int, rounds: int) -> None:
+    names = [f"n{number}" for number in range(size)]
+    met = rounds_of_pairs(names, rounds)
+    assert len(met) == rounds
+    tournament = [frozenset(pair) for each in met[: size - 1 + size % 2] for pair in each]
+    assert len(tournament) == len(set(tournament)), "no pair meets twice before all have met"
+    for each in met:
+        taken = [name for pair in each for name in pair]
+        assert len(taken) == len(set(taken)) == size - size % 2
 
 
 @given(st.integers(0, 10_000), st.floats(0.5, 2.0))

@@ -12,11 +12,16 @@ Both must agree: the loss, and the part of it that the peers do not share, are a
 `LOSS_SHARE`, and more than `DISTANCE_FACTOR` spreads. A spread is 1.4826 times the median absolute
 deviation, which outliers do not move (Rousseeuw and Croux 1993), and never taken for less than
 `LEAST_SPREAD_SHARE`. One that is far below its peers' speed (`STRONG_LOSS_SHARE`) is named without
-a history of its own.
+a history of its own, where measures do not scatter as much.
+
+A link has two ends, and its measure is that of the slower one. An end is named only for measures
+with partners that did better with another node in their recent ones: a node that happened to be
+measured with the slow one again and again is not named with it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -28,6 +33,8 @@ LEAST_HISTORY = 8
 LEAST_PEERS = 3
 """Others that are needed for a comparison."""
 LOSS_SHARE = 0.05
+LEAST_OWN = 3
+"""Recent measures of a link that its partners do not explain."""
 STRONG_LOSS_SHARE = 0.30
 """GPUs of one kind differ by 8 % on average and 22 % at most (Sinha et al., "Not All GPUs Are
 Created Equal", SC22): beyond that it is no matter of the silicon."""
@@ -53,6 +60,8 @@ class SpeedHistory(NamedTuple):
     peers: str
     """The kind of hardware: those with the same are compared."""
     values: tuple[float, ...]
+    partners: tuple[str, ...] = ()
+    """The node at the other end of a link, for each value; empty: it is no link."""
 
 
 class SlowDevice(NamedTuple):
@@ -71,6 +80,8 @@ class _Standing(NamedTuple):
     """0: too little is known."""
     spread: float
     """The spread of the device's own measures, as a part of the baseline."""
+    scatter: float
+    """The spread of its recent measures."""
 
     @property
     def loss(self) -> float:
@@ -83,23 +94,42 @@ class _Standing(NamedTuple):
 
 def slow_devices(histories: Iterable[SpeedHistory]) -> tuple[SlowDevice, ...]:
     """Return those that are slow, the slowest first."""
+    known = [history for history in histories if len(history.values) >= RECENT]
     groups: dict[tuple[str, str], list[_Standing]] = {}
-    for history in histories:
-        if len(history.values) >= RECENT:
-            group = groups.setdefault((history.peers, history.key.kind), [])
-            group.append(_standing(history))
+    for history in known:
+        groups.setdefault((history.peers, history.key.kind), []).append(_standing(history))
+    not_its_own = _explained_by_partners(known)
     found = [slow for group in groups.values() for slow in _slow_of(group)]
-    return tuple(sorted(found, key=lambda one: -one.loss))
+    return tuple(sorted((s for s in found if s.key not in not_its_own), key=lambda one: -one.loss))
+
+
+def _explained_by_partners(histories: Iterable[SpeedHistory]) -> set[SpeedKey]:
+    """Return the links whose partners may be the slow end."""
+    links = [one for one in histories if any(one.partners)]
+    recent = {
+        one.key.node: [*zip(one.partners, one.values, strict=True)][-RECENT:] for one in links
+    }
+
+    def is_own(node: str, partner: str, value: float) -> bool:
+        elsewhere = [speed for other, speed in recent.get(partner, ()) if other != node]
+        return value < (1.0 - LOSS_SHARE) * max(elsewhere, default=0.0)
+
+    return {
+        one.key
+        for one in links
+        if sum(is_own(one.key.node, *measure) for measure in recent[one.key.node]) < LEAST_OWN
+    }
 
 
 def _standing(history: SpeedHistory) -> _Standing:
     values = history.values
     recent, before = sorted(values[-RECENT:])[-2], values[:-RECENT]
+    scatter = spread_of(values[-RECENT:])
     if len(before) < LEAST_HISTORY:
-        return _Standing(history, recent, 0.0, 0.0)
+        return _Standing(history, recent, 0.0, 0.0, scatter)
     reference = before[:REFERENCE]
-    baseline = max(median(reference), median(before))
-    return _Standing(history, recent, baseline, max(LEAST_SPREAD_SHARE, spread_of(reference)))
+    baseline, spread = max(median(reference), median(before)), spread_of(reference)
+    return _Standing(history, recent, baseline, max(LEAST_SPREAD_SHARE, spread), scatter)
 
 
 def spread_of(values: Sequence[float]) -> float:
@@ -144,7 +174,11 @@ def _far_behind(one: _Standing, others: Collection[_Standing]) -> SlowDevice | N
     speeds = [other.recent for other in others]
     usual = median(speeds)
     loss = 1.0 - one.recent / usual if usual else 0.0
-    if loss < STRONG_LOSS_SHARE or loss <= DISTANCE_FACTOR * spread_of(speeds):
+    # Peers that are alike by chance, or because they were measured together, are not yet steady.
+    # A spread may exceed 100 % and a loss may not: its logarithm is as large as the loss at first.
+    spread = max(spread_of(speeds), median(each.scatter for each in (one, *others)))
+    distance = math.log(usual / one.recent) if usual and one.recent else math.inf
+    if loss < STRONG_LOSS_SHARE or distance <= DISTANCE_FACTOR * spread:
         return None
     text = (
         f"{_name(one)}: {loss:.0%} slower than {len(others)} peers of its kind "

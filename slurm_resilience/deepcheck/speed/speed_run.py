@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -13,6 +13,7 @@ from slurm_resilience.deepcheck.instance_level import as_program
 from slurm_resilience.deepcheck.kept_nodes import MaintenanceDoor, NodeKeeper
 from slurm_resilience.deepcheck.node_choice import DeepReadiness, by_gpus
 from slurm_resilience.deepcheck.speed.speed_judge import SlowDevice, slow_devices
+from slurm_resilience.deepcheck.speed.speed_pairs import rounds_of_pairs
 from slurm_resilience.deepcheck.speed.speed_store import SpeedStore
 from slurm_resilience.deepcheck.step_follower import StepFollower
 from slurm_resilience.deepcheck.step_lines import GroupTrouble, SpeedTold, StepMessage
@@ -93,22 +94,22 @@ def _orders(nodes: Sequence[Node], reservation: str, rounds: int) -> list[StepOr
     by_name = {node.name: node for node in nodes}
     orders = []
     for gres, names in by_gpus(nodes).items():
-        pairs = tuple(_links(names, by_name) for _ in range(rounds))
+        pairs = tuple(
+            _links(each, by_name)
+            for each in rounds_of_pairs(random.sample(list(names), len(names)), rounds)
+        )
         request = SpeedRequest(bool(gres), pairs, secrets.token_hex(16))
         program = as_program(PROGRAM, request)
         orders.append(StepOrder(reservation, names, program, LIMIT_MINUTES, gres=gres))
     return orders
 
 
-def _links(names: Sequence[str], nodes: dict[str, Node]) -> tuple[SpeedLink, ...]:
-    """Return pairs, which change from run to run: the good partners of a slow node show that they
-    are good in the next one."""
-    mixed = random.sample(list(names), len(names))
+def _links(pairs: Iterable[tuple[str, str]], nodes: Mapping[str, Node]) -> tuple[SpeedLink, ...]:
     return tuple(
         SpeedLink(
             server, client, nodes[server].address or server, FIRST_PORT + secrets.randbelow(PORTS)
         )
-        for server, client in zip(mixed[::2], mixed[1::2], strict=False)
+        for server, client in pairs
     )
 
 

@@ -21,15 +21,15 @@ FORGOTTEN_SECONDS = 90 * 86400.0
 """A device that was not measured for so long is gone."""
 WAIT_SECONDS = 10.0
 _TABLE = """
-CREATE TABLE IF NOT EXISTS measures (
-    node TEXT, device TEXT, kind TEXT, peers TEXT, at REAL, value REAL);
-CREATE INDEX IF NOT EXISTS measures_of ON measures (node, device, kind, at);
+CREATE TABLE IF NOT EXISTS speeds (
+    node TEXT, device TEXT, kind TEXT, peers TEXT, at REAL, value REAL, partner TEXT);
+CREATE INDEX IF NOT EXISTS speeds_of ON speeds (node, device, kind, at);
 """
 _BOUND = """
-DELETE FROM measures WHERE rowid IN (
+DELETE FROM speeds WHERE rowid IN (
     SELECT rowid FROM (
         SELECT rowid, row_number() OVER (
-            PARTITION BY node, device, kind ORDER BY at DESC, rowid DESC) AS place FROM measures)
+            PARTITION BY node, device, kind ORDER BY at DESC, rowid DESC) AS place FROM speeds)
     WHERE place > ?)
 """
 
@@ -50,12 +50,12 @@ class SpeedStore:
         Raises:
             UsageError: the file cannot be written.
         """
-        rows = [(m.node, m.device, m.kind, m.peers, at, m.value) for m in measures]
+        rows = [(m.node, m.device, m.kind, m.peers, at, m.value, m.partner) for m in measures]
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with closing(self._open()) as database, database:
-                database.executemany("INSERT INTO measures VALUES (?, ?, ?, ?, ?, ?)", rows)
-                database.execute("DELETE FROM measures WHERE at < ?", (at - FORGOTTEN_SECONDS,))
+                database.executemany("INSERT INTO speeds VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+                database.execute("DELETE FROM speeds WHERE at < ?", (at - FORGOTTEN_SECONDS,))
                 database.execute(_BOUND, (KEPT,))
         except (OSError, sqlite3.Error) as error:
             raise UsageError(f"{self._path}: speeds cannot be kept: {error}") from None
@@ -71,17 +71,23 @@ class SpeedStore:
         try:
             with closing(self._open()) as database:
                 rows = database.execute(
-                    "SELECT node, device, kind, peers, value FROM measures ORDER BY at, rowid"
+                    "SELECT node, device, kind, peers, value, partner FROM speeds"
+                    " ORDER BY at, rowid"
                 ).fetchall()
         except (OSError, sqlite3.Error) as error:
             raise UsageError(f"{self._path}: speeds cannot be read: {error}") from None
         peers: dict[SpeedKey, str] = {}
         values: dict[SpeedKey, list[float]] = {}
-        for node, device, kind, group, value in rows:
+        partners: dict[SpeedKey, list[str]] = {}
+        for node, device, kind, group, value, partner in rows:
             key = SpeedKey(node, device, kind)
             peers[key] = group
             values.setdefault(key, []).append(value)
-        return tuple(SpeedHistory(key, peers[key], tuple(values[key])) for key in values)
+            partners.setdefault(key, []).append(partner)
+        return tuple(
+            SpeedHistory(key, peers[key], tuple(values[key]), tuple(partners[key]))
+            for key in values
+        )
 
     def _open(self) -> sqlite3.Connection:
         database = sqlite3.connect(self._path, timeout=WAIT_SECONDS)

@@ -61,7 +61,8 @@ def _link(links: Sequence[SpeedLink], node: str, serial: str, model: str, token:
         except OSError as error:
             _tell(GroupTrouble(0, node, f"link of {link.server} and {link.client}: {error}"))
         else:
-            _tell(SpeedTold(node, serial, model, "link", rate))
+            partner = link.client if node == link.server else link.server
+            _tell(SpeedTold(node, serial, model, "link", rate, partner))
 
 
 def _tell(message: SpeedTold | GroupTrouble) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import queue
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,8 +54,10 @@ class CheckLoop:
         outbox: Outbox,
         clock: Clock,
         stop: threading.Event,
+        is_drill: Callable[[], bool] = lambda: False,
     ) -> None:
         self._settings = settings
+        self._is_drill = is_drill
         self._facts = facts
         self._outbox = outbox
         self._clock = clock
@@ -86,7 +90,8 @@ class CheckLoop:
             checks = [check for check in self._checks if due[check.name] <= now]
             # What Slurm expects is read again while something fails: an administrator may have
             # taken the missing GPU out of slurm.conf, so that the node can go on without it.
-            check_context = context(self._settings, self._facts, again=bool(self._failing))
+            known = context(self._settings, self._facts, again=bool(self._failing))
+            check_context = dataclasses.replace(known, is_drill=self._is_drill())
             for check in checks:
                 self._run_beside(check, check_context)
             now = self._clock.monotonic()

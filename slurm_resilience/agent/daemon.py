@@ -93,15 +93,15 @@ class Daemon:
         self.outbox = Outbox(self._wakeup.ring, self._health_log)
         hello = NodeHello(identity.boot_id(), identity.instance(), __version__)
         beat = settings.agent.beat
-        self._checks = CheckLoop(settings, facts, self.outbox, clock, stop)
+        self._drill = DrillWindow(
+            drill_file(), identity.boot_id(), settings.agent.accept_injected, clock
+        )
+        self._checks = CheckLoop(settings, facts, self.outbox, clock, stop, self._drill.covers)
         rerun = LifecycleRerun(
             settings.lifecycle, node, lambda: self._checks.run_now(lifecycle_check.NAME)
         )
         self._recent = recent
         self._kernel_log: KernelLogReader | None = None
-        self._drill = DrillWindow(
-            drill_file(), identity.boot_id(), settings.agent.accept_injected, clock
-        )
         answerers = {
             ChangeDrill.kind: Answerer(ChangeDrill, self._drill.change),
             SendLog.kind: Answerer(SendLog, self._log_tail),

@@ -61,11 +61,15 @@ class FindingIntake:
                 self._add(finding)
 
     def from_dcgm(self, finding: Finding) -> None:
-        """Take a violation of a policy of DCGM's, unless its Xid is known with the GPU's name."""
+        """Take a violation of a policy of DCGM's, unless its Xid is known already."""
         with self._lock:
-            if finding.check == "xid" and any(_is_same_xid(finding, one) for one in self._logged):
-                return
-            self._add(finding)
+            if not self._is_known(finding):
+                self._add(finding)
+
+    def knows(self, finding: Finding) -> bool:
+        """Tell whether the kernel log or the driver has told of an Xid that DCGM tells of."""
+        with self._lock:
+            return self._is_known(finding)
 
     def recovered(self, gpu: str) -> None:
         """Take in that a GPU was reset: what a reset heals is healed.
@@ -77,6 +81,9 @@ class FindingIntake:
             rest = tuple(one for one in self._incidents if not heals(one.lead, gpu))
             self._incidents = rest
             self._outbox.change(GroupingChange(rest, recovered=gpu))
+
+    def _is_known(self, finding: Finding) -> bool:
+        return finding.check == "xid" and any(_is_same_xid(finding, one) for one in self._logged)
 
     def _add(self, finding: Finding) -> None:
         change = absorb(self._incidents, finding)
@@ -92,6 +99,8 @@ class FindingIntake:
 
 
 def _is_same_xid(finding: Finding, known: Finding) -> bool:
-    """Tell whether DCGM tells of an Xid that is known; it does not name the GPU."""
+    """Tell whether DCGM tells of an Xid that is known; it does not name the GPU. What was injected
+    hides nothing that was not."""
     is_recent = abs(finding.at - known.at) <= DCGM_SECONDS
-    return finding.code == known.code and is_recent and not known.injected
+    hides = finding.injected or not known.injected
+    return finding.code == known.code and is_recent and hides

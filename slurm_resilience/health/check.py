@@ -47,6 +47,8 @@ class CheckContext:
     expected: Expected = field(default_factory=Expected)
     now: float = 0.0
     """Seconds since the epoch."""
+    is_drill: bool = False
+    """A drill is open on this node: a tool may tell of a fault that was injected into it."""
     first: Any = None
     """The reading of this check's first probe; None while that is now."""
     earlier: tuple[Any, ...] = ()

@@ -39,7 +39,7 @@ def event_finding(event: GpuEvent, at: float) -> Finding:
         at: when, seconds since the epoch.
     """
     row = xid.judge(event.code, f"to 0x0 ({event.recovery})" if event.recovery else "")
-    gpu = _address(event.gpu)
+    gpu = kernel_address(event.gpu)
     said = f", recovery action: {event.recovery}" if event.recovery else ""
     return Finding(
         check="xid",
@@ -52,7 +52,7 @@ def event_finding(event: GpuEvent, at: float) -> Finding:
     )
 
 
-def _address(gpu: str) -> str:
+def kernel_address(gpu: str) -> str:
     """Return an address as the kernel log writes it: `0000:3b:00`."""
     match = _BUS.fullmatch(gpu.lower())
     return f"{int(match['domain'], 16):04x}:{match['rest']}" if match else gpu.lower()

@@ -22,7 +22,21 @@ GPU = "0000:04:00"
 """The GPU that the lines name where none is given."""
 
 _GPU = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}")
+DCGM_XID = 230
+"""DCGM's field of a GPU's last Xid."""
+DCGM_DOUBLE_BIT = 319
+"""DCGM's field of the double-bit errors in a GPU's memory since the driver was loaded."""
+DCGM_NVLINK_CRC = 409
+"""DCGM's field of the CRC errors on all NVLinks of a GPU."""
+
 _XID = re.compile(r"xid(?P<code>[0-9]{1,3})")
+
+
+class DcgmValue(NamedTuple):
+    """A value of one of DCGM's fields."""
+
+    field: int
+    value: int
 
 
 class InjectedFault(NamedTuple):
@@ -35,6 +49,8 @@ class InjectedFault(NamedTuple):
     lines: tuple[str, ...] = ()
     """Lines of the kernel log; `{gpu}` is the GPU's address."""
     way: Way = "kernel-log"
+    dcgm: tuple[DcgmValue, ...] = ()
+    """The same for DCGM, where it runs."""
 
 
 CATALOGUE: tuple[InjectedFault, ...] = (
@@ -43,12 +59,14 @@ CATALOGUE: tuple[InjectedFault, ...] = (
         "a GPU has fallen off the bus",
         Severity.REBOOT,
         ("NVRM: Xid (PCI:{gpu}): 79, pid=0, name=sres, GPU has fallen off the bus.",),
+        dcgm=(DcgmValue(DCGM_XID, 79),),
     ),
     InjectedFault(
         "xid94",
         "a contained memory error: one program is hit",
         Severity.JOB,
         ("NVRM: Xid (PCI:{gpu}): 94, pid=0, name=sres, Contained memory error",),
+        dcgm=(DcgmValue(DCGM_XID, 94),),
     ),
     InjectedFault(
         "ecc",
@@ -58,12 +76,14 @@ CATALOGUE: tuple[InjectedFault, ...] = (
             "NVRM: Xid (PCI:{gpu}): 48, pid=0, name=sres, An uncorrectable double bit error",
             "NVRM: Xid (PCI:{gpu}): 64, pid=0, name=sres, Row remapping failure",
         ),
+        dcgm=(DcgmValue(DCGM_DOUBLE_BIT, 1), DcgmValue(DCGM_XID, 48), DcgmValue(DCGM_XID, 64)),
     ),
     InjectedFault(
         "nvlink-down",
         "a GPU's NVLink fails (Xid 74)",
         Severity.RESET,
         ("NVRM: Xid (PCI:{gpu}): 74, pid=0, name=sres, NVLink: fatal error on link 3",),
+        dcgm=(DcgmValue(DCGM_NVLINK_CRC, 1), DcgmValue(DCGM_XID, 74)),
     ),
     InjectedFault(
         "efa-down",
@@ -122,7 +142,8 @@ def find_fault(name: str) -> InjectedFault:
         shown = "".join(char if char.isprintable() else "?" for char in name[:40])
         raise UsageError(f"'{shown}' is no fault; there are {known}, and xidN for a known Xid")
     line = f"NVRM: Xid (PCI:{{gpu}}): {row.code}, pid=0, name=sres, injected"
-    return InjectedFault(name, f"Xid {row.code}: {row.meaning}", row.action, (line,))
+    told = DcgmValue(DCGM_XID, row.code)
+    return InjectedFault(name, f"Xid {row.code}: {row.meaning}", row.action, (line,), dcgm=(told,))
 
 
 def lines_of(fault: InjectedFault, gpu: str = GPU) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.finding_intake import FindingIntake
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import SystemClock
+from slurm_resilience.health.documents.dcgm_devices import gpu_addresses, gpus_with_xid
 from slurm_resilience.health.documents.dcgm_violations import ViolationReader
 from slurm_resilience.health.gpu_event import GpuEvent
 from slurm_resilience.health.kernel_log import Classifier
@@ -38,6 +39,37 @@ VIOLATIONS = {
     "dbe": "A double-bit ECC error has violated policy manager values.\nDBE error count: 1\n",
     "xid79": "XID error 79 detected.\n",
 }
+
+
+LISTED = """\
+2 GPUs found.
++--------+----------------------------------------------------------------------+
+| GPU ID | Device Information                                                   |
++--------+----------------------------------------------------------------------+
+| 0      | Name: NVIDIA H100 80GB HBM3                                          |
+|        | PCI Bus ID: 00000000:1B:00.0                                         |
+|        | Device UUID: GPU-5b9bb7f1-4d0c-0c2a-6a0c-7f6e5b8f2a11                |
++--------+----------------------------------------------------------------------+
+| 1      | Name: NVIDIA H100 80GB HBM3                                          |
+|        | PCI Bus ID: 00000000:43:00.0                                         |
+|        | Device UUID: GPU-c0a8d3c8-1f55-55e1-94f4-2f3e1f0e8c22                |
++--------+----------------------------------------------------------------------+
+1 NvSwitches found.
++-----------+
+| Switch ID |
++-----------+
+| 1         |
++-----------+
+1 CPUs found.
+| 0      | Name: Grace TH500                                                    |
+"""
+SHOWN = """\
+#Entity   XIDER
+ID
+GPU 0     N/A
+GPU 1     {}
+GPU-I 1   48
+"""
 
 
 def read(text: str) -> list[Finding]:
@@ -93,6 +125,28 @@ def test_an_xid_that_only_dcgm_tells_counts() -> None:
         intake.from_log(line)  # a program wrote it: it hides nothing
     intake.from_dcgm(xid(79, 9.0))
     assert "reboot" in [str(one.severity) for one in outbox.kernel_findings()]
+
+
+@pytest.mark.parametrize(("injected", "known_injected", "count"), [(1, 1, 1), (1, 0, 1), (0, 1, 2)])
+def test_what_was_injected_hides_only_what_was(
+    injected: bool, known_injected: bool, count: int
+) -> None:
+    intake = FindingIntake(outbox := Outbox())
+    text = "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, x"
+    facility = 1 if known_injected else 0
+    (line,) = Classifier().judge(text, 5.0, facility=facility, is_drill=True)
+    intake.from_log(line)
+    told = msgspec.structs.replace(xid(79, 9.0), injected=bool(injected))
+    assert intake.knows(told) is (count == 1)
+    intake.from_dcgm(told)
+    assert len(outbox.kernel_findings()) == count
+
+
+def test_dcgms_numbers_and_addresses() -> None:
+    assert gpu_addresses(LISTED) == {0: "0000:1b:00", 1: "0000:43:00"}
+    assert gpu_addresses("Error: unable to establish a connection to the specified host") == {}
+    assert gpus_with_xid(SHOWN.format(48), 48) == (1,)
+    assert gpus_with_xid(SHOWN.format("N/A"), 48) == ()
 
 
 # --- the process ------------------------------------------------------------------------------
@@ -154,6 +208,10 @@ def dcgmi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     file.write_text(
         f"""#!/bin/sh
 echo "$@" >> {tmp_path}/asked
+case $1 in
+    dmon) cat {tmp_path}/shown; exit ;;
+    discovery) cat {tmp_path}/listed; exit ;;
+esac
 case $4 in
     --get) cat {tmp_path}/policy ;;
     --set) echo 'Policy successfully set.' ;;
@@ -164,6 +222,8 @@ esac
     )
     file.chmod(0o755)
     (tmp_path / "policy").write_text(NO_POLICY)
+    (tmp_path / "shown").write_text(SHOWN.format("N/A"))
+    (tmp_path / "listed").write_text(LISTED)
     (tmp_path / "violations").write_text("Listening for violations.\n")
     monkeypatch.setenv("PATH", f"{file.parent}:/usr/bin:/bin")
     yield tmp_path
@@ -177,6 +237,24 @@ def test_a_violation_is_reported(dcgmi: Path, is_drill: bool) -> None:
         file.write(STAMP + VIOLATIONS["xid79"])
     (one,) = following.wait(following.outbox.kernel_findings)
     assert (str(one.severity), one.code, one.injected) == ("reboot", "79", is_drill)
+    following.end()
+
+
+@pytest.mark.parametrize(
+    ("last", "subject", "named"),
+    [(48, "0000:43:00", "on GPU 0000:43:00: "), (79, "", "on a GPU that DCGM does not name: ")],
+)
+def test_a_reset_is_asked_for_with_the_gpus_address(
+    dcgmi: Path, last: int, subject: str, named: str
+) -> None:
+    (dcgmi / "shown").write_text(SHOWN.format(last))
+    following = Following(dcgmi)
+    following.says("following DCGM's policies")
+    with (dcgmi / "violations").open("a") as file:
+        file.write(STAMP + "XID error 48 detected.\n")
+    (one,) = following.wait(following.outbox.kernel_findings)
+    assert (str(one.severity), one.code, one.subject) == ("reset", "48", subject)
+    assert named in one.text
     following.end()
 
 

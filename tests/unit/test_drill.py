@@ -311,6 +311,117 @@ def test_what_may_not_be_is_one_line_and_changes_nothing(
     assert said.out == ""
 
 
+DCGMI = """\
+#!/bin/sh
+echo "$@" >> {asked}
+case $1 in
+    discovery) cat {listed} ;;
+    test) echo '{answer}' ;;
+esac
+"""
+LISTED = """\
+| 0      | Name: NVIDIA H100 80GB HBM3                                          |
+|        | PCI Bus ID: 00000000:1B:00.0                                         |
+| 3      | Name: NVIDIA H100 80GB HBM3                                          |
+|        | PCI Bus ID: 00000000:3B:00.0                                         |
+"""
+DONE = "Successfully injected field info."
+
+
+@pytest.fixture
+def dcgmi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Make a dcgmi that notes what it was asked."""
+
+    def make(listed: str = LISTED, answer: str = DONE) -> Path:
+        (tmp_path / "listed").write_text(listed)
+        asked, file = tmp_path / "asked", tmp_path / "bin" / "dcgmi"
+        file.parent.mkdir()
+        file.write_text(DCGMI.format(asked=asked, listed=tmp_path / "listed", answer=answer))
+        file.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{file.parent}:/usr/bin:/bin")
+        return asked
+
+    return make
+
+
+def inject(kernel_log: Path, *words: str, seconds_left: float = 60.0) -> str:
+    """Inject a fault into n2; return the first line of the kernel log."""
+    reader = os.open(kernel_log, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        site = Site(kernel_log, seconds_left)
+        assert main.call(["inject", "n2", *words, "--yes"], site) == 0
+        return os.read(reader, 4096).decode().splitlines()[0]
+    finally:
+        os.close(reader)
+
+
+@pytest.mark.usefixtures("on_n2")
+@pytest.mark.parametrize(
+    ("words", "gpu", "number", "values"),
+    [
+        (["xid79"], "0000:1b:00", 0, ["230 -v 79"]),
+        (["xid13", "--gpu", "0000:3B:00"], "0000:3b:00", 3, ["230 -v 13"]),
+        (["ecc"], "0000:1b:00", 0, ["319 -v 1", "230 -v 48", "230 -v 64"]),
+        (["nvlink-down"], "0000:1b:00", 0, ["409 -v 1", "230 -v 74"]),
+        (["disk-lost"], "", 0, []),
+    ],
+)
+def test_dcgm_is_told_of_the_same_gpu_where_it_runs(
+    kernel_log: Path,
+    dcgmi: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    gpu: str,
+    number: int,
+    values: list[str],
+) -> None:
+    asked = dcgmi()
+    assert gpu in inject(kernel_log, *words)
+    told = [f"test --inject --gpuid {number} -f {value}" for value in values]
+    listed = ["discovery -l"] if told else []
+    assert (asked.read_text().splitlines() if asked.exists() else []) == [*listed, *told]
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert ("DCGM was told of it too" in said.out) is bool(told)
+
+
+@pytest.mark.usefixtures("on_n2")
+@pytest.mark.parametrize(
+    ("listed", "answer", "words", "why"),
+    [
+        ("Error: no host engine\n", DONE, ["xid79"], "DCGM shows no GPU: Error: no host engine"),
+        (LISTED, "Error: bad value", ["xid79"], "DCGM did not take field 230: Error: bad value"),
+        (LISTED, DONE, ["xid79", "--gpu", "0000:99:00"], "DCGM has no GPU 0000:99:00; it has "),
+    ],
+)
+def test_a_dcgm_that_does_not_take_it_is_told_and_keeps_nothing_up(
+    kernel_log: Path,
+    dcgmi: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    listed: str,
+    answer: str,
+    words: list[str],
+    why: str,
+) -> None:
+    dcgmi(listed, answer)
+    assert ": 79, " in inject(kernel_log, *words)
+    said = capsys.readouterr()
+    assert why in said.err
+    assert said.err.count("\n") == 1
+    assert "n2: xid79 injected" in said.out
+
+
+@pytest.mark.usefixtures("on_n2")
+def test_dcgm_is_not_told_where_nothing_would_mark_it(
+    kernel_log: Path, dcgmi: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = dcgmi()
+    always = DrillAnswer(0.0, True)
+    monkeypatch.setattr(inject_command, "ask_drill", lambda *_: always)
+    inject(kernel_log, "xid79")
+    assert not asked.exists()
+
+
 def test_only_root_injects(
     kernel_log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,12 @@ def test_an_incident_of_the_watches(text: str, severity: str) -> None:
     assert str(warned.severity) == "monitor"
 
 
+def test_what_the_watches_say_during_a_drill_is_marked() -> None:
+    said = dcgm_health.DcgmSaid(json.loads(document("Failure", "PCIe system", "XID 79 for GPU 3")))
+    (one,) = dcgm_health.judge(said, CheckContext(now=5.0, is_drill=True)).findings
+    assert (str(one.severity), one.injected) == ("reboot", True)
+
+
 def test_watches_that_are_off_are_switched_on(dcgmi: Path, tmp_path: Path) -> None:
     dcgmi.write_text("Error: Health watches not enabled. Please enable watches. \n")
     result = look(tmp_path)

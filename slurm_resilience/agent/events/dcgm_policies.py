@@ -1,5 +1,8 @@
 """Follow the violations of DCGM's policies, Xids among them, where its host engine runs.
 
+A violation names no GPU. For an Xid that has come by no other way, DCGM is asked which GPUs have it
+as their last one: a reset needs the GPU's address, and without it the node would be rebooted.
+
 `dcgmi policy --reg` prints them as they come. It does not notice that the host engine has ended:
 so it is started anew every few minutes. Where the site has set no policy, the conditions that need
 no knowledge of the product are set, with no action: DCGM tells, and does nothing by itself.
@@ -16,7 +19,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -27,21 +30,27 @@ from slurm_resilience.agent.finding_intake import FindingIntake
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
-from slurm_resilience.health.checks.gpu.dcgm_health import (
-    ALL_GPUS,
-    MAX_SAID_CHARACTERS,
-    NOT_INSTALLED,
-)
+from slurm_resilience.errors import SresError
+from slurm_resilience.health.checks.gpu.dcgm_health import MAX_SAID_CHARACTERS, NOT_INSTALLED
 from slurm_resilience.health.checks.gpu.nvml_session import no_nvidia_gpu
-from slurm_resilience.health.documents.dcgm_violations import CHECK_NAME, ViolationReader
+from slurm_resilience.health.dcgm_tool import ALL_GPUS, ask_dcgmi
+from slurm_resilience.health.documents.dcgm_devices import (
+    XID_FIELD,
+    gpu_addresses,
+    gpus_with_xid,
+)
+from slurm_resilience.health.documents.dcgm_violations import (
+    CHECK_NAME,
+    ViolationReader,
+    of_gpu,
+)
 from slurm_resilience.health.documents.smi_judge import RETIRED_PAGES_LIMIT
-from slurm_resilience.model import CheckResult
+from slurm_resilience.model import CheckResult, Finding
 
 log = logging.getLogger("sresd.dcgm_policies")
 
 CONDITIONS = ("-x", "-e", "-p", "-n", "-M", str(RETIRED_PAGES_LIMIT))
 """Xids, double-bit errors, PCIe replays, NVLink errors, retired pages."""
-TOOL_SECONDS = 20.0
 FOLLOW_SECONDS = 600.0
 RETRY_SECONDS = 60.0
 IDLE_SECONDS = 600.0
@@ -106,7 +115,7 @@ class DcgmPolicies:
             if expected.expected.gpus is not None:  # else perhaps a node that has no GPU
                 self._put_up("unjudged", NOT_INSTALLED)
             return IDLE_SECONDS
-        trouble = _set_where_none_is(dcgmi) or self._follow(dcgmi)
+        trouble = _set_where_none_is() or self._follow(dcgmi)
         if trouble:
             self._put_up("unjudged", trouble)
             return RETRY_SECONDS
@@ -160,9 +169,20 @@ class DcgmPolicies:
         finding = reader.feed(line)
         if finding is not None:
             self._clock.wait(self._stop, SETTLE_SECONDS)
-            self._intake.from_dcgm(
-                msgspec.structs.replace(finding, at=self._clock.now(), injected=self._is_drill())
-            )
+            now, is_drill = self._clock.now(), self._is_drill()
+            seen = msgspec.structs.replace(finding, at=now, injected=is_drill)
+            for one in self._by_gpu(seen):
+                self._intake.from_dcgm(one)
+
+    def _by_gpu(self, finding: Finding) -> Sequence[Finding]:
+        """Return the finding of each GPU that has this Xid; without a GPU where that is unknown."""
+        if finding.check != "xid" or self._intake.knows(finding):
+            return (finding,)
+        shown = _ask("dmon", "-e", str(XID_FIELD), "-c", "1")
+        numbers = gpus_with_xid(shown, int(finding.code))
+        addresses = gpu_addresses(_ask("discovery", "-l")) if numbers else {}
+        gpus = [addresses[number] for number in numbers if number in addresses]
+        return [of_gpu(finding, gpu) for gpu in gpus] or (finding,)
 
     def _put_up(self, verdict: str, text: str) -> None:
         result = CheckResult(CHECK_NAME, "pass" if verdict == "pass" else "unjudged", text)
@@ -170,32 +190,24 @@ class DcgmPolicies:
             log.info("%s: %s", verdict, text)
 
 
-def _set_where_none_is(dcgmi: str) -> str:
+def _set_where_none_is() -> str:
     """Set the conditions where the site has set none; return why that cannot be."""
-    said = _ask(dcgmi, "--get")
+    of_all = ("policy", "-g", ALL_GPUS)
+    said = _ask(*of_all, "--get")
     if _NONE_SET.search(said):
         # Action 0 and validation 0: none.
-        said = _ask(dcgmi, "--set", "0,0", *CONDITIONS)
+        said = _ask(*of_all, "--set", "0,0", *CONDITIONS)
     if _REFUSED.search(said):
         return f"DCGM's policies cannot be followed: {' '.join(said.split())[:MAX_SAID_CHARACTERS]}"
     return ""
 
 
-def _ask(dcgmi: str, *words: str) -> str:
-    """Return what `dcgmi policy` printed; an error begins like its own errors."""
+def _ask(*words: str) -> str:
+    """Return what dcgmi printed; an error begins like its own errors."""
     try:
-        done = subprocess.run(
-            [dcgmi, "policy", "-g", ALL_GPUS, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=TOOL_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return f"Error: no answer within {TOOL_SECONDS:g} s"
-    except OSError as error:
-        return f"Error: dcgmi cannot be started: {error.strerror}"
-    return done.stdout.decode("utf-8", "replace")
+        return ask_dcgmi(*words)
+    except SresError as error:
+        return f"Error: {error}"
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

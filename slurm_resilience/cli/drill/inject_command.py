@@ -14,7 +14,8 @@ from slurm_resilience.cli.drill.drill_commands import ask_drill
 from slurm_resilience.cli.shared_options import config_option, yes_option
 from slurm_resilience.cli.tables import table
 from slurm_resilience.clock import SYSTEM_CLOCK
-from slurm_resilience.errors import NotPermitted, UsageError
+from slurm_resilience.errors import NotPermitted, SresError, UsageError
+from slurm_resilience.inject.dcgm_injection import DcgmGpu, dcgm_gpu, tell_dcgm
 from slurm_resilience.inject.fault_catalogue import (
     CATALOGUE,
     GPU,
@@ -52,7 +53,11 @@ def _list_faults(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     callback=_list_faults,
     help="List the faults.",
 )
-@click.option("--gpu", default=GPU, show_default=True, metavar="ADDRESS", help="GPU to be named.")
+@click.option(
+    "--gpu",
+    metavar="ADDRESS",
+    help=f"GPU to be named.  [default: the first that DCGM shows, else {GPU}]",
+)
 @click.option(
     "--lab",
     "lab_name",
@@ -64,21 +69,22 @@ def _list_faults(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @config_option
 @pass_cluster
 def inject(
-    cluster: ClusterView, node: str, fault: str, gpu: str, lab_name: str | None, yes: bool
+    cluster: ClusterView, node: str, fault: str, gpu: str | None, lab_name: str | None, yes: bool
 ) -> None:
     """Let FAULT happen to NODE, to see it found, marked and repaired.
 
     On a real node it runs as root on that node itself, with a drill open there (sres drill open
-    NODE). All that follows is marked as injected.
+    NODE). Where DCGM runs, it is told of faults of GPUs as well. All that follows is marked as
+    injected.
     """
     chosen = find_fault(fault)
-    lines = lines_of(chosen, gpu)
+    lines = lines_of(chosen, gpu or GPU)
     if os.geteuid() != 0:
         raise NotPermitted("only root may inject a fault")
     if lab_name is not None:
         _into_lab(lab_name, node, chosen, lines)
     else:
-        _into_this_node(cluster, node, chosen, lines, yes)
+        _into_this_node(cluster, node, chosen, gpu, yes)
     click.echo(
         f"{node}: {chosen.name} injected ({chosen.meaning}); it calls for: {chosen.asks_for}; "
         f"follow it: sres node watch {node}"
@@ -95,7 +101,7 @@ def _into_lab(name: str, node: str, chosen: InjectedFault, lines: tuple[str, ...
 
 
 def _into_this_node(
-    cluster: ClusterView, node: str, chosen: InjectedFault, lines: tuple[str, ...], yes: bool
+    cluster: ClusterView, node: str, chosen: InjectedFault, gpu: str | None, yes: bool
 ) -> None:
     """Inject a fault into the machine on which this runs, if that is what is wanted."""
     if chosen.way == "cable":
@@ -115,10 +121,36 @@ def _into_this_node(
         raise UsageError(
             f"no drill is open on {node}, so nothing would come of it: sres drill open {node}"
         )
-    write_lines(Path(cluster.config.agent.kernel_log), lines)
+    # Without an open drill nothing would mark what DCGM tells as injected.
+    is_for_dcgm = bool(chosen.dcgm) and told.seconds_left > REPORT_SECONDS
+    known = _gpu_of_dcgm(gpu) if is_for_dcgm else None
+    address = gpu or (known.address if known else GPU)
+    write_lines(Path(cluster.config.agent.kernel_log), lines_of(chosen, address))
+    if known is not None:
+        _into_dcgm(known, chosen)
     if chosen.way != "kernel-log":
         SYSTEM_CLOCK.wait(threading.Event(), REPORT_SECONDS)
         crash()
+
+
+def _gpu_of_dcgm(address: str | None) -> DcgmGpu | None:
+    try:
+        return dcgm_gpu(address)
+    except SresError as error:
+        click.echo(f"DCGM is not told: {error}", err=True)
+        return None
+
+
+def _into_dcgm(gpu: DcgmGpu, chosen: InjectedFault) -> None:
+    try:
+        tell_dcgm(gpu, chosen.dcgm)
+    except SresError as error:
+        click.echo(f"DCGM is not told of all: {error}", err=True)
+        return
+    click.echo(
+        f"DCGM was told of it too (its GPU {gpu.number}); its watches show an Xid until its host "
+        "engine is restarted (systemctl restart nvidia-dcgm)"
+    )
 
 
 def _names_of_this_machine() -> tuple[str, ...]:

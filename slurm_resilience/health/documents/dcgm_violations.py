@@ -12,12 +12,15 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+import msgspec
+
 from slurm_resilience.health import xid
 from slurm_resilience.health.documents.reading import document_finding
 from slurm_resilience.health.documents.smi_judge import RETIRED_PAGES_LIMIT
 from slurm_resilience.model import Finding, Severity
 
 CHECK_NAME = "dcgm_policies"
+_UNNAMED = "a GPU that DCGM does not name"
 
 
 class PolicyLine(NamedTuple):
@@ -66,7 +69,7 @@ class ViolationReader:
         """Return the finding of the violation that ends with this line; it bears no time."""
         if match := _XID.match(line):
             row = xid.judge(int(match[1]), "")
-            text = f"Xid {row.code} on a GPU that DCGM does not name: {row.meaning}"
+            text = f"Xid {row.code} on {_UNNAMED}: {row.meaning}"
             said = f"DCGM policy: {line.strip()}"
             return document_finding("xid", row.action, text, "", str(row.code), said)
         if match := _SINGLE.match(line):
@@ -79,6 +82,12 @@ class ViolationReader:
             if match := kind.pattern.match(line):
                 return _violation(kind.severity, kind.text.format(match[1]), kind.code, line)
         return None
+
+
+def of_gpu(finding: Finding, gpu: str) -> Finding:
+    """Return an Xid's finding with the address of its GPU."""
+    text = finding.text.replace(_UNNAMED, f"GPU {gpu}")
+    return msgspec.structs.replace(finding, subject=gpu, text=text)
 
 
 def _violation(severity: Severity, text: str, code: str, line: str) -> Finding:

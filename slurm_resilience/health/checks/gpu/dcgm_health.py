@@ -7,23 +7,20 @@ watches are switched on where they are off; they read, and disturb no job.
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from typing import Any, NamedTuple
 
 import msgspec
 
+from slurm_resilience.errors import SresError
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
 from slurm_resilience.health.checks.gpu.nvml_session import no_nvidia_gpu
+from slurm_resilience.health.dcgm_tool import ALL_GPUS, ask_dcgmi, has_dcgmi
 from slurm_resilience.health.documents.dcgm_watches import (
     judge_dcgm_health,
     recognises_dcgm_health,
 )
 from slurm_resilience.model import Severity
 
-TOOL_SECONDS = 20.0
-ALL_GPUS = "0"
-"""DCGM's own group of all GPUs."""
 MAX_SAID_CHARACTERS = 200
 NOT_INSTALLED = "DCGM is not installed (dcgmi)"
 _OFF = "watches not enabled"
@@ -37,16 +34,15 @@ class DcgmSaid(NamedTuple):
 
 def absent(context: CheckContext) -> str:
     why = no_nvidia_gpu(context)
-    if not why and shutil.which("dcgmi") is None:
+    if not why and not has_dcgmi():
         raise Unjudged(NOT_INSTALLED)  # before a process is started for it
     return why
 
 
 def probe(context: CheckContext) -> DcgmSaid:
-    dcgmi = shutil.which("dcgmi") or "dcgmi"
-    said = _ask(dcgmi, "-c", "-j")
+    said = _ask("-c", "-j")
     if _OFF in said:
-        _ask(dcgmi, "-s", "a")
+        _ask("-s", "a")
         raise Unjudged("DCGM's watches were off, and are switched on now")
     try:
         document, _ = json.JSONDecoder().raw_decode(said, said.index("{"))
@@ -58,20 +54,11 @@ def probe(context: CheckContext) -> DcgmSaid:
     return DcgmSaid(document)
 
 
-def _ask(dcgmi: str, *words: str) -> str:
+def _ask(*words: str) -> str:
     try:
-        done = subprocess.run(
-            [dcgmi, "health", "-g", ALL_GPUS, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=TOOL_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        raise Unjudged(f"dcgmi does not answer within {TOOL_SECONDS:g} s") from None
-    except OSError as error:
-        raise Unjudged(f"dcgmi cannot be started: {error.strerror}") from None
-    return done.stdout.decode("utf-8", "replace")
+        return ask_dcgmi("health", "-g", ALL_GPUS, *words)
+    except SresError as error:
+        raise Unjudged(str(error)) from None
 
 
 def judge(seen: DcgmSaid, context: CheckContext) -> Judgement:
@@ -80,7 +67,11 @@ def judge(seen: DcgmSaid, context: CheckContext) -> Judgement:
         raise Unjudged("; ".join(reading.unjudged))
     findings = tuple(
         msgspec.structs.replace(
-            one, check=CHECK.name, at=context.now, severity=_of_a_number(one.severity)
+            one,
+            check=CHECK.name,
+            at=context.now,
+            severity=_of_a_number(one.severity),
+            injected=context.is_drill,
         )
         for one in reading.findings
     )
@@ -90,8 +81,9 @@ def judge(seen: DcgmSaid, context: CheckContext) -> Judgement:
 
 def _of_a_number(severity: Severity) -> Severity:
     """Return what a finding asks for whose GPU is only a number of DCGM's: a reset needs its
-    address, and one finding without it would keep the others from being reset. NVML and the kernel
-    log tell the same with the address."""
+    address, and one finding without it would keep the others from being reset. Nor would it ever
+    end, since DCGM keeps an Xid until its host engine is started anew. NVML, the kernel log and
+    DCGM's policies tell the same when it comes."""
     return Severity.MONITOR if severity is Severity.RESET else severity
 
 

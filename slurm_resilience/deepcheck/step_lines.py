@@ -71,6 +71,15 @@ class Burned(msgspec.Struct, frozen=True, tag="burned"):
     gigaflops: float
 
 
+class NeuronTrained(msgspec.Struct, frozen=True, tag="trained"):
+    """A Neuron core has trained a model whose weights are known."""
+
+    device: str
+    steps: int
+    wrong: int
+    """Weights with another value than they should have, of all rounds."""
+
+
 class SpeedTold(msgspec.Struct, frozen=True, tag="speed"):
     """A short measure of one device."""
 
@@ -86,7 +95,16 @@ class SpeedTold(msgspec.Struct, frozen=True, tag="speed"):
     """The node at the other end of a link."""
 
 
-StepMessage = CheckBegun | CheckEnded | ChecksDone | GroupSwept | GroupTrouble | Burned | SpeedTold
+StepMessage = (
+    CheckBegun
+    | CheckEnded
+    | ChecksDone
+    | GroupSwept
+    | GroupTrouble
+    | Burned
+    | NeuronTrained
+    | SpeedTold
+)
 _DECODER: msgspec.json.Decoder[StepMessage] = msgspec.json.Decoder(StepMessage)
 
 

@@ -59,6 +59,12 @@ class BurnRequest(msgspec.Struct, frozen=True):
     """The share of the free memory that is written and read back."""
 
 
+class NeuronRequest(msgspec.Struct, frozen=True):
+    """A training on one Neuron core whose result is known beforehand."""
+
+    seconds: float
+
+
 class SpeedLink(msgspec.Struct, frozen=True):
     """Two nodes that measure the link between them."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import msgspec
@@ -21,10 +23,20 @@ from slurm_resilience.deepcheck.step_lines import (
     GroupSwept,
     GroupTrouble,
     LineAssembler,
+    NeuronTrained,
     StepMessage,
 )
-from slurm_resilience.deepcheck.step_requests import BurnRequest, CollectiveRequest, RankGroup
-from slurm_resilience.deepcheck.torch_programs import burn_program, collective_program
+from slurm_resilience.deepcheck.step_requests import (
+    BurnRequest,
+    CollectiveRequest,
+    NeuronRequest,
+    RankGroup,
+)
+from slurm_resilience.deepcheck.torch_programs import (
+    burn_program,
+    collective_program,
+    neuron_program,
+)
 from slurm_resilience.health.check import CheckContext
 from slurm_resilience.launcher.group_restart import free_port
 
@@ -35,6 +47,7 @@ pytestmark = pytest.mark.training
 def environment_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that runs in this process sets it, and all tests after would inherit it."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("NEURON_CC_FLAGS", "")
 
 
 def heard(text: str) -> list[StepMessage]:
@@ -75,6 +88,55 @@ def test_without_a_gpu_the_load_says_so(capsys: pytest.CaptureFixture[str]) -> N
     assert heard(capsys.readouterr().out) == [
         GroupTrouble(0, "", "torch sees no GPU", missing=True)
     ]
+
+
+@pytest.fixture
+def neuron(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Neuron core, played by the processor."""
+    xla = types.ModuleType("torch_xla.core.xla_model")
+    xla.xla_device = lambda: torch.device("cpu")  # type: ignore[attr-defined]
+    xla.mark_step = lambda: None  # type: ignore[attr-defined]
+    core = types.ModuleType("torch_xla.core")
+    core.xla_model = xla  # type: ignore[attr-defined]
+    for module in (types.ModuleType("torch_neuronx"), types.ModuleType("torch_xla"), core, xla):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setenv("NEURON_CC_FLAGS", "--model-type=transformer")
+
+
+@pytest.mark.usefixtures("neuron")
+def test_a_neuron_core_that_trains_right(capsys: pytest.CaptureFixture[str]) -> None:
+    neuron_program.run(NeuronRequest(seconds=0.0))
+    assert heard(capsys.readouterr().out) == [NeuronTrained("cpu", neuron_program.STEPS, 0)]
+    assert os.environ["NEURON_CC_FLAGS"] == "--model-type=transformer --auto-cast=none"
+    weights = neuron_program._trained(torch.device("cpu"), lambda: None)
+    assert weights.abs().max() > 1, "it has learned something"
+    assert torch.equal(weights, weights.round())
+
+
+@pytest.mark.usefixtures("neuron")
+def test_one_wrong_gradient_of_a_neuron_core_is_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact, calls = torch.Tensor.sign, []
+
+    def faulty(gradient: torch.Tensor) -> torch.Tensor:
+        sign = exact(gradient)
+        calls.append(1)
+        if len(calls) == 2 * neuron_program.STEPS:  # the last step of the core
+            sign[3, 5] = 2.0
+        return sign
+
+    monkeypatch.setattr(torch.Tensor, "sign", faulty)
+    neuron_program.run(NeuronRequest(seconds=0.0))
+    (trained,) = heard(capsys.readouterr().out)
+    assert isinstance(trained, NeuronTrained)
+    assert trained.wrong == 1
+
+
+def test_without_torch_neuronx_the_training_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    neuron_program.run(NeuronRequest(seconds=0.0))
+    text = "torch_neuronx is not installed"
+    assert heard(capsys.readouterr().out) == [GroupTrouble(0, "", text, missing=True)]
 
 
 def single(port: int) -> CollectiveRequest:

@@ -16,13 +16,22 @@ import pytest
 
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.deepcheck.deep_results import DeepOutcome, DeepResult
-from slurm_resilience.deepcheck.instance import instance_checks
+from slurm_resilience.deepcheck.instance import instance_checks, neuron_training
 from slurm_resilience.deepcheck.instance.instance_check import InstanceContext
 from slurm_resilience.deepcheck.instance.scratch import scratch_directory
 from slurm_resilience.deepcheck.instance.this_node import run_check
-from slurm_resilience.deepcheck.step_lines import CheckBegun, CheckEnded, ChecksDone, LineAssembler
+from slurm_resilience.deepcheck.step_lines import (
+    CheckBegun,
+    CheckEnded,
+    ChecksDone,
+    GroupTrouble,
+    LineAssembler,
+    NeuronTrained,
+    StepMessage,
+    as_lines,
+)
 from slurm_resilience.deepcheck.step_requests import InstanceRequest
-from slurm_resilience.deepcheck.tool_call import run_tool
+from slurm_resilience.deepcheck.tool_call import RunningTool, run_tool
 from slurm_resilience.errors import UsageError
 from slurm_resilience.health.check import CheckContext, Expected, Unjudged
 from slurm_resilience.health.node_profile import NodeProfile
@@ -213,6 +222,48 @@ def test_collectives_of_neuron_cores(tools: Path, tmp_path: Path) -> None:
     )
     tool(tools, "nccom-test", "nrt_init failed\n", code=1)
     assert run("neuron_collectives", where).outcome is DeepOutcome.UNJUDGED
+
+
+def test_training_on_neuron_cores(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("neuron_training", context(tmp_path)).outcome is DeepOutcome.ABSENT
+    where = context(tmp_path, profile=NodeProfile(neuron_devices=1))
+    result = run("neuron_training", where)
+    assert (result.outcome, result.text) == (DeepOutcome.UNJUDGED, "neuron-ls is not installed")
+    tool(tools, "neuron-ls", json.dumps([{"neuron_device": 0, "nc_count": 2}]))
+
+    def told(*messages: StepMessage) -> DeepResult:
+        """The result, where the core N tells the message N."""
+        for core, message in enumerate(messages):
+            (tools / f"core{core}").write_text("\n".join(as_lines("neuron", message)))
+        tool(tools, "trains", after=f"cat {tools}/core$NEURON_RT_VISIBLE_CORES")
+        monkeypatch.setattr(
+            neuron_training, "start_program", lambda _, __, env: RunningTool(["trains"], env)
+        )
+        return run("neuron_training", where)
+
+    right, wrong = NeuronTrained("xla:0", 80, 0), NeuronTrained("xla:0", 80, 3)
+    result = told(right, right)
+    assert (result.outcome, result.text) == (
+        DeepOutcome.PASSED,
+        "2 cores were right in 160 steps of training",
+    )
+    result = told(right, wrong)
+    assert (result.outcome, result.action) == (DeepOutcome.FAILED, Severity.REPLACE)
+    assert result.text == "core 1: 3 wrong weights"
+    result = told(right, GroupTrouble(0, "", "torch_neuronx is not installed", missing=True))
+    assert (result.outcome, result.text) == (
+        DeepOutcome.UNJUDGED,
+        "torch_neuronx is not installed",
+    )
+    (tools / "core0").write_text("nrt_init failed")
+    tool(tools, "trains", code=1, after=f"cat {tools}/core$NEURON_RT_VISIBLE_CORES")
+    result = run("neuron_training", where)
+    assert (result.outcome, result.text) == (
+        DeepOutcome.UNJUDGED,
+        "core 0: the training ended with code 1; it said: nrt_init failed",
+    )
 
 
 NCCL = """\

@@ -12,6 +12,7 @@ from slurm_resilience.deepcheck.instance.hardware import EFA_COUNT, GPU_COUNT, N
 from slurm_resilience.deepcheck.instance.instance_check import InstanceCheck
 from slurm_resilience.deepcheck.instance.local_collectives import COLLECTIVES
 from slurm_resilience.deepcheck.instance.neuron_collectives import NEURON_COLLECTIVES
+from slurm_resilience.deepcheck.instance.neuron_training import NEURON_TRAINING
 from slurm_resilience.deepcheck.instance.torch_burn import CPU_BURN, GPU_BURN
 from slurm_resilience.errors import UsageError
 
@@ -23,6 +24,7 @@ INSTANCE_CHECKS: tuple[InstanceCheck, ...] = (
     CPU_STRESS,
     DISK,
     EFA_LOOPBACK,
+    NEURON_TRAINING,
     NEURON_COLLECTIVES,
     COLLECTIVES,
     GPU_BURN,

@@ -17,7 +17,9 @@ TEST_SECONDS = 900.0
 
 
 def _run(context: InstanceContext) -> DeepResult:
-    cores = _cores()
+    cores = neuron_cores()
+    if cores < 2:
+        raise Unjudged(f"neuron-ls shows {cores} cores; a collective needs two")
     told = run_tool(["nccom-test", "-r", str(cores), "allr"], TEST_SECONDS)
     rate = nccom_bandwidth(told.both)
     if rate is None or told.code != 0:
@@ -27,16 +29,20 @@ def _run(context: InstanceContext) -> DeepResult:
     return DeepResult("neuron_collectives", DeepOutcome.PASSED, text, output=told.both)
 
 
-def _cores() -> int:
-    """Return the Neuron cores that neuron-ls counts."""
+def neuron_cores() -> int:
+    """Return the Neuron cores that neuron-ls counts.
+
+    Raises:
+        Unjudged: it counts none.
+    """
     told = run_tool(["neuron-ls", "-j"], LIST_SECONDS)
     try:
         devices = json.loads(told.out)
         cores = sum(int(device["nc_count"]) for device in devices)
     except (ValueError, TypeError, KeyError):
         raise Unjudged(f"neuron-ls exited {told.code} and named no cores") from None
-    if cores < 2:
-        raise Unjudged(f"neuron-ls shows {cores} cores; a collective needs two")
+    if cores < 1:
+        raise Unjudged("neuron-ls shows no cores")
     return cores
 
 

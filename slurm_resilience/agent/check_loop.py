@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import queue
 import random
 import threading
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from slurm_resilience.agent import kernel_log_reader
 from slurm_resilience.agent.facts import SlurmFacts, gpus
+from slurm_resilience.agent.health_log import log_path
 from slurm_resilience.agent.joining import lifecycle_check
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
@@ -195,7 +197,9 @@ def checks_of(settings: Config) -> tuple[Check, ...]:
         ours = (*ours, planned_loss.notice_check(notice))
     if settings.checks.profile and PROFILE not in disabled:
         ours = (*ours, _profile_check())
-    programs = with_programs(ours, settings.checks.directory, disabled)
+    health_log = log_path(settings.agent, dict(os.environ))
+    logs = health_log.parent / "checks" if health_log else None
+    programs = with_programs(ours, settings.checks.directory, disabled, logs)
     if lifecycle_check.NAME in disabled:
         return programs
     return (*programs, *lifecycle_check.checks_of_scripts(settings.lifecycle))

@@ -2,17 +2,20 @@
 
 A program ends with 0 (well), 1 (worth watching) or 2 (a fault); anything else is unjudged, as for
 Nagios. The first line that it prints is the finding's text; a fault asks for a reboot, unless that
-line begins with another action and a colon: `replace: the fan is dead`.
+line begins with another action and a colon: `replace: the fan is dead`. Whatever else it prints, on
+standard error too, goes into a log of its own, where it is not what the last run printed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
 import signal
 import stat
 import subprocess
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +29,8 @@ KILL_SECONDS = 2.0
 """Seconds beyond the time limit in which a killed program has to end."""
 MAX_OUTPUT_BYTES = 1 << 16
 MAX_LINE_CHARACTERS = 400
+MAX_LOG_BYTES = 1 << 18
+"""Bytes of a program's log; one older file is kept."""
 WELL, WATCH, FAULT = 0, 1, 2
 """Exit codes."""
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C"}
@@ -36,10 +41,51 @@ class ProgramEnd(NamedTuple):
 
     code: int
     line: str
+    output: str = ""
+    """All that it printed: standard output, then standard error."""
 
 
-def program_checks(directory: str, disabled: tuple[str, ...] = ()) -> tuple[Check, ...]:
-    """Return a check for each executable in a directory; none where it is empty or not there."""
+class ProgramLog:
+    """The log of one program. Its last entry is that of its last run, or equals it."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._last: tuple[int, str] | None = None
+
+    def note(self, end: ProgramEnd, now: float) -> None:
+        """Note the end of a run, where it differs from the one before it. A log that cannot be
+        written keeps no check from running.
+
+        Args:
+            end: of the run.
+            now: seconds since the epoch.
+        """
+        if (end.code, end.output) == self._last:
+            return
+        self._last = (end.code, end.output)
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+        text = "".join(f"  {line}\n" for line in end.output.splitlines())
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                if self._file.stat().st_size >= MAX_LOG_BYTES:
+                    self._file.replace(self._file.with_suffix(".log.1"))
+            with self._file.open("a", encoding="utf-8") as log_file:
+                log_file.write(f"{stamp} ended with {end.code}\n{text}")
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._file, error.strerror)
+
+
+def program_checks(
+    directory: str, disabled: tuple[str, ...] = (), logs: Path | None = None
+) -> tuple[Check, ...]:
+    """Return a check for each executable in a directory; none where it is empty or not there.
+
+    Args:
+        directory: of the programs.
+        disabled: names of those that are left out.
+        logs: takes a log of each; None: there is none.
+    """
     if not directory:
         return ()
     try:
@@ -49,22 +95,27 @@ def program_checks(directory: str, disabled: tuple[str, ...] = ()) -> tuple[Chec
         return ()
     programs = [f for f in files if not f.name.startswith(".") and os.access(f, os.X_OK)]
     return tuple(
-        _check(program)
+        _check(program, logs)
         for program in programs
         if program.is_file() and program.name not in disabled
     )
 
 
 def with_programs(
-    checks: tuple[Check, ...], directory: str, disabled: tuple[str, ...]
+    checks: tuple[Check, ...],
+    directory: str,
+    disabled: tuple[str, ...],
+    logs: Path | None = None,
 ) -> tuple[Check, ...]:
     """Return checks and a site's programs; a program replaces a check of the same name."""
-    own = program_checks(directory, disabled)
+    own = program_checks(directory, disabled, logs)
     names = {check.name for check in own}
     return (*(check for check in checks if check.name not in names), *own)
 
 
-def _check(program: Path) -> Check:
+def _check(program: Path, logs: Path | None) -> Check:
+    own_log = ProgramLog(logs / f"{program.name}.log") if logs else None
+
     def probe(context: CheckContext) -> ProgramEnd:
         try:
             fault = unsafe(program)
@@ -72,7 +123,10 @@ def _check(program: Path) -> Check:
             raise Unjudged(f"{error.filename} cannot be looked at: {error.strerror}") from None
         if fault:
             raise Unjudged(fault)
-        return run_program(program, TIMEOUT_SECONDS)
+        end = run_program(program, TIMEOUT_SECONDS)
+        if own_log is not None:
+            own_log.note(end, context.now)
+        return end
 
     def judge(seen: ProgramEnd, context: CheckContext) -> Judgement:
         return judge_end(program.name, seen, context.now)
@@ -118,13 +172,13 @@ def run_program(program: Path, seconds: float) -> ProgramEnd:
     Raises:
         Unjudged: it did not end within that, and was killed.
     """
-    output = _bounded_file()
+    output, errors = _bounded_file(), _bounded_file()
     try:
         child = subprocess.Popen(
             [str(program)],
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,
             env=_ENVIRONMENT,
             cwd="/",
             start_new_session=True,
@@ -136,11 +190,17 @@ def run_program(program: Path, seconds: float) -> ProgramEnd:
             # One that cannot be killed keeps this thread, and is not started again meanwhile.
             child.wait()
             raise Unjudged(f"no end within {seconds:g} s; it was killed") from None
-        text = os.pread(output, MAX_OUTPUT_BYTES, 0).partition(b"\0")[0].decode("utf-8", "replace")
+        text, more = _content(output), _content(errors)
     finally:
         os.close(output)
+        os.close(errors)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return ProgramEnd(code, lines[0][:MAX_LINE_CHARACTERS] if lines else "")
+    both = f"{text.rstrip()}\n{more}" if text.strip() else more
+    return ProgramEnd(code, lines[0][:MAX_LINE_CHARACTERS] if lines else "", both)
+
+
+def _content(file: int) -> str:
+    return os.pread(file, MAX_OUTPUT_BYTES, 0).partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def _bounded_file() -> int:

@@ -141,3 +141,25 @@ def test_the_agent_runs_them(tmp_path: Path) -> None:
 
     results = {one.check: one for one in once.run(settings, Facts(), SystemClock())}  # type: ignore[arg-type]
     assert (results["fans"].verdict, results["fans"].text) == ("fail", "a fan is slow")
+
+
+def test_a_program_has_a_log_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, logs = tmp_path / "checks.d", tmp_path / "log" / "checks"
+    folder.mkdir()
+    program(folder, "echo a fan is slow; echo fan 3: 12 rpm; echo no sensor 4 >&2; exit 1")
+    (check,) = program_checks.program_checks(str(folder), logs=logs)
+    runner, log = CheckRunner([check], CheckContext(), SystemClock()), logs / "own.log"
+    for _ in range(2):
+        assert runner.run_one(check).text == "a fan is slow"
+    stamp, *lines = log.read_text().splitlines()
+    assert stamp.endswith("Z ended with 1")
+    assert lines == ["  a fan is slow", "  fan 3: 12 rpm", "  no sensor 4"], "told once"
+    monkeypatch.setattr(program_checks, "MAX_LOG_BYTES", 10)
+    program(folder, "exit 0")
+    runner.run_one(check)
+    assert log.read_text().endswith("Z ended with 0\n")
+    assert log.with_name("own.log.1").read_text().startswith(stamp), "the older one is kept"
+    log.unlink()
+    log.mkdir()
+    program(folder, "echo again")
+    assert runner.run_one(check).verdict == "pass", "without its log"

@@ -67,16 +67,19 @@ def judge(code: int, text: str) -> Xid:
     if row is None:
         return Xid(code, "unknown code", Severity.MONITOR, "not in the table")
     if code == 154:
-        return row._replace(action=_recovery_action(text))
+        return _recovery(row, text)
     if code in NVLINK5 and _FATAL.search(text):
         return row._replace(action=Severity.RESET)
     return row
 
 
-def _recovery_action(text: str) -> Severity:
+def _recovery(row: Xid, text: str) -> Xid:
     """Xid 154: the recovery the driver recommends, ``changed from 0x0 (None) to 0x2 (...)``."""
     match = _RECOVERY.search(text)
-    words = match.group(1).lower() if match else ""
+    if match is None:
+        return row._replace(action=Severity.MONITOR)
+    meaning, words = f"{row.meaning} to '{match[1]}'", match[1].lower()
     if words == "none":
-        return Severity.NONE
-    return next((action for word, action in RECOVERY_WORDS if word in words), Severity.MONITOR)
+        return row._replace(action=Severity.NONE, meaning=meaning)
+    named = (action for word, action in RECOVERY_WORDS if word in words)
+    return row._replace(action=next(named, Severity.MONITOR), meaning=meaning)

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.cli.main import call
+from slurm_resilience.health import xid
 from slurm_resilience.health.node_profile import NodeProfile
 from slurm_resilience.health.profile_files import load_profile, shipped_profiles
 from slurm_resilience.health.replay.recognise import TEXT_KINDS, replay
@@ -152,7 +153,40 @@ def test_the_command_prints_one_json_document(
     (one,) = data["incidents"]
     assert (one["check"], one["codes"], one["verdict"]) == ("xid", ["79"], "reboot")
     code, out, _ = run(capsys, str(file))
-    assert (code, out.splitlines()[0]) == (0, "reboot (log)")
+    first, _, row, *why = out.splitlines()
+    assert (code, first) == (0, "reboot (log)")
+    assert row.split()[:4] == ["reboot", "xid", "79", "1"]
+    assert row.endswith("Xid 79 on GPU 0000:3b:00: GPU has fallen off the bus")
+    assert len(why) == 1 and why[0].startswith("why reboot: NVIDIA Xid catalogue ")
+
+
+def test_the_table_says_each_reason_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "log"
+    lines = [
+        f"NVRM: Xid (PCI:0000:{gpu}:00): 79, GPU has fallen off the bus." for gpu in ["3a", "3b"]
+    ]
+    file.write_text("\n".join(lines))
+    _, out, _ = run(capsys, str(file))
+    assert out.count("fallen off the bus") == 2
+    assert out.count("RESTART_BM") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "severity", "named"),
+    [
+        ("to 0x2 (Node Reboot Required)", "reboot", " to 'Node Reboot Required'"),
+        ("to 0x0 (None)", "none", " to 'None'"),
+        ("to something", "monitor", ""),
+    ],
+)
+def test_the_recovery_that_the_driver_names_is_told(text: str, severity: str, named: str) -> None:
+    row = xid.judge(154, f"GPU recovery action changed from 0x1 (x) {text}")
+    assert (str(row.action), row.meaning) == (
+        severity,
+        f"the driver's recommended recovery changed{named}",
+    )
 
 
 def test_the_command_takes_a_profile(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from slurm_resilience.cli.shared_options import format_option
-from slurm_resilience.cli.tables import plain, print_json, table
+from slurm_resilience.cli.tables import heading, item, print_json, table
 from slurm_resilience.errors import NotFound, UsageError
 from slurm_resilience.health.profile_files import load_profile
 from slurm_resilience.health.replay.conclusion import ReplayResult
@@ -67,14 +67,21 @@ def _decoded(source: BinaryIO) -> str:
 def _print_table(result: ReplayResult) -> None:
     injected = ", injected" if result.injected else ""
     click.echo(f"{result.verdict} ({result.kind}{injected})")
-    click.echo(f"  {plain(result.why)}")
     rows = [
-        (one.verdict, one.check, ",".join(one.codes) or "-", one.lines, f"{one.text}: {one.why}")
+        (one.verdict, one.check, ",".join(one.codes) or "-", one.lines, one.text)
         for one in result.incidents
     ]
     if rows:
         click.echo(table(("VERDICT", "CHECK", "CODES", "LINES", "TEXT"), rows))
+    elif not result.unjudged:
+        click.echo(item(result.why))
+    # Many incidents have the same reason, which is read once.
+    reasons: dict[str, dict[str, None]] = {}
+    for one in result.incidents:
+        reasons.setdefault(one.why, {})[one.verdict] = None
+    for why, verdicts in reasons.items():
+        click.echo(heading(f"why {', '.join(verdicts)}: {why}"))
     for reason in result.unjudged:
-        click.echo(f"unjudged: {plain(reason)}")
+        click.echo(heading(f"unjudged: {reason}"))
     for note in result.notes:
-        click.echo(f"note: {plain(note)}")
+        click.echo(heading(f"note: {note}"))

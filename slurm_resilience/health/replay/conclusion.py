@@ -124,7 +124,7 @@ def explain(check: str, code: str) -> str:
         row = xid.table().get(int(code))
         if row is None:
             return "an Xid that the table does not know is only watched"
-        others = f"; others: {row.others}" if row.others else ""
+        others = f"; other agents: {row.others}" if row.others else ""
         return f"{row.source}{others}"
     if check == "sxid":
         return "the driver's own word, fatal or not, decides for NVSwitch errors"
@@ -132,7 +132,7 @@ def explain(check: str, code: str) -> str:
         return f"as Xid 79, which the driver did not print: {explain('xid', '79')}"
     rule = RULES_BY_KEY.get((check, code))
     if rule is not None:
-        return f"{rule.source} (threshold: {rule.threshold or 'none'})"
+        return f"{rule.source} ({rule.threshold})" if rule.threshold != "any" else rule.source
     return DOCUMENT_REASONS.get(check, "the tool's own word")
 
 

@@ -123,8 +123,8 @@ def list_checks(form: str) -> None:
     if form == "json":
         print_json([row._asdict() for row in rows])
     else:
-        cells = [(r.name, ", ".join(r.verdicts), r.pace, r.threshold, r.reason) for r in rows]
-        click.echo(table(("CHECK", "VERDICT", "PACE", "THRESHOLD", "TEXT"), cells))
+        cells = [(row.words[0], row.gravest, row.words[1]) for row in rows]
+        click.echo(table(("CHECK", "AT MOST", "TEXT"), cells))
 
 
 @check.command("profile")

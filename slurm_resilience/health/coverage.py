@@ -12,7 +12,12 @@ from slurm_resilience.health.checks.host import planned_loss
 from slurm_resilience.health.documents import dcgm_violations, smi_judge
 from slurm_resilience.health.line_rules.line_judge import ALL_RULES
 from slurm_resilience.health.line_rules.line_rule import LineRule
-from slurm_resilience.health.verdict import VERDICTS, HealthVerdict, verdict_of
+from slurm_resilience.health.verdict import (
+    VERDICTS,
+    HealthVerdict,
+    gravest,
+    verdict_of,
+)
 
 PACE_OF_LOG = "as it comes"
 PACE_OF_CHECK = "agent.check_interval"
@@ -28,6 +33,22 @@ class CoverageRow(NamedTuple):
     reason: str
     pace: str
     test: str
+
+    @property
+    def gravest(self) -> HealthVerdict:
+        """The most that it asks for."""
+        return gravest(self.verdicts)
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """Its name and what it looks for, as people read them."""
+        if self.source != "kernel log":
+            return self.name, self.threshold or self.source
+        kind, _, rest = self.name.partition(" ")
+        if kind == "Xid":
+            return kind, rest
+        text = f"{rest}: {self.reason}" if " " in rest else self.reason
+        return kind, text if self.threshold == "any" else f"{text} ({self.threshold})"
 
 
 def coverage_rows() -> tuple[CoverageRow, ...]:

@@ -44,5 +44,15 @@ def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["check", "list", "--format", "json"]) == 0
     names = [row["name"] for row in json.loads(capsys.readouterr().out)]
     assert {"edac_counters", "nvme timeout_reset", "gpu_health"} <= set(names)
+
+
+def test_the_list_fits_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert call(["check", "list"]) == 0
-    assert "edac_counters" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    read = "".join(out.split())
+    missing = [row.words for row in coverage_rows() if "".join(row.words[1].split()) not in read]
+    assert missing == [], "nothing is cut"

@@ -48,11 +48,14 @@ def list_deep_checks(form: str) -> None:
     """List the checks of the instance level."""
     from slurm_resilience.deepcheck.instance.instance_checks import INSTANCE_CHECKS
 
-    rows = [(one.name, "yes" if one.by_default else "only by name") for one in INSTANCE_CHECKS]
     if form == "json":
-        print_json([{"check": name, "by_default": word == "yes"} for name, word in rows])
-    else:
-        click.echo(table(("CHECK", "RUNS"), rows))
+        listed = ((one.name, one.by_default, one.about) for one in INSTANCE_CHECKS)
+        print_json([{"check": n, "by_default": d, "about": a} for n, d, a in listed])
+        return
+    rows = [
+        (one.name, "always" if one.by_default else "by name", one.about) for one in INSTANCE_CHECKS
+    ]
+    click.echo(table(("CHECK", "RUNS", "TEXT"), rows))
 
 
 @deepcheck.command("run")

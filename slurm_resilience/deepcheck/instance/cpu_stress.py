@@ -24,4 +24,6 @@ def _run(context: InstanceContext) -> DeepResult:
     return judged("cpu_stress", judge_stress_ng(told.both), text, output=told.both)
 
 
-CPU_STRESS = InstanceCheck("cpu_stress", _run)
+CPU_STRESS = InstanceCheck(
+    "cpu_stress", _run, about="all processors and input/output under load, verified (stress-ng)"
+)

@@ -57,5 +57,7 @@ def _document(text: str) -> dict[str, Any] | None:
     return None
 
 
-DCGM_R2 = InstanceCheck("dcgm_r2", partial(_run, 2), no_gpu, by_default=False)
-DCGM_R4 = InstanceCheck("dcgm_r4", partial(_run, 4), no_gpu)
+DCGM_R2 = InstanceCheck(
+    "dcgm_r2", partial(_run, 2), no_gpu, by_default=False, about="DCGM diagnostics, level 2"
+)
+DCGM_R4 = InstanceCheck("dcgm_r4", partial(_run, 4), no_gpu, about="DCGM diagnostics, level 4")

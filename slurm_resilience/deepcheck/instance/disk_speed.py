@@ -36,4 +36,4 @@ def _run(context: InstanceContext) -> DeepResult:
     return judged("disk", judge_fio(data), text, output=told.both)
 
 
-DISK = InstanceCheck("disk", _run)
+DISK = InstanceCheck("disk", _run, about="data read back from the disk (fio)")

@@ -98,4 +98,6 @@ def _no_device(context: InstanceContext) -> str:
     return "the node has no EFA device, and the profile expects none"
 
 
-EFA_LOOPBACK = InstanceCheck("efa_loopback", _run, _no_device)
+EFA_LOOPBACK = InstanceCheck(
+    "efa_loopback", _run, _no_device, about="latency and bandwidth of each EFA device (fi_pingpong)"
+)

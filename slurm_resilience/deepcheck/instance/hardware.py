@@ -63,6 +63,12 @@ def _no_efa(context: InstanceContext) -> str:
     return "the node has no EFA device, and the profile expects none"
 
 
-GPU_COUNT = InstanceCheck("gpu_count", _gpus, no_gpu)
-NEURON = InstanceCheck("neuron", _neuron, no_neuron)
-EFA_COUNT = InstanceCheck("efa_count", _efa, _no_efa)
+GPU_COUNT = InstanceCheck(
+    "gpu_count", _gpus, no_gpu, about="GPUs, their NVLinks and their health (NVML)"
+)
+NEURON = InstanceCheck(
+    "neuron", _neuron, no_neuron, about="Neuron devices and their error counters (sysfs)"
+)
+EFA_COUNT = InstanceCheck(
+    "efa_count", _efa, _no_efa, about="EFA devices, as many as the profile has (sysfs)"
+)

@@ -41,6 +41,8 @@ class InstanceCheck:
     absent: Callable[[InstanceContext], str] = lambda _: ""
     """Returns why the node has nothing to look at; empty: look."""
     by_default: bool = True
+    about: str = ""
+    """What it looks at, and by which tool."""
 
 
 def judged(

@@ -99,4 +99,6 @@ def _result(wrong: int, text: str, block: str, output: str) -> DeepResult:
     return DeepResult("collectives", DeepOutcome.PASSED, text, block=block, output=output)
 
 
-COLLECTIVES = InstanceCheck("collectives", _run)
+COLLECTIVES = InstanceCheck(
+    "collectives", _run, about="all-reduce among the GPUs (nccl-tests, else torch)"
+)

@@ -46,4 +46,6 @@ def neuron_cores() -> int:
     return cores
 
 
-NEURON_COLLECTIVES = InstanceCheck("neuron_collectives", _run, no_neuron)
+NEURON_COLLECTIVES = InstanceCheck(
+    "neuron_collectives", _run, no_neuron, about="a collective among the Neuron cores (nccom-test)"
+)

@@ -65,4 +65,9 @@ def _message(core: int, told: ToolOutput) -> NeuronTrained:
     raise Unjudged(f"core {core}: the training ended with code {told.code}; it said: {said}")
 
 
-NEURON_TRAINING = InstanceCheck("neuron_training", _run, no_neuron)
+NEURON_TRAINING = InstanceCheck(
+    "neuron_training",
+    _run,
+    no_neuron,
+    about="a training with a known result on each core (torch-neuronx)",
+)

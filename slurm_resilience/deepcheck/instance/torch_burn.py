@@ -62,5 +62,12 @@ def _not_needed(context: InstanceContext) -> str:
     return "DCGM loads the GPUs (dcgm_r4)" if shutil.which("dcgmi") else ""
 
 
-GPU_BURN = InstanceCheck("gpu_burn", partial(_run, True), _not_needed)
-CPU_BURN = InstanceCheck("cpu_burn", partial(_run, False))
+GPU_BURN = InstanceCheck(
+    "gpu_burn",
+    partial(_run, True),
+    _not_needed,
+    about="the same on every GPU, where DCGM is not installed (torch)",
+)
+CPU_BURN = InstanceCheck(
+    "cpu_burn", partial(_run, False), about="products and memory with known values (torch)"
+)

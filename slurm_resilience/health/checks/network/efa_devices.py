@@ -142,6 +142,10 @@ def _grown(seen: EfaSeen, context: CheckContext) -> Iterator[Finding]:
             yield Finding(CHECK.name, Severity.MONITOR, text, context.now, device, "counters")
 
 
+def _short(number: float) -> str:
+    return f"{number:,.2f}".rstrip("0").rstrip(".")
+
+
 CHECK = Check(
     "efa_devices",
     probe,
@@ -152,7 +156,8 @@ CHECK = Check(
     threshold="fewer than the profile's efa_devices; a port was active, or had a carrier, and is "
     f"down; any new {NO_COMPLETION}; between two runs more than "
     + ", ".join(
-        f"{limit.burst:g} + {limit.per_second:.2g}/s {name}" for name, limit in LIMITS.items()
+        f"{_short(limit.burst)} + {_short(limit.per_second)}/s {name}"
+        for name, limit in LIMITS.items()
     ),
     asks_for=(Severity.REPLACE, Severity.REBOOT, Severity.MONITOR),
 )

@@ -10,7 +10,7 @@ import os
 import queue
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -135,13 +135,34 @@ class CheckLoop:
         Raises:
             NotFound: this sresd has no such check.
         """
+        result = self._runner.run_one(self._named(name))
+        self._put_up(result)
+        return result
+
+    def _named(self, name: str) -> Check:
         for check in self._checks:
             if check.name == name:
-                result = self._runner.run_one(check)
-                self._put_up(result)
-                return result
+                return check
         known = ", ".join(check.name for check in self._checks)
         raise NotFound(f"this node has no check '{name[:50]}'; it has {known}")
+
+    def run_chosen(self, only: Sequence[str], seconds: float) -> tuple[CheckResult, ...]:
+        """Run checks beside each other and the loop, and return their results.
+
+        Args:
+            only: their names; none: all but those that take long.
+            seconds: limit for all of them together; what comes later is put up when it comes.
+
+        Raises:
+            NotFound: this sresd has no such check.
+        """
+        checks = [self._named(name) for name in dict.fromkeys(only)]
+        checks = checks or [check for check in self._checks if not check.is_slow]
+        results = self._run_together(checks, seconds)
+        late = f"no result within {seconds:g} s"
+        return tuple(
+            results.get(check.name, CheckResult(check.name, "unjudged", late)) for check in checks
+        )
 
     def run_after_step(self, seconds: float) -> StepChecksRun:
         """Run all quick checks that may take this node out of service, beside each other and the
@@ -155,6 +176,13 @@ class CheckLoop:
             for check in self._checks
             if not FAULTY.isdisjoint(check.asks_for) and not check.is_slow
         ]
+        results = self._run_together(checks, seconds)
+        judged = {one.check for one in results.values() if one.verdict != "unjudged"}
+        unjudged = tuple(check.name for check in checks if check.name not in judged)
+        return StepChecksRun(len(checks), unjudged)
+
+    def _run_together(self, checks: Sequence[Check], seconds: float) -> dict[str, CheckResult]:
+        """Return the results that are there in time, by the names of the checks."""
         results: queue.SimpleQueue[CheckResult] = queue.SimpleQueue()
 
         def body(check: Check) -> None:
@@ -164,17 +192,15 @@ class CheckLoop:
 
         for check in checks:
             # Daemon threads: a check that hangs in the kernel must not keep sresd from ending.
-            name = f"after-step {check.name}"
+            name = f"asked {check.name}"
             threading.Thread(target=body, args=(check,), name=name, daemon=True).start()
         deadline = self._clock.monotonic() + seconds
-        judged: set[str] = set()
+        found: dict[str, CheckResult] = {}
         with contextlib.suppress(queue.Empty):
             for _ in checks:
                 result = results.get(timeout=max(0.0, deadline - self._clock.monotonic()))
-                if result.verdict != "unjudged":
-                    judged.add(result.check)
-        unjudged = tuple(check.name for check in checks if check.name not in judged)
-        return StepChecksRun(len(checks), unjudged)
+                found[result.check] = result
+        return found
 
     def _put_up(self, result: CheckResult) -> None:
         if result.verdict == "fail":

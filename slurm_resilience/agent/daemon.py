@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_resilience import __version__
-from slurm_resilience.agent import steps
+from slurm_resilience.agent import kernel_log_reader, steps
 from slurm_resilience.agent.agent_link import AgentLink, Wakeup
 from slurm_resilience.agent.check_loop import CheckLoop
 from slurm_resilience.agent.drill_window import DrillWindow, drill_file
@@ -43,9 +43,11 @@ from slurm_resilience.daemon_log import KEPT_LINES, RecentLines
 from slurm_resilience.errors import AuthError, SresError, WireError
 from slurm_resilience.health.documents import dcgm_violations
 from slurm_resilience.lifecycle import identity
+from slurm_resilience.model import CheckResult
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import (
     ChangeDrill,
+    ChecksRun,
     EndLeftOver,
     GpusReset,
     LogTail,
@@ -53,6 +55,7 @@ from slurm_resilience.wire.messages import (
     NodeHello,
     ResetGpus,
     RunCheck,
+    RunChecks,
     RunLifecycle,
     RunStepChecks,
     SendEvidence,
@@ -112,6 +115,7 @@ class Daemon:
             RunLifecycle.kind: Answerer(RunLifecycle, rerun.answer),
             ResetGpus.kind: Answerer(ResetGpus, self._reset_gpus),
             RunCheck.kind: Answerer(RunCheck, lambda asked: self._checks.run_now(asked.check)),
+            RunChecks.kind: Answerer(RunChecks, self._run_checks),
             RunStepChecks.kind: Answerer(
                 RunStepChecks, lambda asked: self._checks.run_after_step(asked.seconds)
             ),
@@ -256,6 +260,17 @@ class Daemon:
             self._clock,
             self._stop,
         ).answer(asked)
+
+    def _run_checks(self, asked: RunChecks) -> ChecksRun:
+        results = self._checks.run_chosen(asked.only, asked.seconds)
+        if asked.only:
+            return ChecksRun(results)
+        logged = [one for one in self.outbox.results() if one.check == kernel_log_reader.NAME]
+        findings = self.outbox.kernel_findings()
+        if findings:
+            text = "; ".join(one.text for one in findings)
+            logged = [CheckResult(kernel_log_reader.NAME, "fail", text, findings)]
+        return ChecksRun((*logged, *results))
 
     def _evidence(self, asked: SendEvidence) -> NodeEvidence:
         most = min(asked.max_bytes, MAX_TAIL_BYTES)

@@ -1,4 +1,4 @@
-"""`sres check`: find what is wrong in the configuration and in the installation."""
+"""`sres check`: find what is wrong in the configuration, in the installation, and on nodes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
+from slurm_resilience.cli.node_checks import run_checks
 from slurm_resilience.cli.shared_options import config_option, format_option
 from slurm_resilience.errors import ConfigError, SresError
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def check() -> None:
-    """Check the configuration, or the whole installation."""
+    """Check the configuration, the whole installation, or nodes."""
 
 
 @check.command("config")
@@ -110,6 +111,9 @@ def _as_data(
         "first_wrong": first[0].name if first else None,
         "exit_code": first[1].error.exit_code if first else 0,
     }
+
+
+check.add_command(run_checks)
 
 
 @check.command("list")

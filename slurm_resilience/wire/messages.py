@@ -230,6 +230,22 @@ class RunCheck(msgspec.Struct, frozen=True):
     check: str
 
 
+class RunChecks(msgspec.Struct, frozen=True):
+    """A question: the results of several checks, run now."""
+
+    kind: ClassVar[str] = "run-checks"
+    only: tuple[str, ...] = ()
+    """Their names; none: all but those that take long, and what the kernel log has told."""
+    seconds: float = 60.0
+    """For all of them together; what is not over by then is unjudged."""
+
+
+class ChecksRun(msgspec.Struct, frozen=True):
+    """The answer to `RunChecks`."""
+
+    results: tuple[CheckResult, ...]
+
+
 class RunStepChecks(msgspec.Struct, frozen=True):
     """A question: run the checks that may take the node out of service, since a step has failed on
     it. Their results come as a report, before the answer."""

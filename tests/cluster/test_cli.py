@@ -452,6 +452,9 @@ def test_a_nodes_log_and_checks_are_asked_for_through_sresctld(sres: Sres) -> No
     assert len(tail["lines"]) == 1
     result = sres.json("node", "check", "n2", "inodes")
     assert (result["check"], result["verdict"]) == ("inodes", "pass")
+    both = sres.json("check", "run", "n[1-2]", "--only", "inodes,memory")
+    assert [one["node"] for one in both] == ["n1", "n2"]
+    assert [one["check"] for one in both[1]["checks"]] == ["inodes", "memory"]
     assert "no check 'none'; it has" in one_line(sres("node", "check", "n2", "none"), 1)
     assert "names 2 nodes" in one_line(sres("node", "logs", "n[1-2]"), 2)
     for words in (("logs", "n1"), ("check", "n1", "inodes")):

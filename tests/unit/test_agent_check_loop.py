@@ -14,7 +14,7 @@ from slurm_resilience.agent.check_loop import CheckLoop
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import SystemClock
-from slurm_resilience.errors import SlurmUnreachable
+from slurm_resilience.errors import NotFound, SlurmUnreachable
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
 from slurm_resilience.health.checks.host import memory
 from slurm_resilience.health.node_profile import NodeProfile
@@ -246,3 +246,30 @@ def test_a_check_that_hangs_holds_up_no_round(monkeypatch: pytest.MonkeyPatch) -
         stop.set()
         thread.join(30)
     assert not thread.is_alive()
+
+
+def test_chosen_checks_are_run_together_and_none_is_waited_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    release = threading.Event()
+    slow = dataclasses.replace(check("slow", lambda context: 0), is_slow=True)
+
+    def hang(context: CheckContext) -> int:
+        release.wait(30)
+        return 0
+
+    outbox, sound = Outbox(), check("memory", lambda context: 0)
+    loop = loop_of(monkeypatch, outbox, check("mounts", hang), sound, slow)
+    try:
+        found = loop.run_chosen((), 1.0)
+    finally:
+        release.set()
+    assert [(one.check, one.verdict) for one in found] == [
+        ("mounts", "unjudged"),
+        ("memory", "pass"),
+    ]
+    assert found[0].text == "no result within 1 s"
+    assert [one.check for one in loop.run_chosen(("slow", "slow"), 30.0)] == ["slow"]
+    assert {"memory", "slow"} <= {one.check for one in outbox.results()}
+    with pytest.raises(NotFound, match="no check 'fans'; it has mounts, memory, slow"):
+        loop.run_chosen(("memory", "fans"), 5.0)

@@ -74,7 +74,6 @@ class Burned(msgspec.Struct, frozen=True, tag="burned"):
 class NeuronTrained(msgspec.Struct, frozen=True, tag="trained"):
     """A Neuron core has trained a model whose weights are known."""
 
-    device: str
     steps: int
     wrong: int
     """Weights with another value than they should have, of all rounds."""

@@ -106,7 +106,7 @@ def neuron(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("neuron")
 def test_a_neuron_core_that_trains_right(capsys: pytest.CaptureFixture[str]) -> None:
     neuron_program.run(NeuronRequest(seconds=0.0))
-    assert heard(capsys.readouterr().out) == [NeuronTrained("cpu", neuron_program.STEPS, 0)]
+    assert heard(capsys.readouterr().out) == [NeuronTrained(neuron_program.STEPS, 0)]
     assert os.environ["NEURON_CC_FLAGS"] == "--model-type=transformer --auto-cast=none"
     weights = neuron_program._trained(torch.device("cpu"), lambda: None)
     assert weights.abs().max() > 1, "it has learned something"

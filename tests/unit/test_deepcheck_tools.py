@@ -243,7 +243,7 @@ def test_training_on_neuron_cores(
         )
         return run("neuron_training", where)
 
-    right, wrong = NeuronTrained("xla:0", 80, 0), NeuronTrained("xla:0", 80, 3)
+    right, wrong = NeuronTrained(80, 0), NeuronTrained(80, 3)
     result = told(right, right)
     assert (result.outcome, result.text) == (
         DeepOutcome.PASSED,

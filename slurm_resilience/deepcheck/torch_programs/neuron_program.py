@@ -53,7 +53,7 @@ def run(request: NeuronRequest) -> int:
         rounds += 1
         if SYSTEM_CLOCK.monotonic() - begun >= request.seconds:
             break
-    _print(NeuronTrained(str(core), rounds * STEPS, wrong))
+    _print(NeuronTrained(rounds * STEPS, wrong))
     return 0
 
 

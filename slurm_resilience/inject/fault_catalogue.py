@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.health import xid
+from slurm_resilience.health.verdict import verdict_of
 from slurm_resilience.model import Severity
 
 Way = Literal["kernel-log", "crash", "cable"]
@@ -51,6 +52,11 @@ class InjectedFault(NamedTuple):
     way: Way = "kernel-log"
     dcgm: tuple[DcgmValue, ...] = ()
     """The same for DCGM, where it runs."""
+
+    @property
+    def calls_for(self) -> str:
+        """The verdict on it, in the word of `sres replay`."""
+        return "nothing" if self.asks_for is Severity.NONE else verdict_of(self.asks_for)
 
 
 CATALOGUE: tuple[InjectedFault, ...] = (

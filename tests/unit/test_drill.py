@@ -394,7 +394,7 @@ def test_dcgm_is_told_of_the_same_gpu_where_it_runs(
         (LISTED, DONE, ["xid79", "--gpu", "0000:99:00"], "DCGM has no GPU 0000:99:00; it has "),
     ],
 )
-def test_a_dcgm_that_does_not_take_it_is_told_and_keeps_nothing_up(
+def test_a_dcgm_that_does_not_take_it_is_named_and_holds_nothing_up(
     kernel_log: Path,
     dcgmi: Callable[..., Path],
     capsys: pytest.CaptureFixture[str],

@@ -274,7 +274,7 @@ DOORS = {
     },
     ("cli", "replace"): {"replacers"},
     ("cli", "resume"): {"main", "decide.goodput", "decide.signatures", "history", "progress"},
-    ("inject", "health"): {"dcgm_tool", "documents.dcgm_devices", "xid"},
+    ("inject", "health"): {"dcgm_tool", "documents.dcgm_devices", "verdict", "xid"},
     ("inject", "lab"): {"Lab", "LabSpec", "state_file"},
     ("mesh", "wire"): {"frames"},
     ("demo", "controller"): {"journal"},

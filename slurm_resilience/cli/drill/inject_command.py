@@ -12,7 +12,7 @@ import click
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
 from slurm_resilience.cli.drill.drill_commands import ask_drill
 from slurm_resilience.cli.shared_options import config_option, yes_option
-from slurm_resilience.cli.tables import table
+from slurm_resilience.cli.tables import heading, table
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.errors import NotPermitted, SresError, UsageError
 from slurm_resilience.inject.dcgm_injection import DcgmGpu, dcgm_gpu, tell_dcgm
@@ -37,7 +37,7 @@ REPORT_SECONDS = 2.0
 
 def _list_faults(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
-        rows = [(one.name, one.asks_for, one.meaning) for one in CATALOGUE]
+        rows = [(one.name, one.calls_for, one.meaning) for one in CATALOGUE]
         click.echo(table(("FAULT", "CALLS FOR", "TEXT"), rows))
         ctx.exit()
 
@@ -86,8 +86,10 @@ def inject(
     else:
         _into_this_node(cluster, node, chosen, gpu, yes)
     click.echo(
-        f"{node}: {chosen.name} injected ({chosen.meaning}); it calls for: {chosen.asks_for}; "
-        f"follow it: sres node watch {node}"
+        heading(
+            f"{node}: {chosen.name} injected ({chosen.meaning}); it calls for: {chosen.calls_for}; "
+            f"follow it: sres node watch {node}"
+        )
     )
 
 
@@ -114,7 +116,7 @@ def _into_this_node(
     if not yes:
         raise UsageError(
             f"{node} is a real node, and will be treated as one with {chosen.name} "
-            f"(it calls for: {chosen.asks_for}); add --yes if that is wanted"
+            f"(it calls for: {chosen.calls_for}); add --yes if that is wanted"
         )
     told = ask_drill(cluster, node, ChangeDrill())
     if not (told.is_always or told.seconds_left > REPORT_SECONDS):
@@ -147,10 +149,8 @@ def _into_dcgm(gpu: DcgmGpu, chosen: InjectedFault) -> None:
     except SresError as error:
         click.echo(f"DCGM is not told of all: {error}", err=True)
         return
-    click.echo(
-        f"DCGM was told of it too (its GPU {gpu.number}); its watches show an Xid until its host "
-        "engine is restarted (systemctl restart nvidia-dcgm)"
-    )
+    told = f"DCGM was told of it too (its GPU {gpu.number}); its watches show an Xid until its host"
+    click.echo(heading(f"{told} engine is restarted (systemctl restart nvidia-dcgm)"))
 
 
 def _names_of_this_machine() -> tuple[str, ...]:

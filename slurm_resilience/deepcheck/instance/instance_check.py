@@ -42,7 +42,7 @@ class InstanceCheck:
     """Returns why the node has nothing to look at; empty: look."""
     by_default: bool = True
     about: str = ""
-    """What it looks at, and by which tool."""
+    """In a line for people: the things looked at, and the tool."""
 
 
 def judged(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from slurm_resilience.resume.context import SupervisorContext
-from slurm_resilience.resume.decide.classify import NO_STEPS, Ending, ObservedSteps
-from slurm_resilience.resume.decide.task_ends import TaskEnd, representative
+from slurm_resilience.resume.decide.classify import NO_STEPS, Ending, ObservedSteps, killed
+from slurm_resilience.resume.decide.task_ends import TaskEnd, node_that_failed, representative
 from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
 from slurm_resilience.resume.live_step.living_program import can_live
+from slurm_resilience.resume.srun.stderr_reader import code_of
 from slurm_resilience.resume.srun.step import SrunStep
 
-_ENDED_BY = ("Killed", "Terminated")
-"""srun's words for tasks that it ended because of another one."""
 LOOK_SECONDS = 0.5
 """Between two looks at the nodes of a step that has just failed."""
 NAME_SECONDS = 0.5
@@ -40,10 +41,8 @@ def gather_evidence(
     """
     step = end.step
     ends = step.reports.ends()
-    cancelled = end.word is EndWord.PERSON or _is_cancelled(step, ends)
-    # Slurm words the end of a companion as that of its step; it is a loss of its nodes.
-    if step.job not in (0, context.allocation.id) and context.allocation.is_over(step.job):
-        cancelled = False
+    cancelled_part = _cancelled_part(context, end, ends)
+    cancelled = end.word is EndWord.PERSON or cancelled_part is not None
     faulty = end.faulty | _faulty(context)
     state = context.allocation.job.state
     # A program that ended well, or was ended, does not wait for Slurm's answers.
@@ -72,11 +71,11 @@ def gather_evidence(
         stopped_by_us=end.stopped_by_us,
         trained=end.late_code != 0,
         ends=_failed_once(context, ends),
-        timed_out=step.timed_out,
+        timed_out=(cancelled_part or step).timed_out,
         log=step.log.explain() if end.code != 0 and end.hang is None else None,
         ended_at=_ended_at(context, step),
         nodes=nodes,
-        first_failed=_first_failed(end, ends),
+        first_failed=_first_failed(context, end, ends),
         hang=end.hang.reason if end.hang is not None else "",
         observed=observed,
     )
@@ -96,16 +95,39 @@ def _failed_once(context: SupervisorContext, ends: tuple[TaskEnd, ...]) -> tuple
     return tuple(msgspec.structs.replace(end, at=0.0) for end in kept)
 
 
-def _first_failed(end: StepEnd, ends: tuple[TaskEnd, ...]) -> str:
-    """Return the only node with tasks that failed by themselves; srun killed the others."""
+def _first_failed(context: SupervisorContext, end: StepEnd, ends: tuple[TaskEnd, ...]) -> str:
+    """Return the only node with tasks that failed by themselves; the others were ended for them."""
     if end.hang is not None:
         return end.hang.node
-    nodes = {told.node for told in ends if told.failed_by_itself}
-    if not ends:
-        # Without the plugin: in srun's words.
-        tasks = [ended for ended in end.step.ended_tasks if ended.how not in _ENDED_BY]
-        nodes = {node for ended in tasks for node in ended.nodes}
-    return nodes.pop() if len(nodes) == 1 else ""
+    told = ends or tuple(_in_sruns_words(end.step))
+    if can_live(context.command, context.environment):
+        # A task that was killed may have come back long before the others ended.
+        told = tuple(one for one in told if one.failed_by_itself)
+    return node_that_failed(told, end.crashed_on)
+
+
+def _in_sruns_words(step: SrunStep) -> Iterator[TaskEnd]:
+    """Yield the ends of tasks where slurmstepd tells of none: there is no plugin."""
+    for ended in tuple(step.ended_tasks):  # a copy: it grows in another thread
+        code = code_of(ended.how)
+        for node in ended.nodes:
+            yield TaskEnd(0, 0, ended.tasks[0], code, by_signal=killed(code), node=node)
+
+
+def _cancelled_part(
+    context: SupervisorContext, end: StepEnd, ends: tuple[TaskEnd, ...]
+) -> SrunStep | None:
+    """Return the srun of the attempt that a person cancelled; None: none was.
+
+    Slurm words the end of a companion as that of its step: it is a loss of its nodes, and hides no
+    word of another part.
+    """
+    allocation = context.allocation
+    for part in end.parts or (end.step,):
+        elsewhere = part.job not in (0, allocation.id)
+        if _is_cancelled(part, ends) and not (elsewhere and allocation.is_over(part.job)):
+            return part
+    return None
 
 
 def _is_cancelled(step: SrunStep, ends: tuple[TaskEnd, ...]) -> bool:
@@ -114,14 +136,14 @@ def _is_cancelled(step: SrunStep, ends: tuple[TaskEnd, ...]) -> bool:
     Slurm says so among what the tasks print, so it counts only for this very step, and not where
     the first task that failed got a signal that nothing but its own fault sends: a program that is
     being ended may crash on its way out. srun's own words name no step, so they do not count either
-    where that task failed with a code of its own.
+    where that task failed with a code of its own, unless others were killed after them.
     """
     first = next((end for end in ends if end.failed), None)
     by_itself = first is not None and first.failed_by_itself
     if first is not None and by_itself and first.by_signal:
         return False
     told = step.told_end
-    return told.cancelled or (told.aborted and not by_itself)
+    return told.cancelled or (told.aborted and (told.killed_after > 0 or not by_itself))
 
 
 def _faulty(context: SupervisorContext) -> dict[str, str]:

@@ -351,10 +351,17 @@ class Supervisor:
                 if end is not None:
                     return end
         if crashes.crash is not None:
-            code, noticed = crashes.crash.code, crashes.noticed
-            return StepEnd(code, step.speaker, stopped_by_us=True, noticed=noticed)
+            crash, noticed = crashes.crash, crashes.noticed
+            return StepEnd(
+                crash.code,
+                step.speaker,
+                stopped_by_us=True,
+                noticed=noticed,
+                parts=tuple(step.parts),
+                crashed_on=crash.node,
+            )
         told = self._training.told_end(step.main) if self._step_lives else None
-        return told or StepEnd(step.code, step.cancelled_part or step.speaker)
+        return told or StepEnd(step.code, step.speaker, parts=tuple(step.parts))
 
     def _follow_training(
         self, step: StepSet, watched: tuple[Path, Observer] | None, stack: contextlib.ExitStack
@@ -403,9 +410,7 @@ class Supervisor:
         report.say(f"the part in job {lost.job} has ended with {lost.code}: ending the others")
         faulty = {} if lost is step.main else lost_with(self._allocation, lost)
         self._end(step, at_once=True)
-        # A person who cancels the step cancels each of its parts.
-        speaker = step.main if step.main.told_end.cancelled else lost
-        return StepEnd(lost.code, speaker, faulty=faulty, noticed=noticed)
+        return StepEnd(lost.code, lost, faulty=faulty, noticed=noticed, parts=tuple(step.parts))
 
     def _stop(self, step: StepSet, bad: Mapping[str, NodeVerdict]) -> StepEnd:
         """End a step that must leave nodes."""
@@ -417,15 +422,17 @@ class Supervisor:
         context.events.write("noticed", nodes=sorted(bad))
         gone = [name for name, verdict in bad.items() if verdict.verdict == "dead"]
         self._end(step, at_once=dead is not None, dead=gone)
-        speaker = step.cancelled_part or step.main
-        return StepEnd(step.code, speaker, stopped_by_us=True, noticed=noticed)
+        parts = tuple(step.parts)
+        return StepEnd(step.code, step.main, stopped_by_us=True, noticed=noticed, parts=parts)
 
     def _stop_hung(self, step: StepSet, hang: FoundHang) -> StepEnd:
         """End a step that reports no more steps."""
         noticed = self._context.clock.now()
         self._end(step, at_once=False)
-        speaker = step.cancelled_part or step.main
-        return StepEnd(step.code, speaker, stopped_by_us=True, noticed=noticed, hang=hang)
+        parts = tuple(step.parts)
+        return StepEnd(
+            step.code, step.main, stopped_by_us=True, noticed=noticed, parts=parts, hang=hang
+        )
 
     def _end(self, step: StepSet, *, at_once: bool, dead: Sequence[str] = ()) -> None:
         context = self._context

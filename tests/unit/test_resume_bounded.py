@@ -219,7 +219,7 @@ class Running:
 
     code = 0
     reports = StepReports("")
-    main = cancelled_part = None
+    main = None
 
     def __init__(self, looks: int) -> None:
         self._looks = looks

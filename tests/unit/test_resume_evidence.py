@@ -192,6 +192,14 @@ def test_a_task_that_fails_for_want_of_the_cancelled_ones_is_no_fault(slurm: Fak
     assert ending(slurm, job, "", 137, ends=(EXIT, killed), aborted=True).kind == "program"
 
 
+def test_srun_s_word_counts_once_others_are_killed_after_it(slurm: FakeSlurm) -> None:
+    """A task failed long ago, and the others waited for it until a person cancelled them."""
+    for told, kind in ((ToldEnd(False, True, 1), "user"), (ToldEnd(False, True), "program")):
+        step: Any = SimpleNamespace(job=0, told_end=told, timed_out=False)
+        found = ending(slurm, allocated(slurm), "", 137, ends=(EXIT,), parts=(step,))
+        assert found.kind == kind
+
+
 def test_a_living_step_s_old_crash_says_nothing_of_its_cancel(slurm: FakeSlurm) -> None:
     """Its seat was filled again long before."""
     killed = TaskEnd(0, 0, 0, 137, by_signal=True)
@@ -209,6 +217,19 @@ def test_a_person_who_cancels_as_a_node_dies_wins(
     job = allocated(slurm)
     assert ending(slurm, job, "", 137, **told, **by_node).kind == "user"
     assert ending(slurm, job, "", 137, **by_node).kind == "node"
+
+
+def test_the_end_of_a_companion_hides_no_word_on_another_part(slurm: FakeSlurm) -> None:
+    """Slurm words it as a person's cancel, and its own line on the main step may be lost."""
+    companion = slurm.submit(1)
+    main: Any = SimpleNamespace(job=0, told_end=ToldEnd(False, True), timed_out=False)
+    other: Any = SimpleNamespace(job=companion, told_end=ToldEnd(True, False), timed_out=False)
+    by_node: dict[str, Any] = {"faulty": {"n4": "no beat"}}
+    job = allocated(slurm)
+    assert ending(slurm, job, "", 137, parts=(other,), **by_node).kind == "user"
+    slurm.cancel_job(companion)
+    assert ending(slurm, job, "", 137, parts=(other,), **by_node).kind == "node"
+    assert ending(slurm, job, "", 137, parts=(other, main), **by_node).kind == "user"
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ LIMITS = ResumeSettings(grace=0.2, diagnosis_wait=0.05, swap_wait=60.0)
 SRUN = """#!/bin/sh
 echo "$@" >> sruns
 until [ -e end ]; do sleep 0.1; done
+if [ "$*" = first ] && [ -e end.first ]; then exit $(cat end.first); fi
 exit $(cat end)
 """
 
@@ -465,6 +466,23 @@ def test_a_second_node_that_dies_after_the_training_is_not_waited_for(
     site.wait(site.over.is_set)
     assert site.end is not None and site.end.late_code
     assert set(site.end.faulty) == {"n3"}
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_an_srun_that_ends_by_itself_has_told_of_each_task_that_failed(
+    site: Site, given_up: bool
+) -> None:
+    """slurmctld is away as the program ends, and slurmstepd's words on its tasks are lost."""
+    lose_n2(site)
+    end_training(site)
+    site.slurm.unreachable = True
+    if given_up:
+        # In the moment in which srun ends: its task there was lost before.
+        site.live._steps.work_on = lambda seats: False  # type: ignore[method-assign]
+        site.first.failed_nodes.add("n3")
+    (site.folder / "end.first").write_text("1\n")
+    finish_srun(site, 0)
+    assert site.end is not None and bool(site.end.code) is given_up
 
 
 def test_a_new_machine_of_a_lost_node_s_name_is_not_that_node(site: Site) -> None:

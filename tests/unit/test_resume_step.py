@@ -134,7 +134,7 @@ def test_a_person_who_cancels_before_our_order_is_taken_wins(
 def test_after_our_sigterm_a_person_may_still_cancel(capfd: pytest.CaptureFixture[str]) -> None:
     step = run(ABORTED)
     step.ends_by_us(killed=False)
-    assert step.told_end == (False, True)
+    assert step.told_end[:2] == (False, True)
 
 
 def test_a_steps_time_limit(capfd: pytest.CaptureFixture[str]) -> None:
@@ -149,8 +149,48 @@ def test_words_that_come_in_pieces(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == f"srun: error: n1: task 0: x\n{ABORTED}\n"
 
 
+@pytest.mark.parametrize(
+    ("lines", "killed"),
+    [
+        (("E 0 Exited with exit code 3", "A", "E 1 Killed"), True),
+        (("E 0 Killed", "A"), False),
+        (("A", "E 1 Exited with exit code 1"), False),
+        # A program's own words; then srun ends the others for a task that failed.
+        (("A", "E 0 Exited with exit code 3", "T", "E 1 Killed"), False),
+        (("E 1 Killed",), False),
+    ],
+)
+def test_tasks_that_are_killed_after_srun_s_word(lines: tuple[str, ...], killed: bool) -> None:
+    words = {"A": "srun: Job step aborted: Waiting", "T": "srun: Terminating StepId=7.0"}
+    text = []
+    for line in lines:
+        _, _, end = line.partition(" ")
+        number, _, how = end.partition(" ")
+        text.append(words.get(line, f"srun: error: n{number}: task {number}: {how}"))
+    assert run(*text).told_end.killed_after == killed
+
+
 def test_srun_said_that_a_signal_ends_it() -> None:
     assert run("srun: forcing job termination").forced
+
+
+@pytest.mark.parametrize(
+    ("line", "by_itself"),
+    [
+        ("srun: error: n1: task 0: Exited with exit code 3", True),
+        ("srun: error: Node failure on n3", True),
+        ("srun: Job step aborted: Waiting up to 32 seconds for job step to finish.", False),
+        ("srun: forcing job termination", False),
+        ("srun: Terminating StepId=7.0", False),
+        (
+            "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T10:00:00 DUE TO NODE "
+            "FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
+            False,
+        ),
+    ],
+)
+def test_whether_only_its_tasks_ends_ended_it(line: str, by_itself: bool) -> None:
+    assert run(line).ended_by_itself is by_itself
 
 
 @pytest.mark.parametrize(

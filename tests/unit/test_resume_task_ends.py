@@ -16,6 +16,7 @@ from slurm_resilience.resume.decide.task_ends import (
     NodeBegan,
     TaskEnd,
     first_failure,
+    node_that_failed,
     parse,
 )
 from slurm_resilience.resume.srun.task_reports import StepReports, TaskReports
@@ -107,6 +108,39 @@ def test_a_killed_task_is_the_first_where_no_other_failed() -> None:
 def test_a_task_that_lacked_memory_failed_by_itself() -> None:
     starved = by_signal(2, signal.SIGKILL, out_of_memory=True)
     assert first_failure([by_signal(0, signal.SIGTERM), starved]) == starved
+
+
+# -- the node at which an attempt failed --------------------------------------------------------
+
+SEGV, KILL, TERM = (128 + number for number in (signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM))
+
+
+@pytest.mark.parametrize(
+    ("told", "crashed_on", "node"),
+    [
+        ("n1:0 n2:0", "", ""),
+        (f"n2:{SEGV} n1:{KILL} n3:{TERM}", "", "n2"),
+        ("n2:1 n3:1", "", ""),
+        # srun ended the others for it.
+        (f"n2:{KILL} n1:{TERM} n3:{TERM}", "", "n2"),
+        (f"n1:{TERM} n2:{KILL} n3:{TERM}", "", "n2"),
+        # All were killed: at once by a person or Slurm, or by us for the first.
+        (f"n2:{KILL} n1:{KILL} n3:{KILL}", "", ""),
+        (f"n2:{KILL} n1:{KILL} n3:{KILL}", "n2", "n2"),
+        (f"n1:{TERM} n2:{TERM}", "", ""),
+        # Others failed for want of the one that was killed, or it was killed for them.
+        (f"n2:{KILL} n1:1", "", ""),
+        (f"n1:1 n2:{KILL}", "", "n1"),
+        # The word that its tasks began was lost.
+        (f":{KILL} n1:{TERM}", "", ""),
+    ],
+)
+def test_the_node_that_failed(told: str, crashed_on: str, node: str) -> None:
+    ends = []
+    for number, word in enumerate(told.split()):
+        name, _, code = word.partition(":")
+        ends.append(TaskEnd(0, number, number, int(code), by_signal=int(code) > 128, node=name))
+    assert node_that_failed(ends, crashed_on) == node
 
 
 # -- the socket -------------------------------------------------------------------------------

@@ -92,6 +92,10 @@ ONCE_BROKEN = (
     # A person's cancel of one part of an attempt, while the other one was being ended.
     762,
     *(1_000_000_630, 1_000_001_295, 1_000_005_216, 1_000_005_442),
+    # Only srun's own words told of a person's cancel of one part, after a failure in another one.
+    809959,
+    # A task's own word on its end was lost, and slurmctld was away at the end.
+    812238,
     # A step ended well while it was asked whether its node could be left, and was run again.
     1_000_009_835,
 )

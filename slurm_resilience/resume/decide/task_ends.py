@@ -20,6 +20,7 @@ MOST_KEPT = 16
 _VERSION = b"sres1"
 _PLAIN_ENDS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL})
 """Signals by which people, Slurm and srun end tasks; a task that fails gets others."""
+_KILLED = 128 + signal.SIGKILL
 
 
 class NodeBegan(msgspec.Struct, frozen=True):
@@ -114,6 +115,30 @@ def first_failure(ends: Iterable[TaskEnd]) -> TaskEnd | None:
     failed = [end for end in ends if end.failed]
     by_itself = [end for end in failed if end.failed_by_itself]
     return next(iter(by_itself or failed), None)
+
+
+def node_that_failed(ends: Sequence[TaskEnd], crashed_on: str = "") -> str:
+    """Return the only node with tasks that failed by themselves; empty: several did, or none.
+
+    SIGKILL tells little by itself: Slurm ends tasks by it, and so does a guard of a node's memory.
+    A task that got it failed first where the others were ended by SIGTERM for it, and it may have
+    where they failed after it.
+
+    Args:
+        ends: in the order in which they were told, each with its node.
+        crashed_on: the node of the task for whose crash we ended the others; empty: we did not.
+    """
+    failed = [end for end in ends if end.failed]
+    own = [end for end in failed if end.failed_by_itself]
+    before_own = failed[: failed.index(own[0])] if own else failed
+    killed = {end.node for end in before_own if end.code == _KILLED}
+    if own:
+        nodes = killed | {end.node for end in own}
+    elif crashed_on in killed:
+        nodes = {crashed_on}
+    else:
+        nodes = killed if killed != {end.node for end in failed} else set()
+    return nodes.pop() if len(nodes) == 1 else ""
 
 
 def representative(ends: Sequence[TaskEnd]) -> tuple[TaskEnd, ...]:

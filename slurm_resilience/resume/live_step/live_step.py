@@ -567,15 +567,17 @@ class LiveStep:
             The nodes that Slurm gave up, so that their step was over for it; and the exit code: not
             0 where Slurm has ended the job, or cannot be asked.
         """
-        seats, allocation = self._steps.seats_unheard_of(), self._context.allocation
-        slots = [slot for slot in self._plan.seat_map.slots if seats & set(slot.seats)]
-        if not slots:
+        slots, allocation = self._plan.seat_map.slots, self._context.allocation
+        node_of_seat = {seat: slot.node for slot in slots for seat in slot.seats}
+        seats = self._steps.seats_unheard_of(node_of_seat)
+        silent = [slot.node for slot in slots if seats & set(slot.seats)]
+        if not silent:
             return {}, 0
         try:
             over = allocation.refresh() not in ("RUNNING", "SUSPENDED")
         except SresError:
             over = True
-        return allocation.bad([slot.node for slot in slots]), int(over)
+        return allocation.bad(silent), int(over)
 
     def _finish(self, action: ev.EndAttempt) -> None:
         step = self._steps.step(action.step)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
-from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
 import msgspec
 
@@ -15,7 +14,7 @@ from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.transitions import advance
 from slurm_resilience.resume.live_step.seats import StepSeats, seats_of_tasks
 from slurm_resilience.resume.progress.hang_evidence import FoundHang
-from slurm_resilience.resume.srun.stderr_reader import EndedTasks, code_of
+from slurm_resilience.resume.srun.stderr_reader import EndedTasks, code_of, killed_from_outside
 from slurm_resilience.resume.srun.step import SrunStep, end_step, end_tasks_left
 
 RELEASE_SECONDS = 10.0
@@ -26,8 +25,6 @@ LAST_WORDS_SECONDS = 0.1
 """For what an srun still prints when its tasks are gone."""
 KILL_SECONDS = 5.0
 """For an srun to end that was killed."""
-KILLED_CODES = frozenset(128 + number for number in (SIGKILL, SIGTERM, SIGINT, SIGHUP))
-"""Exit codes of tasks that a person, Slurm or srun ended."""
 END_LOOK_SECONDS = 0.2
 """Between two looks whether the steps have ended by themselves."""
 
@@ -138,8 +135,7 @@ class LiveSrun:
 
     def was_killed(self, since: int = 0) -> bool:
         """Return whether tasks were ended from outside, of those that ended from one on."""
-        ends = self.step.ended_tasks[since:]
-        return any(code_of(ended.how) in KILLED_CODES for ended in ends)
+        return killed_from_outside(self.step.ended_tasks[since:])
 
 
 class EndWord(Enum):
@@ -170,6 +166,12 @@ class StepEnd(msgspec.Struct, frozen=True):
     """The exit code of what failed after the training had ended well; 0: nothing did."""
     hang: FoundHang | None = None
     """It hung, and was ended for that; None: it did not."""
+    parts: tuple[SrunStep, ...] = ()
+    """All sruns of an attempt that is spread over several allocations: a person may have cancelled
+    any of them; empty: there is no other one."""
+    crashed_on: str = ""
+    """The node of the task for whose crash the others were ended; empty: not known, or they were
+    not ended for one."""
 
 
 class LiveSteps:
@@ -439,11 +441,23 @@ class LiveSteps:
             for srun in self
         )
 
-    def seats_unheard_of(self) -> set[int]:
+    def seats_unheard_of(self, node_of_seat: Mapping[int, str]) -> set[int]:
         """Return the seats of which no end is known, though their srun has ended, or was released
-        since Slurm said that the step is over."""
-        silent = [srun for srun in self if srun.step.code and not self._tells_all(srun)]
-        return {s for srun in silent for s in self._counted_seats(srun) - self._seats_ended(srun)}
+        since Slurm said that the step is over.
+
+        Args:
+            node_of_seat: the node of each seat, as it is now.
+        """
+        unheard = set()
+        for srun in self:
+            if srun.step.code and not self._tells_all(srun):
+                silent = self._counted_seats(srun) - self._seats_ended(srun)
+                if srun.step.ended_by_itself:
+                    # It waits for the others, and tells of those that fail.
+                    given_up = srun.step.failed_nodes
+                    silent = {seat for seat in silent if node_of_seat.get(seat) in given_up}
+                unheard |= silent
+        return unheard
 
     def lose_seats(self, seats: Collection[int]) -> None:
         """Note that the node of these seats is gone, in the last part, which goes on without it."""

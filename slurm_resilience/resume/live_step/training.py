@@ -21,14 +21,14 @@ from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.crash_watch import GatheringStage
 from slurm_resilience.resume.fence import Fence
-from slurm_resilience.resume.live_step.live_steps import KILLED_CODES, EndWord, StepEnd
+from slurm_resilience.resume.live_step.live_steps import EndWord, StepEnd
 from slurm_resilience.resume.live_step.living_program import (
     LAUNCHER,
     can_live,
     uses_training_library,
 )
 from slurm_resilience.resume.live_step.seats import SeatMap, seat_map
-from slurm_resilience.resume.srun.stderr_reader import code_of
+from slurm_resilience.resume.srun.stderr_reader import killed_from_outside
 from slurm_resilience.resume.srun.step import SrunStep, find_step
 from slurm_resilience.wire.frames import UNREADABLE
 
@@ -229,8 +229,7 @@ class TrainingWatch:
         if outcome is not None:
             return StepEnd(outcome.code, step, word=EndWord.TRAINING)
         told = step.told_end
-        killed = any(code_of(ended.how) in KILLED_CODES for ended in step.ended_tasks)
-        if killed and (told.cancelled or told.aborted):
+        if killed_from_outside(step.ended_tasks) and (told.cancelled or told.aborted):
             # A task's own crash does not end such a step, so it does not explain the end either.
             return StepEnd(step.code, step, word=EndWord.PERSON)
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterable
 from enum import Flag, auto
 from typing import NamedTuple
 
@@ -29,8 +30,14 @@ _TASK_ENDED = re.compile(rb"^srun: error: (\S+): tasks? ([\d,-]+): ([^\n]*)$", r
 # srun itself ends a step whose task failed (--kill-on-bad-exit), or whose node it has lost touch
 # with, and Slurm words that the same.
 _SRUN_ENDS = re.compile(rb"srun: (?:[^\n]*Terminating StepId=|error: Aborting, )")
+_ENDS = (b"CANCELLED AT", _ABORTED, _FORCED)
+"""Words on the end of a step, whatever its cause."""
 _BY_SLURM = (b"srun: ", b"CANCELLED AT")
 """One of these is in everything that is looked for."""
+_KILLED_CODES = frozenset(
+    128 + number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+)
+"""Exit codes of tasks that a person, Slurm or srun ended."""
 _LINE_LIMIT_BYTES = 65536
 _MOST_STEPS = 1000
 
@@ -55,6 +62,8 @@ class SrunReport(Flag):
     """srun: an error of its own, which explains the end."""
     ENDED_BY_SRUN = auto()
     """srun: it ends the step itself."""
+    ENDED_FROM_OUTSIDE = auto()
+    """The step did not end by its tasks' own ends alone: Slurm, srun or a signal ended it."""
 
 
 class StderrReader:
@@ -69,6 +78,8 @@ class StderrReader:
         self.failed_nodes: set[str] = set()
         """Slurm gave these nodes up while the step ran."""
         self.ended_tasks: list[EndedTasks] = []
+        self.ended_before_abort: int | None = None
+        """So many of them came before srun told that its step was aborted; None: it did not."""
         self._rest = b""
 
     def read(self, data: bytes) -> bool:
@@ -84,9 +95,17 @@ class StderrReader:
             self._read_cancelled(text)
         if _FORCED in text:
             self.report |= SrunReport.FORCED
-        if _ABORTED in text and not self._explains(text[: text.index(_ABORTED)]):
-            self.report |= SrunReport.ABORTED
+        if by_srun or any(word in text for word in _ENDS):
+            self.report |= SrunReport.ENDED_FROM_OUTSIDE
+        if _ABORTED in text:
+            self._read_aborted(text[: text.index(_ABORTED)])
         return self._read_lines(text[: text.rfind(b"\n") + 1])
+
+    def _read_aborted(self, before: bytes) -> None:
+        if self.ended_before_abort is None:
+            self.ended_before_abort = len(self.ended_tasks) + len(_TASK_ENDED.findall(before))
+        if not self._explains(before):
+            self.report |= SrunReport.ABORTED
 
     def _explains(self, before: bytes) -> bool:
         """Return whether srun has given a cause, up to this text."""
@@ -123,6 +142,11 @@ def code_of(how: str) -> int:
     words = how.partition(" (")[0].strip()  # "Aborted (core dumped)"
     names = {signal.strsignal(number): 128 + number for number in signal.Signals}
     return names.get(words, 1)
+
+
+def killed_from_outside(ends: Iterable[EndedTasks]) -> bool:
+    """Return whether tasks ended as they do when a person, Slurm or srun ends them."""
+    return any(code_of(ended.how) in _KILLED_CODES for ended in ends)
 
 
 def _expanded(hostlist: bytes) -> tuple[str, ...]:

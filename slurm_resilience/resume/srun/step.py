@@ -21,6 +21,7 @@ from slurm_resilience.resume.srun.stderr_reader import (
     SrunReport,
     StderrReader,
     code_of,
+    killed_from_outside,
 )
 from slurm_resilience.resume.srun.task_reports import StepReports
 from slurm_resilience.slurm.client import SlurmClient, StepInfo
@@ -52,6 +53,8 @@ class ToldEnd(NamedTuple):
     """Slurm reported that it was cancelled."""
     aborted: bool
     """Slurm ended it, and srun gave no cause."""
+    killed_after: int = 0
+    """Reports of tasks that were killed after that, and not by srun."""
 
 
 @dataclass
@@ -64,6 +67,8 @@ class EndByUs:
     """`ToldEnd` had this before our first order; None: there was no order."""
     aborted_before: bool | None = None
     """The same, before our first SIGKILL."""
+    ended_before: int | None = None
+    """So many ended tasks were told of before our first order."""
 
 
 @dataclass
@@ -211,6 +216,13 @@ class SrunStep:
         return SrunReport.ENDED_BY_SRUN in self._stderr.report
 
     @property
+    def ended_by_itself(self) -> bool:
+        """Return whether srun has ended, and neither it nor Slurm told that anything but its tasks'
+        own ends has ended the step: then it has told of each task that failed."""
+        from_outside = SrunReport.ENDED_FROM_OUTSIDE in self._stderr.report
+        return not (self.running or self.killed_by or self._by_us.killed_srun or from_outside)
+
+    @property
     def ended_tasks(self) -> list[EndedTasks]:
         """Return what srun reported of tasks that did not end well."""
         return self._stderr.ended_tasks
@@ -243,7 +255,17 @@ class SrunStep:
         return ToldEnd(
             self.cancelled if cancelled is None else cancelled,
             self.aborted if aborted is None else aborted,
+            self._killed_after_abort(),
         )
+
+    def _killed_after_abort(self) -> int:
+        """Count reports of tasks that were killed after srun's word on its step's end, and before
+        any order of ours."""
+        first = self._stderr.ended_before_abort
+        if first is None or self.ends_others:
+            return 0
+        ends = tuple(self.ended_tasks)[first : self._by_us.ended_before]
+        return sum(killed_from_outside([ended]) for ended in ends)
 
     def ends_by_us(self, *, killed: bool) -> None:
         """Note that the supervisor is about to have Slurm end the step.
@@ -252,6 +274,8 @@ class SrunStep:
             killed: by SIGKILL. After SIGTERM alone srun does not say that its step was aborted.
         """
         told = self.told_end
+        if self._by_us.ended_before is None:
+            self._by_us.ended_before = len(self.ended_tasks)
         self._by_us.cancelled_before = told.cancelled
         if killed:
             self._by_us.aborted_before = told.aborted

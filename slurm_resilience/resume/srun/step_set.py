@@ -39,15 +39,6 @@ class StepSet:
         return min(failed, key=lambda part: part.ended_at, default=self.main)
 
     @property
-    def cancelled_part(self) -> SrunStep | None:
-        """Return the srun that told of an end by another before we ended it; None: none did.
-
-        Slurm's own line comes before what its end looked like to srun.
-        """
-        told = [part for part in self.parts if part.told_end.cancelled]
-        return next(iter([*told, *(part for part in self.parts if any(part.told_end))]), None)
-
-    @property
     def code(self) -> int:
         """Return the exit code of the one that speaks; 0 while all that ended have ended well."""
         return self.speaker.code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from random import Random
-from signal import SIGINT, SIGKILL, SIGTERM
+from signal import SIGINT, SIGKILL, SIGSEGV, SIGTERM
 from typing import NamedTuple
 
 from slurm_resilience.simulate.resume.resume_world import ResumeWorld
@@ -151,8 +151,9 @@ class ResumeFaults:
         world.show(name, flags=frozenset({"FAIL"}), reason="Action:Replace")
         self.link.judge(name)
 
-    def eats(self, name: str, _: float) -> None:
-        self._world.nodes[name].eats_attempts = True
+    def eats(self, name: str, seconds: float) -> None:
+        # A guard of the node's memory ends tasks as Slurm and people do.
+        self._world.nodes[name].eats_by = SIGSEGV if int(seconds) % 3 else SIGKILL
 
     def crashes(self, name: str, seconds: float) -> None:
         if self._world.site.living is not None and seconds < WRONG_SECONDS:
@@ -231,13 +232,13 @@ class ResumeFaults:
             counts = step.srun.running and step.killed_at is None and len(step.tasks) == step.size
             counts = counts and step.ordered != "KILL"
             # A failure counts for all parts of an attempt, as it does within one step.
-            lives = world.site.living is not None
-            first_failure = step.first_failure if lives else failed
+            first_failure = step.first_failure if step.srun.keeps_running else failed
             told_before = step.end_is_told
             world.kill_step(step, "***")
             told = step.end_is_told and not told_before and not step.ordered
             believed = self._is_believed(step, first_failure, told)
-            if counts and (told or not first_failure) and believed:
+            is_heard = told or not step.first_failure
+            if counts and is_heard and believed:
                 world.seen.cancelled_step = step
                 self._person_ended()
 

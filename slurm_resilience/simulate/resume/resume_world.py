@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from signal import SIGINT, SIGKILL, SIGSEGV, SIGTERM
+from signal import SIGINT, SIGKILL, SIGTERM
 from threading import Event
 from typing import Any
 
@@ -390,9 +390,9 @@ class ResumeWorld:
             srun.reports.take(NodeBegan(int(step.name), node_id, name))
         if srun.keeps_running and self.progress.training is not None:
             self.progress.training.begin(step, name, tasks)
-            if self.nodes[name].eats_attempts:
+            if node.eats_by:
                 later = SICK_CRASH_SECONDS
-                self.schedule.after(later, self.end_task, step, tasks[0], 128 + SIGSEGV)
+                self.schedule.after(later, self.end_task, step, tasks[0], 128 + node.eats_by)
         elif self.program.is_whole(step):
             self.program.run(step)
 
@@ -726,6 +726,7 @@ class ResumeWorld:
         in_books = {step.srun.pid for step in self.steps.values()}
         for srun in self.sruns:
             if srun.keeps_running and srun.running and srun.pid not in in_books:
+                srun.says(ABORTED)
                 self.schedule.after(self.random.uniform(0.02, 0.5), srun.ends, 137)
         if self.job.is_batch:
             self.schedule.after(self.random.uniform(0.0, 1.0), self.signal, SIGTERM, False)

@@ -26,8 +26,8 @@ class SimNode:
 
     shown: Node
     contact: NodeContact = NodeContact.FINE
-    eats_attempts: bool = False
-    """A fault that no check sees: tasks crash on it."""
+    eats_by: int = 0
+    """A fault that no check sees: tasks end by this signal on it; 0: they do not."""
     holds_tasks: bool = False
     """Its tasks hang in the kernel, and do not die of SIGKILL for a while."""
 

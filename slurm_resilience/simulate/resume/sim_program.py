@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from signal import SIGSEGV
 from typing import TYPE_CHECKING
 
 from slurm_resilience.resume.attempt import PROGRESS
@@ -59,10 +58,11 @@ class SimProgram:
             world.schedule.after(
                 random.uniform(1.0, left), self._fail, step, random.choice((139, 137, 1))
             )
-        bad = [(s, t) for s, t in self.all_living(step) if world.nodes[t.node].eats_attempts]
+        bad = [(s, t) for s, t in self.all_living(step) if world.nodes[t.node].eats_by]
         if bad:
             world.seen.budget.disturb()
-            world.schedule.after(SICK_CRASH_SECONDS, world.end_task, *bad[0], 128 + SIGSEGV)
+            code = 128 + world.nodes[bad[0][1].node].eats_by
+            world.schedule.after(SICK_CRASH_SECONDS, world.end_task, *bad[0], code)
         self._checkpoint_later(step)
         world.progress.steps.begin(world, step)
 

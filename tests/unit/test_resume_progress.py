@@ -84,7 +84,10 @@ def test_what_a_shell_sends_is_understood() -> None:
     assert parse_line(b"a1b2 3 118 0.25\n", TOKEN) == StepLine(3, 118, 0.25)
     assert parse_line(b"a1b2 3 pause\n", TOKEN) == StepLine(3, None)
     assert parse_line(b"a1b2 3 118 inf\n", TOKEN) == StepLine(3, 118)
-    for wrong in (b"other 3 118", b"a1b2 -3 118", b"a1b2 3", b"a1b2 3 4 5 6", b"a1b2 x 4"):
+    assert parse_line(b"a1b2 3 118 0 40\n", TOKEN) == StepLine(3, 118, count=40)
+    for count in (b"0", b"-3", b"x"):
+        assert parse_line(b"a1b2 3 118 0.5 " + count, TOKEN) == StepLine(3, 118, 0.5)
+    for wrong in (b"other 3 118", b"a1b2 -3 118", b"a1b2 3", b"a1b2 3 4 5 6 7", b"a1b2 x 4"):
         assert parse_line(wrong, TOKEN) is None
 
 
@@ -156,6 +159,16 @@ def test_the_first_steps_compile_and_teach_nothing() -> None:
     steps, _ = record([1.0, 400.0, 400.0, *[1.0] * 20])
     assert steps.longest == 1.0
     assert steps.due(0.0) is not None
+
+
+def test_a_line_that_stands_for_several_steps_counts_them() -> None:
+    """A program with short steps tells of several in one line."""
+    steps = StepRecord(FLOOR, ENOUGH)
+    steps.hear(StepLine(0, 1), 0.0)
+    steps.hear(StepLine(0, 5000), 0.5)
+    assert steps.due(0.5) is None, "a number is no count: it may be that of a sample"
+    steps.hear(StepLine(0, 5100, count=ENOUGH), 1.0)
+    assert steps.stall(1.0 + FLOOR + 1) is not None
 
 
 def test_forgiven_time_does_not_count() -> None:
@@ -442,6 +455,20 @@ def test_a_task_tells_its_steps_to_the_supervisor(monkeypatch: pytest.MonkeyPatc
     attempt.step(13)
     with pytest.raises(Empty):
         heard.get(timeout=1)
+
+
+def test_short_steps_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: Queue[StepLine] = Queue()
+    listener = StepListener()
+    monkeypatch.setattr(step_sender, "_sender", None)
+    monkeypatch.setenv("SRES_PROGRESS", listener.expect("127.0.0.1", heard.put))
+    monkeypatch.setenv("RANK", "0")
+    for step in range(1, 101):
+        step_sender.note(str(step))
+    lines = [heard.get(timeout=10)]
+    while lines[-1].step != 100:
+        lines.append(heard.get(timeout=10))
+    assert sum(line.count for line in lines) == 100 and len(lines) < 100
 
 
 def test_without_a_supervisor_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

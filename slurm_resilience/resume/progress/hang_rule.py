@@ -87,7 +87,7 @@ class StepRecord:
         if self.steps.get(line.rank) == line.step:
             return False
         self.steps[line.rank] = line.step
-        self._told[line.rank] = told = self._told.get(line.rank, 0) + 1
+        self._told[line.rank] = told = self._told.get(line.rank, 0) + line.count
         self._most_told = max(self._most_told, told)
         waited = self._last is not None and not self._paused
         if waited and self._most_told > COMPILING_STEPS:

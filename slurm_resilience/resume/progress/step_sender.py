@@ -38,6 +38,8 @@ class StepSender:
                 self._socket = _connect(address, int(port))
         self._lock = threading.Lock()
         self._word = ""
+        self._count = 0
+        """Steps since the line before."""
         self._own_seconds: list[float] = []
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
@@ -54,6 +56,7 @@ class StepSender:
             return
         with self._lock:
             self._word = word
+            self._count = 0 if word == PAUSE else self._count + 1
             if rank is not None:
                 self._rank = str(rank)
             if own_seconds > 0:
@@ -70,11 +73,13 @@ class StepSender:
             with self._lock:
                 rank = self._rank
                 word, seconds, self._own_seconds = self._word, self._own_seconds, []
-            mean = f" {sum(seconds) / len(seconds):.6f}" if seconds else ""
+                count, self._count = self._count, 0
+            mean = sum(seconds) / len(seconds) if seconds else 0.0
+            more = f" {mean:.6f} {count}" if count > 1 else f" {mean:.6f}" if seconds else ""
             # The supervisor may be gone, or start anew: its program goes on.
             with contextlib.suppress(OSError):
                 if self._socket is not None:
-                    self._socket.send(f"{self._token} {rank} {word}{mean}\n".encode())
+                    self._socket.send(f"{self._token} {rank} {word}{more}\n".encode())
             pause.wait(self._pace)
 
 

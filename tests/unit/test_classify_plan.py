@@ -425,6 +425,15 @@ def test_nodes_of_other_steps_are_no_spares() -> None:
     assert (chosen.kind, chosen.nodes) == ("relaunch", ("n3", "n2"))
 
 
+def test_a_spare_of_the_lost_nodes_switch_comes_first() -> None:
+    own = {"job_nodes": ("n1", "n2", "n3", "n4"), "step_size": 2, "own_nodes": ("n1", "n2")}
+    switches = {"n1": "a", "n2": "b", "n3": "a", "n4": "b"}
+    history = (ending(faulty={"n2": "dead"}),)
+    for domains, spare in ((switches, "n4"), ({}, "n3"), (switches | {"n4": "a"}, "n3")):
+        chosen = plan(NODE, facts(**own, domains=domains), history, LIMITS)
+        assert chosen.nodes == ("n1", spare)
+
+
 def test_a_node_that_was_left_is_no_spare() -> None:
     """The batch host stays in the job, as does a node of which Slurm refuses to take it back."""
     own = {"job_nodes": ("n1", "n2", "n3", "n4"), "step_size": 2, "own_nodes": ("n2", "n3")}

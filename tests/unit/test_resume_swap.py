@@ -37,6 +37,18 @@ def allocation(slurm: FakeSlurm, job: int) -> Allocation:
     return Allocation(slurm, slurm.job(job), user_stop, patience=0.0, permits_expansion=True)
 
 
+def test_switches_are_asked_for_once_and_where_there_is_a_choice() -> None:
+    slurm = FakeSlurm(4)
+    slurm.switches = {"n1": "leaf1"}
+    ours = allocation(slurm, slurm.submit(4))
+    ours.own_nodes = ("n1", "n2", "n3")
+    assert ours.facts(3, "").domains == {}
+    ours.own_nodes = ("n1", "n2")
+    assert ours.facts(2, "").domains == slurm.switches
+    slurm.refusals["domains"] = SlurmError("it is asked for once")
+    assert ours.facts(2, "").domains == slurm.switches
+
+
 def test_a_refusal_at_once_is_not_tried_again_at_once(capfd: pytest.CaptureFixture[str]) -> None:
     slurm, stop = FakeSlurm(2), Stop()
     job = slurm.submit(2)

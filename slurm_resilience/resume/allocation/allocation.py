@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,8 @@ class NodeTable:
     nodes: dict[str, Node]
     read_at: float
     """On the monotonic clock."""
+    domains: dict[str, str] | None = None
+    """Leaf switch or block of each node; None: it was not asked for yet."""
 
 
 class Allocation:
@@ -178,7 +181,8 @@ class Allocation:
         for left in reversed(range(TABLE_TRIES)):
             try:
                 nodes = {node.name: node for node in self.client.nodes()}
-                self._table = NodeTable(nodes, self.clock.monotonic())
+                now = self.clock.monotonic()
+                self._table = dataclasses.replace(self._table, nodes=nodes, read_at=now)
                 break
             except SlurmError:
                 if not left and not self._table.nodes:
@@ -230,12 +234,22 @@ class Allocation:
             busy_nodes=tuple(sorted(self._busy_nodes() - set(living_nodes))),
             companions=tuple(companion.nodes for companion in self.companions.held),
             companion_obstacle=self.companions.obstacle,
+            domains=self._domains(),
             left_nodes=tuple(
                 name
                 for name in (*self.job.nodes, *self.companions.nodes)
                 if name not in living_nodes and self._is_left(name, nodes.get(name))
             ),
         )
+
+    def _domains(self) -> dict[str, str]:
+        """Return the leaf switch or block of each node where the job has spares to choose among."""
+        if len(set(self.job.nodes) - set(self.own_nodes)) < 2:
+            return {}
+        if self._table.domains is None:
+            with contextlib.suppress(SresError):
+                self._table.domains = dict(self.client.domains())
+        return self._table.domains or {}
 
     def idle_count(self) -> int:
         """Return how many nodes of the job's partition are idle, as far as Slurm showed last."""

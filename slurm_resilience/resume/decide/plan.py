@@ -23,16 +23,18 @@ NO_WAY_ON = ("done", "user", "job_over")
 """Kinds of causes after which nothing is started again."""
 
 
-class CompanionFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of second allocations beside a job."""
+class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of where other nodes come from."""
 
     companions: tuple[tuple[str, ...], ...] = ()
     """Nodes of each of the job's companions that runs."""
     companion_obstacle: str = "it gets no second allocation"
     """The reason for which the job can have no (further) companion; empty: it can."""
+    domains: dict[str, str] = {}
+    """Leaf switch or block of each node; empty: not known, or there is no choice."""
 
 
-class PlanFacts(CompanionFacts, frozen=True):
+class PlanFacts(SourceFacts, frozen=True):
     """All that limits the ways on for a job."""
 
     job_nodes: tuple[str, ...]
@@ -204,8 +206,14 @@ def _after_node(cause: Cause, facts: PlanFacts) -> Plan:
     whole = [nodes for nodes in facts.companions if unusable.isdisjoint(nodes)]
     if usable:
         usable += [name for nodes in whole for name in nodes]
+    # Ranks were placed for the lost node's switch or block.
+    near = {facts.domains[name] for name in cause.nodes if name in facts.domains}
+
+    def preferred(name: str) -> tuple[bool, bool]:
+        return name not in facts.own_nodes, facts.domains.get(name) not in near
+
     # A stable order: what the step has first, then the others as Slurm sorts them.
-    good = tuple(sorted(usable, key=lambda name: name not in facts.own_nodes))
+    good = tuple(sorted(usable, key=preferred))
     leave = tuple(name for name in facts.job_nodes if name in cause.nodes)
     needed = max(0, facts.step_size - len(good))
     if needed and not facts.living_nodes and 0 < facts.min_nodes <= len(good):

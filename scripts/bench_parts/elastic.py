@@ -204,9 +204,9 @@ def _show(found: dict[str, Any]) -> None:
     console.print(f"samples lost: {lost}; repeated: {repeated}")
 
 
-def _with_changes(found: dict[str, Any]) -> dict[str, Any]:
+def _with_changes(found: dict[str, Any], rounds: int) -> dict[str, Any]:
     """Add the figures of changes; what is true of both must be true of each."""
-    changed = elastic_changes.measure()
+    changed = elastic_changes.measure(rounds)
     console = Console(highlight=False, file=sys.stderr)
     equal = "equal" if changed["bit_equal"] else "NOT equal"
     console.print(
@@ -248,8 +248,11 @@ def _on_slurm() -> dict[str, Any]:
 @click.option("--ranks", default="2,3,4", show_default=True, metavar="N,…", help="Worlds.")
 @click.option("--steps", default=20, show_default=True, type=click.IntRange(1), help="To time.")
 @click.option("--changes/--no-changes", default=True, show_default=True, help="Of the size.")
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1), help="Of changes.")
 @click.option("--slurm/--no-slurm", default=True, show_default=True, help="A job on a lab.")
-def main(json_file: Path | None, ranks: str, steps: int, changes: bool, slurm: bool) -> None:
+def main(
+    json_file: Path | None, ranks: str, steps: int, changes: bool, rounds: int, slurm: bool
+) -> None:
     try:
         worlds = [int(word) for word in ranks.split(",")]
     except ValueError:
@@ -258,7 +261,7 @@ def main(json_file: Path | None, ranks: str, steps: int, changes: bool, slurm: b
         raise click.UsageError("--ranks: a world has at least one rank")
     found = run(worlds, steps)
     if changes:
-        found = _with_changes(found)
+        found = _with_changes(found, rounds)
     if slurm:
         found |= _on_slurm()
     if json_file:

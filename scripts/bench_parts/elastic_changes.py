@@ -122,11 +122,16 @@ def _end(job: Job) -> Told:
     return told(lines, STEPS * 32)
 
 
-def measure() -> dict[str, Any]:
-    """Run all three; the figures."""
-    with Job(RUN_SECONDS) as job:
-        _start(job, 0)
-        fixed = _end(job)
+class Change(NamedTuple):
+    """Seconds of one training whose size changed, and what it told."""
+
+    step: float
+    shrink: float
+    grow: float
+    told: Told
+
+
+def _resized() -> Change:
     with Job(RUN_SECONDS) as job:
         # A warm standby would be there before the next step, and no world smaller.
         _start(job, 0)
@@ -134,19 +139,42 @@ def measure() -> dict[str, Any]:
         shrunk = job.until(lambda ranks: downtime(ranks, at, SURVIVORS), "survivors' step")
         grown = job.until(lambda ranks: joined(ranks, at), "joining")
         step = usual_step(job.ranks(), at)
-        elastic = _end(job)
+        return Change(step, shrunk - step, grown - step, _end(job))
+
+
+def _restarted() -> float:
     with Job(RUN_SECONDS) as job:
         place = str(job.directory / "checkpoints")
         _start(job, WORLD, BENCH_CHECKPOINT=place, SRES_PARTS="data,rootless")
         at = job.kill(VICTIM)
         restarted = job.until(lambda r: downtime(r, at, range(WORLD), WORLD), "restart")
-        restarted -= usual_step(job.ranks(), at)
-    shrunk, grown = shrunk - step, grown - step
+        return restarted - usual_step(job.ranks(), at)
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """Run an undisturbed training once, and the other two in turn; return the figures.
+
+    Args:
+        rounds: of which the medians are taken.
+    """
+    with Job(RUN_SECONDS) as job:
+        _start(job, 0)
+        fixed = _end(job)
+    changes: list[Change] = []
+    restarts: list[float] = []
+    for _ in range(rounds):
+        changes.append(_resized())
+        restarts.append(_restarted())
+    shrunk = statistics.median(change.shrink for change in changes)
+    grown = statistics.median(change.grow for change in changes)
+    restarted = statistics.median(restarts)
+    digests = {digest for change in changes for digest in change.told.digests}
     return {
-        "step_s": step,
-        "bit_equal": len({*fixed.digests, *elastic.digests}) == 1,
-        "samples_lost": elastic.lost,
-        "samples_repeated": elastic.repeated,
+        "rounds": rounds,
+        "step_s": statistics.median(change.step for change in changes),
+        "bit_equal": len({*fixed.digests, *digests}) == 1,
+        "samples_lost": sum(change.told.lost for change in changes),
+        "samples_repeated": sum(change.told.repeated for change in changes),
         "shrink_s": shrunk,
         "grow_s": grown,
         "checkpoint_restart_s": restarted,

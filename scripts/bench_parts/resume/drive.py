@@ -124,11 +124,16 @@ class RungRun(Demo):
             at = time.time()
             self.lab.power_off(self._victim)
             return at
-        (rank,) = [
-            process
+        ranks = {
+            process.environ().get("SLURMD_NODENAME", ""): process
             for process in self.processes(self._rung.victim)
-            if process.environ().get("SLURMD_NODENAME") == self._victim
-        ]
+        }
+        if self._victim not in ranks:
+            # An srun without the flag tells no one its nodes, and Slurm chose others.
+            self._victim = max(ranks, default="")
+        rank = ranks.get(self._victim)
+        if rank is None:
+            raise LabError(f"no process of a rank matches {self._rung.victim}")
         at = time.time()
         rank.send_signal(signal.SIGKILL)
         return at

@@ -205,6 +205,12 @@ class Mesh:
         """Return the reason for which the others go on without this process; empty: they do not."""
         return self._membership.side.standing.evicted
 
+    def is_left(self) -> bool:
+        """Tell whether the main thread has to leave the generation that it is in: it has ended, or
+        the others go on without this process."""
+        side = self._membership.side
+        return side.generation.block_end is not None or bool(side.standing.evicted)
+
     @property
     def waits_for(self) -> str:
         """Return in words for what a generation waits that is not formed."""

@@ -128,8 +128,8 @@ class Participant:
         Raises:
             Interrupted: it is.
         """
-        end = self.mesh.end
-        if end is not None or self.mesh.evicted:
+        if self.mesh.is_left():
+            end = self.mesh.end
             raise Interrupted(end.reason if end else self.mesh.evicted)
 
     def change_world(self) -> None:
@@ -183,28 +183,35 @@ class Participant:
             RuntimeError: an earlier update was left by an exception.
             Interrupted: the world is over, or a model is in parts and no rank finishes this step.
         """
-        if self.updates.under_way:
+        updates, healer = self.updates, self.healer
+        progress = healer.progress
+        if updates.under_way:
             raise UsageError("s.update() inside of s.update()")
-        if self.step < 0:
+        if progress.step < 0:
             raise UsageError(
                 "nothing is tracked: s.track(model=…, opt=…) comes before the first step"
             )
-        self.refuse_void()
-        self._leave_if_cut()
-        if self.updates.microbatch_step is not None:
-            self.updates.microbatch_step.refuse_unfinished()
-        self.guards.state.begin()
-        certify = self.healer.is_certificate_due(self.step)
-        if self.guards.replicas.due(self.step, certify=certify):
+        if progress.dirty:
+            self.refuse_void()
+        group, watched = self.group, self.guards.state
+        if group.lost_connection() or self.mesh.is_left():
+            self._leave_if_cut()
+        if updates.microbatch_step is not None:
+            updates.microbatch_step.refuse_unfinished()
+        watched.begin()
+        certify = healer.certifies and healer.is_certificate_due(progress.step)
+        if self.guards.replicas.due(progress.step, certify=certify):
             self._compare_ranks()
         # Gradients are complete here, and another rank may have committed already: from now on
         # the step is finished even if the world ends meanwhile.
-        self.updates.under_way = True
+        updates.under_way = True
         if self.options.replica_size > 1:
             self._come_through()
         if self.watch is not None:
             self.watch.mark("update")
-        self.healer.progress.dirty = True
+        progress.dirty = True
+        if watched.looks_closely:
+            watched.entered(group.collectives())
         self.point("update")
 
     def _compare_ranks(self) -> None:
@@ -252,15 +259,14 @@ class Participant:
         raise Interrupted(reason)
 
     def _leave_if_cut(self) -> None:
-        """Leave the block where a collective may have failed: a loop that caught its error would
-        commit a gradient that was reduced in part, and the others would be healed from it.
+        """Leave the block where a collective may have failed, unless the world goes on: a loop that
+        caught its error would commit a gradient that was reduced in part, and the others would be
+        healed from it.
 
         Raises:
             Interrupted: the world is over.
         """
         mesh = self.mesh
-        if not self.group.lost_connection() and mesh.end is None and not mesh.evicted:
-            return
         if mesh.end is None and not mesh.evicted:
             mesh.wait_for_end(PEER_WORD_SECONDS)
         end = mesh.end
@@ -310,6 +316,8 @@ class Participant:
         try:
             if not complete:
                 return
+            if self.guards.state.looks_closely:
+                self.guards.state.left(self.group.collectives())
             self.loaders.commit()
             progress.step += 1
             self.updates.updated(tell=self.group.rank == 0)

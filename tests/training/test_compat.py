@@ -101,6 +101,13 @@ def _() -> None:
     assert not dist.is_initialized()
 
 
+@tries("collectives_begun")
+def _() -> None:
+    before = compat.collectives_begun(compat.known_groups())
+    dist.all_reduce(torch.ones(1))
+    assert compat.collectives_begun(compat.known_groups()) == before + 1
+
+
 @tries("collective_counter")
 def _() -> None:
     count = compat.collective_counter()

@@ -4,7 +4,9 @@ steps, without waiting for a fault."""
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent, indent
@@ -90,6 +92,24 @@ def run(tmp_path: Path, warm_machine: WarmMachine) -> Program:
         return warm_machine.run(words, more, place)
 
     return go
+
+
+def test_a_training_that_lacks_ranks_ends_when_its_patience_does(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM.format(parts="", options="shortage_patience=0.5", body="    pass"))
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SRES_", "SLURM_"))}
+    more = {"RANK": "0", "WORLD_SIZE": "2", "SRES_MEET": f"dir:{tmp_path}/meet"}
+    more["SRES_ADDRESS"] = "127.0.0.1"
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env=clean | more,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    words = "for 0.5 s 1 of 2 ranks were there, and at least 2 are needed (min_world)"
+    refused(done, words)
 
 
 def refused(done: subprocess.CompletedProcess[str], words: str) -> None:
@@ -338,6 +358,17 @@ def test_an_object_of_ones_own_that_changes_outside_is_told(run: Program) -> Non
     )
     body += "    curriculum.level += 1\n"
     warned(run(body, parts), "curriculum changed between two updates")
+
+
+def test_parameters_that_the_optimizer_gets_later_are_told(run: Program) -> None:
+    """A replaced rank is built without them: its state would not fit at the first fault."""
+    more = "if s.step == 2:\n        opt.add_param_group({'params': [torch.zeros(1)]})"
+    warned(run(USUAL + f"    {more}\n"), "opt was given parameters after s.track")
+
+
+def test_collectives_in_an_update_are_told(run: Program) -> None:
+    body = USUAL.replace("    with s.update():", "    with s.update():\n        average(model, 1)")
+    warned(run(body), "collectives inside of s.update()")
 
 
 def test_one_rank_that_changes_its_weights_alone_is_told(run: Program) -> None:

@@ -31,10 +31,17 @@ def session() -> Any:
     """The session of rank 0 in a world that goes on."""
     participant: Any = Participant(read_environment({"RANK": "0", "WORLD_SIZE": "1"}), Options())
     participant.mesh = SimpleNamespace(
-        end=None, evicted="", knock=threading.Event(), peek=lambda *_: None
+        end=None,
+        evicted="",
+        is_left=lambda: False,
+        knock=threading.Event(),
+        peek=lambda *_: None,
     )
     participant._group = SimpleNamespace(
-        rank=0, lost_connection=lambda: False, view=SimpleNamespace(generation=1)
+        rank=0,
+        lost_connection=lambda: False,
+        collectives=int,
+        view=SimpleNamespace(generation=1),
     )
     participant.healer.progress.step = 0
     return Session(participant)

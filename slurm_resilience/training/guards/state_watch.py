@@ -50,10 +50,13 @@ class StateWatch:
             if not isinstance(one, torch.Tensor | nn.Module | torch.optim.Optimizer)
             and name not in self._schedules
         }
+        self._groups = {name: len(one.param_groups) for name, one in self._optimizers.items()}
         # The objects themselves, so that no other one gets their id.
         self._states = {name: one.state for name, one in self._optimizers.items()}
         self._counts: dict[str, Any] = {}
         self._contents: dict[str, int] = {}
+        self._collectives = 0
+        """Those that were begun before the update."""
         self.commit()
 
     def begin(self) -> None:
@@ -67,6 +70,14 @@ class StateWatch:
                 self._warn(
                     f"{name} steps outside of s.update(): after a fault ranks go on with different "
                     f"learning rates. Put {name}.step() inside of `with s.update():`"
+                )
+        for name, count in self._groups.items():
+            if len(self._optimizers[name].param_groups) != count:
+                self._groups[name] = len(self._optimizers[name].param_groups)
+                self._warn(
+                    f"{name} was given parameters after s.track (add_param_group): a replaced rank "
+                    "has not got them, and the training ends at the first fault. Give all groups "
+                    "at the start, those that train later frozen (requires_grad_(False))"
                 )
         if turn > CLOSELY:
             if changed := self._tracked.written():
@@ -88,6 +99,33 @@ class StateWatch:
             )
         elif changed:
             self._warn_changed(changed)
+
+    @property
+    def looks_closely(self) -> bool:
+        """True in the first updates of a world, from their begin on."""
+        return self._updates <= CLOSELY
+
+    def entered(self, collectives: int) -> None:
+        """Note that an update is entered.
+
+        Args:
+            collectives: those that this process has begun.
+        """
+        self._collectives = collectives
+
+    def left(self, collectives: int) -> None:
+        """Warn of collectives between the begin of an update and its end.
+
+        Args:
+            collectives: as in `entered`.
+        """
+        if collectives == self._collectives:
+            return
+        self._warn(
+            "collectives inside of s.update(): a rank that dies in one makes the state of every "
+            "rank void. Do before it what communicates (clipping sharded gradients, a step that "
+            "computes gradients anew)"
+        )
 
     def commit(self) -> None:
         """Note what an update has left."""

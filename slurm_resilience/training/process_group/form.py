@@ -59,6 +59,8 @@ class ProcessGroups:
         self._gone = False
         self._forming = False
         self._timeout = self._limit = 0.0
+        self._beside: set[Any] = set()
+        """Sub-groups for what goes on beside the steps."""
 
     def form(self, store: Any, timeout: float, limit: float) -> None:
         """Make it, and prove that every rank can talk to every other.
@@ -111,13 +113,14 @@ class ProcessGroups:
         self._sockets.end(self._mesh.own_fds())
 
     @contextlib.contextmanager
-    def more(self, *, for_collectives: bool = False) -> Iterator[None]:
+    def more(self, *, for_collectives: bool = False, beside: bool = False) -> Iterator[None]:
         """Make sub-groups in here, so that their sockets can be cut as well.
 
         Args:
             for_collectives: no rank sends another one messages over them, so that making each of
                 them may have the time limit of forming: gloo waits for a member that has just died
                 here as well. Messages would keep that limit.
+            beside: they are for what other threads do beside the steps.
         """
         self._sockets.begin()
         self._forming = True
@@ -126,9 +129,12 @@ class ProcessGroups:
         try:
             with limit:
                 yield
+            made = set(compat.known_groups()) - known
             if for_collectives:
-                for group in set(compat.known_groups()) - known:
+                for group in made:
                     compat.set_timeout(self._timeout, group)
+            if beside:
+                self._beside |= made
         finally:
             self.adopt_sockets()
             self._forming = False
@@ -137,6 +143,10 @@ class ProcessGroups:
         """Tell whether a call of this process may have failed in the group: it was cut, or one of
         its connections has ended. A connection's end is told once."""
         return self._sockets.lost()
+
+    def collectives(self) -> int:
+        """Return how many collectives of the steps this process has begun, in all sub-groups."""
+        return compat.collectives_begun(set(compat.known_groups()) - self._beside)
 
     def hold(self, thing: Any) -> None:
         """Keep what refers to the group (a DDP wrapper) as long as the group itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from typing import Any
 
@@ -247,10 +248,10 @@ class Healer:
     def _open(self, group: ProcessGroups) -> None:
         """Make groups of their own for what goes on beside the steps."""
         if self._options.checkpointer is not None:
-            with group.more(for_collectives=True):
+            with group.more(for_collectives=True, beside=True):
                 self._disk_group = dist.new_group(backend="gloo")
         if self._options.partner_every:
-            with group.more():
+            with group.more(beside=True):
                 beside = dist.new_group(backend="gloo")
             if self._partner is None:
                 self._partner = state.Partner(
@@ -276,6 +277,11 @@ class Healer:
     def _certifies_copies(self) -> bool:
         every, compared = self._options.partner_every, self._options.digest_every
         return compared != 0 and (every >= CERTIFIED_FROM_STEPS or (compared == 1 and every > 1))
+
+    @functools.cached_property
+    def certifies(self) -> bool:
+        """Tell whether any copies are certified at all."""
+        return self._certifies_copies or self._certifying_keeper is not None
 
     @property
     def _certifying_keeper(self) -> Any:

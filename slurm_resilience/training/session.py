@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from slurm_resilience.errors import UsageError
 from slurm_resilience.launcher import control_socket
 from slurm_resilience.mesh.model import GenerationEnd
+from slurm_resilience.training.data.data_module import is_data_module, training_part
 from slurm_resilience.training.elastic.gradient_sums import is_sharded
 from slurm_resilience.training.elastic.microbatch_step import MicrobatchStep
 from slurm_resilience.training.elastic.microbatches import MicrobatchSteps, step_length
@@ -210,13 +211,17 @@ class Session:
         """Yield this rank's share of each global batch, from the first one that is not committed.
 
         Args:
-            source: a Dataset, a DataLoader, or an iterable.
+            source: a Dataset, a DataLoader, an iterable, or a Lightning DataModule, whose training
+                dataset is taken.
             global_batch: samples of one step over all ranks; kept when the world changes.
             steps: end after this many batches in all; default: as the source and ``epochs`` say.
             name: tells several loaders apart.
             loader_kwargs: further arguments of `ReplayLoader`.
         """
         participant = self._participant
+        if is_data_module(source):
+            source, collate_fn = self.once(training_part, source)
+            loader_kwargs = {"collate_fn": collate_fn, **loader_kwargs}
         loader = participant.loaders.open(
             name, source, global_batch, steps, participant.group, loader_kwargs
         )

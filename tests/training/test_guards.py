@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sa
 from slurm_resilience.errors import UsageError
 from slurm_resilience.mesh.model import PeerStatus
 from slurm_resilience.training.content_digest import content_digest
+from slurm_resilience.training.data.data_module import is_data_module, training_part
 from slurm_resilience.training.guards import split_sources
 from slurm_resilience.training.guards.replica_check import (
     EVERY_STEPS,
@@ -251,6 +252,34 @@ def test_a_dataloader_that_splits_is_taken() -> None:
     # What its batches hold is compared between the ranks.
     assert refused(DataLoader(DATA, sampler=Own())) == ""
     assert refused(DataLoader(Stream())) == ""
+
+
+class Module:
+    """A DataModule, as far as Lightning calls it."""
+
+    def __init__(self, **loader_kwargs: Any) -> None:
+        self.called: list[str] = []
+        self._loader_kwargs = loader_kwargs
+
+    def prepare_data(self) -> None:
+        self.called.append("prepare_data")
+
+    def setup(self, stage: str) -> None:
+        self.called.append(f"setup {stage}")
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(range(8), **self._loader_kwargs)  # type: ignore[arg-type]
+
+
+def test_a_data_module_gives_its_training_dataset() -> None:
+    module = Module(batch_size=2, shuffle=True)
+    assert is_data_module(module) and not is_data_module(DataLoader([1]))
+    assert training_part(module) == (range(8), None)
+    assert module.called == ["prepare_data", "setup fit"]
+    assert training_part(Module(collate_fn=list)).collate_fn is list
+    module.train_dataloader = lambda: [DataLoader([1])]  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match="gives a list"):
+        training_part(module)
 
 
 def test_a_refusal_names_the_collate_function_that_is_needed() -> None:

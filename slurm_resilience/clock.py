@@ -29,8 +29,8 @@ class SystemClock:
     def now(self) -> float:
         return time.time()
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    # As it is, without a call around it: a training asks several times a step.
+    monotonic = staticmethod(time.monotonic)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         return event.wait(seconds)

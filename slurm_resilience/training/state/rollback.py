@@ -127,7 +127,7 @@ class ContentSample:
         if kept is None:
             return set()
         now = self._read()
-        if self._same(now, kept):
+        if now == kept if self.at_hand else torch.equal(now, kept):
             return set()
         found, start = set(), 0
         for number, piece in enumerate(self._turns[self._turn][1]):
@@ -205,6 +205,9 @@ class RollbackPoint:
         self._samples = [sample(parameter) for parameter in self._parameters] if values else []
         self._contents.take()
         self._buffers.mark()
+        # The old ones go first: the 625 numbers of `random` then get the same memory again, which
+        # is in the processor's cache. Left in between, nothing was drawn since the mark.
+        self._rng = {}
         self._rng = rng.read()
 
     def rollback(self) -> tuple[str, ...]:
@@ -213,7 +216,8 @@ class RollbackPoint:
         for module in self._modules:
             adapters.reshard(module)
         self._buffers.rollback()
-        rng.write(self._rng)
+        if self._rng:
+            rng.write(self._rng)
         self.forget_gradients()
         return self.changed()
 

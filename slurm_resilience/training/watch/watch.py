@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 5.0
 """Seconds without a word after which a peer is silent."""
+UNTOLD_STEPS = 1000
+"""So many of the steps since the last beat are kept: later ones tell enough."""
 _COUNT = "#"
 """Separates phase and count of collectives in a beat."""
 
@@ -79,6 +83,10 @@ class Watch:
         self._seen = (-1, clock())
         """Collectives entered, and when that number changed."""
         self._told: object = None
+        self._committed: deque[tuple[int, float, float]] = deque(maxlen=UNTOLD_STEPS)
+        """Steps since the last beat, with their seconds, all and own. The main thread only adds to
+        it; what follows from them is worked out in the mesh's thread."""
+        self._telling = threading.Lock()
 
     # -- from the runner that forms a world --------------------------------------------------
 
@@ -91,6 +99,7 @@ class Watch:
             collectives: how many collectives this process has entered in this world, e.g.
                 `compat.collective_counter`; may be called in any thread.
         """
+        self._learn()
         self._id, self._seat, self._count = id, seat, collectives
         self._times.enter()
         self._progress.abandon()
@@ -115,16 +124,12 @@ class Watch:
     def commit(self, step: int) -> None:
         """Note that the step is committed."""
         seconds = self._progress.commit(step)
-        settled = self._times.committed(seconds)
-        if settled:
-            self._own_times.add(self._seat, self._progress.own_seconds)
-        # The first step of a world compiles: its time tells nothing of a node.
-        attempt.step(step, self._progress.own_seconds if settled else 0.0, max(0, self._seat))
+        self._committed.append((step, seconds, self._progress.own_seconds))
 
     def returned(self) -> None:
         """Note that the block returned: nothing of this process can be waited for any more."""
         self.mark(RETURNED)
-        attempt.pause(max(0, self._seat))
+        self._tell_pause()
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Enclose a collective: its time is not the process's own."""
@@ -140,7 +145,7 @@ class Watch:
         before = self._progress.last.phase
         self.mark(phase)
         if phase == PAUSED:
-            attempt.pause(max(0, self._seat))
+            self._tell_pause()
         try:
             yield
         finally:
@@ -151,10 +156,13 @@ class Watch:
     @property
     def limit(self) -> float:
         """Seconds that a step may stand still."""
+        self._learn()
         return self._times.limit(self._progress.last.step)
 
     def beat(self) -> Heartbeat:
-        """Return what to tell the peers."""
+        """Return what to tell the peers; learn from the steps since the last beat, and tell the
+        supervisor."""
+        self._learn()
         sign = self._sign(self._clock())
         phase = sign.phase
         if phase and sign.collectives >= 0:
@@ -203,7 +211,28 @@ class Watch:
         Needs marks where this process waits for others (`listen`, `waiting`); without them all
         own times are alike.
         """
+        self._learn()
         return self._own_times.stragglers()
+
+    def _learn(self) -> None:
+        """Learn from the steps since the last time, and tell the supervisor."""
+        if not self._committed:
+            return
+        with self._telling:
+            step, own = -1, []
+            while self._committed:
+                step, seconds, own_seconds = self._committed.popleft()
+                # The first step of a world compiles: its time tells nothing of a node.
+                if self._times.committed(seconds):
+                    self._own_times.add(self._seat, own_seconds)
+                    own.append(own_seconds)
+            if step >= 0:
+                attempt.step(step, sum(own) / len(own) if own else 0.0, max(0, self._seat))
+
+    def _tell_pause(self) -> None:
+        self._learn()  # a step that was told later would end the pause
+        with self._telling:
+            attempt.pause(max(0, self._seat))
 
     def _sign(self, now: float) -> RankSign:
         last = self._progress.last

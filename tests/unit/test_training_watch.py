@@ -359,3 +359,27 @@ def test_limits_out_of_order() -> None:
     for wrong in ({"floor": 0}, {"floor": 5, "ceiling": 4}, {"first": 0}, {"silence": -1}):
         with pytest.raises(UsageError, match="floor <= ceiling"):
             Watch(**wrong)  # type: ignore[arg-type]
+
+
+def test_steps_are_told_to_the_supervisor_once_a_beat_and_before_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(
+        "slurm_resilience.resume.attempt.step",
+        lambda step, own_seconds, rank: told.append((step, own_seconds, rank)),
+    )
+    monkeypatch.setattr("slurm_resilience.resume.attempt.pause", lambda rank: told.append("pause"))
+    world = World(1)
+    world.steps(3, seconds=2)
+    assert told == []
+    world.watches[0].beat()
+    world.watches[0].beat()
+    # The first step of a world compiles: its time does not count.
+    assert told == [(3, 2.0, 0)]
+    world.begin(3)
+    world.time.go(4)
+    world.watches[0].commit(4)
+    with world.watches[0].pause():
+        world.watches[0].beat()
+    assert told[1:] == [(4, 4.0, 0), "pause"]

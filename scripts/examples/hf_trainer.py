@@ -2,9 +2,8 @@
 
     python -m slurm_resilience.launcher --nproc-per-node 2 scripts/examples/hf_trainer.py
 
-`ResilientCallback` is what you take over. With `transformers` installed, add it to the real
-Trainer's callbacks, let its `get_train_dataloader` return `s.loader(...)`, and call `train` inside
-the block. The `Trainer` below stands in for it: the same hooks, in the same order.
+`ResilientCallback` is what you take over; `transformers_trainer.py` has it in the real Trainer. The
+`Trainer` below stands in for that: the same hooks, in the same order.
 """
 
 from __future__ import annotations

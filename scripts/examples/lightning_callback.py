@@ -2,9 +2,8 @@
 
     python -m slurm_resilience.launcher --nproc 2 scripts/examples/lightning_callback.py
 
-`ResilientCallback` is what you take over. With `lightning` installed, derive it from
-`lightning.Callback` too, and call `trainer.fit` inside the block with `s.loader(...)` as the
-dataloader. The `Trainer` below stands in for it: the same hooks, in the same order.
+`ResilientCallback` is what you take over; `lightning_trainer.py` has it in the real Trainer. The
+`Trainer` below stands in for that: the same hooks, in the same order.
 """
 
 from __future__ import annotations

@@ -1,0 +1,137 @@
+"""The real Trainer of Hugging Face's `transformers`, unchanged but for two of its methods.
+
+    pip install transformers accelerate
+    python -m slurm_resilience.launcher --nproc-per-node 2 scripts/examples/transformers_trainer.py
+
+Each rank has a Trainer of its own that knows of no other rank: what ranks have in common (batches,
+averaged gradients, the state) is the session's. `ResilientTrainer` is what you take over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import transformers
+from hf_trainer import ResilientCallback
+
+from slurm_resilience.training import Session, resilient
+
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+CONTEXT, VOCABULARY = 16, 64
+
+
+class ResilientTrainer(transformers.Trainer):
+    """Takes its batches from the session, and computes through the session's DDP wrapper.
+
+    Args:
+        session: of the block.
+        batches: what `Session.loader` gave.
+        net: what `Session.ddp` gave for the model.
+        trainer_kwargs: as for any Trainer; ``optimizers`` are tracked ones.
+    """
+
+    def __init__(
+        self, session: Session, batches: Iterable[Any], net: torch.nn.Module, **trainer_kwargs: Any
+    ) -> None:
+        self._batches, self._net = batches, net
+        super().__init__(**trainer_kwargs)
+        self.add_callback(ResilientCallback(session))
+
+    def get_train_dataloader(self) -> Any:
+        """Return the session's batches: they go on where the last update was."""
+        return self._batches
+
+    def compute_loss(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Compute through the wrapper, so that gradients are averaged over the ranks."""
+        return super().compute_loss(self._net, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Hide the other ranks: `transformers` would wrap the model in a DDP of its own."""
+    hidden = {name: os.environ.pop(name) for name in RANK_VARIABLES if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+class Counting(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Rows of numbers that go up by a step of their own."""
+
+    def __len__(self) -> int:
+        return 4096
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        chance = torch.Generator().manual_seed(index)
+        begin, pace = torch.randint(1, 8, (2,), generator=chance).tolist()
+        row = (begin + pace * torch.arange(CONTEXT)) % VOCABULARY
+        return {"input_ids": row, "labels": row}
+
+
+class Printer(transformers.TrainerCallback):
+    """An ordinary callback of the user's."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Once a step."""
+        if logs and "loss" in logs:
+            print(f"step {state.global_step} loss {float(logs['loss']):.4f}", flush=True)
+
+
+def build() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any]:
+    """Build the same on every rank."""
+    torch.manual_seed(0)
+    shape = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=CONTEXT,
+    )
+    model = transformers.LlamaForCausalLM(shape)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return model, opt, transformers.get_constant_schedule_with_warmup(opt, 5)
+
+
+@resilient()
+def train(s: Session, steps: int) -> None:
+    """Run the block: a Trainer for each world."""
+    model, opt, schedule = s.once(build)
+    s.track(model=model, opt=opt, schedule=schedule)
+    with alone(), tempfile.TemporaryDirectory() as folder:
+        args = transformers.TrainingArguments(
+            output_dir=folder,
+            max_steps=steps,
+            use_cpu=not torch.cuda.is_available(),
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = ResilientTrainer(
+            s,
+            s.loader(Counting(), 32, steps=steps, epochs=None),
+            s.ddp(model, find_unused_parameters=True),
+            model=model,
+            args=args,
+            optimizers=(opt, schedule),
+            callbacks=[Printer()] if s.rank == 0 else [],
+        )
+        trainer.train()
+    if s.rank == 0:
+        with torch.no_grad():
+            total = sum(float(p.double().abs().sum()) for p in model.parameters())
+        print(f"parameters {total:.12f}", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=30)
+    train(parser.parse_args().steps)

@@ -3,6 +3,8 @@
 ELASTIC_NODES = "SRES_NODES"
 """MIN:MAX nodes. It comes before a launcher's --nnodes: scripts write the number of nodes there
 that the job has at its start."""
+NAMED_SIZES = "SRES_SIZES"
+"""Numbers of nodes that a world may have, such as 2,4,8; not set: any between MIN and MAX."""
 CHECKPOINTLESS = "SRES_CHECKPOINTLESS"
 """1: the program uses `slurm_resilience.training`; 0: stop it and start it again all the same."""
 LENT = "SRES_LENT"

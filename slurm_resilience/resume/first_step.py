@@ -79,6 +79,7 @@ def plan_attempt(
         directory=directory,
         tasks_per_node=tasks_per_node,
         sizes=f"{min(size.least, len(step_nodes))}:{size.most}" if size is not None else "",
+        named_sizes=size.sizes if size is not None else (),
     )
     addresses = allocation.read_addresses((*nodes, *allocation.nodes))
     return PlannedAttempt(attempt, addresses | {step_nodes[0]: attempt.master_address}, parts)

@@ -27,6 +27,9 @@ CALM_SHARE = 0.6
 """Runs in which nothing but the size changes."""
 ALL_AT_ONCE_SHARE = 0.3
 """Preemptions that take all that is lent."""
+NAMED_SHARE = 0.3
+"""Runs in which only some sizes are allowed. Drawn apart from all else, so that the other runs stay
+the same as before."""
 HARD_TIMES_SHARE, HARD_TIMES_SECONDS = 0.5, 1.0
 """Losses of the job's own ranks that such a preemption follows, and how soon."""
 
@@ -69,7 +72,12 @@ class Loans:
         core = size * random.choice((1, random.randint(1, rules.seats // size - 1)))
         least = random.choice((size, size, core))
         self.rules = msgspec.structs.replace(
-            rules, replica_size=size, core=core, min_world=least, patience=0.0
+            rules,
+            replica_size=size,
+            core=core,
+            min_world=least,
+            patience=0.0,
+            sizes=_named_sizes(seed, range(core, rules.seats + 1, size)),
         )
         step = size * random.choice((1, 1, 2))
         self.check = ElasticRules(
@@ -189,3 +197,13 @@ class Loans:
     def _free(self, number: int) -> None:
         if not self._is_over:
             self._later(self._come, number)
+
+
+def _named_sizes(seed: int, possible: range) -> tuple[int, ...]:
+    """Return the sizes that a world may have, those of the core and of the whole among them; empty:
+    any."""
+    random = Random(f"allowed sizes {seed}")
+    if random.random() >= NAMED_SHARE:
+        return ()
+    between = [size for size in possible[1:-1] if random.random() < 0.5]
+    return possible[0], *between, possible[-1]

@@ -3,7 +3,9 @@
 1. Each step is done once: its samples count once, and none is left out.
 2. A world has at least the ranks that the program asked for, whole replicas, and each seat once.
 3. A rank that leaves as it was asked to takes no part of the newest state with it.
-4. Where nothing but the size changes, no step takes longer than a bound for each new world.
+4. A world has one of the sizes that are allowed, or is smaller than the smallest of them: then the
+   job's own ranks were lost.
+5. Where nothing but the size changes, no step takes longer than a bound for each new world.
 """
 
 from __future__ import annotations
@@ -99,6 +101,10 @@ class ElasticRules:
         parts, left_over = divmod(view.size, rules.replica_size)
         if view.size < rules.min_world or left_over or not parts or len(seats) < view.size:
             raise InvariantBroken(f"a world of {view.size} ranks on seats {sorted(seats)} steps")
+        smallest = min(rules.sizes, default=0)
+        too_few = view.size < smallest and self._has_faults
+        if rules.sizes and view.size not in rules.sizes and not too_few:
+            raise InvariantBroken(f"{view.size} ranks step, which is none of {rules.sizes}")
         before, at = self._last or (view, now)
         self._last = view, now
         worlds = view.counter - before.counter

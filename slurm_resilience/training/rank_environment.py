@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_resilience.errors import UsageError
-from slurm_resilience.mesh.elastic_variables import ELASTIC_NODES, LENT
+from slurm_resilience.mesh.elastic_variables import ELASTIC_NODES, LENT, NAMED_SIZES
 from slurm_resilience.mesh.model import Peer
 from slurm_resilience.mesh.own_address import own_address
 
@@ -23,6 +23,8 @@ class ElasticRanks(NamedTuple):
     least: int = 0
     core: int = 0
     most: int = 0
+    sizes: tuple[int, ...] = ()
+    """Those that a world may have; empty: any."""
 
 
 class RankEnvironment(NamedTuple):
@@ -49,6 +51,8 @@ class RankEnvironment(NamedTuple):
     """Ranks of an elastic job's own nodes, which are there from the start; 0: all are."""
     lent: bool = False
     """SIGTERM asks this process to leave: its node belongs to a companion of an elastic job."""
+    sizes: tuple[int, ...] = ()
+    """Ranks that a world of an elastic job may have; empty: any number."""
 
 
 def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
@@ -79,6 +83,7 @@ def read_environment(environment: Mapping[str, str]) -> RankEnvironment:
         _has_speakers(environment),
         elastic.core,
         environment.get(LENT) == "1",
+        elastic.sizes,
     )
 
 
@@ -100,7 +105,12 @@ def elastic_ranks(environment: Mapping[str, str]) -> ElasticRanks:
     here = here or _number(environment, ("SLURM_NTASKS",), 1) // max(
         1, _number(environment, ("SLURM_NNODES",), 1)
     )
-    return ElasticRanks(int(least) * here, int(core) * here, int(most) * here)
+    named = environment.get(NAMED_SIZES, "")
+    sizes = named.split(",") if named else []
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise UsageError(f"{NAMED_SIZES}={named!r}: write numbers of nodes, such as 2,4,8")
+    allowed = tuple(sorted(int(size) * here for size in sizes))
+    return ElasticRanks(int(least) * here, int(core) * here, int(most) * here, allowed)
 
 
 def this_peer(where: RankEnvironment) -> Peer:

@@ -26,6 +26,7 @@ from slurm_resilience.resume import attempt
 from slurm_resilience.training.rank_environment import read_environment
 
 PACE = 0.05
+MEET_SECONDS = 60
 
 here = read_environment(os.environ)
 cut = threading.Event()
@@ -48,7 +49,7 @@ mesh = Mesh(
         pid=os.getpid(),
         seats=here.seats,
     ),
-    WorldRules(seats=here.seats, min_world=here.min_world or 2, core=here.core),
+    WorldRules(here.seats, here.min_world or 2, core=here.core, sizes=here.sizes),
     on_end=on_end,
 )
 asked = threading.Event()
@@ -95,10 +96,22 @@ def block(view: View, step: int) -> int:
     return step
 
 
+def next_world() -> View | None:
+    """Wait for a world, a minute at most; a standby on a lent node may be asked to leave."""
+    for _ in range(MEET_SECONDS * 5):
+        try:
+            return mesh.meet(0.2)
+        except TimeoutError:
+            if asked.is_set():
+                mesh.close("it was asked to")
+                sys.exit(0)
+    raise TimeoutError(mesh.waits_for)
+
+
 mesh.start()
 last = 0
 mesh.say(PeerStatus())
-while (view := mesh.meet(60)) is not None:
+while (view := next_world()) is not None:
     cut.clear()
     last = block(view, max([last, *(member.status.step for member in view.members)]))
 mesh.close()

@@ -50,6 +50,9 @@ def grows_and_shrinks(fresh_lab: Labs, wait_for: WaitFor, tmp_path: Path, shape:
     run.end()
     wait_for(lambda: "srun ended with 0" in run.ended(), 60, run)
     wait_for(lambda: all_idle(lab), 60, "every node is idle again")
+    lives = [run.lines(seat, life) for seat in range(4) for life in range(3)]
+    seen = {line["world"] for lines in lives for line in lines}
+    assert seen == {2, 4} if shape == "named sizes" else {2, 4} <= seen
 
 
 @pytest.mark.timeout(4 * PATIENCE_SECONDS)

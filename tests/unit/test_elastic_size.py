@@ -32,19 +32,20 @@ def test_a_step_keeps_its_size_unless_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "groups", "in_order"),
+    ("words", "groups", "sizes"),
     [
-        (["--auto-resume-max-nodes=4"], (1, 1), False),
-        (["--auto-resume-max-nodes=8", "--auto-resume-step-nodes=2"], (2, 2, 2), False),
-        (["--auto-resume-sizes=2,4,8"], (2, 4), True),
-        (["--auto-resume-sizes=1,8,2,4", "--auto-resume-max-nodes=8"], (2, 4), True),
+        (["--auto-resume-max-nodes=4"], (1, 1), ()),
+        (["--auto-resume-max-nodes=8", "--auto-resume-step-nodes=2"], (2, 2, 2), ()),
+        (["--auto-resume-sizes=2,4,8"], (2, 4), (2, 4, 8)),
+        (["--auto-resume-sizes=1,8,2,4", "--auto-resume-max-nodes=8"], (2, 4), (1, 2, 4, 8)),
     ],
 )
 def test_each_group_is_a_companion(
-    words: list[str], groups: tuple[int, ...], in_order: bool
+    words: list[str], groups: tuple[int, ...], sizes: tuple[int, ...]
 ) -> None:
     found = size("--auto-resume-min-nodes=1", *words)
-    assert found is not None and (found.groups, found.in_order) == (groups, in_order)
+    assert found is not None and (found.groups, found.sizes) == (groups, sizes)
+    assert found.in_order == bool(sizes)
     assert (found.least, found.core, found.most) == (1, 2, 2 + sum(groups))
     ranks = [rank for number in range(len(groups)) for rank in found.ranks(number)]
     assert ranks == list(range(2, found.most))
@@ -88,7 +89,11 @@ def test_ranks_without_a_launcher() -> None:
     joined |= {"SRES_SEATS": "8", "SRES_SEATS_HERE": "6,7", "SRES_NODES": "2:4", "NNODES": "2"}
     lent = read_environment(slurm | joined)
     assert (lent.seat, lent.seats, lent.core, lent.lent) == (7, 8, 4, True)
-    assert read_environment(slurm).core == 0
+    assert core.sizes == () and read_environment(slurm).core == 0
+    named = slurm | {"SRES_NODES": "2:8", "NNODES": "2", "SRES_SIZES": "2,4,8"}
+    assert read_environment(named).sizes == (4, 8, 16)
+    with pytest.raises(UsageError, match="SRES_SIZES"):
+        read_environment(named | {"SRES_SIZES": "2,x"})
     with pytest.raises(UsageError, match="SRES_NODES"):
         read_environment(slurm | {"SRES_NODES": "2"})
 

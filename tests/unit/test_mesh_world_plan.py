@@ -17,6 +17,7 @@ from slurm_resilience.mesh.protocol.world_plan import (
     SEARCH_SECONDS,
     WorldRules,
     arrange,
+    choose,
     last_holders,
     may_leave,
     one_a_seat,
@@ -131,6 +132,44 @@ def test_newcomers_wait_for_the_ranks_of_the_job_s_own_nodes() -> None:
 def test_the_newest_process_has_the_seat() -> None:
     old, new = member(1), member(1, incarnation=2)
     assert one_a_seat([new, member(0), old]) == (member(0), new)
+
+
+NAMED = WorldRules(seats=8, min_world=1, core=2, sizes=(2, 4, 8))
+
+
+def test_a_world_has_one_of_the_sizes_that_were_named() -> None:
+    everyone = [member(seat, 3, 0) for seat in range(8)]
+    sizes = [len(choose(everyone[:ranks], NAMED)) for ranks in range(9)]
+    assert sizes == [0, 1, 2, 2, 4, 4, 4, 4, 8], "with fewer than two, ranks were lost"
+    pairs = WorldRules(seats=8, min_world=2, replica_size=2, core=2, sizes=(2, 3, 6))
+    parts = [member(seat, 3, seat % 2) for seat in range(8)]
+    assert [len(choose(parts[:ranks], pairs)) for ranks in range(9)] == [0, 0, 2, 2, 2, 2, 6, 6, 6]
+
+
+def test_those_who_stand_in_come_on_top_of_a_size() -> None:
+    four, stand_in = [member(seat, 3, 0) for seat in range(4)], member(8)
+    assert len(choose([*four, stand_in], NAMED)) == 5
+    assert len(choose([*four[1:], stand_in], NAMED)) == 4, "the sick one has left"
+
+
+@given(worlds(), st.sets(st.integers(1, 16), min_size=1))
+def test_the_state_is_among_those_who_are_chosen(
+    world: tuple[list[Member], int], sizes: set[int]
+) -> None:
+    members, size = world
+    allowed = tuple(sorted(sizes))
+    chosen = choose(members, WorldRules(16, 1, replica_size=size, sizes=allowed))
+    for part in range(size if chosen else 0):
+        held = [m for m in members if m.status.healthy and m.status.position == part]
+        assert not held or any(m in chosen for m in held), f"part {part} was left out"
+
+
+def test_a_standby_may_leave_once_the_others_have_gone_on() -> None:
+    running = PeerStatus("running", 2, 5, position=0)
+    others = [Member(Peer(f"{seat}.0", seat), running) for seat in range(2)]
+    standby = member(2, 5, 0)
+    assert may_leave(standby, [standby, *others], NAMED)
+    assert not may_leave(member(2, 6, 0), [standby, *others], NAMED), "they lack its last step"
 
 
 RULES = WorldRules(seats=4, min_world=2)

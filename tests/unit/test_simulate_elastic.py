@@ -72,6 +72,12 @@ MUTATIONS: dict[str, tuple[str, Any, range, str]] = {
     "any rank may leave": ("may_leave", lambda *_: True, range(142, 143), "its own"),
     "newcomers begin by themselves": ("propose", whoever_is_there, range(5), "no whole state"),
     "newcomers do not look around": ("SEARCH_SECONDS", 0.0, range(10), "step"),
+    "a size between may step": (
+        "world_size",
+        lambda seated, rules: len(seated),
+        range(20),
+        "which is none of",
+    ),
     "a world may be too small": ("propose", however_few, range(60, 80), "a world of"),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +25,8 @@ SETTINGS = ElasticSettings(snooze=30.0, timeout=600.0, backoff=60.0)
 
 
 def size(*groups: int, in_order: bool = False) -> ElasticSize:
-    return ElasticSize(2, 2, groups, in_order, SETTINGS)
+    sizes = tuple(accumulate((2, *groups))) if in_order else ()
+    return ElasticSize(2, 2, groups, sizes, SETTINGS)
 
 
 class Story:

@@ -163,8 +163,10 @@ class Election:
 
     def _lead_of(self, present: list[Member]) -> Member:
         """Return the lowest seat; of those that have a state, if there are any: they know of the
-        worlds that worked, and a newcomer does not."""
-        return min(present, key=lambda m: (m.status.step < 0, m.peer.seat, m.peer.id))
+        worlds that worked, and a newcomer does not. A standby leads no world of the others."""
+        rules = self._side.rules
+        chosen = world_plan.choose(present, rules) if rules.sizes else ()
+        return min(chosen or present, key=lambda m: (m.status.step < 0, m.peer.seat, m.peer.id))
 
     # -- votes ------------------------------------------------------------------------------------
 

@@ -182,7 +182,7 @@ class Side:
         if self.status.phase != "done":
             return False
         present = self.present()
-        chosen = world_plan.arrange(world_plan.one_a_seat(present), self.rules.replica_size)
+        chosen = world_plan.choose(present, self.rules)
         if any(member.status.phase != "done" for member in chosen):
             return False
         number = self.status.generation
@@ -199,7 +199,7 @@ class Side:
         if any(member.status.phase != "ready" for member in present):
             return ""
         seated = world_plan.one_a_seat(present)
-        chosen = world_plan.arrange(seated, rules.replica_size)
+        chosen = world_plan.choose(present, rules)
         least = max(rules.min_world, rules.replica_size)
         here = {member.peer.id for member in present}
         worlds = self.generation.worlds.all()
@@ -221,8 +221,7 @@ class Side:
         if not waiting:
             return None
         ours = [m for m in view.members if m.peer.id == self.me.id or m.peer.id in self.contacts]
-        seated = world_plan.one_a_seat([*ours, *waiting])
-        if len(world_plan.arrange(seated, self.rules.replica_size)) <= view.size:
+        if len(world_plan.choose([*ours, *waiting], self.rules)) <= view.size:
             return ()
         return tuple(member.peer for member in waiting)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from slurm_resilience.mesh.model import Member, Peer, View
+from slurm_resilience.mesh.model import Member, Peer, PeerStatus, View
 
 SEARCH_SECONDS = 3.0
 """Newcomers of an elastic job look for ranks that live so long before they begin anew."""
@@ -31,6 +31,8 @@ class WorldRules(msgspec.Struct, frozen=True):
     core: int = 0
     """Ranks that are there from the start, where others come and go with free nodes: only these are
     waited for. 0: all seats."""
+    sizes: tuple[int, ...] = ()
+    """Ranks that a world may have, the fewest first; empty: any number."""
 
     @property
     def awaited(self) -> int:
@@ -66,8 +68,7 @@ def propose(
         waited: seconds since the first of the present was ready.
         started: a generation has worked before.
     """
-    seated = one_a_seat(present)
-    chosen = arrange(seated, rules.replica_size)
+    chosen = choose(present, rules)
     split = other_side(possible, {member.peer.id for member in present}, lost)
     if split:
         return Proposal(None, split)
@@ -95,6 +96,38 @@ def propose(
     return Proposal(chosen, f"goes on with {len(chosen)} of {rules.seats} ranks")
 
 
+def choose(present: Sequence[Member], rules: WorldRules) -> tuple[Member, ...]:
+    """Return those who would make a world now, in rank order; the others wait as standbys.
+
+    Args:
+        present: all live peers.
+        rules: of the training.
+    """
+    seated = one_a_seat(present)
+    return arrange(seated, rules.replica_size, world_size(seated, rules))
+
+
+def world_size(seated: Sequence[Member], rules: WorldRules) -> int:
+    """Return how many ranks a world has at most.
+
+    It has one of the sizes that were asked for, if any were. Where there are fewer ranks than the
+    smallest of them, nodes of the job itself are lost: then the training goes on with those that
+    are left, from ``min_world`` on. Ranks that stand in for those of a sick node come on top until
+    these have left.
+
+    Args:
+        seated: one process a seat.
+        rules: of the training.
+    """
+    here = len(seated)
+    sizes = [size for size in rules.sizes if size % rules.replica_size == 0]
+    if not sizes or here < min(sizes):
+        return here
+    stand_ins = sum(member.peer.seat >= rules.seats for member in seated)
+    possible = (size + more for size in sizes for more in (0, stand_ins))
+    return max(size for size in possible if size <= here)
+
+
 def one_a_seat(present: Sequence[Member]) -> tuple[Member, ...]:
     """On each seat the newest process, in the order of the seats."""
     best: dict[int, Member] = {}
@@ -109,17 +142,25 @@ def _rank_of(peer: Peer) -> tuple[int, str]:
     return peer.incarnation, peer.id
 
 
-def arrange(seated: Sequence[Member], replica_size: int) -> tuple[Member, ...]:
+def arrange(
+    seated: Sequence[Member], replica_size: int, most: int | None = None
+) -> tuple[Member, ...]:
     """Ranks such that as little state as possible has to move.
 
     Rank r holds part ``r % replica_size`` of replica ``r // replica_size``. Whole replicas only:
     who is left over waits. A healthy holder of a part stays on that part; the others (dirty ones,
     newcomers, holders of parts that are held more often) fill the gaps. With one rank a replica
     that is the order of the seats.
+
+    Args:
+        seated: one process a seat, in the order of the seats.
+        replica_size: ranks that hold one copy of the model together.
+        most: so many ranks at most; None: all.
     """
-    if replica_size == 1:
+    size = len(seated) if most is None else min(most, len(seated))
+    if replica_size == 1 and size == len(seated):
         return tuple(seated)
-    replicas = len(seated) // replica_size
+    replicas = size // replica_size
     slots: list[Member | None] = [None] * (replicas * replica_size)
     waiting: list[Member] = []
     # The seat's own place first: a world that is whole again looks as it did at the start.
@@ -202,14 +243,20 @@ def may_leave(
     if part < 0:
         return True
     return any(
-        _part(member, rules.replica_size) == part
-        # Of the same world: one that comes from elsewhere may hold an older step.
-        and member.status.generation == own.generation
-        and (member.status.phase == "running" or member.status.step >= step)
+        _part(member, rules.replica_size) == part and _keeps(member.status, own.generation, step)
         for member in present
         if member.peer.id != me.peer.id
         and (member.peer.seat < rules.core or member.peer.seat < me.peer.seat)
     )
+
+
+def _keeps(status: PeerStatus, generation: int, step: int) -> bool:
+    """Tell whether a holder of a part has this step, or will have it."""
+    if status.generation > generation:  # this one waits as a standby, and the others went on
+        return status.step >= step
+    # One that comes from elsewhere may hold an older step.
+    same = status.generation == generation
+    return same and (status.phase == "running" or status.step >= step)
 
 
 def other_side(possible: Iterable[View], here: Set[str], lost: Mapping[str, bool]) -> str:

@@ -35,10 +35,15 @@ class ElasticSize(msgspec.Struct, frozen=True):
     """Nodes of the job itself."""
     groups: tuple[int, ...]
     """Nodes of each companion that is asked for."""
-    in_order: bool
-    """A group comes after those before it, and goes before them: only some sizes are allowed."""
+    sizes: tuple[int, ...]
+    """Numbers of nodes that the world may have, the smallest first; empty: any."""
     settings: ElasticSettings
     """With the partition and the QOS of companions."""
+
+    @property
+    def in_order(self) -> bool:
+        """A group comes after those before it, and goes before them."""
+        return bool(self.sizes)
 
     @property
     def most(self) -> int:
@@ -83,7 +88,8 @@ def elastic_size(
     if sizes:
         if command.has(STEP_NODES) or (most and most != max(sizes)):
             raise UsageError(f"--{SIZES} names all sizes: leave out --{MAX_NODES}, --{STEP_NODES}")
-        groups = tuple(after - before for before, after in pairwise((core, *sizes)))
+        above = [size for size in sizes if size >= core]
+        groups = tuple(after - before for before, after in pairwise(above))
     else:
         groups = _groups(core, most, number_of_nodes(command, STEP_NODES) or 1)
     if not groups:
@@ -99,7 +105,7 @@ def elastic_size(
         if (value := command.value(option))
     }
     chosen = msgspec.structs.replace(settings, **changed)
-    return ElasticSize(least, core, groups, bool(sizes), chosen)
+    return ElasticSize(least, core, groups, sizes, chosen)
 
 
 def _groups(core: int, most: int, step: int) -> tuple[int, ...]:
@@ -118,7 +124,7 @@ def _groups(core: int, most: int, step: int) -> tuple[int, ...]:
 
 
 def _sizes(command: SrunCommand, core: int) -> tuple[int, ...]:
-    """Return the sizes above that of the job itself, the smallest first."""
+    """Return the sizes that were named, the smallest first."""
     text = command.value(SIZES) or ""
     if not command.has(SIZES):
         return ()
@@ -131,4 +137,4 @@ def _sizes(command: SrunCommand, core: int) -> tuple[int, ...]:
             f"--{SIZES}={text}: the step takes {core} node(s) from the start, which must be one of "
             "them"
         )
-    return tuple(size for size in sizes if size > core)
+    return tuple(sizes)

@@ -45,6 +45,8 @@ class Attempt(msgspec.Struct, frozen=True):
     """The same on every node; 0: it is not known."""
     sizes: str = ""
     """MIN:MAX nodes between which it grows and shrinks while it runs; empty: it does not."""
+    named_sizes: tuple[int, ...] = ()
+    """Nodes that its world may have; empty: any number between."""
 
     @property
     def token(self) -> str:
@@ -115,6 +117,8 @@ def task_variables(attempt: Attempt) -> dict[str, str]:
     }
     if attempt.sizes:
         variables["SRES_NODES"] = attempt.sizes
+    if attempt.named_sizes:
+        variables["SRES_SIZES"] = ",".join(map(str, attempt.named_sizes))
     if attempt.directory:
         variables["SRES_DIR"] = attempt.directory
     if attempt.number > 1:

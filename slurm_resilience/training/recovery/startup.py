@@ -33,6 +33,7 @@ def rules(options: Options, where: RankEnvironment) -> WorldRules:
         patience=options.patience,
         start_patience=options.start_patience,
         core=where.core,
+        sizes=where.sizes,
     )
     if not options.replica_size <= found.min_world <= where.seats:
         raise UsageError(

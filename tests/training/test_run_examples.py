@@ -122,6 +122,21 @@ def test_a_lost_shard_comes_from_the_other_copy(launch: Launch) -> None:
     assert re.search("rank 1 healed to step [56] from peers", done.stderr), done.stderr[-4000:]
 
 
+def test_a_model_in_one_copy_goes_back_to_its_checkpoint(launch: Launch, tmp_path: Path) -> None:
+    """Each shard is there once; what the lost rank held comes from the disk. The fault is late: by
+    then a checkpoint has been written."""
+    ends = []
+    for inject in ("", KILL.replace("step=5", "step=60")):
+        disk = tmp_path / (inject.partition(":")[0] or "undisturbed")
+        words = ("--nproc=2", "--standby=0", str(EXAMPLES / "titan.py"), "--steps=64")
+        done = launch(*words, f"--checkpoints={disk}", "--every=4", inject=inject)
+        assert done.returncode == 0, done.stderr[-4000:]
+        ends.append(re.findall("^parameters (.+)$", done.stdout, re.MULTILINE))
+    assert "all read the checkpoint of step" in done.stderr, done.stderr[-4000:]
+    assert len(ends[0]) == 1
+    assert ends[0] == ends[1], done.stderr[-4000:]
+
+
 def test_an_exit_with_0_in_the_middle_is_a_fault(launch: Launch, tmp_path: Path) -> None:
     """Some library calls os._exit, whatever the program meant."""
     text = (EXAMPLES / "plain.py").read_text()

@@ -4,13 +4,15 @@
     python -m slurm_resilience.launcher --nproc-per-node 2 scripts/examples/lightning_trainer.py
 
 Each rank has a Trainer of its own that knows of no other rank: what ranks have in common (batches,
-averaged gradients, the state) is the session's. `Resilient` and the block are what you take over.
+averaged gradients, the state) is the session's. `Resilient`, `Batches` and the block are what you
+take over.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import lightning
@@ -51,6 +53,20 @@ class Data(lightning.LightningDataModule):
         return torch.utils.data.DataLoader(Points(), batch_size=8, shuffle=True)
 
 
+class Batches:
+    """The session's batches, with a length. Where Lightning knows none, it reads one batch ahead,
+    which the session would count to the update before: a fault would leave it out."""
+
+    def __init__(self, batches: Iterator[Any], length: int) -> None:
+        self._batches, self._length = batches, length
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches
+
+    def __len__(self) -> int:
+        return self._length
+
+
 class Printer(lightning.Callback):
     """An ordinary callback of the user's; comes after the commit."""
 
@@ -87,7 +103,8 @@ def train(s: Session, steps: int) -> None:
         enable_model_summary=False,
         callbacks=[Resilient(s), *([Printer(s)] if s.rank == 0 else [])],
     )
-    trainer.fit(module, s.loader(data, global_batch=32, steps=steps, epochs=None))
+    batches = s.loader(data, global_batch=32, steps=steps, epochs=None)
+    trainer.fit(module, Batches(batches, steps - s.step))
     if s.rank == 0:
         with torch.no_grad():
             total = sum(float(p.double().abs().sum()) for p in module.parameters())

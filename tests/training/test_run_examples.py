@@ -168,24 +168,29 @@ def test_a_recipe_with_adapters(launch: Launch, tmp_path: Path) -> None:
     assert found[-1][1] < found[0][1]
 
 
-# Thirty packages more, and the import of each takes as long as torch's.
-if os.environ.get("SRES_TEST_TRAINERS"):
+TRAINERS = {
+    "transformers_trainer": ("accelerate", "transformers", "transformers.trainer"),
+    "lightning_trainer": ("lightning", "lightning.fabric.plugins.environments"),
+}
 
-    @pytest.mark.parametrize("name", ["transformers_trainer", "lightning_trainer"])
-    def test_the_real_trainers_end_with_the_same_bits(tmp_path: Path, name: str) -> None:
-        words = ("--nproc=2", "--standby=0", str(EXAMPLES / f"{name}.py"), "--steps=12")
-        undisturbed = launch(tmp_path, *words, inject="")
-        assert undisturbed.returncode == 0, undisturbed.stderr[-4000:]
-        killed = launch(tmp_path, *words)
-        went_on(killed, 12)
-        raised = launch(tmp_path, *words, inject="exception:rank=0,step=6,phase=backward")
-        assert raised.returncode == 0, raised.stderr[-4000:]
-        ends = [
-            re.findall("^parameters (.+)$", one.stdout, re.MULTILINE)
-            for one in (undisturbed, killed, raised)
-        ]
-        assert len(ends[0]) == 1
-        assert ends[0] == ends[1] == ends[2], ends
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_the_real_trainers_end_with_the_same_bits(tmp_path: Path, name: str) -> None:
+    """Undisturbed, with a rank that is killed in an update, and with an error in a backward."""
+    machine = WarmMachine(tmp_path, modules=TRAINERS[name])
+    words = ("--nproc=2", "--standby=0", str(EXAMPLES / f"{name}.py"), "--steps=12")
+    ends = []
+    try:
+        for inject in ("", KILL, "exception:rank=0,step=6,phase=backward"):
+            done = machine.run(words, more_environment(tmp_path, inject), ROOT)
+            assert done.returncode == 0, done.stderr[-4000:]
+            if inject == KILL:
+                went_on(done, 12)
+            ends.append(re.findall("^parameters (.+)$", done.stdout, re.MULTILINE))
+    finally:
+        machine.end()
+    assert len(ends[0]) == 1
+    assert ends[0] == ends[1] == ends[2], ends
 
 
 @pytest.mark.parametrize("shape", ["gpt_oss", "deepseek", "qwen"])

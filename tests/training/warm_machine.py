@@ -48,11 +48,17 @@ class Forked:
 
 
 class WarmMachine:
-    """This machine, and a process on it that launchers are forked from."""
+    """This machine, and a process on it that launchers are forked from.
 
-    def __init__(self, folder: Path, name: str = "here") -> None:
+    Args:
+        folder: for the socket.
+        name: of the machine.
+        modules: what it imports besides torch.
+    """
+
+    def __init__(self, folder: Path, name: str = "here", modules: Sequence[str] = ()) -> None:
         self.door = f"{folder}/{name}"
-        self._process = self._start([sys.executable, str(FORKING), self.door])
+        self._process = self._start([sys.executable, str(FORKING), self.door, *modules])
 
     def launch(self, argv: Sequence[str], env: dict[str, str], **more: str) -> Forked:
         """Start a launcher.

@@ -94,6 +94,7 @@ def test_every_requirement_is_pinned_exactly() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = project["dependencies"] + extras["dev"] + extras["training"]
+    wanted += extras["trainers"]
     required = {canonical(match.group()) for w in wanted if (match := re.match(r"[\w.-]+", w))}
     assert required - names == set()
     assert {"pip", "setuptools"} <= names

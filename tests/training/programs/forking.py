@@ -3,7 +3,7 @@
 Importing it is most of what a short training costs. The real start is tested elsewhere
 (test_launcher_run.py, test_plain_programs.py, the demo, one of the examples).
 
-    python forking.py SOCKET
+    python forking.py SOCKET [MODULE…]
 
 Who connects sends one line of JSON, ``{"argv": […], "env": {…}, "out": PATH}``, and is told the
 exit code; who hangs up has the launcher killed. With ``err`` its stderr has a file of its own, with
@@ -173,6 +173,8 @@ def _close_all_but(kept: Sequence[int]) -> None:
 
 def main() -> None:
     _die_with_parent()
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
     ear = socket.socket(socket.AF_UNIX)
     ear.bind(f"{sys.argv[1]}.new")
     ear.listen(64)

@@ -22,6 +22,8 @@ from slurm_resilience.health.documents.dcgm_devices import gpu_addresses, gpus_w
 from slurm_resilience.health.documents.dcgm_violations import ViolationReader
 from slurm_resilience.health.gpu_event import GpuEvent
 from slurm_resilience.health.kernel_log import Classifier
+from slurm_resilience.inject.dcgm_injection import dcgm_gpu, tell_dcgm
+from slurm_resilience.inject.fault_catalogue import find_fault
 from slurm_resilience.model import Finding, Node
 
 STAMP = "Timestamp: Tue Mar 14 15:51:54 2017\n"
@@ -147,6 +149,9 @@ def test_dcgms_numbers_and_addresses() -> None:
     assert gpu_addresses("Error: unable to establish a connection to the specified host") == {}
     assert gpus_with_xid(SHOWN.format(48), 48) == (1,)
     assert gpus_with_xid(SHOWN.format("N/A"), 48) == ()
+    assert gpus_with_xid(SHOWN.format(94), 48) == (1,), "48 is followed by 94"
+    assert gpus_with_xid(SHOWN.replace("N/A", "13").format(94), 48) == ()
+    assert gpus_with_xid(SHOWN.replace("N/A", "48").format(48), 48) == (0, 1)
 
 
 # --- the process ------------------------------------------------------------------------------
@@ -211,6 +216,11 @@ echo "$@" >> {tmp_path}/asked
 case $1 in
     dmon) cat {tmp_path}/shown; exit ;;
     discovery) cat {tmp_path}/listed; exit ;;
+    test) if [ $6 = 230 ]; then
+              printf 'ID\\nGPU %s   %s\\n' $4 $8 > {tmp_path}/shown
+              echo "XID error $8 detected." >> {tmp_path}/violations
+          fi
+          echo 'Successfully injected field info.'; exit ;;
 esac
 case $4 in
     --get) cat {tmp_path}/policy ;;
@@ -242,10 +252,10 @@ def test_a_violation_is_reported(dcgmi: Path, is_drill: bool) -> None:
 
 @pytest.mark.parametrize(
     ("last", "subject", "named"),
-    [(48, "0000:43:00", "on GPU 0000:43:00: "), (79, "", "on a GPU that DCGM does not name: ")],
+    [("48", "0000:43:00", "on GPU 0000:43:00: "), ("0", "", "on a GPU that DCGM does not name: ")],
 )
 def test_a_reset_is_asked_for_with_the_gpus_address(
-    dcgmi: Path, last: int, subject: str, named: str
+    dcgmi: Path, last: str, subject: str, named: str
 ) -> None:
     (dcgmi / "shown").write_text(SHOWN.format(last))
     following = Following(dcgmi)
@@ -255,6 +265,18 @@ def test_a_reset_is_asked_for_with_the_gpus_address(
     (one,) = following.wait(following.outbox.kernel_findings)
     assert (str(one.severity), one.code, one.subject) == ("reset", "48", subject)
     assert named in one.text
+    following.end()
+
+
+def test_what_is_injected_into_dcgm_comes_back_with_its_gpu_and_its_mark(dcgmi: Path) -> None:
+    following = Following(dcgmi, is_drill=True)
+    following.says("following DCGM's policies")
+    gpu = dcgm_gpu("0000:43:00")
+    assert gpu == (1, "0000:43:00")
+    tell_dcgm(gpu, find_fault("ecc").dcgm)
+    following.wait(lambda: [one for one in following.outbox.kernel_findings() if one.code == "64"])
+    (one,) = following.outbox.kernel_findings()
+    assert (str(one.severity), one.subject, one.injected) == ("replace", "0000:43:00", True)
     following.end()
 
 

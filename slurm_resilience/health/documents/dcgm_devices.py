@@ -35,10 +35,12 @@ def gpu_addresses(listed: str) -> dict[int, str]:
 
 
 def gpus_with_xid(shown: str, code: int) -> tuple[int, ...]:
-    """Return DCGM's numbers of the GPUs whose last Xid this is.
+    """Return DCGM's numbers of the GPUs that have had an Xid.
 
     Args:
-        shown: one look of `dcgmi dmon -e 230`; a GPU without an Xid has `N/A` or 0.
-        code: the Xid.
+        shown: one look of `dcgmi dmon -e 230`, which has each GPU's last Xid; `N/A` or 0 for none.
+        code: the Xid. Where another one has followed it, the only GPU with an Xid is returned.
     """
-    return tuple(int(number) for number, last in _SHOWN.findall(shown) if int(last) == code)
+    last = {int(number): int(xid) for number, xid in _SHOWN.findall(shown) if int(xid)}
+    same = tuple(number for number, xid in last.items() if xid == code)
+    return same or (tuple(last) if len(last) == 1 else ())

@@ -117,7 +117,7 @@ class InstanceLevel:
                 self._tell(f"{node.node}: {result.check} {result.outcome}: {result.text}")
         else:
             node = advanced(node, *end_of(node.results))
-            self._tell(f"{node.node}: {node.state}")
+            self._tell(": ".join(word for word in (node.node, node.state, node.reason) if word))
         self.nodes[node.node] = node
 
     def _end(self, order: StepOrder, end: DeepStepEnd, dead: frozenset[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -41,8 +42,8 @@ def check_this_node(
         context = _context(request, node, scratch)
         log = NodeLog(request.log.replace("%n", node))
         for check in chosen(request.only):
-            tell(CheckBegun(node, check.name))
-            result = run_check(check, context)
+            begun = CheckBegun(node, check.name)
+            result = run_check(check, context, partial(tell, begun))
             results.append(result)
             log.write(stamp(context.clock.now()), result)
             tell(CheckEnded(node, result))
@@ -64,13 +65,22 @@ def _context(request: InstanceRequest, node: str, scratch: Path) -> InstanceCont
     return InstanceContext(node, checks, request.seconds, scratch)
 
 
-def run_check(check: InstanceCheck, context: InstanceContext) -> DeepResult:
-    """Return the result of one check; whatever goes wrong within it leaves the node unjudged."""
+def run_check(
+    check: InstanceCheck, context: InstanceContext, begins: Callable[[], object] = lambda: None
+) -> DeepResult:
+    """Return the result of one check; whatever goes wrong within it leaves the node unjudged.
+
+    Args:
+        check: which one.
+        context: of the node.
+        begins: is called before the check, where the node has what it looks at.
+    """
     begun = context.clock.monotonic()
     try:
         if reason := check.absent(context):
             result = DeepResult(check.name, DeepOutcome.ABSENT, reason)
         else:
+            begins()
             result = check.run(context)
     except Unjudged as reason:
         result = DeepResult(check.name, DeepOutcome.UNJUDGED, str(reason) or "cannot tell")

@@ -93,18 +93,23 @@ def _print_json(told: Mapping[str, NodeChecks]) -> None:
 
 def _print_table(told: Mapping[str, NodeChecks]) -> None:
     from slurm_resilience.cli.tables import heading, table
+    from slurm_resilience.slurm.hostlists import fold
 
+    # Of a thousand nodes nearly all say the same: it is read once.
+    words: dict[str, list[str]] = {}
+    rows: dict[tuple[str, ...], list[str]] = {}
     for node, one in told.items():
         said = one.trouble or _in_words(one.results)
-        click.echo(heading(said if said.startswith(f"{node} ") else f"{node}: {said}"))
-    rows = [
-        (node, result.check, result.verdict, _asks(result), result.text)
-        for node, one in told.items()
-        for result in one.results
-        if result.verdict != "pass"
-    ]
+        words.setdefault(said, []).append(node)
+        for result in one.results:
+            if result.verdict != "pass":
+                row = (result.check, result.verdict, _asks(result), result.text)
+                rows.setdefault(row, []).append(node)
+    for said, nodes in words.items():
+        click.echo(heading(f"{fold(nodes)}: {said}"))
     if rows:
-        click.echo(table(("NODE", "CHECK", "RESULT", "ASKS FOR", "TEXT"), rows))
+        cells = [(fold(nodes), *row) for row, nodes in rows.items()]
+        click.echo(table(("NODE", "CHECK", "RESULT", "ASKS FOR", "TEXT"), cells))
 
 
 def _in_words(results: Iterable[CheckResult]) -> str:

@@ -22,7 +22,7 @@ SICK = CheckResult(
     (Finding("gpu_count", Severity.REBOOT, "7 of 8 GPUs answer", 5.0),),
 )
 UNJUDGED = CheckResult("dcgm_health", "unjudged", "DCGM is not installed (dcgmi)")
-ANSWERS = {"n1": (WELL,), "n2": (WELL, SICK, UNJUDGED)}
+ANSWERS = {"n1": (WELL,), "n2": (WELL, SICK, UNJUDGED), "n4": (WELL, SICK, UNJUDGED)}
 
 
 class Site(ClusterView):
@@ -40,7 +40,7 @@ class Site(ClusterView):
         assert (kind, question.seconds < seconds) == (RunChecks.kind, True)
         self.asked.append((node, question))
         if node not in ANSWERS:
-            raise self.refuses(f"{node} is not connected")
+            raise self.refuses("its sresd is not connected")
         return msgspec.Raw(msgspec.msgpack.encode(ChecksRun(ANSWERS[node])))
 
 
@@ -54,15 +54,15 @@ def test_what_does_not_pass_is_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert call(["check", "run", "n1,n2,n3"], Site()) == 1
+    assert call(["check", "run", "n1,n2,n3,n4,n5"], Site()) == 1
     out = capsys.readouterr().out
     assert out.splitlines() == [
         "n1: 1 check run, all passed",
-        "n2: 3 checks run, 1 failed and 1 could not be judged",
-        "n3 is not connected",
-        "NODE  CHECK        RESULT    ASKS FOR  TEXT",
-        "n2    gpu_count    fail      reboot    7 of 8 GPUs answer",
-        "n2    dcgm_health  unjudged  -         DCGM is not installed (dcgmi)",
+        "n[2,4]: 3 checks run, 1 failed and 1 could not be judged",
+        "n[3,5]: its sresd is not connected",
+        "NODE    CHECK        RESULT    ASKS FOR  TEXT",
+        "n[2,4]  gpu_count    fail      reboot    7 of 8 GPUs answer",
+        "n[2,4]  dcgm_health  unjudged  -         DCGM is not installed (dcgmi)",
     ]
 
 
@@ -70,10 +70,10 @@ def test_json_has_every_result(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["check", "run", "n1,n3", "--format", "json"], Site()) == 1
     first, last = json.loads(capsys.readouterr().out)
     assert (first["node"], first["checks"][0]["text"], first["trouble"]) == ("n1", "80 % free", "")
-    assert (last["checks"], last["trouble"]) == ([], "n3 is not connected")
+    assert (last["checks"], last["trouble"]) == ([], "its sresd is not connected")
 
 
 def test_who_may_not_ask_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["check", "run", "n3,n4"], Site(NotPermitted)) == 6
+    assert call(["check", "run", "n3,n5"], Site(NotPermitted)) == 6
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)

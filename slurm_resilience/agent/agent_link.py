@@ -30,6 +30,9 @@ log = logging.getLogger("sresd.link")
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.2, 5.0
 """Between two attempts. Quick, because sresctld takes a missing beat for a missing node;
 capped, because 10,000 nodes knock after a restart of sresctld."""
+TOLD_SECONDS = 0.2
+"""From a message to the next beat: should sresctld have taken it for a beat, which may rest unread,
+then it reads both now."""
 SETTLED_SECONDS = 5.0
 """A connection that lived this long was a good one: the next backoff starts small again."""
 
@@ -142,6 +145,8 @@ class AgentLink:
                     connection.send(report)
                 for answer in answers:
                     connection.send(answer)
+                if report is not None or answers:
+                    due = min(due, self._clock.monotonic() + TOLD_SECONDS)
             if fds[0] in ready:
                 self._listen(connection)
         with contextlib.suppress(WireError):

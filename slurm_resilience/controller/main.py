@@ -396,6 +396,7 @@ def _be_active(
         munge_socket=config.wire.munge_socket or info.munge_socket,
         trusted_uids=frozenset({0, info.slurm_user_uid}),
         beats=controller.registry.beaten,
+        beat_seconds=config.agent.beat,
     )
     # The nodes' addresses are needed before the first sresd says hello.
     controller.inbox.know(nodes, {})

@@ -29,8 +29,8 @@ FROM_CLIENT, FROM_SERVER, _WELCOME = b"sres client", b"sres server", b"sres welc
 _BEATS = b"sres beats"
 """A use within each direction: no mark is part of a tag."""
 _BLOCK_BITS = 3
-_BEATS_AT_ONCE = 1 << _BLOCK_BITS
-_PLACES = range(0, _BEATS_AT_ONCE * MARK_BYTES, MARK_BYTES)
+_LAST_OF_BLOCK = (1 << _BLOCK_BITS) - 1
+_PLACES = range(0, MARK_BYTES << _BLOCK_BITS, MARK_BYTES)
 _BEAT_HEAD = FrameCodec.frame(bytes(MARK_BYTES))[:-MARK_BYTES]
 LIGHT_BEAT_BYTES = len(_BEAT_HEAD) + MARK_BYTES
 """The size of a light beat's frame."""
@@ -46,7 +46,7 @@ class FrameSeal:
         self._keyed = hashlib.blake2b(key=self._key, digest_size=TAG_BYTES)
         """Before the first byte: every tag begins with it."""
         self._number = 0
-        self._beats: tuple[bytes, ...] = ()
+        self._beats = b""
         self._beats_block = -1
         """Light beats for a few places one after the other, and the number of these few."""
 
@@ -83,27 +83,35 @@ class FrameSeal:
 
     def beat(self) -> bytes:
         """Return the next frame, with its head: a light beat."""
-        number = self._number
-        if number >> _BLOCK_BITS != self._beats_block:
-            self._make_beats(number >> _BLOCK_BITS)
-        self._number = number + 1
-        return self._beats[number & _BEATS_AT_ONCE - 1]
+        beat = self._beats_from(self._number)[:LIGHT_BEAT_BYTES]
+        self._number += 1
+        return beat
 
-    def is_beat(self, frame: bytes) -> bool:
-        """Tell whether the next frame is a light beat, and is this one; count it if so."""
-        number = self._number
+    def are_beats(self, frames: bytes) -> bool:
+        """Tell whether the next frames are light beats, and are these, whole; count them if so."""
+        number, rest = self._number, frames
+        while rest:
+            beats = self._beats_from(number)[: len(rest)]
+            # Plainly compared: how long that takes tells of a mark that is spent with this one try.
+            if not rest.startswith(beats) or len(beats) % LIGHT_BEAT_BYTES:
+                return False
+            number += len(beats) // LIGHT_BEAT_BYTES
+            rest = rest[len(beats) :]
+        if number == self._number:
+            return False
+        self._number = number
+        return True
+
+    def _beats_from(self, number: int) -> bytes:
+        """Return light beats for this place and some that follow it."""
         if number >> _BLOCK_BITS != self._beats_block:
             self._make_beats(number >> _BLOCK_BITS)
-        # Plainly compared: how long that takes tells of a mark that is spent with this one try.
-        if frame != self._beats[number & _BEATS_AT_ONCE - 1]:
-            return False
-        self._number = number + 1
-        return True
+        return self._beats[(number & _LAST_OF_BLOCK) * LIGHT_BEAT_BYTES :]
 
     def _make_beats(self, block: int) -> None:
         number = block.to_bytes(8, "big")
         marks = hashlib.blake2b(number, key=self._key, person=_BEATS).digest()
-        self._beats = tuple([_BEAT_HEAD + marks[at : at + MARK_BYTES] for at in _PLACES])
+        self._beats = b"".join([_BEAT_HEAD + marks[at : at + MARK_BYTES] for at in _PLACES])
         self._beats_block = block
 
 

@@ -33,8 +33,8 @@ USERS_CHUNK_BYTES = 4 << 10
 """Bytes read at once from a user's connection: no more than that of small messages waits here."""
 NODES_CHUNK_BYTES = 64 << 10
 HEAD_BYTES = 4
-BEAT_CHUNK_BYTES = LIGHT_BEAT_BYTES + 1
-"""Read first of a node's connection: a light beat does not fill it, and so was all that came."""
+BEATS_CHUNK_BYTES = 16 * LIGHT_BEAT_BYTES + 1
+"""Read first of a node's connection: light beats do not fill it, and so were all that came."""
 MAX_BACKLOG_BYTES = 4 << 20
 """Bytes queued for one client that does not read; past it the connection is cut."""
 
@@ -156,16 +156,17 @@ class ServedConnection(asyncio.BufferedProtocol):
         self._rest += self._scratch[:nbytes]
         self._take()
 
-    def take_beat(self, arrived: bytes) -> bool:
-        """Take what has arrived, if it is one light beat; else put it where the rest will be put.
+    def take_beats(self, arrived: bytes) -> bool:
+        """Take what has arrived, if it is nothing but light beats; else put it where the rest will
+        be put.
 
         That is what nearly every node sends nearly every time, so it is told first of all.
 
         Args:
-            arrived: at most `BEAT_CHUNK_BYTES`, read while `is_between_frames`.
+            arrived: at most `BEATS_CHUNK_BYTES`, read while `is_between_frames`.
         """
         assert self._in is not None
-        if self._in.is_beat(arrived):
+        if self._in.are_beats(arrived):
             return True
         # Whatever is wrong with it, the slow path tells.
         self._scratch[: len(arrived)] = arrived
@@ -296,7 +297,7 @@ class ServedConnection(asyncio.BufferedProtocol):
             return body
         if len(body) != MARK_BYTES:
             return self._in.open(body)
-        if not self._in.is_beat(FRAMES.frame(body)):
+        if not self._in.are_beats(FRAMES.frame(body)):
             raise WireError("a beat was changed on its way, or comes from another program")
         return FRAMES.encode(Beat(self.frames))
 

@@ -112,6 +112,7 @@ class Server:
         munge_socket: str = "",
         trusted_uids: frozenset[int] = frozenset({0}),
         beats: Callable[[Sequence[Client]], None] | None = None,
+        beat_seconds: float = 0.0,
     ) -> None:
         """
         Args:
@@ -122,6 +123,7 @@ class Server:
             trusted_uids: users who are not bounded: root and SlurmUser.
             beats: hears which nodes have beaten, of many together; None: the handler hears of each
                 beat, as of any other message.
+            beat_seconds: between two beats of a node; 0: not known.
         """
         self._handler = handler
         self._munge_socket = munge_socket
@@ -135,7 +137,7 @@ class Server:
         self._log = _QuietLog()
         self._pools = _Pools()
         self._scratch = memoryview(bytearray(NODES_CHUNK_BYTES))
-        self._nodes = NodeReader(self._loop, beats)
+        self._nodes = NodeReader(self._loop, beats, beat_seconds)
         try:
             self._listener = _listen(host, port)
         except OSError as error:

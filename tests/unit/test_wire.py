@@ -896,21 +896,40 @@ def test_a_light_beat_is_good_once_and_in_its_place() -> None:
     receiver = seal.FrameSeal(KEY, seal.FROM_CLIENT)
     for place, mark in enumerate(frames):
         for wrong in (*frames[:place], *frames[place + 1 :], b"", mark + b"x", mark[:-1]):
-            assert not receiver.is_beat(wrong)
-        assert receiver.is_beat(mark)
+            assert not receiver.are_beats(wrong)
+        assert receiver.are_beats(mark)
     for other in (
         seal.FrameSeal(KEY, seal.FROM_SERVER),
         seal.FrameSeal(b"x" * seal.KEY_BYTES, seal.FROM_CLIENT),
     ):
-        assert not other.is_beat(frames[0])
+        assert not other.are_beats(frames[0])
+
+
+def test_light_beats_are_taken_together_as_one_by_one() -> None:
+    sender = seal.FrameSeal(KEY, seal.FROM_CLIENT)
+    frames = [sender.beat() for _ in range(60)]
+    for first in range(20):
+        for size in range(1, 40):
+            receiver = seal.FrameSeal(KEY, seal.FROM_CLIENT)
+            assert not first or receiver.are_beats(b"".join(frames[:first]))
+            run = frames[first : first + size]
+            for wrong in (
+                b"".join(run)[:-1],
+                b"".join([*run, b"x"]),
+                b"".join([*run[:-1], frames[-1]]),
+                b"".join([*run, frames[first]]),
+            ):
+                assert not receiver.are_beats(wrong)
+            assert receiver.are_beats(b"".join(run))
+            assert receiver.are_beats(frames[first + size])
 
 
 def test_a_frame_that_is_left_out_shows_at_the_next_beat_and_a_beat_at_the_next_frame() -> None:
     sender, receiver = (seal.FrameSeal(KEY, seal.FROM_CLIENT) for _ in range(2))
-    assert receiver.is_beat(sender.beat())
+    assert receiver.are_beats(sender.beat())
     assert receiver.open(sender.close(b"report")) == b"report"
     sender.close(b"a fault")
-    assert not receiver.is_beat(sender.beat())
+    assert not receiver.are_beats(sender.beat())
     sender, receiver = (seal.FrameSeal(KEY, seal.FROM_CLIENT) for _ in range(2))
     sender.beat()
     with pytest.raises(WireError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slurm_resilience.clock import Clock
@@ -263,11 +263,12 @@ class Inbox:
         listed = tuple(nodes)
         with self._lock:
             self._jobs = jobs
-            # Of 10,000 nodes nearly always none has changed: they are the very same objects.
-            if listed != self._listing.nodes:
-                places = {
-                    node.name: NodePlace(node.address, node.port, node.hostname) for node in listed
-                }
+            # Of 10,000 nodes few have changed, and their addresses seldom: the others are the very
+            # same objects.
+            if _are_at_their_places(listed, self._listing.nodes):
+                self._listing = self._listing._replace(nodes=listed)
+            else:
+                places = {node.name: _place(node) for node in listed}
                 self._listing = _Listing(listed, places, {name: name for name in places})
 
     def place_of(self, node: str) -> NodePlace | None:
@@ -304,6 +305,18 @@ class Inbox:
             self._verdicts = verdicts
             self._status = pages
         self._step_checks.round_ended(verdicts)
+
+
+def _are_at_their_places(nodes: Sequence[Node], before: Sequence[Node]) -> bool:
+    """Tell whether these are the nodes of the listing before, with the same addresses."""
+    return len(nodes) == len(before) and all(
+        node is last or (node.name, _place(node)) == (last.name, _place(last))
+        for node, last in zip(nodes, before, strict=True)
+    )
+
+
+def _place(node: Node) -> NodePlace:
+    return NodePlace(node.address, node.port, node.hostname)
 
 
 def _resolve(place: NodePlace) -> set[str]:

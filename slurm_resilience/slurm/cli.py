@@ -33,6 +33,7 @@ from slurm_resilience.slurm.companion_job import (
     companion_words,
 )
 from slurm_resilience.slurm.hostlists import LastNodeLists, expand, fold
+from slurm_resilience.slurm.node_listing import NodeListing
 from slurm_resilience.slurm.topology import domains_of
 
 log = logging.getLogger("sres.slurm")
@@ -88,18 +89,11 @@ class CliClient:
         self._timeout = timeout
         self._columns = ""
         self._names: dict[int, str] = {}
-        self._listed: dict[str, Node] = {}
-        """The last listing's nodes, each by its record."""
+        self._listing = NodeListing()
         self._node_lists = LastNodeLists()
 
     def nodes(self) -> tuple[Node, ...]:
-        # Of 10,000 nodes few have changed since the last listing: only their records are read.
-        text = self._run("scontrol", "show", "node", "-a", "-d", "-o")
-        last = self._listed
-        self._listed = {
-            record: last.get(record) or parse.node(record) for record in parse.node_records(text)
-        }
-        return tuple(self._listed.values())
+        return self._listing.read(self._run("scontrol", "show", "node", "-a", "-d", "-o"))
 
     def node(self, name: str) -> Node:
         found = parse.nodes(self._run("scontrol", "show", "node", "-a", "-d", "-o", fold([name])))
@@ -371,17 +365,23 @@ class CliClient:
     ) -> str:
         argv = [self._path(program), *words]
         try:
-            done = subprocess.run(
-                argv,
-                stdin=subprocess.DEVNULL if stdin is None else None,
-                input=stdin,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout or self._timeout,
-                env=environment(),
-                check=False,
-            )
+            # Into a file of memory: through a pipe, each of the 2,000 pieces in which scontrol
+            # prints 10,000 nodes would wake us.
+            with os.fdopen(os.memfd_create("output"), "w+b") as output:
+                done = subprocess.run(
+                    argv,
+                    stdin=subprocess.DEVNULL if stdin is None else None,
+                    input=stdin,
+                    stdout=output,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                    timeout=timeout or self._timeout,
+                    env=environment(),
+                    check=False,
+                )
+                output.seek(0)
+                printed = _lines(output.read())
         except subprocess.TimeoutExpired:
             raise SlurmUnreachable(
                 f"{program} {words[0] if words else ''} gave no answer within "
@@ -391,8 +391,14 @@ class CliClient:
             raise MissingTool(f"{argv[0]} cannot be started: {error}") from None
         log.debug("%s -> %d", " ".join(argv), done.returncode)
         if done.returncode != 0 or _complained(program, done.stderr):
-            raise _error(program, words, done.stderr or done.stdout)
-        return done.stdout + done.stderr if both else done.stdout
+            raise _error(program, words, done.stderr or printed)
+        return printed + done.stderr if both else printed
+
+
+def _lines(printed: bytes) -> str:
+    """Return what a command has printed, as text with plain line ends."""
+    text = printed.decode(errors="replace")
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def end_with_parent() -> None:

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_resilience.errors import UsageError
 from slurm_resilience.slurm import hostlists, parse
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.hostlists import LastNodeLists
+from slurm_resilience.slurm.node_listing import NodeListing
 
 DATA = Path(__file__).parents[1] / "data" / "slurm"
 
@@ -74,6 +77,32 @@ def test_a_node_that_is_gone_is_not_remembered(commands: Commands, read: list[st
     read.clear()
     commands.nodes(text)
     assert len(read) == len(records) - 1
+
+
+CHANGES = st.sampled_from(["nothing", "state", "gone", "new", "order"])
+
+
+@given(st.lists(st.tuples(CHANGES, st.integers(0, 99)), max_size=8))
+def test_listings_in_a_row_are_read_as_each_alone(changes: list[tuple[str, int]]) -> None:
+    records = parse.node_records((DATA / "22.05" / "nodes.txt").read_text())
+    listing, number = NodeListing(), 0
+    for change, place in changes:
+        at, number = place % len(records), number + 1
+        match change:
+            case "state":
+                state = f"State=IDLE+DRAIN Weight={number} "
+                records[at] = re.sub(r"State=\S+ ", state, records[at], count=1)
+            case "gone" if len(records) > 1:
+                del records[at]
+            case "new":
+                name = f"NodeName=new{number} "
+                records.insert(at, re.sub(r"NodeName=\S+ ", name, records[at], count=1))
+            case "order":
+                records.append(records.pop(at))
+            case _:
+                pass
+        text = "\n".join(record.rstrip("\n") for record in records) + "\n"
+        assert listing.read(text) == parse.nodes(text)
 
 
 def test_node_lists_are_expanded_once(monkeypatch: pytest.MonkeyPatch) -> None:

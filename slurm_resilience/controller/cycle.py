@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -13,6 +13,7 @@ from slurm_resilience.config import Config
 from slurm_resilience.controller.act.actor import Actor
 from slurm_resilience.controller.actions import RaiseAlarm
 from slurm_resilience.controller.alarms import FollowedAlarm, follow
+from slurm_resilience.controller.calm.calm_nodes import CalmNodes
 from slurm_resilience.controller.decide.decision import Decision, decide
 from slurm_resilience.controller.decide.intake import pause_of
 from slurm_resilience.controller.decide.recovery_modes import check_names
@@ -53,6 +54,7 @@ class Cycle:
         self._settings = settings
         self._started = sources.clock.monotonic()
         self._alarms: dict[str, FollowedAlarm] = {}
+        self._calm = CalmNodes()
         self._blind_since = 0.0
         self._warned_of_modes = ""
         self._unwritten: tuple[InboxMessage, ...] = ()
@@ -82,6 +84,7 @@ class Cycle:
         heard = msgspec.structs.replace(snapshot.heard, messages=messages)
         snapshot = msgspec.structs.replace(snapshot, heard=heard)
         config = self._in_force = self._with_modes(snapshot)
+        snapshot = self._calm.set_apart(snapshot, config.detect.silent_after)
         diagnoses = diagnose(snapshot, config)
         decision = decide(snapshot, diagnoses, config)
         self._actor.take_note(decision.snapshot, decision.notes)
@@ -142,7 +145,7 @@ class Cycle:
             failing_sinks=self.failing_sinks(),
         )
 
-    def _record(self, decision: Decision, diagnoses: dict[str, NodeDiagnosis]) -> None:
+    def _record(self, decision: Decision, diagnoses: Mapping[str, NodeDiagnosis]) -> None:
         """Publish what the round found and did, for supervisors and `sres`."""
         snapshot, inbox = decision.snapshot, self._sources.inbox
         if not snapshot.paused:

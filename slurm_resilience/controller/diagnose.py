@@ -13,10 +13,11 @@ from typing import Literal
 import msgspec
 
 from slurm_resilience.config import Config, DetectSettings
+from slurm_resilience.controller.calm.agent_views import AgentView
+from slurm_resilience.controller.calm.notable import MostlyCalm, has_calm, notable
 from slurm_resilience.controller.journal.records import FindingOfBoot
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.probe import ProbeResult
-from slurm_resilience.controller.registry import AgentView
 from slurm_resilience.model import (
     FAULTY,
     INJECTED,
@@ -132,7 +133,7 @@ class NodeCase(msgspec.Struct, frozen=True, gc=False):
         return NodeDiagnosis(self.node.name, kind, reason, action, probe)
 
 
-def diagnose(snapshot: ClusterSnapshot, config: Config) -> dict[str, NodeDiagnosis]:
+def diagnose(snapshot: ClusterSnapshot, config: Config) -> Mapping[str, NodeDiagnosis]:
     """Return a diagnosis for every node.
 
     Args:
@@ -141,7 +142,7 @@ def diagnose(snapshot: ClusterSnapshot, config: Config) -> dict[str, NodeDiagnos
     """
     diagnoses = {}
     is_deaf = hears_none(snapshot, config.detect)
-    for name, node in snapshot.nodes.items():
+    for name, node in notable(snapshot.nodes).items():
         agent = snapshot.agents.get(name)
         life = life_of(snapshot, config.detect, node, is_deaf)
         if life.kind in ("dead", "suspect") and _is_announced(snapshot, agent):
@@ -154,7 +155,13 @@ def diagnose(snapshot: ClusterSnapshot, config: Config) -> dict[str, NodeDiagnos
             continue
         case = NodeCase(node, agent, life, found, site.slurm_users, site.can_reset)
         diagnoses[name] = next(answer for rule in RULES if (answer := rule(case)) is not None)
-    return diagnoses
+    if not has_calm(snapshot.nodes):
+        return diagnoses
+    return MostlyCalm(snapshot.nodes, diagnoses, _beats)
+
+
+def _beats(name: str) -> NodeDiagnosis:
+    return NodeDiagnosis(name, "healthy", "sresd beats")
 
 
 def is_plain(node: Node) -> bool:
@@ -383,6 +390,8 @@ def _gravity(finding: Finding) -> tuple[int, float]:
 def hears_none(snapshot: ClusterSnapshot, detect: DetectSettings) -> bool:
     """Tell whether all nodes that were heard fell silent together, and nothing answers any more:
     then this machine is more likely cut off than they are dead, and nothing proves their death."""
+    if has_calm(snapshot.nodes):
+        return False  # those are heard
     heard = [agent.heard_at for agent in snapshot.agents.values() if not agent.was_stopped]
     last = max(heard, default=snapshot.moment)
     if snapshot.moment - last <= detect.silent_after:
@@ -419,7 +428,7 @@ def life_of(
                 return NodeDiagnosis(
                     node.name, "unknown", "sresd beats, slurmd does not answer Slurm"
                 )
-            return NodeDiagnosis(node.name, "healthy", "sresd beats")
+            return _beats(node.name)
         heard_at, silence = agent.heard_at, agent.silence
         sign = f"no beat for {silence:.1f} s"
     elif agent is not None:

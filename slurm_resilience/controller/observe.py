@@ -13,6 +13,7 @@ import msgspec
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import ReplaceSettings
+from slurm_resilience.controller.calm.agent_views import AgentView
 from slurm_resilience.controller.heard import Heard
 from slurm_resilience.controller.inbox import Inbox
 from slurm_resilience.controller.journal.journal import Journal
@@ -24,7 +25,7 @@ from slurm_resilience.controller.journal.records import (
     Supervised,
 )
 from slurm_resilience.controller.probe import Prober, ProbeResult
-from slurm_resilience.controller.registry import AgentView, Registry, SupervisorRoll
+from slurm_resilience.controller.registry import Registry, SupervisorRoll
 from slurm_resilience.controller.standby.act_gate import StandbyFacts
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import REBOOT, RESET, Job, Node

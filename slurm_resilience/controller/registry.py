@@ -5,16 +5,22 @@ The wire's thread writes here, and the cycle reads a frozen view. Nothing is dec
 
 from __future__ import annotations
 
-import enum
 import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from slurm_resilience.clock import Clock
-from slurm_resilience.controller.journal.records import FindingOfBoot, Supervised
+from slurm_resilience.controller.calm.agent_views import (
+    AgentFacts,
+    AgentPresence,
+    AgentView,
+    AgentViews,
+    view_of,
+)
+from slurm_resilience.controller.journal.records import Supervised
 from slurm_resilience.model import FAULTY, Finding, Job
 from slurm_resilience.wire.messages import (
     AttemptEnded,
@@ -45,65 +51,6 @@ BREAK_SECONDS = 1.5
 """Without a message of any node for longer, sresctld may have been cut off meanwhile."""
 
 
-class AgentPresence(enum.Enum):
-    """The presence of a node's sresd."""
-
-    EXPECTED = "known from the journal, not heard since our start"
-    CONNECTED = "connected"
-    LOST = "heard, and not connected any more"
-    STOPPED = "it said goodbye: its silence is no sign"
-
-
-class AgentView(msgspec.Struct, frozen=True, gc=False):
-    """One node's sresd at one moment."""
-
-    # gc=False: it refers to nothing that refers back, and a round makes thousands of them.
-
-    node: str
-    presence: AgentPresence
-    silence: float
-    """Seconds since it was last heard (since our start, if never)."""
-    heard_at: float
-    """The same as a moment of the monotonic clock."""
-    boot_id: str = ""
-    instance: str = ""
-    findings: tuple[Finding, ...] = ()
-    unjudged: tuple[str, ...] = ()
-    judged: tuple[str, ...] = ()
-    """The checks that have passed or failed: what such a one does not find any more is over."""
-    steady: float = 0.0
-    """Seconds since its present connection, or the last gap between its messages."""
-    reported: bool = False
-    """It has said on this connection which findings hold: until then, none is no news."""
-    checked: bool = False
-    """It has said on this connection that each of its checks has run since it started."""
-
-    def faults_of_boot(self) -> dict[FindingOfBoot, float]:
-        """Return what takes the node out of service, with its boot, and when it was found: seconds
-        of that boot where they are known, else of the node's date."""
-        faults = [found for found in self.findings if found.severity in FAULTY]
-        return {(self.boot_id, *found.key): found.uptime or found.at for found in faults}
-
-    @property
-    def vouches(self) -> bool:
-        """It was heard, and has looked: a fault that it does not report was not there."""
-        return self.is_heard and self.reported and self.checked
-
-    @property
-    def is_connected(self) -> bool:
-        return self.presence is AgentPresence.CONNECTED
-
-    @property
-    def was_stopped(self) -> bool:
-        """Stopped on purpose."""
-        return self.presence is AgentPresence.STOPPED
-
-    @property
-    def is_heard(self) -> bool:
-        """It has spoken since our start, and was not stopped since."""
-        return self.presence in (AgentPresence.CONNECTED, AgentPresence.LOST)
-
-
 class Silences(NamedTuple):
     """The agents that have not spoken for longer than usual."""
 
@@ -115,66 +62,29 @@ class Silences(NamedTuple):
     """Seconds since the last one fell silent; infinite: there is none that is new."""
 
 
-class _Shown(NamedTuple):
-    """The findings and checks of a node, as a view has them: made once for each report, since a
-    round makes a view of every node."""
-
-    findings: tuple[Finding, ...] = ()
-    unjudged: tuple[str, ...] = ()
-    judged: tuple[str, ...] = ()
-
-
 class _Agent:
-    __slots__ = (
-        "_findings",
-        "_verdicts",
-        "boot_id",
-        "checked",
-        "connection",
-        "heard_at",
-        "instance",
-        "presence",
-        "reported",
-        "shown",
-        "steady_since",
-    )
+    __slots__ = ("_findings", "_verdicts", "connection", "facts", "heard_at")
 
     def __init__(self, heard_at: float) -> None:
         self.connection: Client | None = None
         self.heard_at = heard_at
-        self.steady_since = heard_at
-        self.reported = self.checked = False
-        self.boot_id = ""
-        self.instance = ""
-        self.presence = AgentPresence.EXPECTED
+        self.facts = AgentFacts(steady_since=heard_at)
+        """All else that is known of it. Each change makes a new object: a round looks for those."""
         self._findings: dict[tuple[str, str, str], Finding] = {}
         self._verdicts: dict[str, str] = {}
-        self.shown = _Shown()
+
+    def note(self, **facts: Any) -> None:
+        """Change some of the facts."""
+        self.facts = msgspec.structs.replace(self.facts, **facts)
 
     def hear(self, now: float) -> None:
         """Note a sign of life (monotonic)."""
         if now - self.heard_at > MAX_GAP_SECONDS:
-            self.steady_since = now
+            self.note(steady_since=now)
         self.heard_at = now
-        if self.presence is not AgentPresence.STOPPED:
-            self.presence = AgentPresence.CONNECTED
-
-    def view(self, name: str, now: float) -> AgentView:
-        """Return what is known of it at this moment (monotonic)."""
-        return AgentView(
-            node=name,
-            presence=self.presence,
-            silence=now - self.heard_at,
-            heard_at=self.heard_at,
-            boot_id=self.boot_id,
-            instance=self.instance,
-            findings=self.shown.findings,
-            unjudged=self.shown.unjudged,
-            judged=self.shown.judged,
-            steady=now - self.steady_since,
-            reported=self.reported,
-            checked=self.checked,
-        )
+        presence = self.facts.presence
+        if presence is not AgentPresence.CONNECTED and presence is not AgentPresence.STOPPED:
+            self.note(presence=AgentPresence.CONNECTED)
 
     def forget_findings(self) -> None:
         """Forget what was found: another boot or machine speaks now."""
@@ -184,17 +94,13 @@ class _Agent:
     def _show(self) -> None:
         unjudged = [check for check, verdict in self._verdicts.items() if verdict == "unjudged"]
         judged = [check for check, verdict in self._verdicts.items() if verdict != "unjudged"]
-        self.shown = _Shown(tuple(self._findings.values()), tuple(unjudged), tuple(judged))
+        findings = tuple(self._findings.values())
+        self.note(findings=findings, unjudged=tuple(unjudged), judged=tuple(judged))
 
     def take(self, report: Report) -> None:
         """Take in what the node's checks and kernel log say."""
-        self._take(report)
-        self._show()
-
-    def _take(self, report: Report) -> None:
-        self.checked = report.checked
+        self.note(checked=report.checked, reported=self.facts.reported or report.full)
         if report.full:
-            self.reported = True
             self._findings.clear()
             self._verdicts.clear()
         for key in report.cleared:
@@ -211,6 +117,7 @@ class _Agent:
         for finding in (*of_checks, *report.findings):
             if finding.key in self._findings or self._has_room(finding):
                 self._findings[finding.key] = finding
+        self._show()
 
     def _has_room(self, finding: Finding) -> bool:
         if len(self._findings) < MAX_FINDINGS:
@@ -249,10 +156,10 @@ class Registry:
                     agent.connection.close()
                 agent.connection, connection.kept = connection, agent
                 self._hear(now)
-                agent.heard_at = agent.steady_since = now
-                agent.reported = agent.checked = False
-                if agent.presence is not AgentPresence.EXPECTED:
-                    agent.presence = AgentPresence.CONNECTED
+                agent.heard_at = now
+                agent.note(steady_since=now, reported=False, checked=False)
+                if agent.facts.presence is not AgentPresence.EXPECTED:
+                    agent.note(presence=AgentPresence.CONNECTED)
             elif connection.role == "job":
                 self._supervisors.setdefault(int(connection.subject), []).append(connection)
 
@@ -263,9 +170,9 @@ class Registry:
                 agent = self._agents.get(connection.subject)
                 if agent is not None and agent.connection is connection:
                     agent.connection = None
-                    if agent.presence is AgentPresence.CONNECTED:
-                        agent.presence = AgentPresence.LOST
-                    if agent.presence is not AgentPresence.STOPPED:
+                    if agent.facts.presence is AgentPresence.CONNECTED:
+                        agent.note(presence=AgentPresence.LOST)
+                    if agent.facts.presence is not AgentPresence.STOPPED:
                         self.wake.set()
             elif connection.role == "job":
                 remaining = self._supervisors.get(int(connection.subject), [])
@@ -286,13 +193,14 @@ class Registry:
             if isinstance(message, Beat | NodeAnswer):
                 return
             if isinstance(message, NodeHello):
-                if (message.boot_id, message.instance) != (agent.boot_id, agent.instance):
+                identity = (message.boot_id, message.instance)
+                if identity != (agent.facts.boot_id, agent.facts.instance):
                     agent.forget_findings()
-                agent.boot_id, agent.instance = message.boot_id, message.instance
+                    agent.note(boot_id=message.boot_id, instance=message.instance)
             elif isinstance(message, Report):
                 agent.take(message)
             elif isinstance(message, Goodbye):
-                agent.presence = AgentPresence.STOPPED
+                agent.note(presence=AgentPresence.STOPPED)
                 return
             self.wake.set()
 
@@ -323,7 +231,7 @@ class Registry:
         """Expect a node that the journal knows to speak."""
         with self._lock:
             agent = self._agents.setdefault(node, _Agent(self._clock.monotonic()))
-            agent.boot_id, agent.instance = boot_id, instance
+            agent.note(boot_id=boot_id, instance=instance)
 
     def forget(self, node: str) -> None:
         """Forget a node that Slurm does not know any more, and end its connection.
@@ -336,17 +244,22 @@ class Registry:
         if agent is not None and agent.connection is not None:
             agent.connection.close()
 
-    def agents(self) -> dict[str, AgentView]:
+    def agents(self) -> AgentViews:
         """Return every agent as it is now."""
         with self._lock:
-            now = self._clock.monotonic()
-            return {name: agent.view(name, now) for name, agent in self._agents.items()}
+            return AgentViews(
+                {name: agent.facts for name, agent in self._agents.items()},
+                {name: agent.heard_at for name, agent in self._agents.items()},
+                self._clock.monotonic(),
+            )
 
     def agent(self, node: str) -> AgentView | None:
         """Return one node's agent as it is now; None: it has none."""
         with self._lock:
             agent = self._agents.get(node)
-            return agent.view(node, self._clock.monotonic()) if agent is not None else None
+            if agent is None:
+                return None
+            return view_of(node, agent.facts, agent.heard_at, self._clock.monotonic())
 
     def silences(self, late_after: float, silent_after: float, new_for: float) -> Silences:
         """Return which agents are late or have newly fallen silent, without those that were
@@ -365,7 +278,7 @@ class Registry:
             ages = {
                 name: now - agent.heard_at
                 for name, agent in behind
-                if agent.presence is not AgentPresence.STOPPED
+                if agent.facts.presence is not AgentPresence.STOPPED
             }
         late = {name: age for name, age in ages.items() if age <= silent_after}
         silent = [age for age in ages.values() if silent_after < age < new_for]

@@ -11,6 +11,7 @@ from slurm_resilience import __version__
 from slurm_resilience.config import Config
 from slurm_resilience.controller.actions import MarkNode
 from slurm_resilience.controller.alarms import FollowedAlarm
+from slurm_resilience.controller.calm.agent_views import AgentView
 from slurm_resilience.controller.decide.decision import Decision
 from slurm_resilience.controller.decide.intake import REMOVED_AFTER_SECONDS
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
@@ -18,7 +19,6 @@ from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.query.upcoming import next_acts
-from slurm_resilience.controller.registry import AgentView
 from slurm_resilience.controller.spares.spares_view import spares_view
 from slurm_resilience.controller.standby.act_gate import StandbyFacts
 from slurm_resilience.controller.standby.pair_states import PairState

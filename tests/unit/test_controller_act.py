@@ -15,6 +15,7 @@ from worlds import CONFIG, FakeClock, agent, config, finding
 from slurm_resilience.controller import actions, observe
 from slurm_resilience.controller.act import jobs
 from slurm_resilience.controller.act.actor import Actor
+from slurm_resilience.controller.calm.agent_views import AgentView
 from slurm_resilience.controller.decide.decision import decide
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent, NodeState
 from slurm_resilience.controller.diagnose import diagnose
@@ -24,7 +25,7 @@ from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import IncidentFacts, PendingRequeue, Supervised
 from slurm_resilience.controller.observe import Blind, ClusterSnapshot, SiteFacts, Sources
 from slurm_resilience.controller.probe import Answer, Prober, ProbeResult
-from slurm_resilience.controller.registry import AgentView, Registry, SupervisorRoll
+from slurm_resilience.controller.registry import Registry, SupervisorRoll
 from slurm_resilience.errors import SlurmError
 from slurm_resilience.model import REPLACE
 from slurm_resilience.replace import program

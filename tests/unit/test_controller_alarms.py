@@ -14,8 +14,8 @@ from worlds import FakeClock, config
 
 from slurm_resilience.controller.actions import RaiseAlarm
 from slurm_resilience.controller.alarms import SHOWN_AFTER_SECONDS, FollowedAlarm, follow
+from slurm_resilience.controller.calm.agent_views import AgentPresence, AgentView
 from slurm_resilience.controller.main import Controller
-from slurm_resilience.controller.registry import AgentPresence, AgentView
 from slurm_resilience.controller.slurm_settings import READ_AGAIN_SECONDS
 from slurm_resilience.controller.status import _sresd
 from slurm_resilience.errors import SlurmUnreachable

@@ -17,13 +17,13 @@ from slurm_resilience.controller.actions import (
     RaisePriority,
     RequeueJob,
 )
+from slurm_resilience.controller.calm.agent_views import AgentPresence, AgentView
 from slurm_resilience.controller.decide.intake import notes_of
 from slurm_resilience.controller.decide.jobs import notifications, priorities, requeues
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.heard import InboxMessage
 from slurm_resilience.controller.journal.records import PendingRequeue, Supervised
 from slurm_resilience.controller.observe import ClusterSnapshot, SiteFacts
-from slurm_resilience.controller.registry import AgentPresence, AgentView
 from slurm_resilience.model import Job, Node
 from slurm_resilience.wire.limits import Sender
 from slurm_resilience.wire.messages import FRAMES, AttemptStarted, Evidence, NodeVerdict

@@ -19,6 +19,8 @@ from slurm_resilience.controller.act.actor import Actor
 from slurm_resilience.controller.act.nodes import NodeActs
 from slurm_resilience.controller.act.repair import RepairActs
 from slurm_resilience.controller.actions import ActOutcome, Transition
+from slurm_resilience.controller.calm import calm_nodes
+from slurm_resilience.controller.calm.agent_views import AgentView
 from slurm_resilience.controller.cycle import Cycle
 from slurm_resilience.controller.decide import (
     breaker,
@@ -32,7 +34,6 @@ from slurm_resilience.controller.decide import (
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import Supervised
-from slurm_resilience.controller.registry import AgentView
 from slurm_resilience.controller.slurm_settings import SlurmSettings
 from slurm_resilience.controller.spares import gift_plan, pool_plan
 from slurm_resilience.controller.spares.pool_lifecycle import PoolEvent
@@ -409,6 +410,11 @@ MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]
         ClusterRule.DEAD_UNNOTICED,
         (Kind.POWER,),
         ((diagnose, "life_of", lives_always),),
+    ),
+    "a calm node with a finding is passed over": (
+        ClusterRule.SICK_IN_SERVICE,
+        (Kind.SICK_REPLACE,),
+        ((calm_nodes, "is_calm", lambda *_: True),),
     ),
     "a node is given back with what it came back with": (
         ClusterRule.RESUMED_SICK,

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from slurm_resilience.config import Config
+from slurm_resilience.controller.calm.agent_views import AgentPresence, AgentView
 from slurm_resilience.controller.decide.decision import Decision, decide
 from slurm_resilience.controller.decide.labelling import labels_for
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
@@ -23,7 +24,6 @@ from slurm_resilience.controller.journal.records import (
 )
 from slurm_resilience.controller.observe import ClusterSnapshot, Repairs, SiteFacts
 from slurm_resilience.controller.probe import Answer, ProbeResult
-from slurm_resilience.controller.registry import AgentPresence, AgentView
 from slurm_resilience.model import REPLACE, Finding, Job, Node, Severity
 from slurm_resilience.slurm.node_labels import with_labels
 

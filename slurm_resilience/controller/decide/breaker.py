@@ -14,6 +14,7 @@ import msgspec
 
 from slurm_resilience.config import BreakerSettings, Config
 from slurm_resilience.controller.actions import Note, NoteBreaker, NoteFault, RaiseAlarm
+from slurm_resilience.controller.calm.notable import notable
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.journal.records import HOUR_SECONDS, BreakerState, Fault
@@ -101,7 +102,7 @@ def _not_left_alone(
         return diagnoses
     return {
         name: diagnosis
-        for name, diagnosis in diagnoses.items()
+        for name, diagnosis in notable(diagnoses).items()
         if recovery.mode_of(name, snapshot.nodes[name].partitions) != "none"
     }
 
@@ -113,7 +114,7 @@ def _present(snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis]) 
     or that is being replaced, is no fault.
     """
     present = {}
-    for name, diagnosis in diagnoses.items():
+    for name, diagnosis in notable(diagnoses).items():
         incident = snapshot.incidents.get(name)
         if incident is None and diagnosis.kind not in ("dead", "sick"):
             continue  # nearly every node, in every round

@@ -30,6 +30,7 @@ from slurm_resilience.controller.actions import (
     StartReplacement,
     Transition,
 )
+from slurm_resilience.controller.calm.notable import notable
 from slurm_resilience.controller.decide import breaker
 from slurm_resilience.controller.decide.hints import (
     black_holes,
@@ -90,7 +91,9 @@ def decide(
         config: limits (`[detect]`, `[recovery]`, `[replace]`).
     """
     snapshot, notes = take_in(snapshot)
-    probes = [ProbeNode(diagnosis.node) for diagnosis in diagnoses.values() if diagnosis.probe]
+    probes = [
+        ProbeNode(diagnosis.node) for diagnosis in notable(diagnoses).values() if diagnosis.probe
+    ]
     probes += [
         ProbeNode(incident.node)
         for incident in snapshot.incidents.values()
@@ -167,7 +170,7 @@ def _sentence(
     diagnoses: Mapping[str, NodeDiagnosis],
     actions: Sequence[Action],
 ) -> str:
-    faulty = [d for d in diagnoses.values() if d.kind in ("dead", "sick", "suspect")]
+    faulty = [d for d in notable(diagnoses).values() if d.kind in ("dead", "sick", "suspect")]
     parts = [f"{d.node} {d.kind} ({d.reason})" for d in faulty[:_SHOWN_NODES]]
     if len(faulty) > _SHOWN_NODES:
         parts.append(f"and {len(faulty) - _SHOWN_NODES} more")

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 
 from slurm_resilience.config import DetectSettings
 from slurm_resilience.controller.actions import RaiseAlarm
+from slurm_resilience.controller.calm.notable import notable
 from slurm_resilience.controller.diagnose import NodeDiagnosis, hears_none
 from slurm_resilience.controller.journal.records import EATS_ATTEMPTS, WRONG_RESULTS
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.standby.pair_states import PairState
+from slurm_resilience.model import Node
 
 _GRES_IN_USE = re.compile(r":[1-9]\d*(?:\(|,|$)")
 """A count above zero in GresUsed, e.g. ``gpu:h100:2(IDX:0-1)``."""
@@ -26,7 +28,7 @@ AWAY_SECONDS = 30.0
 
 def near_misses(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
     """Raise an alarm for reasons that nearly spell a request."""
-    for node in snapshot.nodes.values():
+    for node in notable(snapshot.nodes).values():
         # Slurm 24.11 leaves the reason of a node that was resumed.
         if node.reason and node.near_miss and not node.is_available:
             text = (
@@ -36,15 +38,20 @@ def near_misses(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
             yield RaiseAlarm(f"near-{node.name}-{node.reason_at}-{node.reason}", text, node.name)
 
 
+def has_leaked_gres(node: Node) -> bool:
+    """Tell whether Slurm counts GRES of a node as taken, and shows it as idle."""
+    if not node.gres_used or node.base != "IDLE" or node.has_work:
+        return False
+    return _GRES_IN_USE.search(node.gres_used) is not None
+
+
 def leaked_gres(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
     """Raise an alarm for idle nodes whose GPUs Slurm counts as taken: jobs wait for them for ever.
 
     Slurm 22.05 leaves them so when a node goes down while a requeued job is COMPLETING.
     """
-    for node in snapshot.nodes.values():
-        if not node.gres_used or node.base != "IDLE":
-            continue
-        if not node.has_work and _GRES_IN_USE.search(node.gres_used):
+    for node in notable(snapshot.nodes).values():
+        if has_leaked_gres(node):
             text = (
                 f"idle, but Slurm counts {node.gres_used} as used: jobs will wait for ever; "
                 "`scontrol reconfigure` heals it"
@@ -105,9 +112,11 @@ def standby_alarms(snapshot: ClusterSnapshot) -> Iterator[RaiseAlarm]:
 
 def unheard(snapshot: ClusterSnapshot, detect: DetectSettings) -> Iterator[RaiseAlarm]:
     """Raise an alarm while no node at all is heard: nothing is done for them meanwhile."""
+    if not hears_none(snapshot, detect):
+        return
     heard = [agent.heard_at for agent in snapshot.agents.values() if not agent.was_stopped]
     last = max(heard, default=snapshot.moment)
-    if snapshot.moment - last > detect.dead_after and hears_none(snapshot, detect):
+    if snapshot.moment - last > detect.dead_after:
         text = (
             "no node at all is heard, and no probe is answered: that looks like this machine's own "
             "network, so no node is taken for dead; mend it, or ask for each node yourself (`sres "
@@ -120,7 +129,7 @@ def unprobed(
     snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis]
 ) -> Iterator[RaiseAlarm]:
     """Raise an alarm for silent nodes that this machine cannot even try to reach."""
-    for name, diagnosis in diagnoses.items():
+    for name, diagnosis in notable(diagnoses).items():
         agent = snapshot.agents.get(name)
         if diagnosis.kind != "suspect" or agent is None or agent.silence < UNPROBED_SECONDS:
             continue

@@ -22,6 +22,7 @@ from slurm_resilience.controller.actions import (
     NotePause,
     NoteSupervised,
 )
+from slurm_resilience.controller.calm.notable import notable
 from slurm_resilience.controller.decide import breaker
 from slurm_resilience.controller.heard import InboxMessage
 from slurm_resilience.controller.journal.records import (
@@ -259,12 +260,20 @@ def pause_of(heard: InboxMessage, message: PauseRequest) -> NotePause:
 
 def _review_missing(snapshot: ClusterSnapshot) -> Iterator[NoteMissing]:
     """Remember since when a node that we know is not listed: one listing may lack it by chance."""
-    known = {*snapshot.incidents, *snapshot.at_rest, *snapshot.agents, *snapshot.heard.known_agents}
-    for name in sorted(known - snapshot.nodes.keys()):
+    tables = (snapshot.incidents, snapshot.at_rest, snapshot.agents, snapshot.heard.known_agents)
+    # Nearly always each node that is known is listed, too.
+    unlisted = {
+        name
+        for table in tables
+        if not table.keys() <= snapshot.nodes.keys()
+        for name in table
+        if name not in snapshot.nodes
+    }
+    for name in sorted(unlisted):
         if name not in snapshot.memory.missing:
             yield NoteMissing(name, snapshot.now)
     for name in snapshot.memory.missing:
-        if name in snapshot.nodes or name not in known:
+        if name in snapshot.nodes or name not in unlisted:
             yield NoteMissing(name, 0.0)
 
 
@@ -276,7 +285,11 @@ def is_removed(snapshot: ClusterSnapshot, name: str) -> bool:
 
 def _review_agents(snapshot: ClusterSnapshot) -> Iterator[Note]:
     known_agents = snapshot.heard.known_agents
-    for name, agent in snapshot.agents.items():
+    looked_at = notable(snapshot.nodes)
+    for name in snapshot.agents:
+        if name in snapshot.nodes and name not in looked_at:
+            continue  # a calm one: the journal knows it as it is
+        agent = snapshot.agents[name]
         known = known_agents.get(name)
         is_same = known is not None and (known.boot_id, known.instance) == (
             agent.boot_id,

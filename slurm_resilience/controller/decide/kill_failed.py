@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from slurm_resilience.config import Config
 from slurm_resilience.controller.actions import ClearLeftOver, RaiseAlarm
+from slurm_resilience.controller.calm.notable import notable
 from slurm_resilience.controller.decide.marking import mode_of
 from slurm_resilience.controller.diagnose import is_speaking, open_findings
 from slurm_resilience.controller.observe import ClusterSnapshot
@@ -23,7 +24,7 @@ RETRY_SECONDS = 60.0
 
 def left_overs(snapshot: ClusterSnapshot, config: Config) -> Iterator[ClearLeftOver | RaiseAlarm]:
     """Have left-over processes ended, on nodes that nothing else is wrong with."""
-    for node in snapshot.nodes.values():
+    for node in notable(snapshot.nodes).values():
         if node.reason != KILL_TASK_FAILED or not _is_ours_to_clear(snapshot, config, node):
             continue
         tries, last = snapshot.memory.left_overs.get(node.name, (0, 0.0))

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import assert_never
 
 from slurm_resilience.controller.actions import RenewLabels, TakeLabelsOff
+from slurm_resilience.controller.calm.notable import notable
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
 from slurm_resilience.controller.diagnose import open_findings
 from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.observe import ClusterSnapshot
-from slurm_resilience.model import REBOOT, RESET, SEVERITIES, Finding
+from slurm_resilience.model import REBOOT, RESET, SEVERITIES, Finding, Node
 from slurm_resilience.slurm.node_labels import (
     FAULT_REASON,
     FAULT_TYPE,
@@ -72,13 +73,18 @@ def outdated_labels(snapshot: ClusterSnapshot) -> Iterator[RenewLabels]:
 
 def stale_labels(snapshot: ClusterSnapshot) -> Iterator[TakeLabelsOff]:
     """Find nodes without an incident that have labels: Slurm did not take their end, say."""
-    for name, node in snapshot.nodes.items():
-        if not node.comment or name in snapshot.incidents:
+    for name, node in notable(snapshot.nodes).items():
+        if name in snapshot.incidents or not has_our_labels(node):
             continue
         rest = snapshot.at_rest.get(name)
         if rest is not None and labels_for(rest):
             continue
-        if node.comment.startswith(OLD_PREFIX) or not labels_of(node.comment).keys().isdisjoint(
-            OURS
-        ):
-            yield TakeLabelsOff(name)
+        yield TakeLabelsOff(name)
+
+
+def has_our_labels(node: Node) -> bool:
+    """Tell whether a node's Comment has labels that sresctld has written there."""
+    if not node.comment:
+        return False
+    is_old = node.comment.startswith(OLD_PREFIX)
+    return is_old or not labels_of(node.comment).keys().isdisjoint(OURS)

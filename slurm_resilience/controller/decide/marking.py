@@ -16,6 +16,7 @@ from slurm_resilience.controller.actions import (
     RaiseAlarm,
     ShrinkJob,
 )
+from slurm_resilience.controller.calm.notable import notable
 from slurm_resilience.controller.decide.breaker import SHOWN_NODES
 from slurm_resilience.controller.decide.escalation import escalated
 from slurm_resilience.controller.decide.jobs import runs_again
@@ -80,7 +81,7 @@ def _faulty_by_mode(
     snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis], config: Config
 ) -> dict[RecoveryMode, list[NodeDiagnosis]]:
     faulty: dict[RecoveryMode, list[NodeDiagnosis]] = {"none": [], "observe": [], "automatic": []}
-    for diagnosis in diagnoses.values():
+    for diagnosis in notable(diagnoses).values():
         if diagnosis.kind in ("dead", "sick") and _may_be_marked(snapshot, diagnosis):
             by_now = escalated(snapshot, config, diagnosis)
             faulty[mode_of(snapshot, config, diagnosis.node)].append(by_now)
@@ -359,7 +360,7 @@ def requests(
     snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis], config: Config
 ) -> Iterator[OpenRequested | RaiseAlarm]:
     """Open an incident for each node that a person asked to have replaced or rebooted."""
-    for diagnosis in diagnoses.values():
+    for diagnosis in notable(diagnoses).values():
         if diagnosis.kind != "requested" or diagnosis.node in snapshot.incidents:
             continue
         node = snapshot.nodes[diagnosis.node]

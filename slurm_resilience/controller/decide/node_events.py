@@ -24,6 +24,7 @@ from slurm_resilience.controller.actions import (
     StartReplacement,
     Transition,
 )
+from slurm_resilience.controller.calm.notable import notable
 from slurm_resilience.controller.decide import replacing
 from slurm_resilience.controller.decide.escalation import after_failure
 from slurm_resilience.controller.decide.intake import is_removed
@@ -87,7 +88,7 @@ def answers_of_keepers(snapshot: ClusterSnapshot) -> Iterator[NoteKept | NoteAns
     What was found on the node meanwhile is answered by that, as at the end of an incident.
     """
     known, kept = {*snapshot.incidents, *snapshot.at_rest}, snapshot.memory.kept
-    for name, node in snapshot.nodes.items():
+    for name, node in notable(snapshot.nodes).items():
         is_out = is_out_of_service(node)
         if not (is_out or name in kept) or (not is_out and _is_awaited(snapshot, name)):
             continue
@@ -103,7 +104,7 @@ def answers_of_keepers(snapshot: ClusterSnapshot) -> Iterator[NoteKept | NoteAns
 
 def stale_reasons(snapshot: ClusterSnapshot) -> Iterator[NoteStale]:
     """Find the reasons that nodes in service have, and those that a person gave once more."""
-    for name, node in snapshot.nodes.items():
+    for name, node in notable(snapshot.nodes).items():
         if node.reason_unclear or not (node.reason or node.stale_reason):
             continue
         stale = node.reason

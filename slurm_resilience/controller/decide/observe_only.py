@@ -18,6 +18,7 @@ from slurm_resilience.controller.actions import (
     StartReplacement,
     Transition,
 )
+from slurm_resilience.controller.calm.notable import notable
 from slurm_resilience.controller.decide import replacing
 from slurm_resilience.controller.decide.intake import is_removed
 from slurm_resilience.controller.decide.marking import Marking
@@ -62,7 +63,7 @@ def observe_only(
     marks = {mark.node: mark for mark in would.marks}
     for fault in memory.observed.values():
         yield from _go_on(as_if, diagnoses, config, fault, marks.get(fault.node), ceilings)
-    for name, diagnosis in diagnoses.items():
+    for name, diagnosis in notable(diagnoses).items():
         if name not in memory.observed and _begins(snapshot, config, diagnosis):
             yield _new(snapshot, diagnosis, marks.get(name))
 

@@ -8,6 +8,7 @@ from typing import Any, assert_never
 import msgspec
 
 from slurm_resilience.config import Config
+from slurm_resilience.controller.calm.notable import notable
 from slurm_resilience.controller.decide import replacing
 from slurm_resilience.controller.decide.marking import mode_of
 from slurm_resilience.controller.decide.node_lifecycle import NodeState
@@ -58,7 +59,7 @@ def next_acts(
     """
     running = sum(incident.state.is_running_program for incident in incidents.values())
     acts: dict[str, NextAct] = {}
-    for name, diagnosis in diagnoses.items():
+    for name, diagnosis in notable(diagnoses).items():
         if diagnosis.kind not in ("suspect", "dead", "sick") or name in incidents:
             continue
         found = _of_fault(snapshot, config, diagnosis, name in left)

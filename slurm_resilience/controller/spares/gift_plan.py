@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from slurm_resilience.config import Config, SparePoolSettings
 from slurm_resilience.controller.actions import AskForGift, MarkNode
+from slurm_resilience.controller.calm.notable import notable
 from slurm_resilience.controller.diagnose import NodeDiagnosis
 from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.controller.spares.gift_lifecycle import GiftEvent, GiftState
@@ -192,7 +193,7 @@ def _requeues(
     snapshot: ClusterSnapshot, diagnoses: Mapping[str, NodeDiagnosis], marks: Sequence[MarkNode]
 ) -> Iterator[Wish]:
     """Find jobs that are requeued for a fault, and keep the sound nodes that they still have."""
-    lost = {name for name, found in diagnoses.items() if found.kind not in SOUND}
+    lost = {name for name, found in notable(diagnoses).items() if found.kind not in SOUND}
     lost |= {mark.node for mark in marks} | snapshot.incidents.keys()
     numbers = [*(job for mark in marks for job in mark.requeued), *snapshot.pending_requeues]
     # Without its batch host a job is requeued in this very cycle.

@@ -30,7 +30,7 @@ RESTING = 5
 is found no later, and a program in between that makes it can do no more than one that holds beats
 back."""
 DUE_AFTER, DUE_UNTIL = 0.8, 1.25
-"""What comes after so many beats' time, and before so many, is taken for the next beat."""
+"""From so many beats' time after the last arrival, up to so many, the next one is a beat."""
 
 
 class _Source:

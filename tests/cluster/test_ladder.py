@@ -211,6 +211,10 @@ def take_rung(lab: Lab, wait_for: WaitFor, folder: Path, cell: Cell) -> None:
     """Run a cell."""
     wanted = NODES if cell.crowded else cell.nodes + 1
     wait_for(lambda: len(idle(lab)) >= wanted, 90, NodesOf(lab))
+    if cell.crowded:
+        # Slurm 22.05 gives a node that an exclusive job has lost to no further one, though it is
+        # idle, from the end of the next job there until slurmctld pings it.
+        lab.run(["scontrol", "reconfigure"], check=True)
     began = time.time()
     job = CellJob(lab, folder, cell)
     try:

@@ -41,8 +41,9 @@ from slurm_resilience.training.session import Session
 from slurm_resilience.training.watch import Watch
 
 log = logging.getLogger("sres.training")
-SHORTAGE_LOOK_SECONDS = 1.0
-"""Between two looks whether there are enough ranks for a world."""
+SHORTAGE_LOOK_SECONDS = 3.0
+"""Between two looks whether there are enough ranks for a world. Long enough for the mesh to look
+meanwhile whether the training has ended (`OUTCOME_SECONDS`)."""
 T = TypeVar("T")
 
 

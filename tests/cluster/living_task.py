@@ -27,6 +27,8 @@ from slurm_resilience.training.rank_environment import read_environment
 
 PACE = 0.05
 MEET_SECONDS = 60
+LOOK_SECONDS = 3
+"""In so long the mesh looks whether the training has ended."""
 
 here = read_environment(os.environ)
 cut = threading.Event()
@@ -98,9 +100,9 @@ def block(view: View, step: int) -> int:
 
 def next_world() -> View | None:
     """Wait for a world, a minute at most; a standby on a lent node may be asked to leave."""
-    for _ in range(MEET_SECONDS * 5):
+    for _ in range(MEET_SECONDS // LOOK_SECONDS):
         try:
-            return mesh.meet(0.2)
+            return mesh.meet(LOOK_SECONDS)
         except TimeoutError:
             if asked.is_set():
                 mesh.close("it was asked to")

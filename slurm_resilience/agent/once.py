@@ -23,6 +23,8 @@ from slurm_resilience.model import FAULTY, CheckResult
 
 OK, WARNING, CRITICAL = 0, 1, 2
 """Exit codes as Nagios reads them."""
+ONE_LINE_CHARACTERS = 100_000
+"""The width of a table that no person looks at: no row is broken."""
 MOST_TOLD = 3
 """Kernel log findings in the line for people; all of them are in the result."""
 
@@ -83,12 +85,20 @@ def print_table(node: str, results: list[CheckResult]) -> None:
     # Only here: the daemon does not carry rich in its memory.
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("CHECK", "VERDICT", "ASKS FOR", "SECONDS", "WHAT", title=node, box=None)
     colours = {"pass": "green", "fail": "red", "unjudged": "yellow"}
     for result in results:
-        verdict = f"[{colours[result.verdict]}]{result.verdict}[/]"
+        verdict = Text(result.verdict, colours[result.verdict])
         asks = ", ".join(sorted({str(f.severity) for f in result.findings}))
-        table.add_row(result.check, verdict, asks, f"{result.seconds:.3f}", result.text)
-    width = None if os.isatty(1) else 200
+        seconds, text = f"{result.seconds:.3f}", Text(_one_line(result.text))
+        table.add_row(Text(result.check), verdict, asks, seconds, text)
+    # A program that reads the table takes each line for a row.
+    width = None if os.isatty(1) else ONE_LINE_CHARACTERS
     Console(width=width).print(table)
+
+
+def _one_line(text: str) -> str:
+    """Return a text without control characters: users name processes, files and mounts."""
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))

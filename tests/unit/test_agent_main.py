@@ -65,6 +65,18 @@ def test_once_as_json_and_as_a_table(settings: Path) -> None:
     assert "what Slurm expects is unknown" in table
 
 
+def test_a_table_holds_whatever_a_user_named_a_process(capsys: pytest.CaptureFixture[str]) -> None:
+    """Such a name was taken for markup, and ended the program: a fault with the code of a warning."""
+    said = "process 7 [/b] [red]\nevil fail reboot\x1b[2J of alice" + " hangs" * 60
+    finding = Finding("stuck_processes", Severity.REBOOT, said, 1.0)
+    once.print_table("n9", [CheckResult("stuck_processes", "fail", said, (finding,))])
+    lines = capsys.readouterr().out.splitlines()
+    shown = next(line for line in lines if "hangs" in line)
+    assert shown.split()[:3] == ["stuck_processes", "fail", "reboot"]
+    assert "[/b] [red] evil fail reboot?[2J of alice hangs" in shown
+    assert not [line for line in lines if line != shown and ("fail" in line or "evil" in line)]
+
+
 def test_version() -> None:
     assert CliRunner().invoke(sresd, ["--version"]).output == f"sresd {__version__}\n"
 

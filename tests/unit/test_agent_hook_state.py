@@ -178,6 +178,43 @@ def test_an_unknown_state_is_what_the_site_chose(site: Site, age: int | None) ->
         assert site.call("prolog_slurmd")[0] == 1, "it is old enough, and says replace"
 
 
+@pytest.mark.parametrize("line", ["oldest=30s", "oldest=0.5m", "oldest=", f"oldest={10**25}"])
+def test_a_length_that_is_no_number_is_told_and_the_default_counts(site: Site, line: str) -> None:
+    """No state was ever too old: a sresd that had ended vouched for its node for ever."""
+    site.write("replace", age=1000)
+    site.configure(line)
+    code, said = site.call("prolog_slurmd")
+    assert code == 0 and said.startswith(f"sresd: {site.conf}: oldest=") and "\n" not in said
+    site.write("replace")
+    assert site.call("prolog_slurmd")[0] == 1
+
+
+@pytest.mark.parametrize("line", ["unknown=close", "unknown=Closed", "unknown="])
+def test_a_word_that_is_none_is_told_and_the_default_counts(site: Site, line: str) -> None:
+    site.configure(line)
+    code, said = site.call("prolog_slurmd")
+    assert code == 0 and said.startswith(f"sresd: {site.conf}: unknown=") and "\n" not in said
+
+
+@pytest.mark.parametrize("line", ["unknown=(", "if", "exit 1", "oldest=$x", 'a="', "oldst=60"])
+def test_a_line_that_is_none_is_told_and_drains_no_node(site: Site, line: str) -> None:
+    """Slurm drains the node whose prolog fails: such a line would have taken the whole cluster."""
+    site.write("healthy")
+    site.configure(line)
+    code, said = site.call("prolog_slurmd")
+    assert code == 0 and said.startswith(f"sresd: {site.conf}: ") and "\n" not in said
+    site.write("replace")
+    assert site.call("prolog_slurmd")[0] == 1
+    assert site.call("epilog_slurmd")[0] == 0
+
+
+def test_lines_may_have_blanks_and_comments(site: Site) -> None:
+    """And the line ends of another system."""
+    site.configure("", "# longer", "  # and", "unknown = closed\r", " oldest= 60 ", "\r")
+    assert site.call("epilog_slurmd") == (0, "")
+    assert site.call("prolog_slurmd")[0] == 1
+
+
 @pytest.mark.parametrize("text", ["", "uptime\n", "verdict healthy\nuptime 12x\n", "\0\xff"])
 def test_a_state_that_cannot_be_read_is_unknown(site: Site, text: str) -> None:
     site.folder.mkdir()

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import psutil
 
 from slurm_resilience import __version__, config, daemon_log
 from slurm_resilience.agent.daemon import Daemon
@@ -23,6 +24,9 @@ from slurm_resilience.errors import SresError
 from slurm_resilience.health.check_registry import refuse_unknown_names
 from slurm_resilience.lifecycle import identity
 from slurm_resilience.slurm.cli import CliClient
+
+ROOT = 0
+"""The user whose sresd others are."""
 
 
 @click.command()
@@ -80,15 +84,50 @@ def only_reader(kernel_log: Path) -> Iterator[None]:
         fcntl.flock(log_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno == errno.EWOULDBLOCK:
-            raise SresError(
-                f"another sresd runs on this node (it holds {kernel_log}): stop it first "
-                "(`systemctl stop sresd`)"
-            ) from None
-        logging.getLogger("sresd").warning("%s cannot be held: %s", kernel_log, error.strerror)
+            _refuse_second(kernel_log, _holders(log_fd))
+        else:
+            logging.getLogger("sresd").warning("%s cannot be held: %s", kernel_log, error.strerror)
     try:
         yield
     finally:
         os.close(log_fd)
+
+
+def _refuse_second(kernel_log: Path, holders: dict[int, int]) -> None:
+    """Refuse to run beside another sresd. A user can be the holder where users may read the kernel
+    log: that must keep no node without its agent.
+
+    Raises:
+        SresError: the holder is root's or this user's, or cannot be seen.
+    """
+    ours = [pid for pid, uid in holders.items() if uid in (ROOT, os.geteuid())]
+    if ours or not holders:
+        which = f"process {ours[0]} holds" if ours else "it holds"
+        raise SresError(
+            f"another sresd runs on this node ({which} {kernel_log}): stop it first "
+            "(`systemctl stop sresd`)"
+        )
+    pid, uid = next(iter(holders.items()))
+    logging.getLogger("sresd").warning(
+        "process %d of user %d holds %s: it is no sresd", pid, uid, kernel_log
+    )
+
+
+def _holders(log_fd: int) -> dict[int, int]:
+    """Return the processes that hold a file by flock, with their users; -1: it has ended, and left
+    the file to a child."""
+    holders = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text("ascii").splitlines():
+            # `1: FLOCK  ADVISORY  WRITE 1234 00:05:11 0 EOF`; of overlays the device differs.
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5].endswith(f":{os.fstat(log_fd).st_ino}"):
+                pid = int(fields[4])
+                try:
+                    holders[pid] = psutil.Process(pid).uids().real
+                except psutil.Error:
+                    holders[pid] = -1
+    return holders
 
 
 def _once(settings: config.Config, name: str, facts: SlurmFacts, form: str) -> int:

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 from slurm_resilience import __version__
 from slurm_resilience.agent import once
-from slurm_resilience.agent.main import sresd
+from slurm_resilience.agent.main import only_reader, sresd
+from slurm_resilience.errors import SresError
 from slurm_resilience.lifecycle import identity
 from slurm_resilience.model import CheckResult, Finding, Severity
 
@@ -66,7 +67,7 @@ def test_once_as_json_and_as_a_table(settings: Path) -> None:
 
 
 def test_a_table_holds_whatever_a_user_named_a_process(capsys: pytest.CaptureFixture[str]) -> None:
-    """Such a name was taken for markup, and ended the program: a fault with the code of a warning."""
+    """Such a name was markup, and ended the program: a fault had the code of a warning."""
     said = "process 7 [/b] [red]\nevil fail reboot\x1b[2J of alice" + " hangs" * 60
     finding = Finding("stuck_processes", Severity.REBOOT, said, 1.0)
     once.print_table("n9", [CheckResult("stuck_processes", "fail", said, (finding,))])
@@ -124,6 +125,28 @@ def test_a_second_sresd_on_a_node_ends_with_one_line(settings: Path) -> None:
         assert third.stderr is not None
         assert "watches node" in third.stderr.readline()
         third.kill()
+
+
+def test_a_user_who_holds_the_kernel_log_keeps_no_sresd_away(
+    settings: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever may read the kernel log may lock it, where the site lets users read it."""
+    log = settings.parent / "kmsg"
+    hold = "import fcntl, os, sys\nlog = os.open(sys.argv[1], os.O_RDWR)\n"
+    hold += "fcntl.flock(log, fcntl.LOCK_EX)\nprint('held', flush=True)\nsys.stdin.read()\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(log)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as user:
+        assert user.stdin is not None and user.stdout is not None and user.stdout.readline()
+        refused = pytest.raises(SresError, match=f"another sresd .*process {user.pid} ")
+        with refused, only_reader(log):
+            pass
+        monkeypatch.setattr("slurm_resilience.agent.main.os.geteuid", lambda: 4711)
+        monkeypatch.setattr("slurm_resilience.agent.main.ROOT", 4712)
+        with only_reader(log):
+            pass
+        assert f"process {user.pid}" in caplog.text
+        user.stdin.close()
 
 
 def test_the_node_is_named_by_option_slurmd_or_host(monkeypatch: pytest.MonkeyPatch) -> None:

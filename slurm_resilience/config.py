@@ -467,17 +467,18 @@ SHORTEST_FENCE_SECONDS = 3.0
 _LONGEST_SECONDS = {
     "controller": {"interval": 60.0},
     "detect": {"dead_after": 3600.0, "probe_timeout": 60.0},
-    "agent": {"fence_after": 3600.0},
+    "agent": {"fence_after": 3600.0, "check_interval": 4 * 3600.0},
     "resume": {"check_wait": 60.0},
 }
 """Beyond this sresctld or sresd would do nothing for so long that it was meant in milliseconds."""
 _SHORTEST_SECONDS = {
     "controller": {"keep": 86400.0},
     "recovery": {"recurrence_window": 3600.0},
-    "agent": {"beat": 0.05},
+    "agent": {"beat": 0.05, "check_interval": 0.5},
 }
-"""Less was meant in days or hours: almost nothing would be remembered, or beats fill the network.
-"""
+"""Less was meant in days, hours or minutes: almost nothing would be remembered, beats fill the
+network, or checks a processor."""
+_LONGEST_PERIOD_SECONDS = 31 * 86400.0
 _PERCENT = "_percent"
 _WHOLE_PERCENT = 100.0
 _POSITIVE = {
@@ -662,6 +663,14 @@ def _check_checks(checks: CheckSettings, where: str) -> None:
     for name, period in checks.periods.items():
         if not (math.isfinite(period) and period > 0):
             raise ConfigError(f"{where}: checks.periods.{name} must be greater than 0")
+        shortest = _SHORTEST_SECONDS["agent"]["check_interval"]
+        if not shortest <= period <= _LONGEST_PERIOD_SECONDS:
+            limit = (
+                f"at least {shortest:g}"
+                if period < shortest
+                else f"at most {_LONGEST_PERIOD_SECONDS:.0f}"
+            )
+            raise ConfigError(f"{where}: checks.periods.{name} is in seconds, and must be {limit}")
     for unit in checks.services:
         if not unit or unit.startswith("-") or set(unit) & set(" *?["):
             raise ConfigError(f"{where}: checks.services: '{unit}' is no name of a unit")

@@ -21,6 +21,7 @@ import msgspec
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import AgentSettings
+from slurm_resilience.health.program_checks import refuse_users
 from slurm_resilience.model import CheckResult, Finding
 
 log = logging.getLogger("sresd.health_log")
@@ -126,6 +127,7 @@ class RotatedLines:
 
     def _append(self, line: bytes) -> None:
         self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        refuse_users(self._path.parent)
         if self._size() + len(line) > self._max_bytes:
             self._rotate()
         how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC

@@ -16,6 +16,7 @@ from pathlib import Path
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import AgentSettings
+from slurm_resilience.health.program_checks import refuse_users
 from slurm_resilience.health.verdict import VERDICTS, HealthVerdict, verdict_of
 
 log = logging.getLogger("sresd.hooks")
@@ -118,6 +119,7 @@ class HookState:
         try:
             seconds = self._uptime.read_text("ascii").partition(".")[0]
             self._directory.mkdir(mode=0o755, exist_ok=True)
+            refuse_users(self._directory)
             # The last line tells a reader that it has all of them.
             new.write_text(f"{state}uptime {seconds}\n", "utf-8")
             new.replace(self._directory / STATE_NAME)

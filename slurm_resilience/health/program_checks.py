@@ -9,6 +9,7 @@ standard error too, goes into a log of its own, where it is not what the last ru
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -155,6 +156,21 @@ def unsafe(program: Path) -> str:
         if status.st_mode & stat.S_IWOTH and not _is_sticky(status):
             return f"{path} may be written by everyone: chmod o-w"
     return ""
+
+
+def refuse_users(directory: Path) -> None:
+    """Refuse a directory in which a user could put a link in the place of one of our files: root
+    would write into the file that it leads to. A sticky one (/tmp) is no better.
+
+    Raises:
+        OSError: it is not there, or one of a user's, or of all users; the text says which.
+    """
+    status = directory.stat()
+    if status.st_uid not in (0, os.geteuid()):
+        raise PermissionError(errno.EPERM, f"{directory} belongs to user {status.st_uid}")
+    if status.st_mode & stat.S_IWOTH:
+        text = f"{directory} may be written by all users (chmod o-w)"
+        raise PermissionError(errno.EPERM, text)
 
 
 def _is_sticky(status: os.stat_result) -> bool:

@@ -89,7 +89,9 @@ def test_nothing_that_happens_to_sresd_marks_a_node_or_is_lost(
         wait_for(lambda n=node: beats(lab, n), 30, f"{node} beats")
 
     # n3: no byte is left on the disk that sresd writes its log to.
-    fill = "mkdir -p /run/sres-node/log && mount -t tmpfs -o size=16k none /run/sres-node/log"
+    fill = (
+        "mkdir -p /run/sres-node/log && mount -t tmpfs -o size=16k,mode=755 none /run/sres-node/log"
+    )
     fill += "; dd if=/dev/zero of=/run/sres-node/log/full bs=1k count=64 2>/dev/null; true"
     lab.run(["bash", "-c", fill], node="n3", check=True)
     # n2: sresd is killed, and slurmd is not.

@@ -121,6 +121,23 @@ def test_a_disk_that_is_full_costs_lines_and_they_are_counted(
     assert said == f"{path} cannot be written: No space left on device"
 
 
+def test_nothing_is_written_where_users_may_put_a_link(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared, precious = tmp_path / "tmp", tmp_path / "precious"
+    precious.write_text("a file of root's")
+    shared.mkdir()
+    shared.chmod(0o1777)
+    path = shared / "health.jsonl"
+    path.symlink_to(precious)
+    one = health_log(path)
+    one.result(CheckResult("disk", "pass", "well"))
+    write_all(one)
+    assert precious.read_text() == "a file of root's"
+    (said,) = (record.message for record in caplog.records)
+    assert said == f"{path} cannot be written: {shared} may be written by all users (chmod o-w)"
+
+
 def test_a_disk_that_hangs_holds_up_nothing(tmp_path: Path) -> None:
     one = health_log(tmp_path / "h")
     for _ in range(MAX_WAITING + 7):

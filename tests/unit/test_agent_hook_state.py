@@ -89,6 +89,26 @@ def test_a_full_disk_is_said_once_and_tried_again(
     assert desk.read()[0] == "verdict reboot"
 
 
+def test_nothing_is_written_where_users_may_put_a_link(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """agent.hook_directory = "/tmp": root would write into whatever a user's link leads to."""
+    desk, precious = Desk(tmp_path), tmp_path / "precious"
+    precious.write_text("a file of root's")
+    desk.folder.mkdir()
+    desk.folder.chmod(0o1777)
+    (desk.folder / "state.new").symlink_to(precious)
+    for _ in range(3):
+        desk.clock.pass_time(WRITE_SECONDS)
+        desk.state.look()
+    assert precious.read_text() == "a file of root's"
+    assert len(caplog.records) == 1
+    assert f"{desk.folder} may be written by all users" in caplog.text
+    desk.folder.chmod(0o755)
+    (desk.folder / "state.new").unlink(missing_ok=True)
+    assert desk.read()[0] == "verdict unjudged"
+
+
 def test_hooks_that_ask_again_and_again_have_the_checks_run_once_in_a_while(
     tmp_path: Path,
 ) -> None:

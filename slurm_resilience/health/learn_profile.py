@@ -12,8 +12,9 @@ from slurm_resilience.health.checks.gpu import gpu_health, mig_devices
 from slurm_resilience.health.checks.gpu.gpu_health import GpusHealth
 from slurm_resilience.health.checks.host import cpu_frequency
 from slurm_resilience.health.checks.network import efa_devices, infiniband_ports
+from slurm_resilience.health.checks.pci_bus import nvidia_gpus
 from slurm_resilience.health.node_profile import NodeProfile
-from slurm_resilience.model import Finding
+from slurm_resilience.model import Finding, Severity
 
 
 def learn(context: CheckContext) -> tuple[NodeProfile, tuple[Finding, ...]]:
@@ -30,6 +31,7 @@ def learn(context: CheckContext) -> tuple[NodeProfile, tuple[Finding, ...]]:
     efa = efa_devices.probe(context).devices
     gpus = _gpus(context)
     findings += gpu_health.judge(gpus, context).findings if not gpus.error else ()
+    findings += _missing(gpus, context)
     # Ports at different rates: which one a port should have is not to be told.
     rate = rates.pop() if len(rates) == 1 and not efa else ""
     governors = {policy.governor for policy in cpu_frequency.probe(context)}
@@ -44,6 +46,16 @@ def learn(context: CheckContext) -> tuple[NodeProfile, tuple[Finding, ...]]:
         cpu_governor=governors.pop() if len(governors) == 1 else "",
     )
     return profile, tuple(findings)
+
+
+def _missing(gpus: GpusHealth, context: CheckContext) -> list[Finding]:
+    """Return a finding where the driver shows fewer GPUs than there are on the PCI bus."""
+    on_bus = nvidia_gpus(context)
+    if len(on_bus) <= len(gpus.gpus):
+        return []
+    said = f" ({gpus.error})" if gpus.error else ""
+    text = f"{len(gpus.gpus)} of {len(on_bus)} GPUs on the PCI bus are shown by the driver{said}"
+    return [Finding("gpu_count", Severity.MONITOR, text, context.now)]
 
 
 def _gpus(context: CheckContext) -> GpusHealth:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,32 @@ def test_a_sick_node_is_no_model(
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
     assert "neuron0: 1 uncorrected memory errors" in err
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (GpusHealth(error="Driver Not Loaded"), "0 of 3 GPUs .*Driver Not Loaded"),
+        (GpusHealth(({"id": "a"}, {"id": "b"}), ((0, 0), (0, 0))), "2 of 3 GPUs"),
+    ],
+)
+def test_a_node_whose_driver_shows_too_few_gpus_is_no_model(
+    seen: GpusHealth,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its profile named EFA devices and no GPU: each node that has it would have passed."""
+    sysroot(tmp_path)
+    for at in range(3):
+        device = f"sys/bus/pci/devices/0000:0{at}:00.0"
+        tree(tmp_path, {f"{device}/vendor": "0x10de", f"{device}/class": "0x030200"})
+    monkeypatch.setattr(learn_profile, "_gpus", lambda context: seen)
+    assert call(["check", "profile", "--learn", "--config", config(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert re.search(said, err)
 
 
 def test_a_node_without_any_of_it_gives_one_line(

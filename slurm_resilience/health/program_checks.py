@@ -1,9 +1,10 @@
 """A site's own checks: every executable in a directory is one.
 
 A program ends with 0 (well), 1 (worth watching) or 2 (a fault); anything else is unjudged, as for
-Nagios. The first line that it prints is the finding's text; a fault asks for a reboot, unless that
-line begins with another action and a colon: `replace: the fan is dead`. Whatever else it prints, on
-standard error too, goes into a log of its own, where it is not what the last run printed.
+Nagios, and so is a fault without a word. The first line that it prints is the finding's text; a
+fault asks for a reboot, unless that line begins with another action and a colon: `replace: the fan
+is dead`. Whatever else it prints, on standard error too, goes into a log of its own, where it is
+not what the last run printed.
 """
 
 from __future__ import annotations
@@ -206,6 +207,9 @@ def run_program(program: Path, seconds: float) -> ProgramEnd:
             # One that cannot be killed keeps this thread, and is not started again meanwhile.
             child.wait()
             raise Unjudged(f"no end within {seconds:g} s; it was killed") from None
+        # What it left behind would grow by a process a run.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
         text, more = _content(output), _content(errors)
     finally:
         os.close(output)
@@ -238,6 +242,10 @@ def judge_end(name: str, seen: ProgramEnd, now: float) -> Judgement:
     if seen.code not in (WATCH, FAULT):
         said = f": {seen.line}" if seen.line else ""
         raise Unjudged(f"{name} ended with {seen.code}{said}")
+    if seen.code == FAULT and not seen.line:
+        # A shell ends so that cannot read its script, and ls and grep where a file is missing: no
+        # mistake in a script may reboot the nodes that have it.
+        raise Unjudged(f"{name} ended with {FAULT} and said nothing: a fault is a line on stdout")
     word, colon, rest = seen.line.partition(":")
     named = next((s for s in FAULTY if colon and word.strip().lower() == s), None)
     severity = Severity.MONITOR if seen.code == WATCH else named or Severity.REBOOT

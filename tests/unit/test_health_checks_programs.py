@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from slurm_resilience import config
@@ -40,7 +41,10 @@ def run(folder: Path) -> CheckResult:
         ("echo 'Replace: a fan is dead'; exit 2", "fail", "replace", "a fan is dead"),
         ("echo 'reset: GPU 3'; exit 2", "fail", "reset", "GPU 3"),
         ("echo 'fan3: dead'; exit 2", "fail", "reboot", "fan3: dead"),
-        ("exit 2", "fail", "reboot", "own ended with 2"),
+        ("exit 2", "unjudged", "", "own ended with 2 and said nothing"),
+        ("if", "unjudged", "", "own ended with 2 and said nothing"),
+        ("ls /nowhere", "unjudged", "", "own ended with 2 and said nothing"),
+        ("exit 1", "fail", "monitor", "own ended with 1"),
         ("echo no ipmitool; exit 3", "unjudged", "", "own ended with 3: no ipmitool"),
         ("kill -TERM $$", "unjudged", "", "own ended with -15"),
         ("no-such-command", "unjudged", "", "own ended with 127"),
@@ -65,6 +69,14 @@ def test_a_program_that_hangs_is_killed_with_its_children(
     os.mkfifo(tmp_path / "own.fifo")
     result = run(tmp_path)
     assert (result.verdict, result.text) == ("unjudged", "no end within 0.5 s; it was killed")
+
+
+def test_what_a_program_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    """One process a minute on each node, for as long as the node is up."""
+    program(tmp_path, "sleep 1000 & echo $! > $0.pid; echo fine")
+    assert run(tmp_path).text == "fine"
+    process = psutil.Process(int((tmp_path / "own.pid").read_text()))
+    process.wait(10)
 
 
 def test_a_program_that_others_may_write_is_not_run(tmp_path: Path) -> None:

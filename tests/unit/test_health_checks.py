@@ -83,6 +83,14 @@ def test_the_upper_mount_counts(tmp_path: Path) -> None:
     assert judge_mounts(tmp_path, hidden).findings == ()
 
 
+def test_another_disk_that_is_mounted_read_only_in_its_place_is_no_fault(tmp_path: Path) -> None:
+    """A person looked at another disk, and the node was to be rebooted."""
+    other = GOOD.replace("/dev/nvme0n1 /scratch xfs rw", "/dev/nvme7n1 /scratch xfs ro")
+    assert other != GOOD and judge_mounts(tmp_path, other).findings == ()
+    (one,) = judge_mounts(tmp_path, other, "UUID=2 /scratch xfs defaults 0 0\n").findings
+    assert one.subject == "/scratch"
+
+
 def test_no_list_of_mounts_is_unjudged(tmp_path: Path) -> None:
     with pytest.raises(Unjudged):
         filesystem_readonly.probe(CheckContext(sysroot=tmp_path))

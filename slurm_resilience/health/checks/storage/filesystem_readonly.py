@@ -45,12 +45,19 @@ def probe(context: CheckContext) -> MountsSeen:
 
 def judge(seen: MountsSeen, context: CheckContext) -> Judgement:
     first: MountsSeen = context.first or seen
-    was_writable = {m.point for m in first.mounts if not m.read_only and m.kind in LOCAL}
-    writable = was_writable | seen.read_write_by_fstab
+    was_writable = {
+        (m.device, m.point) for m in first.mounts if not m.read_only and m.kind in LOCAL
+    }
     # Later mounts hide earlier ones on the same point: the last line is what programs see.
     top = {mount.point: mount for mount in seen.mounts}.values()
     local = [m for m in top if m.kind in LOCAL]
-    bad = [m for m in local if m.failed or (m.read_only and m.point in writable)]
+    by_fstab = seen.read_write_by_fstab
+    bad = [
+        m
+        for m in local
+        if m.failed
+        or (m.read_only and ((m.device, m.point) in was_writable or m.point in by_fstab))
+    ]
     findings = tuple(
         Finding(
             check=CHECK.name,

@@ -130,7 +130,7 @@ def test_a_second_sresd_on_a_node_ends_with_one_line(settings: Path) -> None:
 def test_a_user_who_holds_the_kernel_log_keeps_no_sresd_away(
     settings: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever may read the kernel log may lock it, where the site lets users read it."""
+    """Each user may lock the kernel log where the site lets users read it."""
     log = settings.parent / "kmsg"
     hold = "import fcntl, os, sys\nlog = os.open(sys.argv[1], os.O_RDWR)\n"
     hold += "fcntl.flock(log, fcntl.LOCK_EX)\nprint('held', flush=True)\nsys.stdin.read()\n"

@@ -20,7 +20,7 @@ _MONTH = "|".join(MONTHS)
 _DAY = "Mon|Tue|Wed|Thu|Fri|Sat|Sun"
 _CLOCK = r"(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?:[.,](?P<frac>\d+))?"
 _TAIL = r"(?:\s+|$)"
-_RECORD = re.compile(r"([0-9]{1,6}),([0-9]+),([0-9]+)(?:,[^;]*)?;(.*)", re.DOTALL)
+_RECORD = re.compile(r"([0-9]{1,6}),([0-9]{1,20}),([0-9]{1,20})(?:,[^;]*)?;(.*)", re.DOTALL)
 _ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
 _PRIORITY = re.compile(r"<(?P<priority>\d{1,3})>")
 _FACILITY = re.compile(r"(?P<facility>[a-z]+\d?) *:(?P<level>[a-z]+) *: ")
@@ -131,7 +131,7 @@ def _after_a_stamp(
 
 def _seconds(match: re.Match[str]) -> float:
     parts = match.groupdict()
-    year = int(parts.get("y") or YEAR_OF_SYSLOG)
+    year = max(int(parts.get("y") or YEAR_OF_SYSLOG), 1)
     month = MONTHS[parts["mon"]] if parts.get("mon") else int(parts["mo"])
     clock = (int(parts["h"]), int(parts["mi"]), int(parts["s"]))
     at = float(calendar.timegm((year, min(max(month, 1), 12), int(parts["d"]), *clock)))

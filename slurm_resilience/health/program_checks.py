@@ -69,6 +69,7 @@ class ProgramLog:
         text = "".join(f"  {line}\n" for line in end.output.splitlines())
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
+            refuse_users(self._file.parent)
             with contextlib.suppress(FileNotFoundError):
                 if self._file.stat().st_size >= MAX_LOG_BYTES:
                     self._file.replace(self._file.with_suffix(".log.1"))

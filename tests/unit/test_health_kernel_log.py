@@ -270,3 +270,15 @@ def test_no_rule_is_without_a_line() -> None:
 def test_a_rule_that_clears_names_a_rule() -> None:
     keys = {(rule.check, rule.code) for rule in ALL_RULES}
     assert {(rule.check, rule.clears) for rule in ALL_RULES if rule.clears} <= keys
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"6,1,{'9' * 5000},-;usb 1-1: new device",
+        "0000-00-00T00:00:00Z n1 kernel: usb 1-1: new device",
+        "[Mon Jan  1 00:00:00 0000] usb 1-1: new device",
+    ],
+)
+def test_a_number_that_no_clock_shows_ends_nothing(line: str) -> None:
+    assert Classifier().feed(line, 1.0, 1.0) == []

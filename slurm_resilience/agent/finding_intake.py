@@ -16,6 +16,9 @@ log = logging.getLogger("sresd.kernel_log")
 
 KEPT_XIDS = 256
 """Xids of the kernel log and of events with which others are compared."""
+LOOK_SECONDS = 2.0
+"""The time for which a finding waits for what follows from it. It is looked for among the processes
+and on the disk, and either may hang in the kernel."""
 DCGM_SECONDS = 60.0
 """DCGM tells of an Xid within this time after the kernel."""
 
@@ -36,6 +39,8 @@ class FindingIntake:
         self._outbox = outbox
         self._suspect = suspect
         self._lock = threading.Lock()
+        self._look: threading.Thread | None = None
+        """The last look for what follows; one that hangs is the only one."""
         self._incidents: tuple[FindingGroup, ...] = ()
         self._logged: deque[Finding] = deque(maxlen=KEPT_XIDS)
 
@@ -93,9 +98,18 @@ class FindingIntake:
             level = logging.INFO if told.severity is Severity.MONITOR else logging.WARNING
             log.log(level, "%s: %s [%s]", told.severity, told.text, told.evidence)
         self._outbox.change(change)
+        if finding.check == "xid" and (self._look is None or not self._look.is_alive()):
+            self._look = threading.Thread(
+                target=self._look_further, args=(finding,), name="suspect", daemon=True
+            )
+            self._look.start()
+            self._look.join(LOOK_SECONDS)
+
+    def _look_further(self, finding: Finding) -> None:
+        """Put up what follows from a finding, in a thread that nothing waits for."""
         following = self._suspect(finding)
         if following is not None:
-            self._outbox.change(GroupingChange(self._incidents, following))
+            self._outbox.change(GroupingChange((), following))
 
 
 def _is_same_xid(finding: Finding, known: Finding) -> bool:

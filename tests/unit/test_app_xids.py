@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 from worlds import NOW, FakeClock
 
+from slurm_resilience.agent import finding_intake
 from slurm_resilience.agent.events.app_xid_memory import SAME_SECONDS, AppXidMemory
 from slurm_resilience.agent.finding_intake import FindingIntake
 from slurm_resilience.agent.outbox import Outbox
@@ -155,6 +158,37 @@ def test_an_xid_of_an_unknown_job_counts_for_none(tmp_path: Path) -> None:
         assert node.faults(pid=50, code="79") is None
         assert node.faults(pid=50, injected=True) is None
     assert not (tmp_path / "state" / "app-xids.json").exists()
+
+
+def test_a_look_that_hangs_holds_up_no_other_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that hangs with a process's memory has each reader of its name hang as well."""
+    monkeypatch.setattr(finding_intake, "LOOK_SECONDS", 0.1)
+    free, looks = threading.Event(), []
+
+    def look(finding: Finding) -> Finding | None:
+        looks.append(finding.code)
+        free.wait(60)
+        return Finding("suspect_gpu", Severity.MONITOR, "late", NOW, ADDRESS)
+
+    outbox = Outbox()
+    intake = FindingIntake(outbox, look)
+
+    def tell() -> None:
+        for code, severity in (("31", Severity.JOB), ("13", Severity.JOB), ("79", Severity.REBOOT)):
+            intake.from_log(Finding("xid", severity, "x", NOW, ADDRESS, code))
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    teller.join(30)
+    told = {one.code for one in outbox.kernel_findings()}
+    still_hangs = teller.is_alive()
+    free.set()
+    assert not still_hangs and "79" in told
+    assert looks == ["31"], "one look at a time"
+    deadline = time.monotonic() + 30
+    while "suspect_gpu" not in {one.check for one in outbox.kernel_findings()}:
+        assert time.monotonic() < deadline, "what a late look finds is told"
+        threading.Event().wait(0.01)
 
 
 def test_a_storm_of_lines_is_looked_into_once(tmp_path: Path) -> None:

@@ -85,9 +85,10 @@ def test_the_newest_slurm_asks_when_slurmd_starts_and_no_more(
     except MissingTool as error:
         pytest.skip(f"needs a lab: {error}")
     conf, hook, asked = tmp_path / "hooks.conf", tmp_path / "slurm-hook", tmp_path / "asked"
-    hook.write_text(HOOK.read_text().replace("/etc/slurm-resilience/hooks.conf", str(conf)))
+    text = HOOK.read_text().replace("/etc/slurm-resilience/hooks.conf", str(conf))
+    hook.write_text(text.replace("set -u\n", f"set -u\necho asked >>{asked}\n"))
     hook.chmod(0o755)
-    conf.write_text(f"directory={tmp_path}\noldest=1000000\necho asked >>{asked}\n")
+    conf.write_text(f"directory={tmp_path}\noldest=1000000\n")
     (tmp_path / "state").write_text("verdict healthy\ntext \nuptime 0\n")
     options = {"HealthCheckProgram": str(hook), "HealthCheckNodeState": "START_ONLY"}
     spec = LabSpec(

@@ -497,6 +497,11 @@ MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]
         (Kind.PERSON_ASKS,),
         ((AgentView, "vouches", True),),
     ),
+    "what was kept for a job is kept though it runs": (
+        ClusterRule.KEPT,
+        (Kind.SPARES_QUEUE, Kind.POWER, Kind.STORM_OF_DEATHS),
+        ((gift_plan, "has_taken", lambda *_: False),),
+    ),
     "GPUs are reset under jobs": (
         ClusterRule.RESET,
         (Kind.SICK_RESET,),

@@ -42,6 +42,7 @@ class ClusterRule(enum.StrEnum):
     GIVEN_ONCE = (
         "each spare is given to one job that lacks a node, and to no other, for a short time"
     )
+    KEPT = "what a requeued job has left is kept for it alone, for a bounded time, until it runs"
     ONE_DAEMON = "of two sresctld on one state directory only one works"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from slurm_resilience.config import Config
 from slurm_resilience.controller.spares.gift_plan import (
@@ -24,8 +25,24 @@ GIFT_ENDS_SECONDS = 2.0 * REQUEUE_GIFT_SECONDS
 """A gift is over within this time, if nothing is in the way."""
 KEPT_SECONDS = REPAIR_GIFT_SECONDS + REQUEUE_GIFT_SECONDS
 """The same of one without a spare: its job waits until its lost node is back."""
+GIVEN_UP_SECONDS = 60.0
+"""What was kept for a job is given up within this time once the job runs again, or is gone."""
 SOUND_SECONDS = 30.0
 """A node that has been idle and sound for so long may become a spare."""
+
+
+@dataclass
+class _Given:
+    """A reservation that brings a job nodes."""
+
+    job: int
+    has_spare: bool
+    """Else it keeps what the job has left."""
+    made: float
+    since: float
+    """From then on it ages: nothing was in its way."""
+    unneeded: float = 0.0
+    """Seconds since its job runs again, or is gone."""
 
 
 class SpareRules:
@@ -57,8 +74,8 @@ class SpareRules:
         self._read_at = 0.0
         self._changed: dict[str, float] = {}
         """Reservations that a person has changed or deleted, and when; until a person's word."""
-        self._gifts: dict[str, tuple[float, float]] = {}
-        """Reservations of gifts: when each was made, and the seconds for which it may be there."""
+        self._gifts: dict[str, _Given] = {}
+        """Reservations of gifts."""
         self._idle_for: dict[str, float] = {}
         self._short_for: dict[str, float] = {}
 
@@ -102,8 +119,8 @@ class SpareRules:
             return
         pools = [one for one in self._reservations.shown.values() if one.name.startswith(PREFIX)]
         has_spare = any(set(one.nodes) & set(after.nodes) for one in pools)
-        self._gifts[after.name] = self._now(), GIFT_ENDS_SECONDS if has_spare else KEPT_SECONDS
         job_id = int(after.name.removeprefix(GIFT_PREFIX).partition("-")[0])
+        self._gifts[after.name] = _Given(job_id, has_spare, self._now(), self._now())
         for other in self._reservations.shown.values():
             both = set(other.nodes) & set(after.nodes)
             if both and other.name in self._own and other.name != after.name:
@@ -155,12 +172,11 @@ class SpareRules:
             passed = self._idle_for.get(name, 0.0) + seconds
             self._idle_for[name] = passed if self._is_free(name) and name not in kept else 0.0
         is_free_to_act = is_able and not self._reservations.refuses
-        for name, (made_at, seconds_long) in self._gifts.items():
+        for name, given in self._gifts.items():
             if not is_free_to_act or name in self._changed:
-                self._gifts[name] = self._now(), seconds_long
-            elif self._now() - made_at > seconds_long:
-                text = f"{name} is there for {self._now() - made_at:.0f} s"
-                self._break(ClusterRule.GIVEN_ONCE, text)
+                given.since, given.unneeded = self._now(), 0.0
+            else:
+                self._judge_age(name, given, seconds)
         for partition in self._config.spares:
             own = [
                 one
@@ -172,6 +188,22 @@ class SpareRules:
                 names = " ".join(one.name for one in untouched)
                 self._break(ClusterRule.POOL_SIZE, f"one pool has the reservations {names}")
             self._judge_fullness(partition, own, is_able, seconds)
+
+    def _judge_age(self, name: str, given: _Given, seconds: float) -> None:
+        age = self._now() - given.since
+        if given.has_spare:
+            if age > GIFT_ENDS_SECONDS:
+                self._break(ClusterRule.GIVEN_ONCE, f"{name} is there for {age:.0f} s")
+            return
+        if age > KEPT_SECONDS:
+            self._break(ClusterRule.KEPT, f"{name} keeps nodes for {age:.0f} s")
+        job = self._slurm.find_job(given.job)
+        runs_again = job is not None and self._started(job.id) > given.made
+        given.unneeded = given.unneeded + seconds if job is None or runs_again else 0.0
+        if given.unneeded > GIVEN_UP_SECONDS:
+            why = "runs again" if runs_again else "is gone"
+            text = f"{name} is there for {given.unneeded:.0f} s after its job {why}"
+            self._break(ClusterRule.KEPT, text)
 
     def _judge_fullness(
         self, partition: str, own: list[Reservation], is_able: bool, seconds: float

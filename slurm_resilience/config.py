@@ -167,6 +167,8 @@ class BreakerSettings(_Section, frozen=True):
     partition_per_hour: int = 6
     switch_per_hour: int = 4
     """Nodes of one leaf switch or block of Slurm's topology: a bad switch, cable or power feed."""
+    driver_per_hour: int = 4
+    """Nodes with the same version of a driver, where most nodes have another: a bad new one."""
     check_per_hour: int = 4
     """Nodes on which one health check found the same fault: a bad driver, or a bad check."""
     quiet: float = 600.0
@@ -494,6 +496,7 @@ _POSITIVE = {
         "partition_at_once",
         "partition_per_hour",
         "switch_per_hour",
+        "driver_per_hour",
         "check_per_hour",
         "quiet",
     ),

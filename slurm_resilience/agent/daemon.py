@@ -41,6 +41,8 @@ from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
 from slurm_resilience.daemon_log import KEPT_LINES, RecentLines
 from slurm_resilience.errors import AuthError, SresError, WireError
+from slurm_resilience.health.check import CheckContext
+from slurm_resilience.health.checks.host.software import drivers
 from slurm_resilience.health.documents import dcgm_violations
 from slurm_resilience.lifecycle import identity
 from slurm_resilience.model import CheckResult
@@ -94,7 +96,8 @@ class Daemon:
         self._wakeup = Wakeup()
         self._health_log = self._open_health_log()
         self.outbox = Outbox(self._wakeup.ring, self._health_log)
-        hello = NodeHello(identity.boot_id(), identity.instance(), __version__)
+        versions = drivers(CheckContext(Path(settings.agent.sysroot)))
+        hello = NodeHello(identity.boot_id(), identity.instance(), __version__, versions)
         beat = settings.agent.beat
         self._drill = DrillWindow(
             drill_file(), identity.boot_id(), settings.agent.accept_injected, clock

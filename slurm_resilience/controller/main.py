@@ -126,7 +126,7 @@ class Controller:
         self._retention = Retention(self.journal, clock, config.controller, borders.host)
         self.registry = Registry(clock, config.detect.silent_after)
         for agent in self.journal.agents().values():
-            self.registry.expect(agent.node, agent.boot_id, agent.instance)
+            self.registry.expect(agent)
         self.inbox = Inbox(
             self.registry,
             trusted_uids=frozenset({0, info.slurm_user_uid}),

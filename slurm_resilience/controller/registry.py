@@ -20,7 +20,7 @@ from slurm_resilience.controller.calm.agent_views import (
     AgentViews,
     view_of,
 )
-from slurm_resilience.controller.journal.records import Supervised
+from slurm_resilience.controller.journal.records import KnownAgent, Supervised
 from slurm_resilience.model import FAULTY, Finding, Job
 from slurm_resilience.wire.messages import (
     AttemptEnded,
@@ -37,6 +37,8 @@ from slurm_resilience.wire.server import Client
 MAX_FINDINGS = 500
 """Kept per node; a flood of different findings must not eat the controller's memory. Faults always
 find a place: the oldest finding that is only watched makes room for one."""
+MAX_DRIVERS, MAX_DRIVER_CHARACTERS = 8, 100
+"""More of a node's drivers is not kept."""
 RETURN_SECONDS = 30.0
 """A supervisor may be without a connection this long, also after a start of sresctld.
 
@@ -197,6 +199,8 @@ class Registry:
                 if identity != (agent.facts.boot_id, agent.facts.instance):
                     agent.forget_findings()
                     agent.note(boot_id=message.boot_id, instance=message.instance)
+                known = (text[:MAX_DRIVER_CHARACTERS] for text in message.drivers[:MAX_DRIVERS])
+                agent.note(drivers=tuple(known))
             elif isinstance(message, Report):
                 agent.take(message)
             elif isinstance(message, Goodbye):
@@ -227,11 +231,11 @@ class Registry:
         with self._lock:
             return self._hearing_since
 
-    def expect(self, node: str, boot_id: str, instance: str) -> None:
+    def expect(self, known: KnownAgent) -> None:
         """Expect a node that the journal knows to speak."""
         with self._lock:
-            agent = self._agents.setdefault(node, _Agent(self._clock.monotonic()))
-            agent.note(boot_id=boot_id, instance=instance)
+            agent = self._agents.setdefault(known.node, _Agent(self._clock.monotonic()))
+            agent.note(boot_id=known.boot_id, instance=known.instance, drivers=known.drivers)
 
     def forget(self, node: str) -> None:
         """Forget a node that Slurm does not know any more, and end its connection.

@@ -191,6 +191,7 @@ def _sres(spec: LabSpec, plan: ConfPlan, lab: PurePath) -> str:
             "nodes_per_hour": 1000,
             "partition_per_hour": 1000,
             "switch_per_hour": 1000,
+            "driver_per_hour": 1000,
             "check_per_hour": 1000,
         },
         "recovery": {

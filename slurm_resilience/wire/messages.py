@@ -100,6 +100,9 @@ class NodeHello(msgspec.Struct, frozen=True, tag=True):
     instance: str = ""
     """Identity of the machine itself: a serial number or an instance id. Changes when replaced."""
     version: str = ""
+    drivers: tuple[str, ...] = ()
+    """Drivers of accelerators and of the fabric, each with its version, as sresd found them when it
+    started."""
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):

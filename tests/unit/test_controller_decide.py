@@ -338,6 +338,31 @@ def test_nodes_of_one_switch_are_counted_by_themselves() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("with_it", "among", "trips"), [(2, 7, True), (3, 7, True), (4, 7, False), (7, 7, False)]
+)
+def test_nodes_with_a_new_driver_are_counted_by_themselves(
+    with_it: int, among: int, trips: bool
+) -> None:
+    """Not those with a driver that most have: that is no reason for which some fail."""
+    versions = dict.fromkeys(("n1", *(f"x{i}" for i in range(1, with_it))), ("nvidia 570.1",))
+    known = faults("x7", ago=1500.0, drivers=("nvidia 570.1",))
+    known |= faults("x8", ago=900.0, drivers=("nvidia 570.1",))
+    seen = lost_nodes(1, among - 1, faults=known)
+    agents = {
+        name: msgspec.structs.replace(view, drivers=versions.get(name, ("nvidia 535.9",)))
+        for name, view in seen.agents.items()
+    }
+    seen = msgspec.structs.replace(seen, agents=agents)
+    said = decision(seen, config(breaker={"driver_per_hour": 2}))
+    assert said.snapshot.memory.breaker.is_tripped == trips
+    expected = ("nvidia 570.1",) if trips else ()
+    assert said.snapshot.memory.faults["n1"].drivers == expected
+    if trips:
+        text = "3 nodes with a driver that most do not have (nvidia 570.1) failed within an hour"
+        assert text in said.snapshot.memory.breaker.text
+
+
 def test_what_a_storm_left_counts_once_more_when_the_breaker_closes() -> None:
     tripped = BreakerState(NOW - 700.0, NOW - 601.0, "3 nodes")
     left = faults("n1", "n2", ago=700.0, is_over=False)

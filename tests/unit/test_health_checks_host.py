@@ -497,6 +497,23 @@ def test_a_period_that_is_none_is_refused() -> None:
     assert config.parse("[checks.periods]\ndisk = 5\n").checks.periods == {"disk": 5.0}
 
 
+def test_drivers_are_named_with_their_versions(tmp_path: Path) -> None:
+    context = CheckContext(sysroot=tmp_path)
+    assert software.drivers(context) == ()
+    for name, text in {
+        "proc/driver/nvidia/version": (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release Build\n"
+            "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
+        ),
+        "sys/module/efa/version": "2.8.0g\n",
+        "sys/module/neuron/version": "\n",
+        "proc/sys/kernel/osrelease": "6.1.0-13\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert software.drivers(context) == ("NVIDIA driver 550.54.14", "EFA driver 2.8.0g")
+
+
 def test_software_is_compared_with_that_of_the_last_deep_check(tmp_path: Path) -> None:
     context = CheckContext(sysroot=tmp_path, now=5.0)
     release = tmp_path / "proc" / "sys" / "kernel" / "osrelease"

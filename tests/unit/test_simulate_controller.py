@@ -467,6 +467,11 @@ MUTATIONS: dict[str, tuple[ClusterRule, tuple[FaultKind, ...], tuple[Patch, ...]
         (Kind.SICK_REBOOT, Kind.POWER),
         ((SlurmSettings, "domains", lambda _: {}),),
     ),
+    "nodes with a new driver are not counted": (
+        ClusterRule.MOST_MARKS,
+        (Kind.SICK_REBOOT, Kind.POWER),
+        ((breaker, "_rare_drivers", lambda _: frozenset()),),
+    ),
     "any date is believed": (
         ClusterRule.YOUNG_ROWS,
         (Kind.CLOCK_STEP, Kind.PERSON_ASKS),

@@ -43,6 +43,8 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
     """It has said on this connection which findings hold: until then, none is no news."""
     checked: bool = False
     """It has said on this connection that each of its checks has run since it started."""
+    drivers: tuple[str, ...] = ()
+    """Each with its version."""
 
     def faults_of_boot(self) -> dict[FindingOfBoot, float]:
         """Return what takes the node out of service, with its boot, and when it was found: seconds
@@ -86,6 +88,7 @@ class AgentFacts(msgspec.Struct, frozen=True, gc=False):
     judged: tuple[str, ...] = ()
     reported: bool = False
     checked: bool = False
+    drivers: tuple[str, ...] = ()
 
 
 def view_of(node: str, facts: AgentFacts, heard_at: float, moment: float) -> AgentView:
@@ -110,6 +113,7 @@ def view_of(node: str, facts: AgentFacts, heard_at: float, moment: float) -> Age
         steady=moment - facts.steady_since,
         reported=facts.reported,
         checked=facts.checked,
+        drivers=facts.drivers,
     )
 
 

@@ -85,7 +85,7 @@ def is_calm(node: Node, facts: AgentFacts, known: KnownAgent) -> bool:
         and not has_leaked_gres(node)
         and facts.presence is AgentPresence.CONNECTED
         and not facts.findings
-        and (known.boot_id, known.instance) == (facts.boot_id, facts.instance)
+        and known == KnownAgent(node.name, facts.boot_id, facts.instance, facts.drivers)
     )
 
 

@@ -7,6 +7,7 @@ is marked or replaced but as `marking` and `replacing` say.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
@@ -44,8 +45,10 @@ def review(
     """
     present = _present(snapshot, _not_left_alone(snapshot, diagnoses, config))
     faults, notes = dict(snapshot.memory.faults), list[Note]()
+    is_news = any(name not in faults or faults[name].is_over for name in present)
+    rare = _rare_drivers(snapshot) if is_news else frozenset[str]()
     for name, cause in present.items():
-        fault = _as_it_counts(snapshot, name, cause)
+        fault = _as_it_counts(snapshot, name, cause, rare)
         if fault != faults.get(name):
             faults[name] = fault
             notes.append(NoteFault(fault))
@@ -76,14 +79,23 @@ def review(
     return BreakerReview(faults, state, tuple(notes))
 
 
-def _as_it_counts(snapshot: ClusterSnapshot, name: str, cause: str) -> Fault:
+def _rare_drivers(snapshot: ClusterSnapshot) -> frozenset[str]:
+    """Return the drivers, with their versions, that most nodes do not have: new ones that are being
+    rolled out, say. What all have is no reason for which some fail."""
+    count = Counter(driver for agent in snapshot.agents.values() for driver in agent.drivers)
+    return frozenset(driver for driver in count if 2 * count[driver] < len(snapshot.agents))
+
+
+def _as_it_counts(snapshot: ClusterSnapshot, name: str, cause: str, rare: Collection[str]) -> Fault:
     """Return a fault that is present. Those that a pause has kept from being marked are marked
     together at its end: they count as if they began then, but for those that a person answered."""
     known, incident = snapshot.memory.faults.get(name), snapshot.incidents.get(name)
     is_paused = bool(snapshot.paused)
     if known is None or known.is_over:
         partitions, domain = snapshot.nodes[name].partitions, snapshot.site.domains.get(name, "")
-        return Fault(name, cause, partitions, snapshot.now, False, is_paused, domain)
+        agent = snapshot.agents.get(name)
+        drivers = tuple(d for d in agent.drivers if d in rare) if agent is not None else ()
+        return Fault(name, cause, partitions, snapshot.now, False, is_paused, domain, drivers)
     if is_paused:
         is_marked = incident is not None and incident.state.is_marked
         return msgspec.structs.replace(known, waits_for_pause=not is_marked)
@@ -150,24 +162,38 @@ def _excess(faults: Collection[Fault], now: float, limits: BreakerSettings) -> s
                     f"{number} nodes of partition {name} failed {within}, more than {of_partition}"
                 )
     recent = [fault for fault in faults if now - fault.began < HOUR_SECONDS]
-    by_cause = _tally(recent, lambda fault: (fault.cause,) if fault.cause else ())
-    for name, number in by_cause.items():
-        if number > limits.check_per_hour:
-            return (
-                f"{number} nodes have the same finding ({name}) within an hour, more than "
-                f"{limits.check_per_hour}"
-            )
-    by_domain = _tally(recent, lambda fault: (fault.domain,) if fault.domain else ())
-    for name, number in by_domain.items():
-        if number > limits.switch_per_hour:
-            return (
-                f"{number} nodes of one switch or block ({name}) failed within an hour, more than "
-                f"{limits.switch_per_hour}"
-            )
+    for kind, groups, most in _in_common(limits):
+        for name, number in _tally(recent, groups).items():
+            if number > most:
+                return f"{number} nodes {kind.format(name)} within an hour, more than {most}"
     return ""
 
 
-def _tally(faults: Collection[Fault], groups: Callable[[Fault], tuple[str, ...]]) -> dict[str, int]:
+_Groups = Callable[[Fault], tuple[str, ...]]
+
+
+def _in_common(limits: BreakerSettings) -> tuple[tuple[str, _Groups, int], ...]:
+    """Return what the nodes that failed may have in common, in words, with its limit."""
+    return (
+        (
+            "have the same finding ({})",
+            lambda fault: (fault.cause,) if fault.cause else (),
+            limits.check_per_hour,
+        ),
+        (
+            "of one switch or block ({}) failed",
+            lambda fault: (fault.domain,) if fault.domain else (),
+            limits.switch_per_hour,
+        ),
+        (
+            "with a driver that most do not have ({}) failed",
+            lambda fault: fault.drivers,
+            limits.driver_per_hour,
+        ),
+    )
+
+
+def _tally(faults: Collection[Fault], groups: _Groups) -> dict[str, int]:
     """Count faults by what they have in common."""
     counts: dict[str, int] = {}
     for fault in faults:

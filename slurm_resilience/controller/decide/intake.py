@@ -291,18 +291,15 @@ def _review_agents(snapshot: ClusterSnapshot) -> Iterator[Note]:
             continue  # a calm one: the journal knows it as it is
         agent = snapshot.agents[name]
         known = known_agents.get(name)
-        is_same = known is not None and (known.boot_id, known.instance) == (
-            agent.boot_id,
-            agent.instance,
-        )
+        seen = KnownAgent(name, agent.boot_id, agent.instance, agent.drivers)
         if name not in snapshot.nodes:
             if is_removed(snapshot, name):
                 yield DropAgent(name, is_removed=True)
         elif agent.was_stopped and known is not None:
             # Stopped on purpose: after a restart of ours its silence is still expected.
             yield DropAgent(name, is_removed=False)
-        elif agent.is_heard and not is_same:
-            yield NoteAgent(KnownAgent(name, agent.boot_id, agent.instance))
+        elif agent.is_heard and known != seen:
+            yield NoteAgent(seen)
 
 
 def _review_answers(snapshot: ClusterSnapshot) -> Iterator[DropAnswers]:

@@ -110,6 +110,7 @@ class KnownAgent(msgspec.Struct, frozen=True):
     node: str
     boot_id: str
     instance: str
+    drivers: tuple[str, ...] = ()
 
 
 class PendingRequeue(msgspec.Struct, frozen=True):
@@ -142,6 +143,8 @@ class Fault(msgspec.Struct, frozen=True):
     """The node was not marked, and sresctld is paused."""
     domain: str = ""
     """Its leaf switch or block; empty: not known."""
+    drivers: tuple[str, ...] = ()
+    """Its drivers that most nodes did not have in this version when it failed."""
 
 
 class BreakerState(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from slurm_resilience.simulate.cluster.rule_memory import (
 )
 from slurm_resilience.simulate.cluster.rule_names import Broken, ClusterRule
 from slurm_resilience.simulate.cluster.sim_host import SimHost, SimRun
-from slurm_resilience.simulate.cluster.sim_machine import Path, Power, SimMachine
+from slurm_resilience.simulate.cluster.sim_machine import NEW_DRIVER, Path, Power, SimMachine
 from slurm_resilience.simulate.cluster.sim_slurm import (
     NOT_RESPONDING,
     SLURM,
@@ -608,23 +608,31 @@ class ClusterRules:
             marks.remove(mark)
         self._judge_marks(name, {node for _, node in marks}, is_apart)
         if not is_apart:
-            self._judge_switch(name, min(now, listed_at) - waited)
+            self._judge_hour(name, min(now, listed_at) - waited)
 
-    def _judge_switch(self, name: str, at: float) -> None:
-        """Compare the marks of an hour with the ceiling of the node's switch.
+    def _judge_hour(self, name: str, at: float) -> None:
+        """Compare the marks of an hour with the ceilings of the node's switch and of its driver.
 
         Args:
             name: the node that was marked now.
             at: when its fault began.
         """
         of_hour, domains = self.breaker.of_hour, self._slurm.domains()
-        domain = domains.get(name)
         of_hour.append((at, name))
         begins = max(at - HOUR_SECONDS + STALE_SECONDS, self.people.reset_at)
-        there = {node for when, node in of_hour if when >= begins and domains.get(node) == domain}
-        if domain and len(there) > self._config.breaker.switch_per_hour:
-            text = f"{len(there)} nodes of {domain} within an hour: {' '.join(sorted(there))}"
+        marked = {node for when, node in of_hour if when >= begins}
+        there = {node for node in marked if domains.get(node) == domains.get(name)}
+        if domains.get(name) and len(there) > self._config.breaker.switch_per_hour:
+            text = f"{len(there)} nodes of {domains[name]} within an hour: {sorted(there)}"
             self.break_rule(ClusterRule.MOST_MARKS, text)
+        same = {node for node in marked if self._has_new_driver(node)}
+        if self._has_new_driver(name) and len(same) > self._config.breaker.driver_per_hour:
+            text = f"{len(same)} nodes with the new driver within an hour: {sorted(same)}"
+            self.break_rule(ClusterRule.MOST_MARKS, text)
+
+    def _has_new_driver(self, name: str) -> bool:
+        machine = self._machines.get(name)
+        return machine is not None and machine.drivers == (NEW_DRIVER,)
 
     def _judge_marks(self, name: str, marked: set[str], is_apart: bool) -> None:
         """Compare the marks within the window with the ceilings of the cluster and of partitions.

@@ -46,6 +46,8 @@ from slurm_resilience.simulate.cluster.sim_clock import SimClock
 from slurm_resilience.simulate.cluster.sim_database import SimDatabase
 from slurm_resilience.simulate.cluster.sim_host import Manner, SimHost
 from slurm_resilience.simulate.cluster.sim_machine import (
+    NEW_DRIVER,
+    OLD_DRIVER,
     Path,
     SimClient,
     SimMachine,
@@ -174,6 +176,9 @@ class SimCluster:
             )
             for name in self.slurm.entries
         }
+        drivers = Random(f"{seed}/drivers")
+        for number, machine in enumerate(self.machines.values()):
+            machine.drivers = (NEW_DRIVER if 2 * number + 2 < count else OLD_DRIVER,)
         self.host = SimHost(self.schedule, Random(f"{seed}/programs"), self.machines)
         kinds = Random(f"{seed}/replacers")
         if kinds.random() < 0.4:
@@ -200,6 +205,7 @@ class SimCluster:
                 nodes_at_once=random.choice((2, 2, 3)),
                 partition_at_once=random.choice((1, 2, 3)),
                 switch_per_hour=topology.choice((1, 2, 4)),
+                driver_per_hour=drivers.choice((1, 1, 2, 4)),
                 quiet=random.choice((60.0, 300.0)),
             ),
         )

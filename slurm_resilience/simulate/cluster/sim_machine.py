@@ -37,6 +37,8 @@ XIDS = {
 GPU = "0000:3b:00"
 RESET_SECONDS = (2.0, 8.0, 40.0)
 BEAT = Beat(1)
+OLD_DRIVER, NEW_DRIVER = "driver 1.9", "driver 2.0"
+"""Few machines have the new one."""
 GPU_CHECK = "gpus"
 """The health check of every simulated sresd."""
 CHECK_SECONDS = (0.3, 2.0, 20.0)
@@ -139,6 +141,8 @@ class SimMachine:
         self.fault: Severity | None = None
         """The hardware's fault: it shows in each boot, until the machine is replaced (or, where it
         asks for a reboot, until one)."""
+        self.drivers: tuple[str, ...] = ()
+        """Each with its version."""
         self.seen_at = 0.0
         """When it last gave sresctld a sign of life: a beat, or the answer to a probe."""
         self.answers_since = 0.0
@@ -483,5 +487,7 @@ class Agent:
         connection = SimClient("node", machine.name, 0, endpoint.generation, self._hear)
         self.connection, self.connected_at = connection, machine.schedule.now
         endpoint.opened(connection)
-        endpoint.received(connection, NodeHello(machine.boot_id, machine.instance))
+        endpoint.received(
+            connection, NodeHello(machine.boot_id, machine.instance, drivers=machine.drivers)
+        )
         self._tell(connection, self._outbox.take_all())

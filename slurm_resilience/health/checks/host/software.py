@@ -7,6 +7,7 @@ has had none has nothing to compare with.
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ SOURCES = {
     "Neuron driver": "/sys/module/neuron/version",
     "BIOS": "/sys/class/dmi/id/bios_version",
 }
+DRIVERS = ("NVIDIA driver", "EFA driver", "Neuron driver")
+_VERSION = re.compile(r"\d+(?:\.\d+)+\w*")
 FABRIC_FIRMWARE = "/sys/class/infiniband"
 MAX_CHARACTERS = 100
 
@@ -50,6 +53,13 @@ def versions(context: CheckContext) -> dict[str, str]:
     if firmware:
         found["fabric firmware"] = ", ".join(sorted(firmware))[:MAX_CHARACTERS]
     return found
+
+
+def drivers(context: CheckContext) -> tuple[str, ...]:
+    """Return the drivers that this machine has, each with its version."""
+    texts = versions(context)
+    found = {name: _VERSION.search(texts.get(name, "")) for name in DRIVERS}
+    return tuple(f"{name} {version[0]}" for name, version in found.items() if version)
 
 
 def _record(context: CheckContext) -> Path:

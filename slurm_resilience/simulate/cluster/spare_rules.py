@@ -26,7 +26,7 @@ GIFT_ENDS_SECONDS = 2.0 * REQUEUE_GIFT_SECONDS
 KEPT_SECONDS = REPAIR_GIFT_SECONDS + REQUEUE_GIFT_SECONDS
 """The same of one without a spare: its job waits until its lost node is back."""
 GIVEN_UP_SECONDS = 60.0
-"""What was kept for a job is given up within this time once the job runs again, or is gone."""
+"""Nodes kept for a job are given up within this time once the job runs again, or is gone."""
 SOUND_SECONDS = 30.0
 """A node that has been idle and sound for so long may become a spare."""
 

@@ -632,7 +632,7 @@ class ClusterRules:
 
     def _has_new_driver(self, name: str) -> bool:
         machine = self._machines.get(name)
-        return machine is not None and machine.drivers == (NEW_DRIVER,)
+        return machine is not None and machine.agent.drivers == (NEW_DRIVER,)
 
     def _judge_marks(self, name: str, marked: set[str], is_apart: bool) -> None:
         """Compare the marks within the window with the ceilings of the cluster and of partitions.

@@ -178,7 +178,7 @@ class SimCluster:
         }
         drivers = Random(f"{seed}/drivers")
         for number, machine in enumerate(self.machines.values()):
-            machine.drivers = (NEW_DRIVER if 2 * number + 2 < count else OLD_DRIVER,)
+            machine.agent.drivers = (NEW_DRIVER if 2 * number + 2 < count else OLD_DRIVER,)
         self.host = SimHost(self.schedule, Random(f"{seed}/programs"), self.machines)
         kinds = Random(f"{seed}/replacers")
         if kinds.random() < 0.4:

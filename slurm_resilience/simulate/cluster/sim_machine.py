@@ -141,8 +141,6 @@ class SimMachine:
         self.fault: Severity | None = None
         """The hardware's fault: it shows in each boot, until the machine is replaced (or, where it
         asks for a reboot, until one)."""
-        self.drivers: tuple[str, ...] = ()
-        """Each with its version."""
         self.seen_at = 0.0
         """When it last gave sresctld a sign of life: a beat, or the answer to a probe."""
         self.answers_since = 0.0
@@ -258,6 +256,8 @@ class Agent:
     def __init__(self, machine: SimMachine) -> None:
         self._machine = machine
         self.presence = Presence.RUNS
+        self.drivers: tuple[str, ...] = ()
+        """Those of the machine, each with its version."""
         self.connection: SimClient | None = None
         self.connected_at = 0.0
         self._cut_at = 0.0
@@ -488,6 +488,6 @@ class Agent:
         self.connection, self.connected_at = connection, machine.schedule.now
         endpoint.opened(connection)
         endpoint.received(
-            connection, NodeHello(machine.boot_id, machine.instance, drivers=machine.drivers)
+            connection, NodeHello(machine.boot_id, machine.instance, drivers=self.drivers)
         )
         self._tell(connection, self._outbox.take_all())

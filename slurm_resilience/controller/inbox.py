@@ -108,6 +108,8 @@ class Inbox:
         self._listing = _Listing((), {}, {})
         self._jobs: Mapping[int, Job] = {}
         self._verdicts: Mapping[str, NodeVerdict] = {}
+        self._judged: Mapping[int, Job] = {}
+        """The jobs of the round that the verdicts come from."""
         self._status = StatusPages({})
 
     # -- the wire's handler -------------------------------------------------------------------
@@ -229,7 +231,9 @@ class Inbox:
     def _evidence(self, client: Client, request: EvidenceRequest) -> Evidence:
         names = authorize.asked_nodes(request.nodes)
         with self._lock:
-            known = verdicts_on(names, self._verdicts)
+            # Slurm gave a newer job its nodes since: what was true of them before is over.
+            judged = self._judged.get(int(client.subject))
+            known = verdicts_on(names, self._verdicts if judged and judged.nodes else {})
             job = self._jobs.get(int(client.subject))
         job = job or self._lookups.known(int(client.subject))
         own = frozenset(job.nodes if job is not None else ())
@@ -302,7 +306,7 @@ class Inbox:
         """Keep what the last cycle found, for those who ask."""
         pages = StatusPages(status)
         with self._lock:
-            self._verdicts = verdicts
+            self._verdicts, self._judged = verdicts, self._jobs
             self._status = pages
         self._step_checks.round_ended(verdicts)
 

@@ -1076,6 +1076,21 @@ def test_a_supervisor_is_answered_and_heard(sresctld: Sresctld) -> None:
         assert (heard.job, heard.message) == (7, AttemptStarted(1, ("n1",)))
 
 
+def test_a_verdict_from_before_a_job_was_there_is_not_told_to_it(sresctld: Sresctld) -> None:
+    """A person resumes a node, and a job starts there before the next round: it is not kept out."""
+    old = {"n1": NodeVerdict("n1", "dead", "kept out by root: memory")}
+    job = Job(7, ALICE, "RUNNING", nodes=("n1",))
+    sresctld.inbox.know((), {})
+    sresctld.inbox.publish(old, {})
+    sresctld.inbox.know((), {7: job})
+    with sresctld.connect("job", "7") as connection:
+        early = connection.ask(EvidenceRequest(("n1",)))
+        sresctld.inbox.publish(old, {})
+        later = connection.ask(EvidenceRequest(("n1",)))
+    assert isinstance(early, Evidence) and isinstance(later, Evidence)
+    assert [early.verdicts[0].verdict, later.verdicts[0].verdict] == ["unknown", "dead"]
+
+
 def test_the_nodes_of_a_failed_step_check_themselves(sresctld: Sresctld) -> None:
     sresctld.jobs[7] = Job(7, ALICE, "RUNNING", nodes=("n1", "n2"))
     finding = Finding("efa_devices", Severity.REBOOT, "1 EFA device is missing", 5.0)

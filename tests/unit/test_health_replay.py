@@ -69,6 +69,18 @@ def test_a_document_without_an_end_is_unjudged(text: str) -> None:
     assert replay(text).verdict == "unjudged"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "==============NVSMI LOG==============\nAttached GPUs : {}\nGPU 00000000:04:00.0\n",
+        "index, uuid, ecc.errors.uncorrected.volatile.total\n0, GPU-1, {}\n",
+        "kernel: EDAC MC0: {} CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1)\n",
+    ],
+)
+def test_a_number_too_long_for_python_is_a_number(text: str) -> None:
+    assert replay(text.format("9" * 6000)).verdict in VERDICTS
+
+
 def test_one_trouble_is_one_incident() -> None:
     lines = "".join(
         f"[ 10.{at:03d}] NVRM: Xid (PCI:0000:52:00): {code}, pid=1, name=a, text\n"

@@ -29,6 +29,10 @@ MAX_COUNTED = 1024
 MAX_REMEMBERED = 1024
 """Lines of one thing that are counted."""
 
+AMOUNT_MOST, AMOUNT_DIGITS = 1_000_000, 8
+"""More is not told apart: a line may have any number of digits, and Python makes no number of more
+than 4,300."""
+
 _HINTS = re.compile("|".join(re.escape(hint) for hint in sorted({r.hint for r in ALL_RULES})))
 
 
@@ -70,7 +74,7 @@ class LineJudge:
                 groups = match.groupdict()
                 named = (groups.get("subject"), groups.get("part"))
                 subject = " ".join(part for part in named if part).lower()
-                amount = min(int(groups.get("amount") or 1), 1_000_000)
+                amount = min(int((groups.get("amount") or "1")[:AMOUNT_DIGITS]), AMOUNT_MOST)
                 severity, count = self._with_repeats(rule, subject, at, amount)
                 return RuleMatch(rule, subject, severity, count)
         return None

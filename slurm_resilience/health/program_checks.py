@@ -47,6 +47,9 @@ class ProgramEnd(NamedTuple):
     """All that it printed: standard output, then standard error."""
 
 
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+
+
 class ProgramLog:
     """The log of one program. Its last entry is that of its last run, or equals it."""
 
@@ -73,7 +76,9 @@ class ProgramLog:
             with contextlib.suppress(FileNotFoundError):
                 if self._file.stat().st_size >= MAX_LOG_BYTES:
                     self._file.replace(self._file.with_suffix(".log.1"))
-            with self._file.open("a", encoding="utf-8") as log_file:
+            # What a program of root's prints is not for everybody, as the health log is not.
+            descriptor = os.open(self._file, _APPEND, 0o640)
+            with os.fdopen(descriptor, "a", encoding="utf-8") as log_file:
                 log_file.write(f"{stamp} ended with {end.code}\n{text}")
         except OSError as error:
             log.warning("%s cannot be written: %s", self._file, error.strerror)

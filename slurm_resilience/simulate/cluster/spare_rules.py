@@ -105,7 +105,11 @@ class SpareRules:
 
     def job_put_in(self, job_id: int, name: str) -> None:
         self._note(f"job {job_id} is to start in the reservation {name or 'none'}")
-        if not name:
+        if not name or any(
+            # It is there already, and may have started since sresctld saw it wait: no change.
+            job.id == job_id and job.reservation == name
+            for job in self._slurm.every_job()
+        ):
             return
         lacking = self._reservations.requests.get(job_id, job_id)
         if name not in self._own or not self._slurm.lacks_nodes(lacking):

@@ -17,6 +17,10 @@ from slurm_resilience.training.recovery.healer import HealProgress
 log = logging.getLogger("sres.training")
 
 
+UPDATES_LOOKED_AT = 2
+"""Of each world, for a program that reads ahead."""
+
+
 class Loaders:
     """By name.
 
@@ -32,6 +36,8 @@ class Loaders:
         self._asked: dict[str, tuple[int, object]] = {}
         self._sources: dict[str, object] = {}
         self._told: set[str] = set()
+        self._taken: dict[str, list[int]] = {}
+        """Where each loader stood when this world began, and after its first two updates."""
         self._batch_word = 0
 
     def __len__(self) -> int:
@@ -90,6 +96,7 @@ class Loaders:
             loader.rewind()
             loader.reshare(rank, world, microbatches=loader_kwargs.get("microbatches", 0))
         self._place(name, loader)
+        self._taken[name] = [loader.next]
         if again:
             self._tell_over(name, loader)
         return loader
@@ -134,7 +141,30 @@ class Loaders:
         """Count the batches given so far to the step that is committed."""
         for name, loader in self._all.items():
             loader.commit()
+            self._note_taken(name, loader)
             self._progress.positions[name] = loader.state_dict()
+
+    def _note_taken(self, name: str, loader: ReplayLoader) -> None:
+        """Warn, after two updates of a world, of a program that reads one batch ahead: it is
+        counted to the update before its own, so that a fault leaves it out."""
+        taken = self._taken.setdefault(name, [loader.next])
+        if len(taken) > UPDATES_LOOKED_AT:
+            return
+        taken.append(loader.next)
+        is_over = loader.end is not None and loader.next >= loader.end
+        if len(taken) <= UPDATES_LOOKED_AT or is_over or "ahead" in self._told:
+            return
+        first, second = taken[1] - taken[0], taken[2] - taken[1]
+        if first == second + 1 and second:
+            self._told.add("ahead")
+            log.warning(
+                "loader %r: the first update took %d batches, the second %d: something reads one "
+                "batch ahead, and after a fault that batch is left out. Take each batch in its own "
+                "step; Lightning does where the loader has a length (__len__)",
+                name,
+                first,
+                second,
+            )
 
     def close(self) -> None:
         """End all loaders: the training is over."""

@@ -762,3 +762,31 @@ def test_a_run_that_is_over_is_told_to_who_loops_over_it_only(
     assert caplog.text.count("its 6 batches come once in a training; give it epochs=") == 1
     assert "seek" not in caplog.text
     loaders.close()
+
+
+@pytest.mark.parametrize(
+    ("taken", "is_told"),
+    [
+        ((2, 1, 1), True),
+        ((1, 1, 1), False),
+        ((3, 3, 3), False),
+        ((4, 2), False),
+        ((4, 4, 1), False),
+    ],
+    ids=["read ahead", "one a step", "accumulated", "grows", "the rest at the end"],
+)
+def test_a_program_that_reads_ahead_is_told_after_two_updates(
+    caplog: pytest.LogCaptureFixture, taken: tuple[int, ...], is_told: bool
+) -> None:
+    """Its batch is counted to the update before its own: a fault between them leaves it out."""
+    loaders = Loaders(HealProgress(), cached=False)
+    for generation in (1, 2):
+        view = SimpleNamespace(size=1, generation=generation)
+        group: Any = SimpleNamespace(rank=0, view=view)
+        loader = iter(loaders.open("data", torch.arange(40.0), 2, None, group, {}))
+        for count in taken:
+            for _ in range(count):
+                next(loader)
+            loaders.commit()
+    assert caplog.text.count("something reads one batch ahead") == is_told
+    loaders.close()

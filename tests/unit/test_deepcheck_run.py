@@ -251,6 +251,7 @@ def test_an_interrupt_in_the_middle_of_giving_back_does_not_end_it(tmp_path: Pat
 
 
 def test_a_lost_terminal_ends_a_run_in_order_and_a_second_signal_changes_nothing() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
     before = signal.getsignal(signal.SIGINT)
     given_back = []
     with pytest.raises(KeyboardInterrupt), ended_in_order():

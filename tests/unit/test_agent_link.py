@@ -17,6 +17,7 @@ import pytest
 
 from slurm_resilience import config
 from slurm_resilience.agent import agent_link
+from slurm_resilience.agent.agent_link import TOLD_SECONDS
 from slurm_resilience.agent.daemon import Daemon
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.clock import SystemClock
@@ -123,7 +124,7 @@ def server(recorder: Recorder, munged: str) -> Iterator[Server]:
 class Running:
     """A sresd in this process, on a kernel log that the test writes."""
 
-    def __init__(self, port: int, munged: str, place: Path) -> None:
+    def __init__(self, port: int, munged: str, place: Path, beat: float = 0.1) -> None:
         self.fifo = place / "kmsg"
         if not self.fifo.exists():
             os.mkfifo(self.fifo)
@@ -132,7 +133,7 @@ class Running:
             base,
             controller=msgspec.structs.replace(base.controller, host="127.0.0.1", port=port),
             wire=config.WireSettings(munge_socket=munged),
-            agent=msgspec.structs.replace(base.agent, beat=0.1, kernel_log=str(self.fifo)),
+            agent=msgspec.structs.replace(base.agent, beat=beat, kernel_log=str(self.fifo)),
         )
         self.stop = threading.Event()
         facts = SlurmFacts(NoSlurm(), "n1")  # type: ignore[arg-type]
@@ -192,6 +193,20 @@ def test_a_kernel_line_is_reported_once_and_again_after_a_reconnect(
     again = recorder.wait_for(lambda m: isinstance(m, Report) and m.full)
     assert isinstance(again, Report)
     assert again.findings == (finding,)
+
+
+def test_two_early_beats_follow_a_report(
+    server: Server, recorder: Recorder, munged: str, tmp_path: Path
+) -> None:
+    sresd = Running(server.port, munged, tmp_path, beat=3600.0)
+    try:
+        recorder.wait_for(lambda m: isinstance(m, Beat))
+        sresd.write(LINE)
+        recorder.wait_for(lambda m: isinstance(m, Report) and bool(m.findings))
+        for _ in TOLD_SECONDS:
+            recorder.wait_for(lambda m: isinstance(m, Beat))
+    finally:
+        sresd.end()
 
 
 def test_a_stop_says_goodbye_at_once(sresd: Running, recorder: Recorder) -> None:

@@ -76,7 +76,7 @@ class ProgramLog:
             with contextlib.suppress(FileNotFoundError):
                 if self._file.stat().st_size >= MAX_LOG_BYTES:
                     self._file.replace(self._file.with_suffix(".log.1"))
-            # What a program of root's prints is not for everybody, as the health log is not.
+            # A program that root runs may print what other users must not read.
             descriptor = os.open(self._file, _APPEND, 0o640)
             with os.fdopen(descriptor, "a", encoding="utf-8") as log_file:
                 log_file.write(f"{stamp} ended with {end.code}\n{text}")

@@ -18,7 +18,7 @@ log = logging.getLogger("sres.training")
 
 
 UPDATES_LOOKED_AT = 2
-"""Of each world, for a program that reads ahead."""
+"""A world's first updates tell whether the program reads ahead."""
 
 
 class Loaders:
@@ -37,7 +37,7 @@ class Loaders:
         self._sources: dict[str, object] = {}
         self._told: set[str] = set()
         self._taken: dict[str, list[int]] = {}
-        """Where each loader stood when this world began, and after its first two updates."""
+        """The batch of each loader that was next when this world began, and after its first updates."""
         self._batch_word = 0
 
     def __len__(self) -> int:

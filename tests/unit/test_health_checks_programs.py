@@ -171,7 +171,7 @@ def test_a_program_has_a_log_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
     runner.run_one(check)
     assert log.read_text().endswith("Z ended with 0\n")
     assert log.with_name("own.log.1").read_text().startswith(stamp), "the older one is kept"
-    assert log.stat().st_mode & 0o007 == 0, "what root's program prints is not for everybody"
+    assert log.stat().st_mode & 0o007 == 0, "other users do not read it"
     log.unlink()
     log.mkdir()
     program(folder, "echo again")

@@ -37,7 +37,7 @@ class Loaders:
         self._sources: dict[str, object] = {}
         self._told: set[str] = set()
         self._taken: dict[str, list[int]] = {}
-        """The batch of each loader that was next when this world began, and after its first updates."""
+        """The next batch of each loader when this world began, and after its first updates."""
         self._batch_word = 0
 
     def __len__(self) -> int:

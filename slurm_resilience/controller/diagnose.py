@@ -95,6 +95,7 @@ _POWER_FLAGS = frozenset(
 )
 _IN_SERVICE = frozenset({"IDLE", "ALLOCATED", "MIXED"})
 _OUT_OF_SERVICE = frozenset({"FAIL", "DRAIN"})
+_NOT_ANSWERING = frozenset({"NOT_RESPONDING"})
 MIN_SILENT_PROBES = 2
 MIN_TOGETHER = 2
 """A single node that falls silent as the last one is no sign that this machine is cut off."""
@@ -157,16 +158,20 @@ def diagnose(snapshot: ClusterSnapshot, config: Config) -> Mapping[str, NodeDiag
         diagnoses[name] = next(answer for rule in RULES if (answer := rule(case)) is not None)
     if not has_calm(snapshot.nodes):
         return diagnoses
-    return MostlyCalm(snapshot.nodes, diagnoses, _beats)
+    return MostlyCalm(snapshot.nodes, diagnoses, lambda name: _beats(snapshot.nodes[name]))
 
 
-def _beats(name: str) -> NodeDiagnosis:
-    return NodeDiagnosis(name, "healthy", "sresd beats")
+def _beats(node: Node) -> NodeDiagnosis:
+    if node.is_responding:
+        return NodeDiagnosis(node.name, "healthy", "sresd beats")
+    # slurmd is gone or hung; the machine is not. Slurm will say DOWN if it stays so.
+    return NodeDiagnosis(node.name, "unknown", "sresd beats, slurmd does not answer Slurm")
 
 
 def is_plain(node: Node) -> bool:
-    """Tell whether Slurm shows a node as in service, and nothing else of it."""
-    return node.base in _IN_SERVICE and not node.flags and not node.reason_unclear
+    """Tell whether Slurm shows a node as in service, and nothing else of it but whether its slurmd
+    answers."""
+    return node.base in _IN_SERVICE and node.flags <= _NOT_ANSWERING and not node.reason_unclear
 
 
 # -- the rules --------------------------------------------------------------------------------
@@ -423,12 +428,7 @@ def life_of(
                 node.name, "unknown", "sresctld has just started; waiting for its sresd"
             )
         if agent.silence <= detect.silent_after:
-            if not node.is_responding:
-                # slurmd is gone or hung; the machine is not. Slurm will say DOWN if it stays so.
-                return NodeDiagnosis(
-                    node.name, "unknown", "sresd beats, slurmd does not answer Slurm"
-                )
-            return _beats(node.name)
+            return _beats(node)
         heard_at, silence = agent.heard_at, agent.silence
         sign = f"no beat for {silence:.1f} s"
     elif agent is not None:

@@ -40,6 +40,8 @@ _READ_BY_C = (
     "LC_",
     "LANG",
     "TZ",
+    # tqdm looks for these among all variables.
+    "TQDM_",
 )
 """Beginnings of variables that libraries in C, or Python itself, read once, when they start. What
 modules in Python read is noted while they are imported."""

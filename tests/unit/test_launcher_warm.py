@@ -314,6 +314,16 @@ class TestSafety:
         assert report["loaded"]["heavy"] == str(place / "modules")
         assert report["warm"] == ["heavy"]
 
+    def test_an_import_that_looks_through_all_variables_reads_none_of_them(
+        self, place: Path, servers: list[Process]
+    ) -> None:
+        """tqdm does so for names of its own, and torch imports it where it is installed."""
+        body = "import os\nown = {k: v for k, v in os.environ.items() if k.startswith('ODD_')}\n"
+        (place / "modules" / "odd.py").write_text(body)
+        _, report = serve(servers, "odd")
+        assert report["warm"] == ["odd"]
+        assert not {"PATH", "RANK"} & set(report["reads"])
+
     def test_torch_itself_is_safe_and_reads_no_rank(self, servers: list[Process]) -> None:
         pytest.importorskip("torch", reason="torch is not installed")
         _, report = serve(servers, "torch", "torch._dynamo", "torch.distributed")

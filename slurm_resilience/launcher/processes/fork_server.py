@@ -42,6 +42,12 @@ class _WatchedEnvironment(os._Environ):  # type: ignore[type-arg]
         _reads.add(os.fsdecode(name))
         return super().__getitem__(name)
 
+    # A module that looks through all of them, as tqdm does for names of its own (torch imports it),
+    # reads none of those that differ from node to node.
+    def items(self):  # type: ignore[no-untyped-def]
+        plain = super().__getitem__
+        return {name: plain(name) for name in self}.items()
+
 
 _reads: "set[str]" = set()
 

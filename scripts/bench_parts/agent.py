@@ -68,7 +68,14 @@ class Listener:
 def listen() -> None:
     """Serve sresd, as sresctld does."""
     settings = config.load()
-    server = Server(Listener(), settings.controller.port, munge_socket=settings.wire.munge_socket)
+    server = Server(
+        Listener(),
+        settings.controller.port,
+        munge_socket=settings.wire.munge_socket,
+        # A report that comes when a beat is due may rest until the next one.
+        beats=lambda clients: None,
+        beat_seconds=settings.agent.beat,
+    )
     server.start()
     threading.Event().wait()
 

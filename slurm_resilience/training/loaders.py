@@ -136,6 +136,7 @@ class Loaders:
             loader.rewind()
             # Made before the healing, it does not know yet what came from a peer.
             self._place(name, loader)
+            self._taken[name] = [loader.next]
 
     def commit(self) -> None:
         """Count the batches given so far to the step that is committed."""

@@ -790,3 +790,21 @@ def test_a_program_that_reads_ahead_is_told_after_two_updates(
             loaders.commit()
     assert caplog.text.count("something reads one batch ahead") == is_told
     loaders.close()
+
+
+def test_a_healed_position_is_not_taken_for_reading_ahead(caplog: pytest.LogCaptureFixture) -> None:
+    progress = HealProgress()
+    loaders = Loaders(progress, cached=False)
+    view = SimpleNamespace(size=1, generation=1)
+    group: Any = SimpleNamespace(rank=0, view=view)
+    loader = loaders.open("data", torch.arange(40.0), 2, None, group, {})
+    loader.seek(1)
+    progress.positions["data"] = loader.state_dict()
+    loader.seek(0)
+    loaders.healed()
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+        loaders.commit()
+    assert "reads one batch ahead" not in caplog.text
+    loaders.close()

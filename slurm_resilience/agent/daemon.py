@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_resilience import __version__
-from slurm_resilience.agent import kernel_log_reader, steps
+from slurm_resilience.agent import kernel_log_reader
 from slurm_resilience.agent.agent_link import AgentLink, Wakeup
 from slurm_resilience.agent.check_loop import CheckLoop
 from slurm_resilience.agent.drill_window import DrillWindow, drill_file
@@ -32,10 +32,11 @@ from slurm_resilience.agent.joining.lifecycle_check import awaits_scripts
 from slurm_resilience.agent.joining.lifecycle_rerun import LifecycleRerun
 from slurm_resilience.agent.joining.validation import Validation
 from slurm_resilience.agent.kernel_log_reader import KernelLogReader
-from slurm_resilience.agent.left_over import end_left_over
 from slurm_resilience.agent.machine_tools import gpu_state, machine_journal
 from slurm_resilience.agent.orders.gpu_reset import GpuReset
 from slurm_resilience.agent.outbox import Outbox
+from slurm_resilience.agent.processes import steps
+from slurm_resilience.agent.processes.left_over import end_left_over
 from slurm_resilience.agent.responder import Answerer
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config

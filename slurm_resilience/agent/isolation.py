@@ -12,10 +12,11 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from slurm_resilience.agent import steps, tcp_probe
+from slurm_resilience.agent import tcp_probe
 from slurm_resilience.agent.agent_link import LinkState
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.outbox import Outbox
+from slurm_resilience.agent.processes import steps
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
 from slurm_resilience.errors import SresError, UsageError
@@ -107,6 +108,11 @@ class Isolation:
         self._last_reason = ""
         self._ended: set[str] = set()
         """Steps that were ended in this solitude; one that will not die is reported once."""
+        self._known: frozenset[str] = frozenset()
+        """Steps that auto-resume started, as the first look of this solitude found: later their
+        processes may hang, in a file server that is cut off as well."""
+        self._told: set[str] = set()
+        """Steps that were said to be left alone."""
 
     def run(self) -> None:
         heard, looks = self._clock.monotonic(), 0
@@ -118,12 +124,17 @@ class Isolation:
             if state.connected:
                 heard, looks, self._last_reason = self._clock.monotonic(), 0, ""
                 self._ended.clear()
+                self._told.clear()
                 continue
             contact = self.look()
             if contact.control or contact.answered:
                 heard, looks = self._clock.monotonic(), 0
             else:
                 looks += 1
+                if looks == 1 and contact.peers:
+                    self._known = frozenset(
+                        step.id for step in steps.asked_for(steps.running(self._node))
+                    )
             silence = self._clock.monotonic() - heard
             decision = decide(silence, looks, contact, self._settings.agent.fence_after)
             if decision.reason != self._last_reason:
@@ -141,18 +152,30 @@ class Isolation:
 
     def end_steps(self, reason: str) -> None:
         """End every step that asked for auto-resume; done again as long as the node is alone."""
-        for step in steps.asked_for(steps.running(self._node)):
+        found = steps.running(self._node)
+        asked_for = steps.asked_for(found, self._known)
+        for step in asked_for:
             if not step.members:
                 continue  # ended; its slurmstepd waits for slurmctld
             log.warning("ending step %s: %s", step.id, reason)
             killed = steps.end(step, GRACE_SECONDS)
-            count = f"{len(step.members)} processes, {killed} killed"
+            count = f"{len(step.members)} processes, {killed} killed{_unread(step)}"
             text = f"ended step {step.id} ({count}): {reason}"
             log.warning("%s", text)
             if step.id not in self._ended:
                 self._ended.add(step.id)
-                at = self._clock.now()
-                self._outbox.note(Finding("fence", Severity.MONITOR, text, at, subject=step.id))
+                self._note(step, text)
+        for step in found:
+            if step.unreadable and step not in asked_for and step.id not in self._told:
+                self._told.add(step.id)
+                why = "it cannot be told whether auto-resume started it"
+                text = f"left step {step.id} alone: {why}{_unread(step)}"
+                log.warning("%s", text)
+                self._note(step, text)
+
+    def _note(self, step: steps.LocalStep, text: str) -> None:
+        at = self._clock.now()
+        self._outbox.note(Finding("fence", Severity.MONITOR, text, at, subject=step.id))
 
     def _learn(self, state: LinkState) -> None:
         """Resolve the address of each peer while name servers can still be reached."""
@@ -181,6 +204,12 @@ class Isolation:
             self._peers = frozenset(peer for peer in peers if peer.ip not in own)
         self._learned = (state.sessions, now)
         log.debug("control %s, peers %s", self._control, self._peers)
+
+
+def _unread(step: steps.LocalStep) -> str:
+    """Name the processes of a step that cannot be read."""
+    pids = ", ".join(str(process.pid) for process in step.unreadable)
+    return f"; these hang in the kernel and cannot be read: {pids}" if pids else ""
 
 
 def _well_formed(peers: Iterable[str]) -> list[tuple[str, int]]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,12 +21,13 @@ import pytest
 from fake_slurm import FakeSlurm
 
 from slurm_resilience import config
-from slurm_resilience.agent import steps, tcp_probe
+from slurm_resilience.agent import tcp_probe
 from slurm_resilience.agent.agent_link import LinkState
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.isolation import LEAST_LOOKS, Isolation, LookResult, decide
 from slurm_resilience.agent.outbox import Outbox
-from slurm_resilience.agent.steps import LocalStep, asked_for
+from slurm_resilience.agent.processes import process_reader, steps
+from slurm_resilience.agent.processes.steps import LocalStep, asked_for
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import SlurmUnreachable, UsageError
 
@@ -179,12 +183,81 @@ def test_a_process_that_left_its_slurmstepd_is_found_by_its_environment(
         stray.wait()
 
 
+def test_where_no_process_can_be_started_the_steps_are_found_all_the_same(
+    fake_step: FakeStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_step(f"{JOBS + 3}.0", SRES_TOKEN="t")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(process_reader.subprocess, "Popen", refuse)
+    assert found()[f"{JOBS + 3}.0"].has_token
+
+
 def test_a_task_that_ignores_sigterm_is_killed(fake_step: FakeStep) -> None:
     deaf = "trap '' TERM; while :; do sleep 600; done"
     process = fake_step(f"{JOBS + 5}.0", task=deaf, SRES_TOKEN="t")
     wait_until(lambda: len(children(process.pid)) == 2)
     assert steps.end(found()[f"{JOBS + 5}.0"], 0.2) >= 1
     wait_until(lambda: not psutil.pid_exists(process.pid) or not children(process.pid))
+
+
+@pytest.fixture
+def hung_task(tmp_path: Path) -> Iterator[str]:
+    """The command of a task that hangs in the kernel with the lock on its memory."""
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("needs FUSE: only root may mount")
+    where = tmp_path / "mounted"
+    where.mkdir()
+    program = Path(__file__).parents[1] / "support" / "hung_memory.py"
+    yield f"exec unshare -m {sys.executable} {program} {where} > {tmp_path}/said"
+
+
+def hung_in(process: psutil.Process, tmp_path: Path) -> psutil.Process:
+    """Wait until a task of a step hangs; return it."""
+    wait_until((tmp_path / "hangs").exists)
+
+    def hangs() -> list[psutil.Process]:
+        if "went on" in (tmp_path / "said").read_text():
+            pytest.skip("this kernel waits for no write under the lock on a process's memory")
+        return [one for one in children(process.pid) if one.status() == psutil.STATUS_DISK_SLEEP]
+
+    wait_until(hangs)
+    return hangs()[0]
+
+
+def test_a_process_that_hangs_with_its_memory_holds_up_no_other_end(
+    fake_step: FakeStep, hung_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_reader, "QUIET_SECONDS", 0.3)
+    step = fake_step(f"{JOBS + 8}.0", task=f"sleep 600 & {hung_task}", SRES_TOKEN="t")
+    hung = hung_in(step, tmp_path)
+    seen = found()[f"{JOBS + 8}.0"]
+    assert seen.has_token and seen.unreadable == (hung,)
+    assert hung in seen.members
+    steps.end(seen, 0.2)
+    wait_until(lambda: {one.pid for one in children(step.pid)} <= {hung.pid})
+
+
+def test_a_step_whose_every_task_hangs_is_known_from_an_earlier_look(
+    fake_step: FakeStep, hung_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_reader, "QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(steps, "running", ours)
+    step = fake_step(f"{JOBS + 9}.0", task=hung_task)
+    hung_in(step, tmp_path)
+    name, outbox = f"{JOBS + 9}.0", Outbox()
+    facts = SlurmFacts(NoSlurm(), "n1")  # type: ignore[arg-type]
+    fence = Isolation(
+        config.Config(), "n1", facts, LinkState, outbox, SystemClock(), threading.Event()
+    )
+    fence.end_steps("cut off")
+    (told,) = outbox.take_all().findings
+    assert told.subject == name
+    assert "left step" in told.text and "cannot be read" in told.text
+    assert not asked_for(ours("n1"))
+    assert [one.id for one in asked_for(ours("n1"), {name})] == [name]
 
 
 class NoSlurm:

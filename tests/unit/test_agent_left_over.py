@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
+import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
 
+import psutil
 import pytest
 
-from slurm_resilience.agent.left_over import end_left_over
+from slurm_resilience.agent.processes import process_reader
+from slurm_resilience.agent.processes.left_over import end_left_over
 
 USER = 65534
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -61,3 +69,34 @@ def test_only_users_processes_of_jobs_that_are_over_are_ended(start: Start, node
 def test_nothing_left_is_nothing_to_do(node: str) -> None:
     told = end_left_over(node, ())
     assert (told.ended, told.left) == ((), ())
+
+
+def test_what_hangs_with_its_memory_is_named_and_holds_up_nothing(
+    start: Start, node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not Path("/dev/fuse").exists():
+        pytest.skip("needs FUSE: there is no /dev/fuse")
+    monkeypatch.setattr(process_reader, "QUIET_SECONDS", 0.3)
+    where = tmp_path / "mounted"
+    where.mkdir()
+    program = Path(__file__).parents[1] / "support" / "hung_memory.py"
+    words = ["unshare", "-m", sys.executable, program, where, str(USER)]
+    hung = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 10
+        while psutil.Process(hung.pid).status() != psutil.STATUS_DISK_SLEEP:
+            assert time.monotonic() < deadline, "it does not hang"
+            if (tmp_path / "hangs").exists() and selectable(hung.stdout):
+                pytest.skip("this kernel waits for no write under the lock on a process's memory")
+        over = start(SLURM_JOB_ID="7", SLURMD_NODENAME=node)
+        told = end_left_over(node, ())
+        assert over.poll() is not None and len(told.ended) == 1
+        (left,) = told.left
+        assert left.startswith(f"{hung.pid} python") and "it hangs" in left
+    finally:
+        os.killpg(hung.pid, signal.SIGKILL)
+        hung.communicate()
+
+
+def selectable(pipe: IO[bytes] | None) -> bool:
+    return bool(select.select([pipe], [], [], 0.01)[0])

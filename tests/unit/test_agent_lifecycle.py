@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_resilience.agent import steps
 from slurm_resilience.agent.check_loop import checks_of
 from slurm_resilience.agent.joining.lifecycle_check import judge_record
 from slurm_resilience.agent.joining.lifecycle_rerun import OWN_UNIT, LifecycleRerun
-from slurm_resilience.agent.steps import LocalStep
+from slurm_resilience.agent.processes import steps
+from slurm_resilience.agent.processes.steps import LocalStep
 from slurm_resilience.config import Config, LifecycleSettings
 from slurm_resilience.errors import SresError, UsageError
 from slurm_resilience.health.check import Unjudged

@@ -16,7 +16,7 @@ from slurm_resilience.agent import finding_intake
 from slurm_resilience.agent.events.app_xid_memory import SAME_SECONDS, AppXidMemory
 from slurm_resilience.agent.finding_intake import FindingIntake
 from slurm_resilience.agent.outbox import Outbox
-from slurm_resilience.agent.steps import LocalStep
+from slurm_resilience.agent.processes.steps import LocalStep
 from slurm_resilience.health.app_xids import (
     MAX_EVENTS,
     WINDOW_SECONDS,

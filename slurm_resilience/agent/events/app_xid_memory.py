@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from slurm_resilience.agent.steps import LocalStep
+from slurm_resilience.agent.processes.steps import LocalStep
 from slurm_resilience.clock import Clock
 from slurm_resilience.health.app_xids import (
     APPLICATION_CODES,

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from slurm_resilience.agent import steps
+from slurm_resilience.agent.processes import steps
 from slurm_resilience.config import LifecycleSettings
 from slurm_resilience.errors import NotFound, SresError, UsageError
 from slurm_resilience.lifecycle.run_record import RunOutcome, read_record

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 import psutil
 
+from slurm_resilience.agent.processes.process_reader import ProcessReader, ProcessTexts
 from slurm_resilience.slurm.companion_job import COMPANION_JOB
 
 TOKEN = "SRES_TOKEN"
@@ -21,6 +22,11 @@ TOKEN = "SRES_TOKEN"
 SUPERVISOR = "sres-resume"
 STEPD = re.compile(r"slurmstepd: \[([0-9]+)(?:\+[0-9]+)?\.([A-Za-z0-9]+)\]")
 """slurmstepd's title, e.g. ``slurmstepd: [12.0]``, ``[12.batch]``; ``[12+1.0]`` in a het job."""
+NODE_NAME, JOB_ID, STEP_ID = "SLURMD_NODENAME", "SLURM_JOB_ID", "SLURM_STEP_ID"
+_GROUP = re.compile(r"/job_([0-9]+)/step_([A-Za-z0-9]+)")
+"""The control group that Slurm gives a step, where the site has it do so."""
+_READER = ProcessReader()
+"""One for all that ask: what hangs is to be found out once."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +41,31 @@ class LocalStep:
     """The supervisor of its job runs in it."""
     members: tuple[psutil.Process, ...] = field(default=(), compare=False)
     """Its processes, slurmstepd itself not among them."""
+    unreadable: tuple[psutil.Process, ...] = field(default=(), compare=False)
+    """Those of them that hang in the kernel: whether they have a token cannot be read."""
 
     @property
     def id(self) -> str:
         return f"{self.job}.{self.step}"
 
 
-def asked_for(steps: Iterable[LocalStep]) -> tuple[LocalStep, ...]:
+def asked_for(
+    steps: Iterable[LocalStep], known: Collection[str] = frozenset()
+) -> tuple[LocalStep, ...]:
     """Return the steps that may be ended when the node is cut off. Pure.
 
     Those that auto-resume started, and the batch script of the same job: it would start another
     attempt. Other sruns of the job, and jobs that did not ask, are not ours to touch.
+
+    Args:
+        steps: of this node.
+        known: steps that an earlier look found to have been started by auto-resume. They count
+            where processes hang by now, so that it cannot be read again.
     """
     steps = tuple(steps)
-    jobs = {step.job for step in steps if step.has_token or step.has_supervisor}
-    return tuple(s for s in steps if s.has_token or (s.step == "batch" and s.job in jobs))
+    ours = {s.id for s in steps if s.has_token or (s.unreadable and s.id in known)}
+    jobs = {step.job for step in steps if step.id in ours or step.has_supervisor}
+    return tuple(s for s in steps if s.id in ours or (s.step == "batch" and s.job in jobs))
 
 
 def running(node: str) -> tuple[LocalStep, ...]:
@@ -58,17 +74,36 @@ def running(node: str) -> tuple[LocalStep, ...]:
     Args:
         node: the node's name; where several slurmds share a machine, the others' are left out.
     """
-    steps, strays = [], _with_token()
-    for process in psutil.process_iter():
+    texts = read_texts(psutil.process_iter())
+    steps, strays = [], _strays(texts)
+    for process, text in texts.texts.items():
+        # The title replaces the command line. Any user can set one, so it has to be root's: a user
+        # must not speak for another user's job.
+        title = STEPD.match(text.title)
         with contextlib.suppress(psutil.Error):
-            # The title replaces the command line. Any user can set one, so it has to be
-            # root's: a user must not speak for another user's job.
-            title = STEPD.match(" ".join(process.cmdline()))
             if title and process.uids().real in (0, os.geteuid()) and _here(process):
                 job, step = int(title[1]), title[2]
-                seen = _look(process, job, step, node, strays.get((title[1], step), ()))
+                seen = _look(process, job, step, node, texts, strays.get((title[1], step), ()))
                 steps += [seen] if seen else []
     return tuple(steps)
+
+
+def read_texts(processes: Iterable[psutil.Process]) -> ProcessTexts:
+    """Read what tells a process's job and step."""
+    return _READER.read(processes, (TOKEN, COMPANION_JOB, NODE_NAME, JOB_ID, STEP_ID))
+
+
+def group_of(process: psutil.Process) -> tuple[str, str]:
+    """Return the job and the step in whose control group a process is; empty: in none.
+
+    No process can hold this up, whatever it hangs in.
+    """
+    if not _here(process):
+        return "", ""
+    with contextlib.suppress(OSError):
+        match = _GROUP.search(Path(f"/proc/{process.pid}/cgroup").read_text("utf-8", "replace"))
+        return (match[1], match[2]) if match else ("", "")
+    return "", ""
 
 
 def _here(process: psutil.Process) -> bool:
@@ -85,20 +120,26 @@ def _here(process: psutil.Process) -> bool:
 
 
 def _look(
-    stepd: psutil.Process, job: int, step: str, node: str, strays: Sequence[psutil.Process]
+    stepd: psutil.Process,
+    job: int,
+    step: str,
+    node: str,
+    texts: ProcessTexts,
+    strays: Sequence[psutil.Process],
 ) -> LocalStep | None:
     """Return one step; None when it belongs to another slurmd of this machine."""
     members = stepd.children(recursive=True)
-    environments = [_environment(member) for member in members]
-    if any(env.get("SLURMD_NODENAME", node) != node for env in environments):
+    environments = [texts.of(member).variables for member in members]
+    if any(env.get(NODE_NAME, node) != node for env in environments):
         return None
     token = step not in ("batch", "extern") and any(TOKEN in env for env in environments)
-    supervisor = any(_is_supervisor(member) for member in members)
+    supervisor = any(_is_supervisor(texts.of(member).title) for member in members)
     if token:
         member_pids = {member.pid for member in members}
         owners = {member.uids().real for member in members}
         members += [p for p in strays if p.pid not in member_pids and p.uids().real in owners]
-    return LocalStep(job, step, token, supervisor, tuple(members))
+    unreadable = tuple(member for member in members if member in texts.unreadable)
+    return LocalStep(job, step, token, supervisor, tuple(members), unreadable)
 
 
 def end(step: LocalStep, grace: float) -> int:
@@ -124,30 +165,20 @@ def _signal(processes: Sequence[psutil.Process], terminate: bool) -> None:
                 process.kill()
 
 
-def _with_token() -> dict[tuple[str, str], list[psutil.Process]]:
+def _strays(texts: ProcessTexts) -> dict[tuple[str, str], list[psutil.Process]]:
     """Return the processes with a token by job and step: some leave their slurmstepd (daemonised
-    helpers)."""
+    helpers). One that cannot be read is where its control group is."""
     by_step: dict[tuple[str, str], list[psutil.Process]] = {}
-    for process in psutil.process_iter():
-        env = _environment(process)
+    for process, text in texts.texts.items():
+        env = text.variables
         if TOKEN in env:
             # A task in a companion allocation is told of the main job.
-            job = env.get(COMPANION_JOB) or env.get("SLURM_JOB_ID", "")
-            key = (job, env.get("SLURM_STEP_ID", ""))
+            key = (env.get(COMPANION_JOB) or env.get(JOB_ID, ""), env.get(STEP_ID, ""))
             by_step.setdefault(key, []).append(process)
+    for process in texts.unreadable:
+        by_step.setdefault(group_of(process), []).append(process)
     return by_step
 
 
-def _environment(process: psutil.Process) -> dict[str, str]:
-    try:
-        return process.environ()
-    except (psutil.Error, OSError):
-        return {}
-
-
-def _is_supervisor(process: psutil.Process) -> bool:
-    try:
-        words = process.cmdline()[:3]
-    except psutil.Error:
-        return False
-    return any(PurePath(word).name == SUPERVISOR for word in words)
+def _is_supervisor(title: str) -> bool:
+    return any(PurePath(word).name == SUPERVISOR for word in title.split(" "))

@@ -29,7 +29,8 @@ def health(lab: Lab, node: str) -> str:
 def drills(lab: Lab, nodes: str) -> list[float]:
     """The seconds that each node's drill still lasts; nothing while one does not answer."""
     done = lab.run([SRES, "drill", "status", nodes, "--format", "json"])
-    return [one["seconds_left"] for one in json.loads(done.stdout)] if done.stdout else []
+    is_told = done.returncode == 0
+    return [one["seconds_left"] for one in json.loads(done.stdout)] if is_told else []
 
 
 def test_an_injected_fault_goes_the_whole_way_and_is_marked_everywhere(

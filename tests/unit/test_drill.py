@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from slurm_resilience.cli import main
 from slurm_resilience.cli.controller import ClusterView
 from slurm_resilience.cli.drill import inject_command
 from slurm_resilience.config import AgentSettings, Config
-from slurm_resilience.errors import SresError, UsageError
+from slurm_resilience.errors import SresError, UsageError, WireError
 from slurm_resilience.health.grouping import group
 from slurm_resilience.health.kernel_log import Classifier
 from slurm_resilience.inject.fault_catalogue import CATALOGUE, find_fault, lines_of
@@ -486,11 +487,37 @@ def test_a_drill_is_opened_and_closed_by_sresd(
 ) -> None:
     site = Site(kernel_log, 90.4)
     assert main.call(["drill", *words], site) == 0
-    assert site.asked == [("n2", asked), ("n3", asked)]
+    assert sorted(site.asked, key=lambda one: one[0]) == [("n2", asked), ("n3", asked)]
     assert capsys.readouterr().out.splitlines() == [
         "n2: a drill is open for 1:30 minutes",
         "n3: a drill is open for 1:30 minutes",
     ]
+
+
+class SiteWithoutN3(Site):
+    def ask_node(self, node: str, kind: str, question: Any, seconds: float) -> msgspec.Raw:
+        if node == "n3":
+            raise WireError("the sresd of n3 is not connected")
+        return super().ask_node(node, kind, question, seconds)
+
+
+def test_a_node_that_is_away_keeps_no_drill_open_on_the_others(
+    kernel_log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And none opens without a word: n2's would have counted, and n4's not have been closed."""
+    site = SiteWithoutN3(kernel_log, 0.0)
+    assert main.call(["drill", "close", "n2,n3,n4"], site) == WireError.exit_code
+    assert sorted(node for node, _ in site.asked) == ["n2", "n4"]
+    assert capsys.readouterr().out.splitlines() == [
+        "n2: no drill is open",
+        "n3: the sresd of n3 is not connected",
+        "n4: no drill is open",
+    ]
+    words = ["drill", "status", "n3,n4", "--format=json"]
+    assert main.call(words, site) == WireError.exit_code
+    away, answered = json.loads(capsys.readouterr().out)
+    assert away["trouble"] == "the sresd of n3 is not connected"
+    assert (answered["seconds_left"], answered["trouble"]) == (0, "")
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1", "61", "nan", "x"])

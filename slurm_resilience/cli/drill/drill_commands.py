@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import click
 import msgspec
 
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
 from slurm_resilience.cli.shared_options import config_option, format_option, hostlist_argument
-from slurm_resilience.cli.tables import print_json
-from slurm_resilience.errors import UsageError, WireError
+from slurm_resilience.cli.tables import heading, print_json
+from slurm_resilience.errors import NotPermitted, SresError, UsageError, WireError
 from slurm_resilience.wire.frames import UNREADABLE
 from slurm_resilience.wire.messages import ChangeDrill, DrillAnswer
 
 ANSWER_SECONDS = 10.0
+AT_ONCE = 16
+"""Nodes that are asked at the same time."""
 MAX_MINUTES = 60
 
 
@@ -67,13 +71,35 @@ def show_drill(cluster: ClusterView, hostlist: str, form: str) -> None:
 
 
 def _change(cluster: ClusterView, hostlist: str, wanted: ChangeDrill, form: str) -> None:
-    answers = {node: ask_drill(cluster, node, wanted) for node in cluster.named(hostlist)}
+    """Ask each node, and say what each has answered. One that is away keeps no other from being
+    asked, or from being told of: a drill that opened unseen would count."""
+    nodes = list(cluster.named(hostlist))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = dict(zip(nodes, pool.map(lambda n: _ask(cluster, n, wanted), nodes), strict=True))
     if form == "json":
-        shown = [{"node": node} | msgspec.to_builtins(told) for node, told in answers.items()]
-        print_json(shown)
+        print_json([{"node": node} | _as_data(told) for node, told in answers.items()])
     else:
         for node, told in answers.items():
-            click.echo(f"{node}: {in_words(told)}")
+            said = str(told) if isinstance(told, SresError) else in_words(told)
+            click.echo(heading(f"{node}: {said}"))
+    troubles = [told for told in answers.values() if isinstance(told, SresError)]
+    if troubles:
+        raise click.exceptions.Exit(troubles[0].exit_code)
+
+
+def _ask(cluster: ClusterView, node: str, wanted: ChangeDrill) -> DrillAnswer | SresError:
+    try:
+        return ask_drill(cluster, node, wanted)
+    except NotPermitted:
+        raise  # it holds for all nodes
+    except SresError as error:
+        return error
+
+
+def _as_data(told: DrillAnswer | SresError) -> dict[str, object]:
+    if isinstance(told, SresError):
+        return {"seconds_left": None, "is_always": None, "trouble": str(told)}
+    return {"seconds_left": told.seconds_left, "is_always": told.is_always, "trouble": ""}
 
 
 def ask_drill(cluster: ClusterView, node: str, wanted: ChangeDrill) -> DrillAnswer:

@@ -193,19 +193,11 @@ def run_program(program: Path, seconds: float) -> ProgramEnd:
         seconds: time limit.
 
     Raises:
-        Unjudged: it did not end within that, and was killed.
+        Unjudged: it cannot be started; or it did not end within that, and was killed.
     """
     output, errors = _bounded_file(), _bounded_file()
     try:
-        child = subprocess.Popen(
-            [str(program)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            env=_ENVIRONMENT,
-            cwd="/",
-            start_new_session=True,
-        )
+        child = _start(program, output, errors)
         try:
             code = child.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -223,6 +215,24 @@ def run_program(program: Path, seconds: float) -> ProgramEnd:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     both = f"{text.rstrip()}\n{more}" if text.strip() else more
     return ProgramEnd(code, lines[0][:MAX_LINE_CHARACTERS] if lines else "", both)
+
+
+def _start(program: Path, output: int, errors: int) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            [str(program)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            env=_ENVIRONMENT,
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as error:
+        # The kernel says of a script without its interpreter that the script is not there.
+        hint = "; does its first line name a program that is there (#!/bin/sh)?"
+        text = f"{program} cannot be started: {error.strerror}"
+        raise Unjudged(text + (hint if program.exists() else "")) from None
 
 
 def _content(file: int) -> str:
@@ -247,7 +257,8 @@ def judge_end(name: str, seen: ProgramEnd, now: float) -> Judgement:
         return Judgement(seen.line or "well")
     if seen.code not in (WATCH, FAULT):
         said = f": {seen.line}" if seen.line else ""
-        raise Unjudged(f"{name} ended with {seen.code}{said}")
+        end = f"ended with {seen.code}" if seen.code >= 0 else f"was ended by signal {-seen.code}"
+        raise Unjudged(f"{name} {end}{said}")
     if seen.code == FAULT and not seen.line:
         # A shell ends so that cannot read its script, and ls and grep where a file is missing: no
         # mistake in a script may reboot the nodes that have it.

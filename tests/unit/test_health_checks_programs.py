@@ -46,7 +46,7 @@ def run(folder: Path) -> CheckResult:
         ("ls /nowhere", "unjudged", "", "own ended with 2 and said nothing"),
         ("exit 1", "fail", "monitor", "own ended with 1"),
         ("echo no ipmitool; exit 3", "unjudged", "", "own ended with 3: no ipmitool"),
-        ("kill -TERM $$", "unjudged", "", "own ended with -15"),
+        ("kill -TERM $$", "unjudged", "", "own was ended by signal 15"),
         ("no-such-command", "unjudged", "", "own ended with 127"),
         ("yes", "fail", "monitor", "y"),
     ],
@@ -59,6 +59,16 @@ def test_the_end_of_a_program(
     assert result.verdict == verdict, result
     assert "".join(finding.severity for finding in result.findings) == severity
     assert result.text.startswith(said)
+
+
+@pytest.mark.parametrize("first_line", ["#!/no/such/shell", "no first line of a script"])
+def test_a_program_that_cannot_be_started_is_told_why(tmp_path: Path, first_line: str) -> None:
+    """Python's own words would say that the program is not there, which is."""
+    program(tmp_path, "exit 0").write_text(f"{first_line}\nexit 2\n")
+    result = run(tmp_path)
+    assert result.verdict == "unjudged"
+    assert result.text.startswith(f"{tmp_path / 'own'} cannot be started: ")
+    assert "does its first line name a program" in result.text
 
 
 def test_a_program_that_hangs_is_killed_with_its_children(

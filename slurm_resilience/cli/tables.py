@@ -149,6 +149,11 @@ def _width() -> int:
     return _WIDE
 
 
+def tell(text: object) -> None:
+    """Print a line of progress; other people's text is made harmless."""
+    click.echo(plain(text), err=True)
+
+
 def print_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=1))
 

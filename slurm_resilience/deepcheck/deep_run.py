@@ -84,6 +84,7 @@ class DeepRun:
         self._clock = clock
         self._options = options
         self._folder = log_directory
+        self._logs: dict[str, NodeLog] = {}
         self._tell = tell
         self._keeper = NodeKeeper(door, clock, tell)
         self._marks = DeepMarks(door, clock.now, tell)
@@ -162,7 +163,7 @@ class DeepRun:
                 self._tell(f"{name}: {action} is asked for")
 
     def _log_result(self, node: str, message: CheckEnded) -> None:
-        log = NodeLog(str(self._folder / f"{node}.log"))
+        log = self._logs.setdefault(node, NodeLog(str(self._folder / f"{node}.log")))
         log.add(result_text(stamp(self._clock.now()), message.result))
 
     def _report(self, findings: ClusterFindings, skipped: tuple[NodeDeepCheck, ...]) -> DeepReport:

@@ -20,6 +20,8 @@ TASKS_GRACE_SECONDS = 5.0
 STOP_GRACE_SECONDS = 10.0
 """Seconds that srun has to end its job."""
 MAX_KEPT_LINES = 50
+_NO_NEWS = ("@sres ", "srun: cluster configuration lacks support for cpu binding")
+"""The second is srun's word on --cpu-bind=none where no task plugin binds."""
 
 
 class StepStarter(Protocol):
@@ -78,7 +80,7 @@ class StepFollower:
             message = assemblers[number].feed(line)
             if message is not None:
                 heard(message)
-            elif not line.startswith("@sres "):
+            elif not line.startswith(_NO_NEWS):
                 said[number] = [*said[number], line.rstrip()][-MAX_KEPT_LINES:]
         return [
             DeepStepEnd(step.wait(), "\n".join(said[number])) for number, step in enumerate(steps)

@@ -66,6 +66,12 @@ def test_other_peoples_text_does_nothing_to_the_terminal() -> None:
     assert "[bold]" in table(("TEXT",), [["[bold]x[/bold]"]])
 
 
+def test_a_line_of_progress_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A deep check tells the reason of each node that it skips, which anyone may have written."""
+    tables.tell("n2: skipped: bob's\nhammer \x1b]0;title\x07")
+    assert capsys.readouterr().err == "n2: skipped: bob's hammer ?]0;title?\n"
+
+
 def test_durations_have_one_unit() -> None:
     assert [duration(s) for s in (-1, 0.4, 119, 120, 7199, 7200, 180000)] == [
         "0s", "0s", "119s", "2m", "120m", "2h", "2d",

@@ -28,7 +28,7 @@ from slurm_resilience.cli.deepcheck.pacing_commands import (
 )
 from slurm_resilience.cli.deepcheck.speed_command import measure_node_speeds
 from slurm_resilience.cli.shared_options import config_option, format_option, hostlist_argument
-from slurm_resilience.cli.tables import print_json, table, user_name
+from slurm_resilience.cli.tables import print_json, table, tell, user_name
 from slurm_resilience.errors import UsageError
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def run_deep_checks(
         / time.strftime(f"%Y%m%dT%H%M%S-{os.getpid()}", time.localtime(clock.now()))
     )
     client = MaintenanceClient(cluster.config.slurm_bin)
-    run = DeepRun(client, clock, options, folder, lambda line: click.echo(line, err=True))
+    run = DeepRun(client, clock, options, folder, tell)
     with ended_in_order():
         report = run.run(level, nodes, user_name(cluster.uid))
     _show(report, form)

@@ -22,6 +22,7 @@ from slurm_resilience.cli.deepcheck.deepcheck_options import (
     set_aside_option,
 )
 from slurm_resilience.cli.shared_options import config_option, hostlist_argument
+from slurm_resilience.cli.tables import tell
 
 if TYPE_CHECKING:
     from slurm_resilience.slurm.maintenance import MaintenanceClient
@@ -31,10 +32,6 @@ LOOK_SECONDS = 10.0
 END_SECONDS = 60.0
 """A run that is ended gives its nodes back within this time."""
 DAY_SECONDS = 86400.0
-
-
-def _tell(line: str) -> None:
-    click.echo(line, err=True)
 
 
 def _door(cluster: ClusterView) -> MaintenanceClient:
@@ -124,7 +121,7 @@ def watch_deep_checks(
         3600.0 * speed_hours,
     )
     begin, clock = _beginner(words, cluster.config_path), SystemClock()
-    watch = DeepWatch(_door(cluster), clock, pace, begin, lambda: _changed(cluster), _tell)
+    watch = DeepWatch(_door(cluster), clock, pace, begin, lambda: _changed(cluster), tell)
     stop = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: stop.set())

@@ -11,7 +11,7 @@ import msgspec
 from slurm_resilience.cli.controller import ClusterView, pass_cluster
 from slurm_resilience.cli.deepcheck.ended_in_order import ended_in_order
 from slurm_resilience.cli.shared_options import config_option, format_option, hostlist_argument
-from slurm_resilience.cli.tables import print_json, table, user_name
+from slurm_resilience.cli.tables import print_json, table, tell, user_name
 
 STORE = "speeds.sqlite"
 
@@ -54,7 +54,7 @@ def measure_node_speeds(
             names,
             user_name(cluster.uid),
             rounds,
-            lambda line: click.echo(line, err=True),
+            tell,
         )
     if form == "json":
         slow = [{**one.key._asdict(), "loss": one.loss, "text": one.text} for one in report.slow]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -24,7 +25,7 @@ from slurm_resilience.deepcheck.deep_results import (
     end_of,
 )
 from slurm_resilience.deepcheck.instance_level import as_program
-from slurm_resilience.deepcheck.node_choice import by_gpus, gpus_of
+from slurm_resilience.deepcheck.node_choice import by_gpus, gpus_of, has_neuron
 from slurm_resilience.deepcheck.pairing import (
     NodePair,
     PairingConclusion,
@@ -35,22 +36,53 @@ from slurm_resilience.deepcheck.pairing import (
 from slurm_resilience.deepcheck.run_options import DeepRunOptions
 from slurm_resilience.deepcheck.step_follower import StepFollower
 from slurm_resilience.deepcheck.step_lines import GroupSwept, GroupTrouble, StepMessage
-from slurm_resilience.deepcheck.step_requests import CollectiveRequest, RankGroup
-from slurm_resilience.errors import UsageError
+from slurm_resilience.deepcheck.step_requests import CollectiveRequest, RankGroup, RankHardware
+from slurm_resilience.errors import ConfigError, UsageError
+from slurm_resilience.health.profile_files import load_profile
 from slurm_resilience.model import Node, Severity
 from slurm_resilience.slurm.hostlists import expand, fold
 from slurm_resilience.slurm.maintenance import StepOrder
 
 PROGRAM = "slurm_resilience.deepcheck.torch_programs.collective_program"
-LARGEST_ON_GPUS_BYTES, LARGEST_ON_CPUS_BYTES = 1 << 30, 4 << 20
-"""Bytes of the largest message: large enough to fill the links."""
-LIMIT_SECONDS = 120.0
-"""Seconds that a rank waits for the others."""
 PASSES_OF_A_PAIR = 3
 """The best counts: other work on a node may slow one of them, a slow link slows all."""
-STEP_SECONDS = 600.0
-"""Seconds for a step, the start of its programs included."""
 FIRST_PORT, PORTS = 20_000, 12_000
+"""Neuron cores need the next two as well."""
+
+
+class CollectiveBounds(NamedTuple):
+    """The size and the time limits of a step."""
+
+    largest_bytes: int
+    """The largest message: large enough to fill the links."""
+    sweep_seconds: float
+    rank_seconds: float
+    """A rank waits for the others so long."""
+    step_seconds: float
+    """The start of the step's programs included."""
+
+
+BOUNDS: dict[RankHardware, CollectiveBounds] = {
+    RankHardware.CPU: CollectiveBounds(4 << 20, 60.0, 120.0, 600.0),
+    RankHardware.GPU: CollectiveBounds(1 << 30, 60.0, 120.0, 600.0),
+    # Each size is a program of its own, which each node compiles the first time.
+    RankHardware.NEURON: CollectiveBounds(256 << 20, 1500.0, 1800.0, 3600.0),
+}
+
+
+def hardware_of(gres: str, profile: str) -> RankHardware:
+    """Return the hardware whose links are measured.
+
+    Args:
+        gres: a node's, as Slurm shows it.
+        profile: a node type or a file; of a type without a profile Gres alone tells.
+    """
+    with contextlib.suppress(ConfigError):
+        if profile and load_profile(profile).neuron_devices:
+            return RankHardware.NEURON
+    if has_neuron(gres):
+        return RankHardware.NEURON
+    return RankHardware.GPU if gpus_of(gres) else RankHardware.CPU
 
 
 class ClusterFindings(NamedTuple):
@@ -87,7 +119,11 @@ class ClusterLevel:
             raise UsageError(f"the nodes have different GPUs: {said}; name nodes of one kind")
         self._nodes = {node.name: node for node in nodes}
         self._gres = next(iter(kinds))
-        self._gpus = gpus_of(nodes[0].gres)
+        self._hardware = hardware_of(nodes[0].gres, options.profile)
+        self._bounds = BOUNDS[self._hardware]
+        # The cores of a node are its own business: its task starts a rank on each.
+        is_gpu = self._hardware is RankHardware.GPU
+        self._tasks_per_node = gpus_of(nodes[0].gres) if is_gpu else 1
         self._options = options
         self._tell = tell
         self._threshold = threshold_of(options.profile, options.threshold)
@@ -164,17 +200,20 @@ class ClusterLevel:
         heard: Callable[[StepMessage], None],
     ) -> None:
         request = msgspec.structs.replace(
-            request, gpus=bool(self._gpus), limit_seconds=LIMIT_SECONDS
+            request,
+            hardware=self._hardware,
+            budget_seconds=self._bounds.sweep_seconds,
+            limit_seconds=self._bounds.rank_seconds,
         )
         order = StepOrder(
             reservation,
             tuple(names),
             as_program(PROGRAM, request),
-            max(1, round(STEP_SECONDS / 60)),
-            tasks_per_node=max(1, self._gpus),
+            max(1, round(self._bounds.step_seconds / 60)),
+            tasks_per_node=self._tasks_per_node,
             gres=self._gres,
         )
-        for end in follower.follow([order], STEP_SECONDS, heard):
+        for end in follower.follow([order], self._bounds.step_seconds, heard):
             if end.code != 0 and end.said:
                 self._tell(f"srun ended with {end.code}: {end.said.splitlines()[-1]}")
 
@@ -193,8 +232,7 @@ class ClusterLevel:
         return RankGroup(hostlist, self._nodes[first].address or first, port)
 
     def _largest(self) -> int:
-        by_kind = LARGEST_ON_GPUS_BYTES if self._gpus else LARGEST_ON_CPUS_BYTES
-        return self._options.largest_bytes or by_kind
+        return self._options.largest_bytes or self._bounds.largest_bytes
 
     def _conclusion(self, names: list[str], rounds: list[list[PairMeasure]]) -> ClusterFindings:
         isolation = conclude(names, rounds, self._threshold)
@@ -203,7 +241,8 @@ class ClusterLevel:
             for node in measure.pair:
                 best[node] = max(best.get(node, 0.0), measure.bandwidth or 0.0)
         nodes = tuple(self._judged(name, isolation, best) for name in self._nodes)
-        trouble = self._trouble_of_the_whole(isolation)
+        # Where a single node or none could measure, nothing is known of the whole.
+        trouble = self._trouble_of_the_whole(isolation) if len(names) > 1 else ""
         return ClusterFindings(nodes, tuple(self._sweeps), isolation, best, trouble)
 
     def _judged(

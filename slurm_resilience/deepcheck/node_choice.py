@@ -55,17 +55,25 @@ def kept_nodes(reservations: Iterable[Reservation], until: float) -> dict[str, s
     return {node: one.name for one in reservations if one.starts_at < until for node in one.nodes}
 
 
-_COUNT = re.compile(r"(?:^|,)gpu(?::[^,:(]+)?:(\d+)")
+_COUNT = re.compile(r"(?:^|,)gpu(?::(?P<type>[^,:(]+))?:(?P<count>\d+)")
+_NEURON = re.compile(r"trainium|inferentia|neuron", re.IGNORECASE)
+"""Slurm names them so among the GPUs where gres.conf has `AutoDetect=nrt`."""
 
 
 def gpus_of(gres: str) -> int:
     """Return the GPUs in a node's Gres: ``gpu:a100:8(S:0-1),shard:8`` → 8."""
-    return sum(int(number) for number in _COUNT.findall(gres))
+    found = _COUNT.finditer(gres)
+    return sum(int(one["count"]) for one in found if not _NEURON.search(one["type"] or ""))
+
+
+def has_neuron(gres: str) -> bool:
+    """Return whether a node's Gres names Neuron devices: ``gpu:trainium:16``, ``neuron:16``."""
+    return _NEURON.search(gres) is not None
 
 
 def gpu_request(gres: str) -> str:
-    """Return srun's ``--gres`` for all GPUs of a node; empty when it has none."""
-    count = gpus_of(gres)
+    """Return srun's ``--gres`` for all that a node has of the GRES gpu; empty when it has none."""
+    count = sum(int(one["count"]) for one in _COUNT.finditer(gres))
     return f"gpu:{count}" if count else ""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from slurm_resilience.deepcheck.collective_math import Collective
@@ -33,6 +35,17 @@ class RankGroup(msgspec.Struct, frozen=True):
     port: int
 
 
+class RankHardware(enum.StrEnum):
+    """The hardware whose links a collective goes over."""
+
+    CPU = "cpu"
+    """A rank on each node."""
+    GPU = "gpu"
+    """A rank on each GPU."""
+    NEURON = "neuron"
+    """A rank on each Neuron core."""
+
+
 class CollectiveRequest(msgspec.Struct, frozen=True):
     """Sweeps of groups of nodes, all at the same time."""
 
@@ -43,7 +56,7 @@ class CollectiveRequest(msgspec.Struct, frozen=True):
     factor: int = 8
     passes: int = 1
     """The sizes are measured so many times, each a row."""
-    gpus: bool = False
+    hardware: RankHardware = RankHardware.CPU
     budget_seconds: float = 60.0
     """A sweep ends early, after the size at which this time is over."""
     limit_seconds: float = 120.0

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
+import shutil
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -31,11 +35,13 @@ from slurm_resilience.deepcheck.step_requests import (
     CollectiveRequest,
     NeuronRequest,
     RankGroup,
+    RankHardware,
 )
 from slurm_resilience.deepcheck.torch_programs import (
     burn_program,
     collective_program,
     neuron_program,
+    rank_device,
 )
 from slurm_resilience.health.check import CheckContext
 from slurm_resilience.launcher.group_restart import free_port
@@ -90,17 +96,54 @@ def test_without_a_gpu_the_load_says_so(capsys: pytest.CaptureFixture[str]) -> N
     ]
 
 
+NEURON_LS = """\
+#!/bin/sh
+echo '[{"nc_count": 1}]'
+"""
+CORE_MODEL = """\
+import torch
+def xla_device(): return torch.device("cpu")
+def mark_step(): pass
+def wait_device_ops(): pass
+"""
+XLA_BACKEND = """\
+import torch.distributed as dist
+from torch.distributed.rendezvous import _env_rendezvous_handler
+
+if "xla" not in dist.Backend.backend_list:
+    dist.Backend.register_backend("xla", dist.ProcessGroupGloo, devices=["cpu"])
+    dist.register_rendezvous_handler("xla", _env_rendezvous_handler)
+"""
+
+
 @pytest.fixture
-def neuron(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Neuron core, played by the processor."""
-    xla = types.ModuleType("torch_xla.core.xla_model")
-    xla.xla_device = lambda: torch.device("cpu")  # type: ignore[attr-defined]
-    xla.mark_step = lambda: None  # type: ignore[attr-defined]
-    core = types.ModuleType("torch_xla.core")
-    core.xla_model = xla  # type: ignore[attr-defined]
-    for module in (types.ModuleType("torch_neuronx"), types.ModuleType("torch_xla"), core, xla):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+def neuron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A node with a Neuron core, played by the processor; return its libraries."""
+    libraries = tmp_path / "libraries"
+    for name, text in {
+        "torch_neuronx/__init__.py": "",
+        "torch_xla/__init__.py": "",
+        "torch_xla/core/__init__.py": "",
+        "torch_xla/core/xla_model.py": CORE_MODEL,
+        "torch_xla/distributed/__init__.py": "",
+        "torch_xla/distributed/xla_backend.py": XLA_BACKEND,
+    }.items():
+        (libraries / name).parent.mkdir(parents=True, exist_ok=True)
+        (libraries / name).write_text(text)
+    (tmp_path / "root/sys/devices/virtual/neuron_device/neuron0").mkdir(parents=True)
+    tool = tmp_path / "bin" / "neuron-ls"
+    tool.parent.mkdir()
+    tool.write_text(NEURON_LS)
+    tool.chmod(0o755)
+    settings = tmp_path / "sres.toml"
+    settings.write_text(f'[agent]\nsysroot = "{tmp_path}/root"\n')
+    monkeypatch.setenv("SRES_CONFIG", str(settings))
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("NEURON_CC_FLAGS", "--model-type=transformer")
+    monkeypatch.syspath_prepend(str(libraries))
+    yield libraries
+    for name in [name for name in sys.modules if name.startswith(("torch_neuronx", "torch_xla"))]:
+        del sys.modules[name]
 
 
 @pytest.mark.usefixtures("neuron")
@@ -137,6 +180,91 @@ def test_without_torch_neuronx_the_training_says_so(capsys: pytest.CaptureFixtur
     neuron_program.run(NeuronRequest(seconds=0.0))
     text = "torch_neuronx is not installed"
     assert heard(capsys.readouterr().out) == [GroupTrouble(0, "", text, missing=True)]
+
+
+def over_nodes(port: int, hardware: RankHardware, nodes: str = "n[1-2]") -> CollectiveRequest:
+    return CollectiveRequest(
+        (RankGroup(nodes, "127.0.0.1", port),),
+        largest_bytes=4096,
+        hardware=hardware,
+        limit_seconds=60,
+    )
+
+
+def test_neuron_cores_of_two_nodes_measure_both_collectives(neuron: Path, tmp_path: Path) -> None:
+    request = over_nodes(free_port(), RankHardware.NEURON)
+    words = [sys.executable, "-m", collective_program.__name__, msgspec.json.encode(request)]
+    ranks = {"RANKS": str(tmp_path / "ranks"), "PYTHONPATH": str(neuron)}
+    note = (
+        f"open({str(tmp_path)!r} + '/rank' + os.environ['RANK'], 'w').write(repr(dict(os.environ)))"
+    )
+    (neuron / "torch_neuronx" / "__init__.py").write_text(f"import os\n{note}\n")
+    tasks = [
+        subprocess.Popen(
+            words,
+            env={**os.environ, **ranks, "SLURMD_NODENAME": name},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("n1", "n2")
+    ]
+    try:
+        told = [task.communicate(timeout=120) for task in tasks]
+    finally:
+        for task in tasks:
+            task.kill()
+    messages = [message for out, _ in told for message in heard(out)]
+    sweeps = [one.sweep for one in messages if isinstance(one, GroupSwept)]
+    assert [sweep.collective for sweep in sweeps] == list(Collective), (messages, told)
+    assert {sweep.ranks for sweep in sweeps} == {2}
+    assert {row.wrong for sweep in sweeps for row in sweep.rows} == {0}
+    environment = ast.literal_eval((tmp_path / "rank1").read_text())
+    port = request.groups[0].port
+    assert environment["NEURON_RT_ROOT_COMM_ID"] == f"127.0.0.1:{port + 2}"
+    assert environment["CCOM_SOCKET_IFNAME"] == "lo"
+    assert environment["NEURON_CC_FLAGS"].endswith(rank_device.COMPILER)
+    assert (environment["GROUP_RANK"], environment["LOCAL_RANK"]) == ("1", "0")
+
+
+def trouble_of(capsys: pytest.CaptureFixture[str]) -> GroupTrouble:
+    (trouble,) = heard(capsys.readouterr().out)
+    assert isinstance(trouble, GroupTrouble) and trouble.missing
+    return trouble
+
+
+def test_what_a_neuron_node_lacks_leaves_it_unjudged_by_name(
+    neuron: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The hosts' network alone is never measured in place of that of the devices.
+    collective_program.run(over_nodes(1, RankHardware.CPU), "n1")
+    assert trouble_of(capsys).text.startswith("the collective of its Neuron devices was not run")
+
+    asked = over_nodes(1, RankHardware.NEURON)
+    (tmp_path / "bin" / "neuron-ls").write_text("#!/bin/sh\necho '[]'\n")
+    collective_program.run(asked, "n2")
+    assert trouble_of(capsys) == GroupTrouble(0, "n2", "neuron-ls shows no cores", missing=True)
+    shutil.rmtree(neuron / "torch_neuronx")
+    importlib.invalidate_caches()
+    collective_program.run(asked, "n2")
+    assert trouble_of(capsys).text == "torch_neuronx is not installed"
+    shutil.rmtree(tmp_path / "root" / "sys")
+    collective_program.run(asked, "n2")
+    assert trouble_of(capsys).text == "the node shows no Neuron device, and its type has some"
+
+
+def test_a_native_neuron_device_needs_no_torch_xla(
+    neuron: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(neuron / "torch_xla")
+    importlib.invalidate_caches()
+    with pytest.raises(rank_device.DeviceMissing, match="torch_xla is not installed"):
+        rank_device.open_neuron_core()
+    native = types.SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(torch, "neuron", native, raising=False)
+    monkeypatch.setattr(torch, "device", lambda name: name)
+    core = rank_device.open_neuron_core()
+    assert (core.device, core.backend, core.init_method) == ("neuron", "neuron", "env://")
 
 
 def single(port: int) -> CollectiveRequest:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from slurm_resilience.cli.deepcheck.ended_in_order import ended_in_order
+from slurm_resilience.deepcheck.cluster_level import BOUNDS
 from slurm_resilience.deepcheck.collective_math import Sweep, SweepRow
 from slurm_resilience.deepcheck.deep_marks import marked_at, status_of
 from slurm_resilience.deepcheck.deep_results import DeepOutcome, DeepResult
@@ -29,7 +30,7 @@ from slurm_resilience.deepcheck.step_lines import (
     StepMessage,
     as_lines,
 )
-from slurm_resilience.deepcheck.step_requests import CollectiveRequest
+from slurm_resilience.deepcheck.step_requests import CollectiveRequest, RankHardware
 from slurm_resilience.errors import (
     NotPermitted,
     SlurmError,
@@ -431,6 +432,40 @@ def test_a_node_without_torch_is_unjudged_and_the_others_are_judged(tmp_path: Pa
     assert states.pop("n1") == "Unjudged"
     assert set(states.values()) == {"Passed"}
     assert report.sweeps and report.trouble == ""
+
+
+def test_where_every_node_lacks_torch_nothing_has_failed(tmp_path: Path) -> None:
+    def lacks(order: StepOrder) -> list[StepMessage]:
+        text = "torch_neuronx is not installed"
+        return [GroupTrouble(0, name, text, missing=True) for name in order.nodes]
+
+    door = Door([node(number) for number in range(1, 4)], lacks)
+    report = run(door, tmp_path, "cluster", options=DeepRunOptions(profile="trn1.32xlarge"))
+    assert [one.results[0].text for one in report.nodes] == ["torch_neuronx is not installed"] * 3
+    assert {one.state for one in report.nodes} == {"Unjudged"}
+    assert (report.trouble, report.exit_code) == ("", 12)
+
+
+@pytest.mark.parametrize(
+    ("gres", "profile", "hardware", "tasks", "asked"),
+    [
+        ("", "", RankHardware.CPU, 1, ""),
+        ("gpu:h100:8(S:0-1)", "p5.48xlarge", RankHardware.GPU, 8, "gpu:8"),
+        ("", "trn1.32xlarge", RankHardware.NEURON, 1, ""),
+        ("gpu:Trainium2:16", "", RankHardware.NEURON, 1, "gpu:16"),
+        ("neuron:16", "a type that has no profile", RankHardware.NEURON, 1, ""),
+    ],
+)
+def test_the_type_of_the_nodes_decides_what_is_measured(
+    tmp_path: Path, gres: str, profile: str, hardware: RankHardware, tasks: int, asked: str
+) -> None:
+    door = Door([node(number, gres=gres) for number in (1, 2)], cluster_of(lambda _: 1.0))
+    run(door, tmp_path, "cluster", options=DeepRunOptions(profile=profile))
+    order = door.orders[0]
+    request = msgspec.json.decode(order.program[-1], type=CollectiveRequest)
+    assert (request.hardware, order.tasks_per_node, order.gres) == (hardware, tasks, asked)
+    assert request.largest_bytes == BOUNDS[hardware].largest_bytes
+    assert order.minutes * 60 > request.limit_seconds > request.budget_seconds
 
 
 def test_one_node_alone_has_no_links_to_others(tmp_path: Path) -> None:

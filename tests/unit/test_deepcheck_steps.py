@@ -155,7 +155,15 @@ def test_a_node_that_is_kept_for_others_is_left_alone() -> None:
 
 @pytest.mark.parametrize(
     ("gres", "count"),
-    [("", 0), ("gpu:8", 8), ("gpu:a100:8(S:0-1),shard:64", 8), ("lustre:1", 0), ("(null)", 0)],
+    [
+        ("", 0),
+        ("gpu:8", 8),
+        ("gpu:a100:8(S:0-1),shard:64", 8),
+        ("lustre:1", 0),
+        ("(null)", 0),
+        ("gpu:Trainium:16", 0),
+        ("gpu:a100:4,gpu:b:2", 6),
+    ],
 )
 def test_gpus_in_a_nodes_gres(gres: str, count: int) -> None:
     assert gpus_of(gres) == count

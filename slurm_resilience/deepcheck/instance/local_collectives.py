@@ -15,7 +15,7 @@ from slurm_resilience.deepcheck.deep_results import DeepOutcome, DeepResult
 from slurm_resilience.deepcheck.instance.instance_check import InstanceCheck, InstanceContext
 from slurm_resilience.deepcheck.report_forms import collective_table
 from slurm_resilience.deepcheck.step_lines import GroupSwept, GroupTrouble, LineAssembler
-from slurm_resilience.deepcheck.step_requests import CollectiveRequest, RankGroup
+from slurm_resilience.deepcheck.step_requests import CollectiveRequest, RankGroup, RankHardware
 from slurm_resilience.deepcheck.tool_call import ToolOutput, run_tool, start_program
 from slurm_resilience.health.check import Unjudged
 from slurm_resilience.model import Severity
@@ -63,7 +63,7 @@ def _of_torch(context: InstanceContext, ranks: int, gpus: bool) -> DeepResult:
         (group,),
         (Collective.ALL_REDUCE, Collective.ALL_GATHER),
         largest_bytes=LARGEST_ON_GPUS_BYTES if gpus else LARGEST_ON_CPUS_BYTES,
-        gpus=gpus,
+        hardware=RankHardware.GPU if gpus else RankHardware.CPU,
         budget_seconds=context.seconds,
         limit_seconds=LIMIT_SECONDS,
     )

@@ -2,8 +2,7 @@
 
 It is trained by the signs of its gradients, from whole numbers: weights stay whole numbers, and all
 sums are smaller than 2^24, up to which float32 holds them exactly, in whatever order they are added
-up. So each weight has to be equal to the bit. Whole numbers do not fit into bfloat16, into which
-the compiler would turn them unasked.
+up. So each weight has to be equal to the bit. They would not fit into bfloat16.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import msgspec
 from slurm_resilience.clock import SYSTEM_CLOCK
 from slurm_resilience.deepcheck.step_lines import GroupTrouble, NeuronTrained, as_lines
 from slurm_resilience.deepcheck.step_requests import NeuronRequest
+from slurm_resilience.deepcheck.torch_programs.rank_device import DeviceMissing, open_neuron_core
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 SAMPLES, WIDTH, STEPS = 32, 64, 8
 """A step changes each weight by one at most: sums stay below 2 x 32 x (64 x 8 + 64), for rounds of
 so many steps."""
-COMPILER = "--auto-cast=none"
 
 
 def _print(message: NeuronTrained | GroupTrouble) -> None:
@@ -35,21 +34,18 @@ def _print(message: NeuronTrained | GroupTrouble) -> None:
 
 def run(request: NeuronRequest) -> int:
     """Train round after round; print what came of it."""
-    flags = os.environ.get("NEURON_CC_FLAGS", "")
-    os.environ["NEURON_CC_FLAGS"] = f"{flags} {COMPILER}".strip()
     try:
-        import torch
-        import torch_neuronx  # noqa: F401  # torch_xla finds the Neuron cores by it
-        import torch_xla.core.xla_model as xla
-    except ImportError as error:
-        _print(GroupTrouble(0, "", f"{error.name} is not installed", missing=True))
+        core = open_neuron_core()
+    except DeviceMissing as reason:
+        _print(GroupTrouble(0, "", str(reason), missing=True))
         return 0
+    import torch
+
     right = _trained(torch.device("cpu"), lambda: None)
-    core = xla.xla_device()
     wrong = rounds = 0
     begun = SYSTEM_CLOCK.monotonic()
     while True:
-        wrong += int((_trained(core, xla.mark_step).cpu() != right).sum())
+        wrong += int((_trained(core.device, core.step_done).cpu() != right).sum())
         rounds += 1
         if SYSTEM_CLOCK.monotonic() - begun >= request.seconds:
             break

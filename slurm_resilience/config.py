@@ -79,6 +79,13 @@ class AgentSettings(_Section, frozen=True):
     executable that prints it."""
     nvidia_smi: str = "nvidia-smi"
     """The program by which GPUs are reset; an absolute path, or found on PATH."""
+    bug_report: str = "nvidia-bug-report.sh"
+    """NVIDIA's tool that writes a report of the node's GPUs, run with the evidence of a node; an
+    absolute path, or found on PATH. Empty: never."""
+    bug_report_timeout: float = 600.0
+    """Seconds after which it is killed. 0: it is never run."""
+    bug_report_bytes: int = 50_000_000
+    """Bytes of a file that it writes; three reports are kept."""
     fence_after: float = 15.0
     """A node that reaches neither sresctld, slurmctld nor any peer for this long ends its
     auto-resume steps. 0 switches fencing off."""
@@ -246,6 +253,12 @@ class ReplaceSettings(_Section, frozen=True):
     evidence_timeout: float = 10.0
     """Seconds that a replacement waits for what the node's sresd can still tell. 0: it is not
     asked."""
+    evidence_directory: str = ""
+    """A directory that all nodes share, in which root may write: sresd copies its bug reports
+    there. Empty: they lie on the node alone."""
+    bug_report_wait: float = 60.0
+    """Seconds that a reboot, or a replacement whose report is copied, waits for the end of a bug
+    report. 0: it waits for none."""
     max_running: int = 8
     """Replacements that run at the same time."""
     max_running_partition: int = 4
@@ -471,6 +484,7 @@ _LONGEST_SECONDS = {
     "detect": {"dead_after": 3600.0, "probe_timeout": 60.0},
     "agent": {"fence_after": 3600.0, "check_interval": 4 * 3600.0},
     "resume": {"check_wait": 60.0},
+    "replace": {"bug_report_wait": 590.0},
 }
 """Beyond this sresctld or sresd would do nothing for so long that it was meant in milliseconds."""
 _SHORTEST_SECONDS = {
@@ -485,7 +499,7 @@ _PERCENT = "_percent"
 _WHOLE_PERCENT = 100.0
 _POSITIVE = {
     "controller": ("interval", "keep"),
-    "agent": ("beat", "check_interval"),
+    "agent": ("beat", "check_interval", "bug_report_bytes"),
     "checks": ("corrected_memory_errors", "zombies"),
     "lifecycle": ("timeout", "total_timeout"),
     "detect": ("silent_after", "dead_after", "probe_timeout", "refused_after"),
@@ -564,6 +578,7 @@ _LONGEST_HEARTBEAT_SECONDS = 86400.0
 _ABSOLUTE = {
     "agent": ("kernel_log", "sysroot", "health_log", "hook_directory", "loss_notice"),
     "checks": ("mounts", "directory", "nhc_config"),
+    "replace": ("evidence_directory",),
 }
 """Paths that a daemon would look up in whatever directory it was started in."""
 

@@ -22,6 +22,8 @@ from slurm_resilience.agent.events import gpu_events
 from slurm_resilience.agent.events.app_xid_memory import AppXidMemory
 from slurm_resilience.agent.events.dcgm_policies import DcgmPolicies
 from slurm_resilience.agent.events.gpu_events import GpuEvents
+from slurm_resilience.agent.evidence.bug_report import BugReports, ReportProgress, ReportState
+from slurm_resilience.agent.evidence.machine_tools import gpu_state, machine_journal
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.finding_intake import FindingIntake
 from slurm_resilience.agent.health_log import HealthLog, log_path
@@ -32,7 +34,6 @@ from slurm_resilience.agent.joining.lifecycle_check import awaits_scripts
 from slurm_resilience.agent.joining.lifecycle_rerun import LifecycleRerun
 from slurm_resilience.agent.joining.validation import Validation
 from slurm_resilience.agent.kernel_log_reader import KernelLogReader
-from slurm_resilience.agent.machine_tools import gpu_state, machine_journal
 from slurm_resilience.agent.orders.gpu_reset import GpuReset
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.agent.processes import steps
@@ -49,6 +50,8 @@ from slurm_resilience.lifecycle import identity
 from slurm_resilience.model import CheckResult
 from slurm_resilience.wire.client import Connection
 from slurm_resilience.wire.messages import (
+    AwaitBugReport,
+    BugReportTold,
     ChangeDrill,
     ChecksRun,
     EndLeftOver,
@@ -109,10 +112,16 @@ class Daemon:
         )
         self._recent = recent
         self._kernel_log: KernelLogReader | None = None
+        reports = BugReports(settings, node, clock)
         answerers = {
             ChangeDrill.kind: Answerer(ChangeDrill, self._drill.change),
             SendLog.kind: Answerer(SendLog, self._log_tail),
-            SendEvidence.kind: Answerer(SendEvidence, self._evidence),
+            SendEvidence.kind: Answerer(
+                SendEvidence, lambda asked: self._evidence(asked, reports.begin())
+            ),
+            AwaitBugReport.kind: Answerer(
+                AwaitBugReport, lambda asked: BugReportTold(reports.wait(asked.seconds).text)
+            ),
             EndLeftOver.kind: Answerer(
                 EndLeftOver, lambda asked: end_left_over(self._node, asked.jobs)
             ),
@@ -276,7 +285,7 @@ class Daemon:
             logged = [CheckResult(kernel_log_reader.NAME, "fail", text, findings)]
         return ChecksRun((*logged, *results))
 
-    def _evidence(self, asked: SendEvidence) -> NodeEvidence:
+    def _evidence(self, asked: SendEvidence, report: ReportProgress) -> NodeEvidence:
         most = min(asked.max_bytes, MAX_TAIL_BYTES)
         return NodeEvidence(
             self._kernel_log.tail(most) if self._kernel_log else (),
@@ -285,6 +294,8 @@ class Daemon:
             self.outbox.kernel_findings(),
             self.outbox.results(),
             gpu_state(most // 2),
+            report.text,
+            report.state is ReportState.RUNNING,
         )
 
     def _open(self, host: str) -> Connection:

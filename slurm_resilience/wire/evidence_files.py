@@ -29,6 +29,8 @@ def evidence_files(evidence: NodeEvidence, about: Mapping[str, Any]) -> dict[str
     }
     # The names come from the node.
     tools = {name: text for name, text in evidence.tools.items() if _NAME.fullmatch(name)}
+    if evidence.bug_report:
+        tools["bug-report"] = f"{evidence.bug_report}\n"
     return files | {f"{name}.txt": text for name, text in tools.items()}
 
 
@@ -36,9 +38,10 @@ def evidence_in_words(evidence: NodeEvidence) -> str:
     """Return in one line how much there is."""
     count = len(evidence.findings) + sum(len(result.findings) for result in evidence.results)
     tools = f", {', '.join(sorted(evidence.tools))}" if evidence.tools else ""
+    report = f"; bug report on the node: {evidence.bug_report}" if evidence.bug_report else ""
     return (
         f"{len(evidence.kernel_log)} lines of the kernel log, "
-        f"{len(evidence.journal)} of the journal, {count} findings{tools}"
+        f"{len(evidence.journal)} of the journal, {count} findings{tools}{report}"
     )
 
 

@@ -189,6 +189,24 @@ class NodeEvidence(msgspec.Struct, frozen=True):
     """The last result of each check."""
     tools: Mapping[str, str] = {}
     """The output of the tools of its GPUs, by name."""
+    bug_report: str = ""
+    """The place of the report of NVIDIA's own tool, or that it is being written; empty: there is no
+    such tool."""
+    bug_report_runs: bool = False
+
+
+class AwaitBugReport(msgspec.Struct, frozen=True):
+    """A question: the place of the bug report, once it is there."""
+
+    kind: ClassVar[str] = "await-bug-report"
+    seconds: float
+    """The node answers after that at the latest."""
+
+
+class BugReportTold(msgspec.Struct, frozen=True):
+    """The answer to `AwaitBugReport`."""
+
+    text: str
 
 
 class EndLeftOver(msgspec.Struct, frozen=True):

@@ -11,16 +11,21 @@ import msgspec
 import pytest
 from worlds import NOW, FakeClock, finding
 
+from slurm_resilience.config import ReplaceSettings
 from slurm_resilience.controller.act import evidence_collector
-from slurm_resilience.controller.act.evidence_collector import EvidenceCollector, prune_evidence
+from slurm_resilience.controller.act.evidence_collector import (
+    EvidenceCollector,
+    prune_evidence,
+    report_wait,
+)
 from slurm_resilience.controller.act.reporting import Reporter
 from slurm_resilience.controller.decide.node_lifecycle import NodeEvent
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.controller.observe import last_run
 from slurm_resilience.errors import WireError
-from slurm_resilience.model import REPLACE, CheckResult
-from slurm_resilience.wire.messages import NodeAnswer, NodeEvidence
+from slurm_resilience.model import REBOOT, REPLACE, RESET, CheckResult
+from slurm_resilience.wire.messages import BugReportTold, NodeAnswer, NodeEvidence
 
 FOUND = NodeEvidence(
     ("first", "last"), ("a line",), (), (finding(),), (CheckResult("disk", "pass", "ok"),)
@@ -39,6 +44,7 @@ class Site:
         self.journal = Journal(folder / "journal.db")
         self.asked: list[Callable[[NodeAnswer], None]] = []
         self.refuses = ""
+        self.replace: dict[str, Any] = {}
         self.wakes = 0
         self.start()
 
@@ -49,7 +55,7 @@ class Site:
             Reporter(self.journal, self.clock),
             self.clock,
             self.folder,
-            seconds,
+            ReplaceSettings(evidence_timeout=seconds, **self.replace),
             self.wake,
         )
 
@@ -146,6 +152,79 @@ def test_a_full_disk_delays_nothing(site: Site, monkeypatch: pytest.MonkeyPatch)
 def test_zero_seconds_ask_nothing(site: Site) -> None:
     site.start(seconds=0.0)
     assert site.settled(site.open()) and not site.asked
+
+
+RUNS = msgspec.structs.replace(FOUND, bug_report="runs since 3 s", bug_report_runs=True)
+
+
+def told_report(text: str) -> NodeAnswer:
+    return NodeAnswer(2, msgspec.Raw(msgspec.msgpack.encode(BugReportTold(text))))
+
+
+@pytest.mark.parametrize(
+    ("action", "directory", "waits"),
+    [
+        (REBOOT, "", 60.0),
+        (REBOOT, "/shared", 60.0),
+        (REPLACE, "/shared", 60.0),
+        (REPLACE, "", 0.0),
+        (RESET, "/shared", 0.0),
+    ],
+)
+def test_only_what_would_lose_a_bug_report_waits_for_it(
+    action: str, directory: str, waits: float
+) -> None:
+    settings = ReplaceSettings(evidence_directory=directory)
+    assert report_wait(action, settings) == waits
+    assert report_wait(action, ReplaceSettings(bug_report_wait=0.0)) == 0.0
+
+
+def test_a_replacement_waits_for_the_copy_of_a_bug_report(site: Site) -> None:
+    site.replace = {"evidence_directory": "/shared"}
+    site.start()
+    incident = site.open()
+    site.collector.begin(incident)
+    site.asked[0](packed(RUNS))
+    assert not site.settled(incident) and len(site.asked) == 2
+    site.clock.pass_time(59.0)
+    assert not site.settled(incident)
+    site.asked[1](told_report("/x.log.gz; copied to /shared/x.log.gz"))
+    assert site.settled(incident) and site.wakes == 2
+    assert "2 lines of the kernel log" in site.told()[0]
+    assert site.told()[0].endswith("bug report: /x.log.gz; copied to /shared/x.log.gz")
+
+
+def test_no_replacement_waits_for_a_bug_report_beyond_its_bound(site: Site) -> None:
+    site.replace = {"evidence_directory": "/shared"}
+    site.start()
+    incident = site.open()
+    site.collector.begin(incident)
+    site.asked[0](packed(RUNS))
+    assert not site.settled(incident)
+    site.clock.pass_time(60.0)
+    assert site.settled(incident)
+    # A late word is kept all the same, also that there is none.
+    site.asked[1](NodeAnswer(2, refused="the connection to n1 was lost"))
+    site.collector.settle()
+    assert site.told()[0].endswith("bug report: none: the connection to n1 was lost")
+
+
+def test_a_report_that_nobody_copies_delays_no_replacement(site: Site) -> None:
+    incident = site.open()
+    site.collector.begin(incident)
+    site.asked[0](packed(RUNS))
+    assert site.settled(incident)
+
+
+def test_an_older_sresd_that_knows_no_bug_report_delays_nothing(site: Site) -> None:
+    site.replace = {"evidence_directory": "/shared"}
+    site.start()
+    incident = site.open()
+    site.collector.begin(incident)
+    site.asked[0](packed(RUNS))
+    assert not site.settled(incident)
+    site.asked[1](NodeAnswer(2, refused="sresd 0.1 does not know 'await-bug-report'"))
+    assert site.settled(incident)
 
 
 def test_old_evidence_goes_with_its_incident(site: Site) -> None:

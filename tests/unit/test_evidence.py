@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from slurm_resilience.agent import machine_tools
-from slurm_resilience.agent.machine_tools import gpu_state, machine_journal
+from slurm_resilience.agent.evidence import machine_tools
+from slurm_resilience.agent.evidence.machine_tools import gpu_state, machine_journal
 from slurm_resilience.cli import main
 from slurm_resilience.cli.controller import ClusterView
 from slurm_resilience.model import CheckResult, Finding, Node, Severity

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from slurm_resilience.agent.evidence.machine_tools import run_tool
 from slurm_resilience.agent.finding_intake import FindingIntake
-from slurm_resilience.agent.machine_tools import run_tool
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.errors import SresError

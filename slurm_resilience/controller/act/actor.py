@@ -77,7 +77,7 @@ class Actor:
             self._reporter,
             clock,
             state_dir,
-            config.replace.evidence_timeout,
+            config.replace,
             registry.wake.set,
         )
         repair = RepairActs(

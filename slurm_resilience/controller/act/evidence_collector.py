@@ -17,15 +17,26 @@ from pathlib import Path
 import msgspec
 
 from slurm_resilience.clock import Clock
+from slurm_resilience.config import ReplaceSettings
 from slurm_resilience.controller.act.reporting import Reporter
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.records import Incident
 from slurm_resilience.errors import SresError
+from slurm_resilience.model import REBOOT, RESET
 from slurm_resilience.wire.evidence_files import evidence_files, evidence_in_words
 from slurm_resilience.wire.frames import UNREADABLE
-from slurm_resilience.wire.messages import NodeAnswer, NodeEvidence, SendEvidence
+from slurm_resilience.wire.messages import (
+    AwaitBugReport,
+    BugReportTold,
+    NodeAnswer,
+    NodeEvidence,
+    SendEvidence,
+)
 
 log = logging.getLogger("sresctld")
+
+GRACE_SECONDS = 5.0
+"""For the answer of a sresd that has waited as long as it was asked to."""
 
 Ask = Callable[[str, str, msgspec.Raw, float, Callable[[NodeAnswer], None]], None]
 """`NodeRequests.ask`."""
@@ -52,6 +63,21 @@ def prune_evidence(state_dir: Path, before: float, is_kept: Callable[[int], bool
                 shutil.rmtree(directory)
 
 
+def report_wait(action: str, settings: ReplaceSettings) -> float:
+    """Return the seconds that a repair waits for a bug report that is being written. Pure.
+
+    A reboot would cut it off. A machine that is given away takes its disk along, so the wait is for
+    the copy alone. What resets a GPU leaves the report be.
+
+    Args:
+        action: of the incident.
+        settings: the longest wait, and where a copy goes.
+    """
+    if action == REBOOT or (action != RESET and settings.evidence_directory):
+        return settings.bug_report_wait
+    return 0.0
+
+
 class EvidenceCollector:
     """Asks, and keeps the answers. Used by the cycle's thread; answers come in the wire's."""
 
@@ -62,7 +88,7 @@ class EvidenceCollector:
         reporter: Reporter,
         clock: Clock,
         state_dir: Path,
-        seconds: float,
+        settings: ReplaceSettings,
         wake: Callable[[], None],
     ) -> None:
         """
@@ -72,7 +98,7 @@ class EvidenceCollector:
             reporter: is told where the evidence is, or why there is none.
             clock: its monotonic time counts.
             state_dir: sresctld's own directory.
-            seconds: until a node that has not answered is not waited for any more; 0: never ask.
+            settings: how long a node that has not answered is waited for, and its bug report.
             wake: begins the next cycle.
         """
         self._ask = ask
@@ -80,10 +106,13 @@ class EvidenceCollector:
         self._reporter = reporter
         self._clock = clock
         self._state_dir = state_dir
-        self._seconds = seconds
+        self._settings = settings
+        self._seconds = settings.evidence_timeout
         self._wake = wake
         self._asked_at: dict[int, float] = {}
         """Incidents of which no answer has come yet, since when (monotonic)."""
+        self._report_asked_at: dict[int, float] = {}
+        """Incidents whose bug report is being written, since when it was asked for."""
         self._answers: queue.SimpleQueue[tuple[Incident, NodeAnswer]] = queue.SimpleQueue()
 
     def begin(self, incident: Incident) -> None:
@@ -110,8 +139,12 @@ class EvidenceCollector:
             return True
         self.begin(incident)
         self.settle()
+        now = self._clock.monotonic()
         asked_at = self._asked_at.get(incident.id)
-        return asked_at is None or self._clock.monotonic() - asked_at >= self._seconds
+        if asked_at is not None and now - asked_at < self._seconds:
+            return False
+        report_at = self._report_asked_at.get(incident.id)
+        return report_at is None or now - report_at >= report_wait(incident.action, self._settings)
 
     def settle(self) -> None:
         """Keep the answers that have come."""
@@ -120,15 +153,54 @@ class EvidenceCollector:
                 self._take(*self._answers.get_nowait())
 
     def _take(self, incident: Incident, answer: NodeAnswer) -> None:
+        if incident.id in self._report_asked_at:
+            self._take_report(incident, answer)
+            return
         self._asked_at.pop(incident.id, None)
         text = f"none: {answer.refused}"
         if not answer.refused:
             try:
-                text = self._save(incident, msgspec.msgpack.decode(answer.body, type=NodeEvidence))
+                evidence = msgspec.msgpack.decode(answer.body, type=NodeEvidence)
+                text = self._save(incident, evidence)
+                if evidence.bug_report_runs:
+                    self._await_report(incident)
             except UNREADABLE as error:
                 text = f"none: sresd's answer cannot be read: {error}"
             except OSError as error:
                 text = f"none: it cannot be written: {error}"
+        self._note(incident, text)
+
+    def _await_report(self, incident: Incident) -> None:
+        """Ask where the bug report lies, once it is there. Only a node that will be rebooted or
+        replaced is waited for: see `is_settled`."""
+        seconds = self._settings.bug_report_wait
+        if not seconds or self._ask is None:
+            return
+        self._report_asked_at[incident.id] = self._clock.monotonic()
+
+        def answered(answer: NodeAnswer) -> None:
+            self._answers.put((incident, answer))
+            self._wake()
+
+        body = msgspec.Raw(msgspec.msgpack.encode(AwaitBugReport(seconds)))
+        try:
+            patience = seconds + GRACE_SECONDS
+            self._ask(incident.node, AwaitBugReport.kind, body, patience, answered)
+        except SresError as error:
+            self._answers.put((incident, NodeAnswer(0, refused=str(error))))
+
+    def _take_report(self, incident: Incident, answer: NodeAnswer) -> None:
+        del self._report_asked_at[incident.id]
+        text = f"none: {answer.refused}"
+        if not answer.refused:
+            try:
+                text = msgspec.msgpack.decode(answer.body, type=BugReportTold).text
+            except UNREADABLE as error:
+                text = f"none: sresd's answer cannot be read: {error}"
+        known = self._journal.incident(incident.id).evidence
+        self._note(incident, f"{known}; bug report: {text}")
+
+    def _note(self, incident: Incident, text: str) -> None:
         self._journal.note_evidence(incident.id, text)
         self._reporter.event("evidence", text, node=incident.node, incident=incident.id)
         log.info("%s: evidence of incident %d: %s", incident.node, incident.id, text)

@@ -2,7 +2,8 @@
 
 With CI=true a skip whose reason is not excused here is a failure: on a machine that was set up by
 scripts/test everything else has to run. A failure is named as it happens, in one line; pytest by
-itself names it at the end of the run.
+itself names it at the end of the run. A first try that failed is told in full at the end: what
+fails only now and then is best understood when it does.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ hypothesis.settings.load_profile("patient")
 _EXCUSED = re.compile("|".join(EXCUSED), re.IGNORECASE)
 _skipped = set[str]()
 _LONGEST_MESSAGE = 200
+_LONGEST_STORY = 8000
 
 
 class _Announcer:
@@ -48,9 +50,14 @@ class _Announcer:
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal = terminal
+        self._first_tries: list[pytest.TestReport] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Name the test that failed, and why."""
+        # pytest-rerunfailures' word for a failure that is tried again.
+        if str(report.outcome) == "rerun":
+            self._first_tries.append(report)
+            self._say("TRIED AGAIN", report)
         if report.failed:
             self._say("FAILED" if report.when == "call" else f"FAILED in its {report.when}", report)
 
@@ -58,6 +65,12 @@ class _Announcer:
         """Name the file that could not be loaded."""
         if report.failed:
             self._say("FAILED to load", report)
+
+    def pytest_terminal_summary(self) -> None:
+        """Tell why each first try failed, since nothing else does."""
+        for report in self._first_tries:
+            self._terminal.section(f"first try: {report.nodeid}", "_")
+            self._terminal.write_line(report.longreprtext[-_LONGEST_STORY:])
 
     def _say(self, what: str, report: pytest.TestReport | pytest.CollectReport) -> None:
         crash = getattr(report.longrepr, "reprcrash", None)

@@ -50,6 +50,23 @@ def test_each_failure_is_named_before_the_run_ends(tmp_path: Path, words: tuple[
     assert len(lines) == 2
 
 
+@pytest.mark.parametrize("words", [(), ("-n", "1")], ids=["plain", "xdist"])
+def test_a_first_try_that_failed_is_told_in_full(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_it.py").write_text(
+        "import os\n"
+        "def test_one():\n"
+        "    if not os.path.exists('again'):\n"
+        "        open('again', 'w').close()\n"
+        "        assert False, 'the first line\\nand the log below it'\n"
+    )
+    said = _pytest(tmp_path, "--reruns", "1", *words)
+    assert "TRIED AGAIN: test_it.py::test_one: AssertionError: the first line" in said
+    _, _, story = said.partition("first try: test_it.py::test_one")
+    assert "and the log below it" in story
+    assert "1 passed, 1 rerun" in story
+
+
 def test_what_failed_is_known_even_of_a_run_that_was_killed(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_it.py").write_text(TESTS.format(end="_exit(1)"))

@@ -33,7 +33,7 @@ PROGRAM = "slurm_resilience.deepcheck.instance"
 
 def as_program(module: str, request: msgspec.Struct) -> tuple[str, ...]:
     """Return the command line of one of our programs, which is installed on every node."""
-    return (sys.executable, "-m", module, msgspec.json.encode(request).decode("utf-8"))
+    return (sys.executable, "-P", "-m", module, msgspec.json.encode(request).decode("utf-8"))
 
 
 class InstanceLevel:

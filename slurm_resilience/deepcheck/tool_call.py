@@ -61,6 +61,7 @@ class RunningTool:
                 stdout=self._out,
                 stderr=self._err,
                 env={**os.environ, **(environment or {}), "LC_ALL": "C"},
+                cwd="/",  # as in a step: a user's directory may have files that a tool takes in
                 start_new_session=True,
             )
         except OSError as error:
@@ -129,5 +130,5 @@ def start_program(
     module: str, request: msgspec.Struct, environment: Mapping[str, str] | None = None
 ) -> RunningTool:
     """Start a module of this package with an order, by this Python."""
-    words = [sys.executable, "-m", module, msgspec.json.encode(request).decode("utf-8")]
+    words = [sys.executable, "-P", "-m", module, msgspec.json.encode(request).decode("utf-8")]
     return RunningTool(words, environment)

@@ -23,7 +23,7 @@ from slurm_resilience.lab.spec import MAX_DIRECTORY, LabSpec
 from slurm_resilience.lab.state_file import BASE, HINT, KEEPER_FILE, MARK, alive, check_name, stat
 
 _CLAIM_ATTEMPTS = 5
-_KEEPER = (sys.executable, "-m", "slurm_resilience.lab.keeper")
+_KEEPER = (sys.executable, "-P", "-m", "slurm_resilience.lab.keeper")
 _TOOLS = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",

@@ -154,7 +154,7 @@ def start(
         RunExists: the run was started before.
         SresError: this machine cannot start it, and nothing runs.
     """
-    runner = [sys.executable, "-m", "slurm_resilience.replace.program_runner"]
+    runner = [sys.executable, "-P", "-m", "slurm_resilience.replace.program_runner"]
     try:
         host.make(directory)
         host.spawn(directory, [*runner, str(directory), str(seconds), "--", *program, action, node])

@@ -161,5 +161,5 @@ def test_one_run_at_a_time_and_the_asker_may_leave(site: Site, tmp_path: Path) -
 
 def test_under_systemd_they_run_in_a_unit_of_their_own(site: Site) -> None:
     plain = site.rerun.command()
-    assert plain[:4] == [sys.executable, "-m", "slurm_resilience.lifecycle", "--again"]
+    assert plain[:5] == [sys.executable, "-P", "-m", "slurm_resilience.lifecycle", "--again"]
     assert site.made(site.settings, INVOCATION_ID="7").command() == [*OWN_UNIT, *plain]

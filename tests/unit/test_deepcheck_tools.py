@@ -31,7 +31,7 @@ from slurm_resilience.deepcheck.step_lines import (
     as_lines,
 )
 from slurm_resilience.deepcheck.step_requests import InstanceRequest
-from slurm_resilience.deepcheck.tool_call import RunningTool, run_tool
+from slurm_resilience.deepcheck.tool_call import RunningTool, run_tool, start_program
 from slurm_resilience.errors import UsageError
 from slurm_resilience.health.check import CheckContext, Expected, Unjudged
 from slurm_resilience.health.node_profile import NodeProfile
@@ -291,6 +291,19 @@ def test_a_tool_that_hangs_is_killed(tools: Path, tmp_path: Path) -> None:
     if (tmp_path / "pid").exists():
         state = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
         assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_nothing_is_taken_from_the_directory_in_which_root_works(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sres deepcheck here` in /tmp, where any user has left a msgspec.py."""
+    (tmp_path / "msgspec.py").write_text(f"open('{tmp_path}/taken', 'w')")
+    monkeypatch.chdir(tmp_path)
+    request = InstanceRequest(("gpu_count",))
+    assert start_program("slurm_resilience.deepcheck.instance", request).end(60).code == 0
+    assert not (tmp_path / "taken").exists()
+    tool(tools, "where", after="pwd")
+    assert run_tool(["where"], 10).out == "/\n"
 
 
 def test_a_check_that_breaks_leaves_the_node_unjudged(tmp_path: Path) -> None:

@@ -471,6 +471,17 @@ def test_a_child_that_cannot_be_killed_is_not_started_twice(tmp_path: Path) -> N
         children.probe(shared_mounts.CHECK, CheckContext(sysroot=tmp_path))
 
 
+def test_a_child_takes_no_module_from_where_root_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sresd --once` in /tmp, where any user has left a msgspec.py."""
+    (tmp_path / "msgspec.py").write_text("open('taken', 'w')")
+    monkeypatch.chdir(tmp_path)
+    result = run_one(shared_mounts.CHECK, CheckContext())
+    assert "without an answer" not in result.text
+    assert not (tmp_path / "taken").exists()
+
+
 def test_a_child_that_dies_is_unjudged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_child.sys, "executable", "/bin/false")
     result = run_one(shared_mounts.CHECK, CheckContext())

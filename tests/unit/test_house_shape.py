@@ -50,6 +50,23 @@ def _is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id == "self"
 
 
+def test_no_module_is_taken_from_the_directory_in_which_root_works() -> None:
+    """`python -m` looks there first, and in /tmp any user can leave a torch.py to root; `-P` stops
+    that."""
+    judge(
+        "python -m without -P",
+        (
+            (name_of(path), f"{name_of(path)}:{node.lineno}")
+            for path in FILES
+            # What stands there is a user's own command.
+            if not name_of(path).startswith("demo/")
+            for node in nodes(path)
+            if isinstance(node, ast.List | ast.Tuple)
+            and re.search(r"(?<!\w)sys\.executable, '-m'", ast.unparse(node))
+        ),
+    )
+
+
 def test_a_class_has_at_most_fifteen_fields() -> None:
     judge(
         "fields",

@@ -106,7 +106,7 @@ class GpuEvents:
         """Run the process until it ends, hangs, or must let the GPUs go; return its last line."""
         try:
             child = subprocess.Popen(
-                [sys.executable, "-m", gpu_event_child.__name__],
+                [sys.executable, "-P", "-m", gpu_event_child.__name__],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

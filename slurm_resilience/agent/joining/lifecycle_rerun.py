@@ -89,7 +89,7 @@ class LifecycleRerun:
         """Return the command that runs all scripts again."""
         limits = self._settings
         words = [
-            *(sys.executable, "-m", "slurm_resilience.lifecycle", "--again"),
+            *(sys.executable, "-P", "-m", "slurm_resilience.lifecycle", "--again"),
             *("--dir", limits.directory, "--state", limits.state_dir, "--logs", limits.log_dir),
             *("--timeout", str(limits.timeout), "--total", str(limits.total_timeout)),
             *("--resource-config", limits.resource_config, self._node),

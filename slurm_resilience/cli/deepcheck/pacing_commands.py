@@ -148,7 +148,7 @@ def _beginner(
     common = [f"--config={config}"] if config else []
 
     def begin(what: str, names: Sequence[str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "slurm_resilience.cli.main", "deepcheck", what]
+        command = [sys.executable, "-P", "-m", "slurm_resilience.cli.main", "deepcheck", what]
         own = [*words, *common] if what == "run" else common
         # In a session of its own: Ctrl-C is for the watch, which ends the run in order.
         return subprocess.Popen(

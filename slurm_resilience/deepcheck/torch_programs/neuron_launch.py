@@ -57,7 +57,7 @@ def launch_words(
     """
     nodes = expand(group.nodes)
     return [
-        *(sys.executable, "-m", "torch.distributed.run"),
+        *(sys.executable, "-P", "-m", "torch.distributed.run"),
         *(f"--nnodes={len(nodes)}", f"--node-rank={nodes.index(node)}"),
         *(f"--nproc-per-node={cores}", f"--rdzv-conf=timeout={round(timeout_seconds)}"),
         *(f"--master-addr={group.address}", f"--master-port={group.port + 1}"),

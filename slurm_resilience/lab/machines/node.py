@@ -159,7 +159,7 @@ class LabNode(Machine):
         words = ["--dir", str(scripts), *LIFECYCLE_FOLDERS, self.name]
         if (scripts / "on_create.sh").exists():
             # Its runner asks Slurm, and needs more than the standard library.
-            return [sys.executable, "-m", "slurm_resilience.lifecycle", *words]
+            return [sys.executable, "-P", "-m", "slurm_resilience.lifecycle", *words]
         return programs.quick("slurm_resilience.lifecycle.main", *words)
 
     async def join(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from slurm_resilience.clock import Clock
 from slurm_resilience.health import check_child
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
+from slurm_resilience.health.injected_tree import marked
 from slurm_resilience.model import CheckResult
 
 log = logging.getLogger("sresd.checks")
@@ -70,7 +71,7 @@ class CheckRunner:
     def _run_alone(self, check: Check) -> CheckResult:
         began = self._clock.monotonic()
         try:
-            judgement = self._within_limit(check)
+            judgement = marked(check.name, self._within_limit(check), self._context)
         except Unjudged as reason:
             return CheckResult(check.name, "unjudged", str(reason), (), self._since(began))
         except Exception as error:

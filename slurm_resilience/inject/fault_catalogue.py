@@ -1,8 +1,8 @@
 """The faults that can be injected, each with what it should lead to. Pure.
 
 Most are lines in the node's kernel log, which sresd reads there as it reads the kernel's own. The
-others happen: the machine stops, or its cable is cut; a line announces them, so that what follows
-is known for a drill.
+others happen: the machine stops, its cable is cut, or a file of its sysfs changes. A line announces
+them; what follows from a crash or a cut is known for a drill by it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slurm_resilience.health import xid
 from slurm_resilience.health.verdict import verdict_of
 from slurm_resilience.model import Severity
 
-Way = Literal["kernel-log", "crash", "cable"]
+Way = Literal["kernel-log", "crash", "cable", "sysfs"]
 
 USER_PRIORITY = "<12>"
 """Facility 1 (a program's), level 4. The kernel lets no program write facility 0."""
@@ -52,6 +52,8 @@ class InjectedFault(NamedTuple):
     way: Way = "kernel-log"
     dcgm: tuple[DcgmValue, ...] = ()
     """The same for DCGM, where it runs."""
+    check: str = ""
+    """The check that finds it, where that is no line."""
 
     @property
     def calls_for(self) -> str:
@@ -126,6 +128,34 @@ CATALOGUE: tuple[InjectedFault, ...] = (
         "a processor has hung with interrupts off",
         Severity.REBOOT,
         ("NMI watchdog: Watchdog detected hard LOCKUP on cpu 3",),
+    ),
+    InjectedFault(
+        "efa-port-down",
+        "an EFA port that was active is down (in a lab: sysfs)",
+        Severity.REBOOT,
+        way="sysfs",
+        check="efa_devices",
+    ),
+    InjectedFault(
+        "ib-port-down",
+        "an InfiniBand or RoCE port that was up is down (in a lab: sysfs)",
+        Severity.MONITOR,
+        way="sysfs",
+        check="infiniband_ports",
+    ),
+    InjectedFault(
+        "memory-count",
+        "a memory module counts an error that lost data (in a lab: sysfs)",
+        Severity.REPLACE,
+        way="sysfs",
+        check="edac_counters",
+    ),
+    InjectedFault(
+        "neuron-count",
+        "a Neuron device counts an error that lost data (in a lab: sysfs)",
+        Severity.REPLACE,
+        way="sysfs",
+        check="neuron_devices",
     ),
     InjectedFault("node-crash", "the machine stops at once", Severity.REPLACE, way="crash"),
     InjectedFault("cable-cut", "the node is cut off (in a lab)", Severity.REPLACE, way="cable"),

@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from slurm_resilience.errors import LabError, SresError
+from slurm_resilience.errors import LabError, SresError, UsageError
 from slurm_resilience.inject.fault_catalogue import InjectedFault
+from slurm_resilience.inject.sysfs_overlay import OverlayOrder, order_words
 from slurm_resilience.lab import Lab, LabSpec, state_file
 
 SYSRQ = Path("/proc/sysrq-trigger")
+OVERLAY_SECONDS = 60.0
 
 
 def write_lines(kernel_log: Path, lines: Iterable[str]) -> None:
@@ -76,3 +79,35 @@ def happen_in_lab(fault: InjectedFault, lab: Lab, node: str) -> None:
         lab.power_off(node)
     elif fault.way == "cable":
         lab.cut(node)
+    elif fault.way == "sysfs":
+        _lay_over(lab, node, fault)
+
+
+def end_in_lab(fault: InjectedFault, lab: Lab, node: str) -> None:
+    """Let a fault of a lab's node end, of those that do not end by themselves.
+
+    Raises:
+        UsageError: it is not one of them, or is not injected.
+        SresError: the lab cannot do it.
+    """
+    if fault.way == "cable":
+        lab.mend(node)
+    elif fault.way == "sysfs":
+        _lay_over(lab, node, fault, undo=True)
+    else:
+        raise UsageError(f"{fault.name} is over when it has happened: there is nothing to undo")
+
+
+def _lay_over(lab: Lab, node: str, fault: InjectedFault, undo: bool = False) -> None:
+    order = OverlayOrder(str(lab.directory / "keeper.sock"), node, fault.name, undo)
+    done = subprocess.run(
+        order_words(order),
+        env=lab.environment(),
+        capture_output=True,
+        text=True,
+        timeout=OVERLAY_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        said = done.stderr.strip() or f"exit code {done.returncode}"
+        raise (UsageError if done.returncode == UsageError.exit_code else SresError)(said)

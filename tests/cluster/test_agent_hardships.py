@@ -75,8 +75,7 @@ def test_nothing_that_happens_to_sresd_marks_a_node_or_is_lost(
     root = tmp_path / "root"
     (root / "sys" / "class").mkdir(parents=True)
     (root / "proc").symlink_to("/proc")
-    ports = fabric(root / "sys" / "class" / "infiniband", "4: ACTIVE", "5: LinkUp")
-    broken = fabric(tmp_path / "broken", "1: DOWN", "3: Disabled")
+    fabric(root / "sys" / "class" / "infiniband", "4: ACTIVE", "5: LinkUp")
     agent = {
         "check_interval": 1.0,
         "health_log": "/run/sres-node/log/health.jsonl",
@@ -104,7 +103,8 @@ def test_nothing_that_happens_to_sresd_marks_a_node_or_is_lost(
     lab.start_daemon("sresd", "n2")
 
     def told(node: str) -> set[str]:
-        return {finding["subject"] for finding in shown(lab, node).get("findings", ())}
+        findings = shown(lab, node).get("findings", ())
+        return {one["subject"] for one in findings if one["check"] != "injected"}
 
     wait_for(lambda: told("n4") >= parts, 60, "every finding is there")
     wait_for(lambda: told("n3") == {"0000:07:00"}, 30, "a full disk holds nothing up")
@@ -112,8 +112,16 @@ def test_nothing_that_happens_to_sresd_marks_a_node_or_is_lost(
         wait_for(lambda n=node: beats(lab, n), 60, f"{node} beats")
     # n1's own check was stopped in its first second, and has a minute. The others go on.
     assert "T" in lab.run(["ps", "-o", "stat=", "-C", "stops"], node="n1").stdout
-    lab.run(["mount", "--bind", str(broken), str(ports)], node="n1", check=True)
+    # A changed tree is read as any is. Only what the fault is about is said to be injected.
+    inject = [str(own_bin() / "sres"), "inject", "n1", "ib-port-down"]
+    lab.run(inject, check=True)
     wait_for(lambda: told("n1") == {"mlx5_0/1"}, 30, "another check has looked")
+    (found,) = (one for one in shown(lab, "n1")["findings"] if one["check"] == "infiniband_ports")
+    assert found["injected"] and found["text"].endswith("(injected)")
+    assert told("n2") == set()
+    lab.run([*inject, "--undo"], check=True)
+    wait_for(lambda: told("n1") == set(), 30, "the port is up again")
+    assert lab.run([*inject, "--undo"]).returncode == 2
     assert beats(lab, "n1")
     marks = ("detected", "marked", "replacing")
     assert not [event for event in events(lab) if event["kind"] in marks]

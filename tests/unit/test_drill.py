@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,15 @@ from slurm_resilience.cli.controller import ClusterView
 from slurm_resilience.cli.drill import inject_command
 from slurm_resilience.config import AgentSettings, Config
 from slurm_resilience.errors import SresError, UsageError, WireError
+from slurm_resilience.health.check import CheckContext
+from slurm_resilience.health.check_registry import BUILT_IN
 from slurm_resilience.health.grouping import group
+from slurm_resilience.health.injected_tree import MARKER, marked
 from slurm_resilience.health.kernel_log import Classifier
 from slurm_resilience.inject.fault_catalogue import CATALOGUE, find_fault, lines_of
-from slurm_resilience.inject.machine_faults import crash, write_lines
+from slurm_resilience.inject.machine_faults import crash, end_in_lab, write_lines
+from slurm_resilience.inject.sysfs_faults import changed_files
+from slurm_resilience.inject.sysfs_overlay import PLACES
 from slurm_resilience.model import SEVERITIES, Node, Severity
 from slurm_resilience.wire.messages import ChangeDrill, DrillAnswer
 
@@ -87,6 +93,62 @@ def test_an_unknown_fault_is_refused_in_one_line(name: str) -> None:
 def test_what_is_no_address_is_refused(gpu: str) -> None:
     with pytest.raises(UsageError, match="is no PCI address"):
         lines_of(find_fault("xid79"), gpu)
+
+
+BY_TREE = [fault.name for fault in CATALOGUE if fault.way == "sysfs"]
+
+
+def lay_out(root: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        file = root / name.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+
+
+@pytest.mark.parametrize("has_hardware", [True, False])
+@pytest.mark.parametrize("name", BY_TREE)
+def test_a_changed_tree_leads_to_what_it_says(
+    tmp_path: Path, name: str, has_hardware: bool
+) -> None:
+    fault = find_fault(name)
+    if has_hardware:
+        ports = "/sys/class/infiniband"
+        lay_out(
+            tmp_path,
+            {
+                f"{ports}/efa_0/device/vendor": "0x1d0f",
+                f"{ports}/efa_0/device/device": "0xefa2",
+                f"{ports}/efa_0/ports/1/state": "4: ACTIVE",
+                f"{ports}/mlx5_0/ports/1/state": "4: ACTIVE",
+                f"{ports}/mlx5_0/ports/1/phys_state": "5: LinkUp",
+                "/sys/devices/system/edac/mc/mc1/dimm3/dimm_ue_count": "0",
+                "/sys/devices/virtual/neuron_device/neuron2/stats/other": "0",
+            },
+        )
+    elif name == "ib-port-down":
+        with pytest.raises(UsageError, match="shows no InfiniBand or RoCE port that is up"):
+            changed_files(fault, tmp_path)
+        return
+    (check,) = (one for one in BUILT_IN if one.name == fault.check)
+    context = CheckContext(tmp_path)
+    before = check.probe(context)
+    context = replace(context, first=before, earlier=(before,))
+    assert not check.judge(before, context).findings
+    changed = changed_files(fault, tmp_path)
+    assert all(path.startswith(PLACES) for path in changed)
+    lay_out(tmp_path, changed)
+    seen = check.judge(check.probe(context), context)
+    assert [one.severity for one in seen.findings] == [fault.asks_for]
+    assert marked(check.name, seen, context) == seen, "nothing says that a person did it"
+    lay_out(tmp_path, {MARKER: f"another\n{check.name}"})
+    (told,) = marked(check.name, seen, context).findings
+    assert told.injected and told.text == f"{seen.findings[0].text} (injected)"
+    assert marked("disk", seen, context) == seen
+
+
+def test_what_is_over_at_once_cannot_be_undone() -> None:
+    with pytest.raises(UsageError, match="xid79 is over when it has happened"):
+        end_in_lab(find_fault("xid79"), None, "n1")  # type: ignore[arg-type]
 
 
 # -- the drill ------------------------------------------------------------------------------------
@@ -292,6 +354,8 @@ def test_a_fault_is_written_as_a_program_must_write_it(kernel_log: Path) -> None
         (["n3", "xid79", "--yes"], 60.0, 2, "this is n2, not n3"),
         (["n2", "flood", "--yes"], 60.0, 2, "is no fault"),
         (["n2", "cable-cut", "--yes"], 60.0, 2, "is for a lab"),
+        (["n2", "efa-port-down", "--yes"], 60.0, 2, "is for a lab"),
+        (["n2", "cable-cut", "--undo"], 60.0, 2, "--undo is for a lab's node"),
         (["n2", "xid79", "--gpu", "4", "--yes"], 60.0, 2, "is no PCI address"),
         (["n2", "xid79", "--lab", "/nowhere/lab"], 60.0, 9, "no lab in /nowhere/lab"),
         (["n2", "xid79", "--yes"], 60.0, 1, "nothing reads it"),

@@ -25,6 +25,7 @@ from slurm_resilience.inject.fault_catalogue import (
 )
 from slurm_resilience.inject.machine_faults import (
     crash,
+    end_in_lab,
     happen_in_lab,
     lab_of,
     write_lines,
@@ -65,22 +66,36 @@ def _list_faults(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     metavar="NAME",
     help="A node of this lab: its name or directory.  [default: the lab in which this runs]",
 )
+@click.option("--undo", is_flag=True, help="Let a fault of a lab's node that lasts end again.")
 @yes_option("NODE is a real one, and this is its drill.")
 @config_option
 @pass_cluster
 def inject(
-    cluster: ClusterView, node: str, fault: str, gpu: str | None, lab_name: str | None, yes: bool
+    cluster: ClusterView,
+    /,
+    node: str,
+    fault: str,
+    gpu: str | None,
+    lab_name: str | None,
+    undo: bool,
+    yes: bool,
 ) -> None:
     """Let FAULT happen to NODE, to see it found, marked and repaired.
 
     On a real node it runs as root on that node itself, with a drill open there (sres drill open
     NODE). Where DCGM runs, it is told of faults of GPUs as well. All that follows is marked as
-    injected.
+    injected. In a lab a cut cable and a changed sysfs last until --undo, or until the node boots.
     """
     chosen = find_fault(fault)
     lines = lines_of(chosen, gpu or GPU)
     if os.geteuid() != 0:
         raise NotPermitted("only root may inject a fault")
+    if undo:
+        if lab_name is None:
+            raise UsageError("--undo is for a lab's node (--lab NAME)")
+        end_in_lab(chosen, lab_of(lab_name), node)
+        click.echo(heading(f"{node}: {chosen.name} is over"))
+        return
     if lab_name is not None:
         _into_lab(lab_name, node, chosen, lines)
     else:
@@ -108,6 +123,10 @@ def _into_this_node(
     """Inject a fault into the machine on which this runs, if that is what is wanted."""
     if chosen.way == "cable":
         raise UsageError(f"{chosen.name} is for a lab: a node that is cut off cannot be mended")
+    if chosen.way == "sysfs":
+        raise UsageError(
+            f"{chosen.name} is for a lab: a changed /sys would hide {node}'s hardware from its jobs"
+        )
     if node not in (here := _names_of_this_machine()):
         raise UsageError(
             f"this is {here[0]}, not {node}: a fault is injected on the node itself "

@@ -57,6 +57,12 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
     _check(result, target)
 
 
+def unmount(target: str | Path) -> None:
+    """Take away the topmost mount; who has a file of it open keeps that. Unlike umount(8) it needs
+    no /proc."""
+    _check(_libc.umount2(os.fsencode(target), _MNT_DETACH), str(target))
+
+
 def bind(source: str | Path, target: str | Path, recursive: bool = False) -> None:
     """Show ``source`` at ``target`` too."""
     mount(str(source), str(target), flags=MS_BIND | (MS_REC if recursive else 0))

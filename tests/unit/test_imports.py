@@ -274,8 +274,15 @@ DOORS = {
     },
     ("cli", "replace"): {"replacers"},
     ("cli", "resume"): {"main", "decide.goodput", "decide.signatures", "history", "progress"},
-    ("inject", "health"): {"dcgm_tool", "documents.dcgm_devices", "verdict", "xid"},
-    ("inject", "lab"): {"Lab", "LabSpec", "state_file"},
+    ("inject", "health"): {
+        "checks",  # the files that they read
+        "dcgm_tool",
+        "documents.dcgm_devices",
+        "injected_tree",
+        "verdict",
+        "xid",
+    },
+    ("inject", "lab"): {"Lab", "LabSpec", "client", "machines", "state_file"},
     ("mesh", "wire"): {"frames"},
     ("demo", "controller"): {"journal"},
     ("replace", "slurm"): {"client"},

@@ -410,6 +410,15 @@ def parse(text: str, where: str = "configuration") -> Config:
     return config
 
 
+def chosen_file(path: str | os.PathLike[str] | None = None) -> Path:
+    """Return the configuration file that `load` reads, which may be missing.
+
+    Args:
+        path: the file; None: ``$SRES_CONFIG``, else the default path.
+    """
+    return Path(path or os.environ.get("SRES_CONFIG") or DEFAULT_PATH)
+
+
 def load(path: str | os.PathLike[str] | None = None) -> Config:
     """Read the configuration file.
 
@@ -420,7 +429,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Config:
         ConfigError: a named file that cannot be read, or any fault that `parse` finds.
     """
     named = path or os.environ.get("SRES_CONFIG")
-    file = Path(named) if named else DEFAULT_PATH
+    file = chosen_file(path)
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:

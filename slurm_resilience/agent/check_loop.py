@@ -24,12 +24,20 @@ from slurm_resilience.config import Config
 from slurm_resilience.errors import ConfigError, NotFound
 from slurm_resilience.health import check_registry
 from slurm_resilience.health.check import Check, CheckContext, Expected, Judgement
+from slurm_resilience.health.check_registry import refuse_unknown_names
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.checks.host import planned_loss
 from slurm_resilience.health.node_profile import NodeProfile
-from slurm_resilience.health.profile_files import load_profile
-from slurm_resilience.health.program_checks import with_programs
+from slurm_resilience.health.profile_files import load_profile, shipped_profiles
+from slurm_resilience.health.program_checks import (
+    DIRECTORY,
+    checks_named,
+    directory_check,
+    program_checks,
+    with_programs,
+)
 from slurm_resilience.model import FAULTY, CheckResult, Finding, Severity
+from slurm_resilience.trusted_paths import untrusted
 from slurm_resilience.wire.messages import StepChecksRun
 
 log = logging.getLogger("sresd.checks")
@@ -69,7 +77,13 @@ class CheckLoop:
         """The last run of each check, in a round."""
         self._broken: list[Exception] = []
         """Errors of our own in such a run; those of a check make it unjudged."""
-        self._checks = checks_of(settings)
+        self._listed: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
+        """The names in checks.directory, whenever it could be read."""
+        self._has_programs = False
+        self._checks = checks_of(settings, ())
+        if settings.checks.directory:
+            check = directory_check(settings.checks.directory, self._note_programs)
+            self._checks = (check, *self._checks)
         self._runner = self._new_runner()
 
     def add(self, check: Check) -> None:
@@ -85,10 +99,17 @@ class CheckLoop:
 
     def run(self) -> None:
         """Run the thread."""
-        self._outbox.expect((kernel_log_reader.NAME, *(check.name for check in self._checks)))
-        due = {check.name: self._clock.monotonic() for check in self._checks}
+        if self._settings.checks.directory:
+            # First: this node is sound when all its checks have looked.
+            asked = CheckContext(Path(self._settings.agent.sysroot), self._settings.checks)
+            self._run_beside(self._named(DIRECTORY), asked)
+        due: dict[str, float] = {}
         while not self._stop.is_set():
             now = self._clock.monotonic()
+            if self._take_programs() or not due:
+                names = [check.name for check in self._checks]
+                self._outbox.expect((kernel_log_reader.NAME, *names))
+                due = {name: due.get(name, now) for name in names}
             checks = [check for check in self._checks if due[check.name] <= now]
             # What Slurm expects is read again while something fails: an administrator may have
             # taken the missing GPU out of slurm.conf, so that the node can go on without it.
@@ -102,6 +123,25 @@ class CheckLoop:
             next_due = min(due.values(), default=now + self._settings.agent.check_interval)
             shortest = min(ROUND_SECONDS, self._settings.agent.check_interval)
             self._clock.wait(self._stop, max(next_due - now, shortest))
+
+    def _note_programs(self, names: tuple[str, ...]) -> None:
+        self._listed.put(names)
+
+    def _take_programs(self) -> bool:
+        """Add the checks of the site's programs, once their directory could be read."""
+        try:
+            names = self._listed.get_nowait()
+        except queue.Empty:
+            return False
+        if self._has_programs:
+            return False
+        self._has_programs = True
+        settings = self._settings.checks
+        own = checks_named(settings.directory, names, settings.disabled, _logs(self._settings))
+        self._checks = with_programs(self._checks, own)
+        self._runner.add(own)
+        refuse_unknown_names(settings, names)
+        return True
 
     def _run_beside(self, check: Check, check_context: CheckContext) -> None:
         """Run a check, and go on without it when it takes long: it must hold up no other one."""
@@ -212,8 +252,13 @@ class CheckLoop:
             log.log(level, "%s: %s: %s", result.check, result.verdict, result.text)
 
 
-def checks_of(settings: Config) -> tuple[Check, ...]:
-    """Return the checks of this node: ours, the site's, and that of its lifecycle scripts."""
+def checks_of(settings: Config, own: tuple[Check, ...] | None = None) -> tuple[Check, ...]:
+    """Return the checks of this node: ours, the site's, and that of its lifecycle scripts.
+
+    Args:
+        settings: of this node.
+        own: the checks of checks.directory; None: it is read here.
+    """
     disabled = settings.checks.disabled
     apart = (lifecycle_check.NAME, planned_loss.NAME, PROFILE)
     ours = check_registry.checks(tuple(name for name in disabled if name not in apart))
@@ -223,12 +268,18 @@ def checks_of(settings: Config) -> tuple[Check, ...]:
         ours = (*ours, planned_loss.notice_check(notice))
     if settings.checks.profile and PROFILE not in disabled:
         ours = (*ours, _profile_check())
-    health_log = log_path(settings.agent, dict(os.environ))
-    logs = health_log.parent / "checks" if health_log else None
-    programs = with_programs(ours, settings.checks.directory, disabled, logs)
+    if own is None:
+        own = program_checks(settings.checks.directory, disabled, _logs(settings))
+    programs = with_programs(ours, own)
     if lifecycle_check.NAME in disabled:
         return programs
     return (*programs, *lifecycle_check.checks_of_scripts(settings.lifecycle))
+
+
+def _logs(settings: Config) -> Path | None:
+    """Return the directory of the logs of the site's programs."""
+    health_log = log_path(settings.agent, dict(os.environ))
+    return health_log.parent / "checks" if health_log else None
 
 
 def context(settings: Config, facts: SlurmFacts, again: bool = False) -> CheckContext:
@@ -267,7 +318,12 @@ class LoadedProfile(NamedTuple):
 def _profile(name: str) -> LoadedProfile:
     """Read a profile, once: its file may lie where reading hangs."""
     try:
-        return LoadedProfile(load_profile(name) if name else NodeProfile())
-    except ConfigError as error:
+        profile = load_profile(name) if name else NodeProfile()
+        # What a user wrote may not say what the hardware of this node should be.
+        is_file = name and name not in shipped_profiles()
+        if is_file and (fault := untrusted(Path(name))):
+            raise ConfigError(fault)
+        return LoadedProfile(profile)
+    except (ConfigError, OSError) as error:
         log.warning("checks.profile: %s", error)
         return LoadedProfile(NodeProfile(), str(error))

@@ -21,8 +21,8 @@ import msgspec
 
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import AgentSettings
-from slurm_resilience.health.program_checks import refuse_users
 from slurm_resilience.model import CheckResult, Finding
+from slurm_resilience.trusted_paths import refuse_users
 
 log = logging.getLogger("sresd.health_log")
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import AgentSettings
-from slurm_resilience.health.program_checks import refuse_users
 from slurm_resilience.health.verdict import VERDICTS, HealthVerdict, verdict_of
+from slurm_resilience.trusted_paths import refuse_users
 
 log = logging.getLogger("sresd.hooks")
 

@@ -24,6 +24,7 @@ from slurm_resilience.errors import SresError
 from slurm_resilience.health.check_registry import refuse_unknown_names
 from slurm_resilience.lifecycle import identity
 from slurm_resilience.slurm.cli import CliClient
+from slurm_resilience.trusted_paths import refuse_at_start
 
 ROOT = 0
 """The user whose sresd others are."""
@@ -51,7 +52,10 @@ def sresd(path: str | None, node: str, once: bool, form: str, log_level: str) ->
     """Watch this node's health and tell sresctld."""
     recent = daemon_log.set_up(log_level)
     settings = config.load(path)
-    refuse_unknown_names(settings.checks)
+    refuse_forgeries(settings, config.chosen_file(path))
+    if not settings.checks.directory:
+        # It may be on a file server that is dead: the checks' thread reads it, beside the beats.
+        refuse_unknown_names(settings.checks)
     name = identity.node_name(node)
     facts = SlurmFacts(CliClient(settings.slurm_bin, timeout=5.0), name)
     if once:
@@ -65,6 +69,31 @@ def sresd(path: str | None, node: str, once: bool, form: str, log_level: str) ->
     # Not sys.exit: threads that hang in the kernel or hold a lock must not hold up the end.
     logging.shutdown()
     os._exit(code)
+
+
+def refuse_forgeries(settings: config.Config, file: Path) -> None:
+    """Refuse to start with what a user could have forged, of what lies on the node's own disk. The
+    rest may be on a file server that is dead, and is looked at when it is used.
+
+    Args:
+        settings: of this node.
+        file: from which they were read.
+
+    Raises:
+        ConfigError: one line says what it is.
+    """
+    agent, sysroot = settings.agent, Path(settings.agent.sysroot)
+    states = (
+        ("lifecycle.state_dir", settings.lifecycle.state_dir),
+        ("checks.state_dir", str(sysroot / settings.checks.state_dir.lstrip("/"))),
+    )
+    files = (
+        ("the configuration", str(file.absolute())),
+        ("agent.kernel_log", agent.kernel_log),
+        ("agent.nvidia_smi", agent.nvidia_smi),
+        ("agent.bug_report", agent.bug_report),
+    )
+    refuse_at_start(states, files)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ import click
 
 from slurm_resilience import __version__, daemon_log
 from slurm_resilience.clock import Clock, SteadyClock, SystemClock
-from slurm_resilience.config import OPTION_HELP, Config, load
+from slurm_resilience.config import OPTION_HELP, Config, chosen_file, load
 from slurm_resilience.controller.act.actor import Actor
 from slurm_resilience.controller.act.reset_replacer import GpuResetReplacer
 from slurm_resilience.controller.cycle import Cycle
@@ -49,6 +49,7 @@ from slurm_resilience.slurm.choose import choose
 from slurm_resilience.slurm.cli import CliClient
 from slurm_resilience.slurm.client import ClusterInfo, SlurmClient
 from slurm_resilience.slurm.reservations import ReservationClient, ReservationCommands
+from slurm_resilience.trusted_paths import refuse_at_start
 from slurm_resilience.wire.server import Handler, Server
 
 log = logging.getLogger("sresctld")
@@ -298,6 +299,24 @@ def only_one(state_dir: Path) -> Iterator[None]:
         os.close(lock)
 
 
+def refuse_forgeries(config: Config, file: Path) -> None:
+    """Refuse to start with what a user could have forged: the journal, and what sresctld runs.
+
+    Args:
+        config: sres.toml.
+        file: from which it was read.
+
+    Raises:
+        ConfigError: one line says what it is.
+    """
+    files = [("the configuration", str(file.absolute()))]
+    files += [("replace.program", word) for word in config.replace.program[:1]]
+    for name, sink in config.sinks.items():
+        files += [(f"sinks.{name}.command", word) for word in sink.command[:1]]
+        files += [(f"sinks.{name}.token_file", sink.token_file)]
+    refuse_at_start([("controller.state_dir", config.controller.state_dir)], files)
+
+
 def serve(config: Config, *, once: bool, dry_run: bool) -> None:
     """Run the daemon until SIGTERM or SIGINT.
 
@@ -465,7 +484,9 @@ def _allow_many_connections() -> None:
 def _command(config_path: str | None, once: bool, dry_run: bool, log_level: str) -> None:
     """Watch the cluster's nodes, mark faulty ones, and have them replaced until they are idle."""
     daemon_log.set_up(log_level)
-    serve(load(config_path), once=once, dry_run=dry_run)
+    config = load(config_path)
+    refuse_forgeries(config, chosen_file(config_path))
+    serve(config, once=once, dry_run=dry_run)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -43,14 +44,14 @@ from slurm_resilience.health.checks.storage import (
     nvme_disks,
     shared_mounts,
 )
-from slurm_resilience.health.program_checks import program_checks
+from slurm_resilience.health.program_checks import DIRECTORY, program_checks
 
 log = logging.getLogger("sresd.checks")
 
 GROUP = "slurm_resilience.checks"
 PACELESS_SOURCES = frozenset({"gpu_events", "dcgm_policies"})
 """Parts of sresd that are no checks, and that checks.disabled switches off as well."""
-CONFIGURED = frozenset({"planned_loss", "lifecycle", "profile"})
+CONFIGURED = frozenset({"planned_loss", "lifecycle", "profile", DIRECTORY})
 """Checks that are there only where another table of the configuration asks for them."""
 BUILT_IN: tuple[Check, ...] = (
     filesystem_readonly.CHECK,
@@ -94,11 +95,15 @@ def checks(disabled: tuple[str, ...] = ()) -> tuple[Check, ...]:
     return tuple(check for name, check in checks_by_name.items() if name not in disabled)
 
 
-def refuse_unknown_names(settings: CheckSettings) -> None:
+def refuse_unknown_names(settings: CheckSettings, programs: Iterable[str] | None = None) -> None:
     """Refuse a name in checks.disabled or checks.periods that is that of no check.
 
     A site's own checks may be on some of its nodes alone. So where there are such, a name that this
     machine does not know is only told.
+
+    Args:
+        settings: of the checks.
+        programs: the names in checks.directory; None: it is read here.
 
     Raises:
         ConfigError: there is no such check.
@@ -106,7 +111,9 @@ def refuse_unknown_names(settings: CheckSettings) -> None:
     if not (settings.periods or settings.disabled):
         return
     own = {point.name for point in entry_points(group=GROUP)}
-    own |= {check.name for check in program_checks(settings.directory)}
+    if programs is None:
+        programs = (check.name for check in program_checks(settings.directory))
+    own |= set(programs)
     known = {check.name for check in BUILT_IN} | CONFIGURED | own
     named = [("periods", name, known) for name in settings.periods]
     named += [("disabled", name, known | PACELESS_SOURCES) for name in settings.disabled]

@@ -41,6 +41,12 @@ class CheckRunner:
         self._locks = {check.name: threading.Lock() for check in self._checks}
         """A check runs once at a time: in the loop, or because sresctld asked for it."""
 
+    def add(self, checks: Iterable[Check]) -> None:
+        """Take more checks; one of a name that is known takes its place."""
+        for check in checks:
+            self._locks.setdefault(check.name, threading.Lock())
+            self._checks = (*(one for one in self._checks if one.name != check.name), check)
+
     def run(
         self, done: Callable[[CheckResult], object], context: CheckContext | None = None
     ) -> None:

@@ -10,22 +10,25 @@ not what the last run printed.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
 import signal
-import stat
 import subprocess
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
+from slurm_resilience.health.program_listing import NoListing, ProgramLister
 from slurm_resilience.model import FAULTY, Finding, Severity
+from slurm_resilience.trusted_paths import refuse_users, untrusted
 
 log = logging.getLogger("sresd.checks")
 
+DIRECTORY = "checks_directory"
+"""The check of checks.directory itself."""
 TIMEOUT_SECONDS = 60.0
 KILL_SECONDS = 2.0
 """Seconds beyond the time limit in which a killed program has to end."""
@@ -87,36 +90,57 @@ class ProgramLog:
 def program_checks(
     directory: str, disabled: tuple[str, ...] = (), logs: Path | None = None
 ) -> tuple[Check, ...]:
-    """Return a check for each executable in a directory; none where it is empty or not there.
+    """Return a check for each executable in a directory; where it cannot be read, one that says so.
 
     Args:
-        directory: of the programs.
+        directory: of the programs; empty: there are none.
         disabled: names of those that are left out.
         logs: takes a log of each; None: there is none.
     """
     if not directory:
         return ()
     try:
-        files = sorted(Path(directory).iterdir())
-    except OSError as error:
-        log.warning("checks.directory: %s cannot be read: %s", directory, error.strerror)
-        return ()
-    programs = [f for f in files if not f.name.startswith(".") and os.access(f, os.X_OK)]
-    return tuple(
-        _check(program, logs)
-        for program in programs
-        if program.is_file() and program.name not in disabled
-    )
+        names = ProgramLister(directory).names()
+    except NoListing:
+        return (directory_check(directory),)
+    return checks_named(directory, names, disabled, logs)
 
 
-def with_programs(
-    checks: tuple[Check, ...],
-    directory: str,
-    disabled: tuple[str, ...],
-    logs: Path | None = None,
+def checks_named(
+    directory: str, names: Iterable[str], disabled: tuple[str, ...], logs: Path | None
 ) -> tuple[Check, ...]:
-    """Return checks and a site's programs; a program replaces a check of the same name."""
-    own = program_checks(directory, disabled, logs)
+    """Return the checks of the programs that a directory was seen to have."""
+    return tuple(_check(Path(directory, name), logs) for name in names if name not in disabled)
+
+
+def directory_check(
+    directory: str, found: Callable[[tuple[str, ...]], object] = lambda names: None
+) -> Check:
+    """Return the check of the directory itself.
+
+    Args:
+        directory: of the programs.
+        found: is given their names whenever it could be read.
+    """
+
+    lister = ProgramLister(directory)
+
+    def probe(context: CheckContext) -> tuple[str, ...]:
+        try:
+            names = lister.names()
+        except NoListing as reason:
+            raise Unjudged(f"checks.directory ({directory}): {reason}") from None
+        found(names)
+        return names
+
+    def judge(names: tuple[str, ...], context: CheckContext) -> Judgement:
+        return Judgement(f"{directory}: {', '.join(names) or 'no executable'}")
+
+    return Check(DIRECTORY, probe, judge)
+
+
+def with_programs(checks: Iterable[Check], own: tuple[Check, ...]) -> tuple[Check, ...]:
+    """Return checks and a site's own; one of these replaces a check of the same name."""
     names = {check.name for check in own}
     return (*(check for check in checks if check.name not in names), *own)
 
@@ -126,7 +150,7 @@ def _check(program: Path, logs: Path | None) -> Check:
 
     def probe(context: CheckContext) -> ProgramEnd:
         try:
-            fault = unsafe(program)
+            fault = untrusted(program)
         except OSError as error:
             raise Unjudged(f"{error.filename} cannot be looked at: {error.strerror}") from None
         if fault:
@@ -140,49 +164,6 @@ def _check(program: Path, logs: Path | None) -> Check:
         return judge_end(program.name, seen, context.now)
 
     return Check(program.name, probe, judge, timeout=TIMEOUT_SECONDS + KILL_SECONDS)
-
-
-def unsafe(program: Path) -> str:
-    """Return why a program may not be run, or a file not be believed: another user could have
-    written it, or put another one in its place. A link counts as what it leads to.
-
-    Raises:
-        OSError: it is not there, or cannot be looked at.
-    """
-    target = program.resolve(strict=True)
-    for path in dict.fromkeys((program, program.parent, target, target.parent)):
-        status = path.stat()
-        if status.st_uid not in (0, os.geteuid()):
-            return f"{path} belongs to user {status.st_uid}, not to root"
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return f"{path} may be written by others than its owner: chmod go-w"
-    for path in dict.fromkeys((*program.absolute().parents, *target.parents)):
-        status = path.stat()
-        if status.st_uid not in (0, os.geteuid()):
-            return f"{path} belongs to user {status.st_uid}, not to root"
-        if status.st_mode & stat.S_IWOTH and not _is_sticky(status):
-            return f"{path} may be written by everyone: chmod o-w"
-    return ""
-
-
-def refuse_users(directory: Path) -> None:
-    """Refuse a directory in which a user could put a link in the place of one of our files: root
-    would write into the file that it leads to. A sticky one (/tmp) is no better.
-
-    Raises:
-        OSError: it is not there, or one of a user's, or of all users; the text says which.
-    """
-    status = directory.stat()
-    if status.st_uid not in (0, os.geteuid()):
-        raise PermissionError(errno.EPERM, f"{directory} belongs to user {status.st_uid}")
-    if status.st_mode & stat.S_IWOTH:
-        text = f"{directory} may be written by all users (chmod o-w)"
-        raise PermissionError(errno.EPERM, text)
-
-
-def _is_sticky(status: os.stat_result) -> bool:
-    """Tell whether a directory is like /tmp: no user replaces what belongs to another."""
-    return stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
 
 
 def run_program(program: Path, seconds: float) -> ProgramEnd:

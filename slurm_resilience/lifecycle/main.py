@@ -36,6 +36,7 @@ from slurm_resilience.lifecycle.run_record import (
 )
 from slurm_resilience.lifecycle.script_runner import MAX_LOG_BYTES, run_script
 from slurm_resilience.lifecycle.script_set import LifecycleScript, scripts_of
+from slurm_resilience.trusted_paths import untrusted_state
 
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 DEFAULT_TIMEOUT_SECONDS, DEFAULT_TOTAL_SECONDS = 300.0, 600.0
@@ -71,6 +72,8 @@ def run(plan: RunPlan, clock: Clock = SYSTEM_CLOCK) -> RunRecord:
     scripts = scripts_of(plan.directory)
     for folder in (plan.state_dir, plan.log_dir):
         folder.mkdir(parents=True, exist_ok=True)
+    if fault := untrusted_state(plan.state_dir):
+        raise UsageError(f"{fault}, so nothing was run: a user could forge what was run before")
     with _only_one(plan.state_dir / LOCK_NAME), _open_log(plan.log_dir) as log:
         earlier = None if plan.again else read_record(plan.state_dir)
         done = due(scripts, earlier, plan.boot_id, plan.instance)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +21,7 @@ from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import NotFound, SlurmUnreachable
+from slurm_resilience.health import program_listing
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
 from slurm_resilience.health.checks.host import memory
 from slurm_resilience.health.node_profile import NodeProfile
@@ -140,7 +147,7 @@ def check(
 
 
 def loop_of(monkeypatch: pytest.MonkeyPatch, outbox: Outbox, *checks: Check) -> CheckLoop:
-    monkeypatch.setattr(check_loop, "checks_of", lambda settings: checks)
+    monkeypatch.setattr(check_loop, "checks_of", lambda settings, own: checks)
     known, _ = facts(node(64000))
     return CheckLoop(config.Config(), known, outbox, SystemClock(), threading.Event())
 
@@ -231,7 +238,7 @@ def test_a_check_that_hangs_holds_up_no_round(monkeypatch: pytest.MonkeyPatch) -
         return 0
 
     checks = (check("mounts", hang), check("memory", look))
-    monkeypatch.setattr(check_loop, "checks_of", lambda settings: checks)
+    monkeypatch.setattr(check_loop, "checks_of", lambda settings, own: checks)
     known, _ = facts(node(64000))
     stop = threading.Event()
     settings = config.Config(agent=config.AgentSettings(check_interval=0.01))
@@ -273,3 +280,94 @@ def test_chosen_checks_are_run_together_and_none_is_waited_for_longer(
     assert {"memory", "slow"} <= {one.check for one in outbox.results()}
     with pytest.raises(NotFound, match="no check 'fans'; it has mounts, memory, slow"):
         loop.run_chosen(("memory", "fans"), 5.0)
+
+
+def wait_until(predicate: Callable[[], object], what: str) -> None:
+    deadline, tick = time.monotonic() + 20, threading.Event()
+    while not predicate():
+        assert time.monotonic() < deadline, what
+        tick.wait(0.02)
+
+
+@pytest.fixture
+def dead_server(tmp_path: Path) -> Iterator[Path]:
+    """A directory whose every look-up waits in the kernel, where SIGKILL does not end it."""
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("needs FUSE: only root may mount")
+    where, release = tmp_path / "mounted", tmp_path / "release"
+    where.mkdir()
+    program = Path(__file__).parents[1] / "cluster" / "hung_fs.py"
+    words = [sys.executable, program, where, release]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE)
+    try:
+        assert server.stdout is not None and server.stdout.readline() == b"mounted\n"
+        yield where / "hung"
+    finally:
+        release.touch()
+        subprocess.run(["umount", "--lazy", where], check=False)
+        server.terminate()
+        server.communicate()
+
+
+def programs_of(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, outbox: Outbox
+) -> contextlib.AbstractContextManager[CheckLoop]:
+    """Run a loop of one check of ours, and of the programs in a directory."""
+    ours = Check("ours", lambda context: 1, lambda seen, context: Judgement("well"))
+    monkeypatch.setattr(check_loop, "checks_of", lambda settings, own: (ours,))
+    settings = config.Config(
+        agent=config.AgentSettings(check_interval=0.5),
+        checks=config.CheckSettings(directory=str(directory)),
+    )
+    stop = threading.Event()
+    loop = CheckLoop(settings, facts(None)[0], outbox, SystemClock(), stop)
+    thread = threading.Thread(target=loop.run, daemon=True)
+
+    @contextlib.contextmanager
+    def running() -> Iterator[CheckLoop]:
+        thread.start()
+        try:
+            yield loop
+        finally:
+            stop.set()
+            thread.join(10)
+
+    return running()
+
+
+def verdict(outbox: Outbox, name: str) -> str:
+    return next((one.verdict for one in outbox.results() if one.check == name), "")
+
+
+def text(outbox: Outbox) -> str:
+    return next(one.text for one in outbox.results() if one.check == "checks_directory")
+
+
+def test_a_directory_of_programs_that_hangs_is_unjudged_and_holds_up_no_check(
+    dead_server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_listing.ProgramLister.__init__, "__defaults__", (0.5,))
+    outbox = Outbox()
+    with programs_of(dead_server, monkeypatch, outbox):
+        wait_until(lambda: verdict(outbox, "ours") == "pass", "another check looks")
+        wait_until(lambda: verdict(outbox, "checks_directory"), "the directory is judged")
+        assert verdict(outbox, "checks_directory") == "unjudged"
+        assert text(outbox).startswith(f"checks.directory ({dead_server}): ")
+        # It is asked again, but no second process is left behind beside one that hangs.
+        wait_until(lambda: "hangs in the kernel" in text(outbox), "it is asked again")
+
+
+def test_programs_are_found_once_their_directory_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, outbox = tmp_path / "checks", Outbox()
+    with programs_of(folder, monkeypatch, outbox) as loop:
+        wait_until(lambda: verdict(outbox, "checks_directory") == "unjudged", "it is not there")
+        made = tmp_path / "made"
+        made.mkdir(mode=0o755)
+        (made / "fans").write_text("#!/bin/sh\necho fine\n")
+        (made / "fans").chmod(0o755)
+        made.rename(folder)
+        wait_until(lambda: verdict(outbox, "fans") == "pass", "its program is run")
+        assert verdict(outbox, "checks_directory") == "pass"
+        assert loop.run_now("fans").text == "fine"

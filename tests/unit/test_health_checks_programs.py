@@ -12,7 +12,7 @@ from slurm_resilience import config
 from slurm_resilience.agent import once
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.health import check_registry, program_checks
-from slurm_resilience.health.check import CheckContext
+from slurm_resilience.health.check import CheckContext, Unjudged
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.model import CheckResult
 
@@ -139,12 +139,16 @@ def test_only_executables_are_checks(tmp_path: Path) -> None:
     found = program_checks.program_checks(str(tmp_path), ("off",))
     assert [check.name for check in found] == ["fans"]
     assert program_checks.program_checks("") == ()
-    assert program_checks.program_checks(str(tmp_path / "gone")) == ()
+    (gone,) = program_checks.program_checks(str(tmp_path / "gone"))
+    with pytest.raises(Unjudged, match="cannot be read: No such file"):
+        gone.probe(CheckContext())
 
 
 def test_a_program_replaces_a_check_of_its_name(tmp_path: Path) -> None:
     program(tmp_path, "echo ours; exit 0", "disk")
-    checks = program_checks.with_programs(check_registry.BUILT_IN, str(tmp_path), ())
+    checks = program_checks.with_programs(
+        check_registry.BUILT_IN, program_checks.program_checks(str(tmp_path))
+    )
     assert sorted(check.name for check in checks) == sorted(c.name for c in check_registry.BUILT_IN)
     (disk,) = (check for check in checks if check.name == "disk")
     assert CheckRunner([disk], CheckContext(), SystemClock()).run_one(disk).text == "ours"

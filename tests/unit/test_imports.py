@@ -211,7 +211,7 @@ def test_pyslurm_has_one_door() -> None:
     assert offenders(users, f"{HOME}.slurm.pyslurm") == []
 
 
-COMMON = {"clock", "config", "daemon_log", "errors", "model"}
+COMMON = {"clock", "config", "daemon_log", "errors", "model", "trusted_paths"}
 MAY_IMPORT = {
     # A room: the rooms it may import, besides its own.
     "agent": COMMON | {"health", "lifecycle", "slurm", "wire"},
@@ -240,7 +240,7 @@ MAY_IMPORT = {
     "inject": COMMON | {"health", "lab"},
     "lab": {"config", "errors", "slurm"},
     "launcher": {"clock", "errors", "mesh"},
-    "lifecycle": {"clock", "config", "errors", "model", "slurm"},
+    "lifecycle": {"clock", "config", "errors", "model", "slurm", "trusted_paths"},
     "mesh": {"clock", "errors", "wire"},
     "replace": COMMON | {"slurm"},
     "resume": COMMON | {"flight", "mesh", "slurm", "wire"},

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from slurm_resilience.agent.evidence.machine_tools import run_tool
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
-from slurm_resilience.health.program_checks import refuse_users
+from slurm_resilience.trusted_paths import refuse_users
 
 log = logging.getLogger("sresd.bug_report")
 

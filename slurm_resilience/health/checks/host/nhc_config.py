@@ -10,8 +10,8 @@ from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudg
 from slurm_resilience.health.nhc.nhc_facts import read_facts_for
 from slurm_resilience.health.nhc.nhc_lines import parse_nhc
 from slurm_resilience.health.nhc.nhc_rules import KNOWN_CHECKS, NhcOutcome, judge_line
-from slurm_resilience.health.program_checks import unsafe
 from slurm_resilience.model import Finding, Severity
+from slurm_resilience.trusted_paths import untrusted
 
 HOST = "/proc/sys/kernel/hostname"
 NAMED = 3
@@ -28,7 +28,7 @@ def probe(context: CheckContext) -> tuple[NhcOutcome, ...]:
     file = context.settings.nhc_config
     try:
         # A user must not be able to have a node replaced.
-        if fault := unsafe(context.path(file)):
+        if fault := untrusted(context.path(file)):
             raise Unjudged(fault)
         text = context.path(file).read_text("utf-8", "replace")
         host = context.path(HOST).read_text("utf-8").strip()

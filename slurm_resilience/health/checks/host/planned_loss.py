@@ -12,8 +12,9 @@ import re
 from pathlib import Path
 
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
-from slurm_resilience.health.program_checks import run_program, unsafe
+from slurm_resilience.health.program_checks import run_program
 from slurm_resilience.model import Finding, Severity
+from slurm_resilience.trusted_paths import untrusted
 
 NAME = "planned_loss"
 PERIOD_SECONDS = 5.0
@@ -28,7 +29,7 @@ def probe(path: Path) -> str:
     """Return the notice; empty: there is none."""
     try:
         # A user must be able neither to run something as root nor to have a node replaced.
-        fault = unsafe(path)
+        fault = untrusted(path)
         if not fault and not os.access(path, os.X_OK):
             with path.open("rb") as file:
                 return " ".join(file.read(MAX_BYTES).decode("utf-8", "replace").split())

@@ -82,7 +82,7 @@ def main(directory: str) -> None:
                 and entry.is_file()
                 and os.access(entry.path, os.X_OK)
             ]
-        answer = {"names": sorted(names)}
+        answer: dict[str, object] = {"names": sorted(names)}
     except OSError as error:
         answer = {"error": error.strerror or str(error)}
     print(json.dumps(answer))

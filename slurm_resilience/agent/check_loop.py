@@ -157,8 +157,13 @@ class CheckLoop:
 
         name = f"round {check.name}"
         thread = threading.Thread(target=body, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # A job may have taken all process numbers: the next round tries again.
+            log.warning("%s cannot be run: %s", check.name, error)
+            return
         self._running[check.name] = thread
-        thread.start()
         # One after the other as a rule: jobs shall not notice a round.
         thread.join(PATIENCE_SECONDS)
         if self._broken:

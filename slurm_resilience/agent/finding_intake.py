@@ -99,11 +99,16 @@ class FindingIntake:
             log.log(level, "%s: %s [%s]", told.severity, told.text, told.evidence)
         self._outbox.change(change)
         if finding.check == "xid" and (self._look is None or not self._look.is_alive()):
-            self._look = threading.Thread(
+            look = threading.Thread(
                 target=self._look_further, args=(finding,), name="suspect", daemon=True
             )
-            self._look.start()
-            self._look.join(LOOK_SECONDS)
+            try:
+                look.start()
+            except RuntimeError as error:
+                log.warning("whose fault an Xid is cannot be looked into: %s", error)
+                return
+            self._look = look
+            look.join(LOOK_SECONDS)
 
     def _look_further(self, finding: Finding) -> None:
         """Put up what follows from a finding, in a thread that nothing waits for."""

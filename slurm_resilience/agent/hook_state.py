@@ -95,13 +95,17 @@ class HookState:
         mark = self._mark()
         is_free = self._checking is None or not self._checking.is_alive()
         if mark != self._wanted and is_free and now >= self._check_due:
-            self._wanted = mark
             self._check_due = now + CHECK_PAUSE_SECONDS
             # Beside this thread: a check that hangs must not let the state grow old.
-            self._checking = threading.Thread(
+            checking = threading.Thread(
                 target=self._check, args=(CHECK_SECONDS,), name="hook checks", daemon=True
             )
-            self._checking.start()
+            try:
+                checking.start()
+            except RuntimeError as error:
+                log.warning("the checks for hooks cannot be run: %s", error)  # later, then
+            else:
+                self._wanted, self._checking = mark, checking
 
     def _state(self) -> str:
         findings = self._outbox.holding()

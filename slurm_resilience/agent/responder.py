@@ -67,7 +67,13 @@ class Responder:
             name=request.kind,
             daemon=True,  # a check that hangs in the kernel must not keep sresd from ending
         )
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # A job may have taken all process numbers: sresctld still hears this node.
+            with self._lock:
+                self._busy.discard(request.kind)
+            self._refuse(session, request, f"this node can start nothing: {error}")
 
     def _work(self, session: int, request: NodeRequest, answerer: Answerer) -> None:
         try:

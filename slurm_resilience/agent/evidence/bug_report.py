@@ -83,11 +83,15 @@ class BugReports:
                 self._began is not None and self._clock.monotonic() - self._began < FRESH_SECONDS
             )
             if path is not None and not self._runs() and not is_fresh:
-                self._began = self._clock.monotonic()
-                self._work = threading.Thread(
+                work = threading.Thread(
                     target=self._run, args=(path,), name="bug_report", daemon=True
                 )
-                self._work.start()
+                try:
+                    work.start()
+                except RuntimeError as error:
+                    log.warning("%s cannot be run: %s", path, error)
+                else:
+                    self._began, self._work = self._clock.monotonic(), work
         return self.progress()
 
     def progress(self) -> ReportProgress:

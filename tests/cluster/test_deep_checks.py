@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from jobs import Job, all_idle
 
 from slurm_resilience.lab import Lab, LabSpec
 from slurm_resilience.lab.programs import own_bin
+from slurm_resilience.slurm.maintenance import read_busy
 
 WaitFor = Callable[..., Any]
 SPEC = LabSpec(nodes=4, network=True, daemons=False)
@@ -86,8 +88,12 @@ def test_nodes_are_checked_beside_a_busy_one(lab: Lab, tmp_path: Path, wait_for:
     # The busy node's job has not noticed, and nothing is left behind.
     assert job.state() == "RUNNING"
     assert "No reservations" in reservations(lab)
+    ends = int(time.time())
     job.let_end()
     wait_for(lambda: all_idle(lab), 30, lab.node_states)
+    # Slurm shows the job's end as soon as it shows the node idle: the watch needs no other word.
+    shown = lab.run(["scontrol", "show", "node", "-o"], check=True).stdout
+    assert read_busy(shown)["n4"] >= ends
 
 
 def test_the_node_with_the_slow_cable_is_named_and_no_other(

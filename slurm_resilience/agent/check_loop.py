@@ -29,7 +29,7 @@ from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.checks.host import planned_loss
 from slurm_resilience.health.node_profile import NodeProfile
 from slurm_resilience.health.profile_files import load_profile, shipped_profiles
-from slurm_resilience.health.program_checks import (
+from slurm_resilience.health.programs.program_checks import (
     DIRECTORY,
     checks_named,
     directory_check,

@@ -44,7 +44,7 @@ from slurm_resilience.health.checks.storage import (
     nvme_disks,
     shared_mounts,
 )
-from slurm_resilience.health.program_checks import DIRECTORY, program_checks
+from slurm_resilience.health.programs.program_checks import DIRECTORY, program_checks
 
 log = logging.getLogger("sresd.checks")
 

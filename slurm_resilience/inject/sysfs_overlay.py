@@ -106,7 +106,7 @@ class Overlays:
 
 def order_words(order: OverlayOrder) -> Sequence[str]:
     """Return the command line of this program."""
-    return (sys.executable, "-m", __name__, msgspec.json.encode(order).decode())
+    return (sys.executable, "-P", "-m", __name__, msgspec.json.encode(order).decode())
 
 
 def main() -> int:

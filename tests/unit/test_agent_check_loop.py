@@ -21,10 +21,10 @@ from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import SystemClock
 from slurm_resilience.errors import NotFound, SlurmUnreachable
-from slurm_resilience.health import program_listing
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
 from slurm_resilience.health.checks.host import memory
 from slurm_resilience.health.node_profile import NodeProfile
+from slurm_resilience.health.programs import program_listing
 from slurm_resilience.model import Finding, Node, Severity
 from slurm_resilience.wire.messages import StepChecksRun
 

@@ -11,9 +11,10 @@ import pytest
 from slurm_resilience import config
 from slurm_resilience.agent import once
 from slurm_resilience.clock import SystemClock
-from slurm_resilience.health import check_registry, program_checks
+from slurm_resilience.health import check_registry
 from slurm_resilience.health.check import CheckContext, Unjudged
 from slurm_resilience.health.check_runner import CheckRunner
+from slurm_resilience.health.programs import program_checks
 from slurm_resilience.model import CheckResult
 
 

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
-from slurm_resilience.health.program_checks import run_program
+from slurm_resilience.health.programs.program_checks import run_program
 from slurm_resilience.model import Finding, Severity
 from slurm_resilience.trusted_paths import untrusted
 

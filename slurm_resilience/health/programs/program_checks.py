@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_resilience.health.check import Check, CheckContext, Judgement, Unjudged
-from slurm_resilience.health.program_listing import NoListing, ProgramLister
+from slurm_resilience.health.programs.program_listing import NoListing, ProgramLister
 from slurm_resilience.model import FAULTY, Finding, Severity
 from slurm_resilience.trusted_paths import refuse_users, untrusted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -85,6 +86,17 @@ def hardware_of(gres: str, profile: str) -> RankHardware:
     return RankHardware.GPU if gpus_of(gres) else RankHardware.CPU
 
 
+_NO_MEASURE = re.compile(
+    r"CANCELLED AT \S+ \*|srun: .*(?:Unable to (?:allocate|confirm|create|contact)|been revoked)"
+)
+"""Slurm's words where a step tells nothing of its links: a person has cancelled it (not its time
+limit, nor a node's failure), or slurmctld was away."""
+
+
+class _NotMeasured(Exception):
+    """A step was ended from outside, and no node is to blame for that."""
+
+
 class ClusterFindings(NamedTuple):
     """The outcome of the cluster level."""
 
@@ -133,6 +145,22 @@ class ClusterLevel:
 
     def run(self, reservation: str, follower: StepFollower) -> ClusterFindings:
         """Measure, and say whose link is slow."""
+        try:
+            names, rounds = self._measured(reservation, follower)
+        except _NotMeasured as reason:
+            self._tell(str(reason))
+            why = dict.fromkeys(self._nodes, str(reason)) | self._missing
+            told = [
+                _ended(name, DeepResult("links", DeepOutcome.UNJUDGED, text))
+                for name, text in why.items()
+            ]
+            nothing = PairingConclusion((), (), tuple(self._nodes), None)
+            return ClusterFindings(tuple(told), tuple(self._sweeps), nothing, {})
+        return self._conclusion(names, rounds)
+
+    def _measured(
+        self, reservation: str, follower: StepFollower
+    ) -> tuple[list[str], list[list[PairMeasure]]]:
         names = list(self._nodes)
         while len(names) > 1:
             self._sweep(names, reservation, follower)
@@ -148,7 +176,7 @@ class ClusterLevel:
             rounds.append(self._round(pairs, reservation, follower))
             names = [name for name in names if name not in self._missing]
             rounds = [[m for m in one if not self._missing.keys() & set(m.pair)] for one in rounds]
-        return self._conclusion(names, rounds)
+        return names, rounds
 
     def _sweep(self, names: list[str], reservation: str, follower: StepFollower) -> None:
         self._tell(f"sweep over {len(names)} nodes")
@@ -214,6 +242,9 @@ class ClusterLevel:
             gres=self._gres,
         )
         for end in follower.follow([order], self._bounds.step_seconds, heard):
+            if _NO_MEASURE.search(end.said):
+                said = end.said.splitlines()[-1]
+                raise _NotMeasured(f"its job was ended from outside, or could not begin: {said}")
             if end.code != 0 and end.said:
                 self._tell(f"srun ended with {end.code}: {end.said.splitlines()[-1]}")
 
@@ -259,9 +290,7 @@ class ClusterLevel:
         elif name in isolation.unsettled:
             text = f"{rate:.3g} GB/s at best, and there is nothing good to compare it with"
             result = DeepResult("links", DeepOutcome.UNJUDGED, text)
-        begun = advanced(NodeDeepCheck(name), DeepState.IN_PROGRESS)
-        ended = msgspec.structs.replace(begun, results=(result,))
-        return advanced(ended, *end_of((result,)))
+        return _ended(name, result)
 
     def _trouble_of_the_whole(self, isolation: PairingConclusion) -> str:
         if isolation.slow:
@@ -280,3 +309,9 @@ class ClusterLevel:
                 "no node is slower than the others"
             )
         return ""
+
+
+def _ended(name: str, result: DeepResult) -> NodeDeepCheck:
+    begun = advanced(NodeDeepCheck(name), DeepState.IN_PROGRESS)
+    ended = msgspec.structs.replace(begun, results=(result,))
+    return advanced(ended, *end_of((result,)))

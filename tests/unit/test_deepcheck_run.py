@@ -76,6 +76,7 @@ class Door:
         self.refusals: list[str] = []
         self.orders: list[StepOrder] = []
         self.code = 0
+        self.words = ""
         self.refused: SresError | None = None
         self.reserved: list[Reservation] = []
         self.unlabelled: SresError | None = None
@@ -117,6 +118,7 @@ class Door:
             for number, message in enumerate(self.answer(order))
             for line in as_lines(f"task{number}", message)
         ]
+        lines += [self.words]
         program = f"print({chr(10).join(lines)!r}); raise SystemExit({self.code})"
         return subprocess.Popen(
             [sys.executable, "-S", "-c", program], stdout=subprocess.PIPE, text=True
@@ -389,6 +391,45 @@ def test_a_node_that_comes_to_no_result_is_named(tmp_path: Path) -> None:
         [node(number) for number in range(1, 5)],
         cluster_of(lambda members: None if "n2" in members else 1.0),
     )
+    report = run(door, tmp_path, "cluster")
+    assert {one.node for one in report.nodes if one.state == "Failed"} == {"n2"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-23T17:12:24 ***",
+        "srun: error: Unable to allocate resources: Unable to contact slurm controller",
+    ],
+)
+def test_steps_that_are_ended_from_outside_name_no_node(tmp_path: Path, words: str) -> None:
+    """Two rounds of pairs came to nothing, for all nodes, and the third one did: each node was
+    taken for one that is slow with several good nodes, and its replacement asked for."""
+    door = Door([node(number) for number in range(1, 5)], cluster_of(lambda _: 1.0))
+    answer = door.answer
+
+    def cancelled(order: StepOrder) -> list[StepMessage]:
+        is_ended = len(door.orders) in (2, 3)
+        door.code, door.words = (1, words) if is_ended else (0, "")
+        return [] if is_ended else answer(order)
+
+    door.answer = cancelled
+    report = run(door, tmp_path, "cluster")
+    assert {one.state for one in report.nodes} == {"Unjudged"}
+    assert words in report.nodes[0].reason
+    assert (report.exit_code, report.trouble, report.lines) == (12, "", ())
+    assert len(door.orders) == 2, "a person who cancels a step wants no other one"
+
+
+def test_a_step_that_a_node_brings_down_is_a_measure(tmp_path: Path) -> None:
+    dead = (
+        "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-23T17:12:24 DUE TO NODE n2"
+    )
+    door = Door(
+        [node(number) for number in range(1, 5)],
+        cluster_of(lambda members: None if "n2" in members else 1.0),
+    )
+    door.code, door.words = 1, f"{dead} FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"
     report = run(door, tmp_path, "cluster")
     assert {one.node for one in report.nodes if one.state == "Failed"} == {"n2"}
 

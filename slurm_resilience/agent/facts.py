@@ -54,7 +54,13 @@ class SlurmFacts:
             return self._node
 
 
+NEURON_TYPE = re.compile(r"trainium|inferentia|neuron", re.IGNORECASE)
+
+
 def gpus(gres: str) -> int:
-    """GPUs in a node's GRES, e.g. ``gpu:h100:8(S:0-1),gpu:2,nvme:1`` → 10. Pure."""
-    counts = re.findall(r"(?:^|,)gpu(?::[^,:(]+)??(?::([0-9]+))?(?=[,(]|$)", gres)
-    return sum(int(count or 1) for count in counts)
+    """GPUs in a node's GRES, e.g. ``gpu:h100:8(S:0-1),gpu:2,nvme:1`` → 10. Pure.
+
+    Slurm's `AutoDetect=nrt` lists Neuron devices as `gpu`, too; they are none.
+    """
+    found = re.findall(r"(?:^|,)gpu(?::([^,:(]+))??(?::([0-9]+))?(?=[,(]|$)", gres)
+    return sum(int(count or 1) for kind, count in found if not NEURON_TYPE.search(kind))

@@ -223,6 +223,7 @@ def test_neuron_cores_of_two_nodes_measure_both_collectives(neuron: Path, tmp_pa
     port = request.groups[0].port
     assert environment["NEURON_RT_ROOT_COMM_ID"] == f"127.0.0.1:{port + 2}"
     assert environment["CCOM_SOCKET_IFNAME"] == "lo"
+    assert environment["PYTHONSAFEPATH"] == "1"
     assert environment["NEURON_CC_FLAGS"].endswith(rank_device.COMPILER)
     assert (environment["GROUP_RANK"], environment["LOCAL_RANK"]) == ("1", "0")
 

@@ -141,6 +141,7 @@ def test_memory_without_an_expectation_is_unjudged() -> None:
         ("gpu:2", 2),
         ("gpu:h100:8(S:0-1)", 8),
         ("gpu:h100:2,gpu:a100-40gb:2(S:1-2,4),lic:1,mps:200", 4),
+        ("gpu:Trainium2:16(S:0-1)", 0),
     ],
 )
 def test_gpus_of_a_gres(gres: str, count: int) -> None:

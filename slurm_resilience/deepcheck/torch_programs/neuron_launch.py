@@ -82,7 +82,8 @@ def launch_environment(
         own["CCOM_SOCKET_IFNAME"] = interface
     if has_efa:
         own |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
-    return {**own, **given}
+    # torchrun starts its ranks without -P, which would look for torch where root works.
+    return {**own, **given, "PYTHONSAFEPATH": "1"}
 
 
 def launch_on_cores(

@@ -64,6 +64,8 @@ class Run:
         self.out = logs / "out"
         self.ranks = nodes * ranks
         self.launchers: list[Forked] = []
+        self._told: list[Event] = []
+        self._read: dict[Path, int] = {}
         more = {"SRES_INJECT": inject, **QUIET}
         more |= env or {}
         self.out.touch()
@@ -133,17 +135,22 @@ class Run:
         return "\n".join(line for line in lines if "reducer.cpp" not in line)[-size:]
 
     def events(self) -> list[Event]:
-        """Everything that the ranks told, in order."""
-        found = []
+        """Everything that the ranks told, in order.
+
+        Only what is new is read: this is asked twenty times a second, of runs that last an hour.
+        """
         for path in self.logs.glob("*.jsonl"):
             seat, pid, _ = path.name.split(".")
-            for line in path.read_text().splitlines():
-                try:
-                    at, name, *details = json.loads(line)
-                except ValueError:
-                    continue  # killed while it wrote
-                found.append(Event(at, int(seat), int(pid), name, details))
-        return sorted(found)
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                lines, end, _ = file.read().rpartition(b"\n")
+            # A line without its end is still being written, or its rank was killed meanwhile.
+            self._read[path] = self._read.get(path, 0) + len(lines) + len(end)
+            for line in lines.splitlines():
+                at, name, *details = json.loads(line)
+                self._told.append(Event(at, int(seat), int(pid), name, details))
+        self._told.sort()
+        return list(self._told)
 
     def until(self, holds: Callable[[list[Event]], bool], seconds: float, what: str) -> None:
         """Wait for a state of the events."""

@@ -43,7 +43,8 @@ class _Coloured(_Harmless):
 
 class PatientStream(logging.Handler):
     """Writes lines to a stream in a thread of its own: what reads the daemon's log may hang
-    (journald on a disk that does), and must hold up no beat. Lines that find no room are counted."""
+    (journald on a disk that does), and must hold up no beat. Lines that find no room are
+    counted."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()

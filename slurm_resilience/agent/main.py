@@ -129,6 +129,12 @@ def _refuse_second(kernel_log: Path, holders: dict[int, int]) -> None:
     Raises:
         SresError: the holder is root's or this user's, or cannot be seen.
     """
+    ended = [pid for pid in holders if _has_ended(pid)]
+    if ended:
+        # A check of it hangs in the kernel, say. It reads nothing any more.
+        text = "process %d has ended, but for threads that hang in the kernel; it holds %s"
+        logging.getLogger("sresd").warning(text, ended[0], kernel_log)
+        return
     ours = [pid for pid, uid in holders.items() if uid in (ROOT, os.geteuid())]
     if ours or not holders:
         which = f"process {ours[0]} holds" if ours else "it holds"
@@ -140,6 +146,14 @@ def _refuse_second(kernel_log: Path, holders: dict[int, int]) -> None:
     logging.getLogger("sresd").warning(
         "process %d of user %d holds %s: it is no sresd", pid, uid, kernel_log
     )
+
+
+def _has_ended(pid: int) -> bool:
+    """Tell whether a process has ended, and only threads of it are left."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _holders(log_fd: int) -> dict[int, int]:

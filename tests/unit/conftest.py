@@ -2,7 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("unhurried", settings.default, deadline=None)
 settings.load_profile("unhurried")
+
+
+@pytest.fixture
+def dead_server(tmp_path: Path) -> Iterator[Path]:
+    """A directory whose every look-up waits in the kernel, where SIGKILL does not end it."""
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("needs FUSE: only root may mount")
+    where, release = tmp_path / "mounted", tmp_path / "release"
+    where.mkdir()
+    program = Path(__file__).parents[1] / "cluster" / "hung_fs.py"
+    words = [sys.executable, program, where, release]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE)
+    try:
+        assert server.stdout is not None and server.stdout.readline() == b"mounted\n"
+        yield where / "hung"
+    finally:
+        release.touch()
+        subprocess.run(["umount", "--lazy", where], check=False)
+        server.terminate()
+        server.communicate()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -287,26 +284,6 @@ def wait_until(predicate: Callable[[], object], what: str) -> None:
     while not predicate():
         assert time.monotonic() < deadline, what
         tick.wait(0.02)
-
-
-@pytest.fixture
-def dead_server(tmp_path: Path) -> Iterator[Path]:
-    """A directory whose every look-up waits in the kernel, where SIGKILL does not end it."""
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-        pytest.skip("needs FUSE: only root may mount")
-    where, release = tmp_path / "mounted", tmp_path / "release"
-    where.mkdir()
-    program = Path(__file__).parents[1] / "cluster" / "hung_fs.py"
-    words = [sys.executable, program, where, release]
-    server = subprocess.Popen(words, stdout=subprocess.PIPE)
-    try:
-        assert server.stdout is not None and server.stdout.readline() == b"mounted\n"
-        yield where / "hung"
-    finally:
-        release.touch()
-        subprocess.run(["umount", "--lazy", where], check=False)
-        server.terminate()
-        server.communicate()
 
 
 def programs_of(

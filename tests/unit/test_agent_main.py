@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -147,6 +148,47 @@ def test_a_user_who_holds_the_kernel_log_keeps_no_sresd_away(
             pass
         assert f"process {user.pid}" in caplog.text
         user.stdin.close()
+
+
+HELD = """
+import fcntl, os, sys, threading, time
+log = os.open(sys.argv[1], os.O_RDWR)
+fcntl.flock(log, fcntl.LOCK_EX)
+threading.Thread(target=os.stat, args=(sys.argv[2],), daemon=True).start()
+sys.stdin.readline()
+os._exit(0)
+"""
+
+
+def test_an_ended_sresd_with_a_thread_that_hangs_keeps_no_other_away(
+    settings: Path, dead_server: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = settings.parent / "kmsg"
+    words = [sys.executable, "-c", HELD, str(log), str(dead_server)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as held:
+        assert held.stdin is not None
+        try:
+            deadline = time.monotonic() + 20
+
+            def hangs() -> bool:
+                threads = Path(f"/proc/{held.pid}/task").glob("*/wchan")
+                waits = {thread.read_text() for thread in threads}
+                return any("fuse" in wait or "request_wait" in wait for wait in waits)
+
+            while not hangs():
+                assert time.monotonic() < deadline, [
+                    thread.read_text() for thread in Path(f"/proc/{held.pid}/task").glob("*/wchan")
+                ]
+            with pytest.raises(SresError, match="another sresd"), only_reader(log):
+                pass
+            held.stdin.write(b"end\n")
+            held.stdin.flush()
+            while psutil.Process(held.pid).status() != psutil.STATUS_ZOMBIE:
+                assert time.monotonic() < deadline, "it ends"
+            with only_reader(log):
+                assert "threads that hang in the kernel" in caplog.text
+        finally:
+            (dead_server.parents[1] / "release").touch()
 
 
 def test_the_node_is_named_by_option_slurmd_or_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,26 +9,30 @@ import logging
 import os
 import queue
 import random
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from slurm_resilience.agent import kernel_log_reader
+from slurm_resilience.agent.evidence.machine_tools import run_tool
 from slurm_resilience.agent.facts import SlurmFacts, gpus
 from slurm_resilience.agent.health_log import log_path
 from slurm_resilience.agent.joining import lifecycle_check
 from slurm_resilience.agent.outbox import Outbox
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
-from slurm_resilience.errors import ConfigError, NotFound
-from slurm_resilience.health import check_registry
+from slurm_resilience.errors import NotFound
+from slurm_resilience.health import check_registry, profile_files
 from slurm_resilience.health.check import Check, CheckContext, Expected, Judgement
 from slurm_resilience.health.check_registry import refuse_unknown_names
 from slurm_resilience.health.check_runner import CheckRunner
 from slurm_resilience.health.checks.host import planned_loss
 from slurm_resilience.health.node_profile import NodeProfile
-from slurm_resilience.health.profile_files import load_profile, shipped_profiles
+from slurm_resilience.health.profile_files import ProfileAnswer, load_profile, shipped_profiles
 from slurm_resilience.health.programs.program_checks import (
     DIRECTORY,
     checks_named,
@@ -37,7 +41,6 @@ from slurm_resilience.health.programs.program_checks import (
     with_programs,
 )
 from slurm_resilience.model import FAULTY, CheckResult, Finding, Severity
-from slurm_resilience.trusted_paths import untrusted
 from slurm_resilience.wire.messages import StepChecksRun
 
 log = logging.getLogger("sresd.checks")
@@ -46,6 +49,8 @@ ROUND_SECONDS = 1.0
 """Shortest time between two rounds."""
 PROFILE = "profile"
 """The check of checks.profile itself."""
+PROFILE_SECONDS = 10.0
+"""Until a profile that is not read counts as none."""
 PATIENCE_SECONDS = 2.0
 """A round waits for so long for one check."""
 
@@ -321,14 +326,18 @@ class LoadedProfile(NamedTuple):
 
 @functools.cache
 def _profile(name: str) -> LoadedProfile:
-    """Read a profile, once: its file may lie where reading hangs."""
-    try:
-        profile = load_profile(name) if name else NodeProfile()
-        # What a user wrote may not say what the hardware of this node should be.
-        is_file = name and name not in shipped_profiles()
-        if is_file and (fault := untrusted(Path(name))):
-            raise ConfigError(fault)
-        return LoadedProfile(profile)
-    except (ConfigError, OSError) as error:
-        log.warning("checks.profile: %s", error)
-        return LoadedProfile(NodeProfile(), str(error))
+    """Read a profile, once; a file in a child, because it may lie where reading hangs."""
+    if not name:
+        return LoadedProfile(NodeProfile())
+    if name in shipped_profiles():
+        return LoadedProfile(load_profile(name))
+    end = run_tool([sys.executable, "-P", "-m", profile_files.__name__, name], PROFILE_SECONDS)
+    answer = ProfileAnswer(fault=f"{name} does not answer within {PROFILE_SECONDS:g} s")
+    if end is not None:
+        try:
+            answer = msgspec.json.decode(end.text, type=ProfileAnswer)
+        except msgspec.MsgspecError:
+            answer = ProfileAnswer(fault=f"the reader of {name} ended with {end.code}")
+    if answer.profile is None:
+        log.warning("checks.profile: %s", answer.fault)
+    return LoadedProfile(answer.profile or NodeProfile(), answer.fault)

@@ -286,6 +286,23 @@ def wait_until(predicate: Callable[[], object], what: str) -> None:
         tick.wait(0.02)
 
 
+def test_a_profile_that_hangs_expects_nothing(
+    dead_server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_loop, "PROFILE_SECONDS", 2.0)
+    loaded = check_loop._profile(str(dead_server / "node.toml"))
+    assert loaded.profile == NodeProfile()
+    assert loaded.fault.endswith("does not answer within 2 s")
+
+
+def test_a_profile_that_a_user_could_have_written_expects_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("gpus = 8\n")
+    file.chmod(0o666)
+    loaded = check_loop._profile(str(file))
+    assert loaded.profile == NodeProfile() and "may be written by others" in loaded.fault
+
+
 def programs_of(
     directory: Path, monkeypatch: pytest.MonkeyPatch, outbox: Outbox
 ) -> contextlib.AbstractContextManager[CheckLoop]:

@@ -242,9 +242,8 @@ class ClusterLevel:
             gres=self._gres,
         )
         for end in follower.follow([order], self._bounds.step_seconds, heard):
-            if _NO_MEASURE.search(end.said):
-                said = end.said.splitlines()[-1]
-                raise _NotMeasured(f"its job was ended from outside, or could not begin: {said}")
+            if told := [line for line in end.said.splitlines() if _NO_MEASURE.search(line)]:
+                raise _NotMeasured(f"its job was ended from outside, or could not begin: {told[0]}")
             if end.code != 0 and end.said:
                 self._tell(f"srun ended with {end.code}: {end.said.splitlines()[-1]}")
 

@@ -410,7 +410,8 @@ def test_steps_that_are_ended_from_outside_name_no_node(tmp_path: Path, words: s
 
     def cancelled(order: StepOrder) -> list[StepMessage]:
         is_ended = len(door.orders) in (2, 3)
-        door.code, door.words = (1, words) if is_ended else (0, "")
+        after = "srun: error: n1: task 0: Terminated"
+        door.code, door.words = (1, f"{words}\n{after}") if is_ended else (0, "")
         return [] if is_ended else answer(order)
 
     door.answer = cancelled

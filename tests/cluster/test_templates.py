@@ -27,7 +27,8 @@ from slurm_resilience.resume import attempt
 for step in range(3):
     attempt.step(step)
     print("step", step, flush=True)
-print("done:", os.environ["NNODES"], os.environ["SRES_TOKEN"], *sys.argv[1:3])
+extra = ["on", os.environ["SLURMD_NODENAME"]] if "apart" in os.environ["SLURM_JOB_NAME"] else []
+print("done:", os.environ["NNODES"], os.environ["SRES_TOKEN"], *sys.argv[1:3], *extra)
 """
 
 
@@ -37,11 +38,17 @@ def lab(shared_lab: Callable[[LabSpec], Lab]) -> Lab:
 
 
 def run(
-    lab: Lab, wait_for: WaitFor, folder: Path, template: str, *words: str, **env: str
+    lab: Lab,
+    wait_for: WaitFor,
+    folder: Path,
+    template: str,
+    *words: str,
+    nodes: int = 2,
+    **env: str,
 ) -> list[str]:
-    """Submit a template on two nodes, wait for its end, and return its logs."""
+    """Submit a template, wait for its end, and return its logs."""
     path = f"{BIN}:{os.environ['PATH']}"
-    sbatch = ("sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1")
+    sbatch = ("sbatch", "--parsable", f"--nodes={nodes}", "--ntasks-per-node=1")
     if template == "array.sbatch":
         sbatch = ("sbatch", "--parsable", "--array=0-1")
     done = lab.run(
@@ -69,6 +76,15 @@ def test_mpi(lab: Lab, wait_for: WaitFor, tmp_path: Path, program: Path) -> None
     words = ("mpi.sbatch", str(program), "a")
     (log,) = run(lab, wait_for, tmp_path, *words, MPI="none")
     assert len(re.findall(r"^done: 2 \d+\.0\.1 a$", log, re.MULTILINE)) == 2, log
+
+
+def test_a_script_on_a_node_of_its_own(
+    lab: Lab, wait_for: WaitFor, tmp_path: Path, program: Path
+) -> None:
+    words = ("script-apart.sbatch", str(program), "a")
+    (log,) = run(lab, wait_for, tmp_path, *words, nodes=3)
+    hosts = re.findall(r"^done: 2 \d+\.0\.1 a on (n\d)$", log, re.MULTILINE)
+    assert sorted(hosts) == ["n2", "n3"], log
 
 
 def test_an_array(lab: Lab, wait_for: WaitFor, tmp_path: Path, program: Path) -> None:

@@ -220,7 +220,8 @@ class Allocation:
             nodes[name].gres for name in {*self.job.nodes, *self._first_nodes} if name in nodes
         )
         return PlanFacts(
-            job_nodes=self.in_slurms_order(self.job.nodes),
+            # The user keeps the step off the others; the batch script may have one of them.
+            job_nodes=self.in_slurms_order([n for n in self.job.nodes if n not in self.excluded]),
             step_size=step_size,
             has_gres=has_gres,
             permits_expansion=self._permits_expansion,

@@ -189,6 +189,17 @@ class Job(msgspec.Struct, frozen=True):
             and self.batch_host not in self.nodes
         )
 
+    @property
+    def waits_for_nodes(self) -> bool:
+        """It is in the queue. EXPEDITING: Slurm itself requeued it for a lost node, without its two
+        minutes of waiting (`--requeue=expedite`, from 25.11)."""
+        return self.state in ("PENDING", "EXPEDITING")
+
+    @property
+    def is_stranded(self) -> bool:
+        """A zombie that Slurm may not requeue: it can never start anything again."""
+        return self.is_zombie and not self.requeue and self.companion_of is None
+
 
 class Severity(enum.StrEnum):
     """The action that a finding calls for. Ordered by `SEVERITIES`."""

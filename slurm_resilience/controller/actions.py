@@ -158,6 +158,13 @@ class RequeueJob(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class EndStrandedJob(msgspec.Struct, frozen=True, tag=True):
+    """End a job that has neither script nor supervisor any more, once none of its steps runs."""
+
+    job: int
+    reason: str
+
+
 class RaisePriority(msgspec.Struct, frozen=True, tag=True):
     """Put a job's requests for nodes before the queue, for as many as it lost: those for an
     exchange, or companions."""
@@ -223,6 +230,7 @@ Action = (
     | RaiseAlarm
     | ClearLeftOver
     | RequeueJob
+    | EndStrandedJob
     | RaisePriority
     | StartPendingJob
     | KeepPendingRequeue

@@ -271,7 +271,8 @@ def check_it_stops(job: CellJob, wait_for: WaitFor) -> None:
     """Check that nothing is started again, and that the log says why."""
     lost_script = job.cell.cause == "first-power"
     over = (lambda: not job.state()) if lost_script else (lambda: job.ended())
-    wait_for(over, 60, job)
+    # Without its script sresctld ends it, once its supervisor has been away for so long.
+    wait_for(over, 120 if lost_script else 60, job)
     assert "srun ended with 0" not in job.ended() and not job.read("result"), job
     assert job.cell.plan in job.log(), job
     # One more than it needs to show: rank 1's node is left before it is the program's fault.

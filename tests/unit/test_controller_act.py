@@ -791,6 +791,29 @@ def test_a_zombie_runs_again_at_once(sresctld: Controller) -> None:
     assert sresctld.journal.pending_requeues() == {}
 
 
+def test_a_stranded_job_is_ended_when_nothing_of_it_runs(sresctld: Controller) -> None:
+    job_id = sresctld.slurm.submit(3, no_kill=True, requeue=False)
+    peer = sresctld.supervise(job_id)
+    sresctld.is_dead("n1")
+
+    def passes(seconds: float) -> list[str]:
+        for _ in range(round(seconds)):
+            sresctld.cycle()
+            sresctld.slurm.pass_time()
+            sresctld.clock.pass_time(1)
+        return sresctld.events("job-ended")
+
+    assert passes(60) == []
+    assert sresctld.slurm.job(job_id).is_stranded
+    # It may live on another host than the script.
+    sresctld.registry.peers[job_id].remove(peer)
+    sresctld.slurm.start_step(job_id)
+    assert passes(60) == []
+    sresctld.slurm.cancel_step(job_id, "0")
+    assert passes(10) == ["job-ended"]
+    assert job_id not in {job.id for job in sresctld.slurm.jobs()}
+
+
 def test_a_job_that_waits_for_nodes_is_not_pushed_all_the_time(sresctld: Controller) -> None:
     job_id = sresctld.slurm.submit(8)
     sresctld.slurm.requeue(job_id)

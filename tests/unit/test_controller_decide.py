@@ -1412,6 +1412,34 @@ def test_a_zombie_that_may_not_be_requeued_is_an_alarm() -> None:
     assert {type(a) for a in decision(world(jobs=(dead_script,))).actions} == {act.RaiseAlarm}
 
 
+STRANDED = msgspec.structs.replace(ZOMBIE, requeue=False)
+
+
+@pytest.mark.parametrize(
+    ("lost", "abandoned", "restarts", "ends"),
+    [
+        (("n1",), {7}, 0, True),
+        (("n1",), set(), 0, False),  # a supervisor lives, or may come back
+        ((), {7}, 0, False),  # a person took its batch host away, which is sound
+        (("n1",), {7}, 1, False),  # what is known is of another run
+    ],
+)
+def test_a_supervised_job_that_can_never_go_on_is_ended(
+    lost: tuple[str, ...], abandoned: set[int], restarts: int, ends: bool
+) -> None:
+    dead = node(state="DOWN", reason=REPLACE)
+    entry = msgspec.structs.replace(
+        supervised(nodes=("n1", "n2", "n3")), lost=lost, restarts=restarts
+    )
+    seen = world(dead, jobs=(STRANDED,), watched=(entry,), abandoned=frozenset(abandoned))
+    if not lost:
+        seen = msgspec.structs.replace(seen, nodes={**seen.nodes, "n1": node()})
+    found = actions(seen, act.EndStrandedJob)
+    assert [action.job for action in found] == [7] * ends
+    kept = [note for note in decision(seen).notes if isinstance(note, act.DropSupervised)]
+    assert kept == []
+
+
 @pytest.mark.parametrize(
     ("the_job", "since", "wanted", "expected"),
     [

@@ -109,6 +109,7 @@ class Actor:
             actions.NotifySupervisor: jobs.notify,
             actions.ClearLeftOver: left_over.clear,
             actions.RequeueJob: jobs.requeue,
+            actions.EndStrandedJob: jobs.end_stranded,
             actions.RaisePriority: jobs.raise_priority,
             actions.StartPendingJob: jobs.start,
             actions.KeepPendingRequeue: jobs.keep_pending_requeue,

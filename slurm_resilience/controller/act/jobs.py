@@ -9,6 +9,7 @@ from slurm_resilience.clock import Clock
 from slurm_resilience.controller.act.reporting import Reporter
 from slurm_resilience.controller.actions import (
     EndPendingRequeue,
+    EndStrandedJob,
     KeepPendingRequeue,
     NotifySupervisor,
     RaisePriority,
@@ -33,6 +34,10 @@ PRIORITY_AGAIN_SECONDS = 0.2
 REQUEST_TRIES = 2
 """So often nodes that a job lost are put before the queue for it: Slurm may fail to merge them, and
 a companion's may turn out to be silent."""
+NO_STEPS = ("batch", "extern")
+"""Slurm's own. The one of the batch script stays in its books when the script's node is lost."""
+STEPS_AGAIN_SECONDS = 5.0
+"""Between two looks whether steps of a stranded job run."""
 REQUEUE_AGAIN_SECONDS = 5.0
 """Until Slurm is told again to requeue a job that it has not requeued."""
 START_AGAIN_SECONDS = 5.0
@@ -62,6 +67,10 @@ class Notifier:
                 told.add(key)
                 connection.send(Evidence((verdict,)))
 
+    def hears(self, job: int) -> bool:
+        """Tell whether a supervisor of the job is connected."""
+        return bool(self._registry.supervisors(job))
+
     def tell_all(self, snapshot: ClusterSnapshot, verdict: NodeVerdict) -> None:
         """Tell the supervisors of every job whose step runs on the node."""
         for job, entry in snapshot.supervised.items():
@@ -87,6 +96,7 @@ class JobActs:
         self._clock = clock
         self._raised_at: dict[int, float] = {}
         self._requeued_at: dict[int, float] = {}
+        self._steps_read_at: dict[int, float] = {}
         self._given: dict[int, tuple[_Loss, dict[int, int]]] = {}
         """By job: the loss, and the requests that were put before the queue for it."""
         """By job: its nodes, and the requests that got nodes while it had these."""
@@ -154,6 +164,29 @@ class JobActs:
         self._requeued_at[job.id] = now
         self._reporter.event("requeue", action.reason, job=action.job)
         self._client.requeue(action.job)
+
+    def end_stranded(self, snapshot: ClusterSnapshot, action: EndStrandedJob) -> None:
+        """End a job that can start nothing any more, unless something of it still runs.
+
+        What runs may write: a step of its own or of a companion, or what a person runs in it.
+        """
+        now = self._clock.monotonic()
+        if now - self._steps_read_at.get(action.job, -STEPS_AGAIN_SECONDS) < STEPS_AGAIN_SECONDS:
+            return
+        self._steps_read_at[action.job] = now
+        beside = [
+            other.id
+            for other in snapshot.jobs.values()
+            if other.companion_of == (action.job, snapshot.jobs[action.job].restarts)
+        ]
+        for number in (action.job, *beside):
+            if any(step.step not in NO_STEPS for step in self._client.steps(number)):
+                return
+        job = self._client.job(action.job)
+        is_the_same = job.restarts == snapshot.jobs[action.job].restarts
+        if is_the_same and job.is_stranded and not self._notifier.hears(job.id):
+            self._reporter.event("job-ended", action.reason, job=job.id)
+            self._client.cancel_job(job.id)
 
     def raise_priority(self, snapshot: ClusterSnapshot, action: RaisePriority) -> None:
         """Put a job's requests for nodes before the queue, as far as none was used otherwise.

@@ -15,6 +15,7 @@ from slurm_resilience.controller.actions import (
     ClearLeftOver,
     ContinueReplacement,
     EndPendingRequeue,
+    EndStrandedJob,
     MarkNode,
     Note,
     NoteAnswered,
@@ -199,6 +200,8 @@ def _in_words(action: Action) -> str:
             return f"end what jobs left on {action.node}"
         case RequeueJob():
             return f"requeue job {action.job}"
+        case EndStrandedJob():
+            return f"end job {action.job}"
         case StartPendingJob():
             return f"start job {action.job} now"
         case OpenCameBack():

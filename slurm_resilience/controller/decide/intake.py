@@ -116,7 +116,9 @@ def _review_supervised(snapshot: ClusterSnapshot) -> Iterator[Note]:
         is_followed = job.id in snapshot.pending_requeues
         was_requeued = job.restarts > entry.restarts
         seen = _compared_with_slurm(snapshot, entry, job)
-        if job.state == "RUNNING" and job.id in snapshot.heard.abandoned:
+        # A stranded one stays ours until it is ended: no supervisor comes back to it.
+        is_left = job.id in snapshot.heard.abandoned and not job.is_stranded
+        if job.state == "RUNNING" and is_left:
             if not was_requeued and not is_followed:
                 # Else it has only just begun again, and its next supervisor is not there yet.
                 text = "no supervisor lives: its nodes are left to Slurm"

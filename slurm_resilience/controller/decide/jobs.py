@@ -10,6 +10,7 @@ import msgspec
 from slurm_resilience.controller.actions import (
     Action,
     EndPendingRequeue,
+    EndStrandedJob,
     KeepPendingRequeue,
     NotifySupervisor,
     RaiseAlarm,
@@ -33,9 +34,8 @@ def requeues(snapshot: ClusterSnapshot) -> Iterator[Action]:
         if job.is_zombie and job.companion_of is not None:
             continue  # its supervisor gives it up
         if job.is_zombie and job.id not in snapshot.pending_requeues:
-            if not job.requeue:
-                text = f"job {job.id} has lost its batch script, and may not be requeued"
-                yield RaiseAlarm(f"zombie-{job.id}-{job.restarts}", text, job=job.id)
+            if job.is_stranded:
+                yield from _stranded(snapshot, job)
                 continue
             reason = _loss_of_batch_host(snapshot, job)
             yield KeepPendingRequeue(
@@ -45,6 +45,34 @@ def requeues(snapshot: ClusterSnapshot) -> Iterator[Action]:
     yield from _requeued_by_slurm(snapshot)
     for pending_requeue in snapshot.pending_requeues.values():
         yield from _follow(snapshot, pending_requeue)
+
+
+def _stranded(snapshot: ClusterSnapshot, job: Job) -> Iterator[RaiseAlarm | EndStrandedJob]:
+    """Tell of a job without a batch script that may not be requeued, and end it if it is ours.
+
+    It is when it had a supervisor, which died with the script: its batch host was lost to a fault,
+    and no supervisor has been heard for so long that none is waited for. An act looks whether a
+    step still runs: survivors may train on.
+    """
+    reason = _loss_of_batch_host(snapshot, job)
+    text = f"job {job.id} has lost its batch script, and may not be requeued; {reason}"
+    yield RaiseAlarm(f"zombie-{job.id}-{job.restarts}", text, job=job.id)
+    if _was_ours(snapshot, job) and not _may_have_supervisor(snapshot, job):
+        text = f"{reason}; it may not be requeued (--no-requeue), and none of its steps runs"
+        yield EndStrandedJob(job.id, text)
+
+
+def _was_ours(snapshot: ClusterSnapshot, job: Job) -> bool:
+    """Tell whether this run of a job had a supervisor, and its batch host was lost to a fault."""
+    entry = snapshot.supervised.get(job.id)
+    if entry is None or entry.restarts != job.restarts:
+        return False
+    return job.batch_host in entry.lost
+
+
+def _may_have_supervisor(snapshot: ClusterSnapshot, job: Job) -> bool:
+    """Tell whether a supervisor lives, or was heard so lately that it may come back."""
+    return job.id not in snapshot.heard.abandoned
 
 
 def _loss_of_batch_host(snapshot: ClusterSnapshot, job: Job) -> str:
@@ -67,7 +95,7 @@ def _requeued_by_slurm(snapshot: ClusterSnapshot) -> Iterator[KeepPendingRequeue
         if not (job.is_batch and job.requeue):
             continue
         down = [n for n in entry.nodes if n in snapshot.nodes and snapshot.nodes[n].is_down]
-        is_ending = job.state in ("COMPLETING", "PENDING")
+        is_ending = job.state == "COMPLETING" or job.waits_for_nodes
         if down and is_ending and job.restarts > entry.restarts:
             reason = f"node {down[0]} went down"
             yield KeepPendingRequeue(

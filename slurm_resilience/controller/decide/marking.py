@@ -215,7 +215,8 @@ def _is_recovering(snapshot: ClusterSnapshot, dead: Collection[str]) -> bool:
             had = {*job.nodes, *entry.nodes}
             if not requeue.wanted or any(_is_faulty(snapshot, dead, name) for name in had):
                 return True
-        if job.state == "RUNNING" and entry.lost and len(job.all_nodes) < entry.size:
+        is_short = bool(entry.lost) and len(job.all_nodes) < entry.size
+        if job.state == "RUNNING" and is_short and not job.is_stranded:
             return True
         held = {*job.all_nodes, *entry.lost}
         if job.state == "COMPLETING" and any(_is_gone(snapshot, dead, name) for name in held):

@@ -158,6 +158,14 @@ class ClusterRules:
                 f"waits {self._slurm.settings.slurmd_timeout:.0f} s",
             )
 
+    def job_ended(self, job: Job, has_steps: bool) -> None:
+        self._acts(f"job {job.id}")
+        supervised = job.id in self._supervisors.announced
+        runs = has_steps or job.id in self._supervisors.living
+        if not (supervised and job.is_stranded) or runs:
+            why = "has a step" if has_steps else "could go on"
+            self.break_rule(ClusterRule.ENDED_JOB, f"job {job.id} {why}")
+
     def job_left(self, job: Job, nodes: Sequence[str]) -> None:
         self._jobs.left(job, nodes)
         self._jobs.lost(job, self._is_in_trouble)

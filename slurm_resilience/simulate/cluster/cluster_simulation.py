@@ -243,6 +243,7 @@ class SimCluster:
         )
         self.slow_until = self.beaten_at = 0.0
         workload = Workload(self.schedule, self.slurm, supervisors, Random(f"{seed}/jobs"))
+        workload.may_requeue = Random(f"{seed}/requeue").random() > 0.1
         workload.begin(count)
         self.daemon = SimDaemon(self, supervisors, random.choice((0.25, 1.0, 1.0, 2.0)))
 
@@ -408,6 +409,8 @@ class Workload:
         self._slurm = slurm
         self._supervisors = supervisors
         self._random = random
+        self.may_requeue = True
+        """False: all supervised jobs say --no-requeue."""
 
     def begin(self, nodes: int) -> None:
         """Keep about two thirds of the nodes busy."""
@@ -428,7 +431,7 @@ class Workload:
             size,
             uid=USER + number % 3,
             partition=partition,
-            requeue=supervised or random.random() < 0.5,
+            requeue=self.may_requeue if supervised else random.random() < 0.5,
             no_kill=supervised and random.random() < 0.7,
             exclusive=not shared,
             seconds=seconds,

@@ -10,6 +10,7 @@ class ClusterRule(enum.StrEnum):
     """The rules."""
 
     UNSUPERVISED_JOB = "no job that is not supervised dies by sresctld sooner than by Slurm"
+    ENDED_JOB = "no job is ended but a supervised one that can never run anything again"
     LIVING_NODE = "no node that lives and is healthy is replaced, unless a person asked for it"
     PERSONS_NODE = "no node of a person is touched"
     ONCE = "no intent acts twice"

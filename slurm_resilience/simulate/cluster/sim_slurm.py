@@ -69,6 +69,10 @@ class SlurmWatcher(Protocol):
         """Take in that a job was ended or made smaller, for a node or by a request."""
         ...
 
+    def job_ended(self, job: Job, has_steps: bool) -> None:
+        """Take in that sresctld ends a job for good."""
+        ...
+
     def job_left(self, job: Job, nodes: Sequence[str]) -> None:
         """Take in that a job does not hold these nodes any more."""
         ...
@@ -233,12 +237,21 @@ class SimSlurm:
         """The id of the next job."""
         return self._next
 
-    def start_step(self, job_id: int, srun_host: str = "", srun_pid: int = 0) -> str:
-        """Start a step over all nodes of the job; its name."""
+    def start_step(
+        self, job_id: int, srun_host: str = "", srun_pid: int = 0, without: str = ""
+    ) -> str:
+        """Start a step over all nodes of the job but one; its name."""
         entry = self._jobs[job_id]
         name = str(len(entry.steps))
-        entry.steps.append(StepInfo(job_id, name, entry.job.nodes, srun_host, srun_pid))
+        nodes = tuple(node for node in entry.job.nodes if node != without)
+        entry.steps.append(StepInfo(job_id, name, nodes, srun_host, srun_pid))
         return name
+
+    def end_steps(self, job_id: int) -> None:
+        """End all steps of a job, by themselves."""
+        entry = self._jobs.get(job_id)
+        if entry is not None:
+            entry.steps = []
 
     def find_job(self, job_id: int) -> Job | None:
         """Return a job as it is now."""
@@ -507,6 +520,8 @@ class SimSlurm:
         entry = self._jobs.get(job_id)
         if entry is None:
             return  # scancel says nothing of a job that is not there
+        if self.watcher is not None:
+            self.watcher.job_ended(entry.job, bool(entry.steps))
         if entry.job.state == "PENDING":
             del self._jobs[job_id]
         else:

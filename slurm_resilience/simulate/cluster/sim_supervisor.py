@@ -13,6 +13,12 @@ from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.wire.messages import AttemptStarted, Evidence, Message, RequeueRequest
 
 LEFT = ("dead", "sick", "requested")
+LOOK_SECONDS = 5.0
+"""Between two looks whether a job that may not be requeued still has its batch host."""
+LOST_SECONDS = 25.0
+"""Until sresctld finds the connection of a dead host lost."""
+STEP_SECONDS = 60.0
+"""A step runs on for so long without its supervisor."""
 
 
 class SimSupervisors:
@@ -41,6 +47,8 @@ class SimSupervisors:
         """When each job's run began."""
         self.ask_for_node: Callable[[Job], None] = lambda _: None
         """Asks Slurm for a node in exchange, where none is idle."""
+        self.living: set[int] = set()
+        """Jobs whose supervisor runs."""
         self._attempts: dict[int, int] = {}
         self._connections: dict[int, SimClient] = {}
 
@@ -50,8 +58,32 @@ class SimSupervisors:
         self.asked.discard(job.id)
         if job.id in self.jobs:
             self._attempts[job.id] = 0
+            self.living.add(job.id)
+            if not job.requeue:
+                self._schedule.after(LOOK_SECONDS, self._look, job.id)
             self._connections.pop(job.id, None)
             self._schedule.after(self._random.uniform(0.3, 1.5), self._announce, job.id, job.nodes)
+
+    def _look(self, job_id: int) -> None:
+        """End the supervisor of a job that lost its batch host.
+
+        Slurm ends the script of a host that left the job and lives. sresctld finds the connection
+        lost later.
+        """
+        job = self._slurm.find_job(job_id)
+        if job is None or job.state != "RUNNING":
+            self.living.discard(job_id)
+        elif job.batch_host in job.nodes and self._is_alive(job.batch_host):
+            self._schedule.after(LOOK_SECONDS, self._look, job_id)
+        else:
+            self.living.discard(job_id)
+            connection = self._connections.pop(job_id, None)
+            if connection is not None and connection.generation == self._endpoint.generation:
+                self._schedule.after(LOST_SECONDS, self._endpoint.closed, connection)
+            if set(job.nodes) - {job.batch_host}:
+                # Survivors train on.
+                self._slurm.start_step(job_id, without=job.batch_host)
+                self._schedule.after(STEP_SECONDS, self._slurm.end_steps, job_id)
 
     def sresctld_started(self) -> None:
         """Have all supervisors connect again."""
@@ -76,7 +108,8 @@ class SimSupervisors:
 
     def _lives(self, job: Job) -> bool:
         """Tell whether it runs: on the batch host."""
-        return bool(job.batch_host) and self._is_alive(job.batch_host)
+        alive = job.requeue or job.id in self.living
+        return alive and bool(job.batch_host) and self._is_alive(job.batch_host)
 
     def _connection(self, job: Job) -> SimClient | None:
         if not self._endpoint.serves:

@@ -365,7 +365,7 @@ class SupervisorRoll:
             if job is None:
                 continue
             connected = registry.supervisors(job_id)
-            if job.state in ("COMPLETING", "PENDING"):
+            if job.state == "COMPLETING" or job.waits_for_nodes:
                 self.run_is_over(job_id, connected)
             else:
                 self.look(job_id, connected, moment)

@@ -473,7 +473,7 @@ def test_a_gift_that_a_person_changed_is_left_alone() -> None:
     assert note.event is GiftEvent.PERSON and gifts_of(snapshot) == []
 
 
-@pytest.mark.parametrize("state", ["RUNNING", "PENDING"])
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING", "EXPEDITING"])
 def test_a_requeued_job_keeps_its_sound_nodes_and_gets_what_it_lacks(state: str) -> None:
     """Once it is PENDING, the nodes that it had are not its own any more."""
     own = job(7, ("n1",) if state == "RUNNING" else (), partition="main", state=state, num_nodes=2)

@@ -108,7 +108,7 @@ class SpareActs:
         if known is None or known.state is not GiftState.READY or job is None:
             return
         requests: tuple[int, ...] = (
-            (job.id,) if job.state == "PENDING" and job.restarts > gift.restarts else ()
+            (job.id,) if job.waits_for_nodes and job.restarts > gift.restarts else ()
         )
         if not gift.is_requeue:
             requests = client.exchange_requests(job, len(gift.spares))

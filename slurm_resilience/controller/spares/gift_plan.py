@@ -205,7 +205,7 @@ def _requeues(
         gone = tuple(dict.fromkeys((*entry.lost, *(n for n in entry.nodes if n in lost))))
         pending = snapshot.pending_requeues.get(number)
         before = pending.restarts_before if pending else job.restarts
-        if job.state == "PENDING":
+        if job.waits_for_nodes:
             yield Wish(job, (), gone, job.num_nodes, before, True)
         elif job.restarts == before:
             own = [n for n in job.nodes if n not in lost and _has_alone(snapshot, job, n)]

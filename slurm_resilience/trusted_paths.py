@@ -23,14 +23,21 @@ def trusted_users() -> frozenset[int]:
     return frozenset({0, os.geteuid(), Path(__file__).stat().st_uid})
 
 
-def untrusted(path: Path) -> str:
+NO_USERS = frozenset[int]()
+
+
+def untrusted(path: Path, also: frozenset[int] = NO_USERS) -> str:
     """Return why a program may not be run, or a file not be believed: another user could have
     written it, or put another one in its place. A link counts as what it leads to.
+
+    Args:
+        path: of the file.
+        also: users who are trusted as well.
 
     Raises:
         OSError: it is not there, or cannot be looked at.
     """
-    target, users = path.resolve(strict=True), trusted_users()
+    target, users = path.resolve(strict=True), trusted_users() | also
     for one in dict.fromkeys((path, path.parent, target, target.parent)):
         status = one.stat()
         if status.st_uid not in users:
@@ -46,14 +53,18 @@ def untrusted(path: Path) -> str:
     return ""
 
 
-def untrusted_state(directory: Path) -> str:
+def untrusted_state(directory: Path, also: frozenset[int] = NO_USERS) -> str:
     """Return why a directory may not hold what a daemon remembers: another user could have put it
     there, or changes what is in it. One that is not there yet will be made.
+
+    Args:
+        directory: it holds the state.
+        also: users who are trusted as well.
 
     Raises:
         OSError: it cannot be looked at.
     """
-    target, users = directory.resolve(), trusted_users()
+    target, users = directory.resolve(), trusted_users() | also
     is_leaf = True
     for one in dict.fromkeys((directory, target, *directory.absolute().parents, *target.parents)):
         try:
@@ -93,7 +104,9 @@ def refuse_users(directory: Path) -> None:
 
 
 def refuse_at_start(
-    states: Iterable[tuple[str, str]], files: Iterable[tuple[str, str]] = ()
+    states: Iterable[tuple[str, str]],
+    files: Iterable[tuple[str, str]] = (),
+    also: frozenset[int] = NO_USERS,
 ) -> None:
     """Refuse to start with what another user could have forged.
 
@@ -101,6 +114,7 @@ def refuse_at_start(
         states: keys of the configuration and the directories that they name.
         files: the same of files that are believed, and of programs, also by a name on PATH. Of one
             that is not there its user will tell.
+        also: users who are trusted as well.
 
     Raises:
         ConfigError: one line names it, and says what to do.
@@ -108,7 +122,7 @@ def refuse_at_start(
     for key, name in states:
         if name:
             try:
-                fault = untrusted_state(Path(name))
+                fault = untrusted_state(Path(name), also)
             except OSError as error:
                 fault = f"{name} cannot be looked at: {error.strerror}"
             if fault:
@@ -121,7 +135,7 @@ def refuse_at_start(
         if found is None:
             continue
         try:
-            fault = untrusted(Path(found))
+            fault = untrusted(Path(found), also)
         except OSError:
             continue
         if fault:

@@ -105,3 +105,8 @@ def test_sresctld_starts_with_no_journal_and_no_program_of_a_user(tmp_path: Path
     state.chmod(0o1777)
     with pytest.raises(ConfigError, match=r"controller\.state_dir: "):
         controller_main.refuse_forgeries(settings, missing)
+    given(state).chmod(0o750)
+    with pytest.raises(ConfigError, match=r"controller\.state_dir: .* belongs to user"):
+        controller_main.refuse_forgeries(settings, missing)
+    # SlurmUser's, as the daemon that runs as SlurmUser has made it.
+    controller_main.refuse_forgeries(settings, missing, frozenset({USER}))

@@ -94,6 +94,7 @@ def _prepare(
 ) -> tuple[Supervisor, SupervisorLink]:
     asked_table = pool.submit(read_table, srun, environment)
     asked_config = pool.submit(load, environment.get("SRES_CONFIG") or None)
+    asked_job = pool.submit(_job_around, asked_config, environment)
     from slurm_resilience.resume.supervisor import Supervisor  # takes as long as srun --help
 
     table = asked_table.result()
@@ -117,7 +118,7 @@ def _prepare(
     config = _config(asked_config, environment)
     client = CliClient(config.slurm_bin)
     asked_info, asked_nodes = pool.submit(client.info), pool.submit(_nodes, client)
-    job = _job(client, bare, environment)
+    job = _job(client, bare, environment, asked_job)
     hangs = _hang_settings(command, config)
     source = step_source(
         command.value(PROGRESS) or "", Path.cwd(), job_log_path(command, environment)
@@ -209,8 +210,27 @@ def _nodes(client: SlurmClient) -> tuple[Node, ...]:
         return ()  # asked again when they are needed
 
 
-def _job(client: SlurmClient, command: SrunCommand, environment: Mapping[str, str]) -> Job:
-    text = command.jobid or environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID")
+def _job_around(asked_config: Future[Config], environment: Mapping[str, str]) -> Job:
+    """Return the job that this srun runs in, where the command names no other one: asked while it
+    is not known yet whether it does."""
+    try:
+        config = asked_config.result()
+    except ConfigError:
+        config = Config()
+    return CliClient(config.slurm_bin).job(int(_job_id(environment)))
+
+
+def _job_id(environment: Mapping[str, str]) -> str:
+    return environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID") or ""
+
+
+def _job(
+    client: SlurmClient,
+    command: SrunCommand,
+    environment: Mapping[str, str],
+    asked_job: Future[Job],
+) -> Job:
+    text = command.jobid or _job_id(environment)
     if not text:
         raise UsageError(
             "--auto-resume: this srun would create its own allocation, which Slurm never requeues "
@@ -219,7 +239,7 @@ def _job(client: SlurmClient, command: SrunCommand, environment: Mapping[str, st
     if not (text.isascii() and text.isdigit()):
         raise UsageError(f"--auto-resume: '{text}' is not a job id")
     try:
-        job = client.job(int(text))
+        job = client.job(int(text)) if command.jobid else asked_job.result()
     except NotFound:
         raise NotFound(f"--auto-resume: job {text} does not exist or has ended") from None
     except SlurmUnreachable as error:

@@ -14,7 +14,7 @@ class RoundCause(enum.Enum):
     """The cause of the next round, with the share of one core that such rounds may take, and the
     most seconds that one waits for its share."""
 
-    QUIET = (0.03, 10.0)
+    QUIET = (0.025, 10.0)
     """Nothing is under way."""
     BUSY = (0.2, 2.0)
     """A node is silent, a repair runs, a requeued job waits."""

@@ -140,6 +140,9 @@ class Prober:
         )
         self._answers: dict[str, ProbeResult] = {}
         """The last sign of life of each node, which outlives its series."""
+        self._shown: dict[str, tuple[ProbeResult, ...]] = {}
+        """Each series, behind the last answer that an earlier one has got. A round asks for all of
+        them, and few have changed."""
         self.done = threading.Event()
 
     def request_early(self, node: str, address: str, port: int) -> None:
@@ -163,6 +166,7 @@ class Prober:
                 now = self._clock.monotonic()
                 if now - known[-1].ended > SERIES_END_SECONDS:
                     known.clear()
+                    self._show(node)
                 elif not is_urgent and now - known[-1].ended < max(
                     MIN_PAUSE_SECONDS, GROWTH * (now - known[0].started)
                 ):
@@ -188,18 +192,19 @@ class Prober:
     def results(self) -> dict[str, tuple[ProbeResult, ...]]:
         """Each node's last probes, oldest first."""
         with self._lock:
-            return {node: self._with_answer(node, probes) for node, probes in self._results.items()}
+            return self._shown.copy()
 
-    def _with_answer(self, node: str, probes: Sequence[ProbeResult]) -> tuple[ProbeResult, ...]:
-        """Return a series, behind the last answer that an earlier one has got."""
-        answer = self._answers.get(node)
+    def _show(self, node: str) -> None:
+        probes, answer = self._results[node], self._answers.get(node)
         is_earlier = answer is not None and (not probes or answer.started < probes[0].started)
-        return (answer, *probes) if answer is not None and is_earlier else tuple(probes)
+        earlier = (answer,) if answer is not None and is_earlier else ()
+        self._shown[node] = (*earlier, *probes)
 
     def forget(self, node: str) -> None:
         with self._lock:
             self._results.pop(node, None)
             self._answers.pop(node, None)
+            self._shown.pop(node, None)
 
     def close(self) -> None:
         self._dialer.close()
@@ -211,6 +216,7 @@ class Prober:
                 self._results[node].append(result)
                 if answer == "answered":
                     self._answers[node] = result
+                self._show(node)
             self._flying.discard(node)
         if not is_early:
             self.done.set()

@@ -64,26 +64,39 @@ class Silences(NamedTuple):
     """Seconds since the last one fell silent; infinite: there is none that is new."""
 
 
-class _Agent:
-    __slots__ = ("_findings", "_verdicts", "connection", "facts", "heard_at")
+class _Tables(NamedTuple):
+    """By node, the values that each round copies and each beat changes: tables of plain values
+    are copied and looked through in a fraction of the time that as many objects take."""
 
-    def __init__(self, heard_at: float) -> None:
+    heard_at: dict[str, float]
+    """The last sign of life (monotonic)."""
+    facts: dict[str, AgentFacts]
+
+
+class _Agent:
+    __slots__ = ("_findings", "_name", "_tables", "_verdicts", "connection", "facts")
+
+    def __init__(self, name: str, tables: _Tables, now: float) -> None:
         self.connection: Client | None = None
-        self.heard_at = heard_at
-        self.facts = AgentFacts(steady_since=heard_at)
-        """All else that is known of it. Each change makes a new object: a round looks for those."""
+        self._name, self._tables = name, tables
+        tables.heard_at[name] = now
+        self.facts = tables.facts[name] = AgentFacts(steady_since=now)
+        """All that is known of it, but its last sign of life. Each change makes a new object: a
+        round looks for those."""
         self._findings: dict[tuple[str, str, str], Finding] = {}
         self._verdicts: dict[str, str] = {}
 
     def note(self, **facts: Any) -> None:
         """Change some of the facts."""
         self.facts = msgspec.structs.replace(self.facts, **facts)
+        self._tables.facts[self._name] = self.facts
 
     def hear(self, now: float) -> None:
         """Note a sign of life (monotonic)."""
-        if now - self.heard_at > MAX_GAP_SECONDS:
+        heard_at = self._tables.heard_at
+        if now - heard_at[self._name] > MAX_GAP_SECONDS:
             self.note(steady_since=now)
-        self.heard_at = now
+        heard_at[self._name] = now
         presence = self.facts.presence
         if presence is not AgentPresence.CONNECTED and presence is not AgentPresence.STOPPED:
             self.note(presence=AgentPresence.CONNECTED)
@@ -140,6 +153,7 @@ class Registry:
         self._break_seconds = break_seconds
         self._lock = threading.Lock()
         self._agents: dict[str, _Agent] = {}
+        self._tables = _Tables({}, {})
         self._supervisors: dict[int, list[Client]] = {}
         self._heard_at = self._hearing_since = clock.monotonic()
         self.wake = threading.Event()
@@ -152,13 +166,13 @@ class Registry:
         with self._lock:
             if connection.role == "node":
                 now = self._clock.monotonic()
-                agent = self._agents.setdefault(connection.subject, _Agent(now))
+                agent = self._agent_of(connection.subject, now)
                 if agent.connection is not None:
                     # A node that was cut off comes back on a new connection.
                     agent.connection.close()
                 agent.connection, connection.kept = connection, agent
                 self._hear(now)
-                agent.heard_at = now
+                self._tables.heard_at[connection.subject] = now
                 agent.note(steady_since=now, reported=False, checked=False)
                 if agent.facts.presence is not AgentPresence.EXPECTED:
                     agent.note(presence=AgentPresence.CONNECTED)
@@ -211,12 +225,25 @@ class Registry:
     def beaten(self, connections: Sequence[Client]) -> None:
         """Note that the sresds of these nodes are alive."""
         with self._lock:
-            now = self._clock.monotonic()
+            now, connected = self._clock.monotonic(), AgentPresence.CONNECTED
             self._hear(now)
+            heard_at = self._tables.heard_at
             for connection in connections:
                 agent = connection.kept
-                if isinstance(agent, _Agent) and agent.connection is connection:
+                if not isinstance(agent, _Agent) or agent.connection is not connection:
+                    continue
+                # Nearly always so, 13,000 times a second.
+                node = connection.subject
+                if now - heard_at[node] < MAX_GAP_SECONDS and agent.facts.presence is connected:
+                    heard_at[node] = now
+                else:
                     agent.hear(now)
+
+    def _agent_of(self, node: str, now: float) -> _Agent:
+        """Return a node's agent, which is new where the node has none."""
+        if node not in self._agents:
+            self._agents[node] = _Agent(node, self._tables, now)
+        return self._agents[node]
 
     def _hear(self, now: float) -> None:
         """Note that some node was heard."""
@@ -234,7 +261,7 @@ class Registry:
     def expect(self, known: KnownAgent) -> None:
         """Expect a node that the journal knows to speak."""
         with self._lock:
-            agent = self._agents.setdefault(known.node, _Agent(self._clock.monotonic()))
+            agent = self._agent_of(known.node, self._clock.monotonic())
             agent.note(boot_id=known.boot_id, instance=known.instance, drivers=known.drivers)
 
     def forget(self, node: str) -> None:
@@ -245,17 +272,19 @@ class Registry:
         """
         with self._lock:
             agent = self._agents.pop(node, None)
-        if agent is not None and agent.connection is not None:
-            agent.connection.close()
+            for table in self._tables:
+                table.pop(node, None)
+            connection = agent.connection if agent is not None else None
+            if agent is not None:
+                agent.connection = None  # what still comes on it counts no more
+        if connection is not None:
+            connection.close()
 
     def agents(self) -> AgentViews:
         """Return every agent as it is now."""
         with self._lock:
-            return AgentViews(
-                {name: agent.facts for name, agent in self._agents.items()},
-                {name: agent.heard_at for name, agent in self._agents.items()},
-                self._clock.monotonic(),
-            )
+            heard_at, facts = self._tables
+            return AgentViews(facts.copy(), heard_at.copy(), self._clock.monotonic())
 
     def agent(self, node: str) -> AgentView | None:
         """Return one node's agent as it is now; None: it has none."""
@@ -263,7 +292,8 @@ class Registry:
             agent = self._agents.get(node)
             if agent is None:
                 return None
-            return view_of(node, agent.facts, agent.heard_at, self._clock.monotonic())
+            heard_at = self._tables.heard_at[node]
+            return view_of(node, agent.facts, heard_at, self._clock.monotonic())
 
     def silences(self, late_after: float, silent_after: float, new_for: float) -> Silences:
         """Return which agents are late or have newly fallen silent, without those that were
@@ -278,11 +308,12 @@ class Registry:
             now = self._clock.monotonic()
             latest = now - late_after
             # Nearly always there is none, and the cluster may be large.
-            behind = [(n, a) for n, a in self._agents.items() if a.heard_at < latest]
+            heard_at, facts = self._tables
+            behind = [(name, at) for name, at in heard_at.items() if at < latest]
             ages = {
-                name: now - agent.heard_at
-                for name, agent in behind
-                if agent.facts.presence is not AgentPresence.STOPPED
+                name: now - at
+                for name, at in behind
+                if facts[name].presence is not AgentPresence.STOPPED
             }
         late = {name: age for name, age in ages.items() if age <= silent_after}
         silent = [age for age in ages.values() if silent_after < age < new_for]

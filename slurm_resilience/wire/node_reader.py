@@ -23,9 +23,9 @@ from slurm_resilience.wire.served_connection import (
     ServedConnection,
 )
 
-TURN_SECONDS = 0.02
+TURN_SECONDS = 0.04
 """Between two turns: a message waits no longer than that."""
-RESTING = 5
+RESTING = 15
 """So many arrivals may rest on a connection: with the next one, all of them are read. A wrong mark
 is found no later, and a program in between that makes it can do no more than one that holds beats
 back."""
@@ -117,15 +117,16 @@ class NodeReader:
         beaten: list[Client] = []
         # One moment for all: a turn that was late makes the next arrival early, and so read.
         now = self._loop.time()
-        due = now + self._due_after
-        for number, events in self._epoll.poll(0, max(1, len(self._sources))):
+        due, due_for = now + self._due_after, self._due_for
+        sources, only_in = self._sources, select.EPOLLIN
+        for number, events in self._epoll.poll(0, max(1, len(sources))):
             # The message of one may have ended the connection of another.
-            source = self._sources.get(number)
+            source = sources.get(number)
             if source is None:
                 continue
-            is_at_its_end = events != select.EPOLLIN
-            is_due = 0.0 <= now - source.due < self._due_for
-            if source.may_rest and is_due and not is_at_its_end:
+            is_at_its_end = events != only_in
+            # Nothing but a beat in time: nearly all that comes.
+            if source.may_rest and not is_at_its_end and 0.0 <= now - source.due < due_for:
                 source.may_rest -= 1
                 source.due = due
                 beaten.append(source.client)

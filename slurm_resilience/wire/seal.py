@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import struct
 
 import msgspec
 
@@ -30,7 +31,7 @@ _BEATS = b"sres beats"
 """A use within each direction: no mark is part of a tag."""
 _BLOCK_BITS = 3
 _LAST_OF_BLOCK = (1 << _BLOCK_BITS) - 1
-_PLACES = range(0, MARK_BYTES << _BLOCK_BITS, MARK_BYTES)
+_MARKS = struct.Struct(f"{MARK_BYTES}s" * (1 << _BLOCK_BITS))
 _BEAT_HEAD = FrameCodec.frame(bytes(MARK_BYTES))[:-MARK_BYTES]
 LIGHT_BEAT_BYTES = len(_BEAT_HEAD) + MARK_BYTES
 """The size of a light beat's frame."""
@@ -111,7 +112,7 @@ class FrameSeal:
     def _make_beats(self, block: int) -> None:
         number = block.to_bytes(8, "big")
         marks = hashlib.blake2b(number, key=self._key, person=_BEATS).digest()
-        self._beats = b"".join([_BEAT_HEAD + marks[at : at + MARK_BYTES] for at in _PLACES])
+        self._beats = _BEAT_HEAD.join((b"", *_MARKS.unpack(marks)))
         self._beats_block = block
 
 

@@ -356,6 +356,8 @@ def test_a_node_that_slurm_knows_again_is_watched_again(site: Site) -> None:
     site.cycle()
     site.cycle(REMOVED_AFTER_SECONDS + 1)
     assert "n1" not in site.controller.registry.agents() and agent.is_closed
+    site.controller.registry.beaten([agent])
+    assert "n1" not in site.controller.registry.agents()
     site.controller.inbox.closed(agent)
     site.slurm.put(listed[0])
     site.cycle()

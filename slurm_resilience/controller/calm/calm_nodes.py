@@ -7,8 +7,7 @@ it is found once for each change, and a round only compares.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -22,20 +21,14 @@ from slurm_resilience.controller.observe import ClusterSnapshot
 from slurm_resilience.model import Node
 
 
-class _Basis(NamedTuple):
-    """All that a node's calm rested on."""
-
-    node: Node
-    facts: AgentFacts
-    known: KnownAgent
-    is_calm: bool
-
-
 class CalmNodes:
     """Finds the calm nodes of one snapshot after the other."""
 
     def __init__(self) -> None:
-        self._bases: dict[str, _Basis] = {}
+        self._tables: tuple[Mapping[str, object], ...] = ({}, {}, {})
+        """All that calm rested on at the last round, by node."""
+        self._stirred: set[str] = set()
+        """The nodes that are not calm, were they to beat."""
 
     def set_apart(self, snapshot: ClusterSnapshot, silent_after: float) -> ClusterSnapshot:
         """Return the snapshot with its notable nodes set apart from the calm ones.
@@ -47,27 +40,34 @@ class CalmNodes:
         agents = snapshot.agents
         if not isinstance(agents, AgentViews):
             return snapshot
-        nodes, bases = snapshot.nodes, self._bases
-        known, facts, heard_at = snapshot.heard.known_agents, agents.facts, agents.heard_at
-        remembered = _remembered(snapshot)
-        notable: dict[str, Node] = {}
-        for name, node in nodes.items():
-            basis, of_agent, of_journal = bases.get(name), facts.get(name), known.get(name)
-            if of_agent is None or of_journal is None:
-                notable[name] = node
-                continue
-            if basis is None or not (
-                # The very same objects: nothing of them has changed.
-                basis.node is node and basis.facts is of_agent and basis.known is of_journal
+        nodes, facts, known = snapshot.nodes, agents.facts, snapshot.heard.known_agents
+        tables = (nodes, facts, known)
+        for name in _changed(self._tables, tables):
+            self._stirred.discard(name)
+            has_spoken = name in facts and name in known
+            # What Slurm does not list is no node of this round.
+            if name in nodes and not (
+                has_spoken and is_calm(nodes[name], facts[name], known[name])
             ):
-                basis = _Basis(node, of_agent, of_journal, is_calm(node, of_agent, of_journal))
-                bases[name] = basis
-            is_silent = agents.moment - heard_at[name] > silent_after
-            if is_silent or not basis.is_calm or name in remembered:
-                notable[name] = node
-        if len(bases) > len(nodes):
-            self._bases = {name: bases[name] for name in nodes if name in bases}
+                self._stirred.add(name)
+        self._tables = tables
+        latest = agents.moment - silent_after
+        silent = {name for name, at in agents.heard_at.items() if at < latest}
+        apart = {*self._stirred, *silent, *_remembered(snapshot)}
+        notable = {name: node for name, node in nodes.items() if name in apart}
         return msgspec.structs.replace(snapshot, nodes=PartlyCalm(nodes, notable))
+
+
+def _changed(
+    before: Iterable[Mapping[str, object]], now: Iterable[Mapping[str, object]]
+) -> set[str]:
+    """Return the names with another object in one of the tables than before: of what has not
+    changed, it is the very same one."""
+    changed = set[str]()
+    for last, table in zip(before, now, strict=True):
+        changed.update([name for name, value in table.items() if last.get(name) is not value])
+        changed.update(last.keys() - table.keys())
+    return changed
 
 
 def is_calm(node: Node, facts: AgentFacts, known: KnownAgent) -> bool:

@@ -287,10 +287,10 @@ def is_removed(snapshot: ClusterSnapshot, name: str) -> bool:
 
 def _review_agents(snapshot: ClusterSnapshot) -> Iterator[Note]:
     known_agents = snapshot.heard.known_agents
-    looked_at = notable(snapshot.nodes)
-    for name in snapshot.agents:
-        if name in snapshot.nodes and name not in looked_at:
-            continue  # a calm one: the journal knows it as it is
+    nodes, looked_at = snapshot.nodes, notable(snapshot.nodes)
+    # The journal knows the calm ones as they are.
+    names = [name for name in snapshot.agents if name in looked_at or name not in nodes]
+    for name in names:
         agent = snapshot.agents[name]
         known = known_agents.get(name)
         seen = KnownAgent(name, agent.boot_id, agent.instance, agent.drivers)

@@ -31,6 +31,7 @@ from slurm_resilience.controller.inbox import Inbox
 from slurm_resilience.controller.job_lookups import JobLookups
 from slurm_resilience.controller.journal.journal import Journal
 from slurm_resilience.controller.journal.journal_file import open_database
+from slurm_resilience.controller.journal.records import HOUR_SECONDS
 from slurm_resilience.controller.observe import Sources, last_run
 from slurm_resilience.controller.pace import TICK_SECONDS, RoundCause, pause_before
 from slurm_resilience.controller.probe import Dialer, Prober
@@ -58,8 +59,8 @@ _NUMBER = re.compile(r"\d+\.\d+ s|\d+ s|\d+ probes")
 
 MAX_FILES = 65536
 """File descriptors, where the hard limit allows them."""
-SET_BACK_SECONDS = 1.0
-"""The machine's date went back where it is so much behind ours."""
+DATE_SET_SECONDS = 1.0
+"""The machine's date was set where it is so far from ours."""
 NEW_SILENCE_SECONDS = 60.0
 """A node that has been silent for longer needs no more frequent rounds than any other."""
 LATE_SECONDS = 0.25
@@ -202,16 +203,17 @@ class Controller:
             self._cycle.take_pauses()
 
     def _adopt_the_date(self) -> None:
-        """Take over the machine's date. Where it went back, so does the journal: what lies in the
-        future would count until then."""
-        date = self._clock.machines()
-        back = self._clock.now() - date
-        if back > SET_BACK_SECONDS:
+        """Take over the machine's date. Where it was set, the journal follows: what lies in the
+        future would count until then, and what was an hour ago all at once no more."""
+        before, date = self._clock.now(), self._clock.machines()
+        if abs(date - before) > DATE_SET_SECONDS:
+            window = max(HOUR_SECONDS, self._config.recovery.flap_window)
             try:
-                self.journal.set_back(date, back)
+                self.journal.follow_date(before, date, window)
             except sqlite3.Error:
                 return  # a full disk; the next cycle says so
-            log.warning("the machine's date went back by %.0f s", back)
+            way = "on" if date > before else "back"
+            log.warning("the machine's date went %s by %.0f s", way, abs(date - before))
         self._clock.adopt()
 
     def close(self) -> None:

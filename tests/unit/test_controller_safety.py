@@ -423,6 +423,25 @@ def test_a_restart_goes_by_the_date_of_the_last_sresctld(tmp_path: Path) -> None
         assert daemon._clock.now() == late + 5.0
 
 
+def test_no_ceiling_of_an_hour_forgets_when_the_date_goes_on(tmp_path: Path) -> None:
+    clock, slurm = FakeClock(), FakeSlurm(2)
+    settings = config(controller={"state_dir": str(tmp_path)})
+    daemon = Daemon(settings, slurm, slurm.info(), clock)  # type: ignore[arg-type]
+    with contextlib.closing(daemon):
+        journal, before = daemon.journal, daemon._clock.now()
+        journal.event(before - 4000.0, "alarm", "of no account any more")
+        journal.event(before - 60.0, NodeEvent.REPLACING, "replace-node n2", node="n2")
+        journal.put_fault(Fault("n2", "", (), before - 600.0, is_over=True))
+        journal.put_breaker(BreakerState(reset_at=before - 900.0))
+        clock.time += 7200.0
+        daemon._adopt_the_date()
+        now = clock.now()
+        assert daemon._clock.now() == now == before + 7200.0
+        assert [event["at"] for event in journal.events()] == [now - 60.0, before - 4000.0]
+        assert journal.faults()["n2"].began == now - 600.0
+        assert journal.breaker().reset_at == now - 900.0
+
+
 def test_the_journal_goes_back_with_the_date(tmp_path: Path) -> None:
     """Else what lies in the future counts for as long: a breaker could not even be reset."""
     clock, slurm, an_hour = FakeClock(), FakeSlurm(2), 3600.0

@@ -71,6 +71,7 @@ PINNED: dict[int, str] = {
     131634: "a resume of a node that was still away was overruled",
     141883: "a resume answered nothing after a reason that could not be read",
     151597: "a resume answered nothing while sresctld was started anew",
+    940228: "the date was set on, and a switch's ceiling of an hour forgot a fault",
     770029: "a request for a requeue lifted the breaker's hold of empty nodes",
     91729: "a mark that rested on a look at a job which had to move",
     90300: "a sick node was rebooted by hand between two beats",

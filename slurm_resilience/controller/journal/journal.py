@@ -67,22 +67,27 @@ class Journal(EventTable, IncidentTable, FaultMemory, KnownPeers, SpareTable):
         self._prune_incidents(before)
         self._db.execute("DELETE FROM observed WHERE ended > 0 AND ended < ?", (before,))
 
-    def set_back(self, now: float, seconds: float) -> None:
-        """Let nothing that counts lie in the future, and keep its age.
+    def follow_date(self, before: float, date: float, window: float) -> None:
+        """Let what counts keep its age when the machine's date was set: else the ceilings of an
+        hour would forget what was before, or count it for longer.
 
         Args:
-            now: the machine's date (epoch).
-            seconds: by so much the journal is ahead of it.
+            before: the date (epoch) that sresctld went by.
+            date: the machine's.
+            window: seconds for which events count. Older ones keep their date, but those in the
+                future.
         """
+        step = date - before
         with together(self._db):
-            self._db.execute("UPDATE events SET at = at - ? WHERE at > ?", (seconds, now))
-            self._db.execute("UPDATE missing SET since = since - ?", (seconds,))
+            oldest = min(date, before - window)
+            self._db.execute("UPDATE events SET at = at + ? WHERE at > ?", (step, oldest))
+            self._db.execute("UPDATE missing SET since = since + ?", (step,))
             for fault in self.faults().values():
-                self.put_fault(msgspec.structs.replace(fault, began=fault.began - seconds))
+                self.put_fault(msgspec.structs.replace(fault, began=fault.began + step))
             breaker = self.breaker()
-            self.put_breaker(
-                msgspec.structs.replace(breaker, reset_at=max(0.0, breaker.reset_at - seconds))
-            )
+            if breaker.reset_at:
+                reset_at = max(0.0, breaker.reset_at + step)
+                self.put_breaker(msgspec.structs.replace(breaker, reset_at=reset_at))
 
     def memory(
         self, now: float, flap_window: float, recurrence_window: float = 0.0

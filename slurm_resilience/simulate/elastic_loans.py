@@ -49,6 +49,10 @@ class ElasticTraining(Protocol):
         """All processes that run or are stopped."""
         ...
 
+    def slept(self, process: SimProcess) -> bool:
+        """Tell whether nothing was wrong with a process but that it stood still for a moment."""
+        ...
+
     def kill(self, process: SimProcess, power: bool = False, replace: bool = True) -> None:
         """End a process."""
         ...
@@ -81,7 +85,11 @@ class Loans:
         )
         step = size * random.choice((1, 1, 2))
         self.check = ElasticRules(
-            self.rules, lambda: training.schedule.now, training.living, calm=self.is_calm
+            self.rules,
+            lambda: training.schedule.now,
+            training.living,
+            training.slept,
+            calm=self.is_calm,
         )
         first = range(core, rules.seats, step)
         self._groups = [range(seat, min(seat + step, rules.seats)) for seat in first]

@@ -3,6 +3,7 @@
 1. Each step is done once: its samples count once, and none is left out.
 2. A world has at least the ranks that the program asked for, whole replicas, and each seat once.
 3. A rank that leaves as it was asked to takes no part of the newest state with it.
+   Nor does it go with those that stood still for a moment, be they all that hold it.
 4. A world has one of the sizes that are allowed, or is smaller than the smallest of them: then the
    job's own ranks were lost.
 5. Where nothing but the size changes, no step takes longer than a bound for each new world.
@@ -32,6 +33,7 @@ class ElasticRules:
         rules: of the training.
         now: tells the simulated time.
         living: returns all processes that run or are stopped.
+        slept: tells whether a process only stood still for a moment.
         calm: nothing but the size changes.
     """
 
@@ -40,12 +42,14 @@ class ElasticRules:
         rules: WorldRules,
         now: Callable[[], float],
         living: Callable[[], list[SimProcess]],
+        slept: Callable[[SimProcess], bool],
         *,
         calm: bool,
     ) -> None:
         self._rules = rules
         self._now = now
         self._living = living
+        self._slept = slept
         self._done: list[int] = []
         """The generation that has done each step."""
         self._last: tuple[View, float] | None = None
@@ -77,7 +81,8 @@ class ElasticRules:
         steps = sorted({process.program.step for process in members}, reverse=True)
         step = max(0, next((step for step in steps if self._is_whole(members, step)), 0))
         newest = len(self._done)
-        away = [one for one in self._living() if one not in members and one.program.step > step]
+        others = [one for one in self._living() if one not in members and not self._slept(one)]
+        away = [one for one in others if one.program.step > step]
         # Behind a cut, or stopped: it is lost to these.
         explained = self._died_with > step or (self._has_faults and away)
         if step < newest and not explained:

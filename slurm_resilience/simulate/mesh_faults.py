@@ -22,8 +22,13 @@ SPEAKER_DIES, SPEAKER_STOPS = "death of a speaker", "stop of a speaker"
 SPEAKER_FAULTS = {SPEAKER_DIES: 0.5, SPEAKER_STOPS: 0.3}
 """Kind → share of the runs with speakers that have such a fault more."""
 APART = {ALONE: 0.05, SUSPICION: 0.1}
+SLUGGISH = "short stops of all that hold state"
 """Kind → share of runs with such a fault. They are drawn apart from all others, so that the runs of
 most seeds stay the same as before there were these."""
+LAST_SLEEP_SECONDS = 9.0
+SLEEPS = 3
+SLUGGISH_SHARE = 0.2
+"""The same of runs whose state is followed."""
 SWEEP_SECONDS = 2.0
 RESPAWN_SECONDS = 2.0
 """A dead process is replaced within this time."""
@@ -41,6 +46,11 @@ class Training(Protocol):
     @property
     def speakers(self) -> bool:
         """Tell whether nodes have several ranks, of which one speaks for the others."""
+        ...
+
+    @property
+    def keeps_state(self) -> bool:
+        """Tell whether it is followed what each process holds of the model."""
         ...
 
     def living(self) -> list[SimProcess]:
@@ -80,6 +90,8 @@ class Excuses:
         self._until: dict[str, float] = {}
         self.frozen: set[str] = set()
         """Processes that are stopped for good."""
+        self.slept: set[str] = set()
+        """Processes that were stopped for less time than the last copy of a part is waited for."""
 
     def add(self, process_id: str, seconds: float) -> None:
         """Note that a fault concerns a process for so long."""
@@ -104,6 +116,7 @@ class FaultPlan:
         self._training = training
         self._is_calm = calm
         self._apart = Random(seed)
+        self._sluggish = Random(f"short stops {seed}")
         random = training.random
         self.until = 1.5 + random.random() * 8.0
         """When faults are over."""
@@ -116,6 +129,12 @@ class FaultPlan:
     def begin(self) -> None:
         """Put faults on the schedule."""
         if self._is_calm:
+            return
+        if self._training.keeps_state and self._sluggish.random() < SLUGGISH_SHARE:
+            # Nothing else: what is lost then is lost for no reason.
+            for _ in range(SLEEPS):
+                at = self._sluggish.random() * self.until
+                self._training.schedule.at(at, self._strike, SLUGGISH)
             return
         random = self._training.random
         for _ in range(random.choice([0, 1, 1, 2, 2, 3, 4])):
@@ -213,10 +232,35 @@ def _power(training: Training, process: SimProcess) -> None:
 def _stop(training: Training, process: SimProcess) -> None:
     if process.state is ProcessState.STOPPED:
         return
-    seconds = training.random.random() * 5.0
+    _sleep(training, process, training.random.random() * 5.0)
+
+
+def _sleep(training: Training, process: SimProcess, seconds: float) -> None:
+    if process.state is not ProcessState.RUNNING:
+        return
     training.excuses.add(process.id, seconds)
+    training.excuses.slept.add(process.id)
     process.stop()
     training.schedule.after(seconds, process.resume)
+
+
+def _holders_sleep(training: Training, process: SimProcess) -> None:
+    """Stop all that hold a part of the model, each for a while and a little later than the one
+    before, just when a world is made with one that holds none: a machine with too much to do."""
+    random = training.random
+    living = training.living()
+    holders = [one for one in living if one.program.step >= 0]
+    joining = [
+        one
+        for one in living
+        if one.program.step < 0 and one.membership.side.generation.holds(one.id)
+    ]
+    if holders and joining:
+        for one in holders:
+            seconds = 2.1 + random.random() * 2.0
+            training.schedule.after(random.random() * 0.3, _sleep, training, one, seconds)
+    elif training.schedule.now < LAST_SLEEP_SECONDS:
+        training.schedule.after(0.01, _holders_sleep, training, process)
 
 
 def _freeze(training: Training, process: SimProcess) -> None:
@@ -359,6 +403,7 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     "stuck block": _stuck,
     ALONE: _hang_alone,
     SUSPICION: _suspect,
+    SLUGGISH: _holders_sleep,
     SPEAKER_DIES: _speaker_dies,
     SPEAKER_STOPS: _speaker_stops,
     "node found dead": _find_dead,
@@ -366,6 +411,8 @@ FAULTS: dict[str, Callable[[Training, SimProcess], None]] = {
     "newer process": _replace,
 }
 """Every kind of fault, by its name in reports."""
-RARE = APART.keys() | SPEAKER_FAULTS.keys()
+RARE = APART.keys() | SPEAKER_FAULTS.keys() | {SLUGGISH}
+CUTS = frozenset({"partition", "pair cut off", "reset"})
+"""Kinds after which one that lives may be lost to the others."""
 OFTEN = ("partition", "partition")
 """Kinds that happen more often: the worst that a protocol can do needs a cut."""

@@ -16,7 +16,7 @@ from slurm_resilience.mesh.model import Peer, Timing, View
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
 from slurm_resilience.simulate.elastic_loans import Loans
 from slurm_resilience.simulate.invariants import InvariantBroken, Lineage, TrainingEnd
-from slurm_resilience.simulate.mesh_faults import Excuses, FaultPlan
+from slurm_resilience.simulate.mesh_faults import CUTS, Excuses, FaultPlan
 from slurm_resilience.simulate.schedule import Schedule
 from slurm_resilience.simulate.sim_network import SimNetwork
 from slurm_resilience.simulate.sim_process import (
@@ -33,6 +33,8 @@ CALM_SECONDS = 40.0
 """A world of all seats must step again within this time. Longest known: three times the abort
 timeout (the last copy of a part), two worlds that fail for a peer out of reach, and a join."""
 ENDLESS_STEPS = 1 << 30
+SILENT = "silent "
+"""Begins the reason for which one is given up that says nothing."""
 UNHURRIED_SHARE = 0.25
 """Share of runs in which a process looks around no more often than in a large world. Drawn apart
 from all else, so that the other runs stay the same as before."""
@@ -182,6 +184,15 @@ class MeshRun:
         """Tell whether nodes have several ranks, of which one speaks for the others."""
         return self._nodes.speakers
 
+    @property
+    def keeps_state(self) -> bool:
+        """Tell whether it is followed what each process holds of the model."""
+        return self._loans is not None
+
+    def slept(self, process: SimProcess) -> bool:
+        """Tell whether nothing was wrong with a process but that it stood still for a moment."""
+        return process.id in self.excuses.slept and not CUTS & set(self._plan.done)
+
     def _is_whole(self, calm: float) -> bool:
         if self.end.begun:
             return not self.living()
@@ -239,7 +250,9 @@ class MeshRun:
             return
         self.note(process, "loses its machine" if power else "dies")
         if self._loans is not None:
-            self._loans.lose(process, is_seen=not power and self.network.whole)
+            told = process.membership.side.standing.evicted
+            if not (told.startswith(SILENT) and self.slept(process)):
+                self._loans.lose(process, is_seen=not power and self.network.whole)
         process.die(power)
         if power and self.speakers:
             self._nodes.lose(process)
@@ -303,7 +316,7 @@ class MeshRun:
         """Check that a process which goes on without a peer has a reason."""
         self.note(process, f"gives {peer.id} up: {reason}")
         other = self.processes[peer.id]
-        if self._loans is not None:
+        if self._loans is not None and not (reason.startswith(SILENT) and self.slept(other)):
             self._loans.lose(other, is_seen=self.network.whole)
         self._plan.given_up(other)
         newer = self.newest(peer.seat) is not other

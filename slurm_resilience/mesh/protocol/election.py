@@ -24,11 +24,8 @@ from slurm_resilience.mesh.model import (
 from slurm_resilience.mesh.protocol import world_plan
 from slurm_resilience.mesh.protocol.ballot import Ballot, Promise, answer
 from slurm_resilience.mesh.protocol.departures import Departures
-from slurm_resilience.mesh.protocol.side import ROUNDING_SECONDS, Side
+from slurm_resilience.mesh.protocol.side import LAST_COPY, ROUNDING_SECONDS, Side
 
-LAST_COPY = 3
-"""A peer that alone holds a part of the model is waited for this many times longer: without it,
-the training falls back to its last checkpoint, or ends."""
 LAST_JUDGE = 10
 """After so many abort timeouts in the block of an ended generation a process ends itself. The other
 members judge it sooner, but they may all be gone, and peers that come later know nothing of its
@@ -112,7 +109,7 @@ class Election:
         end = side.generation.end
         hung = end.culprit if end and end.kind == "hang" else ""
         out = now - max(side.generation.ended_at, side.outside_since)
-        last = world_plan.last_holders(side.present(), side.rules.replica_size)
+        last = side.last_holders(now)
         for contact in inside:
             peer = contact.peer
             silent = now - contact.heard
@@ -123,7 +120,7 @@ class Election:
             # Of one that was accused of a hang, all have waited for a word already.
             needed = SILENCE_BEATS * side.beat_seconds
             needed = needed if peer.id == hung else patience[peer.node]
-            if silent > times * needed and out > 0:
+            if silent > side.patience_of(peer.id, needed, last) and out > 0:
                 self._departures.give_up(peer.id, f"silent for {silent:.1f} s", "silent", now)
             elif side.generation.ended_at and late > limit:
                 text = f"it did not leave its block within {limit:g} s"

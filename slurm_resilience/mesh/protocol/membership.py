@@ -9,7 +9,7 @@ The owner calls `step` for every event, then `tick`; and `tick` again at `wake_a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import assert_never
 
 import msgspec
@@ -302,9 +302,9 @@ class Membership:
         side.losses.suspected_until[suspicion.node] = now + SUSPICION_SECONDS
         side.broadcast(suspicion)
         limit = side.silence_limit(suspicion.node, now)
+        self._judge_silence(now, suspicion.node)
         for contact in side.contacts.seated():
             if contact.peer.node == suspicion.node:
-                self._judge_silence(contact, now)
                 # The next beat, which judges silence, comes when that of this peer is too long.
                 too_long = max(now, contact.heard + limit + ROUNDING_SECONDS)
                 side.timers.next_beat = min(side.timers.next_beat, too_long)
@@ -341,8 +341,7 @@ class Membership:
         side.catch_up(now)
         side.timers.next_beat = now + side.beat_seconds
         side.broadcast(beat or Heartbeat(side.status.step))
-        for contact in side.contacts.seated():
-            self._judge_silence(contact, now)
+        self._judge_silence(now)
         self._judge_reach(now)
         waited = now - side.outside_since > side.timing.known_again_seconds
         waits = side.status.phase != "running" and not side.standing.evicted
@@ -352,25 +351,37 @@ class Membership:
             side.effects.append(DialKnown())
         self._election.look_around(now)
 
-    def _judge_silence(self, contact: Contact, now: float) -> None:
+    def _judge_silence(self, now: float, node: str = "") -> None:
+        """Judge the peers that are silent for too long: of one node, or of all."""
+        side = self.side
+        overdue = [
+            contact
+            for contact in side.contacts.seated()
+            if node in ("", contact.peer.node)
+            and now - contact.heard > side.silence_limit(contact.peer.node, now)
+        ]
+        last = side.last_holders(now) if overdue else frozenset[str]()
+        for contact in overdue:
+            self._judge(contact, last, now)
+
+    def _judge(self, contact: Contact, last: Set[str], now: float) -> None:
+        """End the world of a silent peer; go on without it where nothing else makes it leave."""
         side = self.side
         peer, silence = contact.peer, side.silence_limit(contact.peer.node, now)
-        if now - contact.heard <= silence or side.standing.evicted:
+        if side.standing.evicted:
             return  # those that it must leave do not talk to it any more
-        if self._election.awaits(peer.id):
-            self._departures.give_up(
-                peer.id, f"silent for {now - contact.heard:.1f} s", "silent", now
-            )
+        silent = now - contact.heard
+        is_over = silent > side.patience_of(peer.id, silence, last)
+        if is_over and self._election.awaits(peer.id):
+            self._departures.give_up(peer.id, f"silent for {silent:.1f} s", "silent", now)
         if not side.generation.holds(peer.id):
             return
         text = f"rank on seat {peer.seat} ({peer.node}) silent for {silence:g} s"
         self._departures.end(GenerationEnd(side.generation.number, text, peer.id, "hang"), now)
-        if contact.status.phase != "running":
+        if is_over and contact.status.phase != "running":
             # Stopped between two worlds: no block of its own is waited for, and each new world
             # would be formed with it.
-            self._departures.give_up(
-                peer.id, f"silent for {now - contact.heard:.1f} s", "silent", now
-            )
+            self._departures.give_up(peer.id, f"silent for {silent:.1f} s", "silent", now)
 
     def _judge_reach(self, now: float) -> None:
         side = self.side

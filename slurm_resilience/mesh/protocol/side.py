@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
 
@@ -25,6 +25,9 @@ from slurm_resilience.mesh.protocol.contacts import Contact, Contacts
 from slurm_resilience.mesh.protocol.generation_state import GenerationState
 from slurm_resilience.mesh.protocol.world_plan import WorldRules
 
+LAST_COPY = 3
+"""A peer that alone holds a part of the model is waited for this many times longer: without it,
+the training falls back to its last checkpoint, or ends."""
 STRIKES = 2
 """Generations that failed because of one peer, before the others go on without it."""
 ROUNDING_SECONDS = 0.001
@@ -246,6 +249,27 @@ class Side:
             all_silent = max(times) > limit and min(times) > together
             patience[node] = together if all_silent else limit
         return patience
+
+    def patience_of(self, peer_id: str, usual: float, last: Set[str]) -> float:
+        """Return the seconds of silence after which a peer is given up.
+
+        Args:
+            peer_id: the peer.
+            usual: what others of its node have.
+            last: `last_holders`.
+        """
+        return LAST_COPY * self.silence_seconds if peer_id in last else usual
+
+    def last_holders(self, now: float) -> frozenset[str]:
+        """Ids of peers that are waited for longer: for all that is heard now, a part of the model
+        would be lost with them. All that hold it may be silent because of one and the same
+        machine or switch that has too much to do, and live."""
+        silent = {
+            contact.peer.id
+            for contact in self.contacts.seated()
+            if now - contact.heard > self.silence_limit(contact.peer.node, now)
+        }
+        return world_plan.last_holders(self.present(), self.rules.replica_size, silent)
 
     def silence_limit(self, node: str, now: float) -> float:
         """Return the seconds of silence that are too long for a peer of a node. Those of a node

@@ -215,13 +215,27 @@ def _part(member: Member, replica_size: int) -> int:
     return status.position if status.healthy and status.position < replica_size else -1
 
 
-def last_holders(present: Sequence[Member], replica_size: int) -> frozenset[str]:
-    """Ids of peers without whom a part of the model would be lost from memory."""
+def last_holders(
+    present: Sequence[Member], replica_size: int, silent: Set[str] = frozenset()
+) -> frozenset[str]:
+    """Ids of peers without whom a part of the model would be lost from memory.
+
+    One that is silent may be dead: it does not make another one of its part dispensable.
+
+    Args:
+        present: all live peers.
+        replica_size: ranks that hold one copy of the model together.
+        silent: ids of those of them that were not heard for too long.
+    """
     holders: dict[int, list[str]] = {}
     for member in present:
         if (part := _part(member, replica_size)) >= 0:
             holders.setdefault(part, []).append(member.peer.id)
-    return frozenset(names[0] for names in holders.values() if len(names) == 1)
+    last = set[str]()
+    for names in holders.values():
+        heard = [name for name in names if name not in silent]
+        last.update(heard if len(heard) == 1 else () if heard else names)
+    return frozenset(last)
 
 
 def may_leave(

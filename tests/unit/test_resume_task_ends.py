@@ -42,7 +42,16 @@ def test_a_node_that_began() -> None:
 
 @pytest.mark.parametrize(
     ("status", "code", "by_signal"),
-    [(0, 0, False), (5 << 8, 5, False), (9, 137, True), (11 | 0x80, 139, True)],
+    [
+        (0, 0, False),
+        (5 << 8, 5, False),
+        (9, 137, True),
+        (11 | 0x80, 139, True),
+        # A shell, or a program of its own mind, comes between.
+        (137 << 8, 137, True),
+        (143 << 8, 143, False),
+        (255 << 8, 255, False),
+    ],
 )
 def test_a_task_that_ended(status: int, code: int, by_signal: bool) -> None:
     told = parse(f"sres1 {TOKEN} ended 3 1 7 {status} 0 1790000000.250".encode())

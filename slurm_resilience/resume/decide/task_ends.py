@@ -21,6 +21,21 @@ _VERSION = b"sres1"
 _PLAIN_ENDS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL})
 """Signals by which people, Slurm and srun end tasks; a task that fails gets others."""
 _KILLED = 128 + signal.SIGKILL
+_CRASHES = frozenset(
+    128 + number
+    for number in (
+        signal.SIGILL,
+        signal.SIGTRAP,
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGKILL,
+        signal.SIGSEGV,
+        signal.SIGSYS,
+    )
+)
+"""Exit codes by which a shell between Slurm and the program tells the signal that ended it. Not
+SIGTERM's: programs that are asked to end save their state, and choose that code."""
 
 
 class NodeBegan(msgspec.Struct, frozen=True):
@@ -95,12 +110,13 @@ def _task_end(words: list[bytes]) -> TaskEnd:
     number = status & 0x7F
     if status > 0xFFFF or number == 0x7F:
         raise ValueError(f"{status} is no status of a process that has ended")
+    code = 128 + number if number else status >> 8
     return TaskEnd(
         step=_number(words[0]),
         node_id=_number(words[1]),
         task=_number(words[2]),
-        code=128 + number if number else status >> 8,
-        by_signal=number != 0,
+        code=code,
+        by_signal=number != 0 or code in _CRASHES,
         out_of_memory=words[4] == b"1",
         at=float(words[5]),
     )

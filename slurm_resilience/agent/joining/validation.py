@@ -33,6 +33,8 @@ NAME = "validation"
 LOOK_SECONDS = 2.0
 """Between two looks at Slurm, and at the command."""
 PERIOD_SECONDS = 1.0
+AGAIN_SECONDS = 10.0
+"""Until a command is tried again that could not be run."""
 KILL_SECONDS = 10.0
 """Until a killed command is waited for no more."""
 MAX_OUTPUT_BYTES = 64 << 10
@@ -119,6 +121,8 @@ class Validation:
         self._clock = clock
         self._stop = stop
         self._record = ValidationRecord(boot_id, ValidationState.UNKNOWN)
+        self._again_at = float("-inf")
+        """Not before this is a command tried again that could not be run."""
 
     @property
     def record(self) -> ValidationRecord:
@@ -151,6 +155,8 @@ class Validation:
         if not is_out_by_request(node):
             # Also one that a person has put back into service before the command had begun.
             self._become(ValidationState.NOT_NEEDED, f"Slurm shows it {node.state}")
+        elif self._clock.monotonic() < self._again_at:
+            return
         elif self._is_busy():
             self._become(ValidationState.DUE)
         else:
@@ -165,7 +171,9 @@ class Validation:
                 rc = self._end_of(output)
                 text = _last_line(output)
         except (SresError, OSError) as error:
-            self._become(ValidationState.FAILED, f"it cannot be run: {error}", keep=True)
+            # Not the fault of the node: a wrong path, or a job that took all process numbers.
+            self._again_at = self._clock.monotonic() + AGAIN_SECONDS
+            self._become(ValidationState.DUE, f"it cannot be run: {error}")
             return
         if rc is None:
             return
@@ -260,7 +268,8 @@ def judge_validation(record: ValidationRecord) -> Judgement:
             finding = Finding(NAME, Severity.REPLACE, record.text, record.at)
             return Judgement(record.text, (finding,))
         case _:
-            raise Unjudged(f"the validation is {record.state}")
+            said = f": {record.text}" if record.text else ""
+            raise Unjudged(f"the validation is {record.state}{said}")
 
 
 def _read(path: Path) -> ValidationRecord | None:

@@ -433,8 +433,11 @@ def _from_validating(
         if is_back and progress is ValidationProgress.UNCHECKED:
             yield from _unchecked(incident, timeout)
             return
+        if is_back and progress is ValidationProgress.NOT_RUN:
+            yield from _unvalidated(incident, timeout)
+            return
         cause = f"the node did not come back within {timeout:.0f} s"
-        if progress in (ValidationProgress.AWAITED, ValidationProgress.IMPOSSIBLE):
+        if progress not in (ValidationProgress.OVER, ValidationProgress.UNCHECKED):
             cause += ", and its sresd has not validated it (recovery.validate)"
         yield _failed(snapshot, config, incident, cause)
 
@@ -448,6 +451,17 @@ def _unchecked(incident: Incident, timeout: float) -> Iterator[Action]:
         f"{incident.node}`; an sresd of an older release never says it)"
     )
     yield RaiseAlarm(f"unchecked-{incident.id}", text, incident.node, incident=incident.id)
+    yield _move(incident, NodeEvent.GAVE_UP, text)
+
+
+def _unvalidated(incident: Incident, timeout: float) -> Iterator[Action]:
+    """Leave a node to a person whose validation has not begun: one that began has its own limit,
+    and is over. Another repair would end in the same way."""
+    text = (
+        f"it answers, and within {timeout:.0f} s its sresd could not run recovery.validate: it is "
+        f"not given back, a person must look (`sres node logs {incident.node}`)"
+    )
+    yield RaiseAlarm(f"unvalidated-{incident.id}", text, incident.node, incident=incident.id)
     yield _move(incident, NodeEvent.GAVE_UP, text)
 
 

@@ -19,7 +19,8 @@ class ValidationProgress(enum.Enum):
 
     UNCHECKED = "a health check has not run since its sresd started"
     OVER = "all checks have run, and the validation has passed, or none is needed"
-    AWAITED = "it is waited for"
+    AWAITED = "its sresd has not said yet how it went"
+    NOT_RUN = "its sresd has not run it yet, or runs it"
     IMPOSSIBLE = "its sresd does not know of recovery.validate"
 
 
@@ -49,8 +50,10 @@ def _of_the_site(
     # The verdicts of before count until this connection's have come, and its sresd runs this check
     # before any other.
     verdicts = (*agent.judged, *agent.unjudged)
-    if not (agent.is_connected and agent.reported and verdicts) or VALIDATION in agent.unjudged:
+    if not (agent.is_connected and agent.reported and verdicts):
         return ValidationProgress.AWAITED
+    if VALIDATION in agent.unjudged:
+        return ValidationProgress.NOT_RUN
     if VALIDATION in agent.judged:
         return ValidationProgress.OVER
     return _without_the_check(incident)

@@ -130,7 +130,7 @@ def _of_incident(
                 return NextAct("in service", because, _PERSON, waits_for=text)
             due = times.run_ended + return_seconds(config)
             unless = "it answers, sound, from another boot"
-            if progress is ValidationProgress.AWAITED:
+            if progress in (ValidationProgress.AWAITED, ValidationProgress.NOT_RUN):
                 unless = f"{unless}, and its sresd has validated it"
             return NextAct("tried again", because, unless, due)
         case NodeState.RETURNING:

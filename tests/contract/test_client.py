@@ -307,7 +307,8 @@ def test_a_node_is_swapped(world: World, running: Running) -> None:
     (spare,) = {node.name for node in world.client.nodes()} - set(job.nodes)
     world.client.shrink(job.id, job.nodes[:2])
     world.client.set_node([job.nodes[2]], state="fail", reason=REPLACE)
-    helper = world.client.allocate_for(world.client.job(job.id), 1, 2.0)
+    # Slurm begins an allocation in a turn of its scheduler, which a busy machine puts off.
+    helper = world.client.allocate_for(world.client.job(job.id), 1, 30.0)
     nodes = world.client.merge(helper, job.id)
     assert set(nodes) == {*job.nodes[:2], spare}
     assert set(world.client.job(job.id).nodes) == set(nodes)

@@ -45,7 +45,9 @@ class StepLayout:
         self._shown: StepInfo | None = None
         self._shown_at = 0.0
         self._interval = FIRST_LOOK_SECONDS
-        self._next_look = context.clock.monotonic()
+        # Slurm cannot show it yet. Where slurmstepd tells of the tasks, its word has us look.
+        wait = FIRST_LOOK_SECONDS if step.reports.target else 0.0
+        self._next_look = context.clock.monotonic() + wait
         self._was_told = False
 
     def pause(self, longest: float) -> float:

@@ -7,7 +7,6 @@ default on a machine that marks nodes down.
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -460,6 +459,9 @@ def _refuse_unknown(data: dict[str, Any], where: str) -> None:
 
 
 def _nearest(name: str, known: Any) -> str:
+    # Late: no supervisor's step waits for what only a typo needs.
+    import difflib
+
     match = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean '{match[0]}'?" if match else f"; known: {', '.join(sorted(known))}"
 

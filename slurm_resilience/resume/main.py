@@ -6,9 +6,11 @@ All is checked before anything is started: an error is one line, and nothing has
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -58,6 +60,16 @@ if TYPE_CHECKING:
 
 _QUESTIONS = 4
 """Programs that are asked at the same time."""
+LOAD_SECONDS = 1.0
+"""From the start of a step until all is loaded that was left out for it."""
+LATE = (
+    "statistics",
+    "slurm_resilience.resume.live_step.live_step",
+    "slurm_resilience.resume.observing",
+    "slurm_resilience.resume.progress.stack_gathering",
+    "slurm_resilience.resume.requeue_report",
+)
+"""Modules without which a step is started, and those that they load."""
 _EXAMPLE = (
     "put it into a batch script (sbatch --nodes=4 --exclusive job.sh, with "
     "`srun --auto-resume=1 program` in job.sh), or write "
@@ -86,7 +98,22 @@ def supervise(srun: str, args: Sequence[str], environment: Mapping[str, str]) ->
     # The threads are gone: those that follow inherit the mask.
     signals.block()
     link.start()
+    later = threading.Timer(LOAD_SECONDS, load_late)
+    later.daemon = True
+    later.start()
     return supervisor.run()
+
+
+def load_late() -> None:
+    """Load what only a training or a fault needs, while the step runs; a short one is over by then.
+
+    Not when it is needed: in the weeks of a job the package may be upgraded, and the file system
+    that it lies on may be what fails.
+    """
+    for name in LATE:
+        # Who needs it says so.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _prepare(

@@ -9,15 +9,15 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from slurm_resilience.clock import Clock, SystemClock
 from slurm_resilience.config import Config, HangSettings
 from slurm_resilience.errors import IllegalTransition, SresError
-from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.model import Job, Node
-from slurm_resilience.resume import report, requeue_report
+from slurm_resilience.resume import report
 from slurm_resilience.resume.allocation.allocation import Allocation
 from slurm_resilience.resume.allocation.companion import end_earlier, lost_with, release_all
 from slurm_resilience.resume.allocation.companion_world import world_obstacle
@@ -36,10 +36,7 @@ from slurm_resilience.resume.first_step import (
 )
 from slurm_resilience.resume.history import AttemptHistory
 from slurm_resilience.resume.live_step import training
-from slurm_resilience.resume.live_step.live_step import LiveStep
 from slurm_resilience.resume.live_step.live_steps import StepEnd
-from slurm_resilience.resume.live_step.seats import SeatMap
-from slurm_resilience.resume.progress.hang_evidence import FoundHang
 from slurm_resilience.resume.progress.hang_watch import HangWatch
 from slurm_resilience.resume.progress.step_source import StepSource
 from slurm_resilience.resume.recovery import NextAttempt, Recovery
@@ -56,6 +53,12 @@ from slurm_resilience.resume.supervisor_link import SupervisorLink
 from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.slurm.hostlists import expand, fold
 from slurm_resilience.wire.messages import AttemptStarted, NodeVerdict
+
+if TYPE_CHECKING:
+    from slurm_resilience.mesh.observer import Observer
+    from slurm_resilience.resume.live_step.live_step import LiveStep
+    from slurm_resilience.resume.live_step.seats import SeatMap
+    from slurm_resilience.resume.progress.hang_evidence import FoundHang
 
 FENCE_SECONDS = 10.0
 """Between two looks whether the fence stands: without it no checkpoint is written."""
@@ -183,6 +186,9 @@ class Supervisor:
             end_earlier(self._allocation)
         self._history.begin(self._context.clock)
         if self._fence.restarts:
+            # Late: nothing is to be told of a job's first start.
+            from slurm_resilience.resume import requeue_report
+
             # Slurm may have emptied the log that named the fault.
             job, now = self._allocation.job, self._context.clock.now()
             requeue_report.tell(self._context.link, job, self._history, now)
@@ -558,6 +564,9 @@ class Supervisor:
             if not seat_map.needs_all:
                 return None
             return self._hangs.look_at_launched(StepSet(step), live_step.nodes, is_whole=is_whole)
+
+        # Late: no step waits for what only a training needs.
+        from slurm_resilience.resume.live_step.live_step import LiveStep
 
         live_step = LiveStep(
             self._context,

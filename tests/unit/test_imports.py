@@ -176,6 +176,46 @@ def test_it_starts_without_torch(module: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+SUPERVISOR = f"import {HOME}.resume.supervisor; from {HOME}.resume import main"
+FOR_FAULTS = (
+    "difflib",
+    "statistics",
+    *(f"{HOME}.{name}" for name in ("flight", "resume.observing", "resume.requeue_report")),
+    *(f"{HOME}.mesh.{name}" for name in ("connection", "messages", "observer", "transport")),
+    *(f"{HOME}.resume.elastic.{name}" for name in ("growth", "size_plan")),
+    *(f"{HOME}.resume.live_step.{name}" for name in ("live_plan", "live_step", "node_search")),
+    *(f"{HOME}.resume.progress.{name}" for name in ("hang_evidence", "stack_gathering")),
+)
+"""Modules of which a step needs nothing, until a fault or a training does."""
+
+
+def loaded_by(code: str) -> set[str]:
+    command = [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"]
+    done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    return set(done.stdout.split())
+
+
+def test_no_step_waits_for_what_only_a_fault_needs() -> None:
+    loaded = loaded_by(SUPERVISOR)
+    assert [name for name in loaded if within(name, *FOR_FAULTS, "asyncio", "click", "rich")] == []
+
+
+def test_a_supervisor_loads_all_of_itself_soon_after_the_start() -> None:
+    """A fault that comes weeks later finds no module on the disk that is another release's."""
+    late = {
+        name
+        for path in room("resume")
+        for function in house.nodes(path)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.ImportFrom)
+        for name in (node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names))
+        if PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py").exists()
+    }
+    assert set(FOR_FAULTS) & late
+    assert late - loaded_by(f"{SUPERVISOR}; main.load_late()") == set()
+
+
 def test_public_rooms_of_training_have_no_lazy_names() -> None:
     lazy = [
         module_of(path)

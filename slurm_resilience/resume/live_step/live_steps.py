@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,9 +14,11 @@ from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
 from slurm_resilience.resume.decide.transitions import advance
 from slurm_resilience.resume.live_step.seats import StepSeats, seats_of_tasks
-from slurm_resilience.resume.progress.hang_evidence import FoundHang
 from slurm_resilience.resume.srun.stderr_reader import EndedTasks, code_of, killed_from_outside
 from slurm_resilience.resume.srun.step import SrunStep, end_step, end_tasks_left
+
+if TYPE_CHECKING:
+    from slurm_resilience.resume.progress.hang_evidence import FoundHang
 
 RELEASE_SECONDS = 10.0
 """Between two questions whether a step is over whose srun has not noticed."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from slurm_resilience.errors import SresError
 from slurm_resilience.mesh.elastic_variables import CHECKPOINTLESS
-from slurm_resilience.mesh.observer import Observer
 from slurm_resilience.mesh.rendezvous import HOLD_PREFIX, LAUNCHERS, TrainingOutcome
 from slurm_resilience.resume import report
 from slurm_resilience.resume.context import SupervisorContext
@@ -31,6 +31,9 @@ from slurm_resilience.resume.live_step.seats import SeatMap, seat_map
 from slurm_resilience.resume.srun.stderr_reader import killed_from_outside
 from slurm_resilience.resume.srun.step import SrunStep, find_step
 from slurm_resilience.wire.frames import UNREADABLE
+
+if TYPE_CHECKING:
+    from slurm_resilience.mesh.observer import Observer
 
 SAY_SECONDS = 60.0
 """Between two lines that a training is not watched over yet."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,29 +22,21 @@ from slurm_resilience.resume.decide.classify import ObservedSteps
 from slurm_resilience.resume.fence import Fence
 from slurm_resilience.resume.first_step import PlannedAttempt, other_address
 from slurm_resilience.resume.progress.furthest_step import FurthestStep
-from slurm_resilience.resume.progress.hang_evidence import (
-    FoundHang,
-    HangEvidence,
-    NamedCulprit,
-    culprit_in_words,
-    hang_in_words,
-    is_debugged,
-    name_culprit,
-    stack_lines,
-)
 from slurm_resilience.resume.progress.hang_rule import ANY_RANK, Stall, StepRecord
 from slurm_resilience.resume.progress.slow_nodes import SlowNodes
-from slurm_resilience.resume.progress.stack_gathering import (
-    AskedNodes,
-    diagnose_dumps,
-    keep,
-    make_directory,
-)
 from slurm_resilience.resume.progress.step_listener import StepListener
 from slurm_resilience.resume.progress.step_report import StepLine
 from slurm_resilience.resume.progress.step_source import LOOK_SECONDS, StepSource
 from slurm_resilience.resume.srun.environment import Attempt
 from slurm_resilience.resume.srun.step_set import StepSet
+
+if TYPE_CHECKING:
+    from slurm_resilience.resume.progress.hang_evidence import (
+        FoundHang,
+        HangEvidence,
+        NamedCulprit,
+    )
+    from slurm_resilience.resume.progress.stack_gathering import AskedNodes
 
 LATE_SECONDS = 5.0
 """A node's answer is waited for so much longer than the helper step may take."""
@@ -241,6 +234,10 @@ class HangWatch:
     def _begin_gathering(
         self, stall: Stall, step: StepSet, nodes: tuple[str, ...], now: float
     ) -> None:
+        # Late, here and below: no step waits for what only a hang needs.
+        from slurm_resilience.resume.progress.hang_evidence import HangEvidence
+        from slurm_resilience.resume.progress.stack_gathering import make_directory
+
         context, attempt = self._context, self._attempt
         assert attempt is not None
         try:
@@ -279,6 +276,14 @@ class HangWatch:
         return bool(self._gathered) or now > self._gathering_until
 
     def _conclude(self, stall: Stall, now: float) -> FoundHang | None:
+        from slurm_resilience.resume.progress.hang_evidence import (
+            FoundHang,
+            hang_in_words,
+            is_debugged,
+            name_culprit,
+        )
+        from slurm_resilience.resume.progress.stack_gathering import diagnose_dumps, keep
+
         evidence = self._gathered[0] if self._gathered else None
         if evidence is None or not evidence.signs:
             self._stage = HangStage.WATCHING
@@ -304,6 +309,8 @@ class HangWatch:
     def _tell(
         self, evidence: HangEvidence, culprit: NamedCulprit, ends: bool, debugged: bool
     ) -> None:
+        from slurm_resilience.resume.progress.hang_evidence import culprit_in_words, stack_lines
+
         done = "the step is ended, and what follows is as after any fault that may pass"
         if not ends:
             why = "a debugger holds a process" if debugged else "--auto-resume-hangs=tell"
@@ -360,6 +367,8 @@ def _asked_nodes(
     context: SupervisorContext, step: StepSet, nodes: tuple[str, ...]
 ) -> list[AskedNodes]:
     """Return the nodes of each allocation that the attempt is spread over."""
+    from slurm_resilience.resume.progress.stack_gathering import AskedNodes
+
     held = {one.id: tuple(one.nodes) for one in context.allocation.companions.held}
     parts = [part.job for part in step.parts if part.job in held]
     others = {name for job in parts for name in held[job]}

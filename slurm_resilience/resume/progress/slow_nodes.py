@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping
 
-from slurm_resilience.flight.culprit import ranks_in_words
 from slurm_resilience.resume.progress.step_report import StepLine
 from slurm_resilience.resume.progress.straggler import WINDOW, Straggler, stragglers
 
@@ -67,4 +66,7 @@ def _by_node(ranks: list[int], nodes: Mapping[int, str]) -> dict[str, list[int]]
 
 
 def _who(node: str, ranks: list[int]) -> str:
+    # Late: no step waits for what only a slow node needs.
+    from slurm_resilience.flight.culprit import ranks_in_words
+
     return f"{node} ({ranks_in_words(ranks)})" if node else ranks_in_words(ranks)

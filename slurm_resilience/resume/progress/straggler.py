@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 import msgspec
 
@@ -50,6 +49,9 @@ def stragglers(
         slowdown: least ratio to the median seat.
         score: least modified z-score.
     """
+    # Late: it loads decimal and fractions, and no step waits for what only its times need.
+    from statistics import median
+
     own = {seat: median(seconds) for seat, seconds in times.items() if len(seconds) >= STEPS}
     if len(own) < SEATS:
         return []

@@ -10,16 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from signal import Signals
+from typing import TYPE_CHECKING
 
-from slurm_resilience.mesh.observer import Observer
-from slurm_resilience.resume.observing import observe
-from slurm_resilience.resume.progress.hang_evidence import NodeSigns
-from slurm_resilience.resume.progress.stack_gathering import AskedNodes, ask_nodes
 from slurm_resilience.resume.progress.step_listener import StepListener
 from slurm_resilience.resume.srun import signals
 from slurm_resilience.resume.srun.close_sockets import close_sockets, connections
 from slurm_resilience.resume.srun.step import SrunStep
 from slurm_resilience.resume.srun.task_reports import TaskReports
+
+if TYPE_CHECKING:
+    from slurm_resilience.mesh.observer import Observer
+    from slurm_resilience.resume.progress.hang_evidence import NodeSigns
+    from slurm_resilience.resume.progress.stack_gathering import AskedNodes
 
 
 class HostCalls:
@@ -59,6 +61,9 @@ class HostCalls:
         seconds: float,
     ) -> tuple[NodeSigns, ...]:
         """Return what nodes tell of the processes of an attempt: `stack_gathering.ask_nodes`."""
+        # Late: no step waits for what only a hang needs.
+        from slurm_resilience.resume.progress.stack_gathering import ask_nodes
+
         return ask_nodes(srun, environment, asked, token, directory, seconds)
 
     def working_directory(self) -> Path:
@@ -101,6 +106,9 @@ class HostCalls:
             rendezvous: where it meets.
             on_news: called (in a thread) at each change.
         """
+        # Late: no step waits for what only a training needs.
+        from slurm_resilience.resume.observing import observe
+
         return observe(rendezvous, on_news)
 
     def start_thread(self, run: Callable[[], None], name: str) -> threading.Thread:

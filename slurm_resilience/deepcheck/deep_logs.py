@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slurm_resilience.deepcheck.deep_results import DeepOutcome, DeepResult
 from slurm_resilience.deepcheck.report_forms import log_line
+from slurm_resilience.trusted_paths import refuse_users
 
 MAX_LOG_BYTES = 20_000_000
 """A node's log that is larger is put aside as `….1` before the next line."""
@@ -48,6 +49,8 @@ class NodeLog:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            # In a user's directory a link would have root write elsewhere, and a pipe hangs it.
+            refuse_users(self._path.parent)
             with contextlib.suppress(FileNotFoundError):
                 if self._path.stat().st_size > MAX_LOG_BYTES:
                     self._path.replace(f"{self._path}.1")

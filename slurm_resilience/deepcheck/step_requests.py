@@ -78,6 +78,10 @@ class NeuronRequest(msgspec.Struct, frozen=True):
     seconds: float
 
 
+SPEED_TOKEN = "SRES_SPEED_TOKEN"
+"""The variable with what both partners of a link know, and no user of the nodes."""
+
+
 class SpeedLink(msgspec.Struct, frozen=True):
     """Two nodes that measure the link between them."""
 
@@ -94,5 +98,3 @@ class SpeedRequest(msgspec.Struct, frozen=True):
     gpus: bool
     rounds: tuple[tuple[SpeedLink, ...], ...]
     """Everything is measured so many times, each time with other pairs."""
-    token: str
-    """The partner of a link knows it."""

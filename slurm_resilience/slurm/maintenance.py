@@ -29,6 +29,8 @@ class StepOrder(NamedTuple):
     minutes: int
     tasks_per_node: int = 1
     gres: str = ""
+    secrets: tuple[tuple[str, str], ...] = ()
+    """Variables of the program. A command line is seen by every user of a node; these are not."""
 
 
 class MaintenanceClient(CliClient):
@@ -74,7 +76,7 @@ class MaintenanceClient(CliClient):
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env=environment(),
+            env=environment() | dict(order.secrets),
             # Ctrl-C is for the caller, which ends the job in order.
             start_new_session=True,
             preexec_fn=end_with_parent,
@@ -90,6 +92,7 @@ def step_words(order: StepOrder) -> list[str]:
     words += ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
     words += [f"--job-name={JOB_NAME}", f"--time={order.minutes}", "--chdir=/", "--quiet"]
     words += [f"--gres={order.gres}"] if order.gres else []
+    words += ["--export=ALL"] if order.secrets else []
     return [*words, *order.program]
 
 

@@ -183,6 +183,27 @@ def test_a_job_starts_on_a_node_without_a_fault(site: Site, verdict: str, code: 
     assert site.call("epilog_slurmd") == (0, ""), "a job that has ended is no reason to drain"
 
 
+def test_nothing_in_a_directory_of_users_is_read_or_written(site: Site) -> None:
+    """Root would empty what a link leads to, and wait for ever at a pipe."""
+    precious = site.conf.with_name("precious")
+    precious.write_text("precious")
+    site.write("replace")
+    site.folder.chmod(0o1777)
+    (site.folder / "wanted").symlink_to(precious)
+    for context in ("prolog_slurmd", "epilog_slurmd", ""):
+        code, said = site.call(context)
+        assert code == 0 and "not root's alone" in said
+    assert precious.read_text() == "precious"
+    site.configure("unknown=closed")
+    assert site.call("prolog_slurmd")[0] == 1
+
+
+def test_a_pipe_in_place_of_the_state_holds_no_job_up(site: Site) -> None:
+    site.folder.mkdir()
+    os.mkfifo(site.folder / "state")
+    assert site.call("prolog_slurmd") == (0, "")
+
+
 @pytest.mark.parametrize("age", [None, 1000, -1000])
 def test_an_unknown_state_is_what_the_site_chose(site: Site, age: int | None) -> None:
     """sresd was never started, hangs, or the state is of another boot."""

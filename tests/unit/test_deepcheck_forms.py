@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,7 @@ from slurm_resilience.deepcheck.collective_math import (
     sweep_sizes,
     threshold_of,
 )
+from slurm_resilience.deepcheck.deep_logs import NodeLog
 from slurm_resilience.deepcheck.loopback_rounds import (
     LoopbackFigures,
     lagging_devices,
@@ -235,3 +238,19 @@ def test_fio_that_reads_back_something_else_replaces_the_node() -> None:
     assert (finding.severity, finding.text) == ("reboot", "input/output: EIO")
     assert judge_fio(fio(error=28)).unjudged == ("the place cannot be written to: ENOSPC",)
     assert judge_fio(fio(rate=0)).unjudged == ("nothing was written or read",)
+
+
+def test_a_log_in_a_directory_of_users_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Root would add to what a link leads to, and wait for ever at a pipe."""
+    users, precious = tmp_path / "users", tmp_path / "precious"
+    users.mkdir()
+    users.chmod(0o1777)
+    precious.write_text("precious")
+    (users / "deep.log").symlink_to(precious)
+    os.mkfifo(users / "pipe.log")
+    for name in ("deep.log", "pipe.log"):
+        NodeLog(str(users / name)).add("a line\n")
+        assert "may be written by all users" in capsys.readouterr().err
+    assert precious.read_text() == "precious"

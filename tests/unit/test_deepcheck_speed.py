@@ -188,6 +188,8 @@ def test_a_run_measures_idle_nodes_and_labels_the_slow_one(tmp_path: Path) -> No
     door = Door([node(1), node(2), node(3), node(4), node(5, "ALLOCATED")], lambda _: ())
 
     def answer(order: StepOrder) -> list[SpeedTold]:
+        ((_, token),) = order.secrets
+        assert len(token) == 32 and token not in " ".join(order.program)
         slow = door.shown["n3"].comment == ""
         return [
             told(name, 10.0 if name == "n3" and slow else 100.0)

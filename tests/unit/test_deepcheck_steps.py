@@ -41,7 +41,7 @@ from slurm_resilience.deepcheck.step_lines import (
 from slurm_resilience.deepcheck.tool_call import END_SIGNAL
 from slurm_resilience.errors import IllegalTransition, MissingTool
 from slurm_resilience.model import Node, Severity
-from slurm_resilience.slurm.maintenance import StepOrder, step_words
+from slurm_resilience.slurm.maintenance import MaintenanceClient, StepOrder, step_words
 from slurm_resilience.slurm.reservations import Reservation, read_reservations
 
 texts = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=3000)
@@ -195,6 +195,18 @@ def test_a_step_asks_for_the_whole_node_and_outlives_one() -> None:
     assert {"--reservation=r", "--nodelist=n[1-2]", "--nodes=2", "--no-kill", "--gres=gpu:8"} <= {
         *words
     }
+
+
+def test_a_secret_of_a_step_is_in_no_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\necho "$SRES_TOLD" "$@"\n')
+    srun.chmod(0o755)
+    order = StepOrder("r", ("n1",), ("prog",), 5, secrets=(("SRES_TOLD", "hush"),))
+    assert "hush" not in " ".join(step_words(order))
+    said = MaintenanceClient(str(tmp_path)).start_step(order).communicate()[0]
+    assert said.startswith("hush ") and "--export=ALL" in said
 
 
 # --- following --------------------------------------------------------------------------------

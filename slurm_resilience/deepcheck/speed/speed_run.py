@@ -17,7 +17,7 @@ from slurm_resilience.deepcheck.speed.speed_pairs import rounds_of_pairs
 from slurm_resilience.deepcheck.speed.speed_store import SpeedStore
 from slurm_resilience.deepcheck.step_follower import StepFollower
 from slurm_resilience.deepcheck.step_lines import GroupTrouble, SpeedTold, StepMessage
-from slurm_resilience.deepcheck.step_requests import SpeedLink, SpeedRequest
+from slurm_resilience.deepcheck.step_requests import SPEED_TOKEN, SpeedLink, SpeedRequest
 from slurm_resilience.errors import SresError
 from slurm_resilience.model import Node
 from slurm_resilience.slurm.maintenance import StepOrder
@@ -98,9 +98,12 @@ def _orders(nodes: Sequence[Node], reservation: str, rounds: int) -> list[StepOr
             _links(each, by_name)
             for each in rounds_of_pairs(random.sample(list(names), len(names)), rounds)
         )
-        request = SpeedRequest(bool(gres), pairs, secrets.token_hex(16))
+        request = SpeedRequest(bool(gres), pairs)
         program = as_program(PROGRAM, request)
-        orders.append(StepOrder(reservation, names, program, LIMIT_MINUTES, gres=gres))
+        token = ((SPEED_TOKEN, secrets.token_hex(16)),)
+        orders.append(
+            StepOrder(reservation, names, program, LIMIT_MINUTES, gres=gres, secrets=token)
+        )
     return orders
 
 

@@ -22,7 +22,7 @@ from slurm_resilience.deepcheck.speed.speed_probe import (
     serve_link,
 )
 from slurm_resilience.deepcheck.step_lines import GroupTrouble, SpeedTold, as_lines
-from slurm_resilience.deepcheck.step_requests import SpeedLink, SpeedRequest
+from slurm_resilience.deepcheck.step_requests import SPEED_TOKEN, SpeedLink, SpeedRequest
 
 if TYPE_CHECKING:
     import torch
@@ -34,11 +34,10 @@ GPU_COPY_BYTES = 256 << 20
 GPU_REDUCE_BYTES = 64 << 20
 
 
-def run(request: SpeedRequest, node: str) -> int:
+def run(request: SpeedRequest, token: bytes, node: str) -> int:
     """Measure; print each figure as it comes."""
     serial, model = machine_serial() or node, processor_model()
     threads = len(os.sched_getaffinity(0))
-    token = request.token.encode("utf-8")
     for links in request.rounds:
         _tell(SpeedTold(node, serial, model, "compute", compute_rate(threads)))
         _tell(SpeedTold(node, serial, model, "memory", memory_rate(threads)))
@@ -142,7 +141,8 @@ def _repeats(load: Callable[[], object], devices: Sequence[torch.device]) -> flo
 def main() -> int:
     """Run the entry of the process."""
     request = msgspec.json.decode(sys.argv[1], type=SpeedRequest)
-    return run(request, os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
+    token = os.environ[SPEED_TOKEN].encode("utf-8")
+    return run(request, token, os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ def test_shrinking_a_job(world: World, running: Running) -> None:
     job = running(3)
     with pytest.raises(NotFound):
         world.client.shrink(job.id, ["n9"])
-    world.client.shrink(job.id, job.nodes[:2])
+    world.shrink(job.id, job.nodes[:2])
     after = world.client.job(job.id)
     assert (after.state, after.nodes, after.restarts) == ("RUNNING", job.nodes[:2], 0)
     world.until(lambda: of(world, job.nodes[2]).is_available, "the node is given back")
@@ -305,7 +305,7 @@ def test_ending_a_step_leaves_the_allocation(world: World, running: Running) -> 
 def test_a_node_is_swapped(world: World, running: Running) -> None:
     job = running(3)
     (spare,) = {node.name for node in world.client.nodes()} - set(job.nodes)
-    world.client.shrink(job.id, job.nodes[:2])
+    world.shrink(job.id, job.nodes[:2])
     world.client.set_node([job.nodes[2]], state="fail", reason=REPLACE)
     # Slurm begins an allocation in a turn of its scheduler, which a busy machine puts off.
     helper = world.client.allocate_for(world.client.job(job.id), 1, 30.0)

@@ -256,7 +256,7 @@ def test_one_ctrl_c_shows_the_state_and_changes_nothing(site: Site) -> None:
     def strike(terminal: Terminal) -> None:
         terminal.expect("up")
         terminal.type(CTRL_C)
-        terminal.expect("task 0: running")
+        terminal.expect("task 0: ")  # running; srun may not know that yet, and says unknown
         (site.directory / "go").touch()
         terminal.expect("end")
 

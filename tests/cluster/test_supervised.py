@@ -41,6 +41,8 @@ def test_a_plain_srun_after_a_supervised_one_is_slurms(
     between = "rm -f end; scancel $SLURM_JOB_ID.0"  # the step of a killed supervisor runs on
     job = Job(lab, tmp_path, srun=f"srun --auto-resume=1 ./task.sh; {between}; srun")
     first = wait_for(lambda: job.running_on(1, 4), 30, job)
+    # A sresctld that is still starting would never hear of a supervisor that is gone by then.
+    wait_for(lambda: "attempt-started" in kinds_of_job(lab, job), 30, "sresctld knows of it")
     if end == "killed":
         look = ["pgrep", "-f", "sres-resume --srun"]
         pid = lab.run(look, node=first[0]["host"], check=True).stdout.split()[0]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import subprocess
 import sys
 import typing
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 
 from slurm_resilience import config
+from slurm_resilience.child_group import end_group
 from slurm_resilience.health.check import Check, CheckContext, Expected, Unjudged
 
 KILL_GRACE_SECONDS = 1.0
@@ -81,21 +81,12 @@ class ChildProbes:
         try:
             said, _ = child.communicate(msgspec.json.encode(asked), timeout=check.timeout)
         except subprocess.TimeoutExpired:
-            self._kill(check.name, child)
+            if not end_group(child, KILL_GRACE_SECONDS):
+                self._stuck[check.name] = child
             raise Unjudged(
                 f"no answer within {check.timeout:g} s; its process was killed"
             ) from None
         return _reading(check, said, child.returncode)
-
-    def _kill(self, name: str, child: subprocess.Popen[bytes]) -> None:
-        os.killpg(child.pid, signal.SIGKILL)
-        try:
-            child.wait(KILL_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._stuck[name] = child
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                pipe.close()
 
 
 def _module_of(check: Check) -> str:

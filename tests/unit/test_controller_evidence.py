@@ -179,13 +179,20 @@ def test_only_what_would_lose_a_bug_report_waits_for_it(
     assert report_wait(action, ReplaceSettings(bug_report_wait=0.0)) == 0.0
 
 
-def test_a_replacement_waits_for_the_copy_of_a_bug_report(site: Site) -> None:
+def awaiting_a_report(site: Site) -> Incident:
+    """Return the incident of a node whose bug report is being written, and copied afterwards."""
     site.replace = {"evidence_directory": "/shared"}
     site.start()
     incident = site.open()
     site.collector.begin(incident)
     site.asked[0](packed(RUNS))
-    assert not site.settled(incident) and len(site.asked) == 2
+    assert not site.settled(incident)
+    return incident
+
+
+def test_a_replacement_waits_for_the_copy_of_a_bug_report(site: Site) -> None:
+    incident = awaiting_a_report(site)
+    assert len(site.asked) == 2
     site.clock.pass_time(59.0)
     assert not site.settled(incident)
     site.asked[1](told_report("/x.log.gz; copied to /shared/x.log.gz"))
@@ -195,12 +202,7 @@ def test_a_replacement_waits_for_the_copy_of_a_bug_report(site: Site) -> None:
 
 
 def test_no_replacement_waits_for_a_bug_report_beyond_its_bound(site: Site) -> None:
-    site.replace = {"evidence_directory": "/shared"}
-    site.start()
-    incident = site.open()
-    site.collector.begin(incident)
-    site.asked[0](packed(RUNS))
-    assert not site.settled(incident)
+    incident = awaiting_a_report(site)
     site.clock.pass_time(60.0)
     assert site.settled(incident)
     # A late word is kept all the same, also that there is none.
@@ -217,12 +219,7 @@ def test_a_report_that_nobody_copies_delays_no_replacement(site: Site) -> None:
 
 
 def test_an_older_sresd_that_knows_no_bug_report_delays_nothing(site: Site) -> None:
-    site.replace = {"evidence_directory": "/shared"}
-    site.start()
-    incident = site.open()
-    site.collector.begin(incident)
-    site.asked[0](packed(RUNS))
-    assert not site.settled(incident)
+    incident = awaiting_a_report(site)
     site.asked[1](NodeAnswer(2, refused="sresd 0.1 does not know 'await-bug-report'"))
     assert site.settled(incident)
 

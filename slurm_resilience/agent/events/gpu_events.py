@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from slurm_resilience.agent.events import gpu_event_child
 from slurm_resilience.agent.facts import SlurmFacts
 from slurm_resilience.agent.finding_intake import FindingIntake
 from slurm_resilience.agent.outbox import Outbox
+from slurm_resilience.child_group import end_group
 from slurm_resilience.clock import Clock
 from slurm_resilience.config import Config
 from slurm_resilience.health.checks.gpu.nvml_session import no_nvidia_gpu
@@ -147,14 +147,8 @@ class GpuEvents:
         return GpuEventLine(ended="let go")
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            try:
-                child.wait(KILL_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._stuck = child
-        if child.stdout is not None:
-            child.stdout.close()
+        if not end_group(child, KILL_GRACE_SECONDS):
+            self._stuck = child
 
     def _put_up(self, verdict: str, text: str) -> None:
         result = CheckResult(NAME, "pass" if verdict == "pass" else "unjudged", text)

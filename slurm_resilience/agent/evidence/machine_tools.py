@@ -6,14 +6,12 @@ must not be lost by it.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from slurm_resilience.child_group import end_group
 from slurm_resilience.daemon_log import last_lines
 
 TOOL_SECONDS = 3.0
@@ -92,11 +90,6 @@ def run_tool(words: Sequence[str], seconds: float) -> ToolEnd | None:
     try:
         data, _ = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        with contextlib.suppress(OSError):
-            os.killpg(child.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(KILL_SECONDS)
-        if child.stdout is not None:
-            child.stdout.close()
+        end_group(child, KILL_SECONDS)
         return None
     return ToolEnd(child.returncode, data.decode(errors="replace"))

@@ -14,7 +14,6 @@ import logging
 import os
 import queue
 import selectors
-import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from typing import NamedTuple
 import psutil
 
 from slurm_resilience.agent.processes import process_child
+from slurm_resilience.child_group import end_group
 
 log = logging.getLogger("sresd.processes")
 
@@ -97,11 +97,7 @@ class ProcessReader:
             self._leave({wanted[pid]: thread.is_alive for pid, thread in threads.items()})
             return answers
         answers = _from_child(child, len(wanted))
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        try:
-            child.wait(KILL_SECONDS)
-        except subprocess.TimeoutExpired:
+        if not end_group(child, KILL_SECONDS):
             missing = (process for pid, process in wanted.items() if pid not in answers)
             self._leave(dict.fromkeys(missing, lambda: child.poll() is None))
         return answers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -51,7 +50,11 @@ class ProgramLister:
         try:
             said, _ = child.communicate(timeout=self._seconds)
         except subprocess.TimeoutExpired:
-            self._kill(child)
+            # Late: the child runs this file with the standard library alone.
+            from slurm_resilience.child_group import end_group
+
+            if not end_group(child, KILL_SECONDS):
+                self._left = child
             raise NoListing(f"it does not answer within {self._seconds:g} s") from None
         try:
             answer = json.loads(said)
@@ -60,15 +63,6 @@ class ProgramLister:
         if "error" in answer:
             raise NoListing(f"it cannot be read: {answer['error']}")
         return tuple(answer["names"])
-
-    def _kill(self, child: subprocess.Popen[bytes]) -> None:
-        os.killpg(child.pid, signal.SIGKILL)
-        try:
-            child.wait(KILL_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._left = child
-        if child.stdout is not None:
-            child.stdout.close()
 
 
 def main(directory: str) -> None:

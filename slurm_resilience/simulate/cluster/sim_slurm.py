@@ -544,6 +544,7 @@ class SimSlurm:
                 self.watcher.companion_preferred(job, self._entry(number).job)
         return dict.fromkeys(companions, nodes)
 
+    # Supervisors alone ask for companions, and `simulate/resume` has a Slurm for them.
     def ask_companion(self, request: CompanionRequest) -> int:
         raise NotImplementedError
 

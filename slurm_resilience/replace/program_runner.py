@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -30,6 +31,12 @@ RESULT_AGAIN_SECONDS, MAX_RESULT_TRIES = 5.0, 720
 under way, and no other one is started."""
 MAX_OUTPUT_BYTES, KEPT_OUTPUT_BYTES = 64 << 20, 1 << 20
 """An output longer than the first is cut to its last bytes."""
+OOM_SCORE_ADJUST = 500
+"""Where memory runs out the kernel ends the program, not its runner, sresctld or slurmctld beside
+it: theirs is 0 or less (proc_pid_oom_score_adj(5))."""
+MAX_MORE_TASKS = 512
+"""Processes and threads that a program may add to those of its user: eight programs that run away
+leave room in the unit's TasksMax."""
 
 
 def run(directory: Path, seconds: float, argv: list[str], lock: int) -> int:
@@ -57,8 +64,9 @@ def run(directory: Path, seconds: float, argv: list[str], lock: int) -> int:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=(lock,),
+                preexec_fn=_bound,  # safe: the runner has one thread
             )
-        except OSError as error:
+        except (OSError, subprocess.SubprocessError) as error:
             _say(output, f"cannot be started: {error}")
             return CANNOT_START_RC
         if is_stopped:
@@ -74,6 +82,29 @@ def run(directory: Path, seconds: float, argv: list[str], lock: int) -> int:
                 _kill(program, signal.SIGKILL)
                 program.wait()
             return TIMEOUT_RC
+
+
+def _bound() -> None:
+    """Bound what this process, and all that it starts, may take from its neighbours.
+
+    Root has no bound on its processes: the kernel sets none.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(f"{OOM_SCORE_ADJUST}")
+    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    most = _tasks_of(os.getuid()) + MAX_MORE_TASKS
+    if hard == resource.RLIM_INFINITY or most < hard:
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+
+
+def _tasks_of(user: int) -> int:
+    """Count a user's processes and threads, as RLIMIT_NPROC does (getrlimit(2))."""
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if process.stat().st_uid == user:
+                count += len(os.listdir(process / "task"))
+    return count
 
 
 def _wait(program: subprocess.Popen[bytes], seconds: float, output: Path) -> int:

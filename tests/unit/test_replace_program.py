@@ -269,3 +269,37 @@ def _runs(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+def test_a_program_takes_no_memory_or_processes_from_its_neighbours(
+    tmp_path: Path, script: Callable[[str], list[str]]
+) -> None:
+    directory = tmp_path / "1-1"
+    look = "cat /proc/self/oom_score_adj; grep 'Max processes' /proc/self/limits"
+    program.start(directory, script(look), "replace", "n7", 60)
+    score, limit = ended(directory).output.splitlines()
+    assert score == "500"
+    assert int(limit.split()[2]) < 100_000
+    # The kernel holds a user to it: here with room for five, since hundreds would cost seconds.
+    runaway = """
+import contextlib, os, signal
+from slurm_resilience.replace import program_runner
+program_runner.MAX_MORE_TASKS = 5
+if os.getuid() == 0:
+    os.setuid(65534)
+program_runner._bound()
+children = []
+with contextlib.suppress(BlockingIOError):
+    while len(children) < 50:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        children.append(child)
+print(len(children))
+for child in children:
+    os.kill(child, signal.SIGKILL)
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", runaway], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert int(said.stdout) <= 5

@@ -25,7 +25,10 @@ from slurm_resilience.lab import Lab, LabSpec
 
 ROOM = "slurm_resilience/resume/allocation"
 # The same node is lost in each round, and is no lemon for that.
-OFTEN = {"recovery": {"max_replacements": 1000, "max_repairs": 1000, "max_flaps": 1000}}
+OFTEN = {
+    "recovery": {"max_replacements": 1000, "max_repairs": 1000, "max_flaps": 1000},
+    "replace": {"attempts": 1000, "max_per_hour": 1000},
+}
 # slurmctld 22.05 leaves a node that was lost and came back out of its choice, though it shows it as
 # idle, from the end of the next job there until it pings the node: SlurmdTimeout / 3.
 PINGS = {"SlurmdTimeout": "15"}

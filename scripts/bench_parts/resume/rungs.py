@@ -95,7 +95,7 @@ RUNGS = (
         "a node is lost, GRES: a companion allocation",
         "power",
         f"srun --auto-resume=1 {_RANKS}",
-        "companion",
+        "a second allocation, job",
         14.0,
         lab="gres",
         sbatch=("--no-kill", *_GRES),

@@ -32,10 +32,10 @@ under way, and no other one is started."""
 MAX_OUTPUT_BYTES, KEPT_OUTPUT_BYTES = 64 << 20, 1 << 20
 """An output longer than the first is cut to its last bytes."""
 OOM_SCORE_ADJUST = 500
-"""Where memory runs out the kernel ends the program, not its runner, sresctld or slurmctld beside
+"""Has the kernel end the program where memory runs out, not its runner, sresctld or slurmctld beside
 it: theirs is 0 or less (proc_pid_oom_score_adj(5))."""
 MAX_MORE_TASKS = 512
-"""Processes and threads that a program may add to those of its user: eight programs that run away
+"""A program may add so many processes and threads to those of its user: eight programs that run away
 leave room in the unit's TasksMax."""
 
 
@@ -103,7 +103,7 @@ def _tasks_of(user: int) -> int:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if process.stat().st_uid == user:
-                count += len(os.listdir(process / "task"))
+                count += sum(1 for _ in (process / "task").iterdir())
     return count
 
 

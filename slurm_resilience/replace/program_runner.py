@@ -32,11 +32,11 @@ under way, and no other one is started."""
 MAX_OUTPUT_BYTES, KEPT_OUTPUT_BYTES = 64 << 20, 1 << 20
 """An output longer than the first is cut to its last bytes."""
 OOM_SCORE_ADJUST = 500
-"""Has the kernel end the program where memory runs out, not its runner, sresctld or slurmctld beside
-it: theirs is 0 or less (proc_pid_oom_score_adj(5))."""
+"""Has the kernel end the program where memory runs out, not its runner, sresctld or slurmctld
+beside it: theirs is 0 or less (proc_pid_oom_score_adj(5))."""
 MAX_MORE_TASKS = 512
-"""A program may add so many processes and threads to those of its user: eight programs that run away
-leave room in the unit's TasksMax."""
+"""A program may add so many processes and threads to those of its user: eight programs that run
+away leave room in the unit's TasksMax."""
 
 
 def run(directory: Path, seconds: float, argv: list[str], lock: int) -> int:

@@ -92,6 +92,7 @@ class GroupRestart:
         self.stage = AttemptStage.RUNNING
         self.port = spec.port
         self._own_port = spec.own_port
+        self._was_grouped = False
         self.came_later = False
         """Another launcher sat here before: ranks are not started before all nodes are there."""
         self.world: LauncherWorld | None = None
@@ -185,12 +186,27 @@ class GroupRestart:
         if self.kind is ProgramKind.UNKNOWN:
             self.kind = ProgramKind.GROUP
 
+    def shows_itself(self, ranks: Iterable[int]) -> bool:
+        """Look whether a rank is in a process group. One that is alone on its node leaves nobody
+        there who would show it when it has ended.
+
+        Args:
+            ranks: process ids of those that live.
+
+        Returns:
+            Whether it is known by now what kind the program is.
+        """
+        if self.port and any(is_on_port(pid, self.port) for pid in ranks):
+            self._was_grouped = True
+        return self._was_grouped or self.kind is not ProgramKind.UNKNOWN
+
     def is_lost(self, survivors: Iterable[int]) -> bool:
         """Tell whether all ranks have to be started again after one has ended.
 
         Args:
             survivors: process ids of the others.
         """
-        if self.port and any(is_on_port(pid, self.port) for pid in survivors):
+        self.shows_itself(survivors)
+        if self._was_grouped:
             self.grouped()
         return self.kind is ProgramKind.GROUP

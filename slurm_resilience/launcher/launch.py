@@ -1,6 +1,6 @@
 """The life of a node: fill its seats, keep them filled, and leave nothing behind.
 
-One thread and one event loop. A dead process is known by its pidfd at once; nothing is polled.
+One thread and one event loop. A dead process is known by its pidfd at once, and not polled.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _BITS = (flags.STDOUT, flags.STDERR)
 _RETRY_SECONDS = 1.0
 """Seconds until the next attempt when the system refuses a process."""
+_LOOK_SECONDS, _MAX_LOOK_SECONDS = 1.0, 30.0
+"""Between two looks whether the ranks are in a process group, twice as long each time."""
 _NOT_FOR_RANKS = ("SRES_SECRET", "SRES_SEATS_HERE", HOLD)
 """Meant for the launcher; ranks get their own."""
 
@@ -394,6 +396,12 @@ class Launcher:
         world = LauncherWorld(self._loop, place, me, self._job.grace.ended, news)
         self._group.world, self._group.came_later = world, number > 0
         world.start()
+        self._loop.call_later(_LOOK_SECONDS, self._look_for_a_group, _LOOK_SECONDS)
+
+    def _look_for_a_group(self, pause: float) -> None:
+        if not self._group.shows_itself(self._sitting()):
+            pause = min(2 * pause, _MAX_LOOK_SECONDS)
+            self._loop.call_later(pause, self._look_for_a_group, pause)
 
     def _leave_launchers(self) -> None:
         if self._group.world is not None:

@@ -591,6 +591,17 @@ class TestGroup:
         alone.grouped()
         assert not alone.is_lost([])
 
+    def test_a_rank_that_is_alone_on_its_node_shows_it_while_it_lives(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            plain, library = (GroupRestart(RestartSpec(port=port)) for _ in range(2))
+            assert not plain.shows_itself([])
+            assert plain.shows_itself([os.getpid()])
+            assert library.shows_itself([os.getpid()])
+        library.recovers()  # it said so later: its own group is no reason to end all
+        assert plain.is_lost([])
+        assert not library.is_lost([])
+
     def test_a_new_port_each_time_unless_it_was_given(self) -> None:
         given = GroupRestart(RestartSpec(port=29500))
         own = GroupRestart(RestartSpec(port=1, own_port=True))

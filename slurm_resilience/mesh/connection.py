@@ -18,6 +18,8 @@ from slurm_resilience.mesh import messages, resolver
 from slurm_resilience.mesh.dial_book import DialAddress
 from slurm_resilience.mesh.messages import (
     PROTOCOL,
+    QUIET_BYTES,
+    Filler,
     Message,
     PeerChallenge,
     PeerHello,
@@ -35,6 +37,8 @@ MAX_QUEUED_BYTES = 256 << 20
 """Bytes that wait for a peer that does not read; then it is given up."""
 
 
+_SINCE_DATA = struct.Struct("=52xI")
+"""In Linux's struct tcp_info: milliseconds since data arrived."""
 _numbers = itertools.count(1)
 _MAY_LIVE = frozenset(
     {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
@@ -79,6 +83,10 @@ class PeerConnection:
         """Nothing more is sent here; what the other side sent before it knew is still read."""
         self.watched = 0
         """For which events the selector looks at it."""
+        self.age = 0.0
+        """Seconds since the arrival of what is being read."""
+        self._wakes_from = 1
+        """So many unread bytes wake this process."""
         self._secret = secret
         self._nonce = secrets.token_bytes(32)
         self._theirs: bytes | None = None
@@ -187,29 +195,58 @@ class PeerConnection:
         if self.finishing:
             self.finish()
 
-    def receive(self) -> Iterator[Message]:
-        """Whole messages that have arrived, each taken when the one before has been handled: the
-        handshake decides how long the next may be.
+    def take(self, *, late: bool = False) -> bool:
+        """Take what has arrived from the kernel; tell whether that was anything.
+
+        Args:
+            late: it may have arrived some time ago, since it woke no thread.
 
         Raises:
-            WireError: the connection is closed (the reason is then ``closed``), or it speaks
-                nonsense.
+            WireError: the connection is closed (the reason is then ``closed``).
         """
+        self.age = self._since_data() if late else 0.0
         try:
             data = self.sock.recv(RECEIVE_BYTES)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError as error:
             raise _lost(error) from None
         if not data:
             raise WireError("connection closed")
         self._inbox += data
+        return True
+
+    def received(self) -> Iterator[Message]:
+        """Whole messages of what was taken, each when the one before has been handled: the
+        handshake decides how long the next may be.
+
+        Raises:
+            WireError: it speaks nonsense.
+        """
         while self.fileno() >= 0:
             limit = messages.MAX_FRAME_BYTES if self.proven else messages.MAX_UNPROVEN_BYTES
             message = messages.FRAMES.take(self._inbox, limit)
             if message is None:
-                return
-            yield message
+                break
+            if not isinstance(message, Filler):
+                yield message
+        self._choose_what_wakes()
+
+    def _choose_what_wakes(self) -> None:
+        """Have heartbeats not wake this process, but the rest of a message that has begun."""
+        least = QUIET_BYTES if self.proven and not self._inbox else 1
+        if least != self._wakes_from:
+            with contextlib.suppress(OSError):
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+                self._wakes_from = least
+
+    def _since_data(self) -> float:
+        """Return the seconds since data arrived last."""
+        try:
+            info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SINCE_DATA.size)
+        except OSError:
+            return 0.0
+        return float(_SINCE_DATA.unpack(info)[0]) / 1000
 
     def handshake(
         self, message: Message, me: Peer, status: PeerStatus, roster: Callable[[], tuple[Peer, ...]]
@@ -239,7 +276,7 @@ class PeerConnection:
             proof = messages.proof(self._secret, "accept", message.nonce, self._nonce, me.id)
             self.send(messages.FRAMES.pack(PeerWelcome(me, status, proof)))
             if message.peer.seat >= 0:
-                self.send(messages.FRAMES.pack(Roster(roster())))
+                self.send(messages.framed(Roster(roster())))
             self.peer, self.status = message.peer, message.status
             return True
         if isinstance(message, PeerWelcome) and self._theirs is not None:

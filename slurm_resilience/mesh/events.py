@@ -49,6 +49,8 @@ class MessageReceived(msgspec.Struct, frozen=True, tag=True):
     subject: str
     """Id of the peer that it is about."""
     message: Message
+    age: float = 0.0
+    """Seconds since it has arrived."""
 
 
 class BytesReceived(msgspec.Struct, frozen=True, tag=True):
@@ -56,6 +58,8 @@ class BytesReceived(msgspec.Struct, frozen=True, tag=True):
 
     connection: int
     speaker: str
+    age: float = 0.0
+    """Seconds since it has arrived."""
 
 
 class LocalStatus(msgspec.Struct, frozen=True, tag=True):

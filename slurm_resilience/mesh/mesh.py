@@ -423,11 +423,13 @@ class Mesh:
     def on_message(self, connection: PeerConnection, message: Message) -> None:
         """Have the message answered."""
         name = connection.name
-        self._take_from_link(MessageReceived(connection.number, name, name, message))
+        age = connection.age
+        self._take_from_link(MessageReceived(connection.number, name, name, message, age))
 
     def on_bytes(self, connection: PeerConnection) -> None:
         """Note a sign of life."""
-        self._take_from_link(BytesReceived(connection.number, connection.name))
+        event = BytesReceived(connection.number, connection.name, connection.age)
+        self._take_from_link(event)
 
     def on_closed(self, connection: PeerConnection, reason: str, cause: CloseCause) -> None:
         """Note a loss."""
@@ -445,6 +447,8 @@ class Mesh:
             cut, self._cut = self._cut, None
             wake_at = self._membership.side.wake_at
             if self._relay is not None:
+                if now >= self._relay.wake_at:
+                    self._transport.take_quiet()  # before it judges who is silent
                 self._do_on_links(self._relay.tick(SYSTEM_CLOCK.monotonic()))
                 wake_at = min(self._membership.side.wake_at, self._relay.wake_at)
         # Without the lock: it may take a while, and the main thread may hold it.
@@ -485,7 +489,7 @@ class Mesh:
         if isinstance(event, MessageReceived):
             number, name = event.connection, event.speaker
             if self._keys.hear(number, name, event.message):
-                event = BytesReceived(number, name)
+                event = BytesReceived(number, name, event.age)
         self._take(event)
 
     def _take(self, event: Event) -> None:
@@ -542,6 +546,8 @@ class Mesh:
                 self._transport.dial(DialAddress(peer.id, peer.host, peer.port))
 
     def _beat(self) -> None:
+        # Before the silence of any peer is judged: beats wake no thread.
+        self._transport.take_quiet()
         now = SYSTEM_CLOCK.monotonic()
         beat = self._callbacks.on_tick(now)
         self._do(self._membership.step(LocalBeat(beat), now))

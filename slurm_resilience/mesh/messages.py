@@ -20,11 +20,14 @@ from slurm_resilience.mesh.model import (
 )
 from slurm_resilience.wire.frames import FrameCodec
 
-PROTOCOL = 7
+PROTOCOL = 8
 MAX_FRAME_BYTES = 64 << 20
 """Bytes. The largest message is a value of the store, or the view of a large world."""
 MAX_UNPROVEN_BYTES = 16 << 10
 """Bytes accepted from a process that has not shown the secret yet."""
+QUIET_BYTES = 512
+"""Fewer unread bytes wake no receiver (SO_RCVLOWAT): heartbeats, which are read when the receiver
+wakes for a beat of its own. Room for several of them; anything else is filled up to so many."""
 
 
 class PeerChallenge(msgspec.Struct, frozen=True, tag="challenge"):
@@ -225,6 +228,12 @@ class HungUp(msgspec.Struct, frozen=True, tag="hungup"):
     """The number of your last `Opened`: after a newer one this is void."""
 
 
+class Filler(msgspec.Struct, frozen=True, tag="fill"):
+    """Nothing: it makes what it follows long enough to wake the receiver."""
+
+    body: bytes
+
+
 Message = (
     PeerChallenge
     | PeerHello
@@ -252,9 +261,19 @@ Message = (
     | Relayed
     | Opened
     | HungUp
+    | Filler
 )
 
 FRAMES: FrameCodec[Message] = FrameCodec(Message, MAX_FRAME_BYTES)
+
+
+def framed(message: Message) -> bytes:
+    """Return a message as it is sent to a process that has shown the secret: a heartbeat does not
+    wake it, anything else does."""
+    frame = FRAMES.pack(message)
+    if isinstance(message, Heartbeat) or len(frame) >= QUIET_BYTES:
+        return frame
+    return frame + FRAMES.pack(Filler(bytes(QUIET_BYTES - len(frame))))
 
 
 def proof(secret: bytes, side: str, theirs: bytes, own: bytes, who: str, to: str = "") -> bytes:

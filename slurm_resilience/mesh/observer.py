@@ -235,6 +235,7 @@ class Observer:
                 self.news.set()
             for address in others:
                 self._transport.dial(DialAddress(*address))
+            self._transport.take_quiet()
         return self._next_look
 
     def on_failure(self, error: Exception) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import selectors
@@ -208,7 +209,7 @@ class Transport:
 
     def send(self, numbers: Iterable[int], message: Message) -> None:
         """Send a message on connections, as far as they still exist."""
-        frame = messages.FRAMES.pack(message)
+        frame = messages.framed(message)
         for number in numbers:
             connection = self.connections.get(number)
             if connection is None:
@@ -394,9 +395,17 @@ class Transport:
         except WireError as error:
             self._end(connection, error)
 
-    def _read(self, connection: PeerConnection) -> None:
+    def take_quiet(self) -> None:
+        """Read what has arrived without waking the thread. Called by the thread, with the lock."""
+        for connection in list(self.connections.values()):
+            if connection.proven:
+                self._try(connection, functools.partial(self._read, connection, late=True))
+
+    def _read(self, connection: PeerConnection, *, late: bool = False) -> None:
+        if not connection.take(late=late):
+            return
         whole = False
-        for message in connection.receive():
+        for message in connection.received():
             whole = True
             if connection.proven:
                 self._owner.on_message(connection, message)

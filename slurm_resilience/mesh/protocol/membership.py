@@ -77,8 +77,8 @@ class Membership:
         match event:
             case MessageReceived():
                 self._hear(event, now)
-            case BytesReceived(speaker=speaker):
-                self._mark_heard(speaker, now)
+            case BytesReceived(speaker=speaker, age=age):
+                self._mark_heard(speaker, now - age)
             case ConnectionProven():
                 self._meet(event, now)
             case ConnectionClosed():
@@ -211,16 +211,16 @@ class Membership:
 
     # -- messages ---------------------------------------------------------------------------------
 
-    def _mark_heard(self, peer_id: str, now: float) -> None:
+    def _mark_heard(self, peer_id: str, at: float) -> None:
         contact = self.side.contacts.get(peer_id)
         if contact is not None:
-            contact.heard = now
+            contact.heard = max(contact.heard, at)
 
     def _hear(self, event: MessageReceived, now: float) -> None:
         side = self.side
-        self._mark_heard(event.speaker, now)
+        self._mark_heard(event.speaker, now - event.age)
         if event.subject != event.speaker:
-            self._mark_heard(event.subject, now)
+            self._mark_heard(event.subject, now - event.age)
         contact = side.contacts.get(event.subject)
         if event.connection in side.losses.told:
             self._hear_evicted(event, now)

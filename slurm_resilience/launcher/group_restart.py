@@ -187,8 +187,8 @@ class GroupRestart:
             self.kind = ProgramKind.GROUP
 
     def shows_itself(self, ranks: Iterable[int]) -> bool:
-        """Look whether a rank is in a process group. One that is alone on its node leaves nobody
-        there who would show it when it has ended.
+        """Look whether a rank is in a process group. A rank that is alone on its node leaves
+        no other there that would show it when it has ended.
 
         Args:
             ranks: process ids of those that live.

@@ -48,6 +48,9 @@ class KeyStore:
         """By member and number: its last answers of this generation. A change that is asked for
         again, since the first request or its answer may have been lost, is not made again."""
         self._numbers = 0
+        self.changes = 0
+        """Keys that were set here, and generations that began: without a new one, a key that was
+        not here is not here still."""
         self._closed = False
 
     def put(self, generation: int, key: str, value: bytes) -> None:
@@ -175,6 +178,7 @@ class KeyStore:
     def adopt(self, generation: int) -> None:
         """Begin a new generation: older keys go. A member may have changed a key here before
         this process knew of it: that is sent now."""
+        self.changes += 1
         self._table.drop_before(generation)
         self._given = {
             member: {n: answer for n, answer in given.items() if answer.generation >= generation}
@@ -191,6 +195,7 @@ class KeyStore:
     def _wake(self, key: str) -> None:
         """Threads are woken by the last key that they wait for: each of many ranks that form a
         group sets one, and waking up for each takes longer than hearing it."""
+        self.changes += 1
         for awaited in self._awaited:
             awaited.discard(key)
             if not awaited:

@@ -160,6 +160,9 @@ class Mesh:
         self._callbacks = MeshCallbacks(on_end, on_evict, on_tick, on_given_up)
         self.knock = threading.Event()
         """Set when a peer may be waiting outside of the current generation."""
+        self.is_left = False
+        """The main thread has to leave the generation that it is in: it has ended, or the others go
+        on without this process."""
         self._cut: GenerationEnd | None = None
         """The end that `on_end` is called with next."""
         self._closing = False
@@ -204,12 +207,6 @@ class Mesh:
     def evicted(self) -> str:
         """Return the reason for which the others go on without this process; empty: they do not."""
         return self._membership.side.standing.evicted
-
-    def is_left(self) -> bool:
-        """Tell whether the main thread has to leave the generation that it is in: it has ended, or
-        the others go on without this process."""
-        side = self._membership.side
-        return side.generation.block_end is not None or bool(side.standing.evicted)
 
     @property
     def waits_for(self) -> str:
@@ -302,6 +299,10 @@ class Mesh:
     def peek(self, generation: int, key: str) -> bytes | None:
         """Return the value of a key of a generation; None: it is not here now."""
         return self._keys.peek(generation, key)
+
+    def key_changes(self) -> int:
+        """Return the number of keys that were set here so far, and of generations that began."""
+        return self._keys.changes
 
     def known(self, generation: int) -> dict[str, bytes]:
         """All keys of a generation that are here now."""
@@ -460,6 +461,7 @@ class Mesh:
         """Have the main thread end as if the others had gone on without it."""
         with self._changed:
             self._membership.side.standing.evicted = f"its mesh failed: {error!r}"
+            self.is_left = True
             self._closing = True
             self._keys.close()
         self._callbacks.on_evict(self.evicted)
@@ -522,6 +524,9 @@ class Mesh:
                     self._callbacks.on_given_up(peer, reason)
                 case EndGeneration() | StillWaiting() | HeldUp():
                     _say(effect)
+        # Noted here, so that a step need not ask for it layer by layer.
+        side = self._membership.side
+        self.is_left = side.generation.block_end is not None or bool(side.standing.evicted)
 
     def _send(self, connections: Iterable[int], message: Message) -> None:
         self._carry(Send(tuple(connections), message))

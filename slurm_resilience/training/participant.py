@@ -128,15 +128,17 @@ class Participant:
         Raises:
             Interrupted: it is.
         """
-        if self.mesh.is_left():
+        if self.mesh.is_left:
             end = self.mesh.end
             raise Interrupted(end.reason if end else self.mesh.evicted)
 
     def change_world(self) -> None:
         """End the world between two steps where that was planned; plan it where others wait to
         join, or this process is to leave."""
-        self.planned_end.look(self.mesh, self.group.view.generation, self.step)
-        self.plan_change()
+        mesh = self.mesh
+        self.planned_end.look(mesh, self.group.view.generation, self.step)
+        if self.departure.reason or mesh.knock.is_set():
+            self.plan_change()
 
     def plan_change(self) -> None:
         """Have the world end soon where others wait to join, or this process is to leave. From any
@@ -194,7 +196,7 @@ class Participant:
         if progress.dirty:
             self.refuse_void()
         group, watched = self.group, self.guards.state
-        if group.lost_connection() or self.mesh.is_left():
+        if group.lost_connection() or self.mesh.is_left:
             self._leave_if_cut()
         if updates.microbatch_step is not None:
             updates.microbatch_step.refuse_unfinished()

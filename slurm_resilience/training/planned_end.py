@@ -20,6 +20,8 @@ class PlannedEnd:
 
     def __init__(self) -> None:
         self.departure = Departure()
+        self._unplanned_at = (0, -1)
+        """Generation, and the mesh's changes of keys, at which no end was planned."""
         self._looked_at = (0, -1)
         """Generation and step of the last look: a loop that looks again, and makes no step between,
         waits for the change."""
@@ -44,9 +46,14 @@ class PlannedEnd:
             generation: the world's number.
             step: committed steps.
         """
-        planned = mesh.peek(generation, LAST_STEP)
+        # A step without news costs no look into the store, behind its lock.
+        keys = generation, mesh.key_changes()
+        planned = None if keys == self._unplanned_at else mesh.peek(generation, LAST_STEP)
         waits, self._looked_at = self._looked_at == (generation, step), (generation, step)
-        if planned is None or mesh.end is not None:
+        if planned is None:
+            self._unplanned_at = keys
+            return
+        if mesh.end is not None:
             return
         last, _, reason = planned.decode().partition(" ")
         if step >= int(last) or waits:

@@ -33,7 +33,8 @@ def session() -> Any:
     participant.mesh = SimpleNamespace(
         end=None,
         evicted="",
-        is_left=lambda: False,
+        is_left=False,
+        key_changes=int,
         knock=threading.Event(),
         peek=lambda *_: None,
     )

@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 
-TWISTER_BYTES = 625 * 4
-"""numpy's Mersenne twister: 624 words, and the place in them."""
+PLACE = 624
+"""numpy's Mersenne twister: so many words of 32 bits, and then the place in them."""
 MAY_HAVE_CUDA = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
 """False: this build of torch has none, so no step need ask whether it is in use."""
 
 
 class _NumpyState:
     """numpy's state, read in full from the first draw on: that takes 30 µs, and 1 µs to see that
-    nothing was drawn yet, by the generator's words. Where they lie is part of numpy's interface.
+    nothing was drawn yet, by a few of the generator's words: any draw moves the place in them, or
+    makes all of them anew. Where they lie is part of numpy's interface.
 
     Later the words do not tell enough: a normal number that is held back is not among them, and a
     program that seeds anew at each step comes to the same words with one held back or without.
@@ -28,7 +29,7 @@ class _NumpyState:
         self._generator: Any = None
         self._words: Any = None
         """None: something was drawn, or they cannot be looked at."""
-        self._seen = b""
+        self._seen: tuple[int, ...] = ()
         self._state: Any = None
 
     def read(self, library: Any) -> Any:
@@ -43,7 +44,8 @@ class _NumpyState:
             self._state = None
         if self._words is None:
             return library.random.get_state(legacy=False)
-        now, known = bytes(self._words), self._state
+        words, known = self._words, self._state
+        now = words[PLACE], words[0], words[1], words[PLACE - 1]
         if known is not None and now == self._seen:
             return known
         found = library.random.get_state(legacy=False)
@@ -62,10 +64,9 @@ def _words(library: Any, generator: Any) -> Any:
     not lie there."""
     if type(generator) is not library.random.MT19937:
         return None
-    words = (ctypes.c_ubyte * TWISTER_BYTES).from_address(generator.ctypes.state_address)
+    words = (ctypes.c_uint32 * (PLACE + 1)).from_address(generator.ctypes.state_address)
     state = generator.state["state"]
-    known = array("I", [*state["key"].tolist(), state["pos"]]).tobytes()
-    return words if bytes(words) == known else None
+    return words if list(words) == [*state["key"].tolist(), state["pos"]] else None
 
 
 _numpy = _NumpyState()

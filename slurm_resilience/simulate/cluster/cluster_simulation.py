@@ -221,6 +221,7 @@ class SimCluster:
             lambda name: self.machines[name].lives,
         )
         supervisors.ask_for_node = self.reservations.ask_for_node
+        self.reservations.merged = supervisors.has_grown
         self.rules = ClusterRules(
             self.schedule,
             self.config,

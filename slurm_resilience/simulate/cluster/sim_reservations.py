@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from slurm_resilience.errors import SlurmError, SlurmUnreachable
@@ -53,6 +53,8 @@ class SimReservations:
         slurm.may_use = self.may_use
         self.requests: dict[int, int] = {}
         """Requests for nodes in exchange, and the job that each is for."""
+        self.merged: Callable[[int], None] = lambda _: None
+        """Is told of each job that has got the node which it asked for."""
         self._over: set[str] = set()
         """Reservations that may lie over others, and over jobs."""
 
@@ -69,6 +71,8 @@ class SimReservations:
 
     def ask_for_node(self, job: Job) -> None:
         """Take a supervisor's request for a node in exchange, of which it waits for a minute."""
+        if job.id in self.requests.values():
+            return  # it waits for one
         number = self._slurm.submit(
             1, uid=job.uid, batch=False, partition=job.partition, step=False
         )
@@ -87,9 +91,12 @@ class SimReservations:
             return
         del self.requests[number]
         self._slurm.end_by_owner(number)
-        if taker is not None and taker.state == "RUNNING" and request.state == "RUNNING":
+        if taker is None or self._slurm.has_gres(request):
+            return  # Slurm merges no job that has GRES
+        if taker.state == "RUNNING" and request.state == "RUNNING":
             for name in request.nodes:
                 self._slurm.grow(taker.id, name)
+            self.merged(taker.id)
 
     def _withdraw(self, number: int) -> None:
         if self.requests.pop(number, 0):

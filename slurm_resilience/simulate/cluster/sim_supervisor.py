@@ -154,9 +154,14 @@ class SimSupervisors:
         if job is None or job.state != "RUNNING" or not self._lives(job):
             return
         idle = [name for name in self._slurm.idle(job.partition) if name not in job.nodes]
+        idle = [name for name in idle if not self._slurm.entries[name].gres]
         may_grow = self._slurm.settings.permits_expansion and not self._slurm.has_gres(job)
         if idle and may_grow:
             self._slurm.grow(job_id, idle[0])
         elif may_grow:
             self.ask_for_node(job)
+        self._announce(job_id, ())
+
+    def has_grown(self, job_id: int) -> None:
+        """Take in that Slurm has merged the nodes that a job asked for into it."""
         self._announce(job_id, ())
